@@ -1,0 +1,67 @@
+"""Errors of meshd: what went wrong, and what the user can do next.
+
+`cli/main.py` alone prints them (`error: …`, a blank line, `hint: …`). Local and remote faults have
+different types: a LocalProtocolError is a bug of ours, a RemoteProtocolError closes the link.
+"""
+
+from typing import ClassVar
+
+
+class MeshdError(Exception):
+    """Base of all errors meshd raises on purpose; `what` is one line, `hint` says what to do next."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.what
+
+
+class UserError(MeshdError):
+    """A flag, file, token or environment that cannot be used: shown without a traceback."""
+
+
+class UsageError(UserError):
+    """The command line itself cannot be parsed."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class LocalProtocolError(MeshdError):
+    """Our own code broke the rules: a bug."""
+
+
+class RemoteProtocolError(MeshdError):
+    """The peer broke the rules; the link is closed with `code`."""
+
+    def __init__(self, what: str, *, code: str = "protocol", hint: str = "") -> None:
+        super().__init__(what, hint=hint)
+        self.code = code
+
+
+class Refused(MeshdError):
+    """The peer answered, and said no: `code` is stable, `what` is its text, `hint` its remedy."""
+
+    def __init__(self, what: str, *, code: str, hint: str = "") -> None:
+        super().__init__(what, hint=hint)
+        self.code = code
+
+
+class Closed(MeshdError):
+    """We closed it ourselves."""
+
+
+class Broken(MeshdError):
+    """The network or the peer broke it."""
+
+
+class EndOfStream(MeshdError):
+    """The other side ended it cleanly."""
+
+
+class Busy(MeshdError):
+    """Two tasks read, or two tasks write, one stream at once."""

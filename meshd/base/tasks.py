@@ -1,0 +1,128 @@
+"""Owners of tasks: the only place where a task is made.
+
+An `Owner` is a `TaskGroup` that can also be asked to stop: leaving its block waits for every task;
+`cancel()` ends them. Nothing is fired and forgotten.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Self, TypeVar
+
+T = TypeVar("T")
+
+
+class Owner:
+    """Async context manager over `asyncio.TaskGroup` whose tasks can be ended on purpose.
+
+    An exception in one task cancels the others and is raised from the block (as an ExceptionGroup,
+    see `first_error`). `cancel()` ends all tasks without an error.
+    """
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        finally:
+            self._open = False
+
+    @property
+    def is_open(self) -> bool:
+        """True while `start` may be called."""
+        return self._open
+
+    def start(self, work: Coroutine[object, object, T], *, name: str) -> asyncio.Task[T]:
+        """Start `work` as a task owned by this block; `name` shows in debuggers and leak reports."""
+        try:
+            task = self._group.create_task(work, name=name)
+        except RuntimeError:
+            work.close()  # a group that is shutting down takes nothing new
+            raise
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def cancel(self) -> None:
+        """Ask every task to end; the block is left when they have."""
+        for task in list(self._tasks):
+            task.cancel()
+
+
+async def cancel_and_wait(*tasks: asyncio.Task[T]) -> None:
+    """Cancel tasks and wait until each has really ended; their own errors are dropped, ours is not."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        while not task.done():
+            # wait() neither raises the task's error nor cancels it when we are cancelled
+            await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first plain exception inside (nested) groups: what a user wants to read."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def first_success(
+    starts: list[tuple[float, Callable[[], Coroutine[object, object, T]]]],
+    *,
+    discard: Callable[[T], Coroutine[object, object, None]],
+) -> T:
+    """Race attempts that begin `delay` seconds after the call each; the losers are cancelled and awaited.
+
+    RFC 8305 manner: an attempt that fails brings the next one forward. A loser that succeeded all the
+    same is handed to `discard`. Raises ExceptionGroup with every failure when none succeeds.
+    """
+    if not starts:
+        raise ValueError("nothing to race")
+    loop = asyncio.get_running_loop()
+    waiting = sorted(starts, key=lambda item: item[0])
+    origin = loop.time()
+    running: set[asyncio.Task[T]] = set()
+    failures: list[Exception] = []
+    winner: asyncio.Task[T] | None = None
+    try:
+        while winner is None and (waiting or running):
+            if waiting and (not running or loop.time() - origin >= waiting[0][0]):
+                _, make = waiting.pop(0)
+                running.add(loop.create_task(make(), name="attempt"))
+            timeout = max(0.0, waiting[0][0] - (loop.time() - origin)) if waiting else None
+            done, running = await asyncio.wait(
+                running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    if winner is None:
+                        winner = task
+                    else:
+                        running.add(task)
+                elif isinstance(error, Exception):
+                    failures.append(error)
+                    if waiting:
+                        waiting[0] = (0.0, waiting[0][1])
+                else:
+                    raise error
+    finally:
+        await cancel_and_wait(*running)
+        for task in running:
+            if not task.cancelled() and task.exception() is None:
+                await discard(task.result())
+    if winner is None:
+        raise ExceptionGroup("all attempts failed", failures)
+    return winner.result()

@@ -1,0 +1,68 @@
+"""The API of a serving node: an OpenAI-compatible proxy before llama-server.
+
+The gateway tells the truth about readiness, passes streams through unbuffered, checks keys and browser
+headers, and turns a lost upstream into an error event. It knows an Upstream, never the mesh.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+
+class ModelState(StrEnum):
+    WAITING = "waiting"
+    LOADING = "loading"
+    READY = "ready"
+    DEGRADED = "degraded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """State of the model now; `reason` in words; `retry_after` in seconds; progress in [0, 1] or None."""
+
+    state: ModelState
+    reason: str
+    retry_after: int = 5
+    progress: float | None = None
+
+
+class Upstream(Protocol):
+    """What the gateway needs to know of the llama-server behind it."""
+
+    @property
+    def socket_path(self) -> Path:
+        """llama-server's unix socket (it changes never for one daemon, though the process may)."""
+        ...
+
+    @property
+    def readiness(self) -> Readiness: ...
+
+    @property
+    def model_name(self) -> str: ...
+
+    def upstream_broke(self, why: str) -> None:
+        """Told when a request found llama-server gone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """`port` 0 picks a free one; beyond loopback keys are demanded. `allowed_hosts` are extra Host names."""
+
+    host: str = "127.0.0.1"
+    port: int = 8090
+    api_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayStatus:
+    url: str
+    ready: bool
+    requests: int
+    tokens: int
+    active: int

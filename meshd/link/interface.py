@@ -1,0 +1,116 @@
+"""Links: one transport connection to one peer, whose identity is already proven.
+
+A link is a reliable, ordered byte pipe. It knows nothing of streams and nothing of other links; what
+kind it is matters to path choice only. Every kind passes the same suite, tests/conformance.
+
+Words: *link* is one transport connection; *dialer* makes one to a candidate; *listener* takes them in;
+*candidate* (wire/address.py) is an address that may work; *proof* (identity/proof.py) is the exchange
+inside the link that shows who both ends are.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from meshd.base.errors import MeshdError
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Member
+from meshd.wire.address import Candidate
+
+
+class LinkKind(StrEnum):
+    """Ways to carry bytes."""
+
+    TCP = "tcp"
+    WEBRTC = "webrtc"
+    QUIC = "quic"
+    RELAY = "relay"
+
+
+class DialFailure(StrEnum):
+    """Why a dial did not end in a link."""
+
+    TIMEOUT = "timeout"
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    WRONG_PEER = "wrong_peer"
+    HANDSHAKE = "handshake"
+
+
+class DialError(MeshdError):
+    """One candidate did not work."""
+
+    def __init__(self, what: str, *, kind: LinkKind, failure: DialFailure, hint: str = "") -> None:
+        super().__init__(what, hint=hint)
+        self.kind = kind
+        self.failure = failure
+
+
+@dataclass(frozen=True, slots=True)
+class LinkInfo:
+    """What is known of a link. `established_at` is loop time in seconds; addresses are `host:port`."""
+
+    kind: LinkKind
+    peer: PeerId
+    member: Member
+    local: str
+    remote: str
+    path: str  # loopback | lan | public | mapped | punched | relayed
+    dialled: bool
+    established_at: float
+
+
+class Link(Protocol):
+    """A byte pipe to a proven peer. One task may send and one may receive at a time."""
+
+    @property
+    def info(self) -> LinkInfo: ...
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None:
+        """Send the pieces in order; waits while the link holds more than its high-water mark.
+
+        The pieces are not changed afterwards by the caller. Raises Closed, Broken.
+        """
+        ...
+
+    async def receive(self) -> bytes:
+        """The next chunk (never empty), in order. Raises EndOfStream, Broken, Closed."""
+        ...
+
+    async def aclose(self) -> None:
+        """Idempotent; done within 1 s whatever the network does."""
+        ...
+
+
+class Signals(Protocol):
+    """Small signed messages to a peer beside any link (offers, candidates)."""
+
+    async def send(self, peer: PeerId, payload: bytes) -> None: ...
+    def offers(self) -> AsyncIterator[tuple[PeerId, bytes]]: ...
+
+
+class Dialer(Protocol):
+    """Makes links of one kind. Gets `Signals` when it is built, if it needs them."""
+
+    @property
+    def kind(self) -> LinkKind: ...
+
+    async def dial(self, peer: PeerId, candidates: Sequence[Candidate]) -> Link:
+        """Race the candidates of this kind. Raises DialError, or Refused when the peer said why not."""
+        ...
+
+
+class Listener(Protocol):
+    """Takes in links of one kind."""
+
+    @property
+    def kind(self) -> LinkKind: ...
+
+    def candidates(self) -> Sequence[Candidate]:
+        """Where this listener can be reached, as known now."""
+        ...
+
+    async def serve(self, accept: Callable[[Link], Awaitable[None]]) -> None:
+        """Hand every proven link to `accept` (which keeps it as long as it lives) until cancelled."""
+        ...
