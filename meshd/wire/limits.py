@@ -1,0 +1,11 @@
+"""Every size limit of the wire, in bytes or counts, with where it comes from."""
+
+MAX_FRAME_BYTES = 256 << 10  # payload of one frame; 256 KiB is where a bare TLS pump stops getting faster
+MAX_CONTROL_BYTES = 64 << 10  # payload of a control frame (hello, open, resume …)
+MAX_UNPROVEN_BYTES = 4 << 10  # what a connection may send before it has proven who it is
+MAX_STREAMS = 1024  # open streams of one session; llama.cpp uses some dozens
+MAX_TEXT_BYTES = 1024  # any human text from a peer (reason, hint)
+MAX_NAME_BYTES = 64  # a node's name, a service's name
+MAX_CANDIDATES = 32  # addresses of one peer
+MAX_NESTING = 8  # depth of a msgpack value
+MAX_ITEMS = 4096  # entries of one msgpack list or map
