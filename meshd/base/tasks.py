@@ -102,9 +102,7 @@ async def first_success(
                 _, make = waiting.pop(0)
                 running.add(loop.create_task(make(), name="attempt"))
             timeout = max(0.0, waiting[0][0] - (loop.time() - origin)) if waiting else None
-            done, running = await asyncio.wait(
-                running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-            )
+            done, running = await asyncio.wait(running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 error = task.exception()
                 if error is None:

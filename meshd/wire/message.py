@@ -126,6 +126,15 @@ class Fields:
         """A list of at most `count` maps."""
         return tuple(Fields({name: item}).map(name) for item in self._list(name, count))
 
+    def lists(self, name: str, *, count: int) -> tuple[list[object], ...]:
+        """A list of at most `count` lists, for compact rows that the caller checks by pattern."""
+        rows = []
+        for item in self._list(name, count):
+            if not isinstance(item, list):
+                raise _bad(name, "a list of lists")
+            rows.append(item)
+        return tuple(rows)
+
     def map(self, name: str) -> "Fields":
         """A map with text keys."""
         value = self._values.get(name)

@@ -1,0 +1,160 @@
+"""The greeting on a proven link: Hello, Bans, Go or Refusal, before the link carries streams.
+
+The leader of the pair (higher PeerId) says Hello first and names the session it holds and a fresh id;
+the follower answers which of them it takes (mux/agree.py). When their revocation sets differ, both send
+theirs; then the leader says Go. Format: docs/protocol.md, "Greeting".
+"""
+
+from dataclasses import dataclass
+
+from meshd.base.errors import RemoteProtocolError
+from meshd.wire.limits import MAX_ITEMS, MAX_NAME_BYTES, MAX_TEXT_BYTES
+from meshd.wire.message import Fields, pack, unpack
+
+WIRE_VERSION = 1
+ID_BYTES = 16
+MAX_RECORD_BYTES = 4 << 10
+MAX_BAN_BYTES = 4 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class NativeVersion:
+    """What the native part of a node speaks: RPC protocol, upstream pin, patches' hash, backend."""
+
+    rpc: str
+    pin: str
+    patches: str
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of each side. `clock` is unix seconds; `grace` seconds; `incarnation` one start of a daemon.
+
+    Session fields: a leader sets `fresh` (and `current` if it holds a session), a follower sets `chosen`.
+    """
+
+    version: int
+    features: tuple[str, ...]
+    name: str
+    role: str
+    incarnation: bytes
+    current: bytes
+    fresh: bytes
+    chosen: bytes
+    native: NativeVersion
+    largest_frame: int
+    grace: int
+    bans_count: int
+    bans_digest: bytes
+    clock: int
+    record: bytes
+
+    def encode(self) -> bytes:
+        native = self.native
+        return pack(
+            {
+                "type": "hello",
+                "version": self.version,
+                "features": list(self.features),
+                "name": self.name,
+                "role": self.role,
+                "incarnation": self.incarnation,
+                "current": self.current,
+                "fresh": self.fresh,
+                "chosen": self.chosen,
+                "native": [native.rpc, native.pin, native.patches, native.backend],
+                "largest_frame": self.largest_frame,
+                "grace": self.grace,
+                "bans_count": self.bans_count,
+                "bans_digest": self.bans_digest,
+                "clock": self.clock,
+                "record": self.record,
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bans:
+    """A part of the sender's revocation set; `last` marks the end."""
+
+    entries: tuple[bytes, ...]
+    last: bool
+
+    def encode(self) -> bytes:
+        return pack({"type": "bans", "entries": list(self.entries), "last": self.last})
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """The leader is content: streams may flow."""
+
+    def encode(self) -> bytes:
+        return pack({"type": "go"})
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No: a stable code, a text and what to do about it."""
+
+    code: str
+    text: str
+    hint: str = ""
+
+    def encode(self) -> bytes:
+        return pack({"type": "refusal", "code": self.code, "text": self.text, "hint": self.hint})
+
+
+Greeting = Hello | Bans | Go | Refusal
+
+
+def decode(data: bytes) -> Greeting:
+    """One greeting message. Raises RemoteProtocolError."""
+    fields = unpack(data)
+    kind = fields.text("type", most=16)
+    if kind == "hello":
+        return _hello(fields)
+    if kind == "bans":
+        return Bans(
+            fields.raws("entries", most=MAX_BAN_BYTES, count=MAX_ITEMS),
+            fields.flag("last"),
+        )
+    if kind == "go":
+        return Go()
+    if kind == "refusal":
+        return Refusal(
+            fields.text("code", most=MAX_NAME_BYTES),
+            fields.text("text", most=MAX_TEXT_BYTES),
+            fields.text("hint", most=MAX_TEXT_BYTES, default=""),
+        )
+    raise RemoteProtocolError(f"greeting of unknown type `{kind}`", code="message")
+
+
+def _hello(fields: Fields) -> Hello:
+    native = fields.texts("native", most=128, count=4)
+    if len(native) != 4:
+        raise RemoteProtocolError("field `native` must have 4 entries", code="message")
+    return Hello(
+        version=fields.number("version", low=1, high=1 << 16),
+        features=fields.texts("features", most=MAX_NAME_BYTES, count=64),
+        name=fields.text("name", most=MAX_NAME_BYTES),
+        role=fields.text("role", most=MAX_NAME_BYTES),
+        incarnation=fields.raw("incarnation", exact=ID_BYTES),
+        current=_session_id(fields, "current"),
+        fresh=_session_id(fields, "fresh"),
+        chosen=_session_id(fields, "chosen"),
+        native=NativeVersion(*native),
+        largest_frame=fields.number("largest_frame", low=1024, high=16 << 20),
+        grace=fields.number("grace", low=1, high=24 * 3600),
+        bans_count=fields.number("bans_count", low=0, high=1 << 20),
+        bans_digest=fields.raw("bans_digest", most=64),
+        clock=fields.number("clock", low=0, high=1 << 40),
+        record=fields.raw("record", most=MAX_RECORD_BYTES),
+    )
+
+
+def _session_id(fields: Fields, name: str) -> bytes:
+    value = fields.raw(name, most=ID_BYTES)
+    if len(value) not in (0, ID_BYTES):
+        raise RemoteProtocolError(f"field `{name}` must be empty or {ID_BYTES} bytes", code="message")
+    return value

@@ -1,0 +1,136 @@
+"""Messages of a lease: one head's use of one worker, over a stream of service `lease`.
+
+The head opens the stream and asks (Acquire); the worker starts an rpc-server and answers (Grant) or
+refuses. The lease lives exactly as long as the stream: a released, lost or replaced stream ends it.
+"""
+
+from dataclasses import dataclass
+
+from meshd.base.errors import RemoteProtocolError
+from meshd.wire.limits import MAX_NAME_BYTES, MAX_TEXT_BYTES
+from meshd.wire.message import pack, unpack
+
+LEASE_SERVICE = "lease"
+RPC_SERVICE = "rpc"
+LEASE_ID_BYTES = 16
+MAX_DEVICES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """The head asks: its incarnation, what model (for the worker's status), which native version it runs."""
+
+    incarnation: bytes
+    model: str
+    fingerprint: str
+    native_pin: str
+    native_patches: str
+
+    def encode(self) -> bytes:
+        return pack(
+            {
+                "type": "acquire",
+                "incarnation": self.incarnation,
+                "model": self.model,
+                "fingerprint": self.fingerprint,
+                "native_pin": self.native_pin,
+                "native_patches": self.native_patches,
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device of a lease. `kind` is `cpu` or `gpu`; memory in bytes, as the rpc-server reports it."""
+
+    name: str
+    kind: str
+    description: str
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Yes: streams of service `rpc` with this id in their metadata reach the lease's rpc-server."""
+
+    lease_id: bytes
+    devices: tuple[Device, ...]
+    has_model: bool  # the worker holds a file of its own, with every tensor known by content
+
+    def encode(self) -> bytes:
+        return pack(
+            {
+                "type": "grant",
+                "lease_id": self.lease_id,
+                "devices": [
+                    [d.name, d.kind, d.description, d.free_bytes, d.total_bytes] for d in self.devices
+                ],
+                "has_model": self.has_model,
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The worker is still getting ready (hashing its file, starting the server): `text` says what."""
+
+    text: str
+
+    def encode(self) -> bytes:
+        return pack({"type": "progress", "text": self.text[:200]})
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The lease has ended on the worker's side: why, in words."""
+
+    code: str
+    text: str
+    hint: str = ""
+
+    def encode(self) -> bytes:
+        return pack({"type": "lost", "code": self.code, "text": self.text[:500], "hint": self.hint[:500]})
+
+
+LeaseMessage = Acquire | Grant | Progress | Lost
+
+
+def decode(data: bytes) -> LeaseMessage:
+    """One lease message. Raises RemoteProtocolError."""
+    fields = unpack(data)
+    kind = fields.text("type", most=16)
+    if kind == "acquire":
+        return Acquire(
+            fields.raw("incarnation", exact=16),
+            fields.text("model", most=256),
+            fields.text("fingerprint", most=128),
+            fields.text("native_pin", most=128),
+            fields.text("native_patches", most=128),
+        )
+    if kind == "grant":
+        rows = fields.lists("devices", count=MAX_DEVICES)
+        return Grant(
+            fields.raw("lease_id", exact=LEASE_ID_BYTES),
+            tuple(_device(row) for row in rows),
+            fields.flag("has_model"),
+        )
+    if kind == "progress":
+        return Progress(fields.text("text", most=MAX_TEXT_BYTES))
+    if kind == "lost":
+        return Lost(
+            fields.text("code", most=MAX_NAME_BYTES),
+            fields.text("text", most=MAX_TEXT_BYTES),
+            fields.text("hint", most=MAX_TEXT_BYTES, default=""),
+        )
+    raise RemoteProtocolError(f"lease message of unknown type `{kind}`", code="message")
+
+
+def _device(row: list[object]) -> Device:
+    match row:
+        case [str(name), str(kind), str(description), int(free), int(total)]:
+            fits = len(name) <= 64 and kind in ("cpu", "gpu") and len(description) <= 256
+            printable = name.isprintable() and description.isprintable()
+            if fits and printable and 0 <= free < 1 << 60 and 0 <= total < 1 << 60:
+                return Device(name, kind, description, free, total)
+    raise RemoteProtocolError("field `devices` has an entry that is no device", code="message")
