@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """`first`, `factor` and `most` in seconds; `jitter` is the share of the delay that chance may take away."""
+    """`first`, `factor` and `most` in seconds; `jitter` is the share chance may take away."""
 
     first: float = 0.25
     factor: float = 2.0

@@ -29,7 +29,7 @@ class NativeVersion:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of each side. `clock` is unix seconds; `grace` seconds; `incarnation` one start of a daemon.
+    """First message of each side. `clock` is unix seconds; `incarnation` is one start.
 
     Session fields: a leader sets `fresh` (and `current` if it holds a session), a follower sets `chosen`.
     """
