@@ -1,0 +1,233 @@
+"""Candidates: addresses under which a node may be reached, as text, as bytes and as message fields.
+
+Only IP literals: names would need a resolver, and a peer must not choose what this node looks up.
+Addresses that no connection can be made to (unspecified, multicast, broadcast) are refused; so are
+IPv6 zones (`%eth0`), which mean nothing on another machine.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
+from meshd.wire.limits import MAX_CANDIDATES
+from meshd.wire.message import Fields, Value
+
+MAX_HOST_BYTES = 45  # the longest IPv6 literal
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+Proto = Literal["tcp", "udp"]
+# host: an interface of the node itself; srflx: what a STUN server saw (RFC 8445, server reflexive);
+# mapped: a port mapping that a router granted; relay: a port of a relay
+CandidateKind = Literal["host", "srflx", "mapped", "relay"]
+
+_PROTOS: tuple[Proto, ...] = get_args(Proto)
+_KINDS: tuple[CandidateKind, ...] = get_args(CandidateKind)
+_PRIVATE_V4 = tuple(map(ipaddress.IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
+_PRIVATE_V6 = ipaddress.IPv6Network("fc00::/7")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Candidate:
+    """`host` is an IP literal in its shortest form, `port` 1–65535. Raises LocalProtocolError if not."""
+
+    host: str
+    port: int
+    proto: Proto = "tcp"
+    kind: CandidateKind = "host"
+
+    def __post_init__(self) -> None:
+        try:
+            address = _address(self.host)
+            if not 1 <= self.port <= 65535:
+                raise ValueError(f"port `{self.port}` is not between 1 and 65535")
+            _proto(self.proto), _kind(self.kind)
+        except ValueError as error:
+            raise LocalProtocolError(f"not a candidate: {error}") from None
+        object.__setattr__(self, "host", str(address))
+
+    @classmethod
+    def parse(cls, text: str) -> "Candidate":
+        """Read `1.2.3.4:80/tcp`, `[::1]:80/udp` or, with its kind, `1.2.3.4:80/tcp/mapped`. Raises UserError."""
+        place, *rest = text.strip().split("/")
+        host, colon, port = place.rpartition(":")
+        try:
+            if len(text) > 128 or not colon or len(rest) > 2:
+                raise ValueError("its form is wrong")
+            if host.startswith("[") and host.endswith("]"):
+                host = host[1:-1]
+            elif ":" in host:
+                raise ValueError("an IPv6 address stands in brackets")
+            if not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535):
+                raise ValueError(f"port `{port}` is not between 1 and 65535")
+            proto = _proto(rest[0] if rest else "tcp")
+            kind = _kind(rest[1] if len(rest) > 1 else "host")
+            return cls(str(_address(host)), int(port), proto, kind)
+        except ValueError as error:
+            raise UserError(
+                f"`{text[:128]}` is not an address: {error}",
+                hint="write IP:PORT/tcp or [IPv6]:PORT/udp, for example `192.168.1.5:7447/tcp`",
+            ) from None
+
+    def __str__(self) -> str:
+        """As `parse` reads it; the kind is left out when it is `host`."""
+        kind = "" if self.kind == "host" else f"/{self.kind}"
+        return f"{self.place}/{self.proto}{kind}"
+
+    @property
+    def place(self) -> str:
+        """`host:port`, an IPv6 host in brackets."""
+        return f"[{self.host}]:{self.port}" if self.is_v6 else f"{self.host}:{self.port}"
+
+    @property
+    def ip(self) -> Address:
+        """The host as an address."""
+        return ipaddress.ip_address(self.host)
+
+    @property
+    def is_v6(self) -> bool:
+        """True for IPv6."""
+        return ":" in self.host
+
+    @property
+    def is_loopback(self) -> bool:
+        """127.0.0.0/8 and ::1."""
+        return self.ip.is_loopback
+
+    @property
+    def is_link_local(self) -> bool:
+        """169.254.0.0/16 and fe80::/10."""
+        return self.ip.is_link_local
+
+    @property
+    def is_private(self) -> bool:
+        """RFC 1918 and RFC 4193: addresses of one site (loopback and link-local are not among them)."""
+        address = self.ip
+        if isinstance(address, ipaddress.IPv6Address):
+            return address in _PRIVATE_V6
+        return any(address in network for network in _PRIVATE_V4)
+
+    def to_bytes(self) -> bytes:
+        """7 bytes for IPv4, 19 for IPv6: flags (bit 0 v6, bit 1 udp, bits 2–3 kind), address, port."""
+        flags = self.is_v6 | (self.proto == "udp") << 1 | _KINDS.index(self.kind) << 2
+        return bytes([flags]) + self.ip.packed + self.port.to_bytes(2, "big")
+
+    def to_fields(self) -> Mapping[str, Value]:
+        """A map for a message."""
+        return {"host": self.host, "port": self.port, "proto": self.proto, "kind": self.kind}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "Candidate":
+        """Read what `to_fields` gave. Raises RemoteProtocolError (code `message`)."""
+        host = fields.text("host", most=MAX_HOST_BYTES)
+        port = fields.number("port", low=1, high=65535)
+        proto, kind = fields.text("proto", most=8), fields.text("kind", most=8)
+        try:
+            return cls(str(_address(host)), port, _proto(proto), _kind(kind))
+        except ValueError as error:
+            raise RemoteProtocolError(f"not a candidate: {error}", code="message") from None
+
+
+def _address(host: str) -> Address:
+    """The address that `host` writes, IPv4-mapped IPv6 as IPv4. Raises ValueError."""
+    if "%" in host:
+        raise ValueError(f"`{host[:64]}` has a zone, which means nothing elsewhere")
+    try:
+        address: Address = ipaddress.ip_address(host)
+    except ValueError:
+        raise ValueError(f"`{host[:64]}` is not an IP address") from None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_unspecified or address.is_multicast or address == ipaddress.IPv4Address(0xFFFFFFFF):
+        raise ValueError(f"`{host[:64]}` is not the address of one machine")
+    return address
+
+
+def _proto(text: str) -> Proto:
+    for proto in _PROTOS:
+        if proto == text:
+            return proto
+    raise ValueError(f"`{text[:16]}` is neither tcp nor udp")
+
+
+def _kind(text: str) -> CandidateKind:
+    for kind in _KINDS:
+        if kind == text:
+            return kind
+    raise ValueError(f"`{text[:16]}` is none of {', '.join(_KINDS)}")
+
+
+def pack_candidates(candidates: Iterable[Candidate]) -> bytes:
+    """Candidates one after the other, compact: for the invite token."""
+    return b"".join(candidate.to_bytes() for candidate in candidates)
+
+
+def unpack_candidates(data: bytes) -> tuple[Candidate, ...]:
+    """Read what `pack_candidates` gave; those with flags of a later version, or unusable, are left out.
+
+    Raises RemoteProtocolError (code `message`) when the lengths do not fit or there are too many.
+    """
+    found: list[Candidate] = []
+    at = 0
+    while at < len(data):
+        flags = data[at]
+        size = 16 if flags & 1 else 4
+        raw = data[at + 1 : at + 1 + size]
+        port = int.from_bytes(data[at + 1 + size : at + 3 + size], "big")
+        at += size + 3
+        if at > len(data):
+            raise RemoteProtocolError("a candidate is cut off", code="message")
+        if flags >> 4:
+            continue
+        try:
+            host = str(_address(str(ipaddress.ip_address(raw))))
+            found.append(Candidate(host, port, _PROTOS[flags >> 1 & 1], _KINDS[flags >> 2 & 3]))
+        except (ValueError, LocalProtocolError):
+            continue
+    if len(found) > MAX_CANDIDATES:
+        raise RemoteProtocolError(f"more than {MAX_CANDIDATES} candidates", code="message")
+    return tuple(found)
+
+
+def candidates_field(candidates: Iterable[Candidate]) -> list[Value]:
+    """A list of maps for a message; `read_candidates` is its inverse."""
+    return [candidate.to_fields() for candidate in candidates]
+
+
+def read_candidates(fields: Fields, name: str) -> tuple[Candidate, ...]:
+    """The list of candidates in field `name`, at most 32. Raises RemoteProtocolError (code `message`)."""
+    return tuple(Candidate.from_fields(item) for item in fields.maps(name, count=MAX_CANDIDATES))
+
+
+def _rank(candidate: Candidate) -> int:
+    if candidate.kind == "relay":
+        return 6
+    if candidate.kind == "srflx":
+        return 4
+    if candidate.kind == "mapped":
+        return 3
+    if candidate.is_loopback:
+        return 0
+    if candidate.is_private:
+        return 1
+    return 5 if candidate.is_link_local else 2
+
+
+def order(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """The order in which to try: near before far, IPv6 and IPv4 in turn among equals (RFC 8305).
+
+    Duplicates are dropped; the order given is kept among equals.
+    """
+    unique = list(dict.fromkeys(candidates))
+    result: list[Candidate] = []
+    for rank in range(7):
+        equals = [candidate for candidate in unique if _rank(candidate) == rank]
+        sixes = [candidate for candidate in equals if candidate.is_v6]
+        fours = [candidate for candidate in equals if not candidate.is_v6]
+        while sixes or fours:
+            result += sixes[:1] + fours[:1]
+            del sixes[:1], fours[:1]
+    return tuple(result)
