@@ -1,0 +1,284 @@
+"""Requests, replies and the status snapshot as frozen values: their JSON is what scripts of users read.
+
+Fields may be added, never renamed or dropped. Times are seconds, sizes bytes, dates Unix seconds; ids are
+given in full. `codec.py` turns these values to JSON and back, and refuses what does not fit.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+SCHEMA = 1
+PeerStateName = Literal["known", "connecting", "connected", "suspended", "lost"]
+LinkKindName = Literal["tcp", "webrtc", "quic", "relay"]
+PathName = Literal["loopback", "lan", "public", "mapped", "punched", "relayed"]
+ModelStateName = Literal["waiting", "loading", "ready", "degraded", "failed"]
+Severity = Literal["info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """This daemon. `role` is worker or serve."""
+
+    id: str
+    name: str
+    role: str
+    version: str
+    pid: int
+    uptime_s: float
+    rss_bytes: int
+    listen: tuple[str, ...] = ()  # where other nodes reach it
+    home: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshView:
+    """The mesh: its id and how many members this node knows, itself included."""
+
+    id: str
+    members: int
+    roles: tuple[str, ...] = ()  # what this node's certificate allows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkView:
+    """One link. `since` is Unix seconds; `rtt_ms` None while not measured."""
+
+    kind: LinkKindName
+    path: PathName
+    remote: str
+    rtt_ms: float | None
+    since: float
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerView:
+    """Another member. `link` carries data now, `standby_links` are up beside it."""
+
+    id: str
+    name: str
+    role: str
+    state: PeerStateName
+    link: LinkView | None
+    standby_links: tuple[LinkView, ...] = ()
+    why_not_direct: str | None = None
+    resumes: int = 0
+    version: str = ""
+    native: str = ""  # pin + patches, to see builds that differ
+    state_s: float | None = None  # how long it has been in this state
+    last_error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelView:
+    """A peer's service as a listener here."""
+
+    peer: str
+    service: str
+    listen: str
+    streams: int
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildView:
+    """A child process; `reason` says why it is in this state."""
+
+    name: str
+    pid: int | None
+    state: str
+    restarts: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitView:
+    """What lies on one device: a count of layers and bytes of weights."""
+
+    node: str
+    device: str
+    layers: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkTensor:
+    """A tensor that had to come over the network, and why."""
+
+    name: str
+    bytes: int
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView:
+    """The model a serving node loads. `bytes_per_token` counts both directions on all links."""
+
+    name: str
+    fingerprint: str
+    state: ModelStateName
+    reason: str
+    load_seconds: float | None
+    weights_local_bytes: int
+    weights_network_bytes: int
+    tensors_from_network: tuple[NetworkTensor, ...]
+    bytes_per_token: float | None
+    split: tuple[SplitView, ...]
+    progress: float | None = None  # 0 to 1 while loading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiView:
+    """The OpenAI-compatible API of a serving node."""
+
+    url: str
+    ready: bool
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthWarning:
+    """A condition worth a person's attention: a stable code, what it is, what to do."""
+
+    code: str
+    severity: Severity
+    what: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """All of `meshd status --json`."""
+
+    node: NodeView
+    mesh: MeshView | None
+    peers: tuple[PeerView, ...] = ()
+    tunnels: tuple[TunnelView, ...] = ()
+    children: tuple[ChildView, ...] = ()
+    model: ModelView | None = None
+    api: ApiView | None = None
+    warnings: tuple[HealthWarning, ...] = ()
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PingReply:
+    """One answer of a peer, and the path it took."""
+
+    peer: str
+    name: str
+    rtt_ms: float
+    kind: LinkKindName
+    path: PathName
+    remote: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteReply:
+    """A new invite. `token` is a secret."""
+
+    token: str
+    id: str
+    expires_at: int
+    uses: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteView:
+    """An invite of this node as `invite ls` shows it: without its secret."""
+
+    id: str
+    roles: tuple[str, ...]
+    created_at: int
+    expires_at: int
+    uses: int
+    used: int
+    state: Literal["open", "expired", "used_up", "revoked"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteList:
+    """All invites that this node has made and still remembers."""
+
+    invites: tuple[InviteView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevokeReply:
+    """Who or what has been banned: a node's id or an invite's."""
+
+    id: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """It is done, and there is nothing to tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusRequest:
+    """For Status."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PingRequest:
+    """For PingReply; `peer` is a name, an id or the beginning of one; `timeout_s` up to 60."""
+
+    peer: str
+    timeout_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteRequest:
+    """For InviteReply."""
+
+    expires_s: int
+    uses: int
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteListRequest:
+    """For InviteList."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteRevokeRequest:
+    """For RevokeReply; `id` or the beginning of one."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevokeRequest:
+    """For RevokeReply; `peer` as in PingRequest."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveRequest:
+    """For Done: give up the membership; the daemon then ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequest:
+    """For Done: the daemon ends after it has answered."""
+
+
+Request = (
+    StatusRequest
+    | PingRequest
+    | InviteRequest
+    | InviteListRequest
+    | InviteRevokeRequest
+    | RevokeRequest
+    | LeaveRequest
+    | StopRequest
+)
+Reply = Status | PingReply | InviteReply | InviteList | RevokeReply | Done

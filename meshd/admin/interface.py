@@ -1,0 +1,54 @@
+"""The daemon as seen from outside: what a control connection may ask of it.
+
+A unix socket in the node's home carries one JSON object a line, request and reply in turn (server.py,
+client.py). The values are in api.py; the daemon implements `Control`; nothing here decides anything.
+Whoever may open the socket is the user who runs the daemon: what the CLI may do needs no other key.
+"""
+
+from typing import Protocol
+
+from meshd.admin.api import InviteList, InviteReply, PingReply, RevokeReply, Status
+
+SOCKET_NAME = "control.sock"
+POINTER_NAME = "control.sock.path"  # holds the true path where the home's own is too long for a socket
+MAX_SOCKET_PATH_BYTES = 100  # sun_path takes 104 on macOS, 108 on Linux, with the final zero
+MAX_LINE_BYTES = 64 << 10  # a request; replies may be as long as they are
+MAX_REPLY_BYTES = 8 << 20
+MAX_CONNECTIONS = 16
+MAX_PING_SECONDS = 60.0
+
+
+class Control(Protocol):
+    """What the daemon offers. Every method raises MeshdError (its `what` and `hint` reach the user)."""
+
+    async def status(self) -> Status:
+        """A snapshot, taken now."""
+        ...
+
+    async def ping(self, peer: str, timeout: float) -> PingReply:
+        """One round trip to the peer of that name, id or beginning of an id, at most `timeout` seconds."""
+        ...
+
+    async def invite(self, *, expires_s: int, uses: int, roles: tuple[str, ...]) -> InviteReply:
+        """Make an invite; kept on disk before this returns."""
+        ...
+
+    async def invite_list(self) -> InviteList:
+        """The invites of this node."""
+        ...
+
+    async def invite_revoke(self, id: str) -> RevokeReply:
+        """Ban an invite and whoever came by it."""
+        ...
+
+    async def revoke(self, peer: str) -> RevokeReply:
+        """Ban a node; its sessions close."""
+        ...
+
+    async def leave(self) -> None:
+        """Give up the membership, and begin to stop."""
+        ...
+
+    async def stop(self) -> None:
+        """Begin to stop; returns before the daemon has ended so that the answer still gets out."""
+        ...

@@ -1,0 +1,43 @@
+"""Configuration: option, then environment, then TOML file, then default, made into one frozen tree."""
+
+from meshd.config.check import check, is_loopback, read_join
+from meshd.config.load import Loaded, Setting, load
+from meshd.config.tree import (
+    AVAILABLE_LINKS,
+    DEFAULT_API_PORT,
+    DEFAULT_MESH_PORT,
+    MESH_PORT_TRIES,
+    Config,
+    HostPort,
+    LinksConfig,
+    LogConfig,
+    NodeConfig,
+    Paths,
+    ServeConfig,
+    WorkerConfig,
+    find_cache,
+    find_home,
+)
+
+__all__ = [
+    "AVAILABLE_LINKS",
+    "DEFAULT_API_PORT",
+    "DEFAULT_MESH_PORT",
+    "MESH_PORT_TRIES",
+    "Config",
+    "HostPort",
+    "LinksConfig",
+    "Loaded",
+    "LogConfig",
+    "NodeConfig",
+    "Paths",
+    "ServeConfig",
+    "Setting",
+    "WorkerConfig",
+    "check",
+    "find_cache",
+    "find_home",
+    "is_loopback",
+    "load",
+    "read_join",
+]

@@ -1,0 +1,106 @@
+"""What must hold before a daemon of a role starts: found here, in words, rather than halfway through."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from meshd.base.errors import UsageError, UserError
+from meshd.config.tree import AVAILABLE_LINKS, Config
+
+MAX_TOKEN_BYTES = 4096
+LOOPBACK_NAMES = ("localhost", "::1")
+
+
+def check(config: Config, role: str) -> None:
+    """Raise UserError (UsageError: no --model) when this node cannot play `role` as it is told to."""
+    if not set(config.links.kinds) & set(AVAILABLE_LINKS):
+        asked = ",".join(config.links.kinds)
+        raise UserError(
+            f"this version has none of the kinds of link asked for: `{asked}`",
+            hint=f"leave --links out, or name one that it has: {', '.join(AVAILABLE_LINKS)}",
+        )
+    if role == "worker":
+        for model in config.worker.models:
+            _check_model(model)
+        if "none" in config.worker.devices:
+            raise UserError(
+                "a worker without a device has nothing to lend", hint="name a device, or leave --device out"
+            )
+    if role == "serve":
+        _check_serve(config)
+
+
+def _check_serve(config: Config) -> None:
+    serve = config.serve
+    if serve.model is None:
+        raise UsageError("`meshd serve` needs a model", hint="give a GGUF file: --model FILE")
+    _check_model(serve.model)
+    if serve.tensor_split and not any(serve.tensor_split):
+        raise UserError("`--tensor-split` gives no device a share", hint="at least one must be above 0")
+    if "none" in serve.devices and len(serve.devices) > 1:
+        raise UserError("`--device none` stands beside other devices", hint="give either none or devices")
+    if serve.api_key_file is not None:
+        _check_file(serve.api_key_file, "API key file")
+    elif not is_loopback(serve.host):
+        raise UserError(
+            f"the API on `{serve.host}` would answer anybody who reaches it",
+            hint="give --api-key-file FILE (one key a line), or serve on 127.0.0.1",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """True for addresses that only this machine reaches."""
+    import ipaddress
+
+    if host in LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_model(model: Path) -> None:
+    if not model.exists() and model.suffix.lower() != ".gguf" and "." not in model.name:
+        raise UserError(
+            f"there is no model file `{model}`",
+            hint="give the path of a GGUF file; names of models are not in this version",
+        )
+    _check_file(model, "model file")
+
+
+def _check_file(path: Path, what: str) -> None:
+    try:
+        with path.open("rb"):
+            pass
+    except IsADirectoryError:
+        raise UserError(f"{what} `{path}` is a folder", hint="give the file in it") from None
+    except OSError as error:
+        raise UserError(
+            f"cannot read {what} `{path}`: {error.strerror}", hint="check the path and its permissions"
+        ) from None
+
+
+def read_join(config: Config) -> Config:
+    """The same tree with `node.join` replaced by the token itself: `@FILE` and `-` are read here.
+
+    Not done when loading, so that `config show` neither waits for standard input nor reads a secret.
+    """
+    given = config.node.join.strip()
+    if given == "-":
+        token = sys.stdin.read(MAX_TOKEN_BYTES)
+    elif given.startswith("@"):
+        file = Path(given[1:]).expanduser()
+        try:
+            with file.open("r", encoding="utf-8") as stream:
+                token = stream.read(MAX_TOKEN_BYTES)
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "not text"
+            raise UserError(
+                f"cannot read the invite token from `{file}`: {why}", hint="put the token alone in that file"
+            ) from None
+    else:
+        token = given
+    if given and not token.strip():
+        raise UserError("the invite token is empty", hint="make one on a member with `meshd invite`")
+    return replace(config, node=replace(config.node, join=token.strip()))

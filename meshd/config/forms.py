@@ -1,0 +1,204 @@
+"""Forms of values: text of an option or variable, or a TOML value, to the value that the tree holds.
+
+A form raises ValueError for anything else; whoever calls it knows key and origin and makes the message.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd.config.tree import HostPort
+
+MAX_NODE_NAME = 63
+MAX_DURATION_SECONDS = 10 * 366 * 86400
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(I?B)?", re.IGNORECASE)
+_DURATION = re.compile(r"(?:(\d{1,9})([smhdw]))+")
+_PART = re.compile(r"(\d{1,9})([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """`read` makes the value or raises ValueError; `expected` says in words what it takes."""
+
+    read: Callable[[object], object]
+    expected: str
+
+
+def parse_size(value: object) -> int:
+    """Bytes from `8G`, `512M`, `1GiB`, `1.5T`, `4096` (powers of 1024) or `8GB` (powers of 1000)."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        bytes_ = value
+    else:
+        match = _SIZE.fullmatch(_str(value).strip())
+        if match is None:
+            raise ValueError("not a size")
+        number, prefix, unit = match.group(1), match.group(2).upper(), (match.group(3) or "").upper()
+        step = 1000 if unit == "B" and prefix else 1024
+        bytes_ = int(float(number) * step ** (" KMGT".index(prefix) if prefix else 0))
+    if not 0 < bytes_ < 1 << 60:
+        raise ValueError("out of range")
+    return bytes_
+
+
+def parse_duration(value: object) -> int:
+    """Seconds from `24h`, `30m`, `7d`, `1h30m`; a bare number counts seconds."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        seconds = value
+    elif (plain := _str(value).strip().lower()).isdecimal() and len(plain) < 12:
+        seconds = int(plain)
+    elif _DURATION.fullmatch(plain):
+        seconds = sum(int(number) * _SECONDS[unit] for number, unit in _PART.findall(plain))
+    else:
+        raise ValueError("not a duration")
+    if not 0 < seconds <= MAX_DURATION_SECONDS:
+        raise ValueError("out of range")
+    return seconds
+
+
+def parse_address(value: object) -> HostPort:
+    """`HOST:PORT`, `[IPV6]:PORT`, `:PORT` or `*:PORT` (all addresses)."""
+    plain = _str(value).strip()
+    host, colon, port = plain.rpartition(":")
+    if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+        raise ValueError("no port")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        if not re.fullmatch(r"[0-9a-fA-F:.]+(%[\w.-]+)?", host):
+            raise ValueError("not an IPv6 address")
+    elif not re.fullmatch(r"[A-Za-z0-9._-]*|\*", host):
+        raise ValueError("not a host")
+    return HostPort("" if host == "*" else host, int(port))
+
+
+def _peer_address(value: object) -> HostPort:
+    parsed = parse_address(value)
+    if not parsed.host or not parsed.port:
+        raise ValueError("host and port are both needed")
+    return parsed
+
+
+def _stun(value: object) -> str:
+    return str(_peer_address(value))
+
+
+def _text(value: object) -> str:
+    plain = _str(value)
+    if not plain or len(plain) > 4096 or not plain.isprintable():
+        raise ValueError("not a line of text")
+    return plain
+
+
+def _token(value: object) -> str:
+    plain = _str(value)
+    if not plain.strip() or len(plain) > 4096 or "\0" in plain:
+        raise ValueError("not a token")
+    return plain
+
+
+def _word(value: object) -> str:
+    plain = _text(value).strip()
+    if not plain or " " in plain:
+        raise ValueError("not one word")
+    return plain
+
+
+def _node_name(value: object) -> str:
+    plain = _str(value)
+    if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NODE_NAME - 1}}}", plain):
+        raise ValueError("not a name")
+    return plain
+
+
+def _path(value: object) -> Path:
+    plain = _str(value)
+    if not plain or "\0" in plain:
+        raise ValueError("not a path")
+    return Path(plain).expanduser()
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    plain = _str(value).strip().lower()
+    if plain in ("1", "true", "yes", "on"):
+        return True
+    if plain in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("neither true nor false")
+
+
+def _weight(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("not a number")
+    number = float(value)
+    if not 0 <= number < 1e6:  # also refuses nan
+        raise ValueError("out of range")
+    return number
+
+
+def _str(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("not text")
+    return value
+
+
+def whole(low: int, high: int) -> Form:
+    """A whole number within the bounds, both included."""
+
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError("not a whole number")
+        if isinstance(value, str) and not re.fullmatch(r"\s*-?[0-9]{1,18}\s*", value):
+            raise ValueError("not a whole number")
+        if not low <= int(value) <= high:
+            raise ValueError("out of range")
+        return int(value)
+
+    return Form(read, f"a whole number from {low} to {high}")
+
+
+def choice(*words: str) -> Form:
+    """One of the words."""
+
+    def read(value: object) -> str:
+        if value not in words:
+            raise ValueError("not one of them")
+        return str(value)
+
+    return Form(read, f"one of {', '.join(words)}")
+
+
+def listed(item: Form, *, comma: bool = True, none: str = "", unique: bool = False) -> Form:
+    """Several items: a list, or text in which commas divide (unless not `comma`).
+
+    The single word `none`, where it is given, stands for the empty list.
+    """
+
+    def read(value: object) -> tuple[object, ...]:
+        given = [value] if isinstance(value, str) else value
+        if not isinstance(given, Sequence) or isinstance(given, bytes):
+            raise ValueError("not a list")
+        flat: list[object] = []
+        for one in given:
+            flat += [p.strip() for p in one.split(",")] if comma and isinstance(one, str) else [one]
+        if none and flat == [none]:
+            return ()
+        made = tuple(item.read(one) for one in flat)
+        return tuple(dict.fromkeys(made)) if unique else made
+
+    return Form(read, f"a list, each {item.expected}" + (f"; or `{none}`" if none else ""))
+
+
+SIZE = Form(parse_size, "a size such as 8G, 512M or 1GiB")
+ADDRESS = Form(parse_address, "HOST:PORT such as 0.0.0.0:17430, [::]:17430 or :0")
+PEER_ADDRESS = Form(_peer_address, "HOST:PORT such as 192.168.1.7:50052")
+STUN = Form(_stun, "HOST:PORT such as stun.example.org:3478")
+TEXT = Form(_text, "a line of text")
+JOIN = Form(_token, "an invite token, @FILE or - (standard input)")
+WORD = Form(_word, "one word")
+NODE_NAME = Form(_node_name, f"1 to {MAX_NODE_NAME} letters, digits, dots, hyphens or underscores")
+PATH = Form(_path, "a path")
+BOOLEAN = Form(_boolean, "true or false")
+WEIGHT = Form(_weight, "a number not below 0")

@@ -1,0 +1,140 @@
+"""The frozen tree that a daemon is built from. Sizes in bytes; `None` means: not set, decided later.
+
+Built by load.py from the user's settings, or directly in code: every field has a default.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DEFAULT_MESH_PORT = 17430  # TCP and UDP; between 17236 and 17499 IANA has given nothing away
+MESH_PORT_TRIES = 16  # the default port and its successors, when nobody asked for a port
+DEFAULT_API_PORT = 8090
+LINK_KINDS = ("tcp", "webrtc", "quic", "relay")
+AVAILABLE_LINKS = ("tcp",)  # what this version can do
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """`host` is a name or an address without brackets, empty for all addresses; `port` 0 picks one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def host_name() -> str:
+    """This machine's first name, made fit for a node's name."""
+    plain = os.uname().nodename.split(".")[0]
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in plain)[:63] or "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """Who this node is. `join` is the invite token itself once the verb has read it, else empty."""
+
+    name: str = field(default_factory=host_name)
+    join: str = field(default="", repr=False)  # a secret: whoever holds it may join the mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """`format` is `text` or `json`; `level` debug, info, warning or error."""
+
+    format: str = "text"
+    level: str = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinksConfig:
+    """How other nodes are reached. `listen` None: the port kept from before, else the first free of
+    `MESH_PORT_TRIES` from `DEFAULT_MESH_PORT`, on all addresses."""
+
+    listen: HostPort | None = None
+    kinds: tuple[str, ...] = LINK_KINDS
+    stun: tuple[str, ...] = ()
+    relays: tuple[str, ...] = ()
+    no_mdns: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """What a worker lends. No `devices`: all that the backend finds. `memory` is bytes for each device."""
+
+    models: tuple[Path, ...] = ()
+    devices: tuple[str, ...] = ()
+    memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """What a serving node loads, and where its API answers.
+
+    `devices` ("none",) is a head that computes nothing; no `devices`, all that the backend finds.
+    """
+
+    model: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_API_PORT
+    min_workers: int = 1
+    tensor_split: tuple[float, ...] = ()
+    ctx_size: int | None = None
+    devices: tuple[str, ...] = ()
+    rpc: tuple[HostPort, ...] = ()
+    load_mode: str | None = None
+    api_key_file: Path | None = None
+    llama_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """Folders. `home` holds all state of one node, `cache` what can be made again."""
+
+    home: Path = field(default_factory=lambda: find_home(os.environ))
+    cache: Path = field(default_factory=lambda: find_cache(os.environ))
+    native_bin: Path | None = None
+
+    @property
+    def logs(self) -> Path:
+        """The daemon's log `meshd.log` and one `NAME.log` for each child; `meshd logs` reads them here."""
+        return self.home / "logs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything a daemon is told."""
+
+    node: NodeConfig = field(default_factory=NodeConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    links: LinksConfig = field(default_factory=LinksConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
+    paths: Paths = field(default_factory=Paths)
+
+
+def find_home(environ: Mapping[str, str]) -> Path:
+    """MESHD_HOME, else the platform's folder for state of a user (XDG base directory, Apple's guide)."""
+    if given := environ.get("MESHD_HOME"):
+        return Path(given).expanduser().absolute()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "meshd"
+    return _xdg(environ, "XDG_STATE_HOME", ".local/state") / "meshd"
+
+
+def find_cache(environ: Mapping[str, str]) -> Path:
+    """MESHD_CACHE, else the user's cache folder + `meshd`."""
+    if given := environ.get("MESHD_CACHE"):
+        return Path(given).expanduser().absolute()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "meshd"
+    return _xdg(environ, "XDG_CACHE_HOME", ".cache") / "meshd"
+
+
+def _xdg(environ: Mapping[str, str], name: str, default: str) -> Path:
+    given = environ.get(name, "")
+    # the XDG specification wants relative paths ignored
+    return Path(given) if given.startswith("/") else Path.home() / default
