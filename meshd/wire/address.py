@@ -51,7 +51,7 @@ class Candidate:
 
     @classmethod
     def parse(cls, text: str) -> "Candidate":
-        """Read `1.2.3.4:80/tcp`, `[::1]:80/udp` or, with its kind, `1.2.3.4:80/tcp/mapped`. Raises UserError."""
+        """Read `1.2.3.4:80/tcp`, `[::1]:80/udp`, `1.2.3.4:80/tcp/mapped` (kind). Raises UserError."""
         place, *rest = text.strip().split("/")
         host, colon, port = place.rpartition(":")
         try:

@@ -1,0 +1,215 @@
+"""Membership: certificates that say which node may do what in a mesh, and chains of them.
+
+A certificate is issued by the mesh's root, or by a member with `invite` whose own certificate the root
+issued: nothing is deeper. An inviter gives at most its own roles, and neither `admin` nor `invite`.
+Certificates have no end date (clocks lie); they end by a ban (revocation.py). Pure.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from meshd.base.errors import LocalProtocolError, RemoteProtocolError
+from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
+from meshd.identity.signed import Statement
+from meshd.wire.message import Fields, pack, unpack
+
+SERIAL_BYTES = 16
+INVITE_ID_BYTES = 8
+MAX_CERTIFICATE_BYTES = 640
+MAX_CHAIN_BYTES = 1536
+MAX_DEPTH = 2
+MAX_TIME = 1 << 40  # unix seconds, far behind any clock
+
+_CONTEXT = "meshd certificate v1"
+
+
+class Role(StrEnum):
+    """What a member may do."""
+
+    WORK = "work"  # lends its devices
+    USE = "use"  # takes leases, calls the API
+    INVITE = "invite"  # admits others
+    ADMIN = "admin"  # bans anyone
+
+
+ALL_ROLES = frozenset(Role)
+INVITER_GIVES = frozenset({Role.WORK, Role.USE})
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """`issuer` says that `node` is in `mesh` with `roles`. Made by `issue` and `decode` only.
+
+    `invite` is the 8-byte id of the invite that admitted it, empty for the founder; `issued_at` is unix
+    seconds, for people only: no decision depends on it.
+    """
+
+    mesh: MeshId
+    node: PeerId
+    roles: frozenset[Role]
+    serial: bytes
+    issuer: PeerId
+    invite: bytes
+    issued_at: int
+    statement: Statement = field(repr=False)
+
+    @property
+    def signature(self) -> bytes:
+        """The issuer's, over the statement's body."""
+        return self.statement.signature
+
+    def encode(self) -> bytes:
+        """At most 640 bytes, about 260 in fact."""
+        return self.statement.encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Certificate":
+        """Read what `encode` gave; the signature is not checked here. Raises RemoteProtocolError."""
+        statement = Statement.decode(data, limit=MAX_CERTIFICATE_BYTES)
+        fields = statement.fields()
+        return cls(
+            mesh=MeshId(fields.raw("mesh", exact=KEY_BYTES)),
+            node=PeerId(fields.raw("node", exact=KEY_BYTES)),
+            roles=read_roles(fields, "roles"),
+            serial=fields.raw("serial", exact=SERIAL_BYTES),
+            issuer=PeerId(fields.raw("issuer", exact=KEY_BYTES)),
+            invite=read_invite_id(fields, "invite"),
+            issued_at=fields.number("at", low=0, high=MAX_TIME),
+            statement=statement,
+        )
+
+    def is_signed(self) -> bool:
+        """True when `issuer` really signed it."""
+        return self.statement.holds(self.issuer, _CONTEXT)
+
+
+def read_roles(fields: Fields, name: str) -> frozenset[Role]:
+    """Roles in field `name`; those of a later version mean nothing here and are left out."""
+    known = {str(role) for role in Role}
+    return frozenset(Role(text) for text in fields.texts(name, most=16, count=16) if text in known)
+
+
+def read_invite_id(fields: Fields, name: str) -> bytes:
+    """An invite id in field `name`: 8 bytes or none. Raises RemoteProtocolError (code `message`)."""
+    invite = fields.raw(name, most=INVITE_ID_BYTES)
+    if len(invite) not in (0, INVITE_ID_BYTES):
+        raise RemoteProtocolError(f"field `{name}` must be empty or {INVITE_ID_BYTES} bytes", code="message")
+    return invite
+
+
+def issue(
+    *,
+    signer: KeyPair,
+    mesh: MeshId,
+    node: PeerId,
+    roles: Iterable[Role],
+    serial: bytes,
+    invite: bytes,
+    issued_at: int,
+) -> Certificate:
+    """A certificate by `signer`; `serial` is 16 random bytes. Whether it may: `may_give`, `check_chain`."""
+    if len(serial) != SERIAL_BYTES or len(invite) not in (0, INVITE_ID_BYTES):
+        raise LocalProtocolError("a serial has 16 bytes, an invite id 8 or none")
+    body = pack(
+        {
+            "mesh": mesh.raw,
+            "node": node.raw,
+            "roles": sorted(roles),
+            "serial": serial,
+            "issuer": signer.peer.raw,
+            "invite": invite,
+            "at": issued_at,
+        }
+    )
+    return Certificate.decode(Statement.make(signer, _CONTEXT, body).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One node's certificates, its own first, and the root's key; nothing is proven before `check_chain`."""
+
+    certificates: tuple[Certificate, ...]
+    root: PeerId
+
+    @property
+    def leaf(self) -> Certificate:
+        """The certificate of the node itself."""
+        return self.certificates[0]
+
+    def encode(self) -> bytes:
+        """At most 1536 bytes, about 600 in fact."""
+        return pack({"root": self.root.raw, "certs": [item.encode() for item in self.certificates]})
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Chain":
+        """Read what `encode` gave; no signature is checked here. Raises RemoteProtocolError."""
+        fields = unpack(data, limit=MAX_CHAIN_BYTES)
+        parts = fields.raws("certs", most=MAX_CERTIFICATE_BYTES, count=MAX_DEPTH)
+        if not parts:
+            raise RemoteProtocolError("a chain without certificates", code="chain")
+        root = PeerId(fields.raw("root", exact=KEY_BYTES))
+        return cls(tuple(Certificate.decode(part) for part in parts), root)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node whose chain was checked: what it may do in `mesh`."""
+
+    peer: PeerId
+    mesh: MeshId
+    roles: frozenset[Role]
+    chain: Chain
+
+    def may(self, role: Role) -> bool:
+        """True when it has `role`."""
+        return role in self.roles
+
+
+def may_give(chain: Chain, *, is_root: bool) -> frozenset[Role]:
+    """Which roles the node of a checked `chain` may give to those it invites; none: it cannot invite.
+
+    `is_root`: it holds the root's seed and signs with it.
+    """
+    if is_root:
+        return ALL_ROLES
+    if Role.INVITE not in chain.leaf.roles or len(chain.certificates) >= MAX_DEPTH:
+        return frozenset()
+    return chain.leaf.roles & INVITER_GIVES
+
+
+def check_chain(chain: Chain, mesh: MeshId, node: PeerId) -> Member:
+    """The member that `chain` proves `node` to be. Raises RemoteProtocolError (code `chain`).
+
+    Bans are looked at elsewhere (`RevocationSet.why_banned`).
+    """
+    if MeshId.of(chain.root) != mesh:
+        raise _bad("its root belongs to another mesh")
+    if not 1 <= len(chain.certificates) <= MAX_DEPTH:
+        raise _bad(f"it has {len(chain.certificates)} certificates, at most {MAX_DEPTH} are taken")
+    holder = node
+    for certificate in chain.certificates:
+        if certificate.mesh != mesh:
+            raise _bad("a certificate is for another mesh")
+        if certificate.node != holder:
+            raise _bad("a certificate is for another node")
+        if not certificate.is_signed():
+            raise _bad("a signature is wrong")
+        holder = certificate.issuer
+    if holder != chain.root:
+        raise _bad("it does not end at the root of the mesh")
+    if len(chain.certificates) == MAX_DEPTH:
+        _check_inviter(chain.leaf, chain.certificates[1])
+    return Member(node, mesh, chain.leaf.roles, chain)
+
+
+def _check_inviter(leaf: Certificate, inviter: Certificate) -> None:
+    if Role.INVITE not in inviter.roles:
+        raise _bad("its issuer may not invite")
+    wider = leaf.roles - (inviter.roles & INVITER_GIVES)
+    if wider:
+        raise _bad(f"its issuer may not give the role {', '.join(sorted(wider))}")
+
+
+def _bad(why: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"certificate chain refused: {why}", code="chain")

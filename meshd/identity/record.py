@@ -1,0 +1,123 @@
+"""Peer records: what a node says of itself, signed, for others to pass on.
+
+Which of two records of one node is newer is decided by its sequence number, which the node persists:
+clocks lie. A record carries the node's chain, so that whoever gets it by hearsay can check membership.
+Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from meshd.base.errors import LocalProtocolError, RemoteProtocolError
+from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
+from meshd.identity.membership import MAX_CHAIN_BYTES, Chain, Member, check_chain
+from meshd.identity.signed import Statement
+from meshd.wire.address import Candidate, pack_candidates, unpack_candidates
+from meshd.wire.limits import MAX_NAME_BYTES
+from meshd.wire.message import Fields, pack
+
+MAX_RECORD_BYTES = 4 << 10
+MAX_SEQUENCE = 1 << 63
+MAX_RELAYS = 4
+MAX_RELAY_BYTES = 300
+MAX_CAPABILITIES = 32
+MAX_CAPABILITY_BYTES = 256
+
+_CONTEXT = "meshd record v1"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRecord:
+    """Made by `sign` and `decode` only. `role` is for display (`worker`, `serve`), not a right."""
+
+    peer: PeerId
+    mesh: MeshId
+    name: str
+    role: str
+    sequence: int
+    candidates: tuple[Candidate, ...]
+    relays: tuple[str, ...]
+    capabilities: Mapping[str, str] = field(hash=False)
+    chain: Chain = field(repr=False)
+    statement: Statement = field(repr=False)
+
+    @property
+    def signature(self) -> bytes:
+        """The node's, over the statement's body."""
+        return self.statement.signature
+
+    def encode(self) -> bytes:
+        """At most 4 KiB."""
+        return self.statement.encode()
+
+    @classmethod
+    def sign(
+        cls,
+        key: KeyPair,
+        *,
+        chain: Chain,
+        name: str,
+        role: str,
+        sequence: int,
+        candidates: tuple[Candidate, ...] = (),
+        relays: tuple[str, ...] = (),
+        capabilities: Mapping[str, str] = MappingProxyType({}),
+    ) -> "PeerRecord":
+        """A record of `key`'s node. Raises LocalProtocolError when it breaks a limit."""
+        body = pack(
+            {
+                "peer": key.peer.raw,
+                "mesh": chain.leaf.mesh.raw,
+                "name": name,
+                "role": role,
+                "seq": sequence,
+                "at": pack_candidates(candidates),
+                "relays": list(relays),
+                "caps": dict(sorted(capabilities.items())),
+                "chain": chain.encode(),
+            }
+        )
+        try:
+            return cls.decode(Statement.make(key, _CONTEXT, body).encode())
+        except RemoteProtocolError as error:
+            raise LocalProtocolError(f"record cannot be made: {error}") from error
+
+    @classmethod
+    def decode(cls, data: bytes) -> "PeerRecord":
+        """Read what `encode` gave; nothing is proven before `verify`. Raises RemoteProtocolError."""
+        statement = Statement.decode(data, limit=MAX_RECORD_BYTES)
+        fields = statement.fields()
+        return cls(
+            peer=PeerId(fields.raw("peer", exact=KEY_BYTES)),
+            mesh=MeshId(fields.raw("mesh", exact=KEY_BYTES)),
+            name=fields.text("name", most=MAX_NAME_BYTES),
+            role=fields.text("role", most=MAX_NAME_BYTES),
+            sequence=fields.number("seq", low=0, high=MAX_SEQUENCE),
+            candidates=unpack_candidates(fields.raw("at", most=MAX_RECORD_BYTES)),
+            relays=fields.texts("relays", most=MAX_RELAY_BYTES, count=MAX_RELAYS),
+            capabilities=_capabilities(fields.map("caps")),
+            chain=Chain.decode(fields.raw("chain", most=MAX_CHAIN_BYTES)),
+            statement=statement,
+        )
+
+    def verify(self, mesh: MeshId) -> Member:
+        """The member that speaks. Raises RemoteProtocolError (code `record` or `chain`).
+
+        Whether it is banned: ask the RevocationSet with `chain`.
+        """
+        if self.mesh != mesh:
+            raise RemoteProtocolError("a record of another mesh", code="record")
+        if not self.statement.holds(self.peer, _CONTEXT):
+            raise RemoteProtocolError("a record's signature is wrong", code="record")
+        return check_chain(self.chain, mesh, self.peer)
+
+
+def _capabilities(fields: Fields) -> Mapping[str, str]:
+    names = fields.names()
+    if len(names) > MAX_CAPABILITIES:
+        raise RemoteProtocolError(f"a record with more than {MAX_CAPABILITIES} capabilities", code="message")
+    for name in names:
+        if not name.isprintable() or len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
+            raise RemoteProtocolError("the name of a capability is too long or unprintable", code="message")
+    return MappingProxyType({name: fields.text(name, most=MAX_CAPABILITY_BYTES) for name in names})
