@@ -1,0 +1,51 @@
+"""What a durable session is told when it is made: limits, times, and the node's share of memory.
+
+Both ends of a session use the same `stream_window` and `session_window`: they are what an end may send
+before it has heard any credit.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+from meshd.wire.limits import MAX_STREAMS
+
+Side = Literal["leader", "follower"]  # the leader has the even stream ids and says which link carries data
+
+
+class Priority(IntEnum):
+    """What goes first when a link is busy; the number goes over the wire."""
+
+    INTERACTIVE = 0  # somebody waits for each answer
+    BULK = 1  # the total counts
+
+
+@dataclass(frozen=True, slots=True)
+class MuxConfig:
+    """Limits in bytes, times in seconds."""
+
+    stream_window: int = 256 << 10  # first window of a stream, both directions
+    max_stream_window: int = 8 << 20  # what it may grow to by measured need
+    session_window: int = 16 << 20  # unread bytes of all streams together, and our own send buffers likewise
+    grace: float = 120.0  # how long a session without a link is kept
+    ping_interval: float = 1.5
+    dead_after: float = 4.5  # silence, or no proof that the peer hears us, that makes a link dead
+    max_streams: int = MAX_STREAMS  # streams that we open at once
+
+
+class NodeBudget:
+    """Bytes by which the windows of all sessions of this node may grow beyond their first size."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def take(self, count: int) -> bool:
+        """Take `count` bytes if they are there."""
+        if count > self.left:
+            return False
+        self.left -= count
+        return True
+
+    def give(self, count: int) -> None:
+        """Give back what was taken."""
+        self.left += count
