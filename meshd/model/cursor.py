@@ -1,0 +1,140 @@
+"""A forward-only reader over `pread`, in bounded windows, that can digest what it passes.
+
+The GGUF header of a model with a large vocabulary is tens of megabytes; here at most one window of it is in
+memory, and values nobody asks for are stepped over without making objects of them.
+"""
+
+import struct
+from collections.abc import Callable
+
+from blake3 import blake3
+
+from meshd.base.errors import UserError
+
+PRead = Callable[[int, int], bytes]
+"""`pread(offset, length)`: the bytes there; fewer only at the end of the file. Like `os.pread`."""
+
+WINDOW_BYTES = 256 * 1024  # two reads of a disk's usual read-ahead; a header needs a few dozen of them
+MAX_HEADER_BYTES = 128 * 1024 * 1024  # the largest vocabularies with merges and scores take about 20 MiB
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+class Cursor:
+    """Reads little-endian values one after the other; every fault is a UserError that names `label`."""
+
+    def __init__(self, pread: PRead, *, size: int, label: str) -> None:
+        self._pread = pread
+        self._size = size
+        self._label = label
+        self._window = b""
+        self._start = 0  # offset in the file of the window's first byte
+        self._at = 0  # offset inside the window
+        self._digest: blake3 | None = None
+        self._digested = 0  # offset inside the window up to which the running digest has seen the bytes
+
+    @property
+    def position(self) -> int:
+        return self._start + self._at
+
+    def fault(self, what: str, *, hint: str = "") -> UserError:
+        """A UserError about this file; the caller raises it."""
+        return UserError(f"cannot use `{self._label}`: {what}", hint=hint)
+
+    def short(self, part: str, missing: int) -> UserError:
+        """The fault of a file that ends inside `part`, `missing` bytes too early."""
+        return self.fault(
+            f"the file ends inside {part}: short by {missing} bytes",
+            hint="the download or copy is not complete: fetch the file again",
+        )
+
+    def u32(self, part: str) -> int:
+        self._need(4, part)
+        value = int(_U32.unpack_from(self._window, self._at)[0])
+        self._at += 4
+        return value
+
+    def u64(self, part: str) -> int:
+        self._need(8, part)
+        value = int(_U64.unpack_from(self._window, self._at)[0])
+        self._at += 8
+        return value
+
+    def take(self, length: int, part: str) -> bytes:
+        """`length` bytes as an object; the caller has checked `length` against a limit."""
+        self._need(length, part)
+        value = self._window[self._at : self._at + length]
+        self._at += length
+        return value
+
+    def skip(self, length: int, part: str) -> None:
+        """Step over `length` bytes; they are read only when a digest runs."""
+        self._check_end(length, part)
+        if self._digest is None:
+            inside = min(length, len(self._window) - self._at)
+            self._at += inside
+            if length > inside:
+                self._start, self._at, self._window = self.position + length - inside, 0, b""
+            return
+        while length:
+            if self._at == len(self._window):
+                self._need(1, part)
+            step = min(length, len(self._window) - self._at)
+            self._at += step
+            length -= step
+
+    def skip_strings(self, count: int, part: str) -> None:
+        """Step over `count` length-prefixed strings: the hot loop of a header with a vocabulary."""
+        unpack = _U64.unpack_from
+        done = 0
+        while done < count:
+            self._need(8, part)
+            window, at, end = self._window, self._at, len(self._window) - 8
+            while done < count and at <= end:
+                after = at + 8 + unpack(window, at)[0]
+                if after > end + 8:
+                    break
+                at = after
+                done += 1
+            self._at = at
+            if done < count:  # the next string reaches past the window
+                self.skip(self.u64(part), part)
+                done += 1
+
+    def start_digest(self) -> None:
+        """Digest all bytes passed from here on."""
+        self._digest = blake3()
+        self._digested = self._at
+
+    def end_digest(self) -> bytes:
+        """BLAKE3-256 of the bytes passed since `start_digest`."""
+        self._feed_digest()
+        assert self._digest is not None
+        value = self._digest.digest()
+        self._digest = None
+        return value
+
+    def _feed_digest(self) -> None:
+        if self._digest is not None and self._at > self._digested:
+            self._digest.update(memoryview(self._window)[self._digested : self._at])
+        self._digested = self._at
+
+    def _check_end(self, length: int, part: str) -> None:
+        end = self.position + length
+        if end > self._size:
+            raise self.short(part, end - self._size)
+        if end > MAX_HEADER_BYTES:
+            raise self.fault(f"{part} reaches beyond byte {MAX_HEADER_BYTES}, where every header has ended")
+
+    def _need(self, length: int, part: str) -> None:
+        """Have the next `length` bytes in the window."""
+        if self._at + length <= len(self._window):
+            return
+        self._check_end(length, part)
+        self._feed_digest()
+        position = self.position
+        data = self._pread(position, max(length, min(WINDOW_BYTES, self._size - position)))
+        if len(data) < length:
+            raise self.short(part, length - len(data))
+        self._window, self._start, self._at, self._digested = data, position, 0, 0

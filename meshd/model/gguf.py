@@ -1,0 +1,288 @@
+"""Read the header of a GGUF file, versions 2 and 3, little endian, within limits.
+
+Pure: bytes come from a `pread` callback. Everything in the file is hostile until it has passed here: counts,
+lengths, offsets and types are checked before they are used, memory is bounded whatever the file says, and
+every fault is a UserError that names the part of the file and what was expected there.
+
+Format: `docs/gguf.md` of ggml and `ggml/src/gguf.cpp` of the pinned upstream commit, whose own checks (order
+and alignment of tensors, length of names) are made here too, so that a file that passes also loads there.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from meshd.model.cursor import Cursor, PRead
+from meshd.model.ggml import TENSOR_TYPES, TensorType
+
+MAX_KEYS = 16_384  # real files have 20 to 100
+MAX_TENSORS = 65_536  # the largest models with unmerged experts have about 60,000
+MAX_KEY_BYTES = 256  # upstream allows 65535; real keys have up to 60
+MAX_NAME_BYTES = 63  # GGML_MAX_NAME is 64 with its final zero
+MAX_ARRAY_ELEMENTS = 1 << 24  # vocabularies have up to 300,000, merges up to 600,000
+MAX_KEPT_ELEMENTS = 1024  # arrays up to this length are kept: one value a layer, 512 layers at most
+MAX_KEPT_STRING_BYTES = 4096  # longer ones (chat templates) are of no use here
+MAX_KEPT_BYTES = 4 * 1024 * 1024  # all kept values together
+DEFAULT_ALIGNMENT = 32
+MAX_ALIGNMENT = 1 << 20
+
+_STRING, _ARRAY = 8, 9
+_FIXED: Mapping[int, tuple[str, struct.Struct]] = {
+    0: ("uint8", struct.Struct("<B")),
+    1: ("int8", struct.Struct("<b")),
+    2: ("uint16", struct.Struct("<H")),
+    3: ("int16", struct.Struct("<h")),
+    4: ("uint32", struct.Struct("<I")),
+    5: ("int32", struct.Struct("<i")),
+    6: ("float32", struct.Struct("<f")),
+    7: ("bool", struct.Struct("<?")),
+    10: ("uint64", struct.Struct("<Q")),
+    11: ("int64", struct.Struct("<q")),
+    12: ("float64", struct.Struct("<d")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A value that was passed over: a long array (`count` elements) or a long string (`count` bytes)."""
+
+    kind: str
+    count: int
+
+
+Value = bool | int | float | str | tuple[bool | int | float, ...] | Skipped
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor: `offset` and `size` in bytes, `offset` from the start of the file."""
+
+    name: str
+    kind: TensorType
+    dims: tuple[int, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a GGUF file says about itself. `digests` has BLAKE3-256 of each key's type and value bytes."""
+
+    version: int
+    metadata: Mapping[str, Value]
+    digests: Mapping[str, bytes]
+    tensors: tuple[TensorInfo, ...]
+    alignment: int
+    data_offset: int
+
+    def text(self, key: str, default: str = "") -> str:
+        """The string under `key`; `default` when it is absent, skipped or of another type."""
+        value = self.metadata.get(key)
+        return value if isinstance(value, str) else default
+
+    def integer(self, key: str, default: int = 0) -> int:
+        """The integer under `key` (a bool counts as one); `default` when it is absent or something else."""
+        value = self.metadata.get(key)
+        return int(value) if isinstance(value, int) else default
+
+    def array(self, key: str) -> tuple[int, ...] | None:
+        """The short array of integers or bools under `key`, else None."""
+        value = self.metadata.get(key)
+        if not isinstance(value, tuple):
+            return None
+        return tuple(int(item) for item in value if not isinstance(item, float))
+
+    def length(self, key: str) -> int:
+        """Number of elements of the array under `key`, kept or skipped; 0 when there is none."""
+        value = self.metadata.get(key)
+        if isinstance(value, tuple):
+            return len(value)
+        return value.count if isinstance(value, Skipped) else 0
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """(number from 0, count) of this file in a sharded model; (0, 1) for a whole one."""
+        return self.integer("split.no"), max(1, self.integer("split.count", 1))
+
+
+def read_header(pread: PRead, *, size: int, label: str) -> Header:
+    """Read the header of a file of `size` bytes; `label` names it in errors.
+
+    Keeps at most about 256 KiB of the file and MAX_KEPT_BYTES of values at a time. Checks that every tensor
+    lies inside the file. Raises UserError for anything that is not a complete, well-formed GGUF file.
+    """
+    cursor = Cursor(pread, size=size, label=label)
+    version = _magic_and_version(cursor, size)
+    tensor_count = _count(cursor, "the number of tensors", MAX_TENSORS)
+    key_count = _count(cursor, "the number of metadata keys", MAX_KEYS)
+    metadata, digests = _Metadata(cursor).read(key_count)
+    alignment = _alignment(cursor, metadata)
+    described = [_tensor(cursor, number) for number in range(tensor_count)]
+    data_offset = -(-cursor.position // alignment) * alignment
+    tensors = _placed(cursor, described, alignment=alignment, data_offset=data_offset, size=size)
+    return Header(version, metadata, digests, tensors, alignment, data_offset)
+
+
+def _magic_and_version(cursor: Cursor, size: int) -> int:
+    if size == 0:
+        raise cursor.fault("the file is empty", hint="fetch the model again")
+    magic = cursor.take(4, "the magic number") if size >= 4 else b""
+    if magic != b"GGUF":
+        seen = (
+            magic.decode("ascii", "replace")
+            if magic.isascii() and magic.decode().isprintable()
+            else magic.hex()
+        )
+        raise cursor.fault(
+            f"not a GGUF file: it begins with `{seen}`, expected `GGUF`",
+            hint="meshd reads models in llama.cpp's GGUF format (*.gguf)",
+        )
+    version = cursor.u32("the version")
+    if version & 0xFFFF == 0 and version != 0:
+        raise cursor.fault("the file is big endian, expected little endian")
+    if version not in (2, 3):
+        raise cursor.fault(f"GGUF version {version}, expected 2 or 3")
+    return version
+
+
+def _count(cursor: Cursor, part: str, most: int) -> int:
+    value = cursor.u64(part)
+    if value > most:
+        raise cursor.fault(f"{part} is {value}, expected at most {most}")
+    return value
+
+
+def _text(cursor: Cursor, part: str, most: int) -> str:
+    length = cursor.u64(f"the length of {part}")
+    if length > most:
+        raise cursor.fault(f"{part} has {length} bytes, expected at most {most}")
+    data = cursor.take(length, part)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise cursor.fault(f"{part} is not UTF-8 text: `{data[:32].hex()}`") from None
+    if not text or any(ord(char) < 32 or ord(char) == 127 for char in text):
+        raise cursor.fault(f"{part} is empty or has control characters: `{data[:32].hex()}`")
+    return text
+
+
+class _Metadata:
+    """Reads the key-value pairs, keeping small values within one budget of bytes."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self._budget = MAX_KEPT_BYTES
+
+    def read(self, count: int) -> tuple[Mapping[str, Value], Mapping[str, bytes]]:
+        cursor = self._cursor
+        values: dict[str, Value] = {}
+        digests: dict[str, bytes] = {}
+        for number in range(count):
+            key = _text(cursor, f"metadata key {number}", MAX_KEY_BYTES)
+            if key in values:
+                raise cursor.fault(f"metadata key `{key}` occurs twice")
+            cursor.start_digest()
+            values[key] = self._value(key)
+            digests[key] = cursor.end_digest()
+        return values, digests
+
+    def _value(self, key: str) -> Value:
+        part = f"the value of `{key}`"
+        kind = self._cursor.u32(part)
+        if kind == _STRING:
+            return self._string(part)
+        if kind == _ARRAY:
+            return self._array(part)
+        if kind not in _FIXED:
+            raise self._cursor.fault(f"{part} has type {kind}, expected 0 to 12")
+        name, layout = _FIXED[kind]
+        return self._scalar(layout, self._cursor.take(layout.size, part), name)
+
+    @staticmethod
+    def _scalar(layout: struct.Struct, data: bytes, name: str) -> bool | int | float:
+        value: bool | int | float = layout.unpack(data)[0]
+        return bool(value) if name == "bool" else value
+
+    def _string(self, part: str) -> Value:
+        length = self._cursor.u64(part)
+        if length > min(MAX_KEPT_STRING_BYTES, self._budget):
+            self._cursor.skip(length, part)
+            return Skipped("string", length)
+        self._budget -= length
+        return self._cursor.take(length, part).decode("utf-8", "replace")
+
+    def _array(self, part: str) -> Value:
+        kind = self._cursor.u32(part)
+        count = _count(self._cursor, f"the length of the array in {part}", MAX_ARRAY_ELEMENTS)
+        if kind == _STRING:
+            self._cursor.skip_strings(count, part)
+            return Skipped("string array", count)
+        if kind not in _FIXED:  # arrays of arrays are refused upstream too
+            raise self._cursor.fault(f"{part} is an array of type {kind}, expected 0 to 8 or 10 to 12")
+        name, layout = _FIXED[kind]
+        length = count * layout.size
+        if count > MAX_KEPT_ELEMENTS or 8 * count > self._budget:
+            self._cursor.skip(length, part)
+            return Skipped(f"{name} array", count)
+        self._budget -= 8 * count
+        data = self._cursor.take(length, part)
+        items = [data[at : at + layout.size] for at in range(0, length, layout.size)]
+        return tuple(self._scalar(layout, item, name) for item in items)
+
+
+def _alignment(cursor: Cursor, metadata: Mapping[str, Value]) -> int:
+    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not isinstance(value, int) or not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
+        raise cursor.fault(f"`general.alignment` is {value}, expected a power of two up to {MAX_ALIGNMENT}")
+    return value
+
+
+def _tensor(cursor: Cursor, number: int) -> TensorInfo:
+    """One entry of the tensor table; `offset` is still relative to the data section."""
+    name = _text(cursor, f"the name of tensor {number}", MAX_NAME_BYTES)
+    part = f"tensor `{name}`"
+    rank = cursor.u32(part)
+    if rank > 4:
+        raise cursor.fault(f"{part} has {rank} dimensions, expected at most 4")
+    dims = tuple(cursor.u64(part) for _ in range(rank))
+    elements = 1
+    for dim in dims:
+        elements *= dim
+    if elements >= 1 << 63 or any(dim >= 1 << 63 for dim in dims):
+        raise cursor.fault(f"{part} has the shape {dims}, expected fewer than 2^63 elements")
+    number_of_type = cursor.u32(part)
+    kind = TENSOR_TYPES.get(number_of_type)
+    if kind is None:
+        raise cursor.fault(
+            f"{part} has type {number_of_type}, which the pinned llama.cpp does not know",
+            hint="the file was made by a newer or a very old llama.cpp: convert it again",
+        )
+    row = dims[0] if dims else 1
+    if row % kind.block_elements:
+        raise cursor.fault(
+            f"{part} has rows of {row}, expected a multiple of {kind.block_elements} ({kind.name})"
+        )
+    return TensorInfo(name, kind, dims, cursor.u64(part), kind.tensor_bytes(dims))
+
+
+def _placed(
+    cursor: Cursor, tensors: Sequence[TensorInfo], *, alignment: int, data_offset: int, size: int
+) -> tuple[TensorInfo, ...]:
+    """Tensors with offsets in the file; they must lie one after the other, padded, as upstream wants."""
+    seen: set[str] = set()
+    placed: list[TensorInfo] = []
+    expected = end = 0
+    for tensor in tensors:
+        if tensor.name in seen:
+            raise cursor.fault(f"tensor `{tensor.name}` occurs twice")
+        seen.add(tensor.name)
+        if tensor.offset != expected:
+            raise cursor.fault(f"tensor `{tensor.name}` has the offset {tensor.offset}, expected {expected}")
+        end = expected + tensor.size
+        expected = -(-end // alignment) * alignment
+        placed.append(
+            TensorInfo(tensor.name, tensor.kind, tensor.dims, data_offset + tensor.offset, tensor.size)
+        )
+    if placed and data_offset + end > size:
+        raise cursor.short("the tensor data", data_offset + end - size)
+    return tuple(placed)

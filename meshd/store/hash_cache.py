@@ -1,0 +1,169 @@
+"""Hashes of tensors kept between starts, by the state of the file they were read from.
+
+An entry is believed only when size, mtime, ctime, inode and device of the open file are exactly those it was
+made for, the tensor table is the same, its own checksum holds and it belongs to this user. Anything else is
+a miss, and a cache that cannot be written is a slower start, never a failure.
+"""
+
+import asyncio
+import os
+import stat
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from meshd.base import log
+from meshd.model.gguf import Header
+from meshd.model.weights_index import FileEntry
+
+MAX_ENTRIES = 256  # files; an entry of a large model takes about 100 KB
+MAX_ENTRY_BYTES = 16 * 1024 * 1024
+_VERSION = "meshd-hashes 1"
+_SUFFIX = ".hashes"
+_FINE_TICK_NS = 50_000_000  # kernels stamp files with a clock that ticks every 1 to 10 ms
+_COARSE_TICK_NS = 2_000_000_000  # FAT and some network shares: two seconds
+
+_log = log.get("store")
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """The state of an open file: two equal ones mean the same bytes, as far as a file system can tell."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    device: int
+
+    @classmethod
+    def of(cls, descriptor: int) -> "FileState":
+        """State of an open file. Raises OSError."""
+        return cls._from(os.fstat(descriptor))
+
+    @classmethod
+    def at(cls, path: Path) -> "FileState":
+        """State of what `path` names now. Raises OSError."""
+        return cls._from(path.stat())
+
+    @classmethod
+    def _from(cls, result: os.stat_result) -> "FileState":
+        return cls(result.st_size, result.st_mtime_ns, result.st_ctime_ns, result.st_ino, result.st_dev)
+
+    @property
+    def entry(self) -> FileEntry:
+        return FileEntry(self.size, self.mtime_ns, self.ctime_ns, self.inode)
+
+    @property
+    def line(self) -> str:
+        return f"{self.size} {self.mtime_ns} {self.ctime_ns} {self.inode} {self.device}"
+
+    def settled_at(self, clock_ns: int) -> bool:
+        """Whether a write after `clock_ns` must have given the file another time.
+
+        A write within one tick of the file system's clock leaves mtime and ctime as they are, so hashes read
+        that soon after a change must not be believed later.
+        """
+        last = max(self.mtime_ns, self.ctime_ns)
+        tick = _FINE_TICK_NS if last % 1_000_000_000 else _COARSE_TICK_NS
+        return clock_ns - last > tick
+
+
+class HashCache:
+    """Entries in one folder, `<cache>/weights`. Methods do short file operations and raise nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.reading = asyncio.Lock()  # held while a file is hashed: one at a time, a disk has one head
+
+    def clock_ns(self) -> int | None:
+        """The file system's present time, by making a file; None when the folder cannot be written.
+
+        Taken from the file system because that is the clock that stamps files; read it before hashing.
+        """
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._folder) as probe:
+                return os.fstat(probe.fileno()).st_ctime_ns
+        except OSError as error:
+            _log.warning("weights_cache_unusable", path=str(self._folder), why=str(error))
+            return None
+
+    def load(self, state: FileState, header: Header) -> tuple[bytes, ...] | None:
+        """The hashes of the header's tensors, in their order, or None."""
+        path = self._path(state)
+        try:
+            with path.open("rb") as file:
+                about = os.fstat(file.fileno())
+                if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+                    return None  # somebody else could have written it
+                data = file.read(MAX_ENTRY_BYTES)
+            digests = _decode(data, state, header)
+            if digests is not None:
+                os.utime(path)  # the least recently used goes first
+        except OSError:
+            return None
+        return digests
+
+    def save(self, state: FileState, header: Header, digests: Sequence[bytes]) -> None:
+        """Keep hashes; replaces the entry as a whole or not at all."""
+        data = _encode(state, header, digests)
+        temporary: str | None = None
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=".new-")
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            Path(temporary).replace(self._path(state))
+            self._prune()
+        except OSError as error:
+            _log.warning("weights_cache_not_written", path=str(self._folder), why=str(error))
+            if temporary is not None:
+                with suppress(OSError):
+                    Path(temporary).unlink()
+
+    def _path(self, state: FileState) -> Path:
+        return self._folder / (blake3(state.line.encode()).hexdigest(16) + _SUFFIX)
+
+    def _prune(self) -> None:
+        # a name that starts with `.new-` is left by a writer that was killed
+        kept = [path for path in self._folder.iterdir() if path.name.endswith(_SUFFIX)]
+        kept.sort(key=lambda path: path.stat().st_mtime_ns)
+        for path in kept[: max(0, len(kept) - MAX_ENTRIES)]:
+            path.unlink(missing_ok=True)
+        stale = [path for path in self._folder.iterdir() if path.name.startswith(".new-")]
+        stale.sort(key=lambda path: path.stat().st_mtime_ns)
+        for path in stale[:-8]:  # the newest may be another process at work
+            path.unlink(missing_ok=True)
+
+
+def _table_digest(header: Header) -> str:
+    whole = blake3()
+    for tensor in header.tensors:
+        whole.update(
+            f"{tensor.kind.number} {tensor.offset} {tensor.size} {tensor.dims} {tensor.name}\n".encode()
+        )
+    return whole.hexdigest()
+
+
+def _encode(state: FileState, header: Header, digests: Sequence[bytes]) -> bytes:
+    lines = [_VERSION, state.line, _table_digest(header), *(digest.hex() for digest in digests)]
+    body = ("\n".join(lines) + "\n").encode()
+    return body + f"end {blake3(body).hexdigest()}\n".encode()
+
+
+def _decode(data: bytes, state: FileState, header: Header) -> tuple[bytes, ...] | None:
+    body, _, checksum = data.rpartition(b"end ")
+    if checksum.strip() != blake3(body).hexdigest().encode():
+        return None
+    lines = body.decode("ascii", "replace").splitlines()
+    if lines[:3] != [_VERSION, state.line, _table_digest(header)] or len(lines) != 3 + len(header.tensors):
+        return None
+    try:
+        return tuple(bytes.fromhex(line) for line in lines[3:])
+    except ValueError:
+        return None

@@ -1,0 +1,72 @@
+"""Model files on this machine: found, opened once, known by content.
+
+A file is opened once and kept open: what was hashed, what is loaded and what is checked again afterwards is
+the same open file, whatever happens to its path meanwhile. Nothing here writes to a model file. Words: an
+*index* lists every tensor of a model with its BLAKE3-256; a *shard* is one file of a model that is stored in
+several; a *fingerprint* says that two copies hold the same model. Tests: tests/unit/store.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from meshd.model.gguf import Header
+from meshd.model.weights_index import WeightsIndex
+
+
+@dataclass(frozen=True, slots=True)
+class HashProgress:
+    """How far hashing is. Bytes; `rate` in bytes a second since it began (0 when not known yet)."""
+
+    label: str
+    done: int
+    total: int
+    rate: float
+    finished: bool = False
+
+    @property
+    def text(self) -> str:
+        """One line for a log or a terminal."""
+        gib = 1 << 30
+        percent = 100 * self.done // max(1, self.total)
+        return (
+            f"reading `{self.label}` once to know its weights by content: {percent} % of "
+            f"{self.total / gib:.1f} GiB, {self.rate / 1e6:.0f} MB/s"
+        )
+
+
+ProgressCallback = Callable[[HashProgress], None]
+"""Called on the event loop, at most a few times a second; must not block."""
+
+
+class WeightsFile(Protocol):
+    """An open model: one file, or all shards of one. Usable until `close`."""
+
+    @property
+    def name(self) -> str:
+        """The file's name without its folder: for people, never for decisions."""
+        ...
+
+    @property
+    def paths(self) -> tuple[Path, ...]: ...
+
+    @property
+    def headers(self) -> tuple[Header, ...]:
+        """The header of each shard, in their order."""
+        ...
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The open descriptors, in the order of the shards; read-only, not inherited unless passed on."""
+        ...
+
+    async def index(self, progress: ProgressCallback | None = None) -> WeightsIndex:
+        """The index, from the cache or by one reading of the files. Raises UserError."""
+        ...
+
+    def stat_unchanged(self) -> bool:
+        """Whether size, mtime, ctime and inode are still those of the index (of the opening, before it)."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,169 @@
+"""One open file of a model, and the siblings that belong to it when the model is sharded."""
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshd.base.errors import UserError
+from meshd.model.gguf import Header, read_header
+from meshd.store.hash_cache import FileState
+from meshd.store.hashes import unreadable
+
+MAX_SHARDS = 512
+_SHARD_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)$")
+
+
+class Shard:
+    """One open file. `state` is that of the last reading of the header."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = _open(path)
+        try:
+            self.state = FileState.of(self.descriptor)
+            self.header = self._read_header()
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def refresh(self) -> None:
+        """Read state and header again if the file has changed. Raises UserError."""
+        try:
+            state = FileState.of(self.descriptor)
+        except OSError as error:
+            raise unreadable(self.path.name, error) from error
+        if state != self.state:
+            self.state = state
+            self.header = self._read_header()
+
+    def _read_header(self) -> Header:
+        def pread(offset: int, length: int) -> bytes:
+            return os.pread(self.descriptor, length, offset)
+
+        try:
+            return read_header(pread, size=self.state.size, label=self.path.name)
+        except OSError as error:
+            raise unreadable(self.path.name, error) from error
+
+
+def _open(path: Path) -> int:
+    """A read-only descriptor of a regular file that is not inherited. Raises UserError."""
+    try:
+        # O_NONBLOCK: opening a pipe by mistake must not wait for its writer
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        raise _cannot_open(path, error) from error
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise UserError(f"`{path}` is a folder, expected a GGUF file", hint=_files_inside(path))
+    raise UserError(f"`{path}` is not a regular file", hint="give the path of a *.gguf file")
+
+
+def _cannot_open(path: Path, error: OSError | ValueError) -> UserError:
+    if isinstance(error, FileNotFoundError):
+        return UserError(f"no model file `{path}`", hint="give the path of a *.gguf file that exists")
+    if isinstance(error, PermissionError):
+        return UserError(
+            f"not allowed to read `{path}`",
+            hint="meshd reads models in place: let your user read the file and enter its folders "
+            "(`chmod a+r`, or join the group that owns it, as with Ollama's blobs)",
+        )
+    if isinstance(error, OSError) and error.errno in (
+        errno.ESTALE,
+        errno.EIO,
+        errno.ETIMEDOUT,
+        errno.EHOSTDOWN,
+    ):
+        return unreadable(str(path), error)
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return UserError(f"cannot open `{path}`: {reason}", hint="give the path of a *.gguf file")
+
+
+def _files_inside(folder: Path) -> str:
+    try:
+        names = sorted(path.name for path in folder.iterdir() if path.suffix == ".gguf")
+    except OSError:
+        names = []
+    if not names:
+        return "give the path of a *.gguf file"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return "did you mean " + ", ".join(f"`{folder / name}`" for name in names[:3]) + more
+
+
+def open_shards(path: Path) -> list[Shard]:
+    """Open the file and its sibling shards, in their order; none stays open when one fails."""
+    given = Shard(path)
+    shards: list[Shard] = []
+    try:
+        for sibling in _sibling_paths(path, given.header):
+            shards.append(given if sibling == path else Shard(sibling))
+        check_shards(shards)
+    except BaseException:
+        close_all([given, *(shard for shard in shards if shard is not given)])
+        raise
+    return shards
+
+
+def _sibling_paths(path: Path, header: Header) -> list[Path]:
+    number, count = header.shard
+    if count == 1:
+        return [path]
+    match = _SHARD_NAME.match(path.name)
+    if (
+        match is None
+        or count > MAX_SHARDS
+        or int(match["count"]) != count
+        or int(match["number"]) != number + 1
+    ):
+        raise UserError(
+            f"`{path.name}` is shard {number + 1} of {count}, but its name does not say so",
+            hint=f"name the shards as they were made: NAME-{number + 1:05d}-of-{count:05d}.gguf",
+        )
+    names = [f"{match['stem']}-{item:05d}-of-{count:05d}{match['suffix']}" for item in range(1, count + 1)]
+    paths = [path.with_name(name) for name in names]
+    missing = [item.name for item in paths if not item.exists()]
+    if missing:
+        listed = ", ".join(f"`{name}`" for name in missing[:3]) + (" …" if len(missing) > 3 else "")
+        raise UserError(
+            f"the model `{path.name}` has {count} shards, missing: {listed}",
+            hint=f"fetch the missing files into `{path.parent}`",
+        )
+    return paths
+
+
+def check_shards(shards: Sequence[Shard]) -> None:
+    """The shards belong together: numbers, total of tensors, no tensor twice. Raises UserError."""
+    seen: dict[str, str] = {}
+    for number, shard in enumerate(shards):
+        path, header = shard.path, shard.header
+        if header.shard != (number, len(shards)):
+            there, count = header.shard
+            raise UserError(
+                f"`{path.name}` says it is shard {there + 1} of {count}, "
+                f"expected {number + 1} of {len(shards)}",
+                hint="the files are of different models: fetch all shards again",
+            )
+        for tensor in header.tensors:
+            if tensor.name in seen:
+                raise UserError(
+                    f"tensor `{tensor.name}` is both in `{seen[tensor.name]}` and in `{path.name}`"
+                )
+            seen[tensor.name] = path.name
+    expected = shards[0].header.integer("split.tensors.count", len(seen))
+    if len(seen) != expected:
+        raise UserError(
+            f"the shards of `{shards[0].path.name}` hold {len(seen)} tensors, expected {expected}",
+            hint="the files are of different models: fetch all shards again",
+        )
+
+
+def close_all(shards: Sequence[Shard]) -> None:
+    """Close the descriptors."""
+    for shard in shards:
+        os.close(shard.descriptor)
