@@ -2,9 +2,10 @@
 
 The gateway tells the truth about readiness, passes streams through unbuffered, checks keys and browser
 headers, and turns a lost upstream into an error event. It knows an Upstream, never the mesh.
+It must never keep an answer that the client does not read, nor a generation whose client is gone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -49,20 +50,51 @@ class Upstream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """`port` 0 picks a free one; beyond loopback keys are demanded. `allowed_hosts` are extra Host names."""
+    """`port` 0 picks a free one; beyond loopback keys are demanded. `allowed_hosts` are extra Host names.
+
+    `allowed_origins` are whole origins (`https://chat.example`). `max_body_bytes` bounds one request,
+    `max_bodies_bytes` all that are held together; `max_requests` may be under way at once.
+    `keepalive_seconds` of silence in a stream are followed by a comment line.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8090
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = 64 << 20
+    max_bodies_bytes: int = 128 << 20
+    max_requests: int = 64
+    keepalive_seconds: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayStatus:
+    """`requests` were passed on to the model since the start, `active` are under way; `tokens` generated."""
+
     url: str
     ready: bool
     requests: int
     tokens: int
     active: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyReport:
+    """What came of asking for one token: `seconds` it took when `ready`, else `reason` says why not."""
+
+    ready: bool
+    reason: str
+    seconds: float = 0.0
+
+
+class ReadyCheck(Protocol):
+    """Ask the llama-server at `socket_path` for one real token (`gateway.ready.one_token`)."""
+
+    async def __call__(self, socket_path: Path) -> ReadyReport: ...
+
+
+class PortHolder(Protocol):
+    """Name who listens on a port (`python3 (pid 12)`), or give "" when that cannot be told."""
+
+    def __call__(self, host: str, port: int) -> str: ...

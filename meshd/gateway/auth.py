@@ -1,0 +1,111 @@
+"""Who may call the API: keys from a private file, compared in constant time."""
+
+import hashlib
+import hmac
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from meshd.base.errors import UserError
+
+MAX_KEY_FILE_BYTES = 1 << 20
+MIN_KEY_CHARS = 8  # shorter ones are guessed over a LAN
+
+
+def load_keys(path: Path) -> tuple[str, ...]:
+    """Read API keys: one a line, empty lines and lines that begin with `#` are skipped.
+
+    The file must be a plain file that only its owner can read (0600) and that belongs to this user or
+    root. Raises UserError, which never repeats a key.
+    """
+    keys: list[str] = []
+    for number, line in enumerate(_read_private(path).splitlines(), start=1):
+        key = line.strip()
+        if not key or key.startswith("#"):
+            continue
+        if len(key) < MIN_KEY_CHARS or not all("!" <= char <= "~" for char in key):
+            raise UserError(
+                f"line {number} of the key file `{path}` is not a key",
+                hint=f"a key has {MIN_KEY_CHARS} or more printable ASCII characters and no spaces",
+            )
+        keys.append(key)
+    if not keys:
+        raise UserError(
+            f"the key file `{path}` holds no key",
+            hint=f"put one key on each line, for example: `openssl rand -hex 24 > {path}`",
+        )
+    return tuple(keys)
+
+
+def _read_private(path: Path) -> str:
+    try:
+        # O_NONBLOCK: a FIFO given by mistake must not hang the start
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise UserError(
+            f"cannot read the key file `{path}`: {_reason(error)}", hint="check the path given as key file"
+        ) from error
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise UserError(f"the key file `{path}` is not a plain file", hint="give a file with keys")
+        if found.st_mode & 0o077:
+            raise UserError(
+                f"the key file `{path}` can be read by others (mode {stat.S_IMODE(found.st_mode):04o})",
+                hint=f"run `chmod 600 {path}`",
+            )
+        if found.st_uid not in (os.geteuid(), 0):
+            raise UserError(
+                f"the key file `{path}` belongs to another user (uid {found.st_uid})",
+                hint="make a copy that belongs to you, with mode 0600",
+            )
+        data = file.read(MAX_KEY_FILE_BYTES + 1)
+    if len(data) > MAX_KEY_FILE_BYTES:
+        raise UserError(f"the key file `{path}` is larger than 1 MiB", hint="give a file with keys")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"the key file `{path}` is not text", hint="give a file with keys") from error
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or type(error).__name__).lower()
+
+
+class KeyRing:
+    """The keys that open the API; without any, the API is open to whoever reaches it."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        # digests have one length: the comparison does not tell how long a key is
+        self._digests = tuple(_digest(key) for key in keys)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def admits(self, headers: Mapping[str, str]) -> bool:
+        """True when `Authorization: Bearer KEY` or `x-api-key: KEY` carries a key of ours."""
+        if not self._digests:
+            return True
+        found = False
+        for given in _given_keys(headers):
+            digest = _digest(given)
+            for known in self._digests:
+                # no early exit: the time does not tell which key was close
+                found |= hmac.compare_digest(digest, known)
+        return found
+
+
+def _given_keys(headers: Mapping[str, str]) -> list[str]:
+    given = []
+    scheme, _, value = headers.get("Authorization", "").strip().partition(" ")
+    if scheme.lower() == "bearer" and value.strip():
+        given.append(value.strip())
+    if key := headers.get("X-Api-Key", "").strip():
+        given.append(key)
+    return given
+
+
+def _digest(key: str) -> bytes:
+    # surrogates stand for bytes that were not UTF-8 in a header
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,85 @@
+"""Request bodies: read with a limit for each and a limit for all that are held together."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from meshd.gateway.failure import Failure, Refusal
+
+BODY_SILENCE_SECONDS = 30.0  # a client that sends nothing for so long holds memory for nothing
+
+
+class Bodies:
+    """Reads bodies; together they hold at most `most_together` bytes."""
+
+    def __init__(self, *, most_each: int, most_together: int, silence: float = BODY_SILENCE_SECONDS) -> None:
+        self._most_each = most_each
+        self._most_together = max(most_together, most_each)
+        self._silence = silence
+        self.held = 0
+
+    @asynccontextmanager
+    async def read(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
+        """The whole body; its memory counts until the block is left.
+
+        Raises Refusal: 413 when it is too long, 503 when too much is held already, 408 when it stalls.
+        """
+        announced = request.content_length
+        if announced is not None and announced > self._most_each:
+            raise Refusal(self._too_long())
+        counted = 0
+        chunks: list[bytes] = []
+        try:
+            await _continue(request)
+            while chunk := await self._next(request):
+                if counted + len(chunk) > self._most_each:
+                    raise Refusal(self._too_long())
+                if self.held + len(chunk) > self._most_together:
+                    raise Refusal(_too_much())
+                counted += len(chunk)
+                self.held += len(chunk)
+                chunks.append(chunk)
+            whole = b"".join(chunks)
+            chunks.clear()
+            yield whole
+        finally:
+            self.held -= counted
+
+    async def _next(self, request: web.BaseRequest) -> bytes:
+        try:
+            async with asyncio.timeout(self._silence):
+                return await request.content.readany()
+        except TimeoutError as error:
+            failure = Failure(408, f"no byte of the body came for {self._silence:.0f} s", code="body_stalled")
+            raise Refusal(failure) from error
+
+    def _too_long(self) -> Failure:
+        return Failure(413, f"the body is larger than {self._most_each} bytes", code="body_too_large")
+
+
+def _too_much() -> Failure:
+    message = "too many large requests are under way"
+    return Failure(503, message, type="unavailable_error", code="busy", retry_after=2)
+
+
+async def _continue(request: web.BaseRequest) -> None:
+    """Let a client go on that waits for leave to send its body (RFC 9110, 10.1.1)."""
+    if request.headers.get("Expect", "").strip().lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # the bytes above belong to no answer
+        request.writer.output_size = 0
+
+
+def wants_stream(body: bytes) -> bool:
+    """True when this JSON object asks for a stream. Raises Refusal (400) when it is not a JSON object."""
+    try:
+        # the encoding is given: json would guess UTF-16 and UTF-32, llama-server does not
+        parsed: object = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise Refusal(Failure(400, "the body is not valid JSON", code="invalid_json")) from error
+    if not isinstance(parsed, dict):
+        raise Refusal(Failure(400, "the body is not a JSON object", code="invalid_json"))
+    return parsed.get("stream") is True

@@ -1,0 +1,93 @@
+"""Binds the API's port, or says plainly why not."""
+
+import errno
+import ipaddress
+import socket
+
+from meshd.base.errors import UserError
+from meshd.gateway.interface import PortHolder
+
+BACKLOG = 128
+
+
+def resolve(host: str) -> list[tuple[socket.AddressFamily, str]]:
+    """Addresses to listen on for `host`, each once. Raises UserError."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise UserError(
+            f"cannot find an address for `{host}` to listen on",
+            hint="use 127.0.0.1 for this machine alone, 0.0.0.0 for every network",
+        ) from error
+    families = (socket.AF_INET, socket.AF_INET6)
+    return list(dict.fromkeys((item[0], str(item[4][0])) for item in found if item[0] in families))
+
+
+def all_loopback(addresses: list[tuple[socket.AddressFamily, str]]) -> bool:
+    """True when nobody beyond this machine reaches any of them."""
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for _, address in addresses)
+
+
+def bind(
+    addresses: list[tuple[socket.AddressFamily, str]], port: int, *, holder: PortHolder | None
+) -> list[socket.socket]:
+    """Listening sockets on one port for all addresses; port 0 picks a free one.
+
+    A name with an address of a family that this machine lacks is bound to the others. Raises UserError.
+    """
+    bound: list[socket.socket] = []
+    lacking: OSError | None = None
+    try:
+        for family, address in addresses:
+            try:
+                listener = _bind_one(family, address, port)
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise _explained(error, address, port, holder) from error
+                lacking = error
+                continue
+            bound.append(listener)
+            port = listener.getsockname()[1]
+        if not bound:
+            raise _explained(lacking or OSError(), addresses[0][1] if addresses else "", port, holder)
+    except BaseException:
+        for listener in bound:
+            listener.close()
+        raise
+    return bound
+
+
+def _bind_one(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # a restart must not wait for old connections in TIME_WAIT
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _explained(error: OSError, address: str, port: int, holder: PortHolder | None) -> UserError:
+    if error.errno == errno.EADDRINUSE:
+        who = holder(address, port) if holder is not None else ""
+        by = f" by {who}" if who else ""
+        return UserError(
+            f"port `{port}` on `{address}` is taken{by}",
+            hint="choose another with `--port N`, or `--port 0` for any free one",
+        )
+    if error.errno == errno.EACCES:
+        return UserError(
+            f"port `{port}` on `{address}` may not be opened by this user", hint="choose one above 1023"
+        )
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+        return UserError(
+            f"this machine has no address `{address}`", hint="use 127.0.0.1, 0.0.0.0 or an address of its own"
+        )
+    what = (error.strerror or "unknown reason").lower()
+    return UserError(f"cannot listen on `{address}` port `{port}`: {what}", hint="see `--host` and `--port`")

@@ -1,0 +1,292 @@
+"""Passes a request on to llama-server and its answer back, byte for byte, at the client's pace.
+
+Each request opens its own connection: llama-server may be a new process behind the same socket path,
+a connection kept open would hold one of its few threads, and closing it is what frees the slot when
+the client hangs up. No timeout: a prompt of 30,000 tokens on a CPU takes as long as it takes.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from meshd.base.errors import MeshdError
+from meshd.base.log import get
+from meshd.base.tasks import Owner
+from meshd.gateway.events import EventSplitter, TokenCount
+from meshd.gateway.failure import Failure, Refusal, StreamForm
+from meshd.gateway.interface import Upstream
+from meshd.gateway.reply import ClientGone, StreamReply
+
+HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
+READ_BYTES = 64 << 10  # aiohttp stops reading from llama-server at twice this
+
+_log = get("gateway")
+
+
+class UpstreamLost(MeshdError):
+    """llama-server went away; `reached` tells whether it had taken the request."""
+
+    def __init__(self, what: str, *, reached: bool) -> None:
+        super().__init__(what)
+        self.reached = reached
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request as it goes to llama-server. `counts` when its answer holds generated tokens."""
+
+    method: str
+    path: str
+    body: bytes | None
+    stream: bool
+    counts: bool
+    form: StreamForm
+    headers: dict[str, str]  # to be added to the answer
+
+
+class Proxy:
+    """Forwards calls to the llama-server of `upstream`. Use as an async context manager."""
+
+    def __init__(self, upstream: Upstream, *, silence: float, count_tokens: Callable[[int], None]) -> None:
+        self._upstream = upstream
+        self._silence = silence
+        self._count_tokens = count_tokens
+        self._session: aiohttp.ClientSession | None = None
+        self._limits: set[asyncio.Timeout] = set()
+        self._stopping = ""
+
+    async def __aenter__(self) -> "Proxy":
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(str(self._upstream.socket_path), limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None, sock_read=None),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=READ_BYTES,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def end_all(self, why: str) -> None:
+        """End every answer under way with an error that says `why`, and refuse later ones."""
+        self._stopping = why
+        now = asyncio.get_running_loop().time()
+        for limit in tuple(self._limits):
+            limit.reschedule(now)
+
+    async def forward(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
+        """Answer `request` with what llama-server says to `call`. Raises Refusal."""
+        try:
+            if call.stream:
+                return await self._forward_stream(request, call)
+            async with self._until_stopped(), self._ask(call) as answer:
+                if _is_event_stream(answer):
+                    return await self._forward_stream(request, call, answer)
+                return await self._whole(request, call, answer)
+        except UpstreamLost as lost:
+            raise Refusal(self._lost(lost)) from lost
+
+    async def _forward_stream(
+        self, request: web.BaseRequest, call: Call, answer: aiohttp.ClientResponse | None = None
+    ) -> web.StreamResponse:
+        reply = StreamReply(request, silence=self._silence, headers=call.headers)
+        outcome: web.StreamResponse | Failure
+        async with Owner() as owner:
+            # comments begin before llama-server's headers: those come after the prompt was worked through
+            owner.start(reply.keep_alive(), name="gateway keep-alive")
+            outcome = await self._outcome(request, call, reply, answer)
+            await reply.stop_comments()
+            owner.cancel()
+        if isinstance(outcome, web.StreamResponse):
+            return outcome
+        return await self._end_with(reply, call, outcome)
+
+    async def _outcome(
+        self, request: web.BaseRequest, call: Call, reply: StreamReply, answer: aiohttp.ClientResponse | None
+    ) -> web.StreamResponse | Failure:
+        """Errors as values: one raised within the owner's block would come out as a group."""
+        try:
+            if answer is not None:
+                return await self._events(call, reply, answer)
+            async with self._until_stopped(), self._ask(call) as fresh:
+                if _is_event_stream(fresh):
+                    return await self._events(call, reply, fresh)
+                await reply.stop_comments()
+                if reply.begun:
+                    return await _failure_in(fresh)
+                return await self._whole(request, call, fresh)
+        except UpstreamLost as lost:
+            return self._lost(lost)
+        except Refusal as refusal:
+            return refusal.failure
+        except ClientGone:
+            return reply.response
+
+    async def _events(
+        self, call: Call, reply: StreamReply, answer: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        splitter, count = EventSplitter(), TokenCount()
+        await reply.begin()
+        try:
+            while data := await _read(answer):
+                if ready := splitter.feed(data):
+                    # set before the write, so that no comment falls into an event that is not whole
+                    reply.allow_comments(splitter.between_events)
+                    await reply.send(ready)
+                    self._count_tokens(count.feed(ready) if call.counts else 0)
+        except UpstreamLost:
+            if not splitter.between_events:
+                await reply.send(b"\n\n")
+            raise
+        if rest := splitter.rest():
+            await reply.send(rest)
+        return reply.response
+
+    async def _end_with(self, reply: StreamReply, call: Call, failure: Failure) -> web.StreamResponse:
+        if not reply.begun:
+            raise Refusal(failure)
+        try:
+            await reply.send(failure.event(call.form))
+        except ClientGone:
+            pass  # nobody is left to be told
+        return reply.response
+
+    async def _whole(
+        self, request: web.BaseRequest, call: Call, answer: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        held = bytearray()
+        while data := await _read(answer):
+            held += data
+            if len(held) > HELD_ANSWER_BYTES:
+                return await self._long(request, call, answer, bytes(held))
+        if call.counts:
+            self._count_tokens(TokenCount().feed(bytes(held)))
+        if answer.status >= 400 and _error_object(bytes(held)) is None:
+            raise Refusal(_plain_failure(answer.status, bytes(held)))
+        return web.Response(status=answer.status, headers=_answer_headers(call, answer), body=bytes(held))
+
+    async def _long(
+        self, request: web.BaseRequest, call: Call, answer: aiohttp.ClientResponse, held: bytes
+    ) -> web.StreamResponse:
+        """An answer too long to hold is passed on as it comes; a loss then cuts the connection."""
+        response = web.StreamResponse(status=answer.status, headers=_answer_headers(call, answer))
+        try:
+            await response.prepare(request)
+            await response.write(held)
+            while data := await _read(answer):
+                await response.write(data)
+        except UpstreamLost as lost:
+            self._lost(lost)
+            if request.transport is not None:
+                request.transport.abort()  # an end without its last chunk: no client takes it for whole
+        except ConnectionError:
+            pass  # the client hung up
+        return response
+
+    @asynccontextmanager
+    async def _until_stopped(self) -> AsyncIterator[None]:
+        """Run until `end_all`, which turns into Refusal."""
+        if self._stopping:
+            raise Refusal(_stopping(self._stopping))
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._limits.add(limit)
+                try:
+                    yield
+                finally:
+                    self._limits.discard(limit)
+        except TimeoutError as error:
+            raise Refusal(_stopping(self._stopping)) from error
+
+    @asynccontextmanager
+    async def _ask(self, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send the call; the connection is closed when the block is left, which frees the slot."""
+        if self._session is None:
+            raise RuntimeError("the proxy is not open")
+        # only these: X-Conversation-Id for one would make llama-server go on without a client
+        headers = {"Accept-Encoding": "identity"}
+        if call.body is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            answer = await self._session.request(
+                call.method,
+                f"http://localhost{call.path}",
+                data=call.body,
+                headers=headers,
+                allow_redirects=False,
+            )
+        except aiohttp.ClientConnectorError as error:
+            raise UpstreamLost(f"llama-server cannot be reached: {error.os_error}", reached=False) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise UpstreamLost("llama-server went away before it answered", reached=True) from error
+        try:
+            yield answer
+        finally:
+            answer.close()
+
+    def _lost(self, lost: UpstreamLost) -> Failure:
+        _log.warning("upstream_lost", why=lost.what)
+        self._upstream.upstream_broke(lost.what)
+        if not lost.reached:
+            retry = self._upstream.readiness.retry_after
+            return Failure(503, lost.what, type="unavailable_error", code="upstream_away", retry_after=retry)
+        return Failure(502, lost.what, type="server_error", code="upstream_lost")
+
+
+async def _read(answer: aiohttp.ClientResponse) -> bytes:
+    """The next bytes, empty at the end. Raises UpstreamLost."""
+    try:
+        return await answer.content.readany()
+    except (aiohttp.ClientError, OSError) as error:
+        raise UpstreamLost("llama-server went away in the middle of the answer", reached=True) from error
+
+
+def _is_event_stream(answer: aiohttp.ClientResponse) -> bool:
+    return answer.content_type == "text/event-stream"
+
+
+def _answer_headers(call: Call, answer: aiohttp.ClientResponse) -> dict[str, str]:
+    headers = {"Content-Type": answer.headers.get("Content-Type", "application/json"), **call.headers}
+    if answer.status == 503:
+        headers["Retry-After"] = "1"  # llama-server is loading, or busy
+    return headers
+
+
+async def _failure_in(answer: aiohttp.ClientResponse) -> Failure:
+    """The failure that a plain answer to a stream request tells of; its status came too late."""
+    held = bytearray()
+    while len(held) <= HELD_ANSWER_BYTES and (data := await _read(answer)):
+        held += data
+    return _error_object(bytes(held)) or _plain_failure(answer.status, bytes(held))
+
+
+def _error_object(body: bytes) -> Failure | None:
+    try:
+        parsed: object = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    error = parsed.get("error") if isinstance(parsed, dict) else None
+    if not isinstance(error, dict):
+        return None
+    code = error.get("code")
+    status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    return Failure(status, str(error.get("message", "")), type=str(error.get("type", "server_error")))
+
+
+def _plain_failure(status: int, body: bytes) -> Failure:
+    text = body[:200].decode("utf-8", "replace").strip()
+    said = f": {text}" if text else ""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return Failure(status, f"llama-server answered {status}{said}", type=kind, code="upstream_error")
+
+
+def _stopping(why: str) -> Failure:
+    return Failure(503, why, type="unavailable_error", code="stopping", retry_after=5)

@@ -1,0 +1,86 @@
+"""The client's side of a stream: whole events out, a comment line when nothing was said for a while."""
+
+import asyncio
+
+from aiohttp import web
+
+from meshd.base.errors import Broken
+
+COMMENT = b": keep-alive\n\n"  # clients drop it (WHATWG HTML, 9.2.6)
+
+
+class ClientGone(Broken):
+    """The client hung up while it was being written to."""
+
+
+class StreamReply:
+    """A server-sent events answer to `request`, begun by the first byte or by the first comment.
+
+    Writes wait until the client has taken what came before: about 128 KiB are held at most.
+    """
+
+    def __init__(self, request: web.BaseRequest, *, silence: float, headers: dict[str, str]) -> None:
+        self._request = request
+        self._silence = silence
+        self._lock = asyncio.Lock()
+        self._last = asyncio.get_running_loop().time()
+        self._quiet = False
+        self.response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",  # a proxy before us shall not collect the stream either
+                **headers,
+            }
+        )
+
+    @property
+    def begun(self) -> bool:
+        """True when status and headers are out: from then on errors are events."""
+        return self.response.prepared
+
+    async def begin(self) -> None:
+        """Send status and headers now. Raises ClientGone."""
+        await self.send(b"")
+
+    async def send(self, data: bytes) -> None:
+        """Write bytes and wait until the client has room again. Raises ClientGone."""
+        async with self._lock:
+            await self._write(data)
+
+    async def stop_comments(self) -> None:
+        """No comment is under way when this returns, and none is sent until `allow_comments`."""
+        self._quiet = True
+        async with self._lock:
+            pass
+
+    def allow_comments(self, allowed: bool) -> None:
+        """Comments may be sent between events, never within one."""
+        self._quiet = not allowed
+
+    async def keep_alive(self) -> None:
+        """Write a comment after each `silence` seconds without a byte; ends when the client is gone."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(max(0.0, self._last + self._silence - loop.time()))
+            async with self._lock:
+                if loop.time() < self._last + self._silence:
+                    continue
+                if self._quiet:
+                    self._last = loop.time()
+                    continue
+                try:
+                    await self._write(COMMENT)
+                except ClientGone:
+                    return  # whoever sends the answer finds it out too
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            if not self.response.prepared:
+                await self.response.prepare(self._request)
+            if data:
+                await self.response.write(data)
+        except ConnectionError as error:
+            raise ClientGone("the client hung up") from error
+        finally:
+            self._last = asyncio.get_running_loop().time()

@@ -1,0 +1,239 @@
+"""Which paths the API has, who may call them, and what is answered without llama-server.
+
+An allow-list: paths that write files, change slots, adapters or properties, show other users' prompts
+or fetch from elsewhere are not in it.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from meshd.gateway.auth import KeyRing
+from meshd.gateway.body import Bodies, wants_stream
+from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, preflight_headers
+from meshd.gateway.failure import Failure, Refusal, StreamForm
+from meshd.gateway.interface import ModelState, Upstream
+from meshd.gateway.proxy import Call, Proxy
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path that is passed on. `counts`: its answers hold generated tokens."""
+
+    method: str
+    counts: bool = False
+    form: StreamForm = StreamForm.OPENAI
+
+
+_GENERATE = Route("POST", counts=True)
+_ASK = Route("POST")
+_LOOK = Route("GET")
+
+ROUTES: Mapping[str, Route] = {
+    "/v1/chat/completions": _GENERATE,
+    "/v1/completions": _GENERATE,
+    "/v1/responses": Route("POST", counts=True, form=StreamForm.RESPONSES),
+    "/v1/messages": Route("POST", counts=True, form=StreamForm.ANTHROPIC),
+    "/v1/messages/count_tokens": _ASK,
+    "/v1/embeddings": _ASK,
+    "/v1/rerank": _ASK,
+    "/v1/reranking": _ASK,
+    # llama.cpp's own
+    "/chat/completions": _GENERATE,
+    "/completion": _GENERATE,
+    "/completions": _GENERATE,
+    "/infill": _GENERATE,
+    "/embedding": _ASK,
+    "/embeddings": _ASK,
+    "/rerank": _ASK,
+    "/reranking": _ASK,
+    "/tokenize": _ASK,
+    "/detokenize": _ASK,
+    "/apply-template": _ASK,
+    "/props": _LOOK,
+    "/metrics": _LOOK,
+}
+
+HEALTH_PATHS = frozenset({"/health", "/v1/health"})
+MODELS_PATHS = frozenset({"/v1/models", "/models"})
+MODEL_PREFIX = "/v1/models/"
+
+
+class Tally:
+    """Numbers for the status."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.tokens = 0
+        self.active = 0
+
+    def add_tokens(self, count: int) -> None:
+        self.tokens += count
+
+
+class Router:
+    """Handles every request of the API: guards first, then our own answers, then the proxy."""
+
+    def __init__(
+        self,
+        *,
+        upstream: Upstream,
+        proxy: Proxy,
+        guard: BrowserGuard,
+        keys: KeyRing,
+        bodies: Bodies,
+        tally: Tally,
+        max_requests: int,
+    ) -> None:
+        self._upstream = upstream
+        self._proxy = proxy
+        self._guard = guard
+        self._keys = keys
+        self._bodies = bodies
+        self._tally = tally
+        self._max_requests = max_requests
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; every refusal is OpenAI's error JSON."""
+        origin = request.headers.get("Origin")
+        # only for an allowed origin: no other page may read an answer, not even a refusal
+        extra = foreign_headers(origin) if origin and self._guard.is_foreign_but_allowed(origin) else {}
+        try:
+            self._check_browser(request)
+            if request.method == "OPTIONS":
+                return _preflight(request, allowed=bool(extra))
+            return await self._answer(request, extra)
+        except Refusal as refusal:
+            response = refusal.failure.response()
+            response.headers.update(extra)
+            if not request.content.is_eof():
+                response.force_close()  # an unread body would be taken for the next request
+            return response
+
+    def _check_browser(self, request: web.BaseRequest) -> None:
+        hosts = request.headers.getall("Host", [])
+        if len(hosts) != 1:
+            raise Refusal(Failure(400, "exactly one Host header is needed", code="bad_host"))
+        if not self._guard.host_allowed(hosts[0]):
+            message = f"host `{hosts[0][:200]}` is not allowed here: add it to the API's allowed hosts"
+            raise Refusal(Failure(403, message, type="permission_error", code="host_not_allowed"))
+        origins = request.headers.getall("Origin", [])
+        if len(origins) > 1 or not self._guard.origin_allowed(next(iter(origins), None), hosts[0]):
+            message = f"origin `{origins[0][:200]}` is not allowed here: add it to the API's allowed origins"
+            raise Refusal(Failure(403, message, type="permission_error", code="origin_not_allowed"))
+
+    async def _answer(self, request: web.BaseRequest, extra: dict[str, str]) -> web.StreamResponse:
+        method = "GET" if request.method == "HEAD" else request.method
+        path = request.path
+        if path in HEALTH_PATHS:
+            _demand_method(method, "GET")
+            return self._health(extra)
+        self._check_key(request)
+        own = self._own_answer(path)
+        if own is not None:
+            _demand_method(method, "GET")
+            return await own(extra)
+        route = ROUTES.get(path)
+        if route is None:
+            raise Refusal(Failure(404, f"the API has no path `{path[:200]}`", code="unknown_path"))
+        _demand_method(method, route.method)
+        if route.method == "POST" and not is_json(request.headers.get("Content-Type")):
+            message = "the body must be JSON: send `Content-Type: application/json`"
+            raise Refusal(Failure(415, message, code="unsupported_media_type"))
+        return await self._pass_on(request, path, route, extra)
+
+    def _check_key(self, request: web.BaseRequest) -> None:
+        if not self._keys.admits(request.headers):
+            message = "a valid API key is needed: `Authorization: Bearer KEY`"
+            raise Refusal(Failure(401, message, type="authentication_error", code="invalid_api_key"))
+
+    async def _pass_on(
+        self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str]
+    ) -> web.StreamResponse:
+        self._check_ready()
+        if self._tally.active >= self._max_requests:
+            message = f"{self._tally.active} requests are under way already"
+            raise Refusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
+        self._tally.active += 1
+        try:
+            if route.method == "GET":
+                self._tally.requests += 1
+                call = Call("GET", path, None, False, route.counts, route.form, extra)
+                return await self._proxy.forward(request, call)
+            async with self._bodies.read(request) as body:
+                stream = wants_stream(body)
+                self._check_ready()  # a slow body may have outlived the model
+                self._tally.requests += 1
+                call = Call("POST", path, body, stream, route.counts, route.form, extra)
+                return await self._proxy.forward(request, call)
+        finally:
+            self._tally.active -= 1
+
+    def _check_ready(self) -> None:
+        now = self._upstream.readiness
+        if now.state is not ModelState.READY:
+            raise Refusal(self._not_ready())
+
+    def _not_ready(self) -> Failure:
+        now = self._upstream.readiness
+        return Failure(
+            503,
+            f"the model is not ready ({now.state}): {now.reason}",
+            type="unavailable_error",
+            code=f"model_{now.state}",
+            retry_after=now.retry_after,
+        )
+
+    def _health(self, extra: dict[str, str]) -> web.Response:
+        now = self._upstream.readiness
+        model = self._upstream.model_name
+        if now.state is ModelState.READY:
+            return web.json_response({"status": "ok", "model": model}, headers=extra)
+        failure = self._not_ready()
+        said = {"status": str(now.state), "reason": now.reason, "progress": now.progress, "model": model}
+        headers = {**failure.headers(), **extra}
+        return web.json_response({**said, "error": failure.error()}, status=503, headers=headers)
+
+    def _own_answer(self, path: str) -> Callable[[dict[str, str]], Awaitable[web.Response]] | None:
+        if path in MODELS_PATHS:
+            return self._models
+        if path.startswith(MODEL_PREFIX):
+            return lambda extra: self._model(path.removeprefix(MODEL_PREFIX), extra)
+        return None
+
+    async def _models(self, extra: dict[str, str]) -> web.Response:
+        name = self._upstream.model_name
+        data = [_model_object(name)] if name else []
+        return web.json_response({"object": "list", "data": data}, headers=extra)
+
+    async def _model(self, asked: str, extra: dict[str, str]) -> web.Response:
+        name = self._upstream.model_name
+        if not name or asked != name:
+            message = f"the model `{asked[:200]}` is not served here, `{name}` is"
+            raise Refusal(Failure(404, message, code="model_not_found"))
+        return web.json_response(_model_object(name), headers=extra)
+
+
+def _model_object(name: str) -> dict[str, str | int]:
+    # OpenAI's clients demand `created`; nobody knows when a GGUF file was made
+    return {"id": name, "object": "model", "created": 0, "owned_by": "meshd"}
+
+
+def _demand_method(method: str, wanted: str) -> None:
+    if method != wanted:
+        message = f"use {wanted} for this path"
+        raise Refusal(Failure(405, message, code="method_not_allowed", allow=(wanted,)))
+
+
+def _preflight(request: web.BaseRequest, *, allowed: bool) -> web.Response:
+    if not allowed:
+        raise Refusal(
+            Failure(403, "this origin may not call the API", type="permission_error", code="cors_denied")
+        )
+    headers = preflight_headers(
+        request.headers["Origin"],
+        asked=request.headers.get("Access-Control-Request-Headers"),
+        private_network=request.headers.get("Access-Control-Request-Private-Network") == "true",
+    )
+    return web.Response(status=204, headers=headers)

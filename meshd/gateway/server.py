@@ -1,0 +1,132 @@
+"""The API's server: binds at once, serves until cancelled, ends answers under way with a reason."""
+
+import asyncio
+import ipaddress
+import socket
+
+from aiohttp import web
+
+from meshd.base.errors import UserError
+from meshd.base.log import get
+from meshd.gateway.auth import KeyRing
+from meshd.gateway.body import Bodies
+from meshd.gateway.browser import BrowserGuard, normal_host
+from meshd.gateway.interface import GatewayConfig, GatewayStatus, ModelState, PortHolder, Upstream
+from meshd.gateway.listen import all_loopback, bind, resolve
+from meshd.gateway.proxy import Proxy
+from meshd.gateway.routes import Router, Tally
+
+IDLE_CONNECTION_SECONDS = 75.0
+SHUTDOWN_SECONDS = 1.0  # for clients to take the last event; who does not read is cut off
+
+_log = get("gateway")
+
+
+class Gateway:
+    """The OpenAI-compatible API of one serving node.
+
+    `port_holder` names who listens on a taken port, for the error's text.
+    """
+
+    def __init__(
+        self, config: GatewayConfig, upstream: Upstream, *, port_holder: PortHolder | None = None
+    ) -> None:
+        self._config = config
+        self._upstream = upstream
+        self._port_holder = port_holder
+        self._tally = Tally()
+        self._port = config.port
+        self.started = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        """Base URL for a client on this machine; the port is the real one once `started` is set."""
+        host = self._config.host
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return f"http://{host}:{self._port}"
+        if address.is_unspecified:
+            host = "127.0.0.1" if address.version == 4 else "::1"
+        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+
+    @property
+    def status(self) -> GatewayStatus:
+        """Counts since the start."""
+        return GatewayStatus(
+            url=self.url,
+            ready=self._upstream.readiness.state is ModelState.READY,
+            requests=self._tally.requests,
+            tokens=self._tally.tokens,
+            active=self._tally.active,
+        )
+
+    async def serve(self) -> None:
+        """Listen and answer until cancelled; returns when every connection is closed.
+
+        Raises UserError when the port cannot be had, or when the API would be open to a network without
+        a key.
+        """
+        config = self._config
+        addresses = resolve(config.host)
+        loopback_only = all_loopback(addresses)
+        keys = KeyRing(config.api_keys)
+        if not loopback_only and not keys:
+            raise UserError(
+                f"the API on `{config.host}` would be open to everyone in the network",
+                hint="give API keys with `--api-key-file FILE`, or listen on 127.0.0.1",
+            )
+        guard = BrowserGuard(
+            bound_host=config.host,
+            names=(*config.allowed_hosts, *(() if loopback_only else _own_names())),
+            origins=config.allowed_origins,
+        )
+        bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
+        proxy = Proxy(self._upstream, silence=config.keepalive_seconds, count_tokens=self._tally.add_tokens)
+        router = Router(
+            upstream=self._upstream,
+            proxy=proxy,
+            guard=guard,
+            keys=keys,
+            bodies=bodies,
+            tally=self._tally,
+            max_requests=config.max_requests,
+        )
+        sockets = bind(addresses, config.port, holder=self._port_holder)
+        self._port = sockets[0].getsockname()[1]
+        async with proxy:
+            await self._run(router, proxy, sockets)
+
+    async def _run(self, router: Router, proxy: Proxy, sockets: list[socket.socket]) -> None:
+        server = web.Server(
+            router.handle,
+            handler_cancellation=True,  # a client that hangs up ends its generation at once
+            access_log=None,
+            keepalive_timeout=IDLE_CONNECTION_SECONDS,
+        )
+        runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_SECONDS)
+        await runner.setup()
+        try:
+            for listener in sockets:
+                await web.SockSite(runner, listener).start()
+            _log.info("api_listening", url=self.url)
+            self.started.set()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.started.clear()
+            proxy.end_all("meshd is stopping")
+            transports = [connection.transport for connection in server.connections]
+            try:
+                await runner.cleanup()
+            finally:
+                for listener in sockets:
+                    listener.close()
+                for transport in transports:
+                    if transport is not None:
+                        transport.abort()  # bytes that a client never took would keep it open
+
+
+def _own_names() -> tuple[str, ...]:
+    """Names by which the LAN calls this machine, as far as it knows itself."""
+    name = socket.gethostname()
+    return tuple(candidate for candidate in (name, f"{name}.local") if normal_host(candidate))

@@ -1,0 +1,197 @@
+"""A small llama-server on a unix socket, and a gateway before it, for the gateway's tests.
+
+The fake says what a script tells it and notes what happens to it. It is obedient and disobedient:
+it can stay silent, die in mid-answer (its transport is aborted) and refuse as llama-server does.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+from meshd.base.tasks import Owner
+from meshd.gateway.interface import GatewayConfig, ModelState, Readiness
+from meshd.gateway.server import Gateway
+
+DEADLINE = 20.0  # of a whole scenario; only a hang comes near it
+
+
+def chunk(text: str) -> bytes:
+    """One streamed piece as llama-server writes it."""
+    delta = {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": text}}]}
+    return b"data: " + json.dumps({"id": "c1", "created": 1, "model": "tiny", **delta}).encode() + b"\n\n"
+
+
+def last_chunk(tokens: int) -> bytes:
+    """The piece that ends an answer, with llama-server's timings."""
+    done = {
+        "object": "chat.completion.chunk",
+        "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}],
+    }
+    timings = {"timings": {"prompt_n": 3, "predicted_n": tokens}}
+    return (
+        b"data: "
+        + json.dumps({"id": "c1", "created": 1, "model": "tiny", **done, **timings}).encode()
+        + b"\n\n"
+    )
+
+
+DONE = b"data: [DONE]\n\n"
+
+Answer = Callable[["FakeServer", web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class FakeServer:
+    """An llama-server whose answers come from `answer`; `cancelled` counts clients that went away."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.active = 0
+        self.cancelled = 0
+        self.written = 0
+        self.changed = asyncio.Condition()
+        self.let_go = asyncio.Event()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await request.read()
+        self.seen.append((request.method, request.path, dict(request.headers), body))
+        await self._change(active=1)
+        try:
+            return await self.answer(self, request)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.active -= 1
+            # a cancelled task may still take a free lock
+            async with self.changed:
+                self.changed.notify_all()
+
+    async def _change(self, *, active: int) -> None:
+        async with self.changed:
+            self.active += active
+            self.changed.notify_all()
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Wait until something is true of this server."""
+        async with self.changed:
+            await self.changed.wait_for(true)
+
+
+async def begin_stream(request: web.BaseRequest) -> web.StreamResponse:
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream", "Access-Control-Allow-Origin": "*"}
+    )
+    await response.prepare(request)
+    return response
+
+
+def die(request: web.BaseRequest) -> None:
+    """As kill -9 does: the connection ends, nothing more is said."""
+    assert request.transport is not None
+    request.transport.abort()
+
+
+def says(status: int, body: object) -> Answer:
+    """Always this JSON."""
+
+    async def answer(_server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
+        return web.json_response(body, status=status)
+
+    return answer
+
+
+def streams(*pieces: bytes) -> Answer:
+    """Always these bytes, one write each."""
+
+    async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        response = await begin_stream(request)
+        for piece in pieces:
+            await response.write(piece)
+        return response
+
+    return answer
+
+
+@dataclass
+class FakeUpstream:
+    """What the serve role will be to the gateway."""
+
+    socket_path: Path
+    model_name: str = "tiny"
+    readiness: Readiness = Readiness(ModelState.READY, "")
+    broke: list[str] = field(default_factory=list)
+
+    def upstream_broke(self, why: str) -> None:
+        self.broke.append(why)
+
+
+@dataclass
+class World:
+    """A running gateway, the fake behind it, and a client session."""
+
+    gateway: Gateway
+    upstream: FakeUpstream
+    server: FakeServer
+    http: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return self.gateway.url
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    async def chat(self, **extra: object) -> aiohttp.ClientResponse:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **extra}
+        return await self.http.post(f"{self.url}/v1/chat/completions", json=body)
+
+
+@contextlib.asynccontextmanager
+async def listening(server: FakeServer, socket_path: Path) -> AsyncIterator[None]:
+    """Serve the fake on its unix socket; the socket file is gone afterwards."""
+    runner = web.ServerRunner(
+        web.Server(server.handle, handler_cancellation=True, access_log=None), shutdown_timeout=0.1
+    )
+    await runner.setup()
+    try:
+        await web.UnixSite(runner, str(socket_path)).start()
+        yield
+    finally:
+        await runner.cleanup()
+        socket_path.unlink(missing_ok=True)
+
+
+@contextlib.asynccontextmanager
+async def serving(gateway: Gateway) -> AsyncIterator[None]:
+    """Run the gateway until the block is left."""
+    async with Owner() as owner:
+        owner.start(gateway.serve(), name="gateway")
+        await gateway.started.wait()
+        yield
+        owner.cancel()
+
+
+@contextlib.asynccontextmanager
+async def world(answer: Answer, *, config: GatewayConfig | None = None) -> AsyncIterator[World]:
+    """Fake, gateway and client; all gone and nothing leaked when the block is left."""
+    with tempfile.TemporaryDirectory(prefix="gw") as folder:
+        path = Path(folder) / "s"
+        server, upstream = FakeServer(answer), FakeUpstream(path)
+        gateway = Gateway(config or GatewayConfig(port=0), upstream)
+        async with asyncio.timeout(DEADLINE), listening(server, path), serving(gateway):
+            async with aiohttp.ClientSession() as http:
+                yield World(gateway, upstream, server, http)
+
+
+def open_files() -> int:
+    """Descriptors of this process, where the OS lists them."""
+    return len(os.listdir("/dev/fd"))  # noqa: PTH208 - a count of names, no paths needed
