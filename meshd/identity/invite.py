@@ -1,14 +1,44 @@
-"""Invites: the token that is pasted, and the keys that its secret gives. Pure. (Being filled in.)"""
+"""Invites: the token that is pasted, and the keys that its secret gives. Pure.
 
+A token is a list of fields (tag, length, value) in one word of base32 (armour.py). The top bit of a tag
+says that a reader who does not know the field must not go on. Addresses in it are hints only: whoever
+answers there proves itself by the inviter's key. How often a token may be used is counted at the inviter.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from meshd.identity.keys import MeshId, PeerId
-from meshd.wire.address import Candidate
+from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
+from meshd.identity.armour import Armour
+from meshd.identity.keys import KEY_BYTES, MeshId, PeerId, to_base32
+from meshd.identity.membership import INVITE_ID_BYTES
+from meshd.wire.address import Candidate, order, pack_candidates, unpack_candidates
+
+MAX_TOKEN_CHARS = 300  # what chats and terminals carry in one piece
+SECRET_BYTES = 16
+MAILBOX_BYTES = 16
+MAX_RELAY_PLACE_BYTES = 96
+FIRST_CANDIDATES = 2  # those that go in before a relay does
+
+_CRITICAL = 0x80
+_MESH, _INVITER, _SECRET, _EXPIRES = (_CRITICAL | tag for tag in (1, 2, 3, 4))
+_CANDIDATES, _RELAY = 5, 6
+_TIME_BYTES = 5
+
+TOKEN = Armour(
+    what="invite token",
+    stem="meshd",
+    version=1,
+    remedy="copy the whole line that `meshd worker` or `meshd serve` printed, "
+    "or make a new one there with `meshd invite`",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RelayHint:
-    """A relay: `host:port` and the 32 bytes of its public key."""
+    """A relay: `place` is host:port, `key` its public key."""
 
     place: str
     key: PeerId
@@ -16,7 +46,7 @@ class RelayHint:
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """What a token says. `expires_at` is unix seconds."""
+    """What a token says. `expires_at` is unix seconds, `secret` 16 bytes."""
 
     mesh: MeshId
     inviter: PeerId
@@ -25,10 +55,18 @@ class Invite:
     candidates: tuple[Candidate, ...] = ()
     relays: tuple[RelayHint, ...] = ()
 
+    def expired(self, now: int) -> bool:
+        """By this node's clock, which may lie: the inviter's decides."""
+        return now >= self.expires_at
+
 
 @dataclass(frozen=True, slots=True)
 class JoinKeys:
-    """What the secret of an invite gives (HKDF-SHA256, RFC 5869)."""
+    """What the secret of an invite gives (HKDF-SHA256, RFC 5869).
+
+    `join_key`: 32 bytes, proves the secret; `mailbox`: 16 bytes, where to meet at a relay; `invite_id`: 8
+    bytes, public; ICE user and password as RFC 8445 wants them, so that strangers can punch.
+    """
 
     join_key: bytes = field(repr=False)
     mailbox: bytes
@@ -37,16 +75,144 @@ class JoinKeys:
     ice_password: str = field(repr=False)
 
 
+def derive(secret: bytes) -> JoinKeys:
+    """The keys of an invite."""
+    if len(secret) != SECRET_BYTES:
+        raise LocalProtocolError(f"secret of {len(secret)} bytes, must be {SECRET_BYTES}")
+    middle = hmac.digest(b"meshd invite v1", secret, "sha256")
+
+    def expand(what: str, size: int) -> bytes:
+        return hmac.digest(middle, what.encode() + b"\x01", "sha256")[:size]  # one block is enough
+
+    return JoinKeys(
+        join_key=expand("join key", hashlib.sha256().digest_size),
+        mailbox=expand("mailbox", MAILBOX_BYTES),
+        invite_id=expand("invite id", INVITE_ID_BYTES),
+        ice_user=to_base32(expand("ice user", 10)),
+        ice_password=to_base32(expand("ice password", 20)),
+    )
+
+
 def encode_token(invite: Invite) -> str:
-    """One word of at most 300 characters."""
-    raise NotImplementedError
+    """One word of at most 300 characters. Candidates and relays that do not fit are left out.
+
+    The nearest addresses are kept first; four of IPv4 and two of IPv6 always fit when there is no relay.
+    """
+    if len(invite.secret) != SECRET_BYTES:
+        raise LocalProtocolError(f"secret of {len(invite.secret)} bytes, must be {SECRET_BYTES}")
+    must = (
+        _field(_MESH, invite.mesh.raw)
+        + _field(_INVITER, invite.inviter.raw)
+        + _field(_SECRET, invite.secret)
+        + _field(_EXPIRES, invite.expires_at.to_bytes(_TIME_BYTES, "big"))
+    )
+    kept: list[Candidate] = []
+    hints = b""
+
+    def fits(candidates: list[Candidate], relays: bytes) -> bool:
+        packed = _field(_CANDIDATES, pack_candidates(candidates))
+        return TOKEN.overhead_chars(len(must) + len(packed) + len(relays)) <= MAX_TOKEN_CHARS
+
+    ordered = _for_token(invite.candidates)
+    for candidate in ordered[:FIRST_CANDIDATES]:
+        kept += [candidate] if fits([*kept, candidate], hints) else []
+    for relay in invite.relays:
+        more = hints + _field(_RELAY, relay.key.raw + relay.place.encode())
+        hints = more if len(relay.place.encode()) <= MAX_RELAY_PLACE_BYTES and fits(kept, more) else hints
+    for candidate in ordered[FIRST_CANDIDATES:]:
+        kept += [candidate] if fits([*kept, candidate], hints) else []
+    return TOKEN.write(must + (_field(_CANDIDATES, pack_candidates(kept)) if kept else b"") + hints)
+
+
+def _for_token(candidates: tuple[Candidate, ...]) -> list[Candidate]:
+    """Nearest first, but loopback last: it serves one machine only."""
+    ordered = order(candidates)
+    return [item for item in ordered if not item.is_loopback] + [item for item in ordered if item.is_loopback]
+
+
+def _field(tag: int, value: bytes) -> bytes:
+    return bytes([tag, len(value)]) + value
 
 
 def parse_token(text: str) -> Invite:
-    """Read a token as people paste it. Raises UserError."""
-    raise NotImplementedError
+    """Read a token as people paste it. Raises UserError saying which part is wrong.
+
+    Expiry is not looked at here (`Invite.expired`).
+    """
+    if "".join(text[:200].split()).strip("\"'`<>").lower().startswith("meshdroot"):
+        raise TOKEN.wrong("this is the backup of a mesh's root key, which nobody should be given")
+    found: dict[int, bytes] = {}
+    relays: list[RelayHint] = []
+    for tag, value in _fields(TOKEN.read(text)):
+        if tag == _RELAY:
+            relays += _relay(value)
+        elif tag in (_MESH, _INVITER, _SECRET, _EXPIRES, _CANDIDATES):
+            if tag in found:
+                raise TOKEN.wrong("a field is there twice")
+            found[tag] = value
+        elif tag & _CRITICAL:
+            raise TOKEN.newer()
+    try:
+        candidates = unpack_candidates(found.get(_CANDIDATES, b""))
+    except RemoteProtocolError as error:
+        raise TOKEN.wrong(error.what) from None
+    return Invite(
+        mesh=MeshId(_exact(found, _MESH, KEY_BYTES, "mesh")),
+        inviter=PeerId(_exact(found, _INVITER, KEY_BYTES, "inviter")),
+        secret=_exact(found, _SECRET, SECRET_BYTES, "secret"),
+        expires_at=int.from_bytes(_exact(found, _EXPIRES, _TIME_BYTES, "expiry"), "big"),
+        candidates=candidates,
+        relays=tuple(relays),
+    )
 
 
-def derive(secret: bytes) -> JoinKeys:
-    """The keys of an invite."""
-    raise NotImplementedError
+def _fields(payload: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at < len(payload):
+        head = payload[at : at + 2]
+        value = payload[at + 2 : at + 2 + head[-1]]
+        if len(head) < 2 or len(value) < head[1]:
+            raise TOKEN.wrong("a field in it is cut off")
+        yield head[0], value
+        at += 2 + len(value)
+
+
+def _exact(found: dict[int, bytes], tag: int, size: int, what: str) -> bytes:
+    value = found.get(tag)
+    if value is None or len(value) != size:
+        raise TOKEN.wrong(f"its {what} is missing or has the wrong length")
+    return value
+
+
+def _relay(value: bytes) -> list[RelayHint]:
+    """A hint that cannot be used is no reason to refuse the token."""
+    try:
+        place = value[KEY_BYTES:].decode("ascii")
+    except UnicodeDecodeError:
+        return []
+    host, colon, port = place.rpartition(":")
+    if not (host and colon and port.isdigit() and place.isprintable() and len(value) > KEY_BYTES):
+        return []
+    return [RelayHint(place, PeerId(value[:KEY_BYTES]))]
+
+
+def expired_text(expires_at: int, now: int) -> str:
+    """`expired 3 hours ago`: since when, in words."""
+    ago = max(0, now - expires_at)
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if ago >= size:
+            count = ago // size
+            return f"expired {count} {unit}{'' if count == 1 else 's'} ago"
+    return "expired less than a minute ago"
+
+
+def refuse_expired(invite: Invite, now: int) -> None:
+    """Raise UserError when the token has expired by this node's clock by more than a day.
+
+    Within a day the inviter is asked: one of the two clocks may lie.
+    """
+    if now >= invite.expires_at + 86400:
+        raise UserError(
+            f"this invite token {expired_text(invite.expires_at, now)}",
+            hint="ask for a new one (`meshd invite` on a machine of that mesh), or set this machine's clock",
+        )

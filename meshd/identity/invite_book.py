@@ -1,11 +1,25 @@
-"""The inviter's ledger: which invites there are, and who used them. Pure. (Being filled in.)"""
+"""The inviter's ledger: which invites there are, and who used them. Pure.
 
+The order that makes a crash harmless: `reserve`, persist, `certify`, persist, answer. A key that comes
+again is given what it was given before and never counts twice.
+"""
+
+import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from meshd.identity.invite import JoinKeys
-from meshd.identity.keys import MeshId, PeerId
-from meshd.identity.membership import Certificate, Role
+from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
+from meshd.identity.invite import SECRET_BYTES, JoinKeys, derive, expired_text
+from meshd.identity.keys import KEY_BYTES, MeshId, PeerId
+from meshd.identity.membership import MAX_CERTIFICATE_BYTES, MAX_TIME, Certificate, Role, read_roles
+from meshd.wire.message import Fields, Value, pack, unpack
+
+MAX_ENTRIES = 256
+MAX_USES = 1000
+MAX_BOOK_BYTES = 32 << 20
+KEEP_EXPIRED_SECONDS = 30 * 86400  # so that a late joiner hears "expired", not "unknown"
+
+_NEW_ONE = "ask for a new one: `meshd invite` on a machine of that mesh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +32,10 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class InviteEntry:
-    """One invite. Times are unix seconds; `uses` is how many nodes it admits."""
+    """One invite. Times are unix seconds; `uses` is how many nodes it admits.
+
+    `printed`: it is the one that `worker` and `serve` print, not one that `meshd invite` made.
+    """
 
     invite_id: bytes
     secret: bytes = field(repr=False)
@@ -28,11 +45,33 @@ class InviteEntry:
     uses: int
     used: tuple[Use, ...] = ()
     revoked: bool = False
+    printed: bool = False
+
+    @property
+    def id_text(self) -> str:
+        """The id as people see and type it: 16 hexadecimal digits."""
+        return self.invite_id.hex()
+
+    @property
+    def left(self) -> int:
+        """How many more nodes it admits (if it is valid)."""
+        return self.uses - len(self.used)
+
+    def state(self, now: int) -> str:
+        """`valid`, `revoked`, `used_up` or `expired`."""
+        if self.revoked:
+            return "revoked"
+        if self.left <= 0:
+            return "used_up"
+        return "expired" if now >= self.expires_at else "valid"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`code` is `ok`, or why not: unknown, expired, used_up, revoked. `certificate`: the one given before."""
+    """`code` is `ok`, or why not: unknown, expired, used_up, revoked.
+
+    `certificate` is the one that this node was given before: it gets the same again.
+    """
 
     code: str
     text: str = ""
@@ -42,6 +81,7 @@ class Decision:
 
     @property
     def ok(self) -> bool:
+        """True when the node may be certified."""
         return self.code == "ok"
 
 
@@ -50,45 +90,174 @@ class InviteBook:
 
     def __init__(self, mesh: MeshId, entries: Iterable[InviteEntry] = ()) -> None:
         self.mesh = mesh
+        self._entries = {entry.invite_id: entry for entry in entries}
+        self._keys: dict[bytes, JoinKeys] = {}
 
     def create(
-        self, *, secret: bytes, roles: Iterable[Role], now: int, expires_at: int, uses: int
+        self,
+        *,
+        secret: bytes,
+        roles: Iterable[Role],
+        now: int,
+        expires_at: int,
+        uses: int,
+        printed: bool = False,
     ) -> InviteEntry:
-        raise NotImplementedError
+        """A new invite; `secret` is 16 random bytes. Raises UserError for limits out of range."""
+        wanted = frozenset(roles)
+        if not wanted:
+            raise UserError("an invite must give at least one role", hint=f"one of {', '.join(Role)}")
+        if not 1 <= uses <= MAX_USES:
+            raise UserError(f"`{uses}` uses cannot be given", hint=f"between 1 and {MAX_USES}")
+        if not now < expires_at <= MAX_TIME:
+            raise UserError("an invite must expire in the future", hint="for example `--expires 24h`")
+        for entry in list(self._entries.values()):
+            if now >= entry.expires_at + KEEP_EXPIRED_SECONDS:
+                del self._entries[entry.invite_id]
+        if len(self._entries) >= MAX_ENTRIES:
+            raise UserError(
+                f"there are {MAX_ENTRIES} invites already, the most that are kept",
+                hint="invites go 30 days after they expired; give one with more uses instead of many",
+            )
+        entry = InviteEntry(derive(secret).invite_id, secret, wanted, now, expires_at, uses, printed=printed)
+        self._entries[entry.invite_id] = entry
+        return entry
 
     def reserve(self, invite_id: bytes, node: PeerId, now: int) -> Decision:
-        raise NotImplementedError
+        """Count `node` in, or say why not. A node that was counted before is always let in again.
+
+        That holds after the invite expired, too (a crash in between costs nothing), but not after it was
+        revoked.
+        """
+        entry = self._entries.get(invite_id)
+        if entry is None:
+            return Decision("unknown", "this invite is not known here", _NEW_ONE)
+        if entry.revoked:
+            return Decision("revoked", "this invite was revoked", _NEW_ONE, entry)
+        for use in entry.used:
+            if use.node == node:
+                return Decision("ok", entry=entry, certificate=use.certificate)
+        if entry.left <= 0:
+            times = "once" if entry.uses == 1 else f"{entry.uses} times"
+            return Decision("used_up", f"this invite was good {times} and is used up", _NEW_ONE, entry)
+        if now >= entry.expires_at:
+            return Decision("expired", f"this invite {expired_text(entry.expires_at, now)}", _NEW_ONE, entry)
+        entry = replace(entry, used=(*entry.used, Use(node, None)))
+        self._entries[invite_id] = entry
+        return Decision("ok", entry=entry)
 
     def certify(self, invite_id: bytes, node: PeerId, certificate: Certificate) -> None:
-        raise NotImplementedError
+        """Note what a reserved node was given. Raises LocalProtocolError without an open reservation."""
+        entry = self._entries.get(invite_id)
+        if entry is None or certificate.node != node or certificate.invite != invite_id:
+            raise LocalProtocolError("a certificate that does not belong to a reservation")
+        used = tuple(Use(node, certificate) if use == Use(node, None) else use for use in entry.used)
+        if used == entry.used:
+            raise LocalProtocolError("certify without an open reservation")
+        self._entries[invite_id] = replace(entry, used=used)
 
     def revoke(self, invite_id: bytes) -> InviteEntry:
-        raise NotImplementedError
+        """Nobody joins by it any more (a ban of its id ends those who did). Raises UserError if unknown."""
+        entry = self._entries.get(invite_id)
+        if entry is None:
+            raise UserError(f"no invite `{invite_id.hex()}`", hint="`meshd invite ls` lists them")
+        entry = replace(entry, revoked=True)
+        self._entries[invite_id] = entry
+        return entry
 
     def entries(self) -> tuple[InviteEntry, ...]:
-        raise NotImplementedError
+        """All that are kept, the oldest first."""
+        return tuple(sorted(self._entries.values(), key=lambda entry: (entry.created_at, entry.invite_id)))
 
     def get(self, invite_id: bytes) -> InviteEntry | None:
-        raise NotImplementedError
+        """One by its id."""
+        return self._entries.get(invite_id)
 
     def find(self, text: str) -> InviteEntry:
-        """By the start of its id in hex, as people type it. Raises UserError."""
-        raise NotImplementedError
+        """By the start of its id, as people type it. Raises UserError."""
+        start = text.strip().lower()
+        found = [entry for entry in self._entries.values() if start and entry.id_text.startswith(start)]
+        if len(found) == 1:
+            return found[0]
+        why = "fits several invites" if found else "is the id of no invite"
+        raise UserError(f"`{text[:64]}` {why}", hint="`meshd invite ls` lists them")
 
     def current(self, *, roles: Iterable[Role], now: int) -> InviteEntry | None:
-        """A printed invite that is still good: valid, not used up, of these roles."""
-        raise NotImplementedError
+        """The newest printed invite of exactly these roles that is still good."""
+        wanted = frozenset(roles)
+        good = (
+            entry
+            for entry in reversed(self.entries())
+            if entry.printed and entry.roles == wanted and entry.state(now) == "valid"
+        )
+        return next(good, None)
 
     def join_keys(self, invite_id: bytes) -> JoinKeys | None:
-        """For ListenProof's `invites`."""
-        raise NotImplementedError
+        """For ListenProof's `invites`. Ended invites are found, too: their bearer is told what is wrong."""
+        entry = self._entries.get(invite_id)
+        if entry is None:
+            return None
+        if invite_id not in self._keys:
+            self._keys[invite_id] = derive(entry.secret)
+        return self._keys[invite_id]
 
     def match_hmac(self, invite_id: bytes, data: bytes, mac: bytes) -> InviteEntry | None:
-        raise NotImplementedError
+        """The invite whose join key made `mac` (HMAC-SHA256) over `data`, else None."""
+        keys = self.join_keys(invite_id)
+        if keys is None or not hmac.compare_digest(hmac.digest(keys.join_key, data, "sha256"), mac):
+            return None
+        return self._entries[invite_id]
 
     def encode(self) -> bytes:
-        raise NotImplementedError
+        """For the key store: it holds secrets."""
+        entries: list[Value] = [_pack_entry(entry) for entry in self.entries()]
+        return pack({"mesh": self.mesh.raw, "entries": entries})
 
     @classmethod
     def decode(cls, data: bytes) -> "InviteBook":
-        raise NotImplementedError
+        """Read what `encode` gave. Raises RemoteProtocolError."""
+        fields = unpack(data, limit=MAX_BOOK_BYTES)
+        mesh = MeshId(fields.raw("mesh", exact=KEY_BYTES))
+        return cls(mesh, (_read_entry(item) for item in fields.maps("entries", count=MAX_ENTRIES)))
+
+
+def _pack_entry(entry: InviteEntry) -> Value:
+    used: list[Value] = [
+        {"node": use.node.raw, "cert": use.certificate.encode() if use.certificate else b""}
+        for use in entry.used
+    ]
+    return {
+        "secret": entry.secret,
+        "roles": sorted(entry.roles),
+        "created": entry.created_at,
+        "expires": entry.expires_at,
+        "uses": entry.uses,
+        "used": used,
+        "revoked": entry.revoked,
+        "printed": entry.printed,
+    }
+
+
+def _read_entry(fields: Fields) -> InviteEntry:
+    secret = fields.raw("secret", exact=SECRET_BYTES)
+    uses = fields.number("uses", low=1, high=MAX_USES)
+    return InviteEntry(
+        invite_id=derive(secret).invite_id,
+        secret=secret,
+        roles=read_roles(fields, "roles"),
+        created_at=fields.number("created", low=0, high=MAX_TIME),
+        expires_at=fields.number("expires", low=0, high=MAX_TIME),
+        uses=uses,
+        used=tuple(_read_use(item) for item in fields.maps("used", count=uses)),
+        revoked=fields.flag("revoked"),
+        printed=fields.flag("printed", default=False),
+    )
+
+
+def _read_use(fields: Fields) -> Use:
+    node = PeerId(fields.raw("node", exact=KEY_BYTES))
+    raw = fields.raw("cert", most=MAX_CERTIFICATE_BYTES)
+    certificate = Certificate.decode(raw) if raw else None
+    if certificate is not None and certificate.node != node:
+        raise RemoteProtocolError("a use with another node's certificate", code="message")
+    return Use(node, certificate)

@@ -1,62 +1,73 @@
-"""The proof: the exchange inside every link that shows who both ends are. Sans-IO. (Being filled in.)
+"""The proof: the exchange inside every link that shows who both ends are. Sans-IO.
+
+    dialler                                     listener
+    MESHD hi (versions, purpose, mesh, ids, nonce) ->
+                                               <- answer (version, nonce)
+    proof (signature, chain or invite + HMAC)     ->
+                                               <- proof (signature, chain)
+    done                                          ->
+
+Each message is a u16 length and a msgpack map. Both sign the same transcript under different contexts;
+it holds the version, the purpose, the mesh, both ids, both nonces and the *binding*: the hash of the
+certificate that the listener showed below. A man in the middle has another certificate there, so that a
+forwarded signature does not fit; fresh nonces of both sides make a recorded one useless. Either side may
+send `refused` (code, text, hint) instead of its next message.
 
 How a driver uses either side: send what `start` gave (dialler), then for each chunk received send what
-`receive` returns, and stop when `result` is set (send first, then look). `ProofFailed.farewell` is to be
-sent before closing.
+`receive` returns, and only then look at `result`. On ProofFailed send its `farewell`, then close.
+A refusal is not authenticated: show it, but never change stored trust because of one.
 """
 
+import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 
-from meshd.base.errors import RemoteProtocolError
+from meshd.base.errors import LocalProtocolError, RemoteProtocolError
+from meshd.identity.exchange import (
+    DIALLER,
+    HIGHEST_VERSION,
+    LISTENER,
+    LOWEST_VERSION,
+    MAC_BYTES,
+    MAGIC,
+    NONCE_BYTES,
+    Credentials,
+    Exchange,
+    ProofFailed,
+    Proven,
+    Purpose,
+    Transcript,
+    check_inputs,
+    check_signature,
+    expect,
+    frame,
+    never_banned,
+    read_chain,
+    refuse_banned,
+)
 from meshd.identity.invite import JoinKeys
-from meshd.identity.keys import KeyPair, MeshId, PeerId
-from meshd.identity.membership import Chain, Member
+from meshd.identity.keys import KEY_BYTES, MeshId, PeerId
+from meshd.identity.membership import INVITE_ID_BYTES, Chain, Member, check_chain
+from meshd.wire.message import Fields, Value
+
+__all__ = [
+    "HIGHEST_VERSION",
+    "LOWEST_VERSION",
+    "NONCE_BYTES",
+    "Credentials",
+    "DialProof",
+    "ListenProof",
+    "ProofFailed",
+    "Proven",
+    "Purpose",
+    "never_banned",
+]
 
 
-class Purpose(StrEnum):
-    """What the link is for."""
+class DialProof(Exchange):
+    """The dialler's side. `binding`: SHA-256 of the certificate it was shown; `nonce`: 32 random bytes.
 
-    JOIN = "join"
-    MEMBER = "member"
-    RELAY = "relay"
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """A node's key and, if it is a member, its chain."""
-
-    key: KeyPair
-    chain: Chain | None
-
-
-@dataclass(frozen=True, slots=True)
-class Proven:
-    """Who is at the other end. `leftover`: bytes behind the exchange, the link's first data."""
-
-    peer: PeerId
-    purpose: Purpose
-    member: Member | None
-    invite_id: bytes | None
-    leftover: bytes
-
-
-class ProofFailed(RemoteProtocolError):
-    """The other side could not prove itself: send `farewell` (may be empty), then close."""
-
-    def __init__(self, what: str, *, code: str, hint: str = "", farewell: bytes = b"") -> None:
-        super().__init__(what, code=code, hint=hint)
-        self.farewell = farewell
-
-
-def never_banned(chain: Chain) -> str | None:
-    """For tests and for joiners, who know of no bans yet."""
-    return None
-
-
-class DialProof:
-    """The dialler's side."""
+    `join` is needed for purpose JOIN. For MEMBER the credentials need a chain.
+    """
 
     def __init__(
         self,
@@ -70,40 +81,214 @@ class DialProof:
         join: JoinKeys | None = None,
         why_banned: Callable[[Chain], str | None] = never_banned,
     ) -> None:
-        raise NotImplementedError
-
-    @property
-    def result(self) -> Proven | None:
-        raise NotImplementedError
+        super().__init__(magic=b"")
+        check_inputs(binding, nonce)
+        if (purpose is Purpose.JOIN) != (join is not None):
+            raise LocalProtocolError("join keys belong to purpose join, and to it alone")
+        if purpose is Purpose.MEMBER and credentials.chain is None:
+            raise LocalProtocolError("a member proof needs a chain")
+        self._credentials = credentials
+        self._mesh = mesh
+        self._expect = expect
+        self._purpose = purpose
+        self._binding = binding
+        self._nonce = nonce
+        self._join = join
+        self._why_banned = why_banned
+        self._transcript: Transcript | None = None
 
     def start(self) -> bytes:
-        raise NotImplementedError
+        """The first bytes to send."""
+        return MAGIC + frame(
+            {
+                "t": "hi",
+                "lo": LOWEST_VERSION,
+                "hi": HIGHEST_VERSION,
+                "purpose": self._purpose,
+                "mesh": self._mesh.raw,
+                "to": self._expect.raw,
+                "from": self._credentials.key.peer.raw,
+                "nonce": self._nonce,
+            }
+        )
 
-    def receive(self, data: bytes) -> bytes:
-        """Raises Refused (the listener said no), ProofFailed (send its farewell)."""
-        raise NotImplementedError
+    def _on(self, fields: Fields) -> bytes:
+        if self._transcript is None:
+            return self._on_answer(fields)
+        return self._on_proof(fields, self._transcript)
+
+    def _on_answer(self, fields: Fields) -> bytes:
+        expect(fields, "answer")
+        self._transcript = transcript = Transcript(
+            low=LOWEST_VERSION,
+            high=HIGHEST_VERSION,
+            version=fields.number("version", low=LOWEST_VERSION, high=HIGHEST_VERSION),
+            purpose=self._purpose,
+            mesh=self._mesh,
+            dialler=self._credentials.key.peer,
+            listener=self._expect,
+            binding=self._binding,
+            dial_nonce=self._nonce,
+            listen_nonce=fields.raw("nonce", exact=NONCE_BYTES),
+        )
+        message: dict[str, Value] = {
+            "t": "proof",
+            "sig": self._credentials.key.sign(DIALLER, transcript.encode()),
+        }
+        if self._join is not None:
+            message |= {"invite": self._join.invite_id, "mac": transcript.mac(self._join)}
+        elif self._credentials.chain is not None:
+            message["chain"] = self._credentials.chain.encode()
+        return frame(message)
+
+    def _on_proof(self, fields: Fields, transcript: Transcript) -> bytes:
+        expect(fields, "proof")
+        check_signature(fields, self._expect, LISTENER, transcript)
+        chain = read_chain(fields)
+        member = None
+        if chain is not None:
+            member = check_chain(chain, self._mesh, self._expect)
+            refuse_banned(self._why_banned(chain))
+        elif self._purpose is not Purpose.RELAY:
+            raise RemoteProtocolError("the other side did not show that it is a member", code="chain")
+        self._finish(self._expect, self._purpose, member, self._join.invite_id if self._join else None)
+        return frame({"t": "done"})
 
 
-class ListenProof:
-    """The listener's side. `invites` gives the keys of an invite id, or None."""
+class ListenProof(Exchange):
+    """The listener's side. `binding`: SHA-256 of its own certificate; `nonce`: 32 random bytes.
+
+    `invites` gives the keys of an invite id, or None. `mesh` None takes members of any mesh (a relay that
+    serves all); `purposes` are those it takes. `why_node_banned` refuses joiners whose key is banned.
+    """
 
     def __init__(
         self,
         *,
         credentials: Credentials,
-        mesh: MeshId,
+        mesh: MeshId | None,
         binding: bytes,
         nonce: bytes,
         invites: Callable[[bytes], JoinKeys | None],
         why_banned: Callable[[Chain], str | None] = never_banned,
         why_node_banned: Callable[[PeerId], str | None] | None = None,
+        purposes: frozenset[Purpose] = frozenset({Purpose.JOIN, Purpose.MEMBER}),
     ) -> None:
-        raise NotImplementedError
+        super().__init__(magic=MAGIC)
+        check_inputs(binding, nonce)
+        if purposes != {Purpose.RELAY} and (credentials.chain is None or mesh is None):
+            raise LocalProtocolError("a member's listener needs a mesh and a chain")
+        self._credentials = credentials
+        self._mesh = mesh
+        self._binding = binding
+        self._nonce = nonce
+        self._invites = invites
+        self._why_banned = why_banned
+        self._why_node_banned = why_node_banned
+        self._purposes = purposes
+        self._transcript: Transcript | None = None
+        self._shown: tuple[Member | None, bytes | None] | None = None
 
-    @property
-    def result(self) -> Proven | None:
-        raise NotImplementedError
+    def _on(self, fields: Fields) -> bytes:
+        if self._transcript is None:
+            return self._on_hi(fields)
+        if self._shown is None:
+            return self._on_proof(fields, self._transcript)
+        expect(fields, "done")
+        self._finish(self._transcript.dialler, self._transcript.purpose, *self._shown)
+        return b""
 
-    def receive(self, data: bytes) -> bytes:
-        """Raises Refused (the dialler said no), ProofFailed (send its farewell)."""
-        raise NotImplementedError
+    def _on_hi(self, fields: Fields) -> bytes:
+        expect(fields, "hi")
+        low = fields.number("lo", low=0, high=0xFFFF)
+        high = fields.number("hi", low=0, high=0xFFFF)
+        if high < LOWEST_VERSION or low > HIGHEST_VERSION or low > high:
+            raise RemoteProtocolError(
+                f"the dialler speaks protocol {low} to {high}, "
+                f"this node {LOWEST_VERSION} to {HIGHEST_VERSION}",
+                code="version",
+                hint="install the same version of meshd on both sides (`meshd --version`)",
+            )
+        self._transcript = Transcript(
+            low=low,
+            high=high,
+            version=min(high, HIGHEST_VERSION),
+            purpose=self._check_target(fields),
+            mesh=self._check_mesh(fields),
+            dialler=self._check_dialler(fields),
+            listener=self._credentials.key.peer,
+            binding=self._binding,
+            dial_nonce=fields.raw("nonce", exact=NONCE_BYTES),
+            listen_nonce=self._nonce,
+        )
+        return frame({"t": "answer", "version": self._transcript.version, "nonce": self._nonce})
+
+    def _check_target(self, fields: Fields) -> Purpose:
+        if PeerId(fields.raw("to", exact=KEY_BYTES)) != self._credentials.key.peer:
+            raise RemoteProtocolError(
+                "another node answers at this address", code="target", hint="its address may have changed"
+            )
+        purpose = fields.text("purpose", most=16)
+        for known in self._purposes:
+            if known == purpose:
+                return known
+        raise RemoteProtocolError(f"this node takes no links for `{purpose}`", code="purpose")
+
+    def _check_mesh(self, fields: Fields) -> MeshId:
+        mesh = MeshId(fields.raw("mesh", exact=KEY_BYTES))
+        if self._mesh is not None and mesh != self._mesh:
+            raise RemoteProtocolError(
+                "this node is in another mesh",
+                code="mesh",
+                hint="a node is in one mesh at a time: get a new invite from the mesh it is in now",
+            )
+        return mesh
+
+    def _check_dialler(self, fields: Fields) -> PeerId:
+        dialler = PeerId(fields.raw("from", exact=KEY_BYTES))
+        if dialler == self._credentials.key.peer:
+            raise RemoteProtocolError(
+                "a node cannot link to itself",
+                code="self",
+                hint="this invite or address is the node's own; if its state was copied, leave and join anew",
+            )
+        return dialler
+
+    def _on_proof(self, fields: Fields, transcript: Transcript) -> bytes:
+        expect(fields, "proof")
+        check_signature(fields, transcript.dialler, DIALLER, transcript)
+        if transcript.purpose is Purpose.JOIN:
+            self._shown = (None, self._check_joiner(fields, transcript))
+        else:
+            self._shown = (self._check_member(fields, transcript), None)
+        message: dict[str, Value] = {
+            "t": "proof",
+            "sig": self._credentials.key.sign(LISTENER, transcript.encode()),
+        }
+        if self._credentials.chain is not None:
+            message["chain"] = self._credentials.chain.encode()
+        return frame(message)
+
+    def _check_joiner(self, fields: Fields, transcript: Transcript) -> bytes:
+        invite_id = fields.raw("invite", exact=INVITE_ID_BYTES)
+        keys = self._invites(invite_id)
+        mac = fields.raw("mac", exact=MAC_BYTES)
+        if keys is None or not hmac.compare_digest(transcript.mac(keys), mac):
+            raise RemoteProtocolError(
+                "this invite is not known here",
+                code="unknown",
+                hint="ask for a new one: `meshd invite` on a machine of that mesh",
+            )
+        if self._why_node_banned is not None:
+            refuse_banned(self._why_node_banned(transcript.dialler))
+        return invite_id
+
+    def _check_member(self, fields: Fields, transcript: Transcript) -> Member | None:
+        chain = read_chain(fields)
+        if chain is None:
+            if transcript.purpose is Purpose.RELAY:
+                return None
+            raise RemoteProtocolError("the dialler did not show that it is a member", code="chain")
+        member = check_chain(chain, transcript.mesh, transcript.dialler)
+        refuse_banned(self._why_banned(chain))
+        return member
