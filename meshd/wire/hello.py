@@ -13,6 +13,7 @@ from meshd.wire.message import Fields, pack, unpack
 
 WIRE_VERSION = 1
 ID_BYTES = 16
+HALF_ID_BYTES = 8
 MAX_RECORD_BYTES = 4 << 10
 MAX_BAN_BYTES = 4 << 10
 
@@ -140,9 +141,9 @@ def _hello(fields: Fields) -> Hello:
         name=fields.text("name", most=MAX_NAME_BYTES),
         role=fields.text("role", most=MAX_NAME_BYTES),
         incarnation=fields.raw("incarnation", exact=ID_BYTES),
-        current=_session_id(fields, "current"),
-        fresh=_session_id(fields, "fresh"),
-        chosen=_session_id(fields, "chosen"),
+        current=_optional(fields, "current", ID_BYTES),
+        fresh=_optional(fields, "fresh", HALF_ID_BYTES),
+        chosen=_optional(fields, "chosen", ID_BYTES),
         native=NativeVersion(*native),
         largest_frame=fields.number("largest_frame", low=1024, high=16 << 20),
         grace=fields.number("grace", low=1, high=24 * 3600),
@@ -153,8 +154,8 @@ def _hello(fields: Fields) -> Hello:
     )
 
 
-def _session_id(fields: Fields, name: str) -> bytes:
-    value = fields.raw(name, most=ID_BYTES)
-    if len(value) not in (0, ID_BYTES):
-        raise RemoteProtocolError(f"field `{name}` must be empty or {ID_BYTES} bytes", code="message")
+def _optional(fields: Fields, name: str, size: int) -> bytes:
+    value = fields.raw(name, most=size)
+    if len(value) not in (0, size):
+        raise RemoteProtocolError(f"field `{name}` must be empty or {size} bytes", code="message")
     return value

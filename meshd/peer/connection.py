@@ -1,0 +1,463 @@
+"""The driver of one peer: links in, one durable session, streams out.
+
+`run_link` owns one link from its greeting to its end, in the task of whoever made or took it in;
+`serve` owns the session's timers and the handlers of streams that the peer opens. Decisions are made
+elsewhere: which session goes on in mux/agree.py, which link carries data in peer/paths.py.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from meshd.base import log
+from meshd.base.errors import Broken, Busy, EndOfStream, MeshdError, Refused, RemoteProtocolError
+from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Member
+from meshd.link.interface import Link
+from meshd.mux import agree, events
+from meshd.mux.config import Priority
+from meshd.mux.events import Code
+from meshd.mux.session import Session
+from meshd.mux.status import LinkStatus
+from meshd.peer.carrier import Carrier
+from meshd.peer.greeting import greet
+from meshd.peer.interface import MetadataValue, PathStatus, PeerState, PeerStatus
+from meshd.peer.node import Node, Service
+from meshd.peer.paths import Path, choose, surplus
+from meshd.peer.stream import MeshStream
+from meshd.wire.hello import Hello, NativeVersion
+
+CHALLENGE_SECONDS = 2.0  # an older incarnation that answers within this keeps the identity
+LOG = log.get("peer")
+
+
+class PeerConnection:
+    """Everything this node has with one peer."""
+
+    def __init__(self, node: Node, peer: PeerId) -> None:
+        self._node = node
+        self.peer = peer
+        self._leader = node.peer > peer
+        self._session: Session | None = None
+        self._session_id = b""
+        self._fresh = node.random(agree.HALF_BYTES)
+        self._carriers: dict[int, Carrier] = {}
+        self._next_link = 1
+        self._streams: dict[int, MeshStream] = {}
+        self._incarnation = b""
+        self._pongs: dict[tuple[int, int], asyncio.Future[float]] = {}
+        self._kick = asyncio.Event()
+        self._owner: Owner | None = None
+        self._state = PeerState.KNOWN
+        self._since = 0.0
+        self._why = ""
+        self.member: Member | None = None
+        self.name = ""
+        self.role = ""
+        self.native: NativeVersion | None = None
+        self.resumes = 0
+        self.last_error = ""
+        self.clock_offset: float | None = None
+        self.dialling = False
+
+    # What others ask.
+
+    @property
+    def connected(self) -> bool:
+        """True while at least one link carries or stands by."""
+        return bool(self._carriers)
+
+    @property
+    def leads(self) -> bool:
+        """True on the side that decides which link carries data."""
+        return self._leader
+
+    @property
+    def session_id(self) -> bytes:
+        """Another one whenever streams could not survive; empty without a session."""
+        return self._session_id if self._session is not None else b""
+
+    def carries(self, link: Link) -> bool:
+        """True once `link` is attached."""
+        return any(carrier.link is link for carrier in self._carriers.values())
+
+    @property
+    def state(self) -> PeerState:
+        """As in PeerStatus."""
+        if self._carriers:
+            return PeerState.CONNECTED
+        if self._session is not None:
+            return PeerState.SUSPENDED
+        return PeerState.CONNECTING if self.dialling else self._state
+
+    def status(self) -> PeerStatus:
+        """A snapshot."""
+        paths = [self._path_status(numbers) for numbers in self._link_numbers()]
+        return PeerStatus(
+            peer=self.peer,
+            name=self.name,
+            role=self.role,
+            state=self.state,
+            paths=tuple(sorted(paths, key=lambda path: not path.selected)),
+            native=self.native,
+            resumes=self.resumes,
+            since=self._since,
+            last_error=self.last_error,
+            clock_offset=self.clock_offset,
+        )
+
+    def _link_numbers(self) -> list[LinkStatus]:
+        if self._session is None:
+            return []
+        return [numbers for numbers in self._session.status().links if numbers.link_id in self._carriers]
+
+    def _path_status(self, numbers: LinkStatus) -> PathStatus:
+        return PathStatus(
+            link=self._carriers[numbers.link_id].link.info,
+            selected=numbers.carries_data,
+            rtt=numbers.rtt,
+            why=self._why if numbers.carries_data else "stands by",
+            sent_bytes=numbers.sent,
+            received_bytes=numbers.received,
+        )
+
+    def open_stream(self, service: str, metadata: Mapping[str, MetadataValue], *, bulk: bool) -> MeshStream:
+        """Raises Broken without a session, Busy when too many streams are open."""
+        if self._session is None:
+            raise Broken(f"not connected to {self.label}: {self.last_error or 'no link yet'}")
+        stream_id = self._session.open(service, metadata, Priority.BULK if bulk else Priority.INTERACTIVE)
+        stream = self._add_stream(self._session, stream_id, service, metadata)
+        self._wake_all()
+        return stream
+
+    @property
+    def label(self) -> str:
+        """How people know the peer."""
+        return self.name or self.peer.short
+
+    async def ping(self, within: float) -> tuple[float, PathStatus]:
+        """Round trip in seconds over the link that carries data. Raises Broken."""
+        paths = [numbers for numbers in self._link_numbers() if numbers.carries_data]
+        if self._session is None or not paths:
+            raise Broken(f"not connected to {self.label}: {self.last_error or 'no link yet'}")
+        path = self._path_status(paths[0])
+        rtt = await self._ping_link(self._session, paths[0].link_id, within)
+        if rtt is None:
+            raise Broken(f"no answer from {self.label} within {within:g} s")
+        return rtt, path
+
+    def close(self, code: Code, reason: str) -> None:
+        """Say goodbye on every link and end the session: its streams break with `reason`."""
+        if self._session is not None:
+            self._session.goodbye(code, reason)
+            self._drop_session(reason, PeerState.KNOWN)
+        for carrier in self._carriers.values():
+            carrier.end(reason)
+
+    # Life.
+
+    async def serve(self) -> None:
+        """Own timers and the handlers of incoming streams until cancelled."""
+        try:
+            async with Owner() as owner:
+                self._owner = owner
+                owner.start(self._run_timers(), name=f"timers {self.peer.short}")
+        finally:
+            self._owner = None
+            self._drop_session("this node stops", PeerState.KNOWN)
+
+    async def run_link(self, link: Link) -> None:
+        """Own `link`: greet, attach, carry; returns when it has ended.
+
+        Raises Refused when either side says no, RemoteProtocolError when the peer broke the rules.
+        """
+        carrier: Carrier | None = None
+        try:
+            hello, rest = await greet(link, self, leader=self._leader, settle=self._settle)
+            carrier = self._attach(link, hello)
+            await carrier.carry(rest)
+        except (Broken, EndOfStream) as error:
+            self.last_error = error.what
+        except Refused as error:
+            self.last_error = error.what
+            raise
+        except RemoteProtocolError as error:
+            self.last_error = error.what
+            LOG.warning("peer_broke_protocol", peer=self.peer.short, why=error.what)
+            if carrier is not None and carrier.session is self._session:
+                self._drop_session(f"protocol error: {error.what}", PeerState.KNOWN)
+            raise
+        finally:
+            if carrier is not None:
+                self._detach(carrier)
+            await link.aclose()
+
+    async def _run_timers(self) -> None:
+        while True:
+            self._kick.clear()
+            session = self._session
+            deadline = session.next_timeout() if session is not None else None
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._kick.wait()
+            except TimeoutError:
+                if session is not None and session is self._session:
+                    self._dispatch(session, session.handle_timeout(self._node.now()))
+                    self._choose()
+                    self._wake_all()
+
+    # Greeting (greeting.Parley).
+
+    def my_hello(self, theirs: Hello | None) -> Hello:
+        """See greeting.Parley."""
+        if theirs is None:
+            return self._node.hello(current=self.session_id, fresh=self._fresh, chosen=b"")
+        offer = agree.Offer(current=theirs.current or None, fresh=theirs.fresh)
+        answer = agree.answer(offer, mine=self.session_id or None, salt=self._node.random(agree.HALF_BYTES))
+        return self._node.hello(current=b"", fresh=b"", chosen=answer.session_id)
+
+    async def check_hello(self, theirs: Hello) -> None:
+        """See greeting.Parley: one identity lives in one place."""
+        if self._incarnation in (b"", theirs.incarnation):
+            return
+        for carrier in list(self._carriers.values()):
+            if await self._ping_link(carrier.session, carrier.link_id, CHALLENGE_SECONDS) is not None:
+                raise Refused(
+                    f"this identity is in use at {carrier.link.info.remote}, which still answers",
+                    code="identity_in_use",
+                    hint="stop the other daemon; a copied state folder needs an identity of its own: "
+                    "`meshd leave --new-identity` there, then join again",
+                )
+        for carrier in self._carriers.values():
+            carrier.end("replaced by a newer start of the same node")
+        self._drop_session("the peer was started anew", PeerState.KNOWN)
+
+    def ban_entries(self) -> Sequence[bytes]:
+        """See greeting.Parley."""
+        return self._node.bans.entries()
+
+    def learn_bans(self, entries: Sequence[bytes]) -> None:
+        """See greeting.Parley."""
+        self._node.learn_bans(entries)
+
+    def check_banned(self, link: Link) -> None:
+        """See greeting.Parley."""
+        why = self._node.why_banned(link.info.member)
+        if why is not None:
+            raise Refused(why, code="banned", hint="a banned node comes back with a new key and a new invite")
+
+    def _settle(self, mine: Hello, theirs: Hello) -> None:
+        self._incarnation = theirs.incarnation
+        session_id = theirs.chosen if self._leader else mine.chosen
+        if self._leader:
+            verdict = agree.settle(session_id, current=self.session_id or None, fresh=self._fresh)
+            if verdict is agree.Verdict.STALE:
+                raise Broken("the peer answered for a session that has gone")
+            if verdict is agree.Verdict.ATTACH:
+                return
+            self._fresh = self._node.random(agree.HALF_BYTES)
+        elif session_id == self.session_id:
+            return
+        self._drop_session("the peer has lost the session", PeerState.KNOWN)
+        self._session_id = session_id
+        self._session = Session(
+            side="leader" if self._leader else "follower",
+            session_id=session_id,
+            config=self._node.mux_config(min(theirs.grace, mine.grace)),
+            budget=self._node.budget,
+        )
+
+    # Links.
+
+    def _attach(self, link: Link, hello: Hello) -> Carrier:
+        session = self._session
+        if session is None:
+            raise Broken("the session ended during the greeting")
+        link_id = self._next_link
+        self._next_link += 1
+        carrier = Carrier(
+            link=link, link_id=link_id, session=session, now=self._node.now, dispatch=self._dispatch
+        )
+        self.name, self.role, self.native = hello.name, hello.role, hello.native
+        self.member = link.info.member
+        self.clock_offset = float(hello.clock - self._node.wall_clock())
+        if self._state is PeerState.SUSPENDED:
+            self.resumes += 1
+        self.last_error = ""
+        self._carriers[link_id] = carrier
+        self._set_state(PeerState.CONNECTED)
+        self._dispatch(session, session.link_up(link_id, self._node.now()))
+        LOG.info(
+            "link_up",
+            peer=self.peer.short,
+            name=self.name,
+            link=link.info.kind.value,
+            remote=link.info.remote,
+        )
+        self._choose()
+        self._kick.set()
+        self._wake_all()
+        self._node.changed()
+        self._node.on_link(self.peer, hello, link.info)
+        return carrier
+
+    def _detach(self, carrier: Carrier) -> None:
+        self._carriers.pop(carrier.link_id, None)
+        self._dispatch(carrier.session, carrier.session.link_down(carrier.link_id, self._node.now()))
+        LOG.info(
+            "link_lost",
+            peer=self.peer.short,
+            name=self.name,
+            link=carrier.link.info.kind.value,
+            why=carrier.why or self.last_error,
+        )
+        if not self._carriers and self._session is not None:
+            self._set_state(PeerState.SUSPENDED)
+        self._choose()
+        self._kick.set()
+        self._wake_all()
+        self._node.changed()
+
+    def _choose(self) -> None:
+        session = self._session
+        if session is None or not self._leader:
+            return
+        paths = []
+        current = None
+        for numbers in self._link_numbers():
+            info = self._carriers[numbers.link_id].link.info
+            paths.append(
+                Path(numbers.link_id, info.kind, numbers.rtt, numbers.last_heard, info.established_at)
+            )
+            current = numbers.link_id if numbers.carries_data else current
+        choice = choose(paths, current, self._node.now())
+        if choice.link_id is None:
+            return
+        self._why = choice.why if choice.link_id != current or not self._why else self._why
+        if choice.link_id != current:
+            self._dispatch(session, session.switch_to(choice.link_id, self._node.now()))
+            self._wake_all()
+        for link_id in surplus(paths, choice.link_id):
+            self._carriers[link_id].end("not needed beside another link")
+
+    # Streams.
+
+    def _dispatch(self, session: Session, happened: Sequence[events.Event]) -> None:
+        for event in happened:
+            if session is not self._session:
+                return  # the end of an older session: its streams are broken already
+            if isinstance(event, events.DataReceived):  # first: nearly all events are
+                if (stream := self._streams.get(event.stream_id)) is not None:
+                    stream.feed(event.data)
+            else:
+                self._act(session, event)
+
+    def _act(self, session: Session, event: events.Event) -> None:
+        match event:
+            case events.Writable(stream_id=stream_id) if stream_id in self._streams:
+                self._streams[stream_id].wake_writer()
+            case events.StreamAccepted(stream_id=stream_id) if stream_id in self._streams:
+                self._streams[stream_id].mark_accepted()
+            case events.StreamEnded(stream_id=stream_id) if stream_id in self._streams:
+                self._streams[stream_id].feed_eof()
+            case events.StreamReset(stream_id=stream_id) if stream_id in self._streams:
+                self._streams.pop(stream_id).feed_reset(event.code, event.reason)
+            case events.StreamOpened():
+                self._opened(session, event)
+            case events.PongReceived(link_id=link_id, ping_id=ping_id, rtt=rtt):
+                if (pong := self._pongs.get((link_id, ping_id))) is not None and not pong.done():
+                    pong.set_result(rtt)
+            case events.LinkDead(link_id=link_id, why=why):
+                if (carrier := self._carriers.get(link_id)) is not None:
+                    carrier.end(why)
+            case events.GoodbyeReceived(code=code, reason=reason):
+                self._drop_session(reason or "the peer said goodbye", PeerState.KNOWN)
+                for carrier in self._carriers.values():
+                    carrier.end(reason)
+                self._node.on_goodbye(self.peer, code)
+            case events.SessionLost(reason=reason):
+                self._drop_session(reason, PeerState.LOST)
+            case events.Switched():
+                self._node.changed()
+            case _:
+                pass  # news of a stream that has just gone
+
+    def _opened(self, session: Session, event: events.StreamOpened) -> None:
+        service = self._node.services.get(event.service)
+        if service is None or self.member is None or self._owner is None:
+            session.reset(event.stream_id, Code.UNKNOWN_SERVICE, f"no service `{event.service}` here")
+            return
+        why = service.allow(self.member, event.metadata)
+        if why is not None:
+            LOG.warning("stream_refused", peer=self.peer.short, service=event.service, why=why)
+            session.reset(event.stream_id, Code.REFUSED, why)
+            return
+        session.accept(event.stream_id)
+        stream = self._add_stream(session, event.stream_id, event.service, event.metadata)
+        self._owner.start(self._handle(stream, service), name=f"stream {event.service}")
+
+    async def _handle(self, stream: MeshStream, service: Service) -> None:
+        try:
+            await service.handler(stream)
+        except (Broken, EndOfStream, RemoteProtocolError, Busy) as error:
+            LOG.debug("stream_ended", peer=self.peer.short, service=stream.service, why=error.what)
+            stream.reset(Code.BROKEN, error.what[:200])
+        except MeshdError as error:
+            LOG.warning("stream_failed", peer=self.peer.short, service=stream.service, why=error.what)
+            stream.reset(Code.REFUSED, error.what[:200])
+        except asyncio.CancelledError:
+            stream.reset(Code.SHUTDOWN, "this node stops")
+            raise
+
+    def _add_stream(
+        self, session: Session, stream_id: int, service: str, metadata: Mapping[str, MetadataValue]
+    ) -> MeshStream:
+        stream = MeshStream(
+            port=session,
+            wake=self._wake_all,
+            on_done=self._forget_stream,
+            stream_id=stream_id,
+            peer=self.peer,
+            service=service,
+            metadata=metadata,
+        )
+        self._streams[stream_id] = stream
+        return stream
+
+    def _forget_stream(self, stream_id: int) -> None:
+        self._streams.pop(stream_id, None)
+
+    def _drop_session(self, reason: str, state: PeerState) -> None:
+        if self._session is None:
+            return
+        self._session = None
+        self.last_error = reason
+        self._set_state(state)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.break_with(Broken(reason))
+        self._kick.set()
+        self._node.changed()
+
+    def _set_state(self, state: PeerState) -> None:
+        if state is not self._state:
+            self._state = state
+            self._since = self._node.now()
+            self._node.changed()
+
+    async def _ping_link(self, session: Session, link_id: int, within: float) -> float | None:
+        key = (link_id, session.ping(link_id, self._node.now()))
+        pong: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._pongs[key] = pong
+        self._wake_all()
+        try:
+            async with asyncio.timeout(within):
+                return await pong
+        except TimeoutError:
+            return None
+        finally:
+            self._pongs.pop(key, None)
+
+    def _wake_all(self) -> None:
+        for carrier in self._carriers.values():
+            carrier.wake()

@@ -1,0 +1,141 @@
+"""The greeting on a proven link: who is there, which session goes on, who is banned.
+
+Drives wire/hello.py over one link. Who speaks first does not depend on who dialled: the leader of the
+pair (higher PeerId) does, so that racing links agree on one session (mux/agree.py).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from meshd.base.errors import Broken, Refused, RemoteProtocolError
+from meshd.base.tasks import Owner, first_error
+from meshd.link.interface import Link
+from meshd.wire.hello import Bans, Go, Greeting, Hello, Refusal, decode
+from meshd.wire.lengths import LengthParser, framed
+
+GREETING_SECONDS = 10.0  # a few round trips, and the 2 s challenge of another place that has our identity
+BANS_PER_MESSAGE = 12  # 4 KiB each at most, so that a message stays under MAX_CONTROL_BYTES
+
+
+class Parley(Protocol):
+    """What a peer connection decides during a greeting. Both methods may raise Refused."""
+
+    def my_hello(self, theirs: Hello | None) -> Hello:
+        """Our Hello; `theirs` is None for the leader, which speaks first."""
+        ...
+
+    async def check_hello(self, theirs: Hello) -> None:
+        """Version, incarnation: may this link go on?"""
+        ...
+
+    def ban_entries(self) -> Sequence[bytes]: ...
+    def learn_bans(self, entries: Sequence[bytes]) -> None: ...
+    def check_banned(self, link: Link) -> None:
+        """After both sets are known. Raises Refused (code `banned`)."""
+        ...
+
+
+@dataclass(slots=True)
+class _Wire:
+    link: Link
+    parser: LengthParser = field(default_factory=LengthParser)
+
+    async def send(self, message: Greeting) -> None:
+        await self.link.send([framed(message.encode())])
+
+    async def receive(self) -> Greeting:
+        while (message := self.parser.next()) is None:
+            self.parser.feed(await self.link.receive())
+        greeting = decode(message)
+        if isinstance(greeting, Refusal):
+            raise Refused(greeting.text, code=greeting.code, hint=greeting.hint)
+        return greeting
+
+
+async def greet(
+    link: Link, parley: Parley, *, leader: bool, settle: Callable[[Hello, Hello], None]
+) -> tuple[Hello, bytes]:
+    """Exchange greetings on `link`; returns the peer's Hello and bytes that already belong to the session.
+
+    `settle(mine, theirs)` is called as soon as both sides' words on the session id are
+    known here. Raises Refused, Broken, EndOfStream, RemoteProtocolError.
+    """
+    wire = _Wire(link)
+    try:
+        async with asyncio.timeout(GREETING_SECONDS):
+            try:
+                theirs = await _exchange(wire, parley, leader=leader, settle=settle)
+            except ExceptionGroup as group:
+                raise first_error(group) from None
+            except Refused as refusal:
+                await _tell(wire, refusal)
+                raise
+    except TimeoutError as error:
+        raise Broken(f"no greeting within {GREETING_SECONDS:.0f} s") from error
+    return theirs, wire.parser.rest()
+
+
+async def _exchange(
+    wire: _Wire, parley: Parley, *, leader: bool, settle: Callable[[Hello, Hello], None]
+) -> Hello:
+    # Settling follows the decision without an await between: a second link's greeting that runs at
+    # the same time must see the session that this one has chosen.
+    if leader:
+        mine = parley.my_hello(None)
+        await wire.send(mine)
+        theirs = _hello(await wire.receive())
+        await parley.check_hello(theirs)
+        settle(mine, theirs)
+    else:
+        theirs = _hello(await wire.receive())
+        await parley.check_hello(theirs)
+        mine = parley.my_hello(theirs)
+        settle(mine, theirs)
+        await wire.send(mine)
+    if mine.bans_digest != theirs.bans_digest:
+        async with Owner() as owner:  # at once in both directions: two full sets would block each other
+            owner.start(_send_bans(wire, parley.ban_entries()), name="send bans")
+            owner.start(_receive_bans(wire, parley, theirs.bans_count), name="receive bans")
+    parley.check_banned(wire.link)
+    if leader:
+        await wire.send(Go())
+    elif not isinstance(await wire.receive(), Go):
+        raise RemoteProtocolError("greeting: expected `go`", code="greeting")
+    return theirs
+
+
+async def _send_bans(wire: _Wire, entries: Sequence[bytes]) -> None:
+    parts = [entries[i : i + BANS_PER_MESSAGE] for i in range(0, len(entries), BANS_PER_MESSAGE)] or [[]]
+    for index, part in enumerate(parts):
+        await wire.send(Bans(tuple(part), last=index == len(parts) - 1))
+
+
+async def _receive_bans(wire: _Wire, parley: Parley, announced: int) -> None:
+    received = 0
+    while True:
+        message = await wire.receive()
+        if not isinstance(message, Bans):
+            raise RemoteProtocolError("greeting: expected `bans`", code="greeting")
+        received += len(message.entries)
+        if received > announced:
+            raise RemoteProtocolError("greeting: more bans than announced", code="greeting")
+        parley.learn_bans(message.entries)
+        if message.last:
+            return
+
+
+def _hello(message: Greeting) -> Hello:
+    if not isinstance(message, Hello):
+        raise RemoteProtocolError("greeting: expected `hello`", code="greeting")
+    return message
+
+
+async def _tell(wire: _Wire, refusal: Refused) -> None:
+    """Let the other side know why; it may be gone already."""
+    try:
+        async with asyncio.timeout(1.0):
+            await wire.send(Refusal(refusal.code, refusal.what, refusal.hint))
+    except (Broken, TimeoutError):
+        return

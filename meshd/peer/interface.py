@@ -1,0 +1,141 @@
+"""Peers: one durable session for each pair of nodes, over whatever links there are.
+
+A *session* outlives its links for the grace time; its *streams* (one for each tunnelled TCP connection,
+and for leases and news) are never reset by a lost link. This package knows links only by their interface
+and never what the streams carry. Tests: tests/unit/peer, tests/sim.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Member
+from meshd.identity.record import PeerRecord
+from meshd.link.interface import LinkInfo
+from meshd.wire.address import Candidate
+from meshd.wire.hello import NativeVersion
+
+MetadataValue = str | int | bytes
+
+
+class PeerState(StrEnum):
+    """`suspended`: the session lives, no link carries it; `lost`: the grace time is over."""
+
+    KNOWN = "known"
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class PathStatus:
+    """One link of a peer as path choice sees it; times in seconds, sizes in bytes."""
+
+    link: LinkInfo
+    selected: bool
+    rtt: float | None
+    why: str
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """What is known of a peer now. `since` is loop time of the last change of state."""
+
+    peer: PeerId
+    name: str
+    role: str
+    state: PeerState
+    paths: tuple[PathStatus, ...]
+    native: NativeVersion | None
+    resumes: int
+    since: float
+    last_error: str
+    clock_offset: float | None  # their wall clock minus ours, seconds
+
+
+class Stream(Protocol):
+    """A durable byte stream to a peer. One task reads and one task writes at a time, else Busy."""
+
+    @property
+    def peer(self) -> PeerId: ...
+    @property
+    def service(self) -> str: ...
+    @property
+    def metadata(self) -> Mapping[str, MetadataValue]: ...
+
+    async def accepted(self) -> None:
+        """Returns when the other side took the stream. Raises Refused with its reason, Broken."""
+        ...
+
+    async def read(self) -> bytes | memoryview:
+        """The next chunk. Its credit goes back with `consumed`. Raises EndOfStream, Broken, Busy."""
+        ...
+
+    def consumed(self, count: int) -> None:
+        """`count` bytes have left this node (the local socket drained): the peer may send as many more."""
+        ...
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Returns when all of `data` is taken; waits for the peer's credit. Raises Broken, Busy.
+
+        `data` is kept by reference until the peer has it: it must not change.
+        """
+        ...
+
+    def write_eof(self) -> None:
+        """Half-close, as TCP's shutdown."""
+        ...
+
+    def reset(self, code: int, reason: str) -> None:
+        """As TCP's RST; idempotent, and nothing after the stream has ended both ways."""
+        ...
+
+
+Handler = Callable[[Stream], Awaitable[None]]
+Allow = Callable[[Member, Mapping[str, MetadataValue]], str | None]
+"""Why a member may not use a service with this metadata, or None if it may."""
+
+
+class Mesh(Protocol):
+    """All peers of this node."""
+
+    def peers(self) -> Sequence[PeerStatus]: ...
+    def member(self, peer: PeerId) -> Member | None: ...
+    def open_stream(
+        self, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
+    ) -> Stream:
+        """Open a stream at once, no round trip. Raises Broken when there is no session to the peer."""
+        ...
+
+    def handle(self, service: str, handler: Handler, *, allow: Allow) -> None:
+        """Serve streams of `service`; each runs `handler` in a task of its own."""
+        ...
+
+    async def changed(self, seen: int) -> int:
+        """Wait until anything about any peer changed after version `seen`; returns the version now."""
+        ...
+
+
+class Book(Protocol):
+    """Where peers may be found (rendezvous/book.py)."""
+
+    def records(self) -> Sequence[PeerRecord]: ...
+    def record(self, peer: PeerId) -> PeerRecord | None: ...
+    def add(self, record: PeerRecord) -> bool:
+        """True if it was new (an unknown peer, or a higher sequence number)."""
+        ...
+
+    def candidates(self, peer: PeerId) -> Sequence[Candidate]:
+        """Addresses worth a try, best first."""
+        ...
+
+    def worked(self, peer: PeerId, remote: str) -> None:
+        """A link was made to this address."""
+        ...
+
+    def forget(self, peer: PeerId) -> None: ...

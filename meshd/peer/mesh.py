@@ -1,0 +1,197 @@
+"""All peers of this node: the table of connections, and what keeps them connected."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshd.base import log
+from meshd.base.errors import Broken, MeshdError, RemoteProtocolError, UserError
+from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Member
+from meshd.identity.record import PeerRecord
+from meshd.link.interface import Dialer, Link, LinkInfo
+from meshd.mux.events import Code
+from meshd.peer.connection import PeerConnection
+from meshd.peer.connector import Connector
+from meshd.peer.interface import Allow, Book, Handler, MetadataValue, PathStatus, PeerStatus, Stream
+from meshd.peer.news import News
+from meshd.peer.node import Node, Service
+from meshd.wire.hello import Hello
+from meshd.wire.news import NEWS_SERVICE
+
+MAX_PEERS = 256
+LOG = log.get("peer")
+
+
+@dataclass(slots=True)
+class _Entry:
+    connection: PeerConnection
+    connector: Connector
+    news_session: bytes = b""  # the session in which we opened the news stream
+
+
+class PeerMesh:
+    """Implements `Mesh`. `serve` must run for anything to happen."""
+
+    def __init__(
+        self, *, node: Node, book: Book, dialers: Sequence[Dialer], chance: Callable[[], float]
+    ) -> None:
+        self._node = node
+        self._book = book
+        self._dialers = dialers
+        self._chance = chance
+        self._peers: dict[PeerId, _Entry] = {}
+        self._owner: Owner | None = None
+        self._news = News(node, book, heard=self._heard)
+        node.on_link = self._link_made
+        node.on_goodbye = self._said_goodbye
+        node.on_bans = lambda _entries: self._drop_banned()
+        self.handle(NEWS_SERVICE, self._news.talk, allow=lambda _member, _metadata: None)
+
+    # Mesh.
+
+    def peers(self) -> Sequence[PeerStatus]:
+        """See Mesh; members that are only known from their record come as `known`."""
+        return [entry.connection.status() for entry in self._peers.values()]
+
+    def member(self, peer: PeerId) -> Member | None:
+        """See Mesh."""
+        entry = self._peers.get(peer)
+        return entry.connection.member if entry is not None else None
+
+    def open_stream(
+        self, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
+    ) -> Stream:
+        """See Mesh."""
+        entry = self._peers.get(peer)
+        if entry is None:
+            raise Broken(f"unknown peer {peer.short}")
+        return entry.connection.open_stream(service, metadata, bulk=bulk)
+
+    def handle(self, service: str, handler: Handler, *, allow: Allow) -> None:
+        """See Mesh."""
+        self._node.services[service] = Service(handler, allow)
+
+    async def changed(self, seen: int) -> int:
+        """See Mesh."""
+        return await self._node.wait_changed(seen)
+
+    async def ping(self, peer: PeerId, within: float) -> tuple[float, PathStatus]:
+        """Round trip in seconds, and the path it took. Raises Broken."""
+        entry = self._peers.get(peer)
+        if entry is None:
+            raise Broken(f"unknown peer {peer.short}")
+        return await entry.connection.ping(within)
+
+    def find(self, text: str) -> PeerId:
+        """A peer by its name, its id, or the beginning of its id. Raises UserError."""
+        names = [peer for peer, entry in self._peers.items() if entry.connection.name == text]
+        ids = [peer for peer in self._peers if len(text) >= 4 and str(peer).startswith(text.lower())]
+        found = list(dict.fromkeys(names or ids))
+        if not found:
+            raise UserError(f"no peer `{text}`", hint="`meshd peers` lists names and ids")
+        if len(found) > 1:
+            raise UserError(f"`{text}` fits {len(found)} peers", hint="give more of the id")
+        return found[0]
+
+    # Life.
+
+    async def serve(self) -> None:
+        """Connect to all known members, and keep at it until cancelled; then say goodbye."""
+        try:
+            async with Owner() as owner:
+                self._owner = owner
+                for record in self._book.records():
+                    self._heard(record)
+                await asyncio.Event().wait()  # until cancelled
+        finally:
+            self._owner = None
+
+    def say_goodbye(self, reason: str) -> None:
+        """End all sessions on purpose; `serve` is cancelled by the caller when the links had a moment."""
+        for entry in self._peers.values():
+            entry.connection.close(Code.SHUTDOWN, reason)
+
+    async def accept(self, link: Link) -> None:
+        """Own a link that a listener took in."""
+        entry = self._entry(link.info.peer)
+        if entry is None:
+            await link.aclose()
+            return
+        try:
+            await entry.connection.run_link(link)
+        except MeshdError as error:
+            LOG.info("link_refused", peer=link.info.peer.short, why=error.what)
+
+    def expect(self, peer: PeerId) -> None:
+        """Begin to connect to a peer that is known by address only (from a token)."""
+        self._entry(peer)
+
+    def addresses_changed(self) -> None:
+        """Our own addresses are others now: old links may be dead without knowing it."""
+        for entry in self._peers.values():
+            entry.connector.poke(although_connected=True)
+
+    def record_changed(self) -> None:
+        """Our own record is another one: tell everybody."""
+        self._node.changed()
+
+    def _entry(self, peer: PeerId) -> _Entry | None:
+        entry = self._peers.get(peer)
+        if entry is None:
+            if self._owner is None or peer == self._node.peer or len(self._peers) >= MAX_PEERS:
+                return None
+            connection = PeerConnection(self._node, peer)
+            connector = Connector(
+                node=self._node,
+                connection=connection,
+                book=self._book,
+                dialers=self._dialers,
+                chance=self._chance,
+            )
+            entry = _Entry(connection, connector)
+            self._name_from_record(connection)
+            self._peers[peer] = entry
+            self._owner.start(connection.serve(), name=f"peer {peer.short}")
+            self._owner.start(connector.serve(), name=f"connector {peer.short}")
+            self._node.changed()
+        return entry
+
+    def _heard(self, record: PeerRecord) -> None:
+        entry = self._entry(record.peer)
+        if entry is not None:
+            self._name_from_record(entry.connection)
+            entry.connector.poke()
+
+    def _name_from_record(self, connection: PeerConnection) -> None:
+        record = self._book.record(connection.peer)
+        if record is not None and not connection.connected:
+            connection.name, connection.role = record.name, record.role
+
+    def _link_made(self, peer: PeerId, hello: Hello, _info: LinkInfo) -> None:
+        try:
+            record = PeerRecord.decode(hello.record)
+            if record.peer == peer and self._book.add(record):
+                self._node.changed()
+        except RemoteProtocolError as error:
+            LOG.warning("record_refused", peer=peer.short, why=error.what)
+        entry = self._peers[peer]
+        if entry.connection.leads and entry.news_session != entry.connection.session_id and self._owner:
+            entry.news_session = entry.connection.session_id
+            stream = entry.connection.open_stream(NEWS_SERVICE, {}, bulk=False)
+            self._owner.start(self._news.talk(stream), name=f"news {peer.short}")
+
+    def _said_goodbye(self, peer: PeerId, code: int) -> None:
+        LOG.info("peer_left", peer=peer.short, code=code)
+
+    def _drop_banned(self) -> None:
+        for peer, entry in list(self._peers.items()):
+            record = self._book.record(peer)
+            chain = entry.connection.member.chain if entry.connection.member else record and record.chain
+            why = self._node.bans.why_banned(chain) if chain else None
+            if why is not None:
+                LOG.warning("peer_banned", peer=peer.short, why=why)
+                entry.connection.close(Code.BANNED, why)
+                self._book.forget(peer)
+        self._node.changed()

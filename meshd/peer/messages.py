@@ -1,0 +1,30 @@
+"""Messages over a stream, for leases and news. Credit goes back as soon as a message is read."""
+
+from meshd.base.errors import EndOfStream, RemoteProtocolError
+from meshd.peer.interface import Stream
+from meshd.wire.lengths import LengthParser, framed
+
+
+class MessageStream:
+    """Whole messages of at most 64 KiB each, in order."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._parser = LengthParser()
+
+    async def send(self, message: bytes) -> None:
+        """Raises Broken."""
+        await self.stream.write(framed(message))
+
+    async def receive(self) -> bytes:
+        """The next message. Raises EndOfStream, Broken, RemoteProtocolError."""
+        while (message := self._parser.next()) is None:
+            try:
+                data = await self.stream.read()
+            except EndOfStream:
+                if self._parser.rest():
+                    raise RemoteProtocolError("stream ended inside a message", code="message") from None
+                raise
+            self._parser.feed(data)
+            self.stream.consumed(len(data))
+        return message

@@ -1,0 +1,131 @@
+"""What every peer connection shares: who this node is, its services, its bans, its limits."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from meshd.base import log
+from meshd.base.errors import RemoteProtocolError
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Member
+from meshd.identity.record import PeerRecord
+from meshd.identity.revocation import RevocationSet
+from meshd.link.interface import LinkInfo
+from meshd.mux.config import MuxConfig, NodeBudget
+from meshd.peer.interface import Allow, Handler
+from meshd.wire.hello import WIRE_VERSION, Hello, NativeVersion
+from meshd.wire.limits import MAX_FRAME_BYTES
+
+LOG = log.get("peer")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What this node says of itself in each Hello. `grace` in seconds."""
+
+    peer: PeerId
+    name: str
+    role: str
+    incarnation: bytes
+    native: NativeVersion
+    grace: int = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service of this node, and who may use it."""
+
+    handler: Handler
+    allow: Allow
+
+
+@dataclass(slots=True)
+class Node:
+    """Shared by all peer connections of one daemon.
+
+    `save_bans` persists the revocation set before it is acted on; `random(n)` gives n random bytes.
+    """
+
+    facts: NodeFacts
+    bans: RevocationSet
+    budget: NodeBudget
+    random: Callable[[int], bytes]
+    save_bans: Callable[[], None]
+    my_record: Callable[[], PeerRecord]
+    config: MuxConfig = field(default_factory=MuxConfig)
+    services: dict[str, Service] = field(default_factory=dict)
+    on_link: Callable[[PeerId, Hello, LinkInfo], None] = lambda _peer, _hello, _info: None
+    on_goodbye: Callable[[PeerId, int], None] = lambda _peer, _code: None
+    on_bans: Callable[[Sequence[bytes]], None] = lambda _entries: None
+    version: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def peer(self) -> PeerId:
+        return self.facts.peer
+
+    def now(self) -> float:
+        """Loop time, seconds."""
+        return asyncio.get_running_loop().time()
+
+    def wall_clock(self) -> int:
+        """Unix seconds: only told to peers, to find clocks that are wrong."""
+        return int(time.time())
+
+    def mux_config(self, grace: int) -> MuxConfig:
+        """The session's configuration with the smaller of both sides' grace."""
+        return replace(self.config, grace=float(grace))
+
+    def hello(self, *, current: bytes, fresh: bytes, chosen: bytes) -> Hello:
+        """Our Hello with the given session fields (wire/hello.py)."""
+        facts = self.facts
+        return Hello(
+            version=WIRE_VERSION,
+            features=(),
+            name=facts.name,
+            role=facts.role,
+            incarnation=facts.incarnation,
+            current=current,
+            fresh=fresh,
+            chosen=chosen,
+            native=facts.native,
+            largest_frame=MAX_FRAME_BYTES,
+            grace=facts.grace,
+            bans_count=len(self.bans.entries()),
+            bans_digest=self.bans.digest(),
+            clock=self.wall_clock(),
+            record=self.my_record().encode(),
+        )
+
+    def learn_bans(self, entries: Sequence[bytes]) -> None:
+        """Take verified bans in, persist them, then tell the rest of the node.
+
+        Entries that are invalid are skipped: one damaged ban must not keep the others out.
+        """
+        new = []
+        for entry in entries:
+            try:
+                if self.bans.merge([entry]):
+                    new.append(entry)
+            except RemoteProtocolError as error:
+                LOG.warning("ban_refused", why=error.what)
+        if new:
+            self.save_bans()
+            self.on_bans(new)
+
+    def why_banned(self, member: Member) -> str | None:
+        """Why a member is out, or None."""
+        return self.bans.why_banned(member.chain)
+
+    def changed(self) -> None:
+        """Something about a peer changed: wake whoever waits in `wait_changed`."""
+        self.version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_changed(self, seen: int) -> int:
+        """Returns the version now, once it is not `seen` any more."""
+        while self.version == seen:
+            await self._changed.wait()
+        return self.version

@@ -1,0 +1,180 @@
+"""The asyncio face of one mux stream: reads and writes that wait for data and credit."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from meshd.base.errors import Broken, Busy, EndOfStream, LocalProtocolError, MeshdError, Refused
+from meshd.identity.keys import PeerId
+from meshd.mux.events import Code
+from meshd.peer.interface import MetadataValue
+
+
+class MuxPort(Protocol):
+    """What a stream needs of the session it belongs to."""
+
+    def write(self, stream_id: int, data: bytes | memoryview) -> int: ...
+    def write_eof(self, stream_id: int) -> None: ...
+    def reset(self, stream_id: int, code: int, reason: str) -> None: ...
+    def consumed(self, stream_id: int, count: int) -> None: ...
+
+
+class MeshStream:
+    """Implements `Stream` over a session; the connection feeds it with what arrived."""
+
+    def __init__(
+        self,
+        *,
+        port: MuxPort,
+        wake: Callable[[], None],
+        on_done: Callable[[int], None],
+        stream_id: int,
+        peer: PeerId,
+        service: str,
+        metadata: Mapping[str, MetadataValue],
+    ) -> None:
+        self._port = port
+        self._wake = wake
+        self._on_done = on_done
+        self._id = stream_id
+        self._peer = peer
+        self._service = service
+        self._metadata = metadata
+        self._chunks: deque[bytes | memoryview] = deque()  # bounded by the stream's window (mux)
+        self._ended = False
+        self._accepted = False
+        self._eof_sent = False
+        self._error: MeshdError | None = None
+        self._reader = _Bell()
+        self._writer = _Bell()
+        self._taker = _Bell()
+
+    @property
+    def peer(self) -> PeerId:
+        return self._peer
+
+    @property
+    def service(self) -> str:
+        return self._service
+
+    @property
+    def metadata(self) -> Mapping[str, MetadataValue]:
+        return self._metadata
+
+    async def accepted(self) -> None:
+        """See Stream."""
+        while not self._accepted:
+            if self._error is not None:
+                raise self._error
+            await self._taker.wait("wait for acceptance of")
+
+    async def read(self) -> bytes | memoryview:
+        """See Stream."""
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise EndOfStream("the peer ended the stream")
+            await self._reader.wait("read")
+        return self._chunks.popleft()
+
+    def consumed(self, count: int) -> None:
+        """See Stream."""
+        if self._error is None:
+            self._port.consumed(self._id, count)
+            self._wake()
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """See Stream."""
+        if self._eof_sent:
+            raise LocalProtocolError("write after the end of the stream was sent")
+        left = data
+        while len(left):
+            if self._error is not None:
+                raise self._error
+            taken = self._port.write(self._id, left)
+            if taken:
+                self._wake()
+                if taken == len(left):
+                    return
+                left = memoryview(left)[taken:]
+            else:
+                await self._writer.wait("write")
+
+    def write_eof(self) -> None:
+        """See Stream."""
+        if self._error is None and not self._eof_sent:
+            self._eof_sent = True
+            self._port.write_eof(self._id)
+            self._wake()
+            if self._ended:
+                self._on_done(self._id)
+
+    def reset(self, code: int, reason: str) -> None:
+        """See Stream."""
+        if self._error is None and not (self._eof_sent and self._ended and not self._chunks):
+            self._port.reset(self._id, code, reason)
+            self._wake()
+            self._on_done(self._id)
+        self.break_with(Broken(f"stream reset: {reason}"))
+
+    # What the connection tells.
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Received, in order."""
+        self._chunks.append(data)
+        self._reader.ring()
+
+    def feed_eof(self) -> None:
+        """The peer's half-close."""
+        self._ended = True
+        self._reader.ring()
+        if self._eof_sent:
+            self._on_done(self._id)
+
+    def feed_reset(self, code: int, reason: str) -> None:
+        """The peer's reset, or its refusal."""
+        if code in (Code.REFUSED, Code.UNKNOWN_SERVICE) and not self._accepted:
+            self.break_with(Refused(reason, code="refused"))
+        else:
+            self.break_with(Broken(f"the peer reset the stream: {reason}"))
+
+    def mark_accepted(self) -> None:
+        """The other side took the stream."""
+        self._accepted = True
+        self._taker.ring()
+
+    def wake_writer(self) -> None:
+        """Credit has come."""
+        self._writer.ring()
+
+    def break_with(self, error: MeshdError) -> None:
+        """Nothing more will come or go; the first error stays."""
+        if self._error is None:
+            self._error = error
+            self._chunks.clear()
+        for bell in (self._reader, self._writer, self._taker):
+            bell.ring()
+
+
+class _Bell:
+    """One task waits, anybody rings; a second waiter is a bug of the caller."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[None] | None = None
+
+    async def wait(self, what: str) -> None:
+        if self._future is not None:
+            raise Busy(f"two tasks {what} one stream")
+        self._future = asyncio.get_running_loop().create_future()
+        try:
+            await self._future
+        finally:
+            self._future = None
+
+    def ring(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)

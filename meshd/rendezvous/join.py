@@ -1,0 +1,166 @@
+"""Joining a mesh by an invite, both sides: what follows the join proof on a link of purpose JOIN.
+
+The inviter reserves the use durably before it certifies, and a key that joins again gets the certificate
+it has: a crash in between costs nobody anything (docs/protocol.md, "Trust").
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshd.base import log
+from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
+from meshd.identity.invite_book import InviteBook
+from meshd.identity.keys import KeyPair, MeshId, PeerId
+from meshd.identity.membership import Chain, check_chain, issue
+from meshd.identity.record import PeerRecord
+from meshd.identity.revocation import RevocationSet
+from meshd.wire.joining import JoinMessage, JoinRequest, NotAdmitted, Welcome, decode
+from meshd.wire.lengths import LengthParser, framed
+
+JOIN_SECONDS = 10.0
+LOG = log.get("rendezvous")
+
+
+class Pipe(Protocol):
+    """A proven link of purpose JOIN."""
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None: ...
+    async def receive(self) -> bytes: ...
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """Who certifies: the founder's root key (`above` is None), or a member with `invite` and its chain."""
+
+    key: KeyPair
+    above: Chain | None
+    root: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What a joiner has when it is in."""
+
+    chain: Chain
+    records: tuple[PeerRecord, ...]
+    bans: tuple[bytes, ...]
+
+
+class _Talk:
+    def __init__(self, pipe: Pipe, leftover: bytes) -> None:
+        self._pipe = pipe
+        self._parser = LengthParser()
+        self._parser.feed(leftover)
+
+    async def send(self, message: JoinMessage) -> None:
+        await self._pipe.send([framed(message.encode())])
+
+    async def receive(self) -> JoinMessage:
+        while (message := self._parser.next()) is None:
+            self._parser.feed(await self._pipe.receive())
+        return decode(message)
+
+
+async def ask(pipe: Pipe, *, leftover: bytes, me: PeerId, mesh: MeshId, name: str, role: str) -> Admitted:
+    """The joiner's side. Raises Refused with the inviter's reason, Broken."""
+    talk = _Talk(pipe, leftover)
+    try:
+        async with asyncio.timeout(JOIN_SECONDS):
+            await talk.send(JoinRequest(name, role))
+            answer = await talk.receive()
+    except TimeoutError:
+        raise Broken("the inviter did not answer in time", hint="try again in a moment") from None
+    except EndOfStream:
+        raise Broken("the inviter closed the connection", hint="try again in a moment") from None
+    if isinstance(answer, NotAdmitted):
+        raise Refused(answer.text, code=answer.code, hint=answer.hint)
+    if not isinstance(answer, Welcome):
+        raise RemoteProtocolError("joining: expected `welcome`", code="joining")
+    chain = Chain.decode(answer.chain)
+    check_chain(chain, mesh, me)
+    records = []
+    for raw in answer.records:
+        record = PeerRecord.decode(raw)
+        record.verify(mesh)
+        records.append(record)
+    return Admitted(chain, tuple(records), answer.bans)
+
+
+class Inviter:
+    """The inviter's side: one object for each daemon that may invite."""
+
+    def __init__(
+        self,
+        *,
+        mesh: MeshId,
+        issuer: Issuer,
+        book: InviteBook,
+        bans: RevocationSet,
+        save: Callable[[], None],
+        records: Callable[[], Sequence[PeerRecord]],
+        random: Callable[[int], bytes],
+        wall_clock: Callable[[], int],
+    ) -> None:
+        self._mesh = mesh
+        self._issuer = issuer
+        self._book = book
+        self._bans = bans
+        self._save = save
+        self._records = records
+        self._random = random
+        self._wall_clock = wall_clock
+
+    async def admit(self, pipe: Pipe, *, joiner: PeerId, invite_id: bytes, leftover: bytes) -> None:
+        """Answer one joiner that has proven the invite's secret; closes the pipe."""
+        talk = _Talk(pipe, leftover)
+        try:
+            async with asyncio.timeout(JOIN_SECONDS):
+                request = await talk.receive()
+                if not isinstance(request, JoinRequest):
+                    raise RemoteProtocolError("joining: expected `join`", code="joining")
+                answer = self.decide(joiner, invite_id)
+                await talk.send(answer)
+                if isinstance(answer, Welcome):
+                    LOG.info("member_admitted", peer=joiner.short, name=request.name)
+                else:
+                    LOG.info("joiner_refused", peer=joiner.short, why=answer.text)
+                await pipe.receive()  # the joiner closes when it has the answer
+        except (EndOfStream, Broken, TimeoutError):
+            pass
+        except RemoteProtocolError as error:
+            LOG.warning("joiner_refused", peer=joiner.short, why=error.what)
+        finally:
+            await pipe.aclose()
+
+    def decide(self, joiner: PeerId, invite_id: bytes) -> Welcome | NotAdmitted:
+        """Reserve, persist, certify, persist. No await in between: two joiners cannot share one use."""
+        banned = self._bans.why_node_banned(joiner, issuer=self._issuer.key.peer)
+        if banned is not None:
+            return NotAdmitted(
+                "banned", banned, "a banned node comes back with a new key: `meshd leave --new-identity`"
+            )
+        decision = self._book.reserve(invite_id, joiner, self._wall_clock())
+        if not decision.ok or decision.entry is None:
+            return NotAdmitted(decision.code, decision.text, decision.hint)
+        self._save()
+        certificate = decision.certificate
+        if certificate is None:
+            certificate = issue(
+                signer=self._issuer.key,
+                mesh=self._mesh,
+                node=joiner,
+                roles=decision.entry.roles,
+                serial=self._random(16),
+                invite=invite_id,
+                issued_at=self._wall_clock(),
+            )
+            self._book.certify(invite_id, joiner, certificate)
+            self._save()
+        above = self._issuer.above.certificates if self._issuer.above is not None else ()
+        chain = Chain(certificates=(certificate, *above), root=self._issuer.root)
+        return Welcome(
+            chain.encode(), tuple(record.encode() for record in self._records())[:64], self._bans.entries()
+        )

@@ -1,0 +1,146 @@
+"""A peer's service as a listener on this node's loopback."""
+
+import asyncio
+import hmac
+import socket
+from collections.abc import Callable, Mapping
+
+from meshd.base import log
+from meshd.base.errors import Broken, EndOfStream, MeshdError
+from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import Mesh, MetadataValue
+from meshd.tunnel.interface import Inspector, TunnelStatus
+from meshd.tunnel.local import LocalSocket
+from meshd.tunnel.pump import Counter, pump
+
+SECRET_SECONDS = 5.0  # a client that is ours sends its secret at once
+MAX_CONNECTIONS = 64
+LOG = log.get("tunnel")
+
+
+class Forward:
+    """Listens on 127.0.0.1; each connection becomes a stream of `service` to `peer`.
+
+    With `secret`, a client must send exactly these bytes first (they are not passed on); `is_ours` is asked
+    about the client's address where the operating system can tell who owns a connection. A client that
+    fails either is reset.
+    """
+
+    def __init__(
+        self,
+        *,
+        mesh: Mesh,
+        peer: PeerId,
+        service: str,
+        metadata: Mapping[str, MetadataValue],
+        secret: bytes = b"",
+        is_ours: Callable[[tuple[str, int], tuple[str, int]], bool] | None = None,
+        inspect: Callable[[], Inspector] | None = None,
+        on_broken: Callable[[MeshdError], None] = lambda _error: None,
+    ) -> None:
+        self._mesh = mesh
+        self._peer = peer
+        self._service = service
+        self._metadata = metadata
+        self._secret = secret
+        self._is_ours = is_ours
+        self._inspect = inspect
+        self._on_broken = on_broken
+        self._counter = Counter()
+        self._streams = 0
+        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
+        self._listener.bind(("127.0.0.1", 0))
+        self._listener.listen(32)
+        self.port: int = self._listener.getsockname()[1]
+
+    @property
+    def endpoint(self) -> str:
+        """`host:port` for llama-server's --rpc."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def status(self) -> TunnelStatus:
+        """Totals so far."""
+        return TunnelStatus(
+            peer=self._peer,
+            service=self._service,
+            listen=self.endpoint,
+            streams=self._streams,
+            sent_bytes=self._counter.sent,
+            received_bytes=self._counter.received,
+        )
+
+    def close(self) -> None:
+        """Stop listening (also when `serve` was never run)."""
+        self._listener.close()
+
+    async def serve(self) -> None:
+        """Take connections until cancelled; ends every one of them then."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with Owner() as owner:
+                while True:
+                    client, _address = await loop.sock_accept(self._listener)
+                    if self._streams >= MAX_CONNECTIONS:
+                        LOG.warning("tunnel_full", service=self._service, count=self._streams)
+                        client.close()
+                        continue
+                    self._streams += 1
+                    owner.start(self._client(client), name=f"tunnel {self._service}")
+        finally:
+            self.close()
+
+    async def _client(self, client: socket.socket) -> None:
+        try:
+            local = await _adopt(client)
+            try:
+                await self._tunnel(local)
+            finally:
+                local.abort()
+        finally:
+            self._streams -= 1
+
+    async def _tunnel(self, local: LocalSocket) -> None:
+        if self._is_ours is not None and not self._is_ours(local.peername, ("127.0.0.1", self.port)):
+            LOG.warning("tunnel_foreign_client", service=self._service, remote=local.remote)
+            return
+        try:
+            first = await self._take_secret(local)
+        except (Broken, EndOfStream, TimeoutError):
+            return
+        if first is None:
+            LOG.warning("tunnel_wrong_secret", service=self._service, remote=local.remote)
+            return
+        try:
+            stream = self._mesh.open_stream(self._peer, self._service, metadata=self._metadata)
+            if first:
+                await stream.write(first)
+                self._counter.sent += len(first)
+        except MeshdError as error:
+            self._on_broken(error)
+            return
+        inspector = self._inspect() if self._inspect is not None else None
+        await pump(local, stream, counter=self._counter, inspector=inspector, on_broken=self._on_broken)
+        await local.wait_closed()
+
+    async def _take_secret(self, local: LocalSocket) -> bytes | None:
+        """What followed the secret, or None if it was wrong."""
+        if not self._secret:
+            return b""
+        received = b""
+        async with asyncio.timeout(SECRET_SECONDS):
+            while len(received) < len(self._secret):
+                received += await local.read()
+        size = len(self._secret)
+        return received[size:] if hmac.compare_digest(received[:size], self._secret) else None
+
+
+async def _adopt(client: socket.socket) -> LocalSocket:
+    try:
+        _transport, local = await asyncio.get_running_loop().connect_accepted_socket(LocalSocket, client)
+    except BaseException:
+        client.close()
+        raise
+    return local

@@ -1,0 +1,34 @@
+"""Tunnels: local TCP connections over mesh streams.
+
+A *forward* is a listener on this node's loopback whose connections become streams to a peer's service; an
+*exposed* service takes such streams and connects them to an allowed local target. A half-close travels as
+a half-close and a reset as a reset, so that TCP's meaning is kept. An *inspector* may look at what passes
+(RPC frames); it sees every byte before it goes on.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshd.identity.keys import PeerId
+
+
+class Inspector(Protocol):
+    """Looks at one connection's bytes. May raise RemoteProtocolError to end it.
+
+    What it returns goes on in place of what came in; the same object is the cheap answer.
+    """
+
+    def to_peer(self, data: bytes | memoryview) -> bytes | memoryview: ...
+    def from_peer(self, data: bytes | memoryview) -> bytes | memoryview: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TunnelStatus:
+    """Totals in bytes since the forward was opened; `streams` are open now."""
+
+    peer: PeerId
+    service: str
+    listen: str
+    streams: int
+    sent_bytes: int
+    received_bytes: int

@@ -1,0 +1,138 @@
+"""A local TCP connection as chunks with back-pressure in both directions.
+
+`asyncio.StreamReader` would copy every byte twice more; here a chunk is what the transport received, and
+reading stops while the last one has not been taken.
+"""
+
+import asyncio
+import socket
+from collections import deque
+from typing import cast
+
+from meshd.base.errors import Broken, EndOfStream
+
+LOW_WATER = 64 << 10  # resume reading, resume writing
+HIGH_WATER = 256 << 10  # stop reading, wait before writing more
+
+
+class LocalSocket(asyncio.Protocol):
+    """One connection: one task reads, one writes."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._chunks: deque[bytes] = deque()
+        self._held = 0
+        self._paused = False
+        self._eof = False
+        self._lost: Exception | None = None
+        self._closed = False
+        self._readable: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._write_paused = False
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER, low=LOW_WATER)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._held += len(data)
+        if self._held >= HIGH_WATER and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        _ring(self._readable)
+
+    def eof_received(self) -> bool:
+        self._eof = True
+        _ring(self._readable)
+        return True  # half-closed: we may go on writing
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed = True
+        self._lost = exc
+        _ring(self._readable)
+        _ring(self._writable)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        _ring(self._writable)
+
+    # Called by the pump.
+
+    @property
+    def peername(self) -> tuple[str, int]:
+        """Host and port of the other end."""
+        assert self._transport is not None
+        name = self._transport.get_extra_info("peername")
+        return (str(name[0]), int(name[1])) if name else ("", 0)
+
+    @property
+    def remote(self) -> str:
+        """The other end as `host:port`."""
+        host, port = self.peername
+        return f"{host}:{port}"
+
+    async def read(self) -> bytes:
+        """The next chunk. Raises EndOfStream at the peer's half-close, Broken."""
+        while not self._chunks:
+            if self._eof:
+                raise EndOfStream("local end of file")
+            if self._closed:
+                raise Broken(f"local connection lost: {self._lost or 'closed'}")
+            self._readable = asyncio.get_running_loop().create_future()
+            await self._readable
+        data = self._chunks.popleft()
+        self._held -= len(data)
+        if self._paused and self._held <= LOW_WATER and self._transport is not None and not self._closed:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Returns when the kernel has taken all but HIGH_WATER of what was written. Raises Broken."""
+        if self._closed or self._transport is None:
+            raise Broken(f"local connection lost: {self._lost or 'closed'}")
+        self._transport.write(data)
+        while self._write_paused:
+            if self._closed:
+                raise Broken(f"local connection lost: {self._lost or 'closed'}")
+            self._writable = asyncio.get_running_loop().create_future()
+            await self._writable
+
+    def write_eof(self) -> None:
+        """Half-close."""
+        if not self._closed and self._transport is not None:
+            self._transport.write_eof()
+
+    def abort(self) -> None:
+        """RST: the other end sees a reset, not an end."""
+        if self._transport is None or self._closed:
+            return
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        self._transport.abort()
+
+    def close(self) -> None:
+        """Close after what was written has gone."""
+        if self._transport is not None:
+            self._transport.close()
+
+    async def wait_closed(self) -> None:
+        """Returns when the transport has gone."""
+        while not self._closed:
+            self._writable = asyncio.get_running_loop().create_future()
+            await self._writable
+
+
+def _ring(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
