@@ -3,6 +3,12 @@
 One task owns one child: it spawns it in a process group of its own behind a guard, probes it until it is
 ready, keeps its output, restarts it with back-off, and ends the whole group. If meshd itself dies, however
 that happens, the guard ends the group. This package knows nothing but base.
+
+It never opens a connection to a child to see whether it lives (an rpc-server in use has a backlog of one),
+and never hands a child a descriptor, variable or argument that was not named. Words: *child*, one program
+that meshd runs; *group*, that process and all it forked; *guard*, the small process that ends the group when
+meshd is gone; *settled*, a state that lasts until somebody asks for something or the child dies.
+Tests: tests/process (real processes), tests/unit/process (pure parts). Why it is so: decision 0005.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -10,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
+
+from meshd.base.errors import MeshdError
 
 ReadyProbe = Callable[[], Awaitable[bool]]
 """Asked again and again while STARTING; True means ready. Must not raise but for cancellation."""
@@ -24,9 +32,23 @@ class ChildState(StrEnum):
     FAILED = "failed"
 
 
+class ChildFailed(MeshdError):
+    """The child could not be started, or ended. `tail` holds the last lines of its output, oldest first."""
+
+    def __init__(self, what: str, *, hint: str = "", tail: tuple[str, ...] = ()) -> None:
+        super().__init__(what, hint=hint)
+        self.tail = tail
+
+
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """How to run a child. Times in seconds. `pass_fds` are inherited with their numbers kept."""
+    """How to run a child. Times in seconds, sizes in bytes.
+
+    `pass_fds` are inherited with their numbers kept and stay the caller's; so are `hand_over`, but those
+    belong to the child's owner from now on and are closed here when the child has them or could not start.
+    `on_line` gets each line of output (cut, without control characters, `redact` replaced); it must be
+    quick and must not raise.
+    """
 
     name: str
     argv: Sequence[str]
@@ -37,6 +59,11 @@ class ChildSpec:
     ready_timeout: float | None = 60.0  # None: as long as it lives (a model that loads slowly is not dead)
     stop_timeout: float = 5.0
     restart: bool = False
+    hand_over: tuple[int, ...] = ()
+    cwd: Path | None = None
+    on_line: Callable[[str], None] | None = None
+    redact: tuple[str, ...] = ()  # secrets that never reach log, tail or on_line
+    log_bytes: int = 4 << 20  # of the log file; one older file of the same size is kept beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +74,7 @@ class ChildStatus:
     restarts: int
     reason: str  # why it is in this state, in words; the last error
     tail: tuple[str, ...]  # last lines of output, filled when it failed
+    crash_loop: bool = False  # fails again and again: only somebody who changes something will help
 
 
 class Child(Protocol):
@@ -60,13 +88,38 @@ class Child(Protocol):
         ...
 
     async def ensure_ready(self) -> None:
-        """Start it if need be; returns when READY. Raises MeshdError with the reason and last lines."""
+        """Start it if need be; returns when READY. Raises MeshdError with the reason and last lines.
+
+        READY: returns. STOPPED, FAILED: starts it. STARTING, BACKOFF: waits for that attempt's outcome.
+        STOPPING: waits until the group is gone, then starts it. Stopped by another task meanwhile, or no
+        longer owned: raises Closed. One call waits for one attempt: with `restart` it may be called again
+        and waits for the next. Cancelling the call does not stop the child.
+        """
         ...
 
     async def stop(self) -> None:
-        """TERM, then KILL after `stop_timeout`, reap; returns when the group is gone. Idempotent."""
+        """TERM, then KILL after `stop_timeout`, reap; returns when the group is gone. Idempotent.
+
+        Also forgets earlier failures, so that the next start is not held back.
+        """
         ...
 
     async def wait_changed(self, seen: ChildStatus) -> ChildStatus:
         """Returns as soon as the status differs from `seen`."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program that runs to its end did so: exit code, or signal (the other is None)."""
+
+    code: int | None
+    signal: int | None
+    tail: tuple[str, ...]
+
+
+RunToEnd = Callable[[ChildSpec], Awaitable[Ended]]
+"""Runs a program once and waits for its end (a compiler, say); probe, restart and ready_timeout do not count.
+
+Raises UserError when it cannot be started. Cancelled: ends the whole group first.
+"""

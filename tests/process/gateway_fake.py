@@ -22,24 +22,25 @@ from meshd.gateway.server import Gateway
 DEADLINE = 20.0  # of a whole scenario; only a hang comes near it
 
 
+def event(fields: object) -> bytes:
+    """One event as llama-server writes it."""
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def _piece(choice: object, **more: object) -> bytes:
+    head = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "tiny"}
+    return event({**head, "choices": [choice], **more})
+
+
 def chunk(text: str) -> bytes:
-    """One streamed piece as llama-server writes it."""
-    delta = {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": text}}]}
-    return b"data: " + json.dumps({"id": "c1", "created": 1, "model": "tiny", **delta}).encode() + b"\n\n"
+    """One streamed piece of text."""
+    return _piece({"index": 0, "delta": {"content": text}})
 
 
 def last_chunk(tokens: int) -> bytes:
     """The piece that ends an answer, with llama-server's timings."""
-    done = {
-        "object": "chat.completion.chunk",
-        "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}],
-    }
-    timings = {"timings": {"prompt_n": 3, "predicted_n": tokens}}
-    return (
-        b"data: "
-        + json.dumps({"id": "c1", "created": 1, "model": "tiny", **done, **timings}).encode()
-        + b"\n\n"
-    )
+    timings = {"prompt_n": 3, "predicted_n": tokens}
+    return _piece({"index": 0, "delta": {}, "finish_reason": "stop"}, timings=timings)
 
 
 DONE = b"data: [DONE]\n\n"
@@ -126,7 +127,7 @@ class FakeUpstream:
 
     socket_path: Path
     model_name: str = "tiny"
-    readiness: Readiness = Readiness(ModelState.READY, "")
+    readiness: Readiness = field(default_factory=lambda: Readiness(ModelState.READY, ""))
     broke: list[str] = field(default_factory=list)
 
     def upstream_broke(self, why: str) -> None:
@@ -150,6 +151,12 @@ class World:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
+    async def until_idle(self) -> None:
+        """Wait until no request is under way; each look is a round trip, so that others get their turn."""
+        while self.gateway.status.active:
+            async with self.http.get(f"{self.url}/health") as answer:
+                await answer.read()
+
     async def chat(self, **extra: object) -> aiohttp.ClientResponse:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **extra}
         return await self.http.post(f"{self.url}/v1/chat/completions", json=body)
@@ -166,8 +173,9 @@ async def listening(server: FakeServer, socket_path: Path) -> AsyncIterator[None
         await web.UnixSite(runner, str(socket_path)).start()
         yield
     finally:
-        await runner.cleanup()
-        socket_path.unlink(missing_ok=True)
+        await runner.cleanup()  # unlinks the socket on Python >= 3.13 only
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(socket_path)  # noqa: PTH108 - one call of the kernel, not worth a thread
 
 
 @contextlib.asynccontextmanager

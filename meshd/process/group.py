@@ -1,0 +1,181 @@
+"""One living process group: a guard, the program itself, and whatever it forked.
+
+`Group.spawn` starts it, `exited` returns the moment the program ends (the loop's child watcher says so,
+whoever holds its pipes), `bury` leaves nothing of it. Signals always go to the whole group.
+"""
+
+import asyncio
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from meshd.base import log
+from meshd.base.errors import MeshdError, UserError
+from meshd.process.interface import ChildSpec
+from meshd.process.orphans import Guard, group_lives
+
+GONE_SECONDS = 2.0  # after KILL the kernel needs milliseconds; a zombie that nobody reaps stays for ever
+GONE_LOOK = 0.002  # seconds between looks at first; there is no event for "group is empty"
+
+# What a child may know of our environment: where things are, which device to use, how to speak. No secrets.
+INHERITED = {
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
+    *("XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "LD_LIBRARY_PATH"),
+    *("DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "SDKROOT", "DEVELOPER_DIR"),
+}
+INHERITED_PREFIXES = (
+    *("LC_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "GGML_", "GPU_", "CUDA_", "NVIDIA_"),
+    *("HIP_", "ROCR_", "ROCM_", "HSA_", "VK_", "MESA_", "MTL_", "METAL_"),
+    *("ASAN_", "UBSAN_", "TSAN_"),
+)
+
+logger = log.get("process")
+
+
+def environment(added: Mapping[str, str], ours: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A small clean environment from `ours` (this process's by default), plus `added`."""
+    source = os.environ if ours is None else ours
+    kept = {
+        name: value
+        for name, value in source.items()
+        if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+    }
+    kept.setdefault("PATH", os.defpath)
+    return kept | dict(added)
+
+
+def find_program(spec: ChildSpec) -> str:
+    """The path of argv[0], which may be a bare name. Raises UserError that says what is wrong with it."""
+    if not spec.argv or not spec.argv[0]:
+        raise UserError(f"`{spec.name}` could not be started: its command line is empty")
+    program = spec.argv[0]
+    found = shutil.which(program, path=environment(spec.env)["PATH"])
+    if found is not None:
+        return str(Path(found).absolute())  # a relative one must not be looked up in the child's folder
+    path = Path(program)
+    install = "build it with `meshd native build`, or say where it is"
+    if len(path.parts) == 1 and not path.exists():
+        raise UserError(f"cannot find program `{program}` for `{spec.name}` in PATH", hint=install)
+    try:
+        if path.is_dir():
+            raise UserError(f"`{program}` for `{spec.name}` is a folder, not a program", hint=install)
+        if not path.exists():
+            raise UserError(f"cannot find program `{program}` for `{spec.name}`", hint=install)
+    except PermissionError:
+        pass
+    raise UserError(
+        f"program `{program}` for `{spec.name}` is not executable",
+        hint=f"`chmod +x {program}`, or look whether its file system is mounted noexec",
+    )
+
+
+def _spawn_error(spec: ChildSpec, program: str, error: OSError) -> MeshdError:
+    """What an exec that failed means for the user."""
+    what = f"`{spec.name}` could not be started"
+    if spec.cwd is not None and not spec.cwd.is_dir():
+        return UserError(f"{what}: its working folder `{spec.cwd}` is not there")
+    match error.errno:
+        case errno.ENOEXEC | 86:  # 86: EBADARCH of macOS, which errno does not name everywhere
+            hint = "build it again on this machine with `meshd native build`"
+            return UserError(f"{what}: `{program}` is not a program for this machine", hint=hint)
+        case errno.ENOENT:
+            hint = "it was built for another system, or its interpreter is missing"
+            return UserError(f"{what}: `{program}` needs a loader or interpreter that is missing", hint=hint)
+        case errno.EACCES | errno.EPERM:
+            return UserError(f"{what}: the system does not allow `{program}` to be run ({error.strerror})")
+        case errno.E2BIG:
+            return UserError(f"{what}: its command line and environment are too long")
+        case _:  # out of memory or processes, busy file: may pass
+            return MeshdError(f"{what}: {error.strerror or error}")
+
+
+class Group:
+    """A running program with its group. Made by `spawn`; `bury` must be awaited on every path."""
+
+    def __init__(self, guard: Guard, process: asyncio.subprocess.Process, name: str) -> None:
+        self._guard = guard
+        self._process = process
+        self._name = name
+
+    @classmethod
+    async def spawn(cls, spec: ChildSpec, *, output: int) -> Self:
+        """Start `spec` with stdout and stderr into descriptor `output`, stdin empty.
+
+        Raises UserError when only the user can mend it, MeshdError when it may pass. When it raises, or is
+        cancelled, nothing runs.
+        """
+        program = find_program(spec)
+        guard = await Guard.start(spec.name)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *spec.argv,
+                executable=program,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment(spec.env),
+                cwd=spec.cwd,
+                pass_fds=(*spec.pass_fds, *spec.hand_over),
+                process_group=guard.pid,
+            )
+        except OSError as error:
+            guard.end()
+            raise _spawn_error(spec, program, error) from error
+        except BaseException:
+            guard.end()
+            raise
+        return cls(guard, process, spec.name)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def number(self) -> int:
+        """The number of the process group (the guard's pid)."""
+        return self._guard.pid
+
+    @property
+    def guard_pids(self) -> tuple[int, ...]:
+        return self._guard.guard_pids
+
+    def signal(self, number: signal.Signals) -> None:
+        """To every process of the group; the guard heeds only KILL."""
+        self._guard.signal(number)
+
+    async def exited(self) -> int:
+        """The exit code, or minus the signal's number, as soon as the program itself has ended."""
+        return await self._process.wait()
+
+    async def bury(self) -> None:
+        """KILL what is left, reap, and wait until the group is empty (2 s at most for what others must reap).
+
+        Cancelled, it finishes all the same and then raises: a group is never left behind.
+        """
+        group = self._guard.pid
+        self._guard.signal(signal.SIGKILL)
+        cancelled: asyncio.CancelledError | None = None
+        while self._process.returncode is None:
+            try:
+                await self._process.wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+        self._guard.end()
+        if cancelled is not None:
+            raise cancelled
+        await self._emptied(group)
+
+    async def _emptied(self, group: int) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + GONE_SECONDS
+        pause = GONE_LOOK
+        while group_lives(group):
+            if loop.time() > deadline:
+                logger.debug("group_not_empty", child=self._name, group=group)
+                return
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.05)

@@ -1,0 +1,255 @@
+"""What a child prints: into a log file of bounded size, its last lines into memory.
+
+A child may print without end (CUDA builds print lines at each token), without line ends, or bytes that are
+no text: everything here is bounded. The pipe is read as fast as READ_RATE, so a flood slows its child and
+not our loop; the file takes WRITE_RATE, so a flood does not wear the disk; what is left out is counted there.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.errors import UserError
+
+LINE_BYTES = 4096  # longer lines are cut: the longest of llama.cpp (system_info) has about 700
+TAIL_LINES = 20
+READ_BYTES = 64 << 10  # what a pipe holds
+READ_SLICE = 0.1  # seconds
+READ_RATE = 1 << 20  # bytes a slice: 10 MB/s costs a tenth of a core, and no sane child prints so much
+WRITE_RATE = 256 << 10  # bytes a second into the file, once the burst is used up
+WRITE_BURST = 4 << 20  # bytes: a model's whole start-up is below 200 KB
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+logger = log.get("process")
+
+
+class LineCutter:
+    """Bytes to lines. Keeps at most LINE_BYTES of one line; the rest of it is dropped and said so."""
+
+    def __init__(self, redact: tuple[str, ...] = ()) -> None:
+        self._secrets = tuple(sorted((s for s in redact if s), key=len, reverse=True))
+        self._longest = max((len(s.encode()) for s in self._secrets), default=0)
+        self._room = LINE_BYTES + self._longest
+        self._partial = bytearray()
+        self._dropped = 0
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        """Whole lines, clean. A carriage return ends a line too (progress bars)."""
+        parts = re.split(rb"[\r\n]", data)
+        for part in parts[:-1]:
+            self._take(part)
+            yield from self.flush()
+        self._take(parts[-1])
+
+    def flush(self) -> Iterator[str]:
+        """The line begun, if any."""
+        if self._partial:
+            yield self._clean(bytes(self._partial), self._dropped)
+        self._partial.clear()
+        self._dropped = 0
+
+    def _take(self, part: bytes) -> None:
+        free = self._room - len(self._partial)
+        self._partial += part[:free]
+        self._dropped += max(0, len(part) - free)
+
+    def _clean(self, raw: bytes, dropped: int) -> str:
+        for secret in self._secrets:
+            raw = raw.replace(secret.encode(), b"[redacted]")
+        if dropped:
+            # the first part of a secret that lies across the cut is not recognised: cut before it
+            kept = min(LINE_BYTES, max(0, len(raw) - self._longest))
+            dropped += len(raw) - kept
+            raw = raw[:kept]
+        text = _CONTROLS.sub("", _ESCAPES.sub("", raw.decode("utf-8", errors="replace")))
+        return f"{text} [{dropped} bytes more]" if dropped else text
+
+
+class WriteBudget:
+    """How many bytes may go into the file now: a token bucket. Pure."""
+
+    def __init__(self, now: float) -> None:
+        self._left = float(WRITE_BURST)
+        self._at = now
+
+    def take(self, count: int, now: float) -> bool:
+        """True when `count` bytes may be written at `now`."""
+        self._left = min(WRITE_BURST, self._left + (now - self._at) * WRITE_RATE)
+        self._at = now
+        if count > self._left:
+            return False
+        self._left -= count
+        return True
+
+
+class RotatingFile:
+    """A log of at most `limit` bytes, and the one before it as NAME.1. 0600: it may hold prompts."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        """Opens the file for appending. Raises UserError when it cannot be."""
+        self._path = path
+        self._limit = max(limit, 2 * LINE_BYTES)
+        self._fd = -1
+        self._size = 0
+        self._broken = False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._open()
+        except OSError as error:
+            raise UserError(
+                f"cannot write log `{path}`: {error.strerror}",
+                hint="choose another state folder, or mend its owner and mode",
+            ) from error
+
+    def write(self, data: bytes) -> None:
+        """Append; rotate first when it would not fit. A full disk loses lines, never the child."""
+        try:
+            if self._size + len(data) > self._limit:
+                self.close()
+                self._path.replace(self._path.with_name(self._path.name + ".1"))
+                self._open()
+            if self._fd < 0:
+                self._open()
+            self._size += os.write(self._fd, data)
+            self._broken = False
+        except OSError as error:
+            if not self._broken:
+                logger.warning("child_log_lost", path=str(self._path), why=str(error))
+            self._broken = True
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(self._path, flags, 0o600)
+        self._size = os.fstat(self._fd).st_size
+
+
+class Output:
+    """Output of one start of a child. `attach` gives the descriptor for it; `finish` or `close` ends it."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        limit: int,
+        redact: tuple[str, ...] = (),
+        on_line: Callable[[str], None] | None = None,
+    ) -> None:
+        """Raises UserError when the log cannot be written. `limit` in bytes, see RotatingFile."""
+        self._loop = asyncio.get_running_loop()
+        self._cutter = LineCutter(redact)
+        self._budget = WriteBudget(self._loop.time())
+        self._left_out = 0
+        self._on_line = on_line
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._read_end = -1
+        self._slice_ends = 0.0
+        self._slice_left = READ_RATE
+        self._resume: asyncio.TimerHandle | None = None
+        self._ended = asyncio.Event()
+        self._file = RotatingFile(path, limit)
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The last lines, oldest first."""
+        return tuple(self._tail)
+
+    def attach(self) -> int:
+        """Start reading; returns the descriptor that the child gets, for the caller to close."""
+        self._read_end, write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._loop.add_reader(self._read_end, self._readable)
+        return write_end
+
+    def note(self, text: str) -> None:
+        """A line of our own in the file."""
+        self._file.write(f"[meshd] {text}\n".encode())
+
+    async def finish(self, seconds: float) -> None:
+        """Take what is still in the pipe, wait at most `seconds` for whoever else holds it, and close."""
+        try:
+            if self._read_end >= 0:
+                async with asyncio.timeout(seconds):
+                    await self._ended.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop reading, write what was begun, close all. Idempotent."""
+        self._detach()
+        for line in self._cutter.flush():
+            self._keep(line)
+        if self._left_out:
+            self.note(f"{self._left_out} bytes of output left out: it printed too much")
+            self._left_out = 0
+        self._file.close()
+
+    def _detach(self) -> None:
+        if self._resume is not None:
+            self._resume.cancel()
+            self._resume = None
+        if self._read_end >= 0:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._read_end)
+            os.close(self._read_end)
+            self._read_end = -1
+        self._ended.set()
+
+    def _readable(self) -> None:
+        now = self._loop.time()
+        if now >= self._slice_ends:
+            self._slice_ends = now + READ_SLICE
+            self._slice_left = READ_RATE
+        try:
+            data = os.read(self._read_end, READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._detach()
+            return
+        for line in self._cutter.feed(data):
+            self._keep(line)
+        self._slice_left -= len(data)
+        if self._slice_left <= 0:
+            self._loop.remove_reader(self._read_end)
+            self._resume = self._loop.call_at(self._slice_ends, self._read_again)
+
+    def _read_again(self) -> None:
+        self._resume = None
+        self._loop.add_reader(self._read_end, self._readable)
+
+    def _keep(self, line: str) -> None:
+        self._tail.append(line)
+        data = f"{line}\n".encode("utf-8", errors="replace")
+        if self._budget.take(len(data), self._loop.time()):
+            if self._left_out:
+                self.note(f"{self._left_out} bytes of output left out: it printed too much")
+                self._left_out = 0
+            self._file.write(data)
+        else:
+            self._left_out += len(data)
+        if self._on_line is not None:
+            self._on_line(line)
+
+
+def show_tail(tail: tuple[str, ...], path: Path) -> str:
+    """The last lines as a hint for an error."""
+    if not tail:
+        return f"it printed nothing; its log is `{path}`"
+    with contextlib.suppress(ValueError, RuntimeError):
+        path = Path("~") / path.relative_to(Path.home())
+    return "\n".join([f"its last lines (all of them in `{path}`):", *(f"  {line[:400]}" for line in tail)])

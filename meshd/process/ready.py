@@ -1,0 +1,99 @@
+"""Is it ready? Probes for ChildSpec.probe: HTTP on a unix socket, a TCP connection, a line of output.
+
+Each question has a deadline of its own, answers True or False, and raises nothing but CancelledError. How
+often to ask is the asker's matter. A line costs the child nothing at all: prefer it where there is one.
+"""
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+from meshd.base.errors import UserError
+from meshd.process.interface import ReadyProbe
+
+QUESTION_SECONDS = 2.0  # llama-server answers /health in a millisecond, whatever else it does
+STATUS_LINE_BYTES = 256
+SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107  # sun_path without the final zero
+
+
+def check_socket_path(path: Path) -> None:
+    """Raises UserError when `path` is too long for a unix socket on this system."""
+    length = len(str(path).encode())
+    if length > SOCKET_PATH_BYTES:
+        raise UserError(
+            f"socket path `{path}` is too long: {length} bytes, at most {SOCKET_PATH_BYTES} are allowed",
+            hint="choose a state or runtime folder with a shorter path",
+        )
+
+
+def http_200(socket_path: Path, *, path: str = "/health", seconds: float = QUESTION_SECONDS) -> ReadyProbe:
+    """GET `path` over unix socket `socket_path`: ready when the status is 200 (RFC 9112, 4).
+
+    llama-server answers 503 while it loads. Raises UserError at once when the socket's path is too long.
+    """
+    check_socket_path(socket_path)
+    request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+
+    async def ask() -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                reader, writer = await asyncio.open_unix_connection(socket_path, limit=STATUS_LINE_BYTES)
+                try:
+                    writer.write(request)
+                    line = await reader.readuntil(b"\r\n")
+                finally:
+                    writer.transport.abort()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return False
+        return re.match(rb"HTTP/1\.[01] 200[ \r]", line) is not None
+
+    return ask
+
+
+def tcp_connects(host: str, port: int, *, seconds: float = QUESTION_SECONDS) -> ReadyProbe:
+    """Ready when a TCP connection to `host`:`port` is accepted; it is closed at once.
+
+    WARNING: never use it on an rpc-server that a head may be using. It serves one client at a time with a
+    backlog of one: the probe's connection takes the place of the head's, or makes it wait for ever. An
+    rpc-server that says itself that it listens (a line, a report pipe) needs no such probe.
+    """
+
+    async def ask() -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                _, writer = await asyncio.open_connection(host, port)
+        except (OSError, TimeoutError):
+            return False
+        writer.transport.abort()
+        return True
+
+    return ask
+
+
+class LineSeen:
+    """Ready when a line of output matches. Give `see` as ChildSpec.on_line and the object itself as probe.
+
+    One object serves one start: make it in the function that makes the spec. `line` is the one that matched.
+    """
+
+    def __init__(self, pattern: str, *, seconds: float = QUESTION_SECONDS) -> None:
+        """`pattern` is searched in each line; a question waits at most `seconds` for it."""
+        self._pattern = re.compile(pattern)
+        self._seconds = seconds
+        self._seen = asyncio.Event()
+        self.line = ""
+
+    def see(self, line: str) -> None:
+        """One more line of output."""
+        if not self._seen.is_set() and self._pattern.search(line):
+            self.line = line
+            self._seen.set()
+
+    async def __call__(self) -> bool:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._seen.wait()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,123 @@
+"""One run of a program, from spawn to an empty group; used by OwnedChild, and alone for programs that end.
+
+`async with Run(spec) as run`: leaving the block ends the group (TERM first when we were cancelled, for
+`stop_timeout` at most) and closes every descriptor, on every path.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from meshd.base import log
+from meshd.process import orphans
+from meshd.process.group import Group
+from meshd.process.interface import ChildSpec, Ended
+from meshd.process.output import Output
+
+DRAIN_SECONDS = 0.5  # for output still in the pipe; only a process that left the group can hold it longer
+
+logger = log.get("process")
+
+
+class Run:
+    """Async context manager around one process group and its output."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self._spec = spec
+        self._pid_file = pid_file_of(spec.log)
+        self._group: Group | None = None
+        self._output: Output | None = None
+
+    async def __aenter__(self) -> Self:
+        """Raises UserError when only the user can mend it, MeshdError when trying again may help."""
+        spec = self._spec
+        try:
+            self._output = Output(spec.log, limit=spec.log_bytes, redact=spec.redact, on_line=spec.on_line)
+            write_end = self._output.attach()
+            try:
+                self._group = await Group.spawn(spec, output=write_end)
+            finally:
+                os.close(write_end)
+        except BaseException:
+            if self._output is not None:
+                self._output.close()
+            raise
+        finally:
+            close_all(spec.hand_over)
+        self._note_start(self._group)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._group is not None
+        assert self._output is not None
+        try:
+            try:
+                if isinstance(error, asyncio.CancelledError):
+                    await self._end_gently(self._group)
+            finally:
+                await self._group.bury()
+            await self._output.finish(DRAIN_SECONDS)
+        finally:
+            self._output.close()
+            orphans.remove_pid_file(self._pid_file)
+
+    @property
+    def pid(self) -> int:
+        assert self._group is not None
+        return self._group.pid
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        return self._output.tail if self._output is not None else ()
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the whole group."""
+        assert self._group is not None
+        self._group.signal(number)
+
+    async def exited(self) -> int:
+        """As Group.exited."""
+        assert self._group is not None
+        return await self._group.exited()
+
+    async def _end_gently(self, group: Group) -> None:
+        group.signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._spec.stop_timeout):
+                await group.exited()
+
+    def _note_start(self, group: Group) -> None:
+        assert self._output is not None
+        self._output.note(f"started, pid {group.pid}")
+        record = orphans.PidRecord(self._spec.name, pid=group.pid, group=group.number, owner=os.getpid())
+        orphans.write_pid_file(self._pid_file, record)
+
+
+def close_all(descriptors: tuple[int, ...]) -> None:
+    """Close each, whatever happened to the others."""
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def split_code(code: int) -> tuple[int | None, int | None]:
+    """Exit code and signal from the number that subprocess gives (negative: a signal)."""
+    return (None, -code) if code < 0 else (code, None)
+
+
+async def run_to_end(spec: ChildSpec) -> Ended:
+    """Run a program once and wait for its end; see RunToEnd in interface.py."""
+    async with Run(spec) as run:
+        code, number = split_code(await run.exited())
+    return Ended(code=code, signal=number, tail=run.tail)
+
+
+def pid_file_of(log_path: Path) -> Path:
+    """Where the pid file of a child with this log lies."""
+    return log_path.with_suffix(".pid")

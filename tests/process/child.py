@@ -1,0 +1,101 @@
+"""A real child for tests, obedient or not. Run as a program: `python child.py --ignore-term …`.
+
+It says `ready` (flushed) when it is; then it waits for a signal. Kept free of imports that start slowly.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ignore-term", action="store_true", help="do not end at TERM")
+    parser.add_argument("--fork", action="store_true", help="start a grandchild that ignores TERM, then work")
+    parser.add_argument(
+        "--wrapper", action="store_true", help="start a grandchild and end at TERM without it"
+    )
+    parser.add_argument("--slow-start", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--die-after", type=float, metavar="SECONDS", help="end by itself after ready")
+    parser.add_argument("--exit-code", type=int, default=0, help="for --die-after and for TERM")
+    parser.add_argument("--die-by", type=int, metavar="SIGNAL", help="with --die-after: kill itself by it")
+    parser.add_argument("--flood", type=int, default=0, metavar="BYTES", help="print so much before ready")
+    parser.add_argument("--long-line", type=int, default=0, metavar="BYTES", help="one line of that length")
+    parser.add_argument("--listen-fd", type=int, metavar="FD", help="accept on it, answer HTTP")
+    parser.add_argument("--read-fd", type=int, metavar="FD", help="print what it holds")
+    parser.add_argument("--report-fd", type=int, metavar="FD", help="write report lines to it")
+    parser.add_argument("--show-fds", action="store_true", help="print the numbers of open descriptors")
+    parser.add_argument("--show-env", action="store_true", help="print the environment")
+    return parser.parse_args()
+
+
+def _grandchild() -> None:
+    code = "import signal,time\nsignal.signal(15, signal.SIG_IGN)\nprint('grandchild up', flush=True)\ntime.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-S", "-c", code])
+    print(f"grandchild {process.pid}", flush=True)
+
+
+def _flood(count: int) -> None:
+    line = b"x" * 99 + b"\n"
+    block = line * 640
+    while count > 0:
+        os.write(1, block)
+        count -= len(block)
+
+
+def _serve(descriptor: int) -> None:
+    listener = socket.socket(fileno=descriptor)
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+
+def _show(options: argparse.Namespace) -> None:
+    if options.show_fds:
+        folder = "/dev/fd" if sys.platform == "darwin" else "/proc/self/fd"
+        print("fds " + " ".join(name for name in sorted(os.listdir(folder), key=int)), flush=True)
+    if options.show_env:
+        for name, value in sorted(os.environ.items()):
+            print(f"env {name}={value}", flush=True)
+    if options.read_fd is not None:
+        with os.fdopen(options.read_fd, "rb") as source:
+            print(f"read {len(source.read())} bytes", flush=True)
+    if options.report_fd is not None:
+        with os.fdopen(options.report_fd, "w") as report:
+            report.write("listening\nloaded 3 tensors\n")
+
+
+def main() -> None:
+    options = _arguments()
+    if options.ignore_term:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(options.exit_code))
+    if options.fork or options.wrapper:
+        _grandchild()
+    time.sleep(options.slow_start)
+    _flood(options.flood)
+    if options.long_line:
+        print("y" * options.long_line, flush=True)
+    _show(options)
+    print("ready", flush=True)
+    if options.die_after is not None:
+        time.sleep(options.die_after)
+        if options.die_by is not None:
+            os.kill(os.getpid(), options.die_by)
+        print("last words", flush=True)
+        os._exit(options.exit_code)
+    if options.listen_fd is not None:
+        _serve(options.listen_fd)
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()
