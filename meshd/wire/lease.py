@@ -1,7 +1,8 @@
 """Messages of a lease: one head's use of one worker, over a stream of service `lease`.
 
-The head opens the stream and asks (Acquire); the worker starts an rpc-server and answers (Grant) or
-refuses. The lease lives exactly as long as the stream: a released, lost or replaced stream ends it.
+The head opens the stream and asks (Acquire); the worker says what it could lend (Offer); the head plans and
+takes a part (Reserve); the worker starts an rpc-server held to that (Grant). Progress may come before any
+answer, Lost at any time. The lease lives exactly as long as the stream: ended, reset or lost, it is over.
 """
 
 from dataclasses import dataclass
@@ -51,24 +52,42 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """Yes: streams of service `rpc` with this id in their metadata reach the lease's rpc-server."""
+class Offer:
+    """What the worker could lend now; `has_model`: it holds a file of its own, known by content."""
 
-    lease_id: bytes
     devices: tuple[Device, ...]
-    has_model: bool  # the worker holds a file of its own, with every tensor known by content
+    has_model: bool
 
     def encode(self) -> bytes:
         return pack(
             {
-                "type": "grant",
-                "lease_id": self.lease_id,
+                "type": "offer",
                 "devices": [
                     [d.name, d.kind, d.description, d.free_bytes, d.total_bytes] for d in self.devices
                 ],
                 "has_model": self.has_model,
             }
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """The head takes this many bytes of each device of the offer; 0 leaves a device out."""
+
+    bytes_per_device: tuple[int, ...]
+
+    def encode(self) -> bytes:
+        return pack({"type": "reserve", "bytes": list(self.bytes_per_device)})
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Yes: streams of service `rpc` with this id in their metadata reach the lease's rpc-server."""
+
+    lease_id: bytes
+
+    def encode(self) -> bytes:
+        return pack({"type": "grant", "lease_id": self.lease_id})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +112,7 @@ class Lost:
         return pack({"type": "lost", "code": self.code, "text": self.text[:500], "hint": self.hint[:500]})
 
 
-LeaseMessage = Acquire | Grant | Progress | Lost
+LeaseMessage = Acquire | Offer | Reserve | Grant | Progress | Lost
 
 
 def decode(data: bytes) -> LeaseMessage:
@@ -108,13 +127,13 @@ def decode(data: bytes) -> LeaseMessage:
             fields.text("native_pin", most=128),
             fields.text("native_patches", most=128),
         )
-    if kind == "grant":
+    if kind == "offer":
         rows = fields.lists("devices", count=MAX_DEVICES)
-        return Grant(
-            fields.raw("lease_id", exact=LEASE_ID_BYTES),
-            tuple(_device(row) for row in rows),
-            fields.flag("has_model"),
-        )
+        return Offer(tuple(_device(row) for row in rows), fields.flag("has_model"))
+    if kind == "reserve":
+        return Reserve(fields.numbers("bytes", low=0, high=(1 << 60) - 1, count=MAX_DEVICES))
+    if kind == "grant":
+        return Grant(fields.raw("lease_id", exact=LEASE_ID_BYTES))
     if kind == "progress":
         return Progress(fields.text("text", most=MAX_TEXT_BYTES))
     if kind == "lost":

@@ -122,6 +122,12 @@ class Fields:
         """A list of at most `count` byte strings of at most `most` bytes each."""
         return tuple(Fields({name: item}).raw(name, most=most) for item in self._list(name, count))
 
+    def numbers(self, name: str, *, low: int, high: int, count: int) -> tuple[int, ...]:
+        """A list of at most `count` integers in [low, high]."""
+        return tuple(
+            Fields({name: item}).number(name, low=low, high=high) for item in self._list(name, count)
+        )
+
     def maps(self, name: str, *, count: int) -> "tuple[Fields, ...]":
         """A list of at most `count` maps."""
         return tuple(Fields({name: item}).map(name) for item in self._list(name, count))
