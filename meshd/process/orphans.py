@@ -171,7 +171,7 @@ class Guard:
 
 
 def group_lives(group: int) -> bool:
-    """Whether any process is in process group `group`; zombies, which only wait to be reaped, do not count."""
+    """Whether any process is in process group `group`; zombies, which wait to be reaped, do not count."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):  # EPERM: macOS, for a group of zombies

@@ -11,6 +11,18 @@ import subprocess
 import sys
 import time
 
+GRANDCHILD = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(600)
+"""
+
+
+def say(text: str) -> None:
+    """A line, at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -34,9 +46,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def _grandchild() -> None:
-    code = "import signal,time\nsignal.signal(15, signal.SIG_IGN)\nprint('grandchild up', flush=True)\ntime.sleep(600)"
-    process = subprocess.Popen([sys.executable, "-S", "-c", code])
-    print(f"grandchild {process.pid}", flush=True)
+    process = subprocess.Popen([sys.executable, "-S", "-c", GRANDCHILD])
+    say(f"grandchild {process.pid}")
 
 
 def _flood(count: int) -> None:
@@ -56,16 +67,23 @@ def _serve(descriptor: int) -> None:
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
 
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
 def _show(options: argparse.Namespace) -> None:
     if options.show_fds:
-        folder = "/dev/fd" if sys.platform == "darwin" else "/proc/self/fd"
-        print("fds " + " ".join(name for name in sorted(os.listdir(folder), key=int)), flush=True)
+        say("fds " + " ".join(str(number) for number in range(256) if _is_open(number)))
     if options.show_env:
         for name, value in sorted(os.environ.items()):
-            print(f"env {name}={value}", flush=True)
+            say(f"env {name}={value}")
     if options.read_fd is not None:
         with os.fdopen(options.read_fd, "rb") as source:
-            print(f"read {len(source.read())} bytes", flush=True)
+            say(f"read {len(source.read())} bytes")
     if options.report_fd is not None:
         with os.fdopen(options.report_fd, "w") as report:
             report.write("listening\nloaded 3 tensors\n")
@@ -82,14 +100,14 @@ def main() -> None:
     time.sleep(options.slow_start)
     _flood(options.flood)
     if options.long_line:
-        print("y" * options.long_line, flush=True)
+        say("y" * options.long_line)
     _show(options)
-    print("ready", flush=True)
+    say("ready")
     if options.die_after is not None:
         time.sleep(options.die_after)
         if options.die_by is not None:
             os.kill(os.getpid(), options.die_by)
-        print("last words", flush=True)
+        say("last words")
         os._exit(options.exit_code)
     if options.listen_fd is not None:
         _serve(options.listen_fd)
