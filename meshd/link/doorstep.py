@@ -1,0 +1,55 @@
+"""Who stands at the door: connections that have proven nothing yet, few and not for long.
+
+Anybody can connect; so at most 32 may be on the doorstep at once and at most 8 from one address. When it is
+full the oldest one goes: an attacker who opens connections and says nothing only pushes out its own kind,
+since an honest dialler needs some milliseconds.
+"""
+
+import ipaddress
+from collections.abc import Callable
+
+MAX_UNPROVEN = 32
+MAX_UNPROVEN_OF_ONE = 8
+
+
+class Doorstep:
+    """Connections in the order in which they came; each can be sent away by the callable it came with."""
+
+    def __init__(self, *, most: int = MAX_UNPROVEN, most_of_one: int = MAX_UNPROVEN_OF_ONE) -> None:
+        self._most = most
+        self._most_of_one = most_of_one
+        self._waiting: dict[object, tuple[str, Callable[[], None]]] = {}  # oldest first
+        self.sent_away = 0  # so far
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def arrive(self, guest: object, *, host: str, send_away: Callable[[], None]) -> None:
+        """Take `guest` in, sending the oldest away (its own neighbours first) if there is no room."""
+        origin = _origin(host)
+        same = [other for other, (where, _) in self._waiting.items() if where == origin]
+        if len(same) >= self._most_of_one:
+            self._send_away(same[0])
+        elif len(self._waiting) >= self._most:
+            self._send_away(next(iter(self._waiting)))
+        self._waiting[guest] = (origin, send_away)
+
+    def leave(self, guest: object) -> None:
+        """`guest` has proven itself or is gone."""
+        self._waiting.pop(guest, None)
+
+    def _send_away(self, guest: object) -> None:
+        _, send_away = self._waiting.pop(guest)
+        self.sent_away += 1
+        send_away()
+
+
+def _origin(host: str) -> str:
+    """What counts as one address: an IPv6 host owns its whole /64, so it could come from any of it."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+        return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+    return str(address)

@@ -1,0 +1,193 @@
+"""Addresses of this machine: which of them another node may try, and whether they have changed.
+
+The standard library cannot list interfaces, so this asks the C library (getifaddrs, the same on Linux and
+macOS); where that fails it asks the kernel which source address it would use towards the outside, without
+sending anything. `choose` decides and is pure; all else only asks.
+"""
+
+import ctypes
+import ipaddress
+import socket
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# Containers and virtual machines of this very host: nobody outside reaches us there.
+_INSIDE = (
+    "docker",
+    "br-",
+    "veth",
+    "virbr",
+    "lxc",
+    "lxdbr",
+    "podman",
+    "cni",
+    "cali",
+    "flannel",
+    "vmnet",
+    "vboxnet",
+)
+# VPNs: they lead somewhere, but mostly the long way round (and to where the user may not want a model to go).
+_VPN = ("tun", "tap", "wg", "utun", "tailscale", "zt", "ppp", "ipsec", "nebula")
+# RFC 1918, RFC 4193. Carrier-grade NAT (100.64/10) is not one site: two of its addresses may be cities apart.
+_SITES = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
+_IFF_UP = 0x1
+
+# Documentation prefixes (RFC 5737, RFC 3849): never routed anywhere special, so the default route answers.
+_OUTSIDE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class InterfaceAddress:
+    """An address and the interface that has it; `interface` is empty when it could not be told."""
+
+    interface: str
+    host: str
+
+    @property
+    def ip(self) -> Address:
+        """The address as a value."""
+        return ipaddress.ip_address(self.host)
+
+
+def choose(found: Iterable[InterfaceAddress]) -> tuple[str, ...]:
+    """Hosts under which other machines may reach this one, in the order found; loopback is not among them.
+
+    Link-local IPv6 is left out (it needs a zone, which means nothing elsewhere). Interfaces of containers,
+    virtual machines and VPNs count only if there is no other; then VPNs go before the rest.
+    """
+    usable = [
+        item
+        for item in found
+        if not item.ip.is_loopback
+        and not item.ip.is_unspecified
+        and not item.ip.is_multicast
+        and not (item.ip.version == 6 and item.ip.is_link_local)
+    ]
+    inside = [item for item in usable if item.interface.startswith(_INSIDE)]
+    vpn = [item for item in usable if item.interface.startswith(_VPN)]
+    plain = [item for item in usable if not item.interface.startswith((*_INSIDE, *_VPN))]
+    routed = [
+        item for item in plain if not item.ip.is_link_local
+    ] or plain  # 169.254/16: no DHCP server answered
+    return tuple(dict.fromkeys(item.host for item in routed or vpn or inside))
+
+
+def hosts() -> tuple[str, ...]:
+    """Addresses to offer to other machines, as known now."""
+    return choose(enumerate_addresses())
+
+
+def addresses() -> frozenset[str]:
+    """Every address that may carry links, VPNs too; when it changes, paths have changed.
+
+    Cheap enough to be asked every two seconds (tens of microseconds). Containers that come and go are no
+    change.
+    """
+    return frozenset(
+        item.host
+        for item in enumerate_addresses()
+        if not item.interface.startswith(_INSIDE) and not item.ip.is_loopback and not item.ip.is_link_local
+    )
+
+
+def enumerate_addresses() -> tuple[InterfaceAddress, ...]:
+    """Every address of every interface that is up, loopback too. Asks the kernel; never sends."""
+    try:
+        return _getifaddrs()
+    except (OSError, AttributeError):
+        return _sources()
+
+
+def path_between(local: str, remote: str) -> str:
+    """`loopback`, `lan` or `public`: what the two addresses of a connection say of its way.
+
+    Both addresses the same machine's (an address reached from itself) is loopback too. Two addresses of one
+    IPv6 /64 are one LAN, public as they may look.
+    """
+    try:
+        here, there = ipaddress.ip_address(local), ipaddress.ip_address(remote)
+    except ValueError:
+        return "public"
+    if there.is_loopback or here == there:
+        return "loopback"
+    if _in_a_site(here) and _in_a_site(there):
+        return "lan"
+    if here.version == there.version == 6 and int(here) >> 64 == int(there) >> 64:
+        return "lan"
+    return "public"
+
+
+def _in_a_site(address: Address) -> bool:
+    if address.is_link_local:
+        return True
+    return any(address.version == site.version and address in site for site in _SITES)
+
+
+class _Ifaddrs(ctypes.Structure):
+    """The head of `struct ifaddrs` (getifaddrs(3)): all fields up to the address, alike on Linux and macOS.
+
+    `next` is a plain address here, so that the end of the list is None.
+    """
+
+    _fields_ = (
+        ("next", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("flags", ctypes.c_uint),
+        ("address", ctypes.c_void_p),
+    )
+
+
+class _Entry(Protocol):
+    next: int | None
+    name: bytes
+    flags: int
+    address: int | None
+
+
+def _getifaddrs() -> tuple[InterfaceAddress, ...]:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.freeifaddrs.argtypes = [ctypes.c_void_p]
+    head = ctypes.c_void_p()
+    if library.getifaddrs(ctypes.byref(head)) != 0:
+        raise OSError(ctypes.get_errno(), "getifaddrs failed")
+    found: list[InterfaceAddress] = []
+    at = head.value
+    try:
+        while at:
+            entry = cast(_Entry, _Ifaddrs.from_address(at))
+            host = _host(entry.address) if entry.flags & _IFF_UP and entry.address else None
+            if host is not None:
+                found.append(InterfaceAddress(entry.name.decode("utf-8", "replace"), host))
+            at = entry.next
+    finally:
+        library.freeifaddrs(head)
+    return tuple(found)
+
+
+def _host(sockaddr: int) -> str | None:
+    """The address in a `struct sockaddr` in memory; None for families other than IP."""
+    start = ctypes.string_at(sockaddr, 2)
+    # BSD put a length into the first byte and the family into the second; Linux has a u16 family
+    family = start[1] if sys.platform == "darwin" else int.from_bytes(start, sys.byteorder)
+    if family == socket.AF_INET:
+        return str(ipaddress.IPv4Address(ctypes.string_at(sockaddr + 4, 4)))  # after family and port
+    if family == socket.AF_INET6:
+        return str(ipaddress.IPv6Address(ctypes.string_at(sockaddr + 8, 16)))  # and after the flow
+    return None
+
+
+def _sources() -> tuple[InterfaceAddress, ...]:
+    """The source addresses of the default routes: connecting a UDP socket chooses one and sends nothing."""
+    found = [InterfaceAddress("", "127.0.0.1")]
+    for family, outside in _OUTSIDE:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((outside, 9))
+                found.append(InterfaceAddress("", probe.getsockname()[0]))
+        except OSError:
+            continue  # no route of this family
+    return tuple(found)

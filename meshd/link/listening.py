@@ -1,0 +1,129 @@
+"""Listening sockets for TCP: which to open for `host:port`, and who has the port when it is taken."""
+
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from meshd.base.errors import UserError
+
+BACKLOG = 128  # connections that the kernel holds until the daemon serves
+_TRIES = 8  # for one free port in both families at once
+
+
+class PortTaken(UserError):
+    """Another program listens at `port`; `what` names it where the OS tells."""
+
+    def __init__(self, port: int, host: str, holder: str) -> None:
+        by = f" by {holder}" if holder else ""
+        super().__init__(
+            f"port `{port}` on `{host}` is taken{by}",
+            hint="end that program, or choose another port: `--listen HOST:PORT` (port 0 picks a free one)",
+        )
+        self.port = port
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen at `host:port`, all on one port; port 0 picks one.
+
+    An empty host or `::` means every address, IPv6 (where the machine has it) and IPv4; a name is looked up,
+    which blocks. Raises PortTaken, UserError.
+    """
+    places = _resolve(host)
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(PortTaken):
+            return _listen_at(places, port)
+        if port:
+            break
+    return _listen_at(places, port)
+
+
+def _resolve(host: str) -> list[tuple[socket.AddressFamily, str]]:
+    if host in ("", "::"):
+        return [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise UserError(
+            f"cannot listen on `{host}`: no address has that name",
+            hint="write `--listen IP:PORT` with an address of this machine, or `[::]:PORT` for all",
+        ) from None
+    return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
+
+
+def _listen_at(places: list[tuple[socket.AddressFamily, str]], port: int) -> list[socket.socket]:
+    with contextlib.ExitStack() as opened:
+        sockets: list[socket.socket] = []
+        failure: UserError | None = None
+        for family, host in places:
+            try:
+                sock = opened.enter_context(_listening(family, host, port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise PortTaken(port, host, holder_of(port)) from None
+                failure = failure or _cannot(host, port, error)
+                continue  # "all addresses" on a machine with one family only
+            port = sock.getsockname()[1]
+            sockets.append(sock)
+        if not sockets and failure is not None:
+            raise failure
+        opened.pop_all()
+        return sockets
+
+
+def _listening(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # a restart must not wait for old connections
+        if family == socket.AF_INET6:
+            # two sockets rather than one for both: then peers' addresses never come as ::ffff:1.2.3.4
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _cannot(host: str, port: int, error: OSError) -> UserError:
+    hint = ""
+    if error.errno == errno.EADDRNOTAVAIL:
+        hint = "it is not an address of this machine; `[::]:PORT` listens on all that it has"
+    elif error.errno == errno.EACCES:
+        hint = "ports below 1024 need privileges; choose a higher one"
+    return UserError(f"cannot listen on `{host}` port `{port}`: {(error.strerror or '').lower()}", hint=hint)
+
+
+def holder_of(port: int) -> str:
+    """The program that listens at TCP `port`, as `name (pid 1234)`; empty when the OS does not tell.
+
+    Linux only, and only for processes that this user may look at.
+    """
+    inodes = {inode for table in ("tcp", "tcp6") for inode in _listeners(Path("/proc/net") / table, port)}
+    if not inodes:
+        return ""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(str(link.readlink()) in inodes for link in (folder / "fd").iterdir()):
+                name = (folder / "comm").read_text().strip()
+                return f"`{name}` (pid {folder.name})"
+        except OSError:
+            continue  # gone meanwhile, or another user's
+    return ""
+
+
+def _listeners(table: Path, port: int) -> Iterator[str]:
+    """`socket:[inode]` of each socket that listens at `port`. Format: proc_net_tcp in the kernel's docs."""
+    try:
+        lines = table.read_text().splitlines()[1:]
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split()
+        if len(fields) > 9 and fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+            yield f"socket:[{fields[9]}]"

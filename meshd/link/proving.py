@@ -1,0 +1,200 @@
+"""Runs the proof (identity/proof.py) over a raw pipe, for links of every kind.
+
+A kind of link brings a `RawPipe` and a binding (the hash of what its own encryption showed of the
+listener); `prove_dialled` and `prove_accepted` then say who is there. Nothing else passes before, nor more
+than 4 KiB, nor longer than 5 s. Whoever refuses tells the other side why, which there becomes `Refused`.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
+from meshd.identity.invite import JoinKeys
+from meshd.identity.keys import MeshId, PeerId
+from meshd.identity.membership import Chain, Member
+from meshd.identity.proof import (
+    Credentials,
+    DialProof,
+    ListenProof,
+    ProofFailed,
+    Proven,
+    Purpose,
+    never_banned,
+)
+from meshd.link.interface import DialError, DialFailure, LinkInfo, LinkKind
+from meshd.wire.limits import MAX_UNPROVEN_BYTES
+
+PROOF_SECONDS = 5.0  # two round trips and three signatures: a slow path needs one second
+_NONCE_BYTES = 32
+_ELSEWHERE = "target"  # the refusal that means "somebody else lives here": no answer of the one sought
+_IMPOSTOR = "signature"  # whoever lives here has not got the key of the one sought
+
+
+class RawPipe(Protocol):
+    """A reliable, ordered, encrypted byte pipe whose other end has proven nothing yet."""
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None:
+        """As `Link.send`. Raises Closed, Broken."""
+        ...
+
+    async def receive(self) -> bytes:
+        """As `Link.receive`. Raises EndOfStream, Broken, Closed."""
+        ...
+
+    async def aclose(self) -> None:
+        """Idempotent; what was sent before still goes out; done within 1 s."""
+        ...
+
+
+def _no_invites(invite_id: bytes) -> JoinKeys | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What this node shows at a link's start, and what it checks the other side with, as of now."""
+
+    credentials: Credentials
+    mesh: MeshId
+    why_banned: Callable[[Chain], str | None] = never_banned
+    why_node_banned: Callable[[PeerId], str | None] | None = None
+    invites: Callable[[bytes], JoinKeys | None] = _no_invites
+
+
+class ProvenPipe:
+    """A pipe behind the proof: first what came along with the proof, then the rest."""
+
+    def __init__(self, pipe: RawPipe, leftover: bytes) -> None:
+        self._pipe = pipe
+        self._leftover = leftover
+        self.send = pipe.send
+        self.aclose = pipe.aclose
+
+    async def receive(self) -> bytes:
+        """The next chunk. Raises EndOfStream, Broken, Closed."""
+        if self._leftover:
+            first, self._leftover = self._leftover, b""
+            return first
+        return await self._pipe.receive()
+
+
+class ProvenLink(ProvenPipe):
+    """A Link (interface.py) over a pipe of any kind."""
+
+    def __init__(self, pipe: RawPipe, leftover: bytes, info: LinkInfo) -> None:
+        super().__init__(pipe, leftover)
+        self._info = info
+
+    @property
+    def info(self) -> LinkInfo:
+        """Who is at the other end, and over what."""
+        return self._info
+
+
+async def prove_dialled(
+    pipe: RawPipe,
+    *,
+    standing: Standing,
+    expect: PeerId,
+    purpose: Purpose,
+    binding: bytes,
+    join: JoinKeys | None = None,
+    seconds: float = PROOF_SECONDS,
+) -> Proven:
+    """Prove ourselves to the listener and have it prove that it is `expect`.
+
+    Raises Refused (the listener said why not), RemoteProtocolError (it is not who it should be, or does not
+    speak our protocol), Broken, TimeoutError. The pipe stays the caller's to close.
+    """
+    proof = DialProof(
+        credentials=standing.credentials,
+        mesh=standing.mesh,
+        expect=expect,
+        purpose=purpose,
+        binding=binding,
+        nonce=secrets.token_bytes(_NONCE_BYTES),
+        join=join,
+        why_banned=standing.why_banned,
+    )
+    async with asyncio.timeout(seconds):
+        await pipe.send([proof.start()])
+        return await _exchange(pipe, proof)
+
+
+async def prove_accepted(
+    pipe: RawPipe, *, standing: Standing, binding: bytes, seconds: float = PROOF_SECONDS
+) -> Proven:
+    """Have the dialler prove who it is, and prove ourselves to it. Raises as `prove_dialled`."""
+    proof = ListenProof(
+        credentials=standing.credentials,
+        mesh=standing.mesh,
+        binding=binding,
+        nonce=secrets.token_bytes(_NONCE_BYTES),
+        invites=standing.invites,
+        why_banned=standing.why_banned,
+        why_node_banned=standing.why_node_banned,
+    )
+    async with asyncio.timeout(seconds):
+        return await _exchange(pipe, proof)
+
+
+async def _exchange(pipe: RawPipe, proof: DialProof | ListenProof) -> Proven:
+    heard = 0
+    while (result := proof.result) is None:
+        try:
+            chunk = await pipe.receive()
+        except EndOfStream:
+            raise Broken("the other side left before it had proven who it is") from None
+        heard += len(chunk)
+        try:
+            answer = proof.receive(chunk)
+            if heard > MAX_UNPROVEN_BYTES and proof.result is None:
+                raise ProofFailed(f"more than {MAX_UNPROVEN_BYTES} bytes without a proof", code="size")
+        except ProofFailed as failure:
+            if failure.farewell:
+                await pipe.send([failure.farewell])
+            raise
+        if answer:
+            await pipe.send([answer])
+    return result
+
+
+def member_of(proven: Proven) -> Member:
+    """The member at the other end. Raises RemoteProtocolError when only a joiner could be there."""
+    if proven.member is None:
+        raise RemoteProtocolError("the other side is no member", code="purpose")
+    return proven.member
+
+
+def dial_error(error: Exception, *, kind: LinkKind, place: str) -> DialError | Refused:
+    """What went wrong at `place`, as `Dialer.dial` raises it. Programming errors are raised as they are."""
+    if isinstance(error, DialError):
+        return error
+    if isinstance(error, Refused) and error.code != _ELSEWHERE:
+        return error
+    if isinstance(error, Refused):
+        return DialError(
+            f"`{place}` is another node: {error.what}",
+            kind=kind,
+            failure=DialFailure.WRONG_PEER,
+            hint=error.hint,
+        )
+    if isinstance(error, RemoteProtocolError):
+        wrong = error.code == _IMPOSTOR
+        failure = DialFailure.WRONG_PEER if wrong else DialFailure.HANDSHAKE
+        return DialError(f"`{place}`: {error.what}", kind=kind, failure=failure, hint=error.hint)
+    if isinstance(error, TimeoutError):
+        return DialError(f"`{place}` does not answer", kind=kind, failure=DialFailure.TIMEOUT)
+    if isinstance(error, ConnectionRefusedError):
+        return DialError(f"`{place}` refused the connection", kind=kind, failure=DialFailure.REFUSED)
+    if isinstance(error, OSError):
+        reason = (error.strerror or str(error)).lower()
+        return DialError(f"`{place}`: {reason}", kind=kind, failure=DialFailure.UNREACHABLE)
+    if isinstance(error, MeshdError):
+        return DialError(
+            f"`{place}`: {error.what}", kind=kind, failure=DialFailure.HANDSHAKE, hint=error.hint
+        )
+    raise error

@@ -1,0 +1,343 @@
+"""Links over TCP with TLS 1.3: dial by racing addresses, listen on all of them.
+
+The listener's certificate is made at its start and trusted by nobody; the dialler takes whichever it is
+shown and binds the proof to it (proving.py), so that somebody in the middle, who must show another one,
+cannot pass a proof on. Both ends of a link are proven before anything of it is handed upward.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+
+from meshd.base.errors import LocalProtocolError, MeshdError, Refused
+from meshd.base.log import get
+from meshd.base.tasks import Owner, first_success
+from meshd.identity.certificate import make_link_certificate
+from meshd.identity.invite import JoinKeys
+from meshd.identity.keys import PeerId
+from meshd.identity.proof import Proven, Purpose
+from meshd.link import interfaces
+from meshd.link.doorstep import Doorstep
+from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind
+from meshd.link.listening import listen
+from meshd.link.proving import (
+    PROOF_SECONDS,
+    ProvenLink,
+    ProvenPipe,
+    Standing,
+    dial_error,
+    member_of,
+    prove_accepted,
+    prove_dialled,
+)
+from meshd.link.tcp_pipe import TcpPipe
+from meshd.link.tls import dialer_context, listener_context
+from meshd.wire.address import Candidate, order
+from meshd.wire.limits import MAX_CANDIDATES
+
+STAGGER_SECONDS = 0.25  # between two addresses (RFC 8305 5: "Connection Attempt Delay")
+CONNECT_SECONDS = 3.0  # one lost SYN is sent again after 1 s, a second one after 3 s
+ATTEMPT_SECONDS = 10.0  # connecting, TLS and proof together, for one address
+MAX_JOINERS = 16  # at once: each holds a valid invite, but an invite may be in many hands
+JOIN_SECONDS = 30.0  # the inviter's disk included
+
+_log = get("link")
+
+Accept = Callable[[Link], Awaitable[None]]
+Reached = tuple[TcpPipe, Proven]
+Attempt = Callable[[list[TcpPipe], Candidate], Coroutine[object, object, Reached]]
+OnJoiner = Callable[[ProvenPipe, Proven], Awaitable[None]]
+
+
+class TcpLink(ProvenLink):
+    """A link over TLS over TCP."""
+
+
+class TcpDialer:
+    """Makes TCP links; `standing` is asked anew at each dial."""
+
+    def __init__(self, standing: Callable[[], Standing]) -> None:
+        self._standing = standing
+        self._context = dialer_context()
+
+    @property
+    def kind(self) -> LinkKind:
+        """TCP."""
+        return LinkKind.TCP
+
+    async def dial(self, peer: PeerId, candidates: Sequence[Candidate]) -> TcpLink:
+        """Race the TCP candidates, 250 ms apart; 10 s at most for each.
+
+        Raises Refused when the peer said why not, else DialError with the failure that came closest.
+        """
+        standing = self._standing()
+        attempt = partial(
+            _attempt, self._context, standing=standing, expect=peer, purpose=Purpose.MEMBER, join=None
+        )
+        pipe, proven = await _race(candidates, attempt)
+        try:
+            return TcpLink(pipe, proven.leftover, _info(pipe, proven, dialled=True))
+        except MeshdError:
+            pipe.abort()
+            raise
+
+
+async def dial_join(
+    candidates: Sequence[Candidate], *, standing: Standing, inviter: PeerId, join: JoinKeys
+) -> tuple[ProvenPipe, Proven]:
+    """Reach the inviter of a token and prove that we hold it; what is said then is rendezvous/join.py's.
+
+    `standing` has the key that asks and the token's mesh. The caller closes the pipe. Raises as
+    `TcpDialer.dial`.
+    """
+    attempt = partial(
+        _attempt, dialer_context(), standing=standing, expect=inviter, purpose=Purpose.JOIN, join=join
+    )
+    pipe, proven = await _race(candidates, attempt)
+    return _joining(pipe, proven)
+
+
+class TcpListener:
+    """Takes in TCP links. `open` first, then `serve` until cancelled, which closes it; or `close`.
+
+    `host` empty: every address of this machine. Joiners are handed to `on_joiner`, which keeps the pipe as
+    long as it lives (30 s at most); without it they are turned away.
+    """
+
+    def __init__(
+        self,
+        standing: Callable[[], Standing],
+        *,
+        host: str = "",
+        port: int = 0,
+        on_joiner: OnJoiner | None = None,
+        proof_seconds: float = PROOF_SECONDS,
+    ) -> None:
+        self._standing = standing
+        self._host = host
+        self._asked_port = port
+        self._on_joiner = on_joiner
+        self._proof_seconds = proof_seconds
+        self._certificate = make_link_certificate()
+        self._context: ssl.SSLContext = listener_context(self._certificate)
+        self._sockets: list[socket.socket] = []
+        self._places: tuple[str, ...] = ()
+        self._port = 0
+        self._doorstep = Doorstep()
+        self._joiners = 0
+
+    @property
+    def kind(self) -> LinkKind:
+        """TCP."""
+        return LinkKind.TCP
+
+    @property
+    def port(self) -> int:
+        """The port in use, known after `open`."""
+        return self._port
+
+    @property
+    def unproven(self) -> int:
+        """Connections that have not proven who they are yet."""
+        return len(self._doorstep)
+
+    def open(self) -> None:
+        """Bind and listen: from here on connections wait for `serve`. Raises PortTaken, UserError."""
+        self._sockets = listen(self._host, self._asked_port)
+        self._places = tuple(sock.getsockname()[0] for sock in self._sockets)
+        self._port = self._sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        """Stop listening; for a listener that was opened and is never served."""
+        while self._sockets:
+            self._sockets.pop().close()
+
+    def candidates(self) -> Sequence[Candidate]:
+        """Where this listener can be reached, as known now: real interfaces first, loopback last."""
+        if not self._port:
+            return ()
+        everywhere = [place for place in self._places if place in ("0.0.0.0", "::")]
+        hosts = [place for place in self._places if place not in everywhere]
+        if everywhere:
+            reachable = (*interfaces.hosts(), "127.0.0.1", "::1")
+            hosts += [host for host in reachable if ("::" if ":" in host else "0.0.0.0") in everywhere]
+        offered = [Candidate(host, self._port) for host in hosts if "%" not in host]
+        return offered[:MAX_CANDIDATES]
+
+    async def serve(self, accept: Accept) -> None:
+        """Hand every proven link to `accept`, which keeps it as long as it lives, until cancelled.
+
+        The link is closed when `accept` returns; its MeshdErrors end that link only.
+        """
+        if not self._sockets:
+            raise LocalProtocolError("the listener is not open")
+        loop = asyncio.get_running_loop()
+        async with Owner() as owner:
+
+            def made(pipe: TcpPipe) -> None:
+                self._doorstep.arrive(pipe, host=pipe.remote_host, send_away=pipe.abort)
+                try:
+                    owner.start(self._welcome(pipe, accept), name=f"tcp-{pipe.remote}")
+                except RuntimeError:  # shutting down
+                    self._doorstep.leave(pipe)
+                    pipe.abort()
+
+            def fresh() -> TcpPipe:
+                return TcpPipe(self._context, server_side=True, on_made=made)
+
+            servers = []
+            try:
+                while self._sockets:
+                    servers.append(await loop.create_server(fresh, sock=self._sockets.pop(0)))
+                await asyncio.Event().wait()
+            finally:
+                for server in servers:
+                    server.close()
+                self.close()
+
+    async def _welcome(self, pipe: TcpPipe, accept: Accept) -> None:
+        """The whole life of one incoming connection."""
+        try:
+            async with asyncio.timeout(self._proof_seconds):
+                await pipe.secure()
+                standing = self._standing()
+                if standing.credentials.chain is None:
+                    return  # not a member of any mesh yet: nothing to prove, nobody to let in
+                proven = await prove_accepted(pipe, standing=standing, binding=self._certificate.sha256)
+            self._doorstep.leave(pipe)
+            pipe.widen()
+            await self._hand_over(pipe, proven, accept)
+        except (MeshdError, TimeoutError) as error:
+            _log.debug("link_ended", remote=pipe.remote, why=str(error) or "no proof in time")
+        finally:
+            await pipe.aclose()
+            self._doorstep.leave(pipe)
+
+    async def _hand_over(self, pipe: TcpPipe, proven: Proven, accept: Accept) -> None:
+        if proven.purpose is Purpose.MEMBER:
+            await accept(TcpLink(pipe, proven.leftover, _info(pipe, proven, dialled=False)))
+        elif proven.purpose is Purpose.JOIN and self._on_joiner is not None and self._joiners < MAX_JOINERS:
+            self._joiners += 1
+            try:
+                async with asyncio.timeout(JOIN_SECONDS):
+                    await self._on_joiner(*_joining(pipe, proven))
+            finally:
+                self._joiners -= 1
+
+
+def dial_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """TCP candidates in the order to try: near before far, families in turn, loopback last.
+
+    Loopback last, although it is the nearest: in a token from another machine it means somebody else.
+    """
+    ordered = order(
+        candidate for candidate in candidates if candidate.proto == "tcp" and candidate.kind != "relay"
+    )
+    return sorted(ordered, key=lambda candidate: candidate.is_loopback)[:MAX_CANDIDATES]
+
+
+async def _race(candidates: Sequence[Candidate], attempt: Attempt) -> Reached:
+    """The first pipe that is proven; all others are closed, whatever happens."""
+    places = dial_order(candidates)
+    if not places:
+        raise DialError("no TCP address is known", kind=LinkKind.TCP, failure=DialFailure.UNREACHABLE)
+    made: list[TcpPipe] = []
+    starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = [
+        (at * STAGGER_SECONDS, partial(attempt, made, place)) for at, place in enumerate(places)
+    ]
+    winner: TcpPipe | None = None
+    try:
+        reached = await first_success(starts, discard=_discard)
+        winner = reached[0]
+    except ExceptionGroup as failures:
+        raise _closest(failures.exceptions) from None
+    finally:
+        for pipe in made:
+            if pipe is not winner:
+                pipe.abort()  # closed already, unless we were cancelled in between
+    return reached
+
+
+async def _discard(result: Reached) -> None:
+    await result[0].aclose()
+
+
+async def _attempt(
+    context: ssl.SSLContext,
+    made: list[TcpPipe],
+    candidate: Candidate,
+    *,
+    standing: Standing,
+    expect: PeerId,
+    purpose: Purpose,
+    join: JoinKeys | None,
+) -> Reached:
+    """One address, to the end of the proof. Raises DialError, Refused."""
+    loop = asyncio.get_running_loop()
+    pipe = TcpPipe(context, server_side=False)
+    made.append(pipe)
+    proven: Proven | None = None
+    try:
+        async with asyncio.timeout(ATTEMPT_SECONDS):
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await loop.create_connection(lambda: pipe, candidate.host, candidate.port)
+            await pipe.secure()
+            proven = await prove_dialled(
+                pipe, standing=standing, expect=expect, purpose=purpose, binding=pipe.binding(), join=join
+            )
+            if purpose is Purpose.MEMBER:
+                member_of(proven)
+    except (MeshdError, OSError) as error:
+        await pipe.aclose()
+        raise dial_error(error, kind=LinkKind.TCP, place=candidate.place) from error
+    except asyncio.CancelledError:
+        pipe.abort()
+        await pipe.wait_lost()
+        raise
+    pipe.widen()
+    return pipe, proven
+
+
+_RANK = [
+    DialFailure.UNREACHABLE,
+    DialFailure.REFUSED,
+    DialFailure.TIMEOUT,
+    DialFailure.WRONG_PEER,
+    DialFailure.HANDSHAKE,
+]
+
+
+def _closest(errors: Sequence[Exception]) -> Exception:
+    """Of what went wrong, what says most: a refusal with its reason, else the attempt that came furthest."""
+    for error in errors:
+        if isinstance(error, Refused) or not isinstance(error, DialError):
+            return error
+    dials = sorted(
+        (error for error in errors if isinstance(error, DialError)), key=lambda e: -_RANK.index(e.failure)
+    )
+    texts = list(dict.fromkeys(error.what for error in dials))
+    more = f" (and {len(texts) - 3} more)" if len(texts) > 3 else ""
+    return DialError(
+        "; ".join(texts[:3]) + more, kind=dials[0].kind, failure=dials[0].failure, hint=dials[0].hint
+    )
+
+
+def _joining(pipe: TcpPipe, proven: Proven) -> tuple[ProvenPipe, Proven]:
+    """The pipe gives the left-over bytes by itself, so they are not in `proven` any more."""
+    return ProvenPipe(pipe, proven.leftover), replace(proven, leftover=b"")
+
+
+def _info(pipe: TcpPipe, proven: Proven, *, dialled: bool) -> LinkInfo:
+    return LinkInfo(
+        kind=LinkKind.TCP,
+        peer=proven.peer,
+        member=member_of(proven),
+        local=pipe.local,
+        remote=pipe.remote,
+        path=interfaces.path_between(pipe.local_host, pipe.remote_host),
+        dialled=dialled,
+        established_at=asyncio.get_running_loop().time(),
+    )

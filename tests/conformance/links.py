@@ -1,0 +1,102 @@
+"""Factories of links: whoever adds a kind of link adds a rig here, and the whole suite runs on it."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import pytest
+from meshd.base.tasks import Owner
+from meshd.link.interface import Dialer, Link, Listener
+from meshd.link.tcp import TcpDialer, TcpListener
+from meshd.wire.address import Candidate
+
+from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.wire import Wire, tcp_proxy
+
+
+@dataclass
+class Ends:
+    """Two nodes that can reach each other by one kind of link."""
+
+    near: Node
+    far: Node
+    dialer: Dialer
+    listener: Listener
+    candidates: Sequence[Candidate]
+    wire: Wire
+    accepted: asyncio.Queue[Link]
+
+    async def dial(self) -> Link:
+        """A link from near to far; its other end goes to `accepted`."""
+        return await self.dialer.dial(self.far.peer, self.candidates)
+
+    async def pair(self) -> tuple[Link, Link]:
+        """Both ends of a new link: the dialled one first."""
+        dialled = await self.dial()
+        return dialled, await self.accepted.get()
+
+
+class Rig(Protocol):
+    """One kind of link under test. `ends` lets the listener serve as long as the block lasts."""
+
+    name: str
+
+    def ends(self) -> AbstractAsyncContextManager[Ends]: ...
+
+
+@contextlib.asynccontextmanager
+async def serving(listener: Listener) -> AsyncIterator[asyncio.Queue[Link]]:
+    """The listener serves; accepted links go to the queue and live until the block ends."""
+    accepted: asyncio.Queue[Link] = asyncio.Queue(64)
+
+    async def accept(link: Link) -> None:
+        accepted.put_nowait(link)
+        await asyncio.Event().wait()
+
+    async with Owner() as owner:
+        owner.start(listener.serve(accept), name="serve")
+        try:
+            yield accepted
+        finally:
+            owner.cancel()
+
+
+class TcpRig:
+    """TCP over the loopback of one family, through a proxy."""
+
+    def __init__(self, name: str, host: str) -> None:
+        self.name = name
+        self.host = host
+
+    @contextlib.asynccontextmanager
+    async def ends(self) -> AsyncIterator[Ends]:
+        mesh = TestMesh()
+        near, far = mesh.node(), mesh.node()
+        listener = TcpListener(far.now, host=self.host)
+        listener.open()
+        async with serving(listener) as accepted, tcp_proxy(listener.port, host=self.host) as wire:
+            candidates = [Candidate(self.host, wire.port)]
+            yield Ends(near, far, TcpDialer(near.now), listener, candidates, wire, accepted)
+
+
+def has_ipv6() -> bool:
+    """Whether this machine has ::1."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+RIGS = [
+    pytest.param(TcpRig("tcp4", "127.0.0.1"), id="tcp4"),
+    pytest.param(
+        TcpRig("tcp6", "::1"),
+        id="tcp6",
+        marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback"),
+    ),
+]
