@@ -1,19 +1,69 @@
-"""The home of a node: keys, membership, invites and bans as files. (Being filled in.)"""
+"""The home of a node: its key, membership, invites, bans and counters as files (folder.py).
 
+identity.key   the node's seed                     membership   mesh, chain, the founder's root seed
+invites        the invite book                     revocations  the bans
+counters       incarnation and record numbers      *.blob       what other packages keep
+lock           held by the process that uses the home
+"""
+
+import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from meshd.identity.invite_book import InviteBook
-from meshd.identity.keys import KeyPair, MeshId, PeerId
-from meshd.identity.membership import Chain
-from meshd.identity.revocation import RevocationSet
+from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
+from meshd.identity.armour import Armour
+from meshd.identity.folder import PrivateFolder, damaged
+from meshd.identity.invite_book import MAX_BOOK_BYTES, InviteBook
+from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
+from meshd.identity.membership import (
+    ALL_ROLES,
+    MAX_CHAIN_BYTES,
+    SERIAL_BYTES,
+    Chain,
+    Role,
+    check_chain,
+    issue,
+    may_give,
+)
+from meshd.identity.revocation import MAX_SET_BYTES, RevocationSet
+from meshd.wire.message import Fields, pack, unpack
+
+INCARNATION_BYTES = 16
+MAX_BLOB_BYTES = 16 << 20
+
+_IDENTITY, _MEMBERSHIP, _INVITES, _BANS, _COUNTERS = (
+    "identity.key",
+    "membership",
+    "invites",
+    "revocations",
+    "counters",
+)
+_COUNTS = ("incarnation", "sequence")
+_BLOB_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_MAX_SMALL = 8 << 10
+_MAX_COUNT = 1 << 62
+
+ROOT_BACKUP = Armour(
+    what="root key",
+    stem="meshdroot",
+    version=1,
+    remedy="give the line that `meshd mesh export` printed",
+)
+
+T = TypeVar("T")
+Random = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """This node's place in a mesh. `root_seed` is there at the founder (or after `mesh import`) only."""
+    """This node's place in a mesh. `root_seed` is there at the founder (or after `mesh import`) only.
+
+    `inviter` is None at the founder.
+    """
 
     mesh: MeshId
     chain: Chain
@@ -22,73 +72,263 @@ class Membership:
 
     @property
     def root(self) -> PeerId:
+        """The mesh's public key."""
         return self.chain.root
 
     @property
-    def root_key(self) -> KeyPair | None:
-        raise NotImplementedError
+    def roles(self) -> frozenset[Role]:
+        """This node's own."""
+        return self.chain.leaf.roles
+
+    @property
+    def is_founder(self) -> bool:
+        """True where the root's seed is."""
+        return self.root_seed is not None
+
+    @property
+    def gives(self) -> frozenset[Role]:
+        """Roles that this node may give to those it invites; none: it cannot invite."""
+        return may_give(self.chain, is_root=self.is_founder)
+
+    def signer(self, key: KeyPair) -> tuple[KeyPair, Chain | None]:
+        """With which key, and which chain to show, this node certifies and bans: the root's if it is here."""
+        if self.root_seed is not None:
+            return KeyPair.from_seed(self.root_seed), None
+        return key, self.chain
+
+    def admit(
+        self, key: KeyPair, *, node: PeerId, roles: frozenset[Role], serial: bytes, invite: bytes, now: int
+    ) -> Chain:
+        """The chain of a new member. `key` is this node's own. Raises LocalProtocolError if it may not."""
+        if not roles <= self.gives:
+            raise LocalProtocolError("this node may not give these roles")
+        signer, shown = self.signer(key)
+        leaf = issue(
+            signer=signer, mesh=self.mesh, node=node, roles=roles, serial=serial, invite=invite, issued_at=now
+        )
+        return Chain((leaf, *(shown.certificates if shown is not None else ())), self.root)
 
 
 class Home:
-    """The folder of one node's state. Nothing is made before the first write."""
+    """The folder of one node's state. Nothing is made before the first write. Every method: UserError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._folder = PrivateFolder(path, mark=_IDENTITY)
 
     def lock(self) -> AbstractContextManager[None]:
         """Held by the one daemon (or verb) that uses this home. Raises UserError naming the holder's pid."""
-        raise NotImplementedError
+        return self._folder.lock(holder="meshd")
 
-    def load_or_create_identity(self) -> KeyPair:
-        raise NotImplementedError
+    # -- who this node is
 
-    def reset_identity(self, *, now: int) -> KeyPair:
-        raise NotImplementedError
+    def load_identity(self) -> KeyPair | None:
+        """The node's key, None when there is none yet."""
+        data = self._folder.read(_IDENTITY, limit=_MAX_SMALL)
+        if data is None:
+            return None
+        return KeyPair.from_seed(self._parse(_IDENTITY, data, lambda f: f.raw("seed", exact=KEY_BYTES)))
+
+    def load_or_create_identity(self, random: Random = os.urandom) -> KeyPair:
+        """The node's key, made at the first call. A membership without a key is damage, not a first call."""
+        key = self.load_identity()
+        if key is not None:
+            return key
+        if self._folder.exists(_MEMBERSHIP):
+            raise damaged(self.path / _IDENTITY, "it is missing although this node is a member of a mesh")
+        return self._new_identity(random)
+
+    def reset_identity(self, *, now: int, random: Random = os.urandom) -> KeyPair:
+        """A new key: a banned node needs one to come back. The old membership ends with the old key.
+
+        At a founder the root certifies the new key, so that the mesh goes on. Calling it again after a
+        crash in between is right.
+        """
+        data = self._folder.read(_MEMBERSHIP, limit=_MAX_SMALL)
+        old = self._parse(_MEMBERSHIP, data, _read_membership) if data is not None else None
+        if old is None or old.root_seed is None:
+            self.leave()
+            return self._new_identity(random)
+        key = self._new_identity(random)
+        self.save_membership(_founder(old.root_seed, key.peer, now=now, serial=random(SERIAL_BYTES)))
+        return key
+
+    def _new_identity(self, random: Random) -> KeyPair:
+        key = KeyPair.from_seed(random(KEY_BYTES))
+        self._folder.write(_IDENTITY, pack({"seed": key.seed}))
+        return key
+
+    # -- which mesh it is in
 
     def load_membership(self) -> Membership | None:
-        raise NotImplementedError
+        """This node's membership, checked against its key; None when it is in no mesh."""
+        data = self._folder.read(_MEMBERSHIP, limit=_MAX_SMALL)
+        if data is None:
+            return None
+        found = self._parse(_MEMBERSHIP, data, _read_membership)
+        key = self.load_or_create_identity()
+        if found.chain.leaf.node != key.peer:
+            raise UserError(
+                f"`{self.path / _MEMBERSHIP}` belongs to another key than `{_IDENTITY}`",
+                hint="put both back from one backup, or run `meshd leave --new-identity` and join anew",
+            )
+        self._parse(_MEMBERSHIP, data, lambda _: check_chain(found.chain, found.mesh, key.peer))
+        return found
 
     def save_membership(self, membership: Membership) -> None:
-        raise NotImplementedError
+        """Keep it; from now on a restart needs no token."""
+        inviter = membership.inviter.raw if membership.inviter is not None else b""
+        fields = {
+            "mesh": membership.mesh.raw,
+            "chain": membership.chain.encode(),
+            "inviter": inviter,
+            "root": membership.root_seed or b"",
+        }
+        self._folder.write(_MEMBERSHIP, pack(fields))
 
-    def found_mesh(self, *, now: int, random: Callable[[int], bytes]) -> Membership:
-        raise NotImplementedError
+    def found_mesh(self, *, now: int, random: Random = os.urandom) -> Membership:
+        """A mesh of its own: a new root key, and this node its first member with every role."""
+        self._refuse_member("found a mesh")
+        key = self.load_or_create_identity(random)
+        membership = _founder(random(KEY_BYTES), key.peer, now=now, serial=random(SERIAL_BYTES))
+        self.save_membership(membership)
+        return membership
+
+    def leave(self, *, drop_root: bool = False) -> None:
+        """Forget the mesh, its invites and bans; the key stays. Raises UserError at a founder, unless
+        `drop_root`: without its root key nobody can ever admit or ban for that mesh again."""
+        data = self._folder.read(_MEMBERSHIP, limit=_MAX_SMALL)
+        if data is not None and not drop_root and self._parse(_MEMBERSHIP, data, _read_membership).root_seed:
+            raise UserError(
+                "this node holds the root key of its mesh",
+                hint="keep a backup with `meshd mesh export > FILE`, then run `meshd leave --force`",
+            )
+        # the membership goes last: after a crash in between, the node is still a member and can leave again
+        for name in (_INVITES, _BANS, _MEMBERSHIP):
+            self._folder.remove(name)
+
+    def export_root(self) -> str:
+        """The root key as one word, for `import_root`. It is all that the mesh's owner is: keep it secret."""
+        membership = self.load_membership()
+        if membership is None:
+            raise UserError("this node is in no mesh", hint="run this where the mesh was founded")
+        if membership.root_seed is None:
+            raise UserError(
+                "this node does not hold the root key of its mesh", hint="run this where the mesh was founded"
+            )
+        return ROOT_BACKUP.write(membership.root_seed)
+
+    def import_root(self, text: str, *, now: int, random: Random = os.urandom) -> Membership:
+        """Make this node a founder by a backup; a node that is in that mesh already only gains the root."""
+        seed = ROOT_BACKUP.read(text)
+        if len(seed) != KEY_BYTES:
+            raise ROOT_BACKUP.wrong("its length is wrong")
+        key = self.load_or_create_identity(random)
+        present = self.load_membership()
+        membership = _founder(seed, key.peer, now=now, serial=random(SERIAL_BYTES))
+        if present is not None and present.mesh != membership.mesh:
+            self._refuse_member("import the root key of another one")
+        self.save_membership(membership)
+        return membership
+
+    def _refuse_member(self, what: str) -> None:
+        membership = self.load_membership()
+        if membership is not None:
+            raise UserError(
+                f"this node is in mesh `{membership.mesh.short}` and cannot {what}",
+                hint="run `meshd leave` first, or use another MESHD_HOME",
+            )
+
+    # -- whom it invited, who is banned
 
     def load_invites(self, mesh: MeshId) -> InviteBook:
-        raise NotImplementedError
+        """This node's invites of `mesh`; an empty book when there are none."""
+        data = self._folder.read(_INVITES, limit=MAX_BOOK_BYTES)
+        book = self._decode(_INVITES, InviteBook.decode, data) if data is not None else None
+        return book if book is not None and book.mesh == mesh else InviteBook(mesh)
 
     def save_invites(self, book: InviteBook) -> None:
-        raise NotImplementedError
+        """Durable when it returns: call it between `reserve` and `certify`, and before the answer."""
+        self._folder.write(_INVITES, book.encode())
 
     def load_revocations(self, mesh: MeshId) -> RevocationSet:
-        raise NotImplementedError
+        """The bans known of `mesh`; an empty set when there are none."""
+        data = self._folder.read(_BANS, limit=MAX_SET_BYTES)
+        bans = self._decode(_BANS, RevocationSet.decode, data) if data is not None else None
+        return bans if bans is not None and bans.mesh == mesh else RevocationSet(mesh)
 
     def save_revocations(self, revocations: RevocationSet) -> None:
-        raise NotImplementedError
+        """Keep it, before anything else is done about a new ban."""
+        self._folder.write(_BANS, revocations.encode())
+
+    # -- what other packages keep
 
     def read_blob(self, name: str) -> bytes | None:
-        raise NotImplementedError
+        """What `write_blob` kept under `name` (a-z, 0-9, -), None when nothing."""
+        return self._folder.read(_blob(name), limit=MAX_BLOB_BYTES)
 
     def write_blob(self, name: str, data: bytes) -> None:
-        raise NotImplementedError
+        """Keep at most 16 MiB under `name`, atomically."""
+        if len(data) > MAX_BLOB_BYTES:
+            raise LocalProtocolError(f"blob `{name}` of {len(data)} bytes")
+        self._folder.write(_blob(name), data)
 
     def remove_blob(self, name: str) -> None:
-        raise NotImplementedError
+        """Forget it; none is fine."""
+        self._folder.remove(_blob(name))
 
-    def next_incarnation(self) -> bytes:
+    def next_incarnation(self, random: Random = os.urandom) -> bytes:
         """16 bytes, greater at each call: an 8-byte count, then chance (a copied home differs)."""
-        raise NotImplementedError
+        count = self._count("incarnation")
+        return count.to_bytes(8, "big") + random(INCARNATION_BYTES - 8)
 
     def next_sequence(self) -> int:
         """A number for this node's next record, greater at each call."""
-        raise NotImplementedError
+        return self._count("sequence")
 
-    def leave(self, *, drop_root: bool = False) -> None:
-        """Forget the mesh, its invites and bans. Raises UserError at a founder unless `drop_root`."""
-        raise NotImplementedError
+    def _count(self, name: str) -> int:
+        data = self._folder.read(_COUNTERS, limit=_MAX_SMALL)
+        counts = dict.fromkeys(_COUNTS, 0) if data is None else self._parse(_COUNTERS, data, _read_counts)
+        counts[name] += 1
+        self._folder.write(_COUNTERS, pack(counts))
+        return counts[name]
 
-    def export_root(self) -> str:
-        raise NotImplementedError
+    def _parse(self, name: str, data: bytes, read: Callable[[Fields], T]) -> T:
+        return self._decode(name, lambda raw: read(unpack(raw)), data)
 
-    def import_root(self, text: str, *, now: int, random: Callable[[int], bytes]) -> Membership:
-        raise NotImplementedError
+    def _decode(self, name: str, decode: Callable[[bytes], T], data: bytes) -> T:
+        try:
+            return decode(data)
+        except RemoteProtocolError as error:
+            raise damaged(self.path / name, error.what) from None
+
+
+def _founder(seed: bytes, node: PeerId, *, now: int, serial: bytes) -> Membership:
+    root = KeyPair.from_seed(seed)
+    mesh = MeshId.of(root.peer)
+    leaf = issue(signer=root, mesh=mesh, node=node, roles=ALL_ROLES, serial=serial, invite=b"", issued_at=now)
+    return Membership(mesh, Chain((leaf,), root.peer), root_seed=seed)
+
+
+def _read_membership(fields: Fields) -> Membership:
+    inviter = fields.raw("inviter", most=KEY_BYTES)
+    seed = fields.raw("root", most=KEY_BYTES)
+    found = Membership(
+        mesh=MeshId(fields.raw("mesh", exact=KEY_BYTES)),
+        chain=Chain.decode(fields.raw("chain", most=MAX_CHAIN_BYTES)),
+        inviter=PeerId(fields.raw("inviter", exact=KEY_BYTES)) if inviter else None,
+        root_seed=fields.raw("root", exact=KEY_BYTES) if seed else None,
+    )
+    if found.root_seed is not None and KeyPair.from_seed(found.root_seed).peer != found.root:
+        raise RemoteProtocolError("the root key in it is of another mesh", code="message")
+    return found
+
+
+def _read_counts(fields: Fields) -> dict[str, int]:
+    return {name: fields.number(name, low=0, high=_MAX_COUNT) for name in _COUNTS}
+
+
+def _blob(name: str) -> str:
+    if not _BLOB_NAME.fullmatch(name):
+        raise LocalProtocolError(f"blob name `{name}`")
+    return f"{name}.blob"

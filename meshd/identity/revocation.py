@@ -1,32 +1,99 @@
-"""Revocation: a grow-only set of signed bans of node keys and of invites. Pure. (Being filled in.)"""
+"""Revocation: a grow-only set of signed bans of node keys and of invites. Pure.
 
+Whether a ban is valid depends on that ban alone (its signature, its issuer's chain), never on other bans
+and never on a date. So the set converges whatever the order of arrival, and nobody comes back because
+the one who banned it was banned later. Root and admins ban for the whole mesh; an inviter's ban takes back
+its own admissions only: it could certify any key it likes, and must not throw out others' members so.
+
+The set is bounded: one ban for each issuer and target, a share for each issuer other than the root, and
+a total in which the root's come first. What does not fit is decided by hash, the same on every node.
+"""
+
+import hashlib
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from meshd.identity.keys import KeyPair, MeshId, PeerId
-from meshd.identity.membership import Certificate, Chain
+from meshd.base.errors import LocalProtocolError, RemoteProtocolError
+from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
+from meshd.identity.membership import (
+    INVITE_ID_BYTES,
+    MAX_CERTIFICATE_BYTES,
+    MAX_CHAIN_BYTES,
+    MAX_DEPTH,
+    MAX_TIME,
+    Certificate,
+    Chain,
+    Role,
+    check_chain,
+)
+from meshd.identity.signed import Statement
+from meshd.wire.message import pack, unpack
+
+MAX_BANS = 4096
+MAX_BANS_PER_ISSUER = 256  # of an admin or inviter; the root may fill the set
+MAX_BAN_BYTES = 3 << 10
+MAX_SET_BYTES = MAX_BANS * MAX_BAN_BYTES + 1024
+
+_CONTEXT = "meshd ban v1"
 
 BanKind = Literal["node", "invite"]
+_ROOT, _ADMIN, _INVITER = range(3)
 
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """`issuer` bans a node key (32 bytes) or an invite id (8 bytes)."""
+    """`issuer` bans a node key (32 bytes) or an invite id (8 bytes). Made by `ban` and `decode` only.
+
+    `issuer_chain` is None when the root itself signed. `evidence`: the certificate by which an inviter
+    admitted the node that it bans. `issued_at` (unix seconds) is for people only.
+    """
 
     mesh: MeshId
     kind: BanKind
     target: bytes
     issuer: PeerId
-    issuer_chain: Chain | None  # None: the root itself
+    issuer_chain: Chain | None
+    evidence: Certificate | None
     issued_at: int
+    statement: Statement = field(repr=False)
+
+    @property
+    def signature(self) -> bytes:
+        """The issuer's, over the statement's body."""
+        return self.statement.signature
 
     def encode(self) -> bytes:
-        raise NotImplementedError
+        """At most 3 KiB, about 300 to 1100 bytes in fact."""
+        return self.statement.encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "Ban":
-        raise NotImplementedError
+        """Read what `encode` gave; authority: `RevocationSet.add`. Raises RemoteProtocolError."""
+        statement = Statement.decode(data, limit=MAX_BAN_BYTES)
+        fields = statement.fields()
+        kind, size = _kind(fields.text("kind", most=16))
+        chain = fields.raw("chain", most=MAX_CHAIN_BYTES)
+        evidence = fields.raw("evidence", most=MAX_CERTIFICATE_BYTES)
+        return cls(
+            mesh=MeshId(fields.raw("mesh", exact=KEY_BYTES)),
+            kind=kind,
+            target=fields.raw("target", exact=size),
+            issuer=PeerId(fields.raw("issuer", exact=KEY_BYTES)),
+            issuer_chain=Chain.decode(chain) if chain else None,
+            evidence=Certificate.decode(evidence) if evidence else None,
+            issued_at=fields.number("at", low=0, high=MAX_TIME),
+            statement=statement,
+        )
+
+
+def _kind(text: str) -> tuple[BanKind, int]:
+    if text == "node":
+        return "node", KEY_BYTES
+    if text == "invite":
+        return "invite", INVITE_ID_BYTES
+    raise RemoteProtocolError("a ban of an unknown kind", code="ban")
 
 
 def ban(
@@ -39,34 +106,194 @@ def ban(
     issued_at: int,
     evidence: Certificate | None = None,
 ) -> Ban:
-    """A ban by `signer`; `chain` is the signer's own, None when it signs with the root's key."""
-    raise NotImplementedError
+    """A ban by `signer`; `chain` is the signer's own, None when it signs with the root's key.
+
+    An inviter who bans a node gives the certificate by which it admitted it. Raises RemoteProtocolError
+    (code `ban` or `chain`) when the signer may not ban that target.
+    """
+    if len(target) != _kind(kind)[1]:
+        raise LocalProtocolError(f"target of {len(target)} bytes for a ban of kind {kind}")
+    body = pack(
+        {
+            "mesh": mesh.raw,
+            "kind": kind,
+            "target": target,
+            "issuer": signer.peer.raw,
+            "chain": chain.encode() if chain is not None else b"",
+            "evidence": evidence.encode() if evidence is not None else b"",
+            "at": issued_at,
+        }
+    )
+    made = Ban.decode(Statement.make(signer, _CONTEXT, body).encode())
+    _rank(made)
+    return made
+
+
+def _rank(ban: Ban) -> int:
+    """By what right the issuer bans the target. Raises RemoteProtocolError when it has none."""
+    if not ban.statement.holds(ban.issuer, _CONTEXT):
+        raise _bad("its signature is wrong")
+    if ban.kind == "node" and MeshId.of(PeerId(ban.target)) == ban.mesh:
+        raise _bad("the root of a mesh cannot be banned from it")
+    if ban.issuer_chain is None:
+        if MeshId.of(ban.issuer) != ban.mesh:
+            raise _bad("its issuer is not the root of the mesh")
+        return _ROOT
+    issuer = check_chain(ban.issuer_chain, ban.mesh, ban.issuer)
+    if issuer.may(Role.ADMIN):
+        return _ADMIN
+    if not issuer.may(Role.INVITE) or len(ban.issuer_chain.certificates) >= MAX_DEPTH:
+        raise _bad("its issuer is neither an admin nor an inviter")
+    if ban.kind == "node":
+        _check_evidence(ban)
+    return _INVITER
+
+
+def _check_evidence(ban: Ban) -> None:
+    shown = ban.evidence
+    if (
+        shown is None
+        or shown.mesh != ban.mesh
+        or shown.node.raw != ban.target
+        or shown.issuer != ban.issuer
+        or not shown.is_signed()
+    ):
+        raise _bad("an inviter bans only those whom it admitted")
+
+
+def _bad(why: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"ban refused: {why}", code="ban")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Slot:
+    """One ban is kept for each: a second of the same issuer and target says nothing new."""
+
+    rank: int
+    issuer: PeerId
+    kind: str
+    target: bytes
 
 
 class RevocationSet:
-    """All bans of one mesh that are known here."""
+    """All bans of one mesh that are known here. Members exchange `entries` when `digest` differs."""
 
     def __init__(self, mesh: MeshId) -> None:
         self.mesh = mesh
+        self._kept: dict[_Slot, tuple[bytes, Ban]] = {}
+        self._known: set[bytes] = set()
+        self._per_issuer: Counter[tuple[int, PeerId]] = Counter()
+        self._digest: bytes | None = None
+        # who is refused: for the whole mesh, and among the admissions of one inviter
+        self._wide: Counter[tuple[str, bytes]] = Counter()
+        self._scoped: Counter[tuple[str, bytes, PeerId]] = Counter()
 
     def add(self, ban: Ban) -> bool:
-        raise NotImplementedError
+        """Take a ban in; True when the set changed. Raises RemoteProtocolError (code `ban`, `chain`)."""
+        if ban.mesh != self.mesh:
+            raise _bad("it is of another mesh")
+        digest = hashlib.sha256(ban.encode()).digest()
+        if digest in self._known:
+            return False
+        slot = _Slot(_rank(ban), ban.issuer, ban.kind, ban.target)
+        present = self._kept.get(slot)
+        if present is not None and present[0] <= digest:
+            return False
+        if present is not None:
+            self._drop(slot)
+        self._keep(slot, digest, ban)
+        self._trim(slot)
+        return digest in self._known
 
     def merge(self, entries: Iterable[bytes]) -> int:
-        raise NotImplementedError
+        """Take encoded bans in, in any order; how many were new. Raises RemoteProtocolError at the first
+        that is not valid (those before it stay)."""
+        return sum(1 for entry in entries if self._merge_one(entry))
+
+    def _merge_one(self, entry: bytes) -> bool:
+        # known ones cost a hash, no signature check: members send whole sets
+        return hashlib.sha256(entry).digest() not in self._known and self.add(Ban.decode(entry))
 
     def entries(self) -> tuple[bytes, ...]:
-        raise NotImplementedError
+        """Every ban, encoded; the root's first."""
+        kept = sorted((slot.rank, digest, ban) for slot, (digest, ban) in self._kept.items())
+        return tuple(ban.encode() for _, _, ban in kept)
+
+    def bans(self) -> tuple[Ban, ...]:
+        """Every ban, the oldest (as their issuers say) first."""
+        kept = sorted(self._kept.values(), key=lambda item: (item[1].issued_at, item[0]))
+        return tuple(ban for _, ban in kept)
 
     def digest(self) -> bytes:
-        raise NotImplementedError
+        """32 bytes that are equal on two nodes exactly when their sets are."""
+        if self._digest is None:
+            self._digest = hashlib.sha256(b"meshd bans v1\0" + b"".join(sorted(self._known))).digest()
+        return self._digest
 
     @property
     def epoch(self) -> int:
-        raise NotImplementedError
+        """How many bans there are."""
+        return len(self._kept)
 
     def why_banned(self, chain: Chain) -> str | None:
-        raise NotImplementedError
+        """Why the node of `chain` is out (it, whoever admitted it, or an invite in between), else None."""
+        for place, certificate in enumerate(chain.certificates):
+            if self._refuses("node", certificate.node.raw, certificate.issuer):
+                who = "" if place == 0 else ", who admitted it,"
+                return f"node `{certificate.node.short}`{who} is banned from this mesh"
+            if certificate.invite and self._refuses("invite", certificate.invite, certificate.issuer):
+                whose = "it" if place == 0 else "the node that admitted it"
+                return f"the invite by which {whose} joined was revoked"
+        return None
 
     def why_node_banned(self, node: PeerId, *, issuer: PeerId | None = None) -> str | None:
-        raise NotImplementedError
+        """Why `node` must not be admitted by `issuer` (its node key; None for the root), else None."""
+        if self._refuses("node", node.raw, issuer):
+            return f"node `{node.short}` is banned from this mesh"
+        return None
+
+    def encode(self) -> bytes:
+        """For the key store."""
+        return pack({"mesh": self.mesh.raw, "bans": list(self.entries())})
+
+    @classmethod
+    def decode(cls, data: bytes) -> "RevocationSet":
+        """Read what `encode` gave; every ban is checked again. Raises RemoteProtocolError."""
+        fields = unpack(data, limit=MAX_SET_BYTES)
+        found = cls(MeshId(fields.raw("mesh", exact=KEY_BYTES)))
+        found.merge(fields.raws("bans", most=MAX_BAN_BYTES, count=MAX_BANS))
+        return found
+
+    def _refuses(self, kind: BanKind, target: bytes, issuer: PeerId | None) -> bool:
+        return (kind, target) in self._wide or (issuer is not None and (kind, target, issuer) in self._scoped)
+
+    def _keep(self, slot: _Slot, digest: bytes, ban: Ban) -> None:
+        self._kept[slot] = (digest, ban)
+        self._known.add(digest)
+        self._per_issuer[slot.rank, slot.issuer] += 1
+        self._digest = None
+        if slot.rank == _INVITER:
+            self._scoped[slot.kind, slot.target, slot.issuer] += 1
+        else:
+            self._wide[slot.kind, slot.target] += 1
+
+    def _drop(self, slot: _Slot) -> None:
+        digest, _ = self._kept.pop(slot)
+        self._known.discard(digest)
+        self._per_issuer[slot.rank, slot.issuer] -= 1
+        self._digest = None
+        if slot.rank == _INVITER:
+            del self._scoped[slot.kind, slot.target, slot.issuer]
+        else:
+            key = slot.kind, slot.target
+            self._wide[key] -= 1
+            if not self._wide[key]:
+                del self._wide[key]
+
+    def _trim(self, added: _Slot) -> None:
+        """Back to the limits after one was added: the largest hash goes, the same one on every node."""
+        if added.rank != _ROOT and self._per_issuer[added.rank, added.issuer] > MAX_BANS_PER_ISSUER:
+            mine = (s for s in self._kept if (s.rank, s.issuer) == (added.rank, added.issuer))
+            self._drop(max(mine, key=lambda slot: self._kept[slot][0]))
+        if len(self._kept) > MAX_BANS:
+            self._drop(max(self._kept, key=lambda slot: (slot.rank, self._kept[slot][0])))

@@ -1,0 +1,189 @@
+"""A private folder: files of 0600 in a folder of 0700, replaced atomically, checked when read.
+
+Every file begins with its kind, a version and a checksum, so that a damaged one is told apart from one
+that is not there: damage is an error that names the file, never a silent fresh start.
+"""
+
+import fcntl
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from meshd.base.errors import UserError
+
+_VERSION = 1
+_LOOSE = 0o077
+_WRITABLE = 0o022
+
+
+class PrivateFolder:
+    """`path` is made at the first write. `mark` is a file whose presence says that the folder is ours."""
+
+    def __init__(self, path: Path, *, mark: str) -> None:
+        self.path = path
+        self._mark = mark
+
+    def read(self, name: str, *, limit: int) -> bytes | None:
+        """The payload of file `name`, None when there is none. Raises UserError."""
+        path = self.path / name
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unusable(path, error) from None
+        with os.fdopen(descriptor, "rb") as file:
+            _check_file(path, os.fstat(descriptor))
+            data = file.read(limit + 256)
+        return _unwrap(path, data, limit)
+
+    def exists(self, name: str) -> bool:
+        """True when there is such a file."""
+        return (self.path / name).exists()
+
+    def write(self, name: str, payload: bytes) -> None:
+        """Replace file `name` so that after a crash either the old or the new one is there, whole."""
+        self.prepare()
+        path = self.path / name
+        kind = f"meshd {name} {_VERSION}\n{hashlib.sha256(payload).hexdigest()}\n"
+        temporary = self.path / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+                file.write(kind.encode() + payload)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            self._sync()
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
+            raise _unusable(path, error) from None
+
+    def remove(self, name: str) -> None:
+        """Delete file `name`; none is fine."""
+        try:
+            (self.path / name).unlink(missing_ok=True)
+            if self.path.exists():
+                self._sync()
+        except OSError as error:
+            raise _unusable(self.path / name, error) from None
+
+    def prepare(self) -> None:
+        """Make the folder, or see that it is safe. Raises UserError with the remedy."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check()
+        except OSError as error:
+            raise _unusable(self.path, error) from None
+
+    @contextmanager
+    def lock(self, *, holder: str) -> Iterator[None]:
+        """Hold the folder alone; the operating system lets go when the process ends, however it ends.
+
+        Raises UserError naming the pid that holds it.
+        """
+        self.prepare()
+        path = self.path / "lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unusable(path, error) from None
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = file.read(20).decode("ascii", "replace").strip() or "not known"
+                raise UserError(
+                    f"`{self.path}` is in use by another {holder} (pid {pid})",
+                    hint="end it with `meshd stop`, or give this one a folder of its own by MESHD_HOME",
+                ) from None
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n".encode())
+            self._sweep()
+            yield
+
+    def _check(self) -> None:
+        status = self.path.stat()
+        _check_owner(self.path, status)
+        loose = stat.S_IMODE(status.st_mode) & _LOOSE
+        if not loose:
+            return
+        # A fresh or an own folder is closed; one that serves something else is left as it is.
+        if self.exists(self._mark) and loose & _WRITABLE:
+            raise UserError(
+                f"`{self.path}` can be written by other users",
+                hint=f"look whether its files are still yours, then run `chmod 700 {self.path}`",
+            )
+        if self.exists(self._mark) or not any(self.path.iterdir()):
+            self.path.chmod(0o700)
+        elif loose & _WRITABLE:
+            raise UserError(
+                f"`{self.path}` can be written by other users",
+                hint=f"run `chmod 700 {self.path}`, or set MESHD_HOME to a folder of your own",
+            )
+
+    def _sync(self) -> None:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _sweep(self) -> None:
+        """What writers that were killed left; only under the lock."""
+        for left in self.path.glob(".*.tmp"):
+            with suppress(OSError):
+                left.unlink()
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise UserError(
+            f"`{path}` belongs to another user (uid {status.st_uid})",
+            hint="run meshd as that user, or set MESHD_HOME to a folder of your own",
+        )
+
+
+def _check_file(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"`{path}` is not a plain file", hint="move it away")
+    _check_owner(path, status)
+    if stat.S_IMODE(status.st_mode) & _LOOSE:
+        raise UserError(
+            f"`{path}` can be read by other users (mode {stat.S_IMODE(status.st_mode):04o})",
+            hint=f"run `chmod 600 {path}`; if others use this machine, think of its secrets as known",
+        )
+
+
+def _unwrap(path: Path, data: bytes, limit: int) -> bytes:
+    head, _, rest = data.partition(b"\n")
+    checksum, _, payload = rest.partition(b"\n")
+    words = head.split(b" ")
+    if words[:2] != [b"meshd", path.name.encode()] or len(words) != 3:
+        raise damaged(path, "its first line is wrong")
+    if words[2] != str(_VERSION).encode():
+        raise UserError(f"`{path}` was written by another version of meshd", hint="run the newer version")
+    if len(payload) > limit:
+        raise damaged(path, f"it has more than {limit} bytes")
+    if hashlib.sha256(payload).hexdigest().encode() != checksum:
+        raise damaged(path, "its checksum does not match")
+    return payload
+
+
+def damaged(path: Path, why: str) -> UserError:
+    """The error for a file whose content cannot be used."""
+    return UserError(
+        f"`{path}` is damaged: {why}",
+        hint="put it back from a backup, or move it away: what it held is lost then, and this node "
+        "may need a new invite",
+    )
+
+
+def _unusable(path: Path, error: OSError) -> UserError:
+    reason = (error.strerror or type(error).__name__).lower()
+    return UserError(f"`{path}` cannot be used: {reason}", hint="check the folder, its owner and its disk")
