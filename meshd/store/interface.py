@@ -28,11 +28,10 @@ class HashProgress:
     @property
     def text(self) -> str:
         """One line for a log or a terminal."""
-        gib = 1 << 30
         percent = 100 * self.done // max(1, self.total)
         return (
             f"reading `{self.label}` once to know its weights by content: {percent} % of "
-            f"{self.total / gib:.1f} GiB, {self.rate / 1e6:.0f} MB/s"
+            f"{self.total / 1e9:.1f} GB, {self.rate / 1e6:.0f} MB/s"
         )
 
 

@@ -1,0 +1,171 @@
+"""What a model needs on the devices that share it: bytes of each layer, of input and output, and its shape.
+
+Classes of tensors follow `LLM_TENSOR_INFOS` of llama-arch.cpp: input tensors always lie on the serving node's
+CPU, those of `blk.N` with layer N, output tensors with the last device unless moved by `-ot`.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshd.base.errors import UserError
+from meshd.model.cache import MAX_LAYERS, Hyperparameters, ModelCache, model_cache
+from meshd.model.gguf import Header, TensorInfo
+
+DEFAULT_CONTEXT = 8192  # tokens; more only when asked for: the cache of a long context fills a machine
+_BLOCK = re.compile(r"^(?:enc\.|dec\.)?blk\.(\d{1,4})\.")
+_INPUT = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.", "masked_embd")
+_PLACED_OUTPUT = "output.weight"
+_CUDA_ROW = 512  # ggml-cuda pads rows of quantized weights to this many elements
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Sizes in elements that bound the intermediate results of one layer, for one token."""
+
+    embedding: int
+    attention: int  # all query, key and value heads together
+    heads: int
+    feed_forward: int  # active ones only, for a mixture of experts
+    experts: int
+    state: int  # of a recurrent layer
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayers:
+    """A model as a planner sees it. Sizes in bytes.
+
+    `layers` and `padded_layers` have one entry a block, the latter with the padding that CUDA adds.
+    `input` always lies on the serving node; `output` is the matrix that makes logits (for tied models the
+    embedding again); `output_rest` the norm and others beside it, `shared` what every device may need.
+    """
+
+    name: str
+    architecture: str
+    trained_context: int
+    layers: tuple[int, ...]
+    padded_layers: tuple[int, ...]
+    input: int
+    output: int
+    tied: bool
+    output_rest: int
+    shared: int
+    largest_elements: int
+    cache: ModelCache
+    widths: Widths
+
+    @property
+    def count(self) -> int:
+        return len(self.layers)
+
+    @property
+    def weight_bytes(self) -> int:
+        """All tensors once."""
+        return (
+            sum(self.layers) + self.input + (0 if self.tied else self.output) + self.output_rest + self.shared
+        )
+
+    @property
+    def default_context(self) -> int:
+        return min(self.trained_context, DEFAULT_CONTEXT) if self.trained_context else DEFAULT_CONTEXT
+
+
+def read_layers(headers: Sequence[Header], *, name: str) -> ModelLayers:
+    """Sizes and shape of a model from the headers of its shards; metadata comes from the first.
+
+    Raises UserError when the file is no language model that llama-server could load.
+    """
+    header = headers[0]
+    known = Hyperparameters(header)
+    count = known.number("block_count")
+    if not known.architecture or known.architecture == "clip":
+        raise UserError(
+            f"`{name}` is not a language model: its architecture is `{known.architecture or 'not given'}`",
+            hint="give the model itself, not its projector (mmproj), adapter or vocabulary file",
+        )
+    if not 0 < count <= MAX_LAYERS:
+        raise UserError(f"`{name}` says it has {count} layers, expected 1 to {MAX_LAYERS}")
+    tensors = [tensor for item in headers for tensor in item.tensors]
+    layers, padded = [0] * count, [0] * count
+    total_input = total_output = total_rest = shared = 0
+    by_name = {tensor.name: tensor for tensor in tensors}
+    for tensor in tensors:
+        match = _BLOCK.match(tensor.name)
+        if match and int(match[1]) < count:
+            layers[int(match[1])] += tensor.size
+            padded[int(match[1])] += tensor.size + _padding(tensor)
+        elif tensor.name == _PLACED_OUTPUT:
+            total_output += tensor.size
+        elif tensor.name.startswith(_INPUT):
+            total_input += tensor.size
+        elif tensor.name.startswith("rope_") or tensor.name.startswith("token_embd_norm."):
+            shared += tensor.size
+        else:
+            total_rest += tensor.size
+    if not any(layers) or "token_embd.weight" not in by_name:
+        raise UserError(
+            f"`{name}` has no weights of a language model (tensors `token_embd.weight` and `blk.0.…`)",
+            hint="give the model itself, not its projector (mmproj), adapter or vocabulary file",
+        )
+    embedding = by_name["token_embd.weight"]
+    tied = _PLACED_OUTPUT not in by_name
+    return ModelLayers(
+        name=name,
+        architecture=known.architecture,
+        trained_context=known.number("context_length"),
+        layers=tuple(layers),
+        padded_layers=tuple(padded),
+        input=total_input,
+        output=embedding.size if tied else total_output,
+        tied=tied,
+        output_rest=total_rest,
+        shared=shared,
+        largest_elements=max(_elements(tensor) for tensor in tensors),
+        cache=model_cache(header, count),
+        widths=_widths(known, count, embedding),
+    )
+
+
+def _elements(tensor: TensorInfo) -> int:
+    return tensor.size // tensor.kind.block_bytes * tensor.kind.block_elements
+
+
+def _padding(tensor: TensorInfo) -> int:
+    """What CUDA adds to a quantized matrix whose rows are no multiple of 512."""
+    over = tensor.dims[0] % _CUDA_ROW if tensor.dims else 0
+    if not tensor.kind.quantized or not over:
+        return 0
+    blocks = -(-(_CUDA_ROW - over) // tensor.kind.block_elements)
+    return blocks * tensor.kind.block_bytes
+
+
+def _widths(known: Hyperparameters, count: int, embedding: TensorInfo) -> Widths:
+    width = known.number("embedding_length") or (embedding.dims[0] if embedding.dims else 0)
+    heads = known.per_layer("attention.head_count", count, [0] * count)
+    kv_heads = known.per_layer("attention.head_count_kv", count, heads)
+    most = max(heads)
+    key = max(known.number("attention.key_length", width // most if most else 0), *_lengths(known, "key"))
+    value = max(
+        known.number("attention.value_length", width // most if most else 0), *_lengths(known, "value")
+    )
+    used = max(known.per_layer("expert_used_count", count, [0] * count))
+    expert_width = max(known.per_layer("expert_feed_forward_length", count, [0] * count))
+    dense = max(known.per_layer("feed_forward_length", count, [0] * count))
+    shared = (
+        known.number("expert_shared_feed_forward_length") + known.number("expert_shared_count") * expert_width
+    )
+    vocabulary = embedding.dims[1] if len(embedding.dims) > 1 else known.number("vocab_size")
+    return Widths(
+        embedding=width * max(1, used // 2),  # the outputs of the experts are kept until they are summed
+        attention=most * (key + value) + max(kv_heads) * (key + value),
+        heads=most,
+        feed_forward=max(dense, used * (expert_width or dense) + shared),
+        experts=known.number("expert_count"),
+        state=max((layer.state for layer in model_cache(known.header, count).layers), default=0),
+        vocabulary=vocabulary,
+    )
+
+
+def _lengths(known: Hyperparameters, kind: str) -> tuple[int, int]:
+    return known.number(f"attention.{kind}_length_swa"), known.number(f"attention.{kind}_length_mla")

@@ -1,0 +1,121 @@
+"""What goes into a split and what comes out: devices, options, the plan and the refusal."""
+
+from dataclasses import dataclass
+
+from meshd.base.errors import UserError
+from meshd.model.cache import ContextShape
+from meshd.model.layers import ModelLayers
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that may take layers. `free` in bytes: what may be used of it.
+
+    `pool` names the memory when several devices draw on the same (two nodes on one machine, two processes on
+    one GPU): its `free` is counted once, the smallest that a member gives. Empty: memory of its own.
+    """
+
+    node: str
+    name: str
+    free: int
+    is_gpu: bool = False
+    is_head: bool = False
+    pool: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.node} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOptions:
+    """What the user may decide.
+
+    `tensor_split`: shares of the workers in order, then of the head's own devices (its GPUs, else its CPU);
+    whole numbers that sum up to the number of layers (or one more, llama.cpp's way, for the output on the
+    last device) are taken as they are. `head_layers` False: `--device none`. `local_output`: the matrix that
+    makes logits lies on the head, so that 2 KB instead of hundreds cross the wire for a token.
+    """
+
+    shape: ContextShape
+    tensor_split: tuple[float, ...] = ()
+    head_layers: bool = True
+    local_output: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """What one device gets. Sizes in bytes; `compute` is an upper bound. `llama_name` as in `-dev`."""
+
+    device: Device
+    llama_name: str
+    first_layer: int
+    layers: int
+    weights: int
+    cache: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.compute
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A device that takes no part, and why."""
+
+    device: Device
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A split that fits. `shares` has the head's CPU first (perhaps with no layers), then llama.cpp's order.
+
+    `devices`, `gpu_layers`, `tensor_split`, `override_tensor` are the values of `-dev`, `-ngl`, `-ts`, `-ot`
+    (empty: the option is left out). Worker i of those given is `RPC<i>`: `--rpc` must list all of them in
+    that order. `exact_cache` is False when the architecture is not known: the cache is an upper bound then.
+    """
+
+    shares: tuple[DeviceShare, ...]
+    devices: tuple[str, ...]
+    gpu_layers: int
+    tensor_split: tuple[int, ...]
+    override_tensor: str
+    shape: ContextShape
+    exact_cache: bool
+    left_out: tuple[LeftOut, ...]
+    why: str
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The options for llama-server; model, endpoints and load mode are the caller's."""
+        shape = self.shape
+        given = ["-fit", "off", "-c", str(shape.tokens), "-np", str(shape.parallel)]
+        given += ["-ngl", str(self.gpu_layers), "-dev", ",".join(self.devices) or "none"]
+        if self.tensor_split:
+            given += ["-ts", ",".join(map(str, self.tensor_split))]
+        if self.override_tensor:
+            given += ["-ot", self.override_tensor]
+        usual = ContextShape(shape.tokens)
+        given += ["-b", str(shape.batch)] if shape.batch != usual.batch else []
+        given += ["-ub", str(shape.micro_batch)] if shape.micro_batch != usual.micro_batch else []
+        given += ["-ctk", shape.key_type] if shape.key_type != usual.key_type else []
+        given += ["-ctv", shape.value_type] if shape.value_type != usual.value_type else []
+        given += ["-kvu"] if shape.unified else []
+        given += ["--swa-full"] if shape.full_windows else []
+        given += [] if shape.flash_attention else ["-fa", "off"]
+        return tuple(given)
+
+
+class NotEnoughMemory(UserError):
+    """No split fits. `largest_context` is the longest that would, in tokens; 0 when none does."""
+
+    def __init__(self, what: str, *, hint: str, largest_context: int) -> None:
+        super().__init__(what, hint=hint)
+        self.largest_context = largest_context
+
+
+def default_shape(model: ModelLayers, *, tokens: int | None = None) -> ContextShape:
+    """One slot, a context of min(trained, 8192) unless `tokens` says otherwise."""
+    return ContextShape(tokens if tokens is not None else model.default_context)

@@ -1,0 +1,340 @@
+"""Decide which layers of a model lie on which device, and refuse what does not fit. Pure.
+
+The order is llama.cpp's: the head's CPU (the first layers, by `-ngl`), the workers as given, then the head's
+own GPUs; the input embedding is always on the head. The answer holds the options for llama-server that lead
+to exactly this split (checked against `placement.place`), the bytes of every device, and why.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from meshd.base.errors import LocalProtocolError, UserError
+from meshd.model.cache import CELL_PADDING
+from meshd.model.compute import compute_bound
+from meshd.model.layers import ModelLayers
+from meshd.model.partition import partition, share_out
+from meshd.model.placement import MAX_DEVICES, ON_CPU, place
+from meshd.model.plan import Device, DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
+
+_GIB = 1 << 30
+_MIB = 1 << 20
+_TIED_OUTPUT = "token_embd.weight=CPU"
+_OWN_OUTPUT = r"^output\.weight=CPU"
+
+
+def plan_split(model: ModelLayers, devices: Sequence[Device], options: SplitOptions) -> Plan:
+    """The split of `model` over the workers' and the head's devices.
+
+    Exactly one device must be the head's CPU. Each device gets layers in proportion to its usable memory,
+    every worker at least one; the head's CPU takes layers only beside CPU workers or when needed to fit, and
+    none with `head_layers` False. A worker that cannot hold one layer is left out, with the reason in the
+    plan. Raises NotEnoughMemory with the numbers, UserError for a bad tensor split.
+    """
+    planner = _Planner(model, devices, options)
+    plan = planner.plan()
+    if plan is not None:
+        return plan
+    largest = planner.largest_context()
+    if largest:
+        hint = f"use `--ctx-size {largest}`, the longest context that fits, or add a worker"
+    else:
+        hint = "not even the shortest context fits: add a worker, free memory or use a smaller quantisation"
+    raise NotEnoughMemory(planner.shortage(), hint=hint, largest_context=largest)
+
+
+class _Planner:
+    """One model, devices and options; tries the allowed ways to use them."""
+
+    def __init__(self, model: ModelLayers, devices: Sequence[Device], options: SplitOptions) -> None:
+        cpus = [device for device in devices if device.is_head and not device.is_gpu]
+        if len(cpus) != 1:
+            raise LocalProtocolError(f"a split needs the head's CPU once, not {len(cpus)} times")
+        if len({(device.node, device.name) for device in devices}) != len(devices):
+            raise LocalProtocolError("a split was given the same device twice")
+        self._model = model
+        self._options = options
+        self._cpu = cpus[0]
+        self._workers = [device for device in devices if not device.is_head]
+        self._gpus = [device for device in devices if device.is_head and device.is_gpu]
+        self._names = {id(device): f"RPC{number}" for number, device in enumerate(self._workers)}
+        self._names |= {id(device): device.name for device in self._gpus}
+        self._names[id(self._cpu)] = "CPU"
+
+    def plan(self) -> Plan | None:
+        """The first way that fits, or None."""
+        if self._options.tensor_split:
+            return self._by_user()
+        for cpu_layers, why in self._ways():
+            plan = self._proportional(cpu_layers, why)
+            if plan is not None:
+                return plan
+        return None
+
+    def largest_context(self) -> int:
+        """The longest context below the asked one for which there is a plan, in tokens; 0 when none."""
+        low, high = 0, max(0, self._options.shape.tokens - 1) // CELL_PADDING
+        while low < high:
+            middle = (low + high + 1) // 2
+            shape = replace(self._options.shape, tokens=middle * CELL_PADDING)
+            options = replace(self._options, shape=shape)
+            if _Planner(self._model, [*self._workers, *self._gpus, self._cpu], options).plan() is not None:
+                low = middle
+            else:
+                high = middle - 1
+        return low * CELL_PADDING
+
+    def shortage(self) -> str:
+        """What is needed and what is there, device by device."""
+        model, shape = self._model, self._options.shape
+        cache = sum(model.cache.layer_bytes(shape))
+        cpu_layers = self._options.head_layers
+        order = self._order(cpu_layers, self._workers)
+        used = order if cpu_layers else [self._cpu, *order]
+        compute = sum(self._compute(device, order) for device in used)
+        needed = model.weight_bytes + cache + compute
+        room = self._room(order)
+        parts = [
+            f"{device.label} {_size(device.free)} free, {_size(max(0, room[id(device)]))} of it for layers"
+            for device in used
+        ]
+        return (
+            f"`{model.name}` does not fit: it needs {_size(needed)} (weights {_size(model.weight_bytes)}, "
+            f"cache of {shape.tokens} tokens {_size(cache)}, computing up to {_size(compute)}); {'; '.join(parts)}"
+        )
+
+    def _ways(self) -> list[tuple[bool, str]]:
+        if not self._options.head_layers:
+            return [(False, "the head takes no layers (`--device none`)")]
+        others = [*self._workers, *self._gpus]
+        if not others:
+            return [(True, "there is no other device")]
+        if not any(device.is_gpu for device in others):
+            return [(True, "the head takes layers as all devices are CPUs")]
+        return [
+            (False, "the head's CPU takes no layers beside GPUs"),
+            (True, "the head's CPU takes layers because the GPUs alone have not enough memory"),
+        ]
+
+    def _order(self, cpu_layers: bool, workers: Sequence[Device]) -> list[Device]:
+        """The devices that take layers, in the order of the layers."""
+        gpus = self._gpus if self._options.head_layers else []
+        return [*([self._cpu] if cpu_layers else []), *workers, *gpus]
+
+    def _proportional(self, cpu_layers: bool, why: str) -> Plan | None:
+        workers = list(self._workers)
+        left_out: list[LeftOut] = []
+        while True:
+            order = self._order(cpu_layers, workers)
+            if not order:
+                return None
+            dropped = self._one_too_many(order, workers)
+            if dropped is None:
+                break
+            left_out.append(dropped)
+            workers.remove(dropped.device)
+        room = self._room(order)
+        costs = [self._costs(device) for device in order]
+        largest = max(max(row) for row in costs)
+        shared_pools = self._members(order)
+        limits = [
+            # in a shared pool one device may take a layer of the other's half; the sum is checked below
+            room[id(device)] + (largest if len(shared_pools[self._pool(device)]) > 1 else 0)
+            for device in order
+        ]
+        counts = partition(costs, weights=[max(0, room[id(d)]) for d in order], limits=limits)
+        if counts is None:
+            return None
+        plan = self._build(order, counts, left_out, f"layers in proportion to usable memory; {why}")
+        return plan if self._fits(plan) else None
+
+    def _one_too_many(self, order: Sequence[Device], workers: Sequence[Device]) -> LeftOut | None:
+        """A worker that cannot take part, if there is one."""
+        if not workers:
+            return None
+        on_dev = [device for device in order if device is not self._cpu]
+        if len(on_dev) > MAX_DEVICES:
+            return LeftOut(workers[-1], f"llama.cpp takes at most {MAX_DEVICES} devices")
+        if len(order) > self._model.count:
+            return LeftOut(workers[-1], f"the model has only {self._model.count} layers")
+        room = self._room(order)
+        for device in workers:
+            need = max(self._costs(device))
+            if room[id(device)] < need:
+                usable = _size(max(0, room[id(device)]))
+                return LeftOut(device, f"{usable} are left for layers, one needs {_size(need)}")
+        return None
+
+    def _by_user(self) -> Plan | None:
+        order, counts = self._user_counts()
+        kept = [(device, count) for device, count in zip(order, counts, strict=True) if count]
+        ordered = sorted(
+            kept, key=lambda item: item[0] is not self._cpu
+        )  # stable: the CPU's layers come first
+        chosen = [device for device, _ in ordered]
+        left_out = [
+            LeftOut(device, "no share in the tensor split")
+            for device, count in zip(order, counts, strict=True)
+            if not count
+        ]
+        plan = self._build(chosen, [count for _, count in ordered], left_out, "as the tensor split says")
+        return plan if self._fits(plan) else None
+
+    def _user_counts(self) -> tuple[list[Device], tuple[int, ...]]:
+        shares, layers = self._options.tensor_split, self._model.count
+        own = (self._gpus or [self._cpu]) if self._options.head_layers else []
+        given = ",".join(f"{share:g}" for share in shares)
+        order = [*self._workers, *own]
+        if len(shares) not in (len(self._workers), len(order)):
+            expected = " or ".join(str(n) for n in sorted({len(self._workers), len(order)}))
+            names = ", ".join(device.label for device in order)
+            raise UserError(
+                f"the tensor split `{given}` has {len(shares)} shares, expected {expected}",
+                hint=f"give one for each worker, then for the head's own devices: {names}",
+            )
+        order = order[: len(shares)]
+        if not all(0 <= share < float("inf") for share in shares) or not 0 < sum(shares) < float("inf"):
+            raise UserError(f"the tensor split `{given}` needs shares of zero or more, not all zero")
+        whole = tuple(int(share) for share in shares)
+        if list(whole) == list(shares) and sum(whole) == layers:
+            return order, whole
+        on_dev = [number for number, device in enumerate(order) if device is not self._cpu and whole[number]]
+        if list(whole) == list(shares) and sum(whole) == layers + 1 and on_dev and whole[on_dev[-1]] > 1:
+            last = on_dev[-1]
+            return order, (*whole[:last], whole[last] - 1, *whole[last + 1 :])
+        return order, share_out(shares, layers)
+
+    def _pool(self, device: Device) -> str:
+        return device.pool or f"own {id(device)}"
+
+    def _members(self, order: Sequence[Device]) -> dict[str, list[Device]]:
+        members: dict[str, list[Device]] = {}
+        for device in order:
+            members.setdefault(self._pool(device), []).append(device)
+        return members
+
+    def _room(self, order: Sequence[Device]) -> dict[int, int]:
+        """Bytes each device has for layers, after what it needs in any case; a pool is divided evenly."""
+        present = order if self._cpu in order else [self._cpu, *order]
+        taking = self._members(order)
+        room: dict[int, int] = {}
+        for pool, members in self._members(present).items():
+            free = min(device.free for device in members)
+            free -= sum(self._fixed(device, order) + self._compute(device, order) for device in members)
+            for device in members:
+                room[id(device)] = free // max(1, len(taking.get(pool, ())))
+        return room
+
+    def _output_on(self, order: Sequence[Device]) -> Device:
+        """Where the matrix that makes logits lies."""
+        if not order or order[-1] is self._cpu:
+            return self._cpu
+        return order[-1] if order[-1].is_head or not self._options.local_output else self._cpu
+
+    def _fixed(self, device: Device, order: Sequence[Device]) -> int:
+        """Bytes of weights beside the layers."""
+        model = self._model
+        total = model.shared
+        if device is self._cpu:
+            total += model.input
+        if device is (order[-1] if order else self._cpu):
+            total += model.output_rest
+        if device is self._output_on(order):
+            total += model.output  # also when tied: a repacked copy may lie beside the embedding
+        return total
+
+    def _compute(self, device: Device, order: Sequence[Device]) -> int:
+        on_dev = [item for item in order if item is not self._cpu]
+        return compute_bound(
+            self._model,
+            self._options.shape,
+            on_gpu=device.is_gpu,
+            with_layers=any(item is device for item in order),
+            with_output=device is self._output_on(order),
+            pipelined=len(on_dev) > 1 and len(on_dev) == len(order) and not self._override(order),
+        )
+
+    def _override(self, order: Sequence[Device]) -> str:
+        moved = bool(order) and order[-1] is not self._cpu and self._output_on(order) is self._cpu
+        return (_TIED_OUTPUT if self._model.tied else _OWN_OUTPUT) if moved else ""
+
+    def _costs(self, device: Device) -> list[int]:
+        layers = self._model.padded_layers if device.is_gpu else self._model.layers
+        cache = self._model.cache.layer_bytes(self._options.shape)
+        return [weights + kept for weights, kept in zip(layers, cache, strict=True)]
+
+    def _build(
+        self, order: Sequence[Device], counts: Sequence[int], left_out: Sequence[LeftOut], why: str
+    ) -> Plan:
+        model, shape = self._model, self._options.shape
+        cache = model.cache.layer_bytes(shape)
+        shares: list[DeviceShare] = []
+        if not any(device is self._cpu for device in order):
+            order, counts = [self._cpu, *order], [0, *counts]
+        taking = [device for device, count in zip(order, counts, strict=True) if count]
+        begin = 0
+        for device, count in zip(order, counts, strict=True):
+            weights = model.padded_layers if device.is_gpu else model.layers
+            end = begin + count
+            shares.append(
+                DeviceShare(
+                    device=device,
+                    llama_name=self._names[id(device)],
+                    first_layer=begin,
+                    layers=count,
+                    weights=sum(weights[begin:end]) + self._fixed(device, taking),
+                    cache=sum(cache[begin:end]),
+                    compute=self._compute(device, taking),
+                )
+            )
+            begin = end
+        on_dev = [share for share in shares if share.device is not self._cpu]
+        split = [share.layers for share in on_dev]
+        if split:
+            split[-1] += 1  # the output counts as a layer of the last device
+        gpu_layers = model.count + 1 - shares[0].layers if split else 0
+        plan = Plan(
+            shares=tuple(shares),
+            devices=tuple(share.llama_name for share in on_dev),
+            gpu_layers=gpu_layers,
+            tensor_split=tuple(split),
+            override_tensor=self._override(taking),
+            shape=shape,
+            exact_cache=model.cache.exact,
+            left_out=tuple(left_out),
+            why=self._why(why, taking, left_out),
+        )
+        _check(plan, model.count)
+        return plan
+
+    def _why(self, why: str, taking: Sequence[Device], left_out: Sequence[LeftOut]) -> str:
+        parts = [why, f"output on {self._output_on(taking).label}"]
+        parts += [f"{item.device.label} left out: {item.why}" for item in left_out]
+        if not self._model.cache.exact:
+            parts.append(
+                f"architecture `{self._model.architecture}` is not known: its cache is an upper bound"
+            )
+        return "; ".join(parts)
+
+    def _fits(self, plan: Plan) -> bool:
+        totals: dict[str, int] = {}
+        free: dict[str, int] = {}
+        for share in plan.shares:
+            pool = self._pool(share.device)
+            totals[pool] = totals.get(pool, 0) + share.total
+            free[pool] = min(free.get(pool, share.device.free), share.device.free)
+        return all(totals[pool] <= free[pool] for pool in totals)
+
+
+def _check(plan: Plan, layers: int) -> None:
+    """The options must lead llama.cpp to this very plan. Raises LocalProtocolError when they do not."""
+    placed = place(layers, gpu_layers=plan.gpu_layers, tensor_split=plan.tensor_split)
+    expected: list[int] = []
+    for number, share in enumerate(plan.shares, start=ON_CPU):
+        expected += [number] * share.layers
+    expected.append(len(plan.devices) - 1 if plan.devices else ON_CPU)
+    if list(placed) != expected:
+        raise LocalProtocolError(f"planned {expected}, llama.cpp would place {placed}")
+
+
+def _size(count: int) -> str:
+    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / _MIB:.0f} MiB"
