@@ -1,0 +1,132 @@
+"""Finished builds in the cache: their keys and stamps, and the lock that lets one process build at a time."""
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd.base.errors import UserError
+from meshd.build.interface import STOCK, NativeInfo, Progress, ProgressCallback, Stage
+
+_STAMP = "stamp.json"
+_MAX_STAMP = 64 * 1024
+_KEPT_BUILDS = 6  # about 40 MB each: patched and stock, a version back, a second backend
+_LOOK_SECONDS = 0.2  # how often a waiting builder looks whether the other one is done
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a build depends on."""
+
+    commit: str
+    patches_sha256: str
+    backend: str
+    cpu: str
+
+    @property
+    def name(self) -> str:
+        patches = self.patches_sha256 if self.patches_sha256 == STOCK else self.patches_sha256[:12]
+        return f"{self.commit[:9]}-{patches}-{self.backend}-{self.cpu}"
+
+
+def load(folder: Path, key: Key) -> NativeInfo | None:
+    """The finished build in `folder`, or None: no stamp, another key, or a binary is missing or cut short."""
+    stamp = _read_stamp(folder / _STAMP)
+    if stamp is None or (stamp.get("commit"), stamp.get("patches")) != (key.commit, key.patches_sha256):
+        return None
+    return _info(folder, stamp)
+
+
+def load_any(bin_dir: Path) -> NativeInfo | None:
+    """The finished build whose binaries lie in `bin_dir`, whatever its key."""
+    stamp = _read_stamp(bin_dir.parent / _STAMP)
+    return None if stamp is None or bin_dir.name != "bin" else _info(bin_dir.parent, stamp)
+
+
+def _info(folder: Path, stamp: Mapping[str, object]) -> NativeInfo | None:
+    sizes = stamp.get("binaries")
+    if not isinstance(sizes, dict) or not sizes:
+        return None
+    binaries: dict[str, Path] = {}
+    for name, entry in sizes.items():
+        if not isinstance(entry, list) or len(entry) != 2:
+            return None
+        path = folder / "bin" / str(entry[0])
+        try:
+            if path.stat().st_size != entry[1] or not os.access(path, os.X_OK):
+                return None
+        except OSError:
+            return None
+        binaries[str(name)] = path
+    return NativeInfo(
+        pin=str(stamp.get("commit")),
+        patches_sha256=str(stamp.get("patches")),
+        backend=str(stamp.get("backend")),
+        bin_dir=folder / "bin",
+        binaries=binaries,
+    )
+
+
+def _read_stamp(path: Path) -> Mapping[str, object] | None:
+    try:
+        with path.open("rb") as file:
+            value: object = json.loads(file.read(_MAX_STAMP))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def store(folder: Path, key: Key, built: Mapping[str, Path]) -> NativeInfo:
+    """Copy the binaries into `folder`, beside those already there; the stamp comes last."""
+    bin_dir = folder / "bin"
+    before = load(folder, key)
+    entries = {name: (path.name, path) for name, path in (before.binaries if before else {}).items()}
+    (folder / _STAMP).unlink(missing_ok=True)
+    bin_dir.mkdir(parents=True, exist_ok=True)
+    for name, source in built.items():
+        part = bin_dir / f"{source.name}.part"
+        shutil.copy2(source, part)
+        part.replace(bin_dir / source.name)  # a running program keeps the file it was started from
+        entries[name] = (source.name, bin_dir / source.name)
+    sizes = {name: [file, path.stat().st_size] for name, (file, path) in entries.items()}
+    stamp = {"commit": key.commit, "patches": key.patches_sha256, "backend": key.backend, "binaries": sizes}
+    part = folder / f"{_STAMP}.part"
+    part.write_text(json.dumps(stamp, indent=1) + "\n", "utf-8")
+    part.replace(folder / _STAMP)
+    info = load(folder, key)
+    if info is None:
+        raise UserError(f"the build in `{folder}` changed while it was stored", hint="build again")
+    return info
+
+
+def prune(native: Path, *, tree: Path) -> None:
+    """Remove all trees but `tree`, and the builds that were made longest ago beyond those that are kept."""
+    for other in native.glob("tree-*"):
+        if other != tree:
+            shutil.rmtree(other, ignore_errors=True)
+    stamps = sorted(native.glob(f"*/{_STAMP}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for stamp in stamps[_KEPT_BUILDS:]:
+        shutil.rmtree(stamp.parent, ignore_errors=True)
+
+
+@asynccontextmanager
+async def locked(path: Path, progress: ProgressCallback) -> AsyncIterator[None]:
+    """Hold the lock file for one builder; waits, and says so, while another process holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        told = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    progress(Progress(Stage.WAIT, "another meshd builds the native part, waiting for it"))
+                    told = True
+                await asyncio.sleep(_LOOK_SECONDS)
+        yield

@@ -1,0 +1,103 @@
+"""Configure and compile with cmake and ninja."""
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshd.base.errors import UserError
+from meshd.build.interface import Progress, ProgressCallback, Stage
+from meshd.build.machine import find_nvcc, find_tool
+from meshd.build.run import Result, run
+from meshd.build.tree import Tree
+
+_STEP = re.compile(r"^\[(\d+)/(\d+)\] (.*)")
+
+_FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DGGML_RPC=ON",
+    "-DGGML_RPC_RDMA=OFF",  # this commit has a hole there, and the mesh has its own links
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_OPENSSL=OFF",  # llama-server listens on a unix socket; the gateway is what others see
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",  # would be fetched from the Internet while compiling
+)
+_BACKEND_FLAGS = {
+    "cpu": ("-DGGML_METAL=OFF",),
+    "metal": ("-DGGML_METAL=ON",),
+    "cuda": ("-DGGML_CUDA=ON",),
+    "vulkan": ("-DGGML_VULKAN=ON",),
+    "hip": ("-DGGML_HIP=ON",),
+}
+
+
+class BuildFailed(UserError):
+    """A build tool failed; the hint has the last lines of the log at `log`."""
+
+    def __init__(self, what: str, *, log: Path, tail: Sequence[str]) -> None:
+        lines = "\n".join(tail)
+        super().__init__(what, hint=f"the whole log is `{log}`, its last lines:\n{lines}")
+        self.log = log
+        self.tail = tuple(tail)
+
+
+async def compile_tree(
+    tree: Tree, *, backend: str, targets: Sequence[str], progress: ProgressCallback
+) -> None:
+    """Build `targets` into `tree.build`/bin. Raises BuildFailed and UserError."""
+    tree.log.write_bytes(b"")
+    ninja = find_tool("ninja")
+    configure = [find_tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-S", str(tree.source)]
+    configure += ["-B", str(tree.build), *_FLAGS, *_BACKEND_FLAGS[backend]]
+    nvcc = find_nvcc()
+    if backend == "cuda" and nvcc is not None:
+        configure.append(f"-DCMAKE_CUDA_COMPILER={nvcc}")
+    progress(Progress(Stage.CONFIGURE, f"configuring llama.cpp for {backend}"))
+    result = await _run(configure, tree)
+    if result.code != 0:
+        raise BuildFailed(
+            f"cmake could not configure llama.cpp for {backend}", log=tree.log, tail=result.tail
+        )
+
+    def on_line(line: str) -> None:
+        step = parse_step(line)
+        if step is not None:
+            progress(step)
+
+    argv = [*_nice(), ninja, "-C", str(tree.build), "-j", str(_jobs()), *targets]
+    result = await _run(argv, tree, on_line)
+    if result.code != 0:
+        raise BuildFailed("llama.cpp could not be compiled", log=tree.log, tail=result.tail)
+
+
+async def _run(argv: Sequence[str], tree: Tree, on_line: object = None) -> Result:
+    env = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
+    if callable(on_line):
+        return await run(argv, env=env, folder=tree.folder, log=tree.log, on_line=on_line)
+    return await run(argv, env=env, folder=tree.folder, log=tree.log)
+
+
+def parse_step(line: str) -> Progress | None:
+    """The progress in a line of ninja's output: `[n/m] Building …`."""
+    match = _STEP.match(line)
+    if match is None:
+        return None
+    done, total = int(match[1]), int(match[2])
+    name = match[3].rsplit("/", 1)[-1].removesuffix(".o")
+    return Progress(Stage.COMPILE, f"compiling {name[:60]}", done, total)
+
+
+def _nice() -> list[str]:
+    # an hour of compiling on a small machine should not be felt by who works on it
+    nice = shutil.which("nice")
+    return [nice, "-n", "5"] if nice is not None else []
+
+
+def _jobs() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1

@@ -1,0 +1,96 @@
+"""What of this machine decides about a build: kind of CPU, backends, compilers. Starts no program."""
+
+import ctypes
+import ctypes.util
+import hashlib
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+from meshd.base.errors import UserError
+from meshd.build.interface import BACKENDS
+
+_CPUINFO = Path("/proc/cpuinfo")
+_CUDA_PLACES = (Path("/usr/local/cuda/bin/nvcc"), Path("/opt/cuda/bin/nvcc"))
+
+
+def cpu_kind(cpuinfo: Path = _CPUINFO) -> str:
+    """A short name for the CPU's abilities: binaries built for one kind may crash on another."""
+    if sys.platform == "darwin":
+        what = _sysctl("machdep.cpu.brand_string")
+    else:
+        what = _cpu_flags(cpuinfo)
+    return hashlib.sha256(f"{platform.machine()} {what}".encode()).hexdigest()[:8]
+
+
+def _cpu_flags(cpuinfo: Path) -> str:
+    try:
+        lines = cpuinfo.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    # "flags" on x86, "Features" on ARM, "isa" on RISC-V; every core has a line, and cores may differ
+    found = {line for line in lines if line.split(":")[0].strip() in ("flags", "Features", "isa")}
+    return "\n".join(sorted(" ".join(sorted(line.split())) for line in found))
+
+
+def _sysctl(name: str) -> str:
+    library = ctypes.CDLL(ctypes.util.find_library("c"))
+    size = ctypes.c_size_t(256)
+    value = ctypes.create_string_buffer(size.value)
+    if library.sysctlbyname(name.encode(), value, ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:
+        return ""
+    return value.value.decode("utf-8", "replace")
+
+
+def resolve_backend(backend: str) -> str:
+    """`auto` becomes the best one that can be built here. Raises UserError for one that does not exist."""
+    if backend == "auto":
+        if sys.platform == "darwin":
+            return "metal"
+        return "cuda" if find_nvcc() is not None else "cpu"
+    if backend not in BACKENDS:
+        raise UserError(f"there is no backend `{backend}`", hint=f"one of: auto, {', '.join(BACKENDS)}")
+    return backend
+
+
+def find_nvcc() -> Path | None:
+    """CUDA's compiler, which is often not in PATH."""
+    found = shutil.which("nvcc")
+    if found is not None:
+        return Path(found)
+    return next((place for place in _CUDA_PLACES if place.is_file()), None)
+
+
+def need_compiler() -> None:
+    """Raise UserError that says what to install unless there is a C and a C++ compiler."""
+    for variable, names in (("CC", ("cc", "gcc", "clang")), ("CXX", ("c++", "g++", "clang++"))):
+        chosen = os.environ.get(variable, "").split(" ")[0]
+        if any(shutil.which(name) for name in ((chosen,) if chosen else names)):
+            continue
+        language = "C" if variable == "CC" else "C++"
+        missing = (
+            f"`{chosen}`, which {variable} names, is not there"
+            if chosen
+            else f"there is no {language} compiler"
+        )
+        raise UserError(
+            f"the native part cannot be built: {missing}",
+            hint="Debian, Ubuntu: `apt install build-essential`; Fedora: `dnf install gcc-c++`; "
+            "macOS: `xcode-select --install`",
+        )
+
+
+def find_tool(name: str) -> str:
+    """Path of `cmake` or `ninja`: the one installed with meshd, else the system's. Raises UserError."""
+    for folder in (Path(sysconfig.get_path("scripts")), Path(sys.executable).parent):
+        if (folder / name).is_file():
+            return str(folder / name)
+    found = shutil.which(name)
+    if found is None:
+        raise UserError(
+            f"the native part cannot be built: `{name}` is not there", hint=f"`pip install {name}`"
+        )
+    return found

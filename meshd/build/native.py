@@ -1,0 +1,127 @@
+"""Find, build and describe the native binaries. Words and types: interface.py."""
+
+import asyncio
+from pathlib import Path
+
+from meshd.base.errors import UserError
+from meshd.build import cache as builds
+from meshd.build.cache import Key
+from meshd.build.compile import compile_tree
+from meshd.build.fetch import PinnedFile, fetch
+from meshd.build.interface import (
+    BACKENDS,
+    LLAMA_BENCH,
+    LLAMA_QUANTIZE,
+    LLAMA_SERVER,
+    RPC_SERVER,
+    STOCK,
+    NativeInfo,
+    Progress,
+    ProgressCallback,
+    Stage,
+)
+from meshd.build.machine import cpu_kind, need_compiler, resolve_backend
+from meshd.build.pin import Pin, read_pin
+from meshd.build.tree import Tree, check_source
+
+_TARGETS = {RPC_SERVER: "ggml-rpc-server", LLAMA_SERVER: "llama-server", LLAMA_BENCH: "llama-bench"}
+_TOOLS = {LLAMA_QUANTIZE: "llama-quantize"}
+
+
+def find(cache: Path, backend: str = "auto", *, patched: bool = True) -> NativeInfo | None:
+    """The finished build of the installed pin and patches for this machine, or None. Starts no program.
+
+    `auto` takes the backend that `build` would choose, and else any that was built. Raises UserError when the
+    pin itself cannot be read.
+    """
+    pin = read_pin()
+    wanted = resolve_backend(backend)
+    candidates = [wanted] + [name for name in reversed(BACKENDS) if backend == "auto" and name != wanted]
+    for name in candidates:
+        key = _key(pin, name, patched=patched)
+        info = builds.load(cache / "native" / key.name, key)
+        if info is not None:
+            return info
+    return None
+
+
+async def build(
+    cache: Path,
+    *,
+    backend: str = "auto",
+    source: Path | None = None,
+    tools: bool = False,
+    patched: bool = True,
+    progress: ProgressCallback,
+) -> NativeInfo:
+    """Build what is missing and return it; a finished build is returned at once.
+
+    `source` is a tree of upstream at the pinned commit (default: the pinned archive, fetched by pip).
+    `tools` adds llama-quantize. `patched=False` builds upstream as it is. Waits for another builder. An
+    interrupted or cancelled build is continued by the next one. Raises UserError, BuildFailed among them.
+    """
+    pin = read_pin()
+    backend = resolve_backend(backend)
+    key = _key(pin, backend, patched=patched)
+    targets = {**_TARGETS, **(_TOOLS if tools else {})}
+    if source is not None:
+        await asyncio.to_thread(check_source, source, pin, name=str(source))
+    folder = cache / "native" / key.name
+    info = await asyncio.to_thread(builds.load, folder, key)
+    if info is None or not targets.keys() <= info.binaries.keys():
+        async with builds.locked(cache / "native" / "lock", progress):
+            info = await asyncio.to_thread(builds.load, folder, key)  # the one we waited for may have made it
+            if info is None or not targets.keys() <= info.binaries.keys():
+                tree = Tree(cache / "native" / f"tree-{backend}-{key.cpu}")
+                need_compiler()
+                await _fill(tree, pin, cache, source, progress)
+                await asyncio.to_thread(tree.patch, pin.patches if patched else ())
+                await compile_tree(tree, backend=backend, targets=list(targets.values()), progress=progress)
+                built = {name: tree.build / "bin" / target for name, target in targets.items()}
+                info = await asyncio.to_thread(builds.store, folder, key, built)
+                await asyncio.to_thread(builds.prune, cache / "native", tree=tree.folder)
+    progress(Progress(Stage.DONE, f"the native part is ready ({key.name})"))
+    return info
+
+
+async def _fill(tree: Tree, pin: Pin, cache: Path, source: Path | None, progress: ProgressCallback) -> None:
+    # a tree of the user's has the same files as the archive (check_source): either is as good
+    origin = pin.commit
+    if await asyncio.to_thread(tree.holds, origin):
+        return
+    if source is not None:
+        progress(Progress(Stage.UNPACK, f"copying `{source}`"))
+        await asyncio.to_thread(tree.fill_from_folder, source, pin, origin=origin)
+        return
+    sdist = pin.sdist
+    wanted = PinnedFile(sdist.requirement, sdist.file, sdist.sha256, from_source=True)
+    archive = await fetch(wanted, cache / "downloads", progress)
+    progress(Progress(Stage.UNPACK, f"unpacking {archive.name}"))
+    await asyncio.to_thread(tree.fill_from_archive, archive, pin, origin=origin)
+
+
+def _key(pin: Pin, backend: str, *, patched: bool) -> Key:
+    return Key(pin.commit, pin.patches_sha256 if patched else STOCK, backend, cpu_kind())
+
+
+def read_bin_dir(path: Path) -> NativeInfo:
+    """Describe a folder of binaries that the user names. Raises UserError when a needed one is missing.
+
+    A finished build of meshd keeps its pin and patches; anything else is stock of an unknown commit.
+    """
+    path = path.absolute()
+    info = builds.load_any(path)
+    if info is not None:
+        return info
+    names = {RPC_SERVER: ("ggml-rpc-server", "rpc-server"), LLAMA_SERVER: ("llama-server",)}
+    found: dict[str, Path] = {}
+    for name, files in {**names, LLAMA_BENCH: ("llama-bench",)}.items():
+        place = next((path / file for file in files if (path / file).is_file()), None)
+        if place is not None:
+            found[name] = place
+        elif name in names:
+            raise UserError(
+                f"`{path}` has no `{files[0]}`",
+                hint="name the folder that holds llama.cpp's binaries, usually `build/bin`",
+            )
+    return NativeInfo("unknown", STOCK, "unknown", path, found)

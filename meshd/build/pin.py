@@ -1,0 +1,85 @@
+"""The pin: which upstream commit, from which archive, with which patches."""
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd.base.errors import UserError
+from meshd.build.patch import FilePatch, parse_patch
+
+_PACKAGE = Path(__file__).parent.parent
+_FOLDERS = (_PACKAGE / "native", _PACKAGE.parent / "native")  # in a wheel, in a checkout
+
+
+@dataclass(frozen=True, slots=True)
+class Sdist:
+    """The package whose source archive carries upstream's tree under `folder`."""
+
+    requirement: str
+    file: str
+    sha256: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Upstream and our patches; `files` maps paths to the SHA-256 they have at this commit."""
+
+    name: str
+    version: str
+    commit: str
+    rpc_protocol: str
+    license: str
+    sdist: Sdist
+    files: Mapping[str, str]
+    patches: tuple[FilePatch, ...]  # of all patches, in their order
+    patches_sha256: str
+
+
+def native_folder() -> Path:
+    """Where pin and patches lie: package data of an installed meshd, or the checkout. Raises UserError."""
+    for folder in _FOLDERS:
+        if (folder / "UPSTREAM.toml").is_file():
+            return folder
+    raise UserError(
+        "the pin of the native part is missing: no `native/UPSTREAM.toml` beside meshd",
+        hint="install meshd again, or build from a checkout",
+    )
+
+
+def read_pin(folder: Path | None = None) -> Pin:
+    """Read pin and patches from `folder` (default: native_folder()). Raises UserError that names the file."""
+    folder = native_folder() if folder is None else folder
+    path = folder / "UPSTREAM.toml"
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+        sdist = table["sdist"]
+        texts = [(file.name, file.read_bytes()) for file in sorted((folder / "patches").glob("*.patch"))]
+        return Pin(
+            name=str(table["name"]),
+            version=str(table["version"]),
+            commit=str(table["commit"]),
+            rpc_protocol=str(table["rpc_protocol"]),
+            license=str(table["license"]),
+            sdist=Sdist(
+                requirement=str(sdist["requirement"]),
+                file=str(sdist["file"]),
+                sha256=str(sdist["sha256"]),
+                folder=str(sdist["folder"]),
+            ),
+            files={str(name): str(digest) for name, digest in table["files"].items()},
+            patches=tuple(part for name, text in texts for part in parse_patch(text.decode(), name=name)),
+            patches_sha256=patches_digest(texts),
+        )
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError) as error:
+        raise UserError(f"cannot read the pin `{path}`: {error!r}", hint="install meshd again") from error
+
+
+def patches_digest(texts: list[tuple[str, bytes]]) -> str:
+    """SHA-256 over names, lengths and bytes, in order: the same value means the same patches."""
+    digest = hashlib.sha256()
+    for name, text in texts:
+        digest.update(f"{name} {len(text)}\n".encode() + text)
+    return digest.hexdigest()

@@ -1,0 +1,313 @@
+"""Real llama.cpp processes for tests of the native part: a worker, a head, and a proxy that counts.
+
+Nothing of meshd runs between them: what is tested here is what the patches promise to the rest of meshd, with
+descriptors, environment and text formats as docs/native.md has them. Linux and macOS.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from blake3 import blake3
+from meshd.model.gguf import read_header
+from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex, encode_index
+
+DEADLINE = 60.0  # seconds; nothing here takes a tenth of it on an idle machine
+PROMPT = "The capital of France is"
+
+
+def wait_until(check: Callable[[], bool], what: str, seconds: float = DEADLINE) -> None:
+    """Poll `check`; TimeoutError after `seconds`."""
+    end = time.monotonic() + seconds
+    pause = threading.Event()
+    while not check():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {seconds:.0f} s: {what}")
+        pause.wait(0.01)
+
+
+def _pread(descriptor: int, offset: int, size: int) -> bytes:
+    return os.pread(descriptor, size, offset)
+
+
+def index_of(paths: Sequence[Path]) -> WeightsIndex:
+    """The true index of these files."""
+    files: list[FileEntry] = []
+    tensors: list[TensorEntry] = []
+    for number, path in enumerate(paths):
+        with path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+            files.append(FileEntry(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
+            descriptor = file.fileno()
+            header = read_header(
+                partial(_pread, descriptor),
+                size=stat.st_size,
+                label=path.name,
+            )
+            for tensor in header.tensors:
+                digest = blake3(os.pread(file.fileno(), tensor.size, tensor.offset)).digest()
+                tensors.append(
+                    TensorEntry(number, tensor.kind.number, tensor.offset, tensor.size, digest, tensor.name)
+                )
+    return WeightsIndex(tuple(files), tuple(tensors), "")
+
+
+class Handed:
+    """Descriptors to be inherited by one child: made here, closed here after the start."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def text(self, data: bytes) -> int:
+        """A descriptor to read `data` from; a file without a name, for an index is larger than a pipe."""
+        with tempfile.TemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            file.seek(0)
+            return self.keep(os.dup(file.fileno()))
+
+    def keep(self, number: int) -> int:
+        self.numbers.append(number)
+        return number
+
+    def close(self) -> None:
+        for number in self.numbers:
+            os.close(number)
+        self.numbers.clear()
+
+
+class Report:
+    """The lines that a child writes to its report descriptor."""
+
+    def __init__(self, handed: Handed) -> None:
+        self._read, write = os.pipe()
+        self.number = handed.keep(write)
+        self.lines: list[str] = []
+        self._thread = threading.Thread(target=self._collect)
+
+    def start(self) -> None:
+        """After the child is started and this process's own copy of the pipe's end is closed."""
+        self._thread.start()
+
+    def _collect(self) -> None:
+        with os.fdopen(self._read, "r", encoding="utf-8") as pipe:
+            for line in pipe:
+                self.lines.append(line.rstrip("\n"))
+
+    def join(self) -> None:
+        self._thread.join(DEADLINE)
+
+    def wait(self, prefix: str) -> str:
+        """The first line that begins with `prefix`, once it is there."""
+        wait_until(lambda: any(line.startswith(prefix) for line in self.lines), f"report line `{prefix}`")
+        return next(line for line in self.lines if line.startswith(prefix))
+
+
+class Program:
+    """One child process with its output in a file; a context manager that leaves nothing behind."""
+
+    def __init__(self, argv: Sequence[str], *, log: Path, handed: Handed, env: Mapping[str, str]) -> None:
+        self.log = log
+        self.report: Report | None = None
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=handed.numbers,
+                env={"PATH": os.environ["PATH"], **env},
+            )
+        handed.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait(DEADLINE)
+        if self.report is not None:
+            self.report.join()
+
+
+class Worker(Program):
+    """A ggml-rpc-server on a socket that this process made."""
+
+    def __init__(
+        self,
+        binary: Path,
+        folder: Path,
+        *,
+        weights: Sequence[Path] = (),
+        index: bytes | None = None,
+        secret: bytes | None = None,
+        memory: str = "",
+        stock: bool = False,
+    ) -> None:
+        handed = Handed()
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = listener.getsockname()[1]
+        self.endpoint = f"127.0.0.1:{self.port}"
+        argv = [str(binary), "-t", "1"]
+        report = None
+        if stock:
+            listener.close()
+            argv += ["-p", str(self.port)]
+        else:
+            argv += ["--listen-fd", str(handed.keep(listener.detach()))]
+            report = Report(handed)
+            argv += ["--report-fd", str(report.number)]
+            if weights or index is not None:
+                descriptors = [handed.keep(os.open(path, os.O_RDONLY)) for path in weights]
+                text = encode_index(index_of(weights), descriptors) if index is None else index
+                argv += ["--weights-fd", str(handed.text(text))]
+            if secret is not None:
+                argv += ["--auth-fd", str(handed.text(secret))]
+            if memory:
+                argv += ["--memory", memory]
+        log = folder / f"worker-{self.port}.log"
+        super().__init__(argv, log=log, handed=handed, env={})
+        self.report = report
+        if report is not None:
+            report.start()
+        else:  # the stock server reads argv only: its port is polled before anybody uses it
+            wait_until(self._answers, "stock rpc-server listens")
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
+
+    @property
+    def lines(self) -> list[str]:
+        return [] if self.report is None else self.report.lines
+
+
+class Head(Program):
+    """A llama-server that has its layers on workers, and answers on a unix socket."""
+
+    def __init__(
+        self,
+        binary: Path,
+        folder: Path,
+        model: Path,
+        endpoints: Sequence[str],
+        *,
+        index: bytes | None = None,
+        secrets: Mapping[str, bytes] | None = None,
+        load_mode: str = "none",
+        extra: Sequence[str] = (),
+        ready: bool = True,
+    ) -> None:
+        handed = Handed()
+        self.report = None
+        self._folder = tempfile.TemporaryDirectory(prefix="head-")  # short: a socket's path has 108 bytes
+        self._socket = Path(self._folder.name) / "api.sock"
+        argv = [
+            str(binary),
+            "-m",
+            str(model),
+            "--host",
+            str(self._socket),
+            "-t",
+            "1",
+            "-c",
+            "512",
+            "-np",
+            "1",
+        ]
+        argv += ["--cache-ram", "0", "--no-webui", "-nr", "-fit", "off", "-lm", load_mode]
+        env: dict[str, str] = {}
+        report = None
+        if endpoints:
+            devices = ",".join(f"RPC{number}" for number in range(len(endpoints)))
+            argv += ["--rpc", ",".join(endpoints), "-dev", devices, "-ngl", "99"]
+            report = Report(handed)
+            env["GGML_RPC_REPORT_FD"] = str(report.number)
+        if index is not None:
+            env["GGML_RPC_WEIGHTS_FD"] = str(handed.text(index))
+        if secrets is not None:
+            text = "".join(f"{endpoint} {secret.hex()}\n" for endpoint, secret in secrets.items())
+            env["GGML_RPC_SECRETS_FD"] = str(handed.text(text.encode()))
+        super().__init__([*argv, *extra], log=folder / f"head-{id(self):x}.log", handed=handed, env=env)
+        self.report = report
+        if report is not None:
+            report.start()
+        if ready:
+            wait_until(self._healthy, "llama-server is ready")
+
+    def _healthy(self) -> bool:
+        if self.process.poll() is not None:
+            raise ChildProcessError(
+                f"llama-server ended with {self.process.returncode}:\n{self.output[-3000:]}"
+            )
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return self._request("GET", "/health", None)[0] == 200
+        return False
+
+    def _request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
+            raw.settimeout(DEADLINE)
+            raw.connect(str(self._socket))
+            connection = http.client.HTTPConnection("localhost")
+            connection.sock = raw
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read()
+
+    def complete(self, prompt: str = PROMPT, tokens: int = 24) -> str:
+        """Greedy text of exactly `tokens` tokens."""
+        body = {
+            "prompt": prompt,
+            "n_predict": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "cache_prompt": False,
+        }
+        status, answer = self._request("POST", "/completion", json.dumps(body).encode())
+        assert status == 200, answer
+        text = json.loads(answer)["content"]
+        assert isinstance(text, str)
+        return text
+
+    def wait_end(self) -> int:
+        """The exit code."""
+        return self.process.wait(DEADLINE)
+
+    def placements(self) -> dict[str, Counter[str]]:
+        """For each endpoint how many tensors went which way: "local", or "network <reason>"."""
+        assert self.report is not None
+        self.report.wait("done")
+        seen: dict[str, Counter[str]] = {}
+        for line in self.report.lines:
+            if line.startswith("tensor "):
+                _, endpoint, way, reason, _size, _name = line.split(" ", 5)
+                seen.setdefault(endpoint, Counter())[way if way == "local" else f"{way} {reason}"] += 1
+        return seen
+
+    def close(self) -> None:
+        super().close()
+        self._folder.cleanup()
