@@ -197,7 +197,7 @@ class InviteView:
     expires_at: int
     uses: int
     used: int
-    state: Literal["open", "expired", "used_up", "revoked"]
+    state: str  # valid, expired, used_up or revoked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +263,9 @@ class RevokeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveRequest:
-    """For Done: give up the membership; the daemon then ends."""
+    """For Done: give up the membership; the daemon then ends. A founder loses the root with `drop_root`."""
+
+    drop_root: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,8 +45,8 @@ class Control(Protocol):
         """Ban a node; its sessions close."""
         ...
 
-    async def leave(self) -> None:
-        """Give up the membership, and begin to stop."""
+    async def leave(self, *, drop_root: bool = False) -> None:
+        """Give up the membership, and begin to stop. A founder has to say that the root may be lost."""
         ...
 
     async def stop(self) -> None:

@@ -17,6 +17,7 @@ from meshd.config.tree import (
     WorkerConfig,
     find_cache,
     find_home,
+    home_here,
 )
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "check",
     "find_cache",
     "find_home",
+    "home_here",
     "is_loopback",
     "load",
     "read_join",

@@ -138,3 +138,8 @@ def _xdg(environ: Mapping[str, str], name: str, default: str) -> Path:
     given = environ.get(name, "")
     # the XDG specification wants relative paths ignored
     return Path(given) if given.startswith("/") else Path.home() / default
+
+
+def home_here() -> Path:
+    """The home that this process's environment means."""
+    return find_home(os.environ)

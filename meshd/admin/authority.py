@@ -1,0 +1,225 @@
+"""What this node may decide about its mesh: invites and bans, kept on disk before anybody hears of them.
+
+The daemon uses it with its own books in memory; a verb uses it on the files, under the home's lock, while
+no daemon runs. Time and chance are given: `now` in Unix seconds, secrets as bytes.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from meshd.admin.api import InviteList, InviteReply, InviteView, RevokeReply
+from meshd.base.errors import RemoteProtocolError, UserError
+from meshd.identity.invite import Invite, RelayHint, encode_token
+from meshd.identity.invite_book import InviteBook, InviteEntry
+from meshd.identity.keys import KeyPair, PeerId
+from meshd.identity.keystore import Home, Membership
+from meshd.identity.membership import Certificate, Role
+from meshd.identity.revocation import BanKind, RevocationSet, ban
+from meshd.wire.address import Candidate
+
+PRINTED_ROLES = frozenset({Role.USE, Role.WORK})
+PRINTED_SECONDS = 24 * 3600
+PRINTED_USES = 10
+ADDRESSES_BLOB = "addresses"  # where this node was last reached: what a token made without a daemon says
+
+
+class Authority:
+    """The invites and bans of one node. Every change is saved before the method returns."""
+
+    def __init__(
+        self, *, home: Home, key: KeyPair, membership: Membership, invites: InviteBook, bans: RevocationSet
+    ) -> None:
+        self._home = home
+        self._key = key
+        self._membership = membership
+        self._invites = invites
+        self._bans = bans
+
+    @classmethod
+    def load(cls, home: Home) -> "Authority":
+        """From the files. Raises UserError when this node is in no mesh."""
+        membership = home.load_membership()
+        if membership is None:
+            raise UserError(
+                f"the node of `{home.path}` is in no mesh",
+                hint="start `meshd worker` or `meshd serve` here; with --join TOKEN for a mesh that exists",
+            )
+        return cls(
+            home=home,
+            key=home.load_or_create_identity(),
+            membership=membership,
+            invites=home.load_invites(membership.mesh),
+            bans=home.load_revocations(membership.mesh),
+        )
+
+    @property
+    def gives(self) -> frozenset[Role]:
+        """Roles that this node may give; none: it cannot invite."""
+        return self._membership.gives
+
+    def invite(
+        self,
+        *,
+        now: int,
+        expires_s: int,
+        uses: int,
+        roles: Iterable[str],
+        secret: bytes,
+        candidates: Sequence[Candidate],
+        relays: Sequence[RelayHint] = (),
+        printed: bool = False,
+    ) -> InviteReply:
+        """A new invite; `secret` is 16 random bytes. Raises UserError when this node may not give it."""
+        wanted = frozenset(map(read_role, roles))
+        may = self.gives
+        if not may:
+            raise UserError(
+                "this node may not invite others into the mesh",
+                hint="ask for a token on the node that founded it, or one whose roles include invite",
+            )
+        if not wanted <= may:
+            names = ", ".join(sorted(wanted - may))
+            raise UserError(
+                f"this node may not give the role {names}", hint=f"it may give {', '.join(sorted(may))}"
+            )
+        entry = self._invites.create(
+            secret=secret, roles=wanted, now=now, expires_at=now + expires_s, uses=uses, printed=printed
+        )
+        self._home.save_invites(self._invites)
+        return self._reply(entry, candidates, relays)
+
+    def printed_invite(
+        self,
+        *,
+        now: int,
+        secret: bytes,
+        candidates: Sequence[Candidate],
+        relays: Sequence[RelayHint] = (),
+    ) -> InviteReply | None:
+        """What `worker` and `serve` print: the same while it is good, else a new one; None: it may not."""
+        if not self.gives >= PRINTED_ROLES:
+            return None
+        entry = self._invites.current(roles=PRINTED_ROLES, now=now)
+        if entry is not None:
+            return self._reply(entry, candidates, relays)
+        return self.invite(
+            now=now,
+            expires_s=PRINTED_SECONDS,
+            uses=PRINTED_USES,
+            roles=PRINTED_ROLES,
+            secret=secret,
+            candidates=candidates,
+            relays=relays,
+            printed=True,
+        )
+
+    def _reply(
+        self, entry: InviteEntry, candidates: Sequence[Candidate], relays: Sequence[RelayHint]
+    ) -> InviteReply:
+        token = encode_token(
+            Invite(
+                mesh=self._membership.mesh,
+                inviter=self._key.peer,
+                secret=entry.secret,
+                expires_at=entry.expires_at,
+                candidates=tuple(candidates),
+                relays=tuple(relays),
+            )
+        )
+        return InviteReply(token=token, id=entry.id_text, expires_at=entry.expires_at, uses=entry.left)
+
+    def invites(self, now: int) -> InviteList:
+        """All that are remembered, without their secrets."""
+        return InviteList(invites=tuple(_view(entry, now) for entry in self._invites.entries()))
+
+    def revoke_invite(self, text: str, *, now: int) -> RevokeReply:
+        """Ban an invite, by the beginning of its id, and whoever came by it. Raises UserError."""
+        entry = self._invites.revoke(self._invites.find(text).invite_id)
+        self._home.save_invites(self._invites)
+        self._ban("invite", entry.invite_id, now, None)
+        return RevokeReply(id=entry.id_text)
+
+    def revoke_node(self, node: PeerId, *, now: int, name: str = "") -> RevokeReply:
+        """Ban a node. Raises UserError when this node may not, or when it is itself."""
+        if node == self._key.peer:
+            raise UserError("this node cannot ban itself", hint="`meshd leave` gives up its membership")
+        evidence = self._certificate_of(node)
+        _, shown = self._membership.signer(self._key)
+        if shown is not None and Role.ADMIN not in shown.leaf.roles and evidence is None:
+            raise UserError(
+                f"this node may not ban `{name or node.short}`: it did not admit it",
+                hint="do it on the node that founded the mesh, an admin, or the one that invited it",
+            )
+        self._ban("node", node.raw, now, evidence)
+        return RevokeReply(id=str(node), name=name)
+
+    def find_admitted(self, text: str) -> PeerId:
+        """A node by its id, or by the beginning of the id of one that came by an invite of this node."""
+        plain = text.strip().lower()
+        known = {use.node for entry in self._invites.entries() for use in entry.used}
+        found = [node for node in known if plain and str(node).startswith(plain)]
+        if len(found) == 1:
+            return found[0]
+        if not found and len(plain) == len(str(self._key.peer)):
+            return PeerId.parse(plain)
+        why = "fits several nodes" if found else "is no node that this one has admitted"
+        raise UserError(
+            f"`{text[:64]}` {why}",
+            hint="give its whole id, or start the daemon, which knows the nodes by name",
+        )
+
+    def _certificate_of(self, node: PeerId) -> Certificate | None:
+        for entry in self._invites.entries():
+            for use in entry.used:
+                if use.node == node and use.certificate is not None:
+                    return use.certificate
+        return None
+
+    def _ban(self, kind: BanKind, target: bytes, now: int, evidence: Certificate | None) -> None:
+        signer, chain = self._membership.signer(self._key)
+        try:
+            made = ban(
+                signer=signer,
+                chain=chain,
+                mesh=self._membership.mesh,
+                kind=kind,
+                target=target,
+                issued_at=now,
+                evidence=evidence,
+            )
+            self._bans.add(made)
+        except RemoteProtocolError as error:  # the set says no as it would to a peer's ban
+            raise UserError(
+                f"not banned: {error.what}", hint="do it on the node that founded the mesh"
+            ) from None
+        self._home.save_revocations(self._bans)
+
+
+def read_role(text: str) -> Role:
+    """A role by its name. Raises UserError."""
+    try:
+        return Role(text)
+    except ValueError:
+        raise UserError(f"there is no role `{text[:40]}`", hint=f"roles are {', '.join(Role)}") from None
+
+
+def save_addresses(home: Home, candidates: Sequence[Candidate]) -> None:
+    """Keep what this node is reached by, for tokens made while it does not run."""
+    home.write_blob(ADDRESSES_BLOB, "\n".join(map(str, candidates)).encode())
+
+
+def load_addresses(home: Home) -> tuple[Candidate, ...]:
+    """What `save_addresses` kept; nothing if it never ran. Raises UserError for a damaged file."""
+    blob = home.read_blob(ADDRESSES_BLOB) or b""
+    return tuple(Candidate.parse(line) for line in blob.decode(errors="replace").splitlines() if line)
+
+
+def _view(entry: InviteEntry, now: int) -> InviteView:
+    return InviteView(
+        id=entry.id_text,
+        roles=tuple(sorted(entry.roles)),
+        created_at=entry.created_at,
+        expires_at=entry.expires_at,
+        uses=entry.uses,
+        used=len(entry.used),
+        state=entry.state(now),
+    )

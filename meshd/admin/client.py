@@ -1,0 +1,129 @@
+"""The control socket from the caller's side: plain and blocking, so that a verb answers at once.
+
+A daemon that is not there is a NotRunning error with a hint; what the daemon refuses is raised as Refused.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from meshd.admin import api
+from meshd.admin.codec import decode_line, encode_request, from_json
+from meshd.admin.interface import MAX_REPLY_BYTES
+from meshd.admin.place import allowed, find_socket, peer_of
+from meshd.base.errors import Broken, Refused, RemoteProtocolError, UserError
+
+CONNECT_SECONDS = 5.0
+REPLY_SECONDS = 15.0  # a daemon that computes hashes answers late, not never
+T = TypeVar("T")
+
+
+class NotRunning(UserError):
+    """No daemon listens for this home."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(
+            f"no daemon is running for `{home}`",
+            hint="start one with `meshd worker` or `meshd serve`, or set MESHD_HOME to the folder of yours",
+        )
+
+
+class Client:
+    """One connection to the daemon of `home`; a context manager.
+
+    Raises NotRunning when there is none, UserError when it cannot be reached, Refused with the daemon's own
+    reason, Broken when it goes away before it has answered.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        path = find_socket(home)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._connect(path)
+            uid, self.daemon_pid = peer_of(self._socket)
+            if not allowed(uid):
+                raise UserError(
+                    f"the control socket `{path}` belongs to user {uid}",
+                    hint="set MESHD_HOME to your own folder",
+                )
+        except BaseException:
+            self._socket.close()
+            raise
+        self._lines = self._socket.makefile("rb")
+
+    def _connect(self, path: Path) -> None:
+        self._socket.settimeout(CONNECT_SECONDS)
+        try:
+            self._socket.connect(os.fspath(path))
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+            raise NotRunning(self._home) from None
+        except PermissionError:
+            raise UserError(
+                f"not allowed to use the control socket `{path}`",
+                hint="it belongs to another user: run this as the user who runs the daemon",
+            ) from None
+        except (TimeoutError, BlockingIOError):
+            raise UserError(
+                f"the daemon of `{self._home}` does not answer", hint="`meshd logs` shows what it does"
+            ) from None
+        except OSError as error:
+            raise UserError(
+                f"cannot use the control socket `{path}`: {error.strerror or error}",
+                hint="is MESHD_HOME right",
+            ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._lines.close()
+        self._socket.close()
+
+    def ask(self, request: api.Request, reply: type[T], *, seconds: float = REPLY_SECONDS) -> T:
+        """Send a request, wait at most `seconds` for its reply."""
+        self._socket.settimeout(seconds)
+        try:
+            self._socket.sendall(encode_request(request))
+            line = self._lines.readline(MAX_REPLY_BYTES + 1)
+        except TimeoutError:
+            raise UserError(
+                f"the daemon of `{self._home}` did not answer within {seconds:.0f} s",
+                hint="`meshd logs` shows what it does",
+            ) from None
+        except OSError as error:
+            raise self._gone() from error
+        if not line.endswith(b"\n"):
+            raise self._gone()
+        body = decode_line(line)
+        refusal = body.get("error")
+        if isinstance(refusal, Mapping):
+            raise _refused(refusal)
+        return from_json(reply, body.get("reply"))
+
+    def _gone(self) -> Broken:
+        return Broken(
+            f"the daemon of `{self._home}` ended before it answered", hint="`meshd logs` shows why it ended"
+        )
+
+
+def _refused(refusal: Mapping[object, object]) -> Refused:
+    what, hint, code = (refusal.get(name) for name in ("what", "hint", "code"))
+    if not isinstance(what, str) or not isinstance(hint, str) or not isinstance(code, str):
+        raise RemoteProtocolError("an error without its text", code="message")
+    return Refused(what, code=code, hint=hint)
+
+
+def ask(home: Path, request: api.Request, reply: type[T], *, seconds: float = REPLY_SECONDS) -> T:
+    """One request on a connection of its own."""
+    with Client(home) as client:
+        return client.ask(request, reply, seconds=seconds)

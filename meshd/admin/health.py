@@ -1,0 +1,167 @@
+"""Status to warnings, pure: what a person should know, how bad it is, and what to do about it.
+
+Codes are stable and listed in docs/errors.md.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshd.admin.api import HealthWarning, PeerView, Status
+
+SUSPENDED_SECONDS = 10.0  # shorter gaps are what sessions are made for
+CLOCK_SECONDS = 120.0
+RESTARTS = 3
+MAX_NAMED = 3
+
+CODES = (
+    "not_in_mesh",
+    "peer_suspended",
+    "peer_lost",
+    "peer_unreachable",
+    "version_mismatch",
+    "native_mismatch",
+    "clock_off",
+    "relayed",
+    "child_failed",
+    "child_restarts",
+    "tensors_from_network",
+    "model_failed",
+    "model_waiting",
+)
+
+
+def examine(status: Status, *, clock_offsets: dict[str, float] | None = None, native: str = "") -> Status:
+    """The same status with its warnings.
+
+    `clock_offsets`: seconds that a peer's wall clock (by id) is ahead of ours. `native`: our own pin and
+    patches, to compare with those of the peers.
+    """
+    found = [
+        *_mesh(status),
+        *(w for peer in status.peers for w in _peer(peer, status, (clock_offsets or {}), native)),
+        *_children(status),
+        *_model(status),
+    ]
+    return replace(status, warnings=tuple(found))
+
+
+def _mesh(status: Status) -> Iterator[HealthWarning]:
+    if status.mesh is None:
+        yield HealthWarning(
+            code="not_in_mesh",
+            severity="warning",
+            what="this node is in no mesh",
+            hint="join one: get a token from a member by `meshd invite`, and restart with --join TOKEN",
+        )
+
+
+def _peer(peer: PeerView, status: Status, clocks: dict[str, float], native: str) -> Iterator[HealthWarning]:
+    who = f"`{peer.name}` ({peer.id[:10]})"
+    long = peer.state_s if peer.state_s is not None else 0.0
+    if peer.state == "suspended" and long >= SUSPENDED_SECONDS:
+        yield HealthWarning(
+            code="peer_suspended",
+            severity="warning",
+            what=f"no link to {who} for {long:.0f} s{_because(peer.last_error)}",
+            hint="its streams wait and go on when a link is back; check its network, power and sleep",
+        )
+    if peer.state == "lost":
+        yield HealthWarning(
+            code="peer_lost",
+            severity="error",
+            what=f"{who} has been gone for longer than the grace time{_because(peer.last_error)}",
+            hint="start it again; it comes back by itself, without a token",
+        )
+    if peer.state in ("known", "connecting") and peer.last_error and long >= SUSPENDED_SECONDS:
+        yield HealthWarning(
+            code="peer_unreachable",
+            severity="warning",
+            what=f"no link to {who} could be made{_because(peer.last_error)}",
+            hint="is it running, and does a firewall let its mesh port through",
+        )
+    yield from _versions(peer, who, status, native)
+    offset = clocks.get(peer.id, 0.0)
+    if abs(offset) >= CLOCK_SECONDS:
+        side = "ahead" if offset > 0 else "behind"
+        yield HealthWarning(
+            code="clock_off",
+            severity="warning",
+            what=f"the clock of {who} is {abs(offset):.0f} s {side} of this node's",
+            hint="set both clocks (NTP): tokens and their ends depend on them",
+        )
+    if peer.link is not None and peer.link.path == "relayed":
+        yield HealthWarning(
+            code="relayed",
+            severity="info",
+            what=f"{who} is reached through a relay{_because(peer.why_not_direct or '')}",
+            hint="a direct path is tried again whenever an address changes",
+        )
+
+
+def _versions(peer: PeerView, who: str, status: Status, native: str) -> Iterator[HealthWarning]:
+    if peer.version and peer.version != status.node.version:
+        yield HealthWarning(
+            code="version_mismatch",
+            severity="info",
+            what=f"{who} runs meshd {peer.version}, this node {status.node.version}",
+            hint="the mesh works; install the same version on both before a fault is looked for",
+        )
+    if native and peer.native and peer.native != native:
+        yield HealthWarning(
+            code="native_mismatch",
+            severity="error",
+            what=f"{who} has the native build {peer.native}, this node {native}",
+            hint="install the same meshd on both and run `meshd native build`; it takes no part until then",
+        )
+
+
+def _children(status: Status) -> Iterator[HealthWarning]:
+    for child in status.children:
+        if child.state == "failed":
+            yield HealthWarning(
+                code="child_failed",
+                severity="error",
+                what=f"`{child.name}` has failed{_because(child.reason)}",
+                hint=f"`meshd logs {child.name}` shows its last words",
+            )
+        elif child.restarts >= RESTARTS:
+            yield HealthWarning(
+                code="child_restarts",
+                severity="warning",
+                what=f"`{child.name}` was restarted {child.restarts} times{_because(child.reason)}",
+                hint=f"`meshd logs {child.name}` shows why",
+            )
+
+
+def _model(status: Status) -> Iterator[HealthWarning]:
+    model = status.model
+    if model is None:
+        return
+    if model.state == "failed":
+        yield HealthWarning(
+            code="model_failed",
+            severity="error",
+            what=f"`{model.name}` is not served{_because(model.reason)}",
+            hint="`meshd logs llama-server` shows more",
+        )
+    if model.state == "waiting":
+        yield HealthWarning(
+            code="model_waiting",
+            severity="info",
+            what=f"`{model.name}` is not loaded yet{_because(model.reason)}",
+            hint="start a worker that is in this mesh, or serve with --min-workers 0",
+        )
+    if model.tensors_from_network:
+        tensors = model.tensors_from_network
+        names = ", ".join(t.name for t in tensors[:MAX_NAMED]) + (", …" if len(tensors) > MAX_NAMED else "")
+        size = sum(t.bytes for t in tensors)
+        yield HealthWarning(
+            code="tensors_from_network",
+            severity="warning",
+            what=f"{len(tensors)} tensors ({size} bytes) came over the network: {names}",
+            hint=f"first reason: {tensors[0].reason}; give the workers the same file by --model",
+        )
+
+
+def _because(why: str) -> str:
+    return f": {why}" if why else ""

@@ -1,0 +1,89 @@
+"""Where the control socket of a home lies, and who is at the other end of it.
+
+A path that is too long for a socket is replaced by a short one in a private folder under the runtime
+folder; the home then holds a pointer file with it. Used by both ends, so it imports nothing heavy.
+"""
+
+import hashlib
+import os
+import socket
+import stat
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from meshd.admin.interface import MAX_SOCKET_PATH_BYTES, POINTER_NAME, SOCKET_NAME
+from meshd.base.errors import UserError
+
+_XUCRED = struct.Struct("IIh2x16I")  # macOS, sys/ucred.h
+_LOCAL_PEERCRED, _LOCAL_PEERPID = 1, 2  # macOS, sys/un.h, level 0
+
+
+def find_socket(home: Path) -> Path:
+    """The socket's path as a client looks for it; it need not exist."""
+    try:
+        pointed = (home / POINTER_NAME).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return home / SOCKET_NAME
+    return Path(pointed) if pointed.startswith("/") else home / SOCKET_NAME
+
+
+def choose_socket(home: Path, environ: Mapping[str, str]) -> Path:
+    """The path that a daemon of this home listens at; makes folder and pointer of a short one if need be."""
+    pointer = home / POINTER_NAME
+    plain = home / SOCKET_NAME
+    if len(os.fsencode(plain)) <= MAX_SOCKET_PATH_BYTES:
+        pointer.unlink(missing_ok=True)
+        return plain
+    digest = hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:20]
+    short = _private_folder(environ) / f"{digest}.sock"
+    if len(os.fsencode(short)) > MAX_SOCKET_PATH_BYTES:
+        raise UserError(
+            f"no path for the control socket is short enough: `{short}`",
+            hint=f"set MESHD_HOME to a path of at most {MAX_SOCKET_PATH_BYTES - len(SOCKET_NAME) - 1} bytes",
+        )
+    fresh = pointer.with_suffix(f".{os.getpid()}")
+    fresh.write_text(f"{short}\n", encoding="utf-8")
+    fresh.replace(pointer)
+    return short
+
+
+def _private_folder(environ: Mapping[str, str]) -> Path:
+    import tempfile  # slow to import, and clients never need it
+
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if runtime.startswith("/") and Path(runtime).is_dir():
+        folder = Path(runtime) / "meshd"
+    else:
+        folder = Path(tempfile.gettempdir()) / f"meshd-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    check_private(folder)
+    return folder
+
+
+def check_private(folder: Path) -> None:
+    """Raise UserError unless only this user can reach into `folder`: a shared /tmp may hold a trap."""
+    seen = folder.lstat()
+    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+        raise UserError(
+            f"`{folder}` is not a folder that only this user can enter",
+            hint=f"remove it, or make it yours: chown and chmod 700 {folder}",
+        )
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """User id and process id at the other end of a unix socket, told by the kernel; pid 0 if not known."""
+    if sys.platform == "darwin":
+        raw = connection.getsockopt(0, _LOCAL_PEERCRED, _XUCRED.size)
+        uid = int(struct.unpack_from("II", raw)[1])
+        pid = connection.getsockopt(0, _LOCAL_PEERPID)
+        return uid, pid
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _gid = struct.unpack("3i", raw)
+    return uid, pid
+
+
+def allowed(uid: int) -> bool:
+    """Whether that user may talk to a daemon of this one: itself, and root."""
+    return uid in (os.geteuid(), 0)

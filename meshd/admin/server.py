@@ -1,0 +1,205 @@
+"""The control socket from the daemon's side: one JSON object a line, request and reply in turn.
+
+The socket is 0600 in a folder of 0700; the kernel tells who connects, and any other user but root is sent
+away. Bounded: the length of a line, the number of connections, the time a request may take to arrive.
+"""
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from meshd.admin import api
+from meshd.admin.codec import Json, decode_request, encode_line, to_json
+from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES, MAX_PING_SECONDS, Control
+from meshd.admin.place import allowed, check_private, choose_socket, peer_of
+from meshd.base.errors import LocalProtocolError, MeshdError, Refused, RemoteProtocolError, UserError
+from meshd.base.tasks import Owner
+
+IDLE_SECONDS = 60.0  # for the next request; a connection that asks nothing must not hold one of few places
+WRITE_SECONDS = 10.0
+
+
+class AdminServer:
+    """Answers for `control` on the socket of `home` while `serve` runs.
+
+    `open` binds (and raises UserError, naming the process, when another daemon answers there already);
+    `serve` runs until cancelled, then closes every connection and removes the socket.
+    """
+
+    def __init__(self, *, home: Path, control: Control, environ: Mapping[str, str] | None = None) -> None:
+        self._home = home
+        self._control = control
+        self._environ = os.environ if environ is None else environ
+        self._socket: socket.socket | None = None
+        self._inode = 0
+        self._path = home
+        self._open: set[asyncio.WriteTransport] = set()
+
+    @property
+    def path(self) -> Path:
+        """Where it listens, once open."""
+        return self._path
+
+    def open(self) -> None:
+        """Bind and listen; a client that comes before `serve` runs waits in the kernel's queue."""
+        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_private(self._home)
+        self._path = choose_socket(self._home, self._environ)
+        _clear_stale(self._path, self._home)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(os.fspath(self._path))
+            self._path.chmod(0o600)  # the folder is private already, so there is no moment in between
+            listener.listen(MAX_CONNECTIONS)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
+        self._socket = listener
+        self._inode = self._path.stat().st_ino
+
+    def close(self) -> None:
+        """Stop listening and remove the socket file, unless somebody else's lies there by now. Idempotent."""
+        if self._socket is None:
+            return
+        self._socket.close()
+        self._socket = None
+        try:
+            if self._path.lstat().st_ino == self._inode:
+                self._path.unlink()
+        except FileNotFoundError:
+            pass
+
+    async def serve(self) -> None:
+        """Answer until cancelled."""
+        if self._socket is None:
+            self.open()
+        assert self._socket is not None
+        try:
+            async with Owner() as owner:
+                server = await asyncio.start_unix_server(
+                    lambda reader, writer: self._accept(owner, reader, writer),
+                    sock=self._socket,
+                    limit=MAX_LINE_BYTES,
+                )
+                try:
+                    await server.serve_forever()
+                finally:
+                    owner.cancel()
+        finally:
+            for transport in self._open:  # also of tasks that were cancelled before they began
+                transport.abort()
+            self._open.clear()
+            self.close()
+
+    def _accept(self, owner: Owner, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) >= MAX_CONNECTIONS or not owner.is_open:
+            writer.transport.abort()
+            return
+        self._open.add(writer.transport)
+        writer.transport.set_write_buffer_limits(0)  # drain returns when the kernel has all of it
+        owner.start(self._talk(reader, writer), name="admin connection")
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            connection = writer.get_extra_info("socket")
+            if not allowed(peer_of(connection)[0]):
+                return
+            while await self._one(reader, writer):
+                pass
+        except (OSError, TimeoutError):
+            pass  # the client has gone, asks nothing or reads nothing: nothing to tell anybody
+        finally:
+            self._open.discard(writer.transport)
+            writer.transport.abort()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """One request and its reply; False when the connection is at its end."""
+        try:
+            async with asyncio.timeout(IDLE_SECONDS):
+                line = await reader.readline()
+        except ValueError:  # how StreamReader says that the line is too long
+            await _send(writer, _error("message", f"a request is at most {MAX_LINE_BYTES} bytes", ""))
+            return False
+        if not line.endswith(b"\n"):
+            return False
+        try:
+            request = decode_request(line)
+        except RemoteProtocolError as error:
+            await _send(writer, _error(error.code, error.what, "are the versions of both the same"))
+            return False
+        try:
+            reply = await self._answer(request)
+        except LocalProtocolError:
+            raise
+        except MeshdError as error:
+            code = error.code if isinstance(error, Refused | RemoteProtocolError) else "failed"
+            await _send(writer, _error(code, error.what, error.hint))
+            return True
+        await _send(writer, {"reply": to_json(reply)})
+        return True
+
+    async def _answer(self, request: api.Request) -> api.Reply:
+        control = self._control
+        match request:
+            case api.StatusRequest():
+                return await control.status()
+            case api.PingRequest(peer=peer, timeout_s=seconds):
+                return await control.ping(peer, min(max(seconds, 0.01), MAX_PING_SECONDS))
+            case api.InviteRequest(expires_s=expires, uses=uses, roles=roles):
+                return await control.invite(expires_s=expires, uses=uses, roles=roles)
+            case api.InviteListRequest():
+                return await control.invite_list()
+            case api.InviteRevokeRequest(id=invite):
+                return await control.invite_revoke(invite)
+            case api.RevokeRequest(peer=peer):
+                return await control.revoke(peer)
+            case api.LeaveRequest(drop_root=drop_root):
+                await control.leave(drop_root=drop_root)
+            case api.StopRequest():
+                await control.stop()
+        return api.Done()
+
+
+def _error(code: str, what: str, hint: str) -> Json:
+    return {"error": {"code": code, "what": what, "hint": hint}}
+
+
+async def _send(writer: asyncio.StreamWriter, body: Json) -> None:
+    writer.write(encode_line(body))
+    async with asyncio.timeout(WRITE_SECONDS):
+        await writer.drain()
+
+
+def _clear_stale(path: Path, home: Path) -> None:
+    """Remove the socket of a daemon that died; raise UserError when one answers there."""
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    probe.settimeout(2.0)
+    try:
+        probe.connect(os.fspath(path))
+    except FileNotFoundError:
+        return
+    except ConnectionRefusedError:
+        path.unlink(missing_ok=True)
+        return
+    except (TimeoutError, BlockingIOError):
+        raise _in_use(home, 0) from None  # its queue is full, so it lives
+    except OSError as error:
+        if error.errno not in (errno.ENOTSOCK, errno.EPROTOTYPE):
+            raise
+        raise UserError(f"`{path}` is in the way of the control socket", hint="remove that file") from None
+    else:
+        raise _in_use(home, peer_of(probe)[1])
+    finally:
+        probe.close()
+
+
+def _in_use(home: Path, pid: int) -> UserError:
+    who = f" (process {pid})" if pid else ""
+    return UserError(
+        f"a daemon is already running for `{home}`{who}",
+        hint="stop it with `meshd stop`, or set MESHD_HOME to another folder for a second node",
+    )

@@ -1,0 +1,138 @@
+"""Status values of each part to the views that the control socket shows, pure.
+
+`wall` is Unix time now, `now` loop time now: what happened at a loop time is shown as a date.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from meshd.admin.api import (
+    ApiView,
+    ChildView,
+    LinkKindName,
+    LinkView,
+    ModelStateName,
+    PathName,
+    PeerStateName,
+    PeerView,
+    TunnelView,
+)
+from meshd.gateway.interface import GatewayStatus, ModelState
+from meshd.link.interface import LinkKind
+from meshd.peer.interface import PathStatus, PeerState, PeerStatus
+from meshd.process.interface import ChildStatus
+from meshd.tunnel.interface import TunnelStatus
+
+_KINDS: Mapping[LinkKind, LinkKindName] = {
+    LinkKind.TCP: "tcp",
+    LinkKind.WEBRTC: "webrtc",
+    LinkKind.QUIC: "quic",
+    LinkKind.RELAY: "relay",
+}
+_STATES: Mapping[PeerState, PeerStateName] = {
+    PeerState.KNOWN: "known",
+    PeerState.CONNECTING: "connecting",
+    PeerState.CONNECTED: "connected",
+    PeerState.SUSPENDED: "suspended",
+    PeerState.LOST: "lost",
+}
+_MODEL_STATES: Mapping[ModelState, ModelStateName] = {
+    ModelState.WAITING: "waiting",
+    ModelState.LOADING: "loading",
+    ModelState.READY: "ready",
+    ModelState.DEGRADED: "degraded",
+    ModelState.FAILED: "failed",
+}
+_PATHS: Mapping[str, PathName] = {
+    "loopback": "loopback",
+    "lan": "lan",
+    "public": "public",
+    "mapped": "mapped",
+    "punched": "punched",
+    "relayed": "relayed",
+}
+
+
+def link_kind(kind: LinkKind) -> LinkKindName:
+    """The name in JSON."""
+    return _KINDS[kind]
+
+
+def link_path(path: str) -> PathName:
+    """The name in JSON; what a later version may call otherwise counts as public."""
+    return _PATHS.get(path, "public")
+
+
+def model_state(state: ModelState) -> ModelStateName:
+    """The name in JSON."""
+    return _MODEL_STATES[state]
+
+
+def link_view(path: PathStatus, *, now: float, wall: float) -> LinkView:
+    """One path of a peer."""
+    return LinkView(
+        kind=link_kind(path.link.kind),
+        path=link_path(path.link.path),
+        remote=path.link.remote,
+        rtt_ms=None if path.rtt is None else round(path.rtt * 1000, 3),
+        since=round(wall - (now - path.link.established_at), 3),
+        sent_bytes=path.sent_bytes,
+        received_bytes=path.received_bytes,
+    )
+
+
+def peer_view(peer: PeerStatus, *, now: float, wall: float) -> PeerView:
+    """One peer: the selected path is its link, the others stand by."""
+    selected = [path for path in peer.paths if path.selected]
+    others = [path for path in peer.paths if not path.selected]
+    link = link_view(selected[0], now=now, wall=wall) if selected else None
+    relayed = link is not None and link.path == "relayed"
+    native = peer.native
+    return PeerView(
+        id=str(peer.peer),
+        name=peer.name,
+        role=peer.role,
+        state=_STATES[peer.state],
+        link=link,
+        standby_links=tuple(link_view(path, now=now, wall=wall) for path in others),
+        why_not_direct=(selected[0].why or peer.last_error or None) if relayed else None,
+        resumes=peer.resumes,
+        native="" if native is None else f"{native.pin}+{native.patches[:12]}",
+        state_s=round(max(0.0, now - peer.since), 3),
+        last_error=peer.last_error,
+    )
+
+
+def peer_views(peers: Iterable[PeerStatus], *, now: float, wall: float) -> tuple[PeerView, ...]:
+    """All peers, in the order in which `--tensor-split` counts them: by name, then id."""
+    views = (peer_view(peer, now=now, wall=wall) for peer in peers)
+    return tuple(sorted(views, key=lambda view: (view.name, view.id)))
+
+
+def tunnel_views(tunnels: Iterable[TunnelStatus]) -> tuple[TunnelView, ...]:
+    """Forwards in the order given."""
+    return tuple(
+        TunnelView(
+            peer=str(t.peer),
+            service=t.service,
+            listen=t.listen,
+            streams=t.streams,
+            sent_bytes=t.sent_bytes,
+            received_bytes=t.received_bytes,
+        )
+        for t in tunnels
+    )
+
+
+def child_views(children: Iterable[ChildStatus]) -> tuple[ChildView, ...]:
+    """Child processes in the order given."""
+    return tuple(
+        ChildView(name=c.name, pid=c.pid, state=str(c.state), restarts=c.restarts, reason=c.reason)
+        for c in children
+    )
+
+
+def api_view(gateway: GatewayStatus | None) -> ApiView | None:
+    """The API, if this node has one."""
+    if gateway is None:
+        return None
+    return ApiView(url=gateway.url, ready=gateway.ready, requests=gateway.requests, tokens=gateway.tokens)

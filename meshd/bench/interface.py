@@ -1,0 +1,28 @@
+"""Measurements on real daemons and binaries. What the verb tells them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+
+
+class BenchOutput(Protocol):
+    """Where results, remarks and progress go (`meshd.cli.output.Output`)."""
+
+    def line(self, text: str = "") -> None: ...
+    def json(self, value: Json, *, compact: bool = False) -> None: ...
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def progress(self, step: str, share: float | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcBenchArgs:
+    """`model` None: SmolLM2, fetched into `cache`. `pairs`: runs with and without meshd, in turn."""
+
+    model: Path | None
+    cache: Path
+    pairs: int = 3
+    as_json: bool = False

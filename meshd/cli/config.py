@@ -1,0 +1,108 @@
+"""Show the effective configuration and where each value comes from, or write one to begin with.
+
+Precedence: option, environment, the file of --config, default.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from meshd.base.errors import UserError
+from meshd.cli.options import Arguments, Parser, add_config_file, config_file
+from meshd.cli.output import Json, Output
+from meshd.config import HostPort, Setting, load
+
+DEFAULT_FILE = "meshd.toml"
+EXAMPLE = "meshd.example.toml"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`show`, `init [FILE]`."""
+    below = parser.add_subparsers(dest="action", metavar="show | init", required=True, parser_class=Parser)
+    showing = below.add_parser("show", description="The effective values, as TOML, each with its origin.")
+    add_config_file(showing)
+    showing.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    beginning = below.add_parser("init", description="Write a configuration with every key, explained.")
+    beginning.add_argument(
+        "file", metavar="FILE", nargs="?", default=DEFAULT_FILE, help=f"a new file (default: {DEFAULT_FILE})"
+    )
+
+
+def run(args: Arguments, out: Output) -> int:
+    """Nothing of it needs a daemon."""
+    if args.action == "init":
+        return _init(Path(args.file).expanduser(), out)
+    settings = load(file=config_file(args)).settings
+    if args.json:
+        out.json({"schema": 1, "settings": {s.key.name: _entry(s) for s in settings}})
+        return 0
+    section = ""
+    for setting in settings:
+        if setting.key.section != section:
+            if section:
+                out.line()
+            section = setting.key.section
+            out.line(f"[{section}]")
+        out.line(_toml_line(setting))
+    return 0
+
+
+def _entry(setting: Setting) -> Json:
+    return {"value": _plain(setting), "origin": setting.origin}
+
+
+def _plain(setting: Setting) -> Json:
+    if setting.key.secret:
+        return "[hidden]" if setting.value else ""
+    return _json_value(setting.value)
+
+
+def _json_value(value: object) -> Json:
+    if isinstance(value, tuple):
+        return [_json_value(item) for item in value]
+    if isinstance(value, Path | HostPort):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{type(value).__name__} is no value of a setting")
+
+
+def _toml_line(setting: Setting) -> str:
+    """A line that can be put in a file again; what cannot be written there stands as a comment."""
+    import json
+
+    value = _plain(setting)
+    name = setting.key.field
+    if value is None or setting.key.secret or not setting.key.in_file:
+        shown = "not set" if value in (None, "") else str(value)
+        return f"# {name}: {shown}  # {setting.origin}"
+    # a TOML basic string, array or number is written as in JSON
+    return f"{name} = {json.dumps(value, ensure_ascii=False)}  # {setting.origin}"
+
+
+def _init(file: Path, out: Output) -> int:
+    text = example_text()
+    try:
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # it may come to hold a token
+    except FileExistsError:
+        raise UserError(
+            f"`{file}` exists, and is left as it is", hint="give another name: `meshd config init FILE`"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"cannot write `{file}`: {error.strerror}", hint="give another place for it"
+        ) from None
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write(text)
+    out.line(str(file))
+    out.note(f"edit it, then use it with --config {file}, or set MESHD_CONFIG")
+    return 0
+
+
+def example_text() -> str:
+    """The example configuration, from the checkout or from the installed package."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / EXAMPLE).is_file():
+            return (folder / EXAMPLE).read_text(encoding="utf-8")
+    raise UserError(f"`{EXAMPLE}` is missing from this installation", hint="install meshd again")

@@ -1,0 +1,153 @@
+"""Make an invite token for others to join the mesh with, list the invites, or revoke one.
+
+The token is the only line on standard output. Whoever has it may join until it is used up or expires.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+from meshd.admin.api import (
+    InviteList,
+    InviteListRequest,
+    InviteReply,
+    InviteRequest,
+    InviteRevokeRequest,
+    InviteView,
+    RevokeReply,
+)
+from meshd.admin.client import NotRunning, ask
+from meshd.admin.codec import to_json
+from meshd.base.errors import UsageError, UserError
+from meshd.cli.options import NOT_HERE, Arguments, Parser, duration, number
+from meshd.cli.output import Output, in_time
+from meshd.config import home_here
+
+DEFAULT_EXPIRES = "24h"
+DEFAULT_USES = "1"
+DEFAULT_ROLES = ("use", "work")
+ROLES = ("work", "use", "invite", "admin")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of a new invite; `ls` and `revoke ID` below."""
+    parser.add_argument(
+        "--expires", metavar="TIME", default=DEFAULT_EXPIRES, help="such as 24h, 30m, 7d (default: 24h)"
+    )
+    parser.add_argument(
+        "--uses", metavar="N", default=DEFAULT_USES, help="how many nodes may join by it (default: 1)"
+    )
+    parser.add_argument(
+        "--role",
+        metavar="R",
+        action="append",
+        help=f"role it gives, may repeat: {', '.join(ROLES)} (default: use and work)",
+    )
+    parser.add_argument("--qr", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    below = parser.add_subparsers(dest="action", metavar="ls | revoke ID", parser_class=Parser)
+    listing = below.add_parser("ls", description="List the invites that this node has made.")
+    listing.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    revoking = below.add_parser("revoke", description="Ban an invite, and whoever joined by it.")
+    revoking.add_argument("id", metavar="ID", help="as in `meshd invite ls`, or its beginning")
+
+
+def run(args: Arguments, out: Output) -> int:
+    """By the daemon if it runs, else on the files."""
+    home = home_here()
+    if args.action == "ls":
+        return _list(home, args, out)
+    if args.action == "revoke":
+        banned = _revoke(home, args.id)
+        out.line(f"revoked invite {banned.id}, and whoever joined by it")
+        return 0
+    if args.qr:
+        raise UsageError(f"`--qr` is {NOT_HERE}", hint="copy the token, or send it as a file: --join @FILE")
+    reply = _create(home, _request(args))
+    if args.json:
+        out.json({"schema": 1, **_fields(reply)})
+        return 0
+    out.line(reply.token)
+    uses = "1 node" if reply.uses == 1 else f"{reply.uses} nodes"
+    left = in_time(max(0.0, reply.expires_at - time.time()))
+    out.note(f"invite {reply.id}: for {uses}, within {left}; keep it to yourself")
+    return 0
+
+
+def _request(args: Arguments) -> InviteRequest:
+    roles = [part for text in args.role or DEFAULT_ROLES for part in text.split(",")]
+    for role in roles:
+        if role not in ROLES:
+            raise UsageError(f"cannot use `--role {role}`: expected one of {', '.join(ROLES)}")
+    return InviteRequest(
+        expires_s=duration("--expires", args.expires),
+        uses=number("--uses", args.uses, 1, 1000),
+        roles=tuple(dict.fromkeys(roles)),
+    )
+
+
+def _create(home: Path, request: InviteRequest) -> InviteReply:
+    try:
+        return ask(home, request, InviteReply)
+    except NotRunning:
+        pass
+    import secrets
+
+    from meshd.admin.authority import load_addresses
+    from meshd.cli.offline import authority
+    from meshd.identity.invite import SECRET_BYTES
+
+    with authority(home) as (store, books):
+        candidates = load_addresses(store)
+        if not candidates:
+            raise UserError(
+                "this node's addresses are not known: it has not run yet",
+                hint="start it with `meshd worker` or `meshd serve`, then invite",
+            )
+        return books.invite(
+            now=int(time.time()),
+            expires_s=request.expires_s,
+            uses=request.uses,
+            roles=request.roles,
+            secret=secrets.token_bytes(SECRET_BYTES),
+            candidates=candidates,
+        )
+
+
+def _list(home: Path, args: Arguments, out: Output) -> int:
+    try:
+        found = ask(home, InviteListRequest(), InviteList)
+    except NotRunning:
+        from meshd.cli.offline import authority
+
+        with authority(home) as (_, books):
+            found = books.invites(int(time.time()))
+    if args.json:
+        out.json({"schema": 1, "invites": to_json(found.invites)})
+    elif not found.invites:
+        out.note("this node has made no invite")
+    else:
+        out.table(
+            ("ID", "STATE", "USED", "ROLES", "EXPIRES"), [_row(one, time.time()) for one in found.invites]
+        )
+    return 0
+
+
+def _row(invite: InviteView, now: float) -> tuple[str, ...]:
+    ahead = invite.expires_at - now
+    when = f"in {in_time(ahead)}" if ahead > 0 else f"{in_time(-ahead)} ago"
+    return invite.id, invite.state, f"{invite.used} of {invite.uses}", ", ".join(invite.roles), when
+
+
+def _revoke(home: Path, invite: str) -> RevokeReply:
+    try:
+        return ask(home, InviteRevokeRequest(id=invite), RevokeReply)
+    except NotRunning:
+        from meshd.cli.offline import authority
+
+        with authority(home) as (_, books):
+            return books.revoke_invite(invite, now=int(time.time()))
+
+
+def _fields(reply: InviteReply) -> dict[str, str | int]:
+    return {"token": reply.token, "id": reply.id, "expires_at": reply.expires_at, "uses": reply.uses}

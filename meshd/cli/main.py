@@ -1,0 +1,237 @@
+"""The command `meshd`: picks the verb, turns signals and errors into exit codes, alone prints errors.
+
+A verb's module is imported only when it is chosen, so that `--help` and the small verbs answer at once.
+Exit codes: 0 done, 1 failed, 2 the command line cannot be parsed, 130 interrupted.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshd import __version__
+from meshd.base.errors import MeshdError, UsageError
+from meshd.cli.options import NOT_HERE, Arguments, Parser, split_rest
+from meshd.cli.output import Output, standard
+
+INTERRUPTED = 130
+
+LATER = frozenset(
+    "client relay doctor netcheck accept pause resume report tunnel expose plan model service".split()  # noqa: SIM905
+)
+
+
+class VerbModule(Protocol):
+    """What a verb's module offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, args: Arguments, out: Output) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """`load` imports the module. `rest`: arguments after `--` are kept for another program."""
+
+    name: str
+    help: str
+    load: Callable[[], VerbModule]
+    rest: bool = False
+
+
+def _worker() -> VerbModule:
+    from meshd.cli import worker
+
+    return worker
+
+
+def _serve() -> VerbModule:
+    from meshd.cli import serve
+
+    return serve
+
+
+def _status() -> VerbModule:
+    from meshd.cli import status
+
+    return status
+
+
+def _ping() -> VerbModule:
+    from meshd.cli import ping
+
+    return ping
+
+
+def _peers() -> VerbModule:
+    from meshd.cli import peers
+
+    return peers
+
+
+def _invite() -> VerbModule:
+    from meshd.cli import invite
+
+    return invite
+
+
+def _revoke() -> VerbModule:
+    from meshd.cli import revoke
+
+    return revoke
+
+
+def _leave() -> VerbModule:
+    from meshd.cli import leave
+
+    return leave
+
+
+def _mesh() -> VerbModule:
+    from meshd.cli import mesh
+
+    return mesh
+
+
+def _native() -> VerbModule:
+    from meshd.cli import native
+
+    return native
+
+
+def _config() -> VerbModule:
+    from meshd.cli import config
+
+    return config
+
+
+def _stop() -> VerbModule:
+    from meshd.cli import stop
+
+    return stop
+
+
+def _logs() -> VerbModule:
+    from meshd.cli import logs
+
+    return logs
+
+
+def _demo() -> VerbModule:
+    from meshd.cli import demo
+
+    return demo
+
+
+def _bench() -> VerbModule:
+    from meshd.cli import bench
+
+    return bench
+
+
+VERBS: tuple[Verb, ...] = (
+    Verb("worker", "lend this machine's devices to the mesh", _worker),
+    Verb("serve", "serve a model over the mesh's workers, with an OpenAI-compatible API", _serve, rest=True),
+    Verb("status", "what the daemon of this machine does", _status),
+    Verb("peers", "the other nodes, and the way to each", _peers),
+    Verb("ping", "measure the way to a node", _ping),
+    Verb("invite", "make, list and revoke invites", _invite),
+    Verb("revoke", "ban a node from the mesh", _revoke),
+    Verb("leave", "give up this node's membership", _leave),
+    Verb("mesh", "back up and restore the mesh's root", _mesh),
+    Verb("stop", "end the daemon of this machine", _stop),
+    Verb("logs", "show the logs of the daemon and its children", _logs),
+    Verb("config", "show the configuration, or write one to begin with", _config),
+    Verb("native", "build the native part, or tell about it", _native),
+    Verb("demo", "split a model over two nodes on this machine and chat with it", _demo),
+    Verb("bench", "measure", _bench),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    out = standard()
+    try:
+        code = dispatch(list(sys.argv[1:] if argv is None else argv), out)
+        sys.stdout.flush()  # a reader that has gone shows here, not at exit with a traceback
+        return code
+    except BrokenPipeError:
+        _drop_stdout()
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def dispatch(argv: list[str], out: Output) -> int:
+    """Parse and run; errors are printed on `out`."""
+    try:
+        return _run(argv, out)
+    except MeshdError as error:
+        out.error(error.what, error.hint)
+        return error.exit_code
+    except SystemExit as leaving:  # how argparse ends after --help
+        return leaving.code if isinstance(leaving.code, int) else 0
+
+
+def _run(argv: list[str], out: Output) -> int:
+    if not argv:
+        out.note(_help())
+        return UsageError.exit_code
+    name, rest = argv[0], argv[1:]
+    if name in ("-h", "--help", "help"):
+        out.line(_help())
+        return 0
+    if name in ("-V", "--version"):
+        from meshd.cli import version
+
+        return version.run(out)
+    verb = next((verb for verb in VERBS if verb.name == name), None)
+    if verb is None:
+        raise _unknown(name)
+    module = verb.load()
+    parser = Parser(prog=f"meshd {name}", description=module.__doc__)
+    module.add_arguments(parser)
+    after: list[str] | None = None
+    if verb.rest:
+        rest, after = split_rest(rest)
+    args = parser.parse_args(rest)
+    args.rest = after
+    return module.run(args, out)
+
+
+def _unknown(name: str) -> UsageError:
+    if name in LATER:
+        return UsageError(f"`meshd {name}` is {NOT_HERE}", hint="`meshd --help` lists what there is")
+    if name.startswith("-"):
+        return UsageError(f"unknown option `{name}`", hint="a verb comes first: `meshd --help` lists them")
+    import difflib
+
+    near = difflib.get_close_matches(name, [verb.name for verb in VERBS], n=1)
+    hint = f"did you mean `meshd {near[0]}`" if near else "`meshd --help` lists them"
+    return UsageError(f"unknown verb `{name}`", hint=hint)
+
+
+def _help() -> str:
+    lines = [
+        f"meshd {__version__}: one GGUF model over several machines, without sending a weight byte",
+        "",
+        "usage: meshd VERB [OPTIONS]",
+        "       meshd --version",
+        "",
+        "verbs:",
+        *(f"  {verb.name:<8}  {verb.help}" for verb in VERBS),
+        "",
+        "`meshd VERB --help` tells about one. Its state lies in $MESHD_HOME, or the user's state folder.",
+    ]
+    return "\n".join(lines)
+
+
+def _drop_stdout() -> None:
+    # Python flushes stdout once more at exit: give it somewhere to go
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):
+        pass

@@ -1,0 +1,72 @@
+"""Back up the root of the mesh, or restore it: whoever holds it may admit and ban anyone.
+
+`export` writes it to FILE (0600), or to standard output; `import` reads it from FILE, or from `-`.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from meshd.base.errors import UserError
+from meshd.cli.options import Arguments, Parser, read_text
+from meshd.cli.output import Output
+from meshd.config import home_here
+
+MAX_BACKUP_CHARS = 16 << 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`export [FILE]`, `import FILE`."""
+    below = parser.add_subparsers(
+        dest="action", metavar="export | import", required=True, parser_class=Parser
+    )
+    exporting = below.add_parser("export", description="Write the root of the mesh: a secret.")
+    exporting.add_argument("file", metavar="FILE", nargs="?", help="a new file (default: standard output)")
+    importing = below.add_parser("import", description="Restore the root of a mesh in this home.")
+    importing.add_argument("file", metavar="FILE", help="what `export` wrote; - for standard input")
+
+
+def run(args: Arguments, out: Output) -> int:
+    """On the files: the root never goes through the control socket."""
+    home = home_here()
+    return _export(home, args.file, out) if args.action == "export" else _import(home, args.file, out)
+
+
+def _export(home: Path, file: str | None, out: Output) -> int:
+    from meshd.identity.keystore import Home
+
+    if not home.is_dir():
+        raise UserError(f"there is no node in `{home}`", hint="set MESHD_HOME to the founder's folder")
+    text = Home(home).export_root().strip()
+    if file is None:
+        out.line(text)
+        return 0
+    path = Path(file).expanduser()
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise UserError(
+            f"cannot write `{path}`: {error.strerror}", hint="give the name of a new file"
+        ) from None
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write(text + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    out.line(str(path))
+    out.note("keep it where only you can read it: whoever has it rules the mesh")
+    return 0
+
+
+def _import(home: Path, file: str, out: Output) -> int:
+    import secrets
+    import time
+
+    from meshd.identity.keystore import Home
+
+    text = read_text(file, "the backup", MAX_BACKUP_CHARS)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    store = Home(home)
+    with store.lock():
+        membership = store.import_root(text, now=int(time.time()), random=secrets.token_bytes)
+    out.line(f"this node now holds the root of mesh {membership.mesh.short}")
+    return 0

@@ -1,0 +1,100 @@
+"""Build the native part (llama.cpp at a pinned commit, patched) into the cache, or tell about the build.
+
+`build` needs a C++ compiler; cmake and ninja come with meshd. A build that is there already is kept.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshd.base.errors import UserError
+from meshd.cli.options import Arguments, Parser
+from meshd.cli.output import Json, Output
+from meshd.config import load
+
+if TYPE_CHECKING:  # the modules cost time to import, and `--help` needs none of them
+    from meshd.build.interface import NativeInfo, Progress
+
+BACKENDS = ("auto", "cpu", "metal", "cuda", "vulkan", "hip")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`build` and `info`."""
+    below = parser.add_subparsers(dest="action", metavar="build | info", required=True, parser_class=Parser)
+    building = below.add_parser("build", description="Build it, unless this build is in the cache already.")
+    _add_backend(building)
+    building.add_argument("--source", metavar="DIR", help="a llama.cpp tree at the pinned commit")
+    building.add_argument(
+        "--tools", action="store_true", help="build llama-quantize as well (for tests and models)"
+    )
+    building.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    informing = below.add_parser("info", description="Pin, patches, backend and binaries of the build.")
+    _add_backend(informing)
+    informing.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+
+
+def _add_backend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="auto",
+        metavar="B",
+        help=f"{', '.join(BACKENDS)} (default: auto)",
+    )
+
+
+def run(args: Arguments, out: Output) -> int:
+    """Foreground work, without a daemon."""
+    paths = load().config.paths
+    if args.action == "build":
+        source = Path(args.source).expanduser() if args.source else None
+        info = _build(paths.cache, args.backend, source, args.tools, out)
+    else:
+        info = _find(paths.cache, args.backend, paths.native_bin)
+    if args.json:
+        out.json(to_json(info))
+    else:
+        out.line(f"pin       {info.pin}")
+        out.line(f"patches   {info.patches_sha256}")
+        out.line(f"backend   {info.backend}")
+        out.line(f"binaries  {info.bin_dir}")
+        for name, path in sorted(info.binaries.items()):
+            out.line(f"  {name:<14}  {path.name}")
+    return 0
+
+
+def _build(cache: Path, backend: str, source: Path | None, tools: bool, out: Output) -> "NativeInfo":
+    import asyncio
+
+    from meshd.build.native import build
+
+    def show(progress: "Progress") -> None:
+        share = progress.done / progress.total if progress.total else None
+        out.progress(f"{progress.stage}: {progress.text}" if progress.text else str(progress.stage), share)
+
+    return asyncio.run(build(cache, backend=backend, source=source, tools=tools, progress=show))
+
+
+def _find(cache: Path, backend: str, native_bin: Path | None) -> "NativeInfo":
+    from meshd.build.native import find, read_bin_dir
+
+    if native_bin is not None:
+        return read_bin_dir(native_bin)
+    found = find(cache, backend)
+    if found is None:
+        raise UserError(
+            f"there is no native build for `{backend}` in `{cache}`",
+            hint="make one with `meshd native build`",
+        )
+    return found
+
+
+def to_json(info: "NativeInfo") -> Json:
+    """As docs/cli.md has it."""
+    return {
+        "pin": info.pin,
+        "patches_sha256": info.patches_sha256,
+        "backend": info.backend,
+        "bin_dir": str(info.bin_dir),
+        "binaries": {name: str(path) for name, path in sorted(info.binaries.items())},
+    }

@@ -1,0 +1,111 @@
+"""Options that follow from the list of settings (meshd/config/keys.py), and the parser all verbs use."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from meshd.base.errors import UsageError, UserError
+from meshd.config import Loaded, load
+from meshd.config.forms import parse_duration, whole
+from meshd.config.keys import KEYS, ROLES
+
+Arguments = argparse.Namespace
+NOT_HERE = "not in this version"
+
+
+class Parser(argparse.ArgumentParser):
+    """Like argparse's, but errors are raised for main to print, and no option may be cut short."""
+
+    def __init__(self, prog: str | None = None, description: str | None = None, **_more: object) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError instead of printing."""
+        raise UsageError(f"{self.prog}: {message}", hint=f"`{self.prog} --help` tells how it is used")
+
+
+def add_config_file(parser: argparse.ArgumentParser) -> None:
+    """`--config FILE`."""
+    parser.add_argument("--config", metavar="FILE", help="configuration in TOML (default: $MESHD_CONFIG)")
+
+
+def add_role_options(parser: argparse.ArgumentParser, role: str) -> None:
+    """Every option of the verb `role`; values stay text, load() reads and judges them."""
+    add_config_file(parser)
+    common = parser.add_argument_group("of every daemon")
+    for key in KEYS:
+        if not key.option or role not in key.roles:
+            continue
+        group = common if key.roles == ROLES else parser
+        text = key.help.replace("%", "%%")
+        if key.switch:
+            group.add_argument(key.option, dest=key.name, action="store_const", const=True, help=text)
+        elif key.repeat:
+            group.add_argument(
+                key.option, dest=key.name, metavar=key.metavar, action="extend", nargs="+", help=text
+            )
+        else:
+            group.add_argument(key.option, dest=key.name, metavar=key.metavar, help=text)
+
+
+def load_role(args: Arguments, role: str, more: Mapping[str, object] | None = None) -> Loaded:
+    """The configuration of a daemon verb from its options, the environment and `--config`."""
+    given: dict[str, object] = {
+        key.name: vars(args)[key.name] for key in KEYS if vars(args).get(key.name) is not None
+    }
+    return load(options={**given, **(more or {})}, file=config_file(args), role=role)
+
+
+def config_file(args: Arguments) -> Path | None:
+    """What `--config` names."""
+    name = args.config
+    return Path(name).expanduser() if isinstance(name, str) else None
+
+
+def split_rest(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """What stands before the first `--`, and what after it (None: there is no `--`)."""
+    plain = list(argv)
+    if "--" not in plain:
+        return plain, None
+    at = plain.index("--")
+    return plain[:at], plain[at + 1 :]
+
+
+def duration(option: str, text: str) -> int:
+    """Seconds of an option such as `24h`. Raises UsageError."""
+    try:
+        return parse_duration(text)
+    except ValueError:
+        raise UsageError(
+            f"cannot use `{option} {text}`: expected a duration such as 24h, 30m or 7d"
+        ) from None
+
+
+def number(option: str, text: str, low: int, high: int) -> int:
+    """A whole number of an option. Raises UsageError."""
+    form = whole(low, high)
+    try:
+        value = form.read(text)
+    except ValueError:
+        raise UsageError(f"cannot use `{option} {text}`: expected {form.expected}") from None
+    assert isinstance(value, int)
+    return value
+
+
+def read_text(source: str, what: str, limit: int) -> str:
+    """At most `limit` characters of a file, or of standard input for `-`. Raises UserError."""
+    if source == "-":
+        return sys.stdin.read(limit)
+    try:
+        with Path(source).expanduser().open("r", encoding="utf-8") as stream:
+            return stream.read(limit)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not text"
+        raise UserError(f"cannot read {what} `{source}`: {why}", hint="check the path") from None

@@ -1,0 +1,157 @@
+"""What a person or a script sees: results on stdout, everything else on stderr.
+
+Here alone it is decided whether there is a terminal, how wide it is and whether colour is wanted. Text that
+may come from a peer is made harmless: a name must not move the cursor.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+DEFAULT_WIDTH = 100
+BAR_CHARS = 24
+_BOLD, _RED, _DIM, _RESET = "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
+
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+
+
+class Output:
+    """stdout for results, stderr for notes, progress and errors."""
+
+    def __init__(
+        self, stdout: TextIO, stderr: TextIO, environ: Mapping[str, str], *, width: int | None = None
+    ) -> None:
+        self._stdout = stdout
+        self._stderr = stderr
+        plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
+        self.terminal = stdout.isatty()
+        self._progress_bar = stderr.isatty() and environ.get("TERM") != "dumb"
+        self._colour_out = self.terminal and not plain
+        self._colour_err = stderr.isatty() and not plain
+        self._drawn = 0  # characters of the progress line that stand on the terminal
+        self._last_step = ""
+        self.width = width or (_terminal_width(environ) if self.terminal else DEFAULT_WIDTH)
+
+    def line(self, text: str = "") -> None:
+        """One line of the result, out at once."""
+        self._wipe()
+        self._stdout.write(clean(text) + "\n")
+        self._stdout.flush()
+
+    def json(self, value: Json, *, compact: bool = False) -> None:
+        """The result for a script: one document."""
+        self._wipe()
+        text = json.dumps(value, indent=None if compact else 2, allow_nan=False)
+        self._stdout.write(text + "\n")
+        self._stdout.flush()
+
+    def raw(self, text: str) -> None:
+        """Text of the result as it is: a log, a streamed answer."""
+        self._wipe()
+        self._stdout.write(text)
+        self._stdout.flush()
+
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Columns as wide as their content; the last one is cut at the terminal's edge."""
+        cells = [list(map(clean, row)) for row in rows]
+        widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+        for number, row in enumerate([list(headers), *cells]):
+            padded = "  ".join(text.ljust(size) for text, size in zip(row, widths, strict=True)).rstrip()
+            if self.terminal and len(padded) > self.width:
+                padded = padded[: self.width - 1] + "…"
+            if number == 0 and self._colour_out:
+                self._stdout.write(f"{_BOLD}{padded}{_RESET}\n")
+            else:
+                self._stdout.write(padded + "\n")
+        self._stdout.flush()
+
+    def clear(self) -> None:
+        """Begin a new picture (terminals only)."""
+        if self.terminal:
+            self._stdout.write("\x1b[H\x1b[2J")
+
+    def note(self, text: str) -> None:
+        """A remark that is no result."""
+        self._wipe()
+        self._stderr.write(clean(text) + "\n")
+        self._stderr.flush()
+
+    def progress(self, step: str, share: float | None = None) -> None:
+        """How far `step` is (`share` from 0 to 1, None when not known): a bar, or a line for each step."""
+        step = clean(step).replace("\n", " ")
+        if not self._progress_bar:
+            if step != self._last_step:
+                self._stderr.write(step + "\n")
+                self._stderr.flush()
+            self._last_step = step
+            return
+        text = step
+        if share is not None:
+            full = round(BAR_CHARS * min(max(share, 0.0), 1.0))
+            text = f"[{'#' * full}{'.' * (BAR_CHARS - full)}] {share:4.0%} {step}"
+        text = text[: max(10, self.width - 1)]
+        self._stderr.write("\r" + text.ljust(self._drawn))
+        self._stderr.flush()
+        self._drawn = len(text)
+
+    def error(self, what: str, hint: str = "") -> None:
+        """`error: …`, and after an empty line `hint: …`."""
+        self._wipe()
+        mark = f"{_RED}error:{_RESET}" if self._colour_err else "error:"
+        tip = f"{_DIM}hint:{_RESET}" if self._colour_err else "hint:"
+        text = f"{mark} {clean(what)}\n"
+        if hint:
+            text += f"\n{tip} {clean(hint)}\n"
+        self._stderr.write(text)
+        self._stderr.flush()
+
+    def _wipe(self) -> None:
+        if self._drawn:
+            self._stderr.write("\r" + " " * self._drawn + "\r")
+            self._stderr.flush()
+            self._drawn = 0
+
+
+def standard() -> Output:
+    """The process's own streams."""
+    return Output(sys.stdout, sys.stderr, os.environ)
+
+
+def clean(text: str) -> str:
+    """`text` without control characters, but for the ends of lines."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
+
+
+def in_bytes(count: float) -> str:
+    """`12.3 MB`, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def in_time(seconds: float) -> str:
+    """`4 s`, `3 min`, `2 h 10 min`, `5 d 3 h`."""
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min"
+    if whole < 2 * 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def _terminal_width(environ: Mapping[str, str]) -> int:
+    columns = environ.get("COLUMNS", "")
+    if columns.isdecimal() and 0 < int(columns) < 10000:
+        return int(columns)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or DEFAULT_WIDTH
+    except (OSError, ValueError):
+        return DEFAULT_WIDTH

@@ -1,0 +1,55 @@
+"""The other nodes of the mesh: their state, and the way to each."""
+
+import argparse
+
+from meshd.admin.api import PeerView, Status, StatusRequest
+from meshd.admin.client import ask
+from meshd.admin.codec import to_json
+from meshd.cli.options import Arguments
+from meshd.cli.output import Output, in_bytes
+from meshd.config import home_here
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--json."""
+    parser.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+
+
+def run(args: Arguments, out: Output) -> int:
+    """Ask the daemon and print."""
+    status = ask(home_here(), StatusRequest(), Status)
+    if args.json:
+        out.json({"schema": status.schema, "peers": to_json(status.peers)})
+    else:
+        print_peers(status, out)
+    return 0
+
+
+def print_peers(status: Status, out: Output) -> None:
+    """A table, or a line that says that there are none."""
+    if not status.peers:
+        out.line("no other node is known yet")
+        return
+    out.table(
+        ("PEER", "ID", "ROLE", "STATE", "WAY", "RTT", "SENT", "RECEIVED", "RESUMES", "NOTE"),
+        [_row(peer) for peer in status.peers],
+    )
+
+
+def _row(peer: PeerView) -> tuple[str, ...]:
+    link = peer.link
+    note = peer.why_not_direct or ("" if link is not None else peer.last_error)
+    if peer.standby_links:
+        note = f"{len(peer.standby_links)} standing by" + (f"; {note}" if note else "")
+    return (
+        peer.name,
+        peer.id[:10],
+        peer.role,
+        peer.state,
+        "-" if link is None else f"{link.kind} {link.path} {link.remote}",
+        "-" if link is None or link.rtt_ms is None else f"{link.rtt_ms:.2f} ms",
+        "-" if link is None else in_bytes(link.sent_bytes),
+        "-" if link is None else in_bytes(link.received_bytes),
+        str(peer.resumes),
+        note,
+    )

@@ -1,0 +1,28 @@
+"""Serve a model over the workers of a mesh, with an OpenAI-compatible API, until stopped.
+
+With --join it joins a mesh that a worker founded; without, and without a mesh from before, it founds one and
+prints an invite token for workers. What stands after `--` goes to llama-server as it is.
+"""
+
+import argparse
+
+from meshd.cli.options import Arguments, add_role_options, load_role
+from meshd.cli.output import Output
+from meshd.config import check, read_join
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All from the list of settings."""
+    add_role_options(parser, "serve")
+    parser.usage = "meshd serve --model FILE [OPTIONS] [-- LLAMA_SERVER_ARGS…]"
+
+
+def run(args: Arguments, out: Output) -> int:
+    """The daemon itself; returns its exit code."""
+    more = {"serve.llama_args": args.rest} if args.rest else {}
+    config = load_role(args, "serve", more).config
+    check(config, "serve")
+    config = read_join(config)
+    from meshd.daemon import run as run_daemon
+
+    return run_daemon(config, "serve", out.line)

@@ -1,0 +1,141 @@
+"""What the daemon of this machine does: node, mesh, peers, tunnels, model, API, and what needs attention."""
+
+import argparse
+import time
+
+from meshd.admin.api import ModelView, Status, StatusRequest
+from meshd.admin.client import Client
+from meshd.admin.codec import to_json
+from meshd.cli.options import Arguments
+from meshd.cli.output import Output, in_bytes, in_time
+from meshd.cli.peers import print_peers
+from meshd.config import home_here
+
+WATCH_SECONDS = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--json, --watch."""
+    parser.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    parser.add_argument(
+        "--watch", action="store_true", help="look every second: redraw on a terminal, else lines of changes"
+    )
+
+
+def run(args: Arguments, out: Output) -> int:
+    """Ask the daemon and print."""
+    home = home_here()
+    with Client(home) as client:
+        if args.watch:
+            _watch(client, out, as_json=args.json)
+        status = client.ask(StatusRequest(), Status)
+    if args.json:
+        out.json(to_json(status))
+    else:
+        show(status, out)
+    return 0
+
+
+def _watch(client: Client, out: Output, *, as_json: bool) -> None:
+    """Until interrupted, or the daemon ends (an error)."""
+    seen = ""
+    while True:
+        status = client.ask(StatusRequest(), Status)
+        if as_json:
+            out.json(to_json(status), compact=True)
+        elif out.terminal:
+            out.clear()
+            show(status, out)
+        elif (line := summary(status)) != seen:
+            out.line(line)
+            seen = line
+        time.sleep(WATCH_SECONDS)
+
+
+def summary(status: Status) -> str:
+    """One line that changes when something worth a look has changed."""
+    states = [f"{peer.name}={peer.state}" for peer in status.peers]
+    parts = [f"{status.node.name} {status.node.role}", "peers " + (" ".join(states) or "none")]
+    if status.model is not None:
+        reason = f" ({status.model.reason})" if status.model.reason else ""
+        parts.append(f"model {status.model.state}{reason}")
+    return ", ".join(parts)
+
+
+def show(status: Status, out: Output) -> None:
+    """The whole status for a person."""
+    node = status.node
+    out.line(f"node    {node.name} ({node.id[:10]})  {node.role}, meshd {node.version}, process {node.pid}")
+    out.line(f"        up {in_time(node.uptime_s)}, {in_bytes(node.rss_bytes)} of memory")
+    if node.listen:
+        out.line(f"        listens on {', '.join(node.listen)}")
+    if status.mesh is None:
+        out.line("mesh    none")
+    else:
+        roles = f", this node may {', '.join(status.mesh.roles)}" if status.mesh.roles else ""
+        out.line(f"mesh    {status.mesh.id[:10]}, {_count(status.mesh.members, 'member')}{roles}")
+    if status.api is not None:
+        api = status.api
+        ready = "ready" if api.ready else "not ready"
+        out.line(
+            f"api     {api.url}  {ready}, {_count(api.requests, 'request')}, {_count(api.tokens, 'token')}"
+        )
+    if status.model is not None:
+        _show_model(status.model, out)
+    out.line()
+    print_peers(status, out)
+    if status.tunnels:
+        out.line()
+        out.table(
+            ("TUNNEL TO", "SERVICE", "LISTENS ON", "STREAMS", "SENT", "RECEIVED"),
+            [
+                (
+                    _peer_name(status, tunnel.peer),
+                    tunnel.service,
+                    tunnel.listen,
+                    str(tunnel.streams),
+                    in_bytes(tunnel.sent_bytes),
+                    in_bytes(tunnel.received_bytes),
+                )
+                for tunnel in status.tunnels
+            ],
+        )
+    if status.children:
+        out.line()
+        out.table(
+            ("CHILD", "PROCESS", "STATE", "RESTARTS", "REASON"),
+            [(c.name, str(c.pid or "-"), c.state, str(c.restarts), c.reason) for c in status.children],
+        )
+    for warning in status.warnings:
+        out.line()
+        out.line(f"{warning.severity}: {warning.what} [{warning.code}]")
+        out.line(f"  hint: {warning.hint}")
+
+
+def _show_model(model: ModelView, out: Output) -> None:
+    reason = f": {model.reason}" if model.reason else ""
+    progress = f" {model.progress:.0%}" if model.progress is not None and model.state == "loading" else ""
+    out.line(f"model   {model.name} ({model.fingerprint[:12]})  {model.state}{progress}{reason}")
+    took = f", loaded in {model.load_seconds:.2f} s" if model.load_seconds is not None else ""
+    each = f", {in_bytes(model.bytes_per_token)} a token" if model.bytes_per_token is not None else ""
+    out.line(
+        f"        weights: {in_bytes(model.weights_local_bytes)} from local files, "
+        f"{in_bytes(model.weights_network_bytes)} over the network{took}{each}"
+    )
+    for tensor in model.tensors_from_network[:10]:
+        out.line(f"        over the network: {tensor.name} ({in_bytes(tensor.bytes)}): {tensor.reason}")
+    if len(model.tensors_from_network) > 10:
+        out.line(f"        and {len(model.tensors_from_network) - 10} more (all of them with --json)")
+    if model.split:
+        out.table(
+            ("        NODE", "DEVICE", "LAYERS", "WEIGHTS"),
+            [(f"        {s.node}", s.device, str(s.layers), in_bytes(s.bytes)) for s in model.split],
+        )
+
+
+def _peer_name(status: Status, peer: str) -> str:
+    return next((p.name for p in status.peers if p.id == peer), peer[:10])
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")

@@ -1,0 +1,16 @@
+"""`meshd --version`: meshd's version, the wire protocol's, the native pin with the hash of the patches."""
+
+from meshd import __version__
+from meshd.cli.output import Output
+
+
+def run(out: Output) -> int:
+    """Three lines; nothing has to be built for it."""
+    from meshd.build.pin import read_pin
+    from meshd.wire.hello import WIRE_VERSION
+
+    out.line(f"meshd {__version__}")
+    out.line(f"wire protocol {WIRE_VERSION}")
+    pin = read_pin()
+    out.line(f"native {pin.name} {pin.commit} patches {pin.patches_sha256[:12]}")
+    return 0

@@ -1,0 +1,27 @@
+"""The demo: two real nodes on this machine, one model, one answer. What the verb tells it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+class DemoOutput(Protocol):
+    """Where results, remarks and progress go (`meshd.cli.output.Output`)."""
+
+    def line(self, text: str = "") -> None: ...
+    def raw(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
+    def progress(self, step: str, share: float | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoArgs:
+    """`model` None: SmolLM2, fetched into `cache`. `prompt` empty: the built-in one.
+
+    `keep`: leave nodes and state there at the end.
+    """
+
+    model: Path | None
+    cache: Path
+    prompt: str = ""
+    keep: bool = False
