@@ -46,27 +46,33 @@ def _read_private(path: Path) -> str:
         raise UserError(
             f"cannot read the key file `{path}`: {_reason(error)}", hint="check the path given as key file"
         ) from error
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise UserError(f"the key file `{path}` is not a plain file", hint="give a file with keys")
-        if found.st_mode & 0o077:
-            raise UserError(
-                f"the key file `{path}` can be read by others (mode {stat.S_IMODE(found.st_mode):04o})",
-                hint=f"run `chmod 600 {path}`",
-            )
-        if found.st_uid not in (os.geteuid(), 0):
-            raise UserError(
-                f"the key file `{path}` belongs to another user (uid {found.st_uid})",
-                hint="make a copy that belongs to you, with mode 0600",
-            )
-        data = file.read(MAX_KEY_FILE_BYTES + 1)
+    try:
+        _check_private(path, os.fstat(descriptor))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(MAX_KEY_FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > MAX_KEY_FILE_BYTES:
         raise UserError(f"the key file `{path}` is larger than 1 MiB", hint="give a file with keys")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"the key file `{path}` is not text", hint="give a file with keys") from error
+
+
+def _check_private(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"the key file `{path}` is not a plain file", hint="give a file with keys")
+    if found.st_mode & 0o077:
+        raise UserError(
+            f"the key file `{path}` can be used by others (mode {stat.S_IMODE(found.st_mode):04o})",
+            hint=f"run `chmod 600 {path}`",
+        )
+    if found.st_uid not in (os.geteuid(), 0):
+        raise UserError(
+            f"the key file `{path}` belongs to another user (uid {found.st_uid})",
+            hint="make a copy that belongs to you, with mode 0600",
+        )
 
 
 def _reason(error: OSError) -> str:

@@ -2,19 +2,11 @@
 
 import json
 from dataclasses import dataclass
-from enum import StrEnum
 
 from aiohttp import web
 
 from meshd.base.errors import MeshdError
-
-
-class StreamForm(StrEnum):
-    """How a stream of this API carries an error."""
-
-    OPENAI = "openai"  # data: {"error": {...}}
-    RESPONSES = "responses"  # event: error, the fields at the top (OpenAI's Responses API)
-    ANTHROPIC = "anthropic"  # event: error, data: {"type": "error", "error": {...}}
+from meshd.gateway.events import StreamForm
 
 
 @dataclass(frozen=True, slots=True)

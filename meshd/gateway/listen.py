@@ -1,5 +1,6 @@
 """Binds the API's port, or says plainly why not."""
 
+import asyncio
 import errno
 import ipaddress
 import socket
@@ -10,10 +11,11 @@ from meshd.gateway.interface import PortHolder
 BACKLOG = 128
 
 
-def resolve(host: str) -> list[tuple[socket.AddressFamily, str]]:
+async def resolve(host: str) -> list[tuple[socket.AddressFamily, str]]:
     """Addresses to listen on for `host`, each once. Raises UserError."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise UserError(
             f"cannot find an address for `{host}` to listen on",

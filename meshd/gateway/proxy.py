@@ -17,13 +17,13 @@ from aiohttp import web
 from meshd.base.errors import MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.gateway.events import EventSplitter, TokenCount
-from meshd.gateway.failure import Failure, Refusal, StreamForm
+from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, exact_tokens
+from meshd.gateway.failure import Failure, Refusal
 from meshd.gateway.interface import Upstream
 from meshd.gateway.reply import ClientGone, StreamReply
+from meshd.gateway.upstream import open_session
 
 HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
-READ_BYTES = 64 << 10  # aiohttp stops reading from llama-server at twice this
 
 _log = get("gateway")
 
@@ -61,13 +61,7 @@ class Proxy:
         self._stopping = ""
 
     async def __aenter__(self) -> "Proxy":
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(str(self._upstream.socket_path), limit=0, force_close=True),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None, sock_read=None),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=READ_BYTES,
-        )
+        self._session = open_session(self._upstream.socket_path)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -133,7 +127,7 @@ class Proxy:
     async def _events(
         self, call: Call, reply: StreamReply, answer: aiohttp.ClientResponse
     ) -> web.StreamResponse:
-        splitter, count = EventSplitter(), TokenCount()
+        splitter, count = EventSplitter(), TokenCount(call.form)
         await reply.begin()
         try:
             while data := await _read(answer):
@@ -168,7 +162,7 @@ class Proxy:
             if len(held) > HELD_ANSWER_BYTES:
                 return await self._long(request, call, answer, bytes(held))
         if call.counts:
-            self._count_tokens(TokenCount().feed(bytes(held)))
+            self._count_tokens(exact_tokens(held))
         if answer.status >= 400 and _error_object(bytes(held)) is None:
             raise Refusal(_plain_failure(answer.status, bytes(held)))
         return web.Response(status=answer.status, headers=_answer_headers(call, answer), body=bytes(held))

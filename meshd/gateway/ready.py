@@ -7,6 +7,7 @@ from pathlib import Path
 import aiohttp
 
 from meshd.gateway.interface import ReadyReport
+from meshd.gateway.upstream import open_session
 
 POLL_SECONDS = 0.1
 _ANSWER_BYTES = 1 << 20
@@ -28,9 +29,7 @@ async def one_token(socket_path: Path, *, poll_seconds: float = POLL_SECONDS) ->
     cancels when the child has ended or time is up. Once it is past loading, an error, a broken
     connection or an answer without a token is a report with the reason.
     """
-    connector = aiohttp.UnixConnector(str(socket_path), force_close=True)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=None, sock_read=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    async with open_session(socket_path) as session:
         while True:
             report = await _ask(session)
             if report is not None:

@@ -12,7 +12,8 @@ from aiohttp import web
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies, wants_stream
 from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, preflight_headers
-from meshd.gateway.failure import Failure, Refusal, StreamForm
+from meshd.gateway.events import StreamForm
+from meshd.gateway.failure import Failure, Refusal
 from meshd.gateway.interface import ModelState, Upstream
 from meshd.gateway.proxy import Call, Proxy
 
@@ -98,11 +99,12 @@ class Router:
         """Answer one request; every refusal is OpenAI's error JSON."""
         origin = request.headers.get("Origin")
         # only for an allowed origin: no other page may read an answer, not even a refusal
-        extra = foreign_headers(origin) if origin and self._guard.is_foreign_but_allowed(origin) else {}
+        foreign = origin is not None and self._guard.is_foreign_but_allowed(origin)
+        extra = {"Server": "meshd", **(foreign_headers(origin) if origin and foreign else {})}
         try:
             self._check_browser(request)
             if request.method == "OPTIONS":
-                return _preflight(request, allowed=bool(extra))
+                return _preflight(request, allowed=foreign)
             return await self._answer(request, extra)
         except Refusal as refusal:
             response = refusal.failure.response()

@@ -68,7 +68,7 @@ class Gateway:
         a key.
         """
         config = self._config
-        addresses = resolve(config.host)
+        addresses = await resolve(config.host)
         loopback_only = all_loopback(addresses)
         keys = KeyRing(config.api_keys)
         if not loopback_only and not keys:

@@ -85,6 +85,10 @@ class FakeServer:
         async with self.changed:
             await self.changed.wait_for(true)
 
+    async def until_written(self, least: int) -> None:
+        """Wait until the answers have written so many bytes."""
+        await self.until(lambda: self.written >= least)
+
 
 async def begin_stream(request: web.BaseRequest) -> web.StreamResponse:
     response = web.StreamResponse(
@@ -203,3 +207,13 @@ async def world(answer: Answer, *, config: GatewayConfig | None = None) -> Async
 def open_files() -> int:
     """Descriptors of this process, where the OS lists them."""
     return len(os.listdir("/dev/fd"))  # noqa: PTH208 - a count of names, no paths needed
+
+
+def raw_post(port: int, body: object, *, path: str = "/v1/chat/completions") -> bytes:
+    """A request as bytes, for clients that misbehave."""
+    payload = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+    )
+    return head.encode() + payload

@@ -9,11 +9,13 @@ from meshd.gateway.interface import GatewayConfig
 from tests.process.gateway_fake import (
     DONE,
     FakeServer,
+    World,
     begin_stream,
     chunk,
     die,
     last_chunk,
     open_files,
+    raw_post,
     streams,
     world,
 )
@@ -43,9 +45,8 @@ def test_each_event_is_passed_on_before_the_next_is_made() -> None:
 
 
 def test_bytes_are_unchanged_however_they_are_cut() -> None:
-    whole = (
-        chunk("a") + b": theirs\n\n" + b"event: x\r\ndata: 1\r\n\r\n" + last_chunk(7) + DONE + b"data: tail"
-    )
+    others = b": theirs\n\n" + b"event: x\r\ndata: 1\r\n\r\n"
+    whole = chunk("a") + others + last_chunk(7) + DONE + b"data: tail"
 
     async def scenario(size: int) -> None:
         pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
@@ -163,32 +164,30 @@ def test_a_client_that_hangs_up_ends_the_generation_fifty_times() -> None:
         await server.let_go.wait()
         return web.Response()
 
+    async def turn(here: World, number: int) -> None:
+        stream, read = ((True, True), (True, False), (False, False))[number % 3]
+        here.server.answer = forever if read else silent
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+        writer.write(raw_post(here.port, {"stream": stream}))
+        await here.server.until(lambda: here.server.active == 1)
+        if read:
+            await reader.readuntil(b"data: ")
+        writer.close()
+        await here.server.until(lambda: here.server.cancelled == number + 1)
+        await writer.wait_closed()
+
     async def scenario() -> None:
         async with world(forever) as here:
-            before = 0
-            for turn in range(50):
-                stream, read = ((True, True), (True, False), (False, False))[turn % 3]
-                here.server.answer = forever if read else silent
-                body = json.dumps({"stream": stream}).encode()
-                head = (
-                    f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{here.port}\r\n"
-                    f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-                )
-                reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-                writer.write(head.encode() + body)
-                await here.server.until(lambda: here.server.active == 1)
-                if read:
-                    await reader.readuntil(b"data: ")
-                writer.close()
-                await here.server.until(lambda wanted=turn + 1: here.server.cancelled == wanted)
-                await writer.wait_closed()
-                if turn == 9:
-                    before = open_files()
-            while here.gateway.status.active:
-                await asyncio.sleep(0)
+            for number in range(10):
+                await turn(here, number)
+            await here.until_idle()
+            before = open_files()
+            for number in range(10, 50):
+                await turn(here, number)
+            await here.until_idle()
             assert here.server.active == 0
             assert open_files() <= before
             assert here.upstream.broke == []
-            assert {task.get_name() for task in asyncio.all_tasks()}.isdisjoint({"gateway keep-alive"})
+            assert "gateway keep-alive" not in {task.get_name() for task in asyncio.all_tasks()}
 
     asyncio.run(scenario())

@@ -1,0 +1,213 @@
+"""Who is let in: keys, Host, Origin, Content-Type and preflights, over real HTTP."""
+
+import asyncio
+import json
+
+import pytest
+from meshd.gateway.interface import GatewayConfig
+
+from tests.process.gateway_fake import World, says, world
+
+KEY = "k-0123456789abcdef"
+ORIGIN = "http://app.example:3000"
+
+
+def run(
+    headers: dict[str, str],
+    *,
+    config: GatewayConfig | None = None,
+    method: str = "POST",
+    path: str = "/v1/chat/completions",
+) -> tuple[int, dict[str, str], str]:
+    """One request; gives status, headers and the error's code. `PORT` in a header becomes the port."""
+
+    async def scenario() -> tuple[int, dict[str, str], str]:
+        async with world(says(200, {"usage": {}}), config=config) as here:
+            sent = {name: value.replace("PORT", str(here.port)) for name, value in headers.items()}
+            data = b"{}" if method == "POST" else None
+            async with here.http.request(
+                method, here.url + path, headers=sent, data=data, skip_auto_headers=["Content-Type"]
+            ) as answer:
+                body = await answer.read()
+                code = "" if answer.status < 400 else str(json.loads(body)["error"]["code"])
+                reached = path != "/health" and answer.status == 200
+                assert (len(here.server.seen) == 1) == reached
+                return answer.status, dict(answer.headers), code
+
+    return asyncio.run(scenario())
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:PORT", "localhost:PORT", "LocalHost", "[::1]:PORT", "127.9.9.9:1", "box.lan"]
+)
+def test_hosts_of_this_machine_pass(host: str) -> None:
+    config = GatewayConfig(port=0, allowed_hosts=("box.lan",))
+    assert run({**JSON, "Host": host}, config=config)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:PORT",
+        "127.0.0.1.evil.example",
+        "192.168.1.5:PORT",
+        "localhost:x",
+        "[::1",
+        "@",
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/health"])
+def test_other_hosts_are_refused_dns_rebinding(host: str, path: str) -> None:
+    method = "GET" if path == "/health" else "POST"
+    status, _, code = run({**JSON, "Host": host}, path=path, method=method)
+    assert (status, code) == (403, "host_not_allowed")
+
+
+def raw_status(*head: str) -> int:
+    """Status of a request given line by line."""
+
+    async def scenario() -> int:
+        async with world(says(200, {})) as here:
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write("\r\n".join([*head, "Connection: close", "", ""]).encode())
+            line = await reader.readline()
+            await reader.read()
+            writer.close()
+            await writer.wait_closed()
+            return int(line.split()[1])
+
+    return asyncio.run(scenario())
+
+
+def test_a_request_has_exactly_one_host() -> None:
+    assert raw_status("GET /health HTTP/1.1", "Host: localhost") == 200
+    assert raw_status("GET /health HTTP/1.1") == 400
+    assert raw_status("GET /health HTTP/1.0") == 400
+    assert raw_status("GET /health HTTP/1.1", "Host: localhost", "Host: evil.example") == 400
+
+
+@pytest.mark.parametrize("origin", ["http://127.0.0.1:PORT", ORIGIN, ORIGIN.upper()])
+def test_own_and_allowed_origins_pass(origin: str) -> None:
+    config = GatewayConfig(port=0, allowed_origins=(ORIGIN,))
+    status, headers, _ = run({**JSON, "Origin": origin}, config=config)
+    assert status == 200
+    allowed = headers.get("Access-Control-Allow-Origin")
+    assert allowed == (None if "127.0.0.1" in origin else origin)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "null", "", "http://127.0.0.1:1", "http://localhost:PORT", "file://", ORIGIN],
+)
+def test_other_origins_are_refused(origin: str) -> None:
+    for method, path in (("POST", "/v1/chat/completions"), ("GET", "/health"), ("GET", "/v1/models")):
+        status, headers, code = run({**JSON, "Origin": origin}, method=method, path=path)
+        assert (status, code) == (403, "origin_not_allowed")
+        assert "Access-Control-Allow-Origin" not in headers
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        None,
+        "text/plain",
+        "text/plain; x=application/json",
+        "multipart/form-data; boundary=a",
+        "application/x-www-form-urlencoded",
+        "application/jsonx",
+    ],
+)
+def test_types_that_a_form_can_send_are_refused(content_type: str | None) -> None:
+    status, _, code = run({} if content_type is None else {"Content-Type": content_type})
+    assert (status, code) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "Application/JSON; charset=utf-8"])
+def test_json_passes(content_type: str) -> None:
+    assert run({"Content-Type": content_type})[0] == 200
+
+
+def test_a_preflight_is_denied_unless_the_origin_is_allowed() -> None:
+    asked = {
+        "Origin": ORIGIN,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
+        "Access-Control-Request-Private-Network": "true",
+    }
+    status, headers, _ = run(asked, method="OPTIONS")
+    assert status == 403
+    assert not [name for name in headers if name.lower().startswith("access-control")]
+    config = GatewayConfig(port=0, allowed_origins=(ORIGIN,), api_keys=(KEY,))
+
+    async def scenario() -> None:
+        async with world(says(200, {}), config=config) as here:
+            async with here.http.options(here.url + "/v1/chat/completions", headers=asked) as answer:
+                assert answer.status == 204
+                assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN
+                assert (
+                    answer.headers["Access-Control-Allow-Headers"] == asked["Access-Control-Request-Headers"]
+                )
+                assert answer.headers["Access-Control-Allow-Private-Network"] == "true"
+                assert answer.headers["Vary"] == "Origin"
+            # a page of an allowed origin reads refusals too, and needs a key like everyone
+            async with here.http.get(here.url + "/v1/models", headers={"Origin": ORIGIN}) as answer:
+                assert answer.status == 401
+                assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"Authorization": f"Bearer {KEY}"},
+        {"authorization": f"bearer  {KEY} "},
+        {"x-api-key": KEY},
+        {"Authorization": "Bearer other", "X-Api-Key": KEY},
+    ],
+)
+def test_a_key_opens_the_api(given: dict[str, str]) -> None:
+    config = GatewayConfig(port=0, api_keys=("another-key", KEY))
+    assert run({**JSON, **given}, config=config)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"Authorization": KEY},
+        {"Authorization": "Bearer"},
+        {"Authorization": f"Basic {KEY}"},
+        {"Authorization": f"Bearer {KEY}x"},
+        {"x-api-key": KEY[:-1]},
+        {"x-api-key": ""},
+        {"x-api-key": "\xff"},
+    ],
+)
+def test_without_a_key_nothing_but_health_is_told(given: dict[str, str]) -> None:
+    config = GatewayConfig(port=0, api_keys=(KEY,))
+    status, headers, code = run({**JSON, **given}, config=config)
+    assert (status, code, headers["WWW-Authenticate"]) == (401, "invalid_api_key", "Bearer")
+    for path in ("/v1/models", "/props", "/no/such/path"):
+        assert run(given, config=config, method="GET", path=path)[0] == 401
+    assert run(given, config=config, method="GET", path="/health")[0] == 200
+
+
+def test_a_key_is_asked_for_before_a_body_is_read() -> None:
+    async def scenario() -> None:
+        async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=(KEY,))) as here:
+            await check(here)
+
+    async def check(here: World) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+        head = ["POST /completion HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+        writer.write("\r\n".join([*head, "Content-Length: 1000000", "", ""]).encode())
+        assert (await reader.readline()).split()[1] == b"401"
+        writer.close()
+        await writer.wait_closed()
+
+    asyncio.run(scenario())

@@ -1,0 +1,114 @@
+"""True readiness: one real token, with the reason when there is none."""
+
+import asyncio
+import contextlib
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from meshd.gateway.interface import ReadyCheck, ReadyReport
+from meshd.gateway.ready import one_token
+
+from tests.process.gateway_fake import Answer, FakeServer, die, listening, says
+
+LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+TOKEN = {"content": " world", "tokens_predicted": 1, "timings": {"predicted_n": 1}}
+
+
+@contextlib.asynccontextmanager
+async def server_at(answer: Answer) -> AsyncIterator[tuple[FakeServer, Path]]:
+    with tempfile.TemporaryDirectory(prefix="gw") as folder:
+        server = FakeServer(answer)
+        async with asyncio.timeout(20), listening(server, Path(folder) / "s"):
+            yield server, Path(folder) / "s"
+
+
+def report_for(answer: Answer) -> tuple[ReadyReport, FakeServer]:
+    async def scenario() -> tuple[ReadyReport, FakeServer]:
+        async with server_at(answer) as (server, path):
+            return await one_token(path, poll_seconds=0.001), server
+
+    return asyncio.run(scenario())
+
+
+def test_a_token_at_temperature_0_makes_it_ready() -> None:
+    check: ReadyCheck = one_token
+    assert check is one_token
+    report, server = report_for(says(200, TOKEN))
+    assert report.ready
+    assert report.reason == ""
+    method, path, _, body = server.seen[0]
+    assert (method, path) == ("POST", "/completion")
+    asked = json.loads(body)
+    assert (asked["n_predict"], asked["temperature"]) == (1, 0)
+
+
+def test_loading_is_waited_for() -> None:
+    async def answer(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
+        if len(server.seen) < 4:
+            return web.json_response(LOADING, status=503)
+        return web.json_response(TOKEN)
+
+    report, server = report_for(answer)
+    assert report.ready
+    assert len(server.seen) == 4
+
+
+def test_a_socket_that_is_not_there_yet_is_waited_for() -> None:
+    async def scenario() -> None:
+        with tempfile.TemporaryDirectory(prefix="gw") as folder:
+            path, server = Path(folder) / "s", FakeServer(says(200, TOKEN))
+            async with asyncio.timeout(20):
+                asked = asyncio.ensure_future(one_token(path, poll_seconds=0.001))
+                await asyncio.sleep(0)
+                async with listening(server, path):
+                    assert (await asked).ready
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (500, {"error": {"message": "Compute error."}}, "Compute error."),
+        (501, {"error": {"message": "no completion"}}, "no completion"),
+        (500, "text", "500"),
+        (200, {"content": "", "tokens_predicted": 0}, "without a token"),
+        (200, {"timings": {"predicted_n": "1"}}, "without a token"),
+        (200, [], "without a token"),
+    ],
+)
+def test_anything_but_a_token_is_reported_with_its_reason(status: int, body: object, reason: str) -> None:
+    report, _ = report_for(says(status, body))
+    assert not report.ready
+    assert reason in report.reason
+
+
+def test_an_upstream_that_dies_on_the_first_token_is_reported() -> None:
+    async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        die(request)
+        return web.Response()
+
+    report, _ = report_for(answer)
+    assert not report.ready
+    assert "went away" in report.reason
+
+
+def test_giving_up_closes_the_connection() -> None:
+    async def silent(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
+        await server.let_go.wait()
+        return web.Response()
+
+    async def scenario() -> None:
+        async with server_at(silent) as (server, path):
+            asked = asyncio.ensure_future(one_token(path))
+            await server.until(lambda: server.active == 1)
+            asked.cancel()
+            await server.until(lambda: server.cancelled == 1)
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+
+    asyncio.run(scenario())

@@ -1,0 +1,169 @@
+"""The server around the API: its port, its start, its end."""
+
+import asyncio
+import gc
+import json
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from meshd.base.errors import UserError
+from meshd.base.tasks import Owner, first_error
+from meshd.gateway.interface import GatewayConfig, ModelState, Readiness
+from meshd.gateway.server import Gateway
+
+from tests.process.gateway_fake import (
+    FakeServer,
+    FakeUpstream,
+    begin_stream,
+    chunk,
+    listening,
+    raw_post,
+    says,
+    serving,
+    world,
+)
+
+
+def start_error(config: GatewayConfig, *, holder: str | None = None) -> UserError:
+    """The error with which a gateway ends at its start."""
+
+    async def scenario() -> UserError:
+        upstream = FakeUpstream(Path("/nowhere"))
+        name = None if holder is None else lambda host, port: holder
+        with pytest.raises(UserError) as caught:
+            async with asyncio.timeout(10):
+                await Gateway(config, upstream, port_holder=name).serve()
+        return caught.value
+
+    return asyncio.run(scenario())
+
+
+def test_a_taken_port_is_named_with_its_holder() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        error = start_error(GatewayConfig(port=port), holder="python3 (pid 12)")
+        assert error.what == f"port `{port}` on `127.0.0.1` is taken by python3 (pid 12)"
+        assert "--port" in error.hint
+        assert start_error(GatewayConfig(port=port)).what == f"port `{port}` on `127.0.0.1` is taken"
+        assert start_error(GatewayConfig(port=port), holder="").what.endswith("is taken")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_beyond_loopback_keys_are_demanded(host: str) -> None:
+    error = start_error(GatewayConfig(host=host, port=0))
+    assert "api-key-file" in error.hint
+
+
+def test_beyond_loopback_with_keys_it_listens_and_knows_addresses() -> None:
+    config = GatewayConfig(host="0.0.0.0", port=0, api_keys=("a-long-key",))
+
+    async def scenario() -> None:
+        async with world(says(200, {}), config=config) as here:
+            assert here.url == f"http://127.0.0.1:{here.port}"
+            for host, status in (("192.168.7.7", 200), (socket.gethostname(), 200), ("evil.example", 403)):
+                async with here.http.get(f"{here.url}/health", headers={"Host": host}) as answer:
+                    assert answer.status == status
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("host", ["no such host", "203.0.113.9", "", "a" * 300])
+def test_a_host_that_is_not_ours_is_an_error(host: str) -> None:
+    config = GatewayConfig(host=host, port=0, api_keys=("a-long-key",))
+    assert start_error(config).hint
+
+
+@pytest.mark.parametrize(
+    "config", [GatewayConfig(allowed_hosts=("http://x",)), GatewayConfig(allowed_origins=("x",))]
+)
+def test_allowed_names_are_checked_at_the_start(config: GatewayConfig) -> None:
+    assert "is not a" in start_error(config).what
+
+
+def test_localhost_listens_on_every_loopback_address_with_one_port() -> None:
+    async def scenario() -> None:
+        async with world(says(200, {}), config=GatewayConfig(host="localhost", port=0)) as here:
+            assert here.url == f"http://localhost:{here.port}"
+            async with here.http.get(f"http://127.0.0.1:{here.port}/health") as answer:
+                assert answer.status == 200
+
+    asyncio.run(scenario())
+
+
+def test_it_listens_at_once_while_the_model_is_away() -> None:
+    async def scenario() -> None:
+        upstream = FakeUpstream(
+            Path("/nowhere/s"), readiness=Readiness(ModelState.WAITING, "waiting for workers")
+        )
+        gateway = Gateway(GatewayConfig(port=0), upstream)
+        async with asyncio.timeout(10), serving(gateway):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+            await writer.wait_closed()
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"waiting for workers" in answer
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_stopping_ends_streams_with_a_reason_and_frees_port_and_files(reads: bool) -> None:
+    async def forever(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        response = await begin_stream(request)
+        await response.write(chunk("a"))
+        while not reads:
+            await response.write(chunk("x" * 10_000))
+        await server.let_go.wait()
+        return response
+
+    async def scenario(folder: Path) -> None:
+        server, upstream = FakeServer(forever), FakeUpstream(folder / "s")
+        gateway = Gateway(GatewayConfig(port=0), upstream)
+        async with asyncio.timeout(20), listening(server, upstream.socket_path):
+            async with serving(gateway):
+                port = int(gateway.url.rpartition(":")[2])
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+                writer.write(raw_post(port, {"stream": True}, path="/completion"))
+                await reader.readuntil(chunk("a"))
+            await server.until(lambda: server.active == 0)
+            if reads:
+                rest = await reader.read()
+                error = json.loads(rest.partition(b"data: ")[2].partition(b"\n\n")[0])["error"]
+                assert (error["message"], error["code"]) == ("meshd is stopping", "stopping")
+                assert upstream.broke == []
+            writer.transport.abort()
+            again = Gateway(GatewayConfig(port=port), upstream)
+            async with serving(again):
+                assert again.status.url == gateway.status.url
+        gc.collect()  # a transport left open would warn here, and warnings are errors
+
+    with tempfile.TemporaryDirectory(prefix="gw") as folder:
+        asyncio.run(scenario(Path(folder)))
+
+
+def test_the_port_is_free_when_the_start_fails() -> None:
+    """An error beside the gateway cancels it before or while it starts: nothing stays bound."""
+
+    async def scenario() -> None:
+        gateway = Gateway(GatewayConfig(port=0), FakeUpstream(Path("/nowhere/s")))
+
+        async def fail() -> None:
+            await gateway.started.wait()
+            raise UserError("elsewhere")
+
+        with pytest.raises(ExceptionGroup) as caught:
+            async with asyncio.timeout(10), Owner() as owner:
+                owner.start(gateway.serve(), name="gateway")
+                owner.start(fail(), name="fails")
+        assert str(first_error(caught.value)) == "elsewhere"
+        assert not gateway.started.is_set()
+        port = int(gateway.url.rpartition(":")[2])
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+    asyncio.run(scenario())
