@@ -90,7 +90,8 @@ class OwnedChild(Child):
         self._serving = True
         try:
             while True:
-                await self._spawn_asked.wait()
+                while not self._spawn_asked.is_set():  # a stop may take it back while we wake up
+                    await self._spawn_asked.wait()
                 self._spawn_asked.clear()
                 await self._run_once()
         finally:

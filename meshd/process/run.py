@@ -12,15 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from meshd.base import log
 from meshd.process import orphans
 from meshd.process.group import Group
 from meshd.process.interface import ChildSpec, Ended
 from meshd.process.output import Output
 
 DRAIN_SECONDS = 0.5  # for output still in the pipe; only a process that left the group can hold it longer
-
-logger = log.get("process")
 
 
 class Run:

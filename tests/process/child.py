@@ -42,11 +42,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--report-fd", type=int, metavar="FD", help="write report lines to it")
     parser.add_argument("--show-fds", action="store_true", help="print the numbers of open descriptors")
     parser.add_argument("--show-env", action="store_true", help="print the environment")
+    parser.add_argument("--marker", default="", help="shows in the list of processes")
     return parser.parse_args()
 
 
-def _grandchild() -> None:
-    process = subprocess.Popen([sys.executable, "-S", "-c", GRANDCHILD])
+def _grandchild(marker: str) -> None:
+    process = subprocess.Popen([sys.executable, "-S", "-c", GRANDCHILD, marker])
     say(f"grandchild {process.pid}")
 
 
@@ -96,7 +97,7 @@ def main() -> None:
     else:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(options.exit_code))
     if options.fork or options.wrapper:
-        _grandchild()
+        _grandchild(options.marker)
     time.sleep(options.slow_start)
     _flood(options.flood)
     if options.long_line:
