@@ -24,8 +24,9 @@ _U64 = struct.Struct("<Q")
 class Cursor:
     """Reads little-endian values one after the other; every fault is a UserError that names `label`."""
 
-    def __init__(self, pread: PRead, *, size: int, label: str) -> None:
+    def __init__(self, pread: PRead, *, size: int, label: str, window: int = WINDOW_BYTES) -> None:
         self._pread = pread
+        self._read_ahead = window
         self._size = size
         self._label = label
         self._window = b""
@@ -134,7 +135,7 @@ class Cursor:
         self._check_end(length, part)
         self._feed_digest()
         position = self.position
-        data = self._pread(position, max(length, min(WINDOW_BYTES, self._size - position)))
+        data = self._pread(position, max(length, min(self._read_ahead, self._size - position)))
         if len(data) < length:
             raise self.short(part, length - len(data))
         self._window, self._start, self._at, self._digested = data, position, 0, 0

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshd.model.cursor import Cursor, PRead
+from meshd.model.cursor import WINDOW_BYTES, Cursor, PRead
 from meshd.model.ggml import TENSOR_TYPES, TensorType
 
 MAX_KEYS = 16_384  # real files have 20 to 100
@@ -105,13 +105,13 @@ class Header:
         return self.integer("split.no"), max(1, self.integer("split.count", 1))
 
 
-def read_header(pread: PRead, *, size: int, label: str) -> Header:
+def read_header(pread: PRead, *, size: int, label: str, window: int = WINDOW_BYTES) -> Header:
     """Read the header of a file of `size` bytes; `label` names it in errors.
 
-    Keeps at most about 256 KiB of the file and MAX_KEPT_BYTES of values at a time. Checks that every tensor
-    lies inside the file. Raises UserError for anything that is not a complete, well-formed GGUF file.
+    Keeps at most about `window` bytes of the file and MAX_KEPT_BYTES of values at a time. Checks that every
+    tensor lies inside the file. Raises UserError for anything that is not a complete, well-formed GGUF file.
     """
-    cursor = Cursor(pread, size=size, label=label)
+    cursor = Cursor(pread, size=size, label=label, window=window)
     version = _magic_and_version(cursor, size)
     tensor_count = _count(cursor, "the number of tensors", MAX_TENSORS)
     key_count = _count(cursor, "the number of metadata keys", MAX_KEYS)

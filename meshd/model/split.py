@@ -99,7 +99,8 @@ class _Planner:
         ]
         return (
             f"`{model.name}` does not fit: it needs {_size(needed)} (weights {_size(model.weight_bytes)}, "
-            f"cache of {shape.tokens} tokens {_size(cache)}, computing up to {_size(compute)}); {'; '.join(parts)}"
+            f"cache of {shape.tokens} tokens {_size(cache)}, computing up to {_size(compute)}); "
+            + "; ".join(parts)
         )
 
     def _ways(self) -> list[tuple[bool, str]]:
