@@ -10,13 +10,26 @@ session: the peer broke the rules, and what it said before may not be believed e
 
 from collections.abc import Mapping
 
+from meshd.base.errors import Busy, Closed, LocalProtocolError, RemoteProtocolError
+from meshd.mux.agree import SESSION_ID_BYTES
 from meshd.mux.config import MuxConfig, NodeBudget, Priority, Side
-from meshd.mux.events import Event
-from meshd.mux.status import SessionStatus
+from meshd.mux.events import Event, LinkDead, SessionLost
+from meshd.mux.inbound import Inbound, start_reset
+from meshd.mux.link import LinkState
+from meshd.mux.outbound import Outbound
+from meshd.mux.state import State
+from meshd.mux.status import LinkStatus, SessionStatus, StreamStatus
+from meshd.mux.stream import ReceiveHalf, SendHalf, Stream
+from meshd.mux.window import StreamWindow
+from meshd.wire.frame import encode
+from meshd.wire.frame_types import Goodbye, Open
 
 
 class Session:
-    """All streams with one peer, over any number of links of which one carries the data."""
+    """All streams with one peer, over any number of links of which one carries the data.
+
+    `budget` bounds what the windows of all sessions of this node grow by.
+    """
 
     def __init__(
         self,
@@ -26,20 +39,62 @@ class Session:
         config: MuxConfig | None = None,
         budget: NodeBudget | None = None,
     ) -> None:
-        raise NotImplementedError
+        if len(session_id) != SESSION_ID_BYTES:
+            raise LocalProtocolError(f"session id of {len(session_id)} bytes")
+        self._state = State(side, session_id, config or MuxConfig(), budget)
+        self._inbound = Inbound(self._state)
+        self._outbound = Outbound(self._state)
+
+    @property
+    def session_id(self) -> bytes:
+        """As both sides agreed on it (mux/agree.py)."""
+        return self._state.session_id
+
+    @property
+    def data_link(self) -> int | None:
+        """The link that carries data now."""
+        return self._state.data_link
 
     # from the application
 
     def open(self, service: str, metadata: Mapping[str, str | int | bytes], priority: Priority) -> int:
         """Open a stream and return its id; up to the first window may be written at once.
 
-        Raises Busy when `max_streams` are open, LocalProtocolError when the metadata is too large.
+        Raises Busy when `max_streams` are open, LocalProtocolError when the metadata is too large, Closed.
         """
-        raise NotImplementedError
+        state = self._state
+        self._check_open()
+        config = state.config
+        if len(state.streams) >= config.max_streams:
+            live = sum(stream.ours and not stream.finished() for stream in state.streams.values())
+            if live >= config.max_streams:
+                raise Busy(f"{live} streams are open to this peer, more are not allowed")
+        stream_id = state.next_own
+        frame = Open(stream_id, service, metadata, int(priority), config.stream_window)
+        state.opens[stream_id] = state.opens_due[stream_id] = encode(frame)
+        state.next_own += 2
+        window = StreamWindow(
+            config.stream_window, most=config.max_stream_window, session=state.credit, node=state.budget
+        )
+        state.streams[stream_id] = Stream(
+            stream_id,
+            service=service,
+            priority=priority,
+            ours=True,
+            send=SendHalf(config.stream_window),
+            receive=ReceiveHalf(window),
+        )
+        return stream_id
 
     def accept(self, stream_id: int) -> None:
         """Tell the opener that this side's application took the stream (refuse with `reset`)."""
-        raise NotImplementedError
+        stream = self._state.streams.get(stream_id)
+        if stream is None or stream.resetting:
+            return
+        if stream.ours:
+            raise LocalProtocolError(f"stream {stream_id} is our own, the peer accepts it")
+        stream.accepted = True
+        self._state.want_ack(stream, now=True)
 
     def write(self, stream_id: int, data: bytes | bytearray | memoryview) -> int:
         """Take bytes to send and return how many; fewer than given: wait for Writable, give the rest again.
@@ -47,58 +102,230 @@ class Session:
         Bytes and read-only views are kept by reference. Raises LocalProtocolError after `write_eof`,
         Closed when the stream is gone.
         """
-        raise NotImplementedError
+        state = self._state
+        stream = self._find(stream_id)
+        if stream.send.eof:
+            raise LocalProtocolError(f"stream {stream_id}: write after the end")
+        size = len(data)
+        room = state.room(stream)
+        if size > room:
+            state.blocked[stream_id] = None
+            if not room:
+                return 0
+            data = memoryview(data)[:room]
+            size = room
+        elif not size:
+            return 0
+        if isinstance(data, bytearray) or (isinstance(data, memoryview) and not data.readonly):
+            data = bytes(data)
+        stream.send.write(data)
+        state.send_buffered += size
+        if stream.send.sendable() > 0:
+            state.schedule.add(stream_id, stream.priority)
+        return size
 
     def write_eof(self, stream_id: int) -> None:
-        """No more bytes follow; the other direction stays open. Idempotent."""
-        raise NotImplementedError
+        """No more bytes follow; the other direction stays open. Idempotent. Raises Closed."""
+        stream = self._find(stream_id)
+        stream.send.eof = True
+        self._state.blocked.pop(stream_id, None)
+        if stream.ready():
+            self._state.schedule.add(stream_id, stream.priority)
 
     def reset(self, stream_id: int, code: int, reason: str) -> None:
         """Throw the stream away in both directions, as TCP's RST. Nothing, if it is gone already."""
-        raise NotImplementedError
+        state = self._state
+        stream = state.streams.get(stream_id)
+        if stream is None or stream.resetting:
+            return
+        if stream.finished() or not (stream.announced or stream.answered):
+            state.drop_sending(stream)
+            state.drop_receiving(stream)
+            state.forget(stream)
+        else:
+            start_reset(state, stream, code, reason)
+        state.wake_writers()
 
     def consumed(self, stream_id: int, count: int) -> None:
         """The application handed on `count` bytes of DataReceived: the peer may send as many more."""
-        raise NotImplementedError
+        state = self._state
+        stream = state.streams.get(stream_id)
+        if stream is None or stream.resetting:
+            return
+        receive = stream.receive
+        if not 0 <= count <= receive.received - receive.window.consumed:
+            raise LocalProtocolError(f"stream {stream_id}: {count} bytes consumed that were not received")
+        receive.window.consume(count, now=state.now, rtt=state.rtt())
+        state.credit.consumed += count
+        if receive.ended:
+            state.forget_if_finished(stream)
+        elif receive.window.due():
+            state.want_ack(stream, now=True)
 
     def ping(self, link_id: int, now: float) -> int:
         """Send a ping at the next `transmit`; its PongReceived carries the id returned. Raises Closed."""
-        raise NotImplementedError
+        self._check_open()
+        link = self._state.links.get(link_id)
+        if link is None:
+            raise Closed(f"link {link_id} is gone")
+        number = self._state.new_ping()
+        link.ask(number)
+        return number
 
     def goodbye(self, code: int, reason: str) -> None:
         """End the session on purpose: sent on every link by the next `transmit`; streams are void at once."""
-        raise NotImplementedError
+        state = self._state
+        if state.over:
+            return
+        state.goodbye = Goodbye(code, reason)
+        for link in state.links.values():
+            link.goodbye_due = True
+        state.end("we said goodbye")
 
     # from the links
 
     def link_up(self, link_id: int, now: float) -> list[Event]:
-        """A link on which both Hellos have passed is attached. The first one carries data at once."""
-        raise NotImplementedError
+        """A link on which both Hellos have passed is attached. The leader's first carries data at once."""
+        state = self._state
+        self._check_open()
+        if link_id in state.links:
+            raise LocalProtocolError(f"link {link_id} is attached already")
+        state.now = now
+        state.grace_at = None
+        link = LinkState(link_id, now, state.config)
+        link.awaits_resume = state.linked_before
+        state.linked_before = True
+        state.links[link_id] = link
+        if state.side == "leader" and state.data_link is None:
+            state.lead_to(link_id)
+        return state.drain_events()
 
     def link_down(self, link_id: int, now: float) -> list[Event]:
-        """A link is gone (idempotent). Data moves to another attached one, if there is one."""
-        raise NotImplementedError
+        """A link is gone (idempotent). The leader moves data to another attached one, if there is one."""
+        self._state.now = now
+        self._state.unlink(link_id, now)
+        return self._state.drain_events()
 
     def switch_to(self, link_id: int, now: float) -> list[Event]:
-        """Leader only: this link carries the data from now on. Nothing, if it does already."""
-        raise NotImplementedError
+        """Leader only: this link carries the data from now on. Nothing, if it does already or is gone."""
+        state = self._state
+        state.now = now
+        if link_id != state.data_link and link_id in state.links and not state.over:
+            state.lead_to(link_id)
+        return state.drain_events()
 
     def receive(self, link_id: int, data: bytes, now: float) -> list[Event]:
         """Bytes that came over a link, in order. Raises RemoteProtocolError: the session is over then."""
-        raise NotImplementedError
+        state = self._state
+        state.now = now
+        link = state.links.get(link_id)
+        if link is None or state.over:
+            return state.drain_events()
+        link.heard(len(data), now)
+        act = self._inbound.act
+        try:
+            for frame in link.parser.feed(data):
+                act(link, frame)
+                if self._state.over:
+                    break
+        except RemoteProtocolError as error:
+            state.end(error.what)
+            raise
+        if state.blocked:
+            state.wake_writers()
+        return state.drain_events()
 
     def transmit(self, link_id: int, now: float, budget: int) -> list[bytes | memoryview]:
-        """Buffers to send on this link, in order, about `budget` bytes; empty when there is nothing to send."""
-        raise NotImplementedError
+        """Buffers to send on this link, in order, about `budget` bytes; empty when nothing is to be sent."""
+        self._state.now = now
+        link = self._state.links.get(link_id)
+        return [] if link is None else self._outbound.transmit(link, now, budget)
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called (and `transmit` after it); may change with any call."""
-        raise NotImplementedError
+        state = self._state
+        if state.events:
+            return state.now
+        if state.over:
+            return None
+        times = [link.next_timeout() for link in state.links.values()]
+        times.extend(at for at in (state.acks_at, state.grace_at) if at is not None)
+        return min(times, default=None)
 
     def handle_timeout(self, now: float) -> list[Event]:
         """Look at the clock: dead links, pings that are due, late acknowledgements, the grace."""
-        raise NotImplementedError
+        state = self._state
+        state.now = now
+        if state.over:
+            return state.drain_events()
+        state.ripen(now)
+        for link in list(state.links.values()):
+            link.ripen(now)
+            why = link.dead(now)
+            if why:
+                state.events.append(LinkDead(link.link_id, why))
+                state.unlink(link.link_id, now)
+            elif link.ping_due(now):
+                link.pings_due.append(state.new_ping())
+        if state.grace_at is not None and now >= state.grace_at:
+            why = f"no link for {state.config.grace:g} s"
+            state.end(why)
+            state.events.append(SessionLost(why))
+        return state.drain_events()
 
     def status(self) -> SessionStatus:
         """The whole session as plain values."""
-        raise NotImplementedError
+        state = self._state
+        return SessionStatus(
+            session_id=state.session_id,
+            data_link=state.data_link,
+            links=tuple(_link_status(link, link.link_id == state.data_link) for link in state.links.values()),
+            streams=tuple(_stream_status(stream) for stream in state.streams.values()),
+            send_buffered=state.send_buffered,
+            receive_buffered=state.credit.received - state.credit.consumed,
+            resent=state.resent,
+            switches=state.switches,
+        )
+
+    def _check_open(self) -> None:
+        if self._state.over:
+            raise Closed(f"the session is over: {self._state.over}")
+
+    def _find(self, stream_id: int) -> Stream:
+        stream = self._state.streams.get(stream_id)
+        if stream is None or stream.resetting:
+            self._check_open()
+            raise Closed(f"stream {stream_id} is gone")
+        return stream
+
+
+def _link_status(link: LinkState, carries_data: bool) -> LinkStatus:
+    pacing = link.pacing
+    return LinkStatus(
+        link_id=link.link_id,
+        carries_data=carries_data,
+        rtt=link.rtt,
+        rtt_min=pacing.rtt_min,
+        bandwidth=pacing.rate,
+        in_flight=pacing.in_flight,
+        allowance=pacing.allowance(),
+        sent=pacing.sent,
+        received=link.received,
+        last_heard=link.last_heard,
+    )
+
+
+def _stream_status(stream: Stream) -> StreamStatus:
+    window = stream.receive.window
+    return StreamStatus(
+        stream_id=stream.stream_id,
+        service=stream.service,
+        priority=stream.priority,
+        ours=stream.ours,
+        accepted=stream.accepted,
+        written=stream.send.written,
+        acknowledged=stream.send.acked,
+        received=stream.receive.received,
+        consumed=window.consumed,
+        window=window.size,
+    )

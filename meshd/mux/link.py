@@ -1,0 +1,168 @@
+"""What a session keeps for one attached link: its parser, its counters, its pings, is it alive.
+
+A link is alive while something comes in *and* the peer shows that it hears us (a Pong, a LinkAck that
+grows): a path may die in one direction only.
+"""
+
+from meshd.mux.config import MuxConfig
+from meshd.mux.pacing import Pacing
+from meshd.wire.frame import FrameParser
+
+_ACK_BYTES = 16 << 10  # received since the last LinkAck that make one worth while, if _ACK_PAUSE has passed
+_ACK_PAUSE = 0.001
+_ACK_AT_ONCE = 256 << 10
+_ACK_LEAST = 2 << 10  # below it, it waits for company: a LinkAck must not provoke a LinkAck
+_ACK_DELAY = 0.005  # seconds until _ACK_LEAST or more are acknowledged anyway
+_MOST_PINGS = 64  # unanswered ones remembered, and unanswered ones of the peer's
+_LATE = 1.0  # seconds by which our own timer may be late before we doubt ourselves and not the link
+
+
+class LinkState:
+    """One link under a session. Times are loop time."""
+
+    def __init__(self, link_id: int, now: float, config: MuxConfig) -> None:
+        self.link_id = link_id
+        self.parser = FrameParser()
+        self.pacing = Pacing(now)
+        self.received = 0
+        self.last_heard = now
+        self.confirmed_at = now  # when the peer last showed that it hears us
+        self.rtt: float | None = None  # smoothed, from pings
+        self.resume_due = True
+        self.switch_due: int | None = None
+        self.lost_due: int | None = None
+        self.goodbye_due = False
+        self.awaits_resume = False  # data waits until the peer has said what it has
+        self.pings_due: list[int] = []
+        self.pongs_due: list[int] = []
+        self._pinged: dict[int, float] = {}  # number -> when it was sent
+        self._asked: set[int] = set()  # numbers that the application asked for
+        self._probe: int | None = None
+        self._interval = config.ping_interval
+        self._dead_after = config.dead_after
+        self._next_ping = now
+        self._acked = 0  # bytes received as last told to the peer
+        self._acked_at = now
+        self._unacked_since: float | None = None
+        self._ack_ripe = False  # its time has come; kept apart, so that a clogged link keeps no timer running
+
+    # receiving
+
+    def heard(self, count: int, now: float) -> None:
+        """`count` bytes came in."""
+        self.received += count
+        self.last_heard = now
+        if self._unacked_since is None and not self._ack_ripe and self.received - self._acked >= _ACK_LEAST:
+            self._unacked_since = now
+
+    def on_link_ack(self, total: int, now: float) -> None:
+        """The peer has received `total` bytes of ours."""
+        if total > self.pacing.acked:
+            self.confirmed_at = now
+        self.pacing.on_acked(total, now)
+
+    def on_pong(self, number: int, now: float) -> float | None:
+        """A ping came back: its round trip, if the application had asked for it."""
+        sent_at = self._pinged.pop(number, None)
+        if sent_at is None:
+            return None
+        self.confirmed_at = now
+        rtt = now - sent_at
+        self.rtt = rtt if self.rtt is None else self.rtt + (rtt - self.rtt) / 4
+        self.pacing.on_pong(rtt, now, probe=number == self._probe)
+        if number == self._probe:
+            self._probe = None
+        if number not in self._asked:
+            return None
+        self._asked.discard(number)
+        return rtt
+
+    def on_ping(self, number: int) -> None:
+        """The peer asks for a Pong."""
+        self.pongs_due.append(number)
+        del self.pongs_due[:-_MOST_PINGS]
+
+    # sending
+
+    def ask(self, number: int) -> None:
+        """The application wants a ping."""
+        self.pings_due.append(number)
+        self._asked.add(number)
+        if len(self.pings_due) > _MOST_PINGS:
+            self._asked.discard(self.pings_due.pop(0))
+
+    def ping_sent(self, number: int, now: float) -> None:
+        """A ping leaves."""
+        self._pinged[number] = now
+        if len(self._pinged) > _MOST_PINGS:
+            oldest = next(iter(self._pinged))
+            del self._pinged[oldest]
+            self._asked.discard(oldest)
+
+    def probe_due(self) -> bool:
+        """The link is drained enough to measure the shortest round trip: a ping is wanted for it."""
+        pacing = self.pacing
+        return pacing.probing and self._probe is None and pacing.in_flight <= pacing.allowance()
+
+    def probe(self, number: int) -> None:
+        """This ping measures it."""
+        self._probe = number
+        self.pings_due.append(number)
+
+    def ack_due(self, now: float) -> bool:
+        """Is a LinkAck worth a frame of its own?"""
+        pending = self.received - self._acked
+        if pending < _ACK_LEAST:
+            return False
+        if pending >= _ACK_AT_ONCE or (pending >= _ACK_BYTES and now - self._acked_at >= _ACK_PAUSE):
+            return True
+        self.ripen(now)
+        return self._ack_ripe
+
+    def ack(self, now: float) -> int | None:
+        """The total to acknowledge, if it has changed."""
+        if self.received == self._acked:
+            return None
+        self._acked = self.received
+        self._acked_at = now
+        self._unacked_since = None
+        self._ack_ripe = False
+        return self.received
+
+    # time
+
+    def next_timeout(self) -> float:
+        """When this link wants to be looked at."""
+        at = min(self._next_ping, self.last_heard + self._dead_after, self.confirmed_at + self._dead_after)
+        if self._unacked_since is not None:
+            at = min(at, self._unacked_since + _ACK_DELAY)
+        return at
+
+    def ripen(self, now: float) -> None:
+        """A LinkAck that has waited its time is due."""
+        if self._unacked_since is not None and now >= self._unacked_since + _ACK_DELAY:
+            self._unacked_since = None
+            self._ack_ripe = True
+
+    def ping_due(self, now: float) -> bool:
+        """Is it time for a ping? Says so once for each interval."""
+        if now < self._next_ping:
+            return False
+        self._next_ping = now + self._interval
+        return not self.pings_due
+
+    def dead(self, now: float) -> str:
+        """Why the link is dead; empty if it is not."""
+        silent = now - self.last_heard
+        unproven = now - self.confirmed_at
+        if max(silent, unproven) < self._dead_after:
+            return ""
+        if min(self.last_heard, self.confirmed_at) + self._dead_after < now - _LATE:
+            # Nobody asked for more than a second after it was due: this process slept, not the link.
+            recently = now - self._dead_after + self._interval
+            self.last_heard = max(self.last_heard, recently)
+            self.confirmed_at = max(self.confirmed_at, recently)
+            return ""
+        if silent >= self._dead_after:
+            return f"nothing heard for {silent:.1f} s"
+        return f"the peer has not heard us for {unproven:.1f} s"

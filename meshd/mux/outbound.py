@@ -1,0 +1,205 @@
+"""What goes out next on a link: control first, then the streams in their turn, as far as the link bears it.
+
+Nothing is copied: a frame of data is a header and the very pieces that were written.
+"""
+
+from meshd.mux.link import LinkState
+from meshd.mux.state import State
+from meshd.mux.stream import Piece, Stream
+from meshd.wire.frame import DATA_OVERHEAD, ack_frame, data_header, encode
+from meshd.wire.frame_types import (
+    LinkAck,
+    LinkLost,
+    MaxData,
+    Ping,
+    Pong,
+    Reset,
+    ResetAck,
+    Resume,
+    ResumeEntry,
+    Switch,
+)
+
+_LEAST = 4 << 10  # what a frame may hold even if less room is left: crumbs cost more than they save
+
+
+class Outbound:
+    """Composes what a link sends."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def transmit(self, link: LinkState, now: float, budget: int) -> list[Piece]:
+        """Buffers for this link, in order; about `budget` bytes."""
+        out: list[Piece] = []
+        state = self._state
+        self._link_control(link, now, out)
+        carries = link.link_id == state.data_link and not state.over
+        if carries:
+            self._stream_control(out, budget)
+        count = sum(map(len, out))
+        starved = False
+        if carries and not state.opens_due and not link.awaits_resume:
+            starved = self._data(link, out, count, budget)
+        if out or link.ack_due(now) or (carries and self._acks_due(now)):
+            self._acknowledge(link, now, out, carries)
+        if out:
+            link.pacing.on_sent(sum(map(len, out)), now, starved=starved)
+        return out
+
+    # control of the link
+
+    def _link_control(self, link: LinkState, now: float, out: list[Piece]) -> None:
+        state = self._state
+        if link.resume_due:
+            link.resume_due = False
+            out.append(encode(self._resume()))
+        if link.goodbye_due and state.goodbye is not None:
+            link.goodbye_due = False
+            out.append(encode(state.goodbye))
+        if link.switch_due is not None:
+            out.append(encode(Switch(link.switch_due)))
+            link.switch_due = None
+        if link.lost_due is not None:
+            out.append(encode(LinkLost(link.lost_due)))
+            link.lost_due = None
+        heard_ms = int((now - link.last_heard) * 1000)
+        if link.pongs_due:
+            out.extend(encode(Pong(number, heard_ms)) for number in link.pongs_due)
+            link.pongs_due.clear()
+        if link.probe_due():
+            link.probe(state.new_ping())
+        if link.pings_due:
+            for number in link.pings_due:
+                out.append(encode(Ping(number, heard_ms)))
+                link.ping_sent(number, now)
+            link.pings_due.clear()
+
+    def _resume(self) -> Resume:
+        state = self._state
+        return Resume(
+            max_data=state.credit.grant(),
+            opened=state.next_own,
+            seen=state.next_peer,
+            streams=tuple(_entry(stream) for stream in state.streams.values()),
+        )
+
+    # control of streams
+
+    def _stream_control(self, out: list[Piece], budget: int) -> None:
+        state = self._state
+        left = budget
+        while state.opens_due and left > 0:
+            stream_id = next(iter(state.opens_due))
+            opened = state.opens_due.pop(stream_id)
+            state.streams[stream_id].announced = True
+            left -= len(opened)
+            out.append(opened)
+        for stream_id in state.resets_due:
+            out.append(encode(_reset(state.streams[stream_id])))
+        state.resets_due.clear()
+        # A ResetAck never goes ahead of our own Reset of the same stream: the peer settles credit by it.
+        out.extend(encode(ResetAck(stream_id)) for stream_id in state.late_reset_acks)
+        state.late_reset_acks.clear()
+
+    def _acks_due(self, now: float) -> bool:
+        """Are acknowledgements worth sending without company?"""
+        state = self._state
+        state.ripen(now)
+        return state.acks_ripe or bool(state.late_acks) or state.credit.due()
+
+    def _acknowledge(self, link: LinkState, now: float, out: list[Piece], carries: bool) -> None:
+        """Something is sent anyway: all acknowledgements go with it."""
+        state = self._state
+        received = link.ack(now)
+        if received is not None:
+            out.append(encode(LinkAck(received)))
+        if not carries:
+            return
+        credit = state.credit
+        if credit.due():
+            out.append(encode(MaxData(credit.grant())))
+        if state.late_acks:
+            out.extend(map(encode, state.late_acks.values()))
+            state.late_acks.clear()
+        for stream_id in state.acks_due:
+            stream = state.streams[stream_id]
+            receive = stream.receive
+            receive.acked = receive.received
+            receive.told_end = receive.ended
+            accepted = stream.accepted and not stream.ours
+            out.append(
+                ack_frame(stream_id, receive.received, receive.window.grant(), accepted, receive.ended)
+            )
+        state.acks_due.clear()
+        state.acks_at = None
+        state.acks_ripe = False
+
+    # data
+
+    def _data(self, link: LinkState, out: list[Piece], count: int, budget: int) -> bool:
+        """Frames of data until there is no room; True if there was room and nothing to send."""
+        state = self._state
+        schedule = state.schedule
+        pacing = link.pacing
+        room = min(budget, pacing.allowance() - pacing.in_flight) - count
+        most = pacing.frame_size()
+        held_back = 0  # streams in a row that only the session's credit stops
+        while room > 0:
+            stream_id = schedule.next()
+            if stream_id is None:
+                return True
+            stream = state.streams[stream_id]
+            size = self._frame(stream, min(most, max(room, _LEAST)), out)
+            if stream.ready():
+                schedule.add(stream_id, stream.priority)
+            room -= size
+            held_back = 0 if size else held_back + 1
+            if held_back > len(schedule):
+                return True
+        return False
+
+    def _frame(self, stream: Stream, most: int, out: list[Piece]) -> int:
+        """One frame of data of this stream; returns its size, 0 if the session's credit forbids it."""
+        state = self._state
+        send = stream.send
+        size = min(send.sendable(), most)
+        fresh = send.cursor + size - send.sent
+        if fresh > 0:
+            beyond = state.sent + fresh - state.peer_credit
+            if beyond > 0:
+                size -= beyond
+                fresh -= beyond
+        start = send.cursor
+        fin = send.eof and not send.eof_sent and start + size == send.written
+        if size <= 0 and not fin:
+            return 0
+        out.append(data_header(stream.stream_id, start, size, fin))
+        if size:
+            send.take(size, out)
+        if fresh > 0:
+            state.sent += fresh
+        send.eof_sent = send.eof_sent or fin
+        return size + DATA_OVERHEAD
+
+
+def _entry(stream: Stream) -> ResumeEntry:
+    receive = stream.receive
+    receive.acked = receive.received
+    receive.told_end = receive.ended
+    return ResumeEntry(
+        stream_id=stream.stream_id,
+        received=receive.received,
+        credit=receive.window.grant(),
+        sent=stream.send.sent,
+        accepted=stream.accepted and not stream.ours,
+        ended=receive.ended,
+        eof=stream.send.eof,
+        resetting=stream.resetting,
+    )
+
+
+def _reset(stream: Stream) -> Reset:
+    return Reset(
+        stream.stream_id, stream.code, stream.reason, final=stream.send.sent, received=stream.receive.highest
+    )

@@ -1,0 +1,171 @@
+"""How much may be in flight on one link, so that control never sits behind data.
+
+Sockets, proxies and relays buffer megabytes; a ping behind them waits seconds. So the sender measures what
+the link delivers (from the peer's LinkAcks) and keeps in flight no more than
+
+    rate x shortest round trip  +  50 ms of the rate (16 to 256 KiB).
+
+The estimate is that of BBR (draft-ietf-ccwg-bbr, delivery rate estimation): the highest rate of the last
+10 s, never lowered by samples during which the application had nothing to send. Where 256 KiB are less than
+4 ms of the rate, 4 ms are taken: an event loop is not finer than that, and control does not suffer.
+
+All control frames are exempt: they count as in flight and are never held back.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+FIRST_ALLOWANCE = 64 << 10  # bytes, until something has been measured
+_MEMORY = 10.0  # seconds that a highest rate and a shortest round trip are believed
+_QUEUE_TIME = 0.05
+_QUEUE_LEAST = 16 << 10
+_QUEUE_MOST = 256 << 10
+_COARSE_TIME = 0.004
+_START_GAIN = 2.0
+_START_ROUNDS = 3  # rounds without growth by a quarter that end the start
+_FRAME_TIME = 0.02  # a frame passes a slow link in less than this
+_FRAME_LEAST = 4 << 10
+_FRAME_UNKNOWN = 16 << 10
+_FRAME_MOST = 256 << 10
+_MOST_MARKS = 256
+
+
+@dataclass(slots=True)
+class _Mark:
+    """What was known when the bytes up to `end` were sent."""
+
+    end: int
+    sent_at: float
+    acked: int
+    acked_at: float
+    first_sent_at: float  # when the newest byte acknowledged by then had been sent
+    limited: bool  # the application had no more to send
+
+
+class Pacing:
+    """One link's measurement. All times are loop time in seconds."""
+
+    def __init__(self, now: float) -> None:
+        self.sent = 0  # bytes, everything
+        self.acked = 0
+        self.rtt_min: float | None = None
+        self.rtt_loaded: float | None = None  # smoothed, with the acknowledgement's delay
+        self.probing = False  # the shortest round trip is being measured anew
+        self._rtt_min_at = now
+        self._acked_at = now
+        self._first_sent_at = now
+        self._marks: deque[_Mark] = deque()
+        self._limited_until = 0
+        self._rates: deque[tuple[float, float]] = deque()  # (time, rate), rates falling
+        self._measured = False  # by a sample that the application did not limit
+        self._starting = True
+        self._round_end = 0
+        self._round_rate = 0.0
+        self._rounds_flat = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes sent and not yet acknowledged on this link."""
+        return self.sent - self.acked
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes a second that the link delivers, as far as is known."""
+        return self._rates[0][1] if self._rates else None
+
+    def allowance(self) -> int:
+        """Bytes that may be in flight."""
+        if not self._rates:
+            return FIRST_ALLOWANCE
+        rate = self._rates[0][1]
+        on_the_way = rate * (self.rtt_min or 0.0)
+        if self.probing:
+            return max(int(on_the_way / 2), _FRAME_LEAST)
+        queue = max(min(max(rate * _QUEUE_TIME, _QUEUE_LEAST), _QUEUE_MOST), rate * _COARSE_TIME)
+        target = int(on_the_way * (_START_GAIN if self._starting else 1.0) + queue)
+        return target if self._measured else max(target, FIRST_ALLOWANCE)
+
+    def frame_size(self) -> int:
+        """Payload of a frame that holds up nothing for long."""
+        if not self._rates:
+            return _FRAME_UNKNOWN
+        return int(min(max(self._rates[0][1] * _FRAME_TIME, _FRAME_LEAST), _FRAME_MOST))
+
+    def on_sent(self, count: int, now: float, *, starved: bool) -> None:
+        """`count` bytes were handed to the link; `starved`: there was room for more, and nothing to send.
+
+        What is in flight after that says nothing about the link's rate.
+        """
+        if self.sent == self.acked:  # idle until now: the time before says nothing about the link
+            self._acked_at = self._first_sent_at = now
+        self.sent += count
+        limited = starved or self.acked < self._limited_until
+        if starved:
+            self._limited_until = self.sent
+        marks = self._marks
+        if len(marks) >= _MOST_MARKS:
+            marks[-1].end = self.sent
+        else:
+            marks.append(_Mark(self.sent, now, self.acked, self._acked_at, self._first_sent_at, limited))
+
+    def on_acked(self, total: int, now: float) -> None:
+        """The peer has received `total` bytes on this link. Nonsense only slows who sends it."""
+        if not self.acked < total <= self.sent:
+            return
+        self.acked = total
+        self._acked_at = now
+        mark = None
+        while self._marks and self._marks[0].end <= total:
+            mark = self._marks.popleft()
+        if mark is None:
+            return
+        self._first_sent_at = mark.sent_at
+        self._on_round_trip(now - mark.sent_at, now)
+        elapsed = max(now - mark.acked_at, mark.sent_at - mark.first_sent_at)
+        if elapsed > 0:
+            self._on_rate((total - mark.acked) / elapsed, mark.limited, now)
+        if total >= self._round_end:
+            self._on_round(mark.limited)
+
+    def on_pong(self, rtt: float, now: float, *, probe: bool) -> None:
+        """A ping came back; `probe` if it was sent to end `probing`."""
+        if probe and self.probing:
+            self.probing = False
+            self.rtt_min = rtt
+            self._rtt_min_at = now
+        self._shorten(rtt, now)
+
+    def _on_round_trip(self, rtt: float, now: float) -> None:
+        loaded = self.rtt_loaded
+        self.rtt_loaded = rtt if loaded is None else loaded + (rtt - loaded) / 8
+        self._shorten(rtt, now)
+
+    def _shorten(self, rtt: float, now: float) -> None:
+        if self.rtt_min is None or rtt <= self.rtt_min:
+            self.rtt_min = rtt
+            self._rtt_min_at = now
+        elif now - self._rtt_min_at > _MEMORY:
+            # Every round trip under load contains our own queue: believing them would let it grow for ever.
+            self.probing = True
+            self._rtt_min_at = now
+
+    def _on_rate(self, rate: float, limited: bool, now: float) -> None:
+        rates = self._rates
+        if limited and rates and rate <= rates[0][1]:
+            return
+        self._measured = self._measured or not limited
+        while rates and rates[-1][1] <= rate:
+            rates.pop()
+        rates.append((now, rate))
+        while not limited and rates[0][0] < now - _MEMORY:
+            rates.popleft()
+
+    def _on_round(self, limited: bool) -> None:
+        self._round_end = self.sent
+        rate = self._rates[0][1] if self._rates else 0.0
+        if rate >= self._round_rate * 1.25:
+            self._round_rate = rate
+            self._rounds_flat = 0
+        elif not limited:
+            self._rounds_flat += 1
+            self._starting = self._starting and self._rounds_flat < _START_ROUNDS

@@ -1,0 +1,48 @@
+"""Whose turn it is: streams that have something to send, interactive before bulk, in turn within each.
+
+Every turn is one frame of at most the same size, so streams that always have data get equal bytes. One turn
+in 16 goes to bulk even while interactive data waits: an endless interactive stream must not stop a load.
+"""
+
+from collections import deque
+
+from meshd.mux.config import Priority
+
+_BULK_TURN = 16
+
+
+class Schedule:
+    """Two rings of stream ids."""
+
+    def __init__(self) -> None:
+        self._rings: tuple[deque[int], deque[int]] = (deque(), deque())
+        self._waiting: set[int] = set()
+        self._turns = 0  # of interactive streams while bulk waited
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, stream_id: int, priority: Priority) -> None:
+        """The stream has something to send. Nothing, if it waits already."""
+        if stream_id not in self._waiting:
+            self._waiting.add(stream_id)
+            self._rings[priority].append(stream_id)
+
+    def next(self) -> int | None:
+        """Take the stream whose turn it is out of its ring; `add` it again if it has more."""
+        interactive, bulk = self._rings
+        ring = interactive
+        if bulk and (not interactive or self._turns >= _BULK_TURN - 1):
+            ring = bulk
+        if not ring:
+            return None
+        self._turns = self._turns + 1 if ring is interactive and bulk else 0
+        stream_id = ring.popleft()
+        self._waiting.discard(stream_id)
+        return stream_id
+
+    def remove(self, stream_id: int, priority: Priority) -> None:
+        """The stream is gone."""
+        if stream_id in self._waiting:
+            self._waiting.discard(stream_id)
+            self._rings[priority].remove(stream_id)
