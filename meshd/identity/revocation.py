@@ -252,6 +252,12 @@ class RevocationSet:
             return f"node `{node.short}` is banned from this mesh"
         return None
 
+    def why_invite_banned(self, invite_id: bytes, *, issuer: PeerId | None = None) -> str | None:
+        """Why nobody may be admitted by `issuer` (as above) with this invite, else None."""
+        if self._refuses("invite", invite_id, issuer):
+            return "this invite was revoked"
+        return None
+
     def encode(self) -> bytes:
         """For the key store."""
         return pack({"mesh": self.mesh.raw, "bans": list(self.entries())})
