@@ -20,7 +20,7 @@ LINE_BYTES = 4096  # longer lines are cut: the longest of llama.cpp (system_info
 TAIL_LINES = 20
 READ_BYTES = 64 << 10  # what a pipe holds
 READ_SLICE = 0.1  # seconds
-READ_RATE = 1 << 20  # bytes a slice: 10 MB/s costs a tenth of a core, and no sane child prints so much
+READ_RATE = 320 << 10  # bytes a slice: 3 MB/s cost a tenth of a core, and no sane child prints so much
 WRITE_RATE = 256 << 10  # bytes a second into the file, once the burst is used up
 WRITE_BURST = 4 << 20  # bytes: a model's whole start-up is below 200 KB
 
