@@ -1,0 +1,127 @@
+"""What must hold before a daemon starts."""
+
+import dataclasses
+import io
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import UsageError, UserError
+from meshd.config import (
+    Config,
+    LinksConfig,
+    NodeConfig,
+    ServeConfig,
+    WorkerConfig,
+    check,
+    is_loopback,
+    read_join,
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    return path
+
+
+def test_defaults_make_a_worker() -> None:
+    check(Config(), "worker")
+
+
+def test_a_model_makes_a_serving_node(model: Path) -> None:
+    check(Config(serve=ServeConfig(model=model)), "serve")
+
+
+def test_no_usable_kind_of_link_is_said() -> None:
+    with pytest.raises(UserError, match="none of the kinds of link asked for: `webrtc,quic`") as caught:
+        check(Config(links=LinksConfig(kinds=("webrtc", "quic"))), "worker")
+    assert "tcp" in caught.value.hint
+    check(Config(links=LinksConfig(kinds=("webrtc", "tcp"))), "worker")
+
+
+def test_serve_without_a_model_does_not_parse() -> None:
+    with pytest.raises(UsageError, match="needs a model"):
+        check(Config(), "serve")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tensor_split": (0.0, 0.0)}, "no device a share"),
+        ({"devices": ("none", "CUDA0")}, "beside other devices"),
+        ({"host": "0.0.0.0"}, "would answer anybody"),
+        ({"host": "gpu.lan"}, "would answer anybody"),
+        ({"api_key_file": Path("/nonexistent/keys")}, "cannot read API key file"),
+        ({"model": Path("/nonexistent/m.gguf")}, "cannot read model file"),
+        ({"model": Path("/nonexistent/smollm2")}, "there is no model file"),
+        ({"model": Path("/")}, "is a folder"),
+    ],
+)
+def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, object], words: str) -> None:
+    serve = ServeConfig(model=model)
+    for name, value in change.items():
+        serve = dataclasses.replace(serve, **{name: value})
+    with pytest.raises(UserError, match=words) as caught:
+        check(Config(serve=serve), "serve")
+    assert caught.value.hint
+
+
+def test_keys_open_the_api_to_others(model: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("k\n")
+    check(Config(serve=ServeConfig(model=model, host="0.0.0.0", api_key_file=keys)), "serve")
+
+
+def test_a_worker_needs_a_device_and_its_files() -> None:
+    with pytest.raises(UserError, match="nothing to lend"):
+        check(Config(worker=WorkerConfig(devices=("none",))), "worker")
+    with pytest.raises(UserError, match="cannot read model file"):
+        check(Config(worker=WorkerConfig(models=(Path("/nonexistent/m.gguf"),))), "worker")
+
+
+@pytest.mark.parametrize(
+    ("host", "answer"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("x", False),
+    ],
+)
+def test_loopback(host: str, answer: bool) -> None:
+    assert is_loopback(host) is answer
+
+
+def joined(join: str) -> str:
+    return read_join(Config(node=NodeConfig(name="a", join=join))).node.join
+
+
+def test_a_token_is_read_from_a_file_or_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("meshd1abc\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("  meshd1xyz\n\n"))
+    assert joined(f"@{file}") == "meshd1abc"
+    assert joined("-") == "meshd1xyz"
+    assert joined(" meshd1abc ") == "meshd1abc"
+    assert joined("") == ""
+
+
+def test_a_token_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = tmp_path / "empty"
+    empty.write_text("\n")
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xff")
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    for join, words in (
+        (f"@{tmp_path / 'none'}", "cannot read the invite token"),
+        (f"@{binary}", "not text"),
+        (f"@{empty}", "is empty"),
+        ("-", "is empty"),
+    ):
+        with pytest.raises(UserError, match=words):
+            joined(join)
