@@ -37,6 +37,20 @@ async def one_token(socket_path: Path, *, poll_seconds: float = POLL_SECONDS) ->
             await asyncio.sleep(poll_seconds)
 
 
+async def generate(socket_path: Path, tokens: int) -> int:
+    """Generate `tokens` tokens from the same short prompt; returns how many came, 0 when it failed."""
+    async with open_session(socket_path) as session:
+        try:
+            async with session.post(
+                "http://localhost/completion", json={**_REQUEST, "n_predict": tokens}
+            ) as answer:
+                parsed = _parsed(await answer.content.read(_ANSWER_BYTES))
+        except (aiohttp.ClientError, OSError):
+            return 0
+    count = parsed.get("tokens_predicted")
+    return count if isinstance(count, int) else 0
+
+
 async def _ask(session: aiohttp.ClientSession) -> ReadyReport | None:
     """One try; None when it is too early."""
     loop = asyncio.get_running_loop()

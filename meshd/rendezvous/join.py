@@ -13,7 +13,8 @@ from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
 from meshd.identity.invite_book import InviteBook
 from meshd.identity.keys import KeyPair, MeshId, PeerId
-from meshd.identity.membership import Chain, check_chain, issue
+from meshd.identity.keystore import Membership
+from meshd.identity.membership import Chain, check_chain
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet
 from meshd.wire.joining import JoinMessage, JoinRequest, NotAdmitted, Welcome, decode
@@ -29,15 +30,6 @@ class Pipe(Protocol):
     async def send(self, data: Sequence[bytes | memoryview]) -> None: ...
     async def receive(self) -> bytes: ...
     async def aclose(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Issuer:
-    """Who certifies: the founder's root key (`above` is None), or a member with `invite` and its chain."""
-
-    key: KeyPair
-    above: Chain | None
-    root: PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +87,8 @@ class Inviter:
     def __init__(
         self,
         *,
-        mesh: MeshId,
-        issuer: Issuer,
+        key: KeyPair,
+        membership: Membership,
         book: InviteBook,
         bans: RevocationSet,
         save: Callable[[], None],
@@ -104,8 +96,8 @@ class Inviter:
         random: Callable[[int], bytes],
         wall_clock: Callable[[], int],
     ) -> None:
-        self._mesh = mesh
-        self._issuer = issuer
+        self._key = key
+        self._membership = membership
         self._book = book
         self._bans = bans
         self._save = save
@@ -137,7 +129,7 @@ class Inviter:
 
     def decide(self, joiner: PeerId, invite_id: bytes) -> Welcome | NotAdmitted:
         """Reserve, persist, certify, persist. No await in between: two joiners cannot share one use."""
-        banned = self._bans.why_node_banned(joiner, issuer=self._issuer.key.peer)
+        banned = self._bans.why_node_banned(joiner, issuer=self._key.peer)
         if banned is not None:
             return NotAdmitted(
                 "banned", banned, "a banned node comes back with a new key: `meshd leave --new-identity`"
@@ -146,21 +138,20 @@ class Inviter:
         if not decision.ok or decision.entry is None:
             return NotAdmitted(decision.code, decision.text, decision.hint)
         self._save()
-        certificate = decision.certificate
-        if certificate is None:
-            certificate = issue(
-                signer=self._issuer.key,
-                mesh=self._mesh,
+        if decision.certificate is not None:
+            _, above = self._membership.signer(self._key)
+            shown = above.certificates if above is not None else ()
+            chain = Chain((decision.certificate, *shown), self._membership.root)
+        else:
+            chain = self._membership.admit(
+                self._key,
                 node=joiner,
                 roles=decision.entry.roles,
                 serial=self._random(16),
                 invite=invite_id,
-                issued_at=self._wall_clock(),
+                now=self._wall_clock(),
             )
-            self._book.certify(invite_id, joiner, certificate)
+            self._book.certify(invite_id, joiner, chain.leaf)
             self._save()
-        above = self._issuer.above.certificates if self._issuer.above is not None else ()
-        chain = Chain(certificates=(certificate, *above), root=self._issuer.root)
-        return Welcome(
-            chain.encode(), tuple(record.encode() for record in self._records())[:64], self._bans.entries()
-        )
+        records = tuple(record.encode() for record in self._records())[:64]
+        return Welcome(chain.encode(), records, self._bans.entries())

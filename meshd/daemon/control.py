@@ -1,0 +1,191 @@
+"""The daemon as its control socket sees it: implements admin.interface.Control."""
+
+import asyncio
+import os
+import resource
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd import __version__
+from meshd.admin.api import (
+    InviteList,
+    InviteReply,
+    MeshView,
+    ModelView,
+    NetworkTensor,
+    NodeView,
+    PingReply,
+    RevokeReply,
+    SplitView,
+    Status,
+)
+from meshd.admin.authority import Authority
+from meshd.admin.health import examine
+from meshd.admin.snapshot import (
+    api_view,
+    child_views,
+    link_kind,
+    link_path,
+    model_state,
+    peer_views,
+    tunnel_views,
+)
+from meshd.base.errors import UserError
+from meshd.gateway.interface import GatewayStatus, ModelState
+from meshd.identity.keys import PeerId
+from meshd.identity.keystore import Home, Membership
+from meshd.peer.mesh import PeerMesh
+from meshd.peer.node import Node
+from meshd.role.interface import ModelStatus, Role
+from meshd.wire.address import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the daemon consists of, as far as status and control need it."""
+
+    home: Home
+    home_path: Path
+    membership: Membership
+    authority: Authority
+    mesh: PeerMesh
+    node: Node
+    role: Role
+    candidates: Callable[[], tuple[Candidate, ...]]
+    gateway: Callable[[], GatewayStatus | None]
+    bans_changed: Callable[[], None]
+    stop: Callable[[str], None]
+
+
+class DaemonControl:
+    """Answers for one daemon."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._began = asyncio.get_running_loop().time()
+
+    async def status(self) -> Status:
+        """See Control."""
+        parts, now, wall = self._parts, asyncio.get_running_loop().time(), time.time()
+        facts = parts.node.facts
+        role = parts.role.status
+        peers = parts.mesh.peers()
+        view = Status(
+            node=NodeView(
+                id=str(facts.peer),
+                name=facts.name,
+                role=facts.role,
+                version=__version__,
+                pid=os.getpid(),
+                uptime_s=round(now - self._began, 3),
+                rss_bytes=resident_bytes(),
+                listen=tuple(candidate.place for candidate in parts.candidates()),
+                home=str(parts.home_path),
+            ),
+            mesh=MeshView(
+                id=str(parts.membership.mesh),
+                members=1 + len(peers),
+                roles=tuple(sorted(parts.membership.roles)),
+            ),
+            peers=peer_views(peers, now=now, wall=wall),
+            tunnels=tunnel_views(role.tunnels),
+            children=child_views(role.children),
+            model=_model_view(role.model),
+            api=api_view(parts.gateway()),
+        )
+        offsets = {str(peer.peer): peer.clock_offset for peer in peers if peer.clock_offset is not None}
+        native = facts.native
+        return examine(view, clock_offsets=offsets, native=f"{native.pin}+{native.patches[:12]}")
+
+    async def ping(self, peer: str, timeout: float) -> PingReply:
+        """See Control."""
+        found = self._parts.mesh.find(peer)
+        rtt, path = await self._parts.mesh.ping(found, timeout)
+        return PingReply(
+            peer=str(found),
+            name=next((p.name for p in self._parts.mesh.peers() if p.peer == found), ""),
+            rtt_ms=round(rtt * 1000, 3),
+            kind=link_kind(path.link.kind),
+            path=link_path(path.link.path),
+            remote=path.link.remote,
+        )
+
+    async def invite(self, *, expires_s: int, uses: int, roles: tuple[str, ...]) -> InviteReply:
+        """See Control."""
+        return self._parts.authority.invite(
+            now=int(time.time()),
+            expires_s=expires_s,
+            uses=uses,
+            roles=roles,
+            secret=secrets.token_bytes(16),
+            candidates=self._parts.candidates(),
+        )
+
+    async def invite_list(self) -> InviteList:
+        """See Control."""
+        return self._parts.authority.invites(int(time.time()))
+
+    async def invite_revoke(self, id: str) -> RevokeReply:
+        """See Control."""
+        reply = self._parts.authority.revoke_invite(id, now=int(time.time()))
+        self._parts.bans_changed()
+        return reply
+
+    async def revoke(self, peer: str) -> RevokeReply:
+        """See Control."""
+        node, name = self._find(peer)
+        reply = self._parts.authority.revoke_node(node, now=int(time.time()), name=name)
+        self._parts.bans_changed()
+        return reply
+
+    def _find(self, text: str) -> tuple[PeerId, str]:
+        try:
+            found = self._parts.mesh.find(text)
+        except UserError:
+            return self._parts.authority.find_admitted(text), ""
+        return found, next((p.name for p in self._parts.mesh.peers() if p.peer == found), "")
+
+    async def leave(self, *, drop_root: bool = False) -> None:
+        """See Control."""
+        self._parts.home.leave(drop_root=drop_root)
+        self._parts.stop("this node has left the mesh")
+
+    async def stop(self) -> None:
+        """See Control."""
+        self._parts.stop("stopped")
+
+
+def _model_view(model: ModelStatus | None) -> ModelView | None:
+    if model is None:
+        return None
+    return ModelView(
+        name=model.name,
+        fingerprint=model.fingerprint,
+        state=model_state(ModelState(model.state)),
+        reason=model.reason,
+        load_seconds=None if model.load_seconds is None else round(model.load_seconds, 3),
+        weights_local_bytes=model.weights_local_bytes,
+        weights_network_bytes=model.weights_network_bytes,
+        tensors_from_network=tuple(
+            NetworkTensor(name=t.name, bytes=t.bytes, node=t.node, reason=t.reason)
+            for t in model.tensors_from_network
+        ),
+        bytes_per_token=model.bytes_per_token,
+        split=tuple(
+            SplitView(node=part.node, device=part.device, layers=part.layers, bytes=part.bytes)
+            for part in model.split
+        ),
+        progress=model.progress,
+    )
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM now (its peak where the system does not tell)."""
+    if sys.platform == "linux":
+        fields = Path("/proc/self/statm").read_bytes().split()
+        return int(fields[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,103 @@
+"""How this node comes into a mesh at its start: as it was, by a token, or as the founder of a new one."""
+
+import secrets
+import time
+
+from meshd.base import log
+from meshd.base.errors import MeshdError, Refused, RemoteProtocolError, UserError
+from meshd.config import Config
+from meshd.identity.invite import Invite, derive, parse_token
+from meshd.identity.keys import KeyPair
+from meshd.identity.keystore import Home, Membership
+from meshd.identity.proof import Credentials
+from meshd.identity.revocation import RevocationSet
+from meshd.link.interface import DialError
+from meshd.link.proving import Standing
+from meshd.link.tcp import dial_join
+from meshd.rendezvous.book import AddressBook
+from meshd.rendezvous.join import Admitted, ask
+
+LOG = log.get("daemon")
+
+
+async def enter(home: Home, key: KeyPair, config: Config, role: str) -> tuple[Membership, Admitted | None]:
+    """The membership, and what the inviter told if this node has just joined. Raises MeshdError."""
+    present = home.load_membership()
+    if not config.node.join:
+        if present is None:
+            present = home.found_mesh(now=int(time.time()), random=secrets.token_bytes)
+            LOG.info("mesh_founded", mesh=present.mesh.short)
+        return present, None
+    invite = parse_token(config.node.join)
+    if present is not None and present.mesh == invite.mesh:
+        return present, None  # a restart with the same command line: the membership stands
+    if present is not None:
+        raise UserError(
+            f"this node is in mesh `{present.mesh.short}`, the token is for mesh `{invite.mesh.short}`",
+            hint="run `meshd leave` first, or use another MESHD_HOME",
+        )
+    _check_expiry(invite)
+    admitted = await _join(invite, key, config, role)
+    membership = Membership(invite.mesh, admitted.chain, inviter=invite.inviter)
+    home.save_membership(membership)
+    LOG.info("mesh_joined", mesh=membership.mesh.short)
+    return membership, admitted
+
+
+def remember(
+    config: Config, membership: Membership, admitted: Admitted | None, book: AddressBook, bans: RevocationSet
+) -> None:
+    """Put what the token and the inviter said where it is looked for."""
+    if config.node.join:
+        invite = parse_token(config.node.join)
+        if invite.mesh == membership.mesh:
+            book.hint(invite.inviter, invite.candidates)
+    if admitted is None:
+        return
+    for entry in admitted.bans:
+        try:
+            bans.merge([entry])
+        except RemoteProtocolError as error:
+            LOG.warning("ban_refused", why=error.what)
+    for record in admitted.records:
+        try:
+            book.add(record)
+        except RemoteProtocolError as error:
+            LOG.warning("record_refused", why=error.what)
+
+
+def _check_expiry(invite: Invite) -> None:
+    late = int(time.time()) - invite.expires_at
+    if late > 0:
+        hours = late / 3600
+        since = f"{hours:.0f} hours" if hours >= 2 else f"{late // 60} minutes"
+        raise UserError(
+            f"the invite token expired {since} ago",
+            hint="get a new one: `meshd invite` on a member, or what `meshd worker` prints when it starts",
+        )
+
+
+async def _join(invite: Invite, key: KeyPair, config: Config, role: str) -> Admitted:
+    standing = Standing(credentials=Credentials(key, None), mesh=invite.mesh)
+    try:
+        pipe, proven = await dial_join(
+            invite.candidates, standing=standing, inviter=invite.inviter, join=derive(invite.secret)
+        )
+    except DialError as error:
+        raise MeshdError(
+            f"cannot reach the node that made the token: {error.what}",
+            hint=error.hint or "is it running, and does its firewall let its mesh port in",
+        ) from None
+    try:
+        return await ask(
+            pipe,
+            leftover=proven.leftover,
+            me=key.peer,
+            mesh=invite.mesh,
+            name=config.node.name,
+            role=role,
+        )
+    except Refused as error:
+        raise Refused(f"not admitted: {error.what}", code=error.code, hint=error.hint) from None
+    finally:
+        await pipe.aclose()

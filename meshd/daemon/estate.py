@@ -1,0 +1,153 @@
+"""Everything a node has as a member: its key, certificates, books, links and peers, built once."""
+
+import secrets
+import time
+from collections.abc import Sequence
+
+from meshd.admin.authority import Authority, save_addresses
+from meshd.base import log
+from meshd.base.errors import RemoteProtocolError
+from meshd.config import Config
+from meshd.daemon.entry import remember
+from meshd.daemon.port import open_listener
+from meshd.identity.keys import KeyPair
+from meshd.identity.keystore import Home, Membership
+from meshd.identity.proof import Credentials, Proven
+from meshd.identity.record import PeerRecord
+from meshd.link.interface import Dialer
+from meshd.link.proving import ProvenPipe, Standing
+from meshd.link.tcp import TcpDialer, TcpListener
+from meshd.mux.config import NodeBudget
+from meshd.peer.mesh import PeerMesh
+from meshd.peer.node import Node, NodeFacts
+from meshd.rendezvous.book import AddressBook
+from meshd.rendezvous.join import Admitted, Inviter
+from meshd.wire.address import Candidate
+from meshd.wire.hello import NativeVersion
+
+NODE_WINDOW_BYTES = 64 << 20  # by which the windows of all sessions together may grow
+BOOK_BLOB = "book"
+LOG = log.get("daemon")
+
+
+class Estate:
+    """Built from the files of `home`; `serve` of mesh and listener is the daemon's to run."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        home: Home,
+        key: KeyPair,
+        membership: Membership,
+        admitted: Admitted | None,
+        role: str,
+        native: NativeVersion,
+    ) -> None:
+        self._config = config
+        self._home = home
+        self._key = key
+        self._role = role
+        self.membership = membership
+        self.invites = home.load_invites(membership.mesh)
+        self.bans = home.load_revocations(membership.mesh)
+        self.authority = Authority(
+            home=home, key=key, membership=membership, invites=self.invites, bans=self.bans
+        )
+        self.book = AddressBook(me=key.peer, verify=self._verify, save=self._save_book)
+        self.book.load(home.read_blob(BOOK_BLOB))
+        remember(config, membership, admitted, self.book, self.bans)
+        home.save_revocations(self.bans)
+        self.listener = open_listener(self._make_listener, asked=config.links.listen, home=home)
+        self._record = self._sign_record()
+        self.node = Node(
+            facts=NodeFacts(
+                peer=key.peer,
+                name=config.node.name,
+                role=role,
+                incarnation=home.next_incarnation(),
+                native=native,
+            ),
+            bans=self.bans,
+            budget=NodeBudget(NODE_WINDOW_BYTES),
+            random=secrets.token_bytes,
+            save_bans=lambda: home.save_revocations(self.bans),
+            my_record=lambda: self._record,
+        )
+        dialers: Sequence[Dialer] = (TcpDialer(self.standing),)
+        self.mesh = PeerMesh(
+            node=self.node, book=self.book, dialers=dialers, chance=secrets.SystemRandom().random
+        )
+        self._inviter = Inviter(
+            key=key,
+            membership=membership,
+            book=self.invites,
+            bans=self.bans,
+            save=lambda: home.save_invites(self.invites),
+            records=lambda: (self._record, *self.book.records()),
+            random=secrets.token_bytes,
+            wall_clock=lambda: int(time.time()),
+        )
+
+    def standing(self) -> Standing:
+        """What links show and check, as of now."""
+        return Standing(
+            credentials=Credentials(self._key, self.membership.chain),
+            mesh=self.membership.mesh,
+            why_banned=self.bans.why_banned,
+            why_node_banned=lambda node: self.bans.why_node_banned(node, issuer=self._key.peer),
+            invites=self.invites.join_keys,
+        )
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Where this node can be reached, as known now."""
+        return tuple(self.listener.candidates())
+
+    def printed_token(self) -> str | None:
+        """The token that a role prints at its start; None: this node may not invite."""
+        reply = self.authority.printed_invite(
+            now=int(time.time()), secret=secrets.token_bytes(16), candidates=self.candidates()
+        )
+        return reply.token if reply is not None else None
+
+    def addresses_changed(self) -> None:
+        """Say so in the record, to the peers, and look at every link."""
+        if self.candidates() != self._record.candidates:
+            self._record = self._sign_record()
+        LOG.info("addresses_changed", listen=[str(candidate) for candidate in self._record.candidates])
+        self.mesh.addresses_changed()
+        self.mesh.record_changed()
+
+    def bans_changed(self) -> None:
+        """This node has banned somebody: close what is open, and tell the others."""
+        self.node.on_bans(())
+
+    async def admit(self, pipe: ProvenPipe, proven: Proven) -> None:
+        """Answer one joiner."""
+        await self._inviter.admit(
+            pipe, joiner=proven.peer, invite_id=proven.invite_id or b"", leftover=proven.leftover
+        )
+
+    def _make_listener(self, host: str, port: int) -> TcpListener:
+        return TcpListener(self.standing, host=host, port=port, on_joiner=self.admit)
+
+    def _sign_record(self) -> PeerRecord:
+        candidates = self.candidates()
+        save_addresses(self._home, candidates)
+        return PeerRecord.sign(
+            self._key,
+            chain=self.membership.chain,
+            name=self._config.node.name,
+            role=self._role,
+            sequence=self._home.next_sequence(),
+            candidates=candidates,
+        )
+
+    def _verify(self, record: PeerRecord) -> None:
+        member = record.verify(self.membership.mesh)
+        why = self.bans.why_banned(member.chain)
+        if why is not None:
+            raise RemoteProtocolError(f"a record of a banned member: {why}", code="banned")
+
+    def _save_book(self, data: bytes) -> None:
+        self._home.write_blob(BOOK_BLOB, data)

@@ -1,0 +1,119 @@
+"""What the roles get to work with: real children, tunnels, pipes and the native binaries."""
+
+import hashlib
+import os
+import secrets
+import socket
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from meshd.base.errors import MeshdError, UserError
+from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
+from meshd.build.native import find, read_bin_dir
+from meshd.build.pin import read_pin
+from meshd.config import Config
+from meshd.gateway.ready import generate, one_token
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import Mesh, MetadataValue, Stream
+from meshd.process.child import OwnedChild
+from meshd.process.handover import ReportPipe, pipe_with
+from meshd.process.interface import Child, ChildSpec
+from meshd.process.ports import listening_socket
+from meshd.process.run import run_to_end
+from meshd.role.interface import Kit, Native
+from meshd.tunnel.expose import connect_through
+from meshd.tunnel.forward import Forward
+from meshd.tunnel.pump import Counter
+from meshd.wire.hello import NativeVersion
+
+MAX_SOCKET_PATH = 90  # sun_path is 104 on macOS; names below the run folder are short
+
+
+def find_native(config: Config) -> Native:
+    """The binaries in use. Raises UserError when there are none."""
+    info: NativeInfo | None
+    if config.paths.native_bin is not None:
+        info = read_bin_dir(config.paths.native_bin)
+    else:
+        info = find(config.paths.cache)
+    if info is None:
+        raise UserError(
+            "the native part (llama.cpp) is not built yet",
+            hint="run `meshd native build` once: it needs a C++ compiler and takes some minutes",
+        )
+    version = NativeVersion(
+        rpc=read_pin().rpc_protocol, pin=info.pin, patches=info.patches_sha256, backend=info.backend
+    )
+    return Native(info.binaries[RPC_SERVER], info.binaries[LLAMA_SERVER], info.patched, version)
+
+
+def machine_id(mesh: bytes) -> str:
+    """The same for all nodes of one mesh on this machine, and of no use to anybody else."""
+    try:
+        seed = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        seed = f"{uuid.getnode():x} {socket.gethostname()}".encode()
+    return hashlib.sha256(b"meshd machine\0" + mesh + seed).hexdigest()[:32]
+
+
+def run_folder(home: Path) -> Path:
+    """A private folder for sockets: in the home, or elsewhere when that path is too long for sun_path."""
+    folder = home / "run"
+    if len(os.fsencode(folder)) > MAX_SOCKET_PATH:
+        name = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
+        folder = Path(tempfile.gettempdir()) / f"meshd-{os.getuid()}-{name}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
+        raise UserError(
+            f"`{folder}` is not private to this user", hint="remove it, or choose a shorter MESHD_HOME"
+        )
+    return folder
+
+
+def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
+    """All of it, for one daemon."""
+
+    def make_child(spec: Callable[[], ChildSpec], name: str) -> Child:
+        return OwnedChild(spec, name=name)
+
+    def make_tunnel(
+        *,
+        peer: PeerId,
+        service: str,
+        metadata: Mapping[str, MetadataValue],
+        secret: bytes,
+        owner_pid: Callable[[], int | None] | None,
+        on_broken: Callable[[MeshdError], None],
+    ) -> Forward:
+        return Forward(
+            mesh=mesh, peer=peer, service=service, metadata=metadata, secret=secret, on_broken=on_broken
+        )
+
+    async def connect(stream: Stream, host: str, port: int, *, secret: bytes) -> None:
+        await connect_through(stream, host, port, secret=secret, counter=Counter())
+
+    return Kit(
+        mesh=mesh,
+        native=native,
+        make_child=make_child,
+        run_to_end=run_to_end,
+        make_tunnel=make_tunnel,
+        connect_through=connect,
+        hand_over=pipe_with,
+        make_report=ReportPipe,
+        listening=_listening,
+        one_token=one_token,
+        complete=generate,
+        random=secrets.token_bytes,
+        logs=config.paths.logs,
+        run_dir=run_folder(config.paths.home),
+    )
+
+
+def _listening() -> tuple[int, int]:
+    sock = listening_socket()
+    port: int = sock.getsockname()[1]
+    return sock.detach(), port

@@ -1,0 +1,67 @@
+"""The role of this node, built from the configuration."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshd.config import Config
+from meshd.daemon.estate import Estate
+from meshd.daemon.kit import machine_id, make_kit
+from meshd.gateway.auth import load_keys
+from meshd.gateway.interface import GatewayConfig
+from meshd.gateway.server import Gateway
+from meshd.process.ports import port_holder
+from meshd.role.interface import Native, Role
+from meshd.role.plan import HeadOptions
+from meshd.role.serve import Serve
+from meshd.role.worker import Worker, WorkerOptions
+from meshd.store.model_file import ModelFile
+
+DEFAULT_LOAD_MODE = "none"  # the head reads what it computes itself and nothing of the workers' weights
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRole:
+    """A role, and the gateway of a serving node."""
+
+    role: Role
+    gateway: Gateway | None
+
+
+async def build_role(
+    name: str, *, config: Config, native: Native, estate: Estate, files: Sequence[ModelFile]
+) -> BuiltRole:
+    """Raises MeshdError when the role cannot be played here."""
+    kit = make_kit(config, estate.mesh, native)
+    machine = machine_id(estate.membership.mesh.raw)
+    if name == "worker":
+        options = WorkerOptions(devices=config.worker.devices, memory=config.worker.memory, machine=machine)
+        worker = Worker(kit, files, options)
+        await worker.prepare()
+        return BuiltRole(worker, None)
+    serve = config.serve
+    head = Serve(
+        kit,
+        files[0],
+        HeadOptions(
+            min_workers=serve.min_workers,
+            tensor_split=serve.tensor_split,
+            ctx_size=serve.ctx_size,
+            devices=serve.devices,
+            rpc=tuple(str(address) for address in serve.rpc),
+            load_mode=serve.load_mode or DEFAULT_LOAD_MODE,
+            extra=serve.llama_args,
+            machine=machine,
+            node_name=config.node.name,
+            incarnation=estate.node.facts.incarnation,
+        ),
+    )
+    gateway = Gateway(
+        GatewayConfig(
+            host=serve.host,
+            port=serve.port,
+            api_keys=load_keys(serve.api_key_file) if serve.api_key_file is not None else (),
+        ),
+        head,
+        port_holder=lambda host, port: port_holder(host, port) or "",
+    )
+    return BuiltRole(head, gateway)

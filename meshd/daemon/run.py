@@ -1,0 +1,164 @@
+"""One daemon from its start to its end: a home, a mesh, links, a role, and the order in which they end."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from meshd.admin.server import AdminServer
+from meshd.base import log
+from meshd.base.tasks import Owner, first_error
+from meshd.config import Config
+from meshd.daemon.control import DaemonControl, Parts
+from meshd.daemon.entry import enter
+from meshd.daemon.estate import Estate
+from meshd.daemon.kit import find_native
+from meshd.daemon.roles import BuiltRole, build_role
+from meshd.identity.keystore import Home
+from meshd.link import interfaces
+from meshd.store.hash_cache import HashCache
+from meshd.store.model_file import ModelFile
+
+ADDRESS_SECONDS = 2.0  # how often this machine's addresses are looked at
+GOODBYE_SECONDS = 0.3  # for the last frames to leave
+LOG = log.get("daemon")
+
+
+def run(config: Config, role: str, out: Callable[[str], None]) -> int:
+    """Be a node until stopped; `out` gets the token line. Returns the exit code. Raises MeshdError."""
+    log.set_up(level=config.log.level, form=config.log.format, file=config.paths.logs / "meshd.log")
+    home = Home(config.paths.home)
+    with home.lock():
+        try:
+            return asyncio.run(Daemon(config, role, out, home).main())
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+
+
+class Daemon:
+    """One node."""
+
+    def __init__(self, config: Config, role: str, out: Callable[[str], None], home: Home) -> None:
+        self._config = config
+        self._role = role
+        self._out = out
+        self._home = home
+        self._stopping = asyncio.Event()
+        self._exit_code = 0
+
+    async def main(self) -> int:
+        """Run until a signal or `meshd stop`; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stop, "SIGTERM")
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        async with Owner() as owner:
+            node = owner.start(self._node(), name="node")
+            stop = owner.start(self._stopping.wait(), name="stop")
+            await asyncio.wait([node, stop], return_when=asyncio.FIRST_COMPLETED)
+            owner.cancel()
+        return self._exit_code
+
+    def _stop(self, why: str) -> None:
+        LOG.info("stopping", why=why)
+        self._stopping.set()
+
+    def _interrupt(self) -> None:
+        self._exit_code = 130
+        self._stop("SIGINT")
+
+    async def _node(self) -> None:
+        native = find_native(self._config)
+        files = await self._open_models()
+        try:
+            key = self._home.load_or_create_identity()
+            membership, admitted = await enter(self._home, key, self._config, self._role)
+            estate = Estate(
+                config=self._config,
+                home=self._home,
+                key=key,
+                membership=membership,
+                admitted=admitted,
+                role=self._role,
+                native=native.version,
+            )
+            try:
+                built = await build_role(
+                    self._role, config=self._config, native=native, estate=estate, files=files
+                )
+                await self._serve(estate, built)
+            finally:
+                estate.listener.close()
+        finally:
+            for file in files:
+                file.close()
+
+    async def _open_models(self) -> list[ModelFile]:
+        config = self._config
+        cache = HashCache(config.paths.cache / "weights")
+        models = config.worker.models if self._role == "worker" else (config.serve.model,)
+        files: list[ModelFile] = []
+        try:
+            for path in models:
+                if path is not None:
+                    files.append(await ModelFile.open(path, cache=cache))
+        except BaseException:
+            for file in files:
+                file.close()
+            raise
+        return files
+
+    async def _serve(self, estate: Estate, built: BuiltRole) -> None:
+        """Run everything. At the end the role goes first: its children, then the peers, then the links."""
+        admin = AdminServer(home=self._config.paths.home, control=self._control(estate, built))
+        admin.open()
+        async with Owner() as network:
+            network.start(estate.mesh.serve(), name="mesh")
+            network.start(estate.listener.serve(estate.mesh.accept), name="tcp listener")
+            network.start(admin.serve(), name="admin")
+            network.start(_watch_addresses(estate), name="addresses")
+            try:
+                async with Owner() as work:
+                    if built.gateway is not None:
+                        work.start(built.gateway.serve(), name="gateway")
+                        await built.gateway.started.wait()
+                    work.start(built.role.serve(), name=self._role)
+                    self._print_token(estate)
+            finally:
+                estate.mesh.say_goodbye("the node was stopped")
+                await asyncio.sleep(GOODBYE_SECONDS)
+
+    def _control(self, estate: Estate, built: BuiltRole) -> DaemonControl:
+        gateway = built.gateway
+        return DaemonControl(
+            Parts(
+                home=self._home,
+                home_path=self._config.paths.home,
+                membership=estate.membership,
+                authority=estate.authority,
+                mesh=estate.mesh,
+                node=estate.node,
+                role=built.role,
+                candidates=estate.candidates,
+                gateway=lambda: gateway.status if gateway is not None else None,
+                bans_changed=estate.bans_changed,
+                stop=self._stop,
+            )
+        )
+
+    def _print_token(self, estate: Estate) -> None:
+        if self._role == "serve" and self._config.node.join:
+            return  # its mesh was founded elsewhere: stdout stays empty
+        token = estate.printed_token()
+        if token is None:
+            LOG.info("no_invite", why="this node may not invite others; ask a member that may")
+            return
+        self._out(token)
+
+
+async def _watch_addresses(estate: Estate) -> None:
+    known = interfaces.addresses()
+    while True:
+        await asyncio.sleep(ADDRESS_SECONDS)
+        now = interfaces.addresses()
+        if now != known:
+            known = now
+            estate.addresses_changed()

@@ -1,0 +1,71 @@
+"""Command lines and environment of the native children: pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """Inherited descriptors of an rpc-server, -1 for none (docs/native.md)."""
+
+    listen: int
+    secret: int
+    weights: int
+    report: int
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        return self.listen, self.secret, self.weights, self.report
+
+
+def rpc_server(
+    program: str, *, devices: Sequence[str], memory: Sequence[int], descriptors: Descriptors
+) -> list[str]:
+    """A patched rpc-server. `memory` has bytes for each of `devices`."""
+    argv = [program, "--listen-fd", str(descriptors.listen), "--auth-fd", str(descriptors.secret)]
+    argv += ["--device", ",".join(devices), "--memory", ",".join(str(count) for count in memory)]
+    if descriptors.weights >= 0:
+        argv += ["--weights-fd", str(descriptors.weights)]
+    return [*argv, "--report-fd", str(descriptors.report)]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What llama-server is started with. `plan` are the options of the split (model/split.py)."""
+
+    model: str
+    socket: str
+    alias: str
+    endpoints: tuple[str, ...]
+    plan: tuple[str, ...]
+    load_mode: str
+    extra: tuple[str, ...]
+
+
+def llama_server(program: str, head: Head) -> list[str]:
+    """The serving process. What the user gave after `--` comes last, so that it wins.
+
+    `-nr` (no repacking) keeps a split's text equal to one node's: repacked kernels of the head round
+    otherwise than a worker's. `--cache-ram 0`: the prompt cache in RAM aborts a head with RPC in some
+    builds, and takes 8 GiB by default.
+    """
+    argv = [program, "-m", head.model, "--host", head.socket, "--alias", head.alias, "--no-webui"]
+    if head.endpoints:
+        argv += ["--rpc", ",".join(head.endpoints)]
+    argv += [*head.plan, "-lm", head.load_mode, "--cache-ram", "0", "-nr"]
+    return [*argv, *head.extra]
+
+
+def head_environment(*, weights: int, secrets: int, report: int) -> Mapping[str, str]:
+    """Descriptors for a patched llama-server, -1 for none; never argv, which everybody may read."""
+    given = {
+        "GGML_RPC_WEIGHTS_FD": weights,
+        "GGML_RPC_SECRETS_FD": secrets,
+        "GGML_RPC_REPORT_FD": report,
+    }
+    return {name: str(descriptor) for name, descriptor in given.items() if descriptor >= 0}
+
+
+def secrets_text(secrets: Mapping[str, bytes]) -> bytes:
+    """Lines `host:port hex` for GGML_RPC_SECRETS_FD."""
+    return "".join(f"{endpoint} {secret.hex()}\n" for endpoint, secret in secrets.items()).encode()

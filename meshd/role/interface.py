@@ -1,0 +1,153 @@
+"""What a node is for: a worker lends devices, a head serves a model.
+
+Roles decide and combine; they get the mesh, children and tunnels from the daemon as factories (`Kit`) and
+know only their interfaces. A *lease* is one head's use of one worker: one rpc-server process, started for
+it and ended with it.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from meshd.base.errors import MeshdError
+from meshd.gateway.interface import ReadyReport
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import Mesh, MetadataValue, Stream
+from meshd.process.interface import Child, ChildSpec, ChildStatus, RunToEnd
+from meshd.tunnel.interface import TunnelStatus
+from meshd.wire.hello import NativeVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """The llama.cpp binaries in use. `patched` is False for a stock build given by --native-bin."""
+
+    rpc_server: Path
+    llama_server: Path
+    patched: bool
+    version: NativeVersion
+
+
+class Tunnel(Protocol):
+    """A forward: a loopback listener whose connections become streams to a peer (tunnel/forward.py)."""
+
+    @property
+    def endpoint(self) -> str: ...
+    @property
+    def status(self) -> TunnelStatus: ...
+    async def serve(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class MakeTunnel(Protocol):
+    """Builds a forward to `service` of `peer`; a client must send `secret` first, if there is one."""
+
+    def __call__(
+        self,
+        *,
+        peer: PeerId,
+        service: str,
+        metadata: Mapping[str, MetadataValue],
+        secret: bytes,
+        owner_pid: Callable[[], int | None] | None,
+        on_broken: Callable[[MeshdError], None],
+    ) -> Tunnel: ...
+
+
+class ConnectThrough(Protocol):
+    """Connects a peer's stream to a local port, `secret` first (tunnel/expose.py)."""
+
+    async def __call__(self, stream: Stream, host: str, port: int, *, secret: bytes) -> None: ...
+
+
+class Report(Protocol):
+    """A pipe on which a child reports lines (process/handover.py)."""
+
+    @property
+    def child_end(self) -> int:
+        """For ChildSpec.hand_over."""
+        ...
+
+    async def line(self) -> str:
+        """The next line. Raises EndOfStream, Broken, Closed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What the daemon lends a role."""
+
+    mesh: Mesh
+    native: Native
+    make_child: Callable[[Callable[[], ChildSpec], str], Child]
+    run_to_end: RunToEnd
+    make_tunnel: MakeTunnel
+    connect_through: ConnectThrough
+    hand_over: Callable[[bytes], int]
+    make_report: Callable[[], Report]
+    listening: Callable[[], tuple[int, int]]
+    """A new listening loopback socket: its descriptor, which the caller owns, and its port."""
+    one_token: Callable[[Path], Awaitable[ReadyReport]]
+    complete: Callable[[Path, int], Awaitable[int]]
+    """Generate n tokens on llama-server's socket; returns how many came."""
+    random: Callable[[int], bytes]
+    logs: Path
+    run_dir: Path
+    """For sockets: private (0700) and short enough for sun_path."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPart:
+    """What lies on one device."""
+
+    node: str
+    device: str
+    layers: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkWeight:
+    """A tensor that did not come from the worker's own file, and why."""
+
+    name: str
+    bytes: int
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """The model of a head; times in seconds, sizes in bytes."""
+
+    name: str
+    fingerprint: str
+    state: str
+    reason: str
+    load_seconds: float | None
+    weights_local_bytes: int
+    weights_network_bytes: int
+    tensors_from_network: tuple[NetworkWeight, ...]
+    bytes_per_token: float | None
+    split: tuple[SplitPart, ...]
+    progress: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoleStatus:
+    """A role as status shows it."""
+
+    children: Sequence[ChildStatus]
+    tunnels: Sequence[TunnelStatus]
+    model: ModelStatus | None
+
+
+class Role(Protocol):
+    """Runs until cancelled."""
+
+    @property
+    def status(self) -> RoleStatus: ...
+    async def serve(self) -> None: ...

@@ -1,0 +1,121 @@
+"""The head's side of one lease: asks a worker, holds the lease and the tunnel to its rpc-server."""
+
+import asyncio
+from collections.abc import Callable
+
+from meshd.base import log
+from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
+from meshd.identity.keys import PeerId
+from meshd.peer.messages import MessageStream
+from meshd.role.interface import Kit, Tunnel
+from meshd.wire.lease import (
+    LEASE_SERVICE,
+    RPC_SERVICE,
+    Acquire,
+    Grant,
+    LeaseMessage,
+    Lost,
+    Offer,
+    Progress,
+    Reserve,
+    decode,
+)
+
+SECRET_BYTES = 32
+ANSWER_SECONDS = 30.0  # without a word of progress
+LOG = log.get("serve")
+
+
+class Lender:
+    """One worker as this head uses it. `serve_tunnel` and `until_lost` run after `reserve`."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        *,
+        peer: PeerId,
+        name: str,
+        owner_pid: Callable[[], int | None] | None,
+        told: Callable[[str], None],
+    ) -> None:
+        self._kit = kit
+        self._messages: MessageStream | None = None
+        self._owner_pid = owner_pid
+        self._told = told
+        self.peer = peer
+        self.name = name
+        self.offer: Offer | None = None
+        self.tunnel: Tunnel | None = None
+        self.secret = kit.random(SECRET_BYTES) if kit.native.patched else b""
+
+    async def ask(self, acquire: Acquire) -> Offer:
+        """What the worker could lend. Raises Refused with its reason, Broken."""
+        stream = self._kit.mesh.open_stream(self.peer, LEASE_SERVICE, metadata={})
+        self._messages = MessageStream(stream)
+        await self._messages.send(acquire.encode())
+        answer = await self._answer()
+        if not isinstance(answer, Offer):
+            raise RemoteProtocolError("lease: expected `offer`", code="lease")
+        self.offer = answer
+        return answer
+
+    async def reserve(self, bytes_per_device: tuple[int, ...]) -> Tunnel:
+        """Take a part of the offer; returns the tunnel to its rpc-server. Raises Refused, Broken."""
+        assert self._messages is not None
+        await self._messages.send(Reserve(bytes_per_device).encode())
+        answer = await self._answer()
+        if not isinstance(answer, Grant):
+            raise RemoteProtocolError("lease: expected `grant`", code="lease")
+        self.tunnel = self._kit.make_tunnel(
+            peer=self.peer,
+            service=RPC_SERVICE,
+            metadata={"lease": answer.lease_id},
+            secret=self.secret,
+            owner_pid=self._owner_pid,
+            on_broken=self._tunnel_broken,
+        )
+        return self.tunnel
+
+    def _tunnel_broken(self, error: MeshdError) -> None:
+        LOG.warning("tunnel_broken", peer=self.peer.short, why=error.what)
+
+    async def until_lost(self) -> str:
+        """Why the lease has ended on the worker's side."""
+        assert self._messages is not None
+        try:
+            while True:
+                match decode(await self._messages.receive()):
+                    case Lost(text=text):
+                        return text
+                    case _:
+                        continue
+        except EndOfStream:
+            return "the worker ended the lease"
+        except MeshdError as error:
+            return error.what
+
+    def release(self) -> None:
+        """Give the lease back: the worker ends its rpc-server."""
+        if self.tunnel is not None:
+            self.tunnel.close()
+        if self._messages is not None:
+            self._messages.stream.write_eof()
+            self._messages = None
+
+    async def _answer(self) -> LeaseMessage:
+        assert self._messages is not None
+        while True:
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    message = decode(await self._messages.receive())
+            except TimeoutError:
+                raise Broken(f"no answer from {self.name} within {ANSWER_SECONDS:.0f} s") from None
+            except EndOfStream:
+                raise Broken(f"{self.name} ended the lease") from None
+            match message:
+                case Progress(text=text):
+                    self._told(f"{self.name}: {text}")
+                case Lost(code=code, text=text, hint=hint):
+                    raise Refused(f"{self.name}: {text}", code=code, hint=hint)
+                case _:
+                    return message

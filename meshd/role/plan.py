@@ -1,0 +1,133 @@
+"""From the workers' offers and this machine's devices to a plan, and from the plan to reservations: pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from meshd.model.layers import ModelLayers
+from meshd.model.plan import Device as PlanDevice
+from meshd.model.plan import Plan, SplitOptions, default_shape
+from meshd.model.split import plan_split
+from meshd.role.interface import SplitPart
+from meshd.wire.lease import Device, Offer
+
+# A reservation is a limit, and what lies under it an estimate: a little more, so that an estimate that is
+# short by a few MiB does not fail a load that the machine could carry.
+SLACK_SHARE = 1.1
+SLACK_BYTES = 128 << 20
+UNUSED_BYTES = 1 << 20  # keeps a device without layers in the list, so that RPC<i> stays what the plan says
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRpc:
+    """An rpc-server of the LAN without meshd (`--rpc HOST:PORT`), with its devices' memory."""
+
+    endpoint: str
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOptions:
+    """What the user decided for a serving node."""
+
+    min_workers: int = 1
+    tensor_split: tuple[float, ...] = ()
+    ctx_size: int | None = None
+    devices: tuple[str, ...] = ()
+    rpc: tuple[str, ...] = ()
+    load_mode: str = "none"
+    extra: tuple[str, ...] = ()
+    machine: str = ""
+    node_name: str = "head"
+    incarnation: bytes = b""
+    socket: Path = field(default_factory=Path)
+    alias: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A worker's offer, under the name of its node."""
+
+    node: str
+    offer: Offer
+
+
+def make_plan(
+    layers: ModelLayers,
+    *,
+    lent: Sequence[Lent],
+    plain: Sequence[PlainRpc],
+    own: Sequence[Device],
+    options: HeadOptions,
+) -> Plan:
+    """The split over workers, plain rpc-servers and this machine's devices, in this order.
+
+    `own` has the head's CPU and, unless `--device none`, the GPUs it may use. Raises NotEnoughMemory,
+    UserError.
+    """
+    devices: list[PlanDevice] = []
+    for item in lent:
+        devices += [_remote(item.node, device, item.offer.machine) for device in item.offer.devices]
+    for server in plain:
+        devices += [_remote(server.endpoint, device, "") for device in server.devices]
+    for device in own:
+        devices.append(
+            PlanDevice(
+                node=options.node_name,
+                name=device.name,
+                free=device.free_bytes,
+                is_gpu=device.kind == "gpu",
+                is_head=True,
+                pool=_pool(device, options.machine),
+            )
+        )
+    return plan_split(
+        layers,
+        devices,
+        SplitOptions(
+            shape=default_shape(layers, tokens=options.ctx_size),
+            tensor_split=options.tensor_split,
+            head_layers=options.devices != ("none",),
+        ),
+    )
+
+
+def _remote(node: str, device: Device, machine: str) -> PlanDevice:
+    return PlanDevice(
+        node=node,
+        name=device.name,
+        free=device.free_bytes,
+        is_gpu=device.kind == "gpu",
+        pool=_pool(device, machine),
+    )
+
+
+def _pool(device: Device, machine: str) -> str:
+    """Nodes on one machine share its main memory; whether they share a card is not known here."""
+    return f"{machine} memory" if machine and device.kind == "cpu" else ""
+
+
+def reservations(plan: Plan, lent: Sequence[Lent]) -> list[tuple[int, ...]]:
+    """Bytes to reserve of each device of each offer."""
+    wanted: list[tuple[int, ...]] = []
+    for item in lent:
+        counts = []
+        for device in item.offer.devices:
+            total = sum(
+                share.total
+                for share in plan.shares
+                if share.device.node == item.node and share.device.name == device.name
+            )
+            ask = int(total * SLACK_SHARE) + SLACK_BYTES if total else UNUSED_BYTES
+            counts.append(min(ask, device.free_bytes))
+        wanted.append(tuple(counts))
+    return wanted
+
+
+def split_of(plan: Plan) -> tuple[SplitPart, ...]:
+    """The plan as status shows it: workers in their order, then this node's devices."""
+    shares = [share for share in plan.shares if not share.device.is_head]
+    shares += [share for share in plan.shares if share.device.is_head]
+    return tuple(
+        SplitPart(share.device.node, share.device.name, share.layers, share.weights) for share in shares
+    )

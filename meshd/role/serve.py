@@ -1,0 +1,189 @@
+"""The head: waits for workers, takes leases, plans the split, runs llama-server; starts over when one dies.
+
+One task owns the cycle *wait, ask, plan, reserve, load, serve*; whatever ends a cycle (a worker lost,
+llama-server gone) leads back to its beginning with the reason in the status. The gateway asks for
+`readiness` and never talks to the mesh.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.backoff import Backoff
+from meshd.base.errors import MeshdError, UserError
+from meshd.gateway.interface import ModelState, Readiness
+from meshd.model.layers import ModelLayers, read_layers
+from meshd.model.plan import NotEnoughMemory
+from meshd.model.weights_index import WeightsIndex
+from meshd.peer.interface import PeerState, PeerStatus
+from meshd.process.interface import ChildStatus
+from meshd.role.head import HeadRun, Loaded
+from meshd.role.interface import Kit, ModelStatus, RoleStatus
+from meshd.role.plan import HeadOptions, PlainRpc
+from meshd.store.interface import HashProgress, WeightsFile
+from meshd.tunnel.interface import TunnelStatus
+
+MORE_WORKERS_SECONDS = 3.0  # for others that are known, once enough are there
+RETRY = Backoff(first=0.3, factor=2.0, most=15.0)
+LOG = log.get("serve")
+
+
+class Serve:
+    """Implements Role, and gateway.interface.Upstream."""
+
+    def __init__(self, kit: Kit, file: WeightsFile, options: HeadOptions) -> None:
+        self._kit = kit
+        self._file = file
+        self._options = options
+        self._layers: ModelLayers = read_layers(file.headers, name=file.name)
+        self._index: WeightsIndex | None = None
+        self._readiness = Readiness(ModelState.WAITING, "starting")
+        self._run: HeadRun | None = None
+        self._loaded = Loaded()
+        self._failures = 0
+
+    # Upstream.
+
+    @property
+    def socket_path(self) -> Path:
+        """See Upstream."""
+        return self._kit.run_dir / "llama.sock"
+
+    @property
+    def readiness(self) -> Readiness:
+        """See Upstream."""
+        return self._readiness
+
+    @property
+    def model_name(self) -> str:
+        """See Upstream."""
+        return self._file.name.removesuffix(".gguf")
+
+    def upstream_broke(self, why: str) -> None:
+        """See Upstream: its end is noticed by the cycle as well, whoever sees it first."""
+        LOG.warning("upstream_broke", why=why)
+
+    # Role.
+
+    @property
+    def status(self) -> RoleStatus:
+        """See Role."""
+        children: Sequence[ChildStatus] = ()
+        tunnels: Sequence[TunnelStatus] = ()
+        if self._run is not None:
+            children = self._run.children
+            tunnels = self._run.tunnels
+        loaded = self._loaded
+        model = ModelStatus(
+            name=self.model_name,
+            fingerprint=self._index.fingerprint if self._index is not None else "",
+            state=self._readiness.state.value,
+            reason=self._readiness.reason,
+            load_seconds=loaded.seconds,
+            weights_local_bytes=loaded.report.local_bytes,
+            weights_network_bytes=loaded.report.network_bytes,
+            tensors_from_network=loaded.report.from_network,
+            bytes_per_token=loaded.bytes_per_token,
+            split=loaded.split,
+            progress=self._readiness.progress,
+        )
+        return RoleStatus(children=children, tunnels=tunnels, model=model)
+
+    async def serve(self) -> None:
+        """See Role."""
+        self._tell(ModelState.LOADING, "reading the model file once to know its weights by content")
+        self._index = await self._file.index(self._hash_progress)
+        while True:
+            why = await self._cycle()
+            self._failures += 1
+            self._tell(ModelState.LOADING, why)
+            LOG.warning("model_lost", why=why)
+            await asyncio.sleep(RETRY.delay(self._failures - 1, 0.0))
+
+    def _hash_progress(self, progress: HashProgress) -> None:
+        done = progress.done / max(1, progress.total)
+        self._tell(ModelState.LOADING, progress.text, progress=done)
+
+    def _tell(self, state: ModelState, reason: str, *, progress: float | None = None) -> None:
+        if (state, reason) != (self._readiness.state, self._readiness.reason):
+            LOG.info("model_state", state=state.value, why=reason)
+        self._readiness = Readiness(state, reason, progress=progress)
+
+    async def _cycle(self) -> str:
+        """One life of the model; returns why it ended."""
+        assert self._index is not None
+        workers = await self._wait_for_workers()
+        self._run = HeadRun(
+            kit=self._kit,
+            file=self._file,
+            index=self._index,
+            layers=self._layers,
+            options=replace(self._options, socket=self.socket_path, alias=self.model_name),
+            plain=await self._plain_servers(),
+            told=lambda text: self._tell(ModelState.LOADING, text),
+            on_loaded=self._on_loaded,
+        )
+        try:
+            return await self._run.run(workers)
+        except MeshdError as error:
+            return await self._failed(error)
+        finally:
+            self._run = None
+
+    def _on_loaded(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._failures = 0
+        self._tell(ModelState.READY, loaded.why)
+
+    async def _plain_servers(self) -> tuple[PlainRpc, ...]:
+        return ()
+
+    async def _failed(self, error: MeshdError) -> str:
+        """A failure that only another state of the mesh can mend waits for that."""
+        hint = f" ({error.hint})" if error.hint else ""
+        if isinstance(error, NotEnoughMemory | UserError):
+            self._tell(ModelState.FAILED, error.what + hint)
+            LOG.error("model_failed", why=error.what, hint=error.hint)
+            await self._until_peers_change()
+        return error.what + hint
+
+    async def _until_peers_change(self) -> None:
+        before = {peer.peer for peer in self._workers()}
+        seen = -1
+        while {peer.peer for peer in self._workers()} == before:
+            seen = await self._kit.mesh.changed(seen)
+
+    # Waiting.
+
+    def _workers(self) -> list[PeerStatus]:
+        peers = [peer for peer in self._kit.mesh.peers() if peer.role == "worker"]
+        return sorted(
+            (peer for peer in peers if peer.state is PeerState.CONNECTED),
+            key=lambda peer: (peer.name, peer.peer),
+        )
+
+    async def _wait_for_workers(self) -> list[PeerStatus]:
+        least = self._options.min_workers
+        seen = -1
+        while len(self._workers()) < least:
+            there = len(self._workers())
+            self._tell(ModelState.WAITING, f"waiting for workers: {there} of {least} connected")
+            seen = await self._kit.mesh.changed(seen)
+        if least:
+            await self._wait_for_more()
+        return self._workers()
+
+    async def _wait_for_more(self) -> None:
+        """Give other workers that are known a moment."""
+        seen = -1
+        try:
+            async with asyncio.timeout(MORE_WORKERS_SECONDS):
+                while any(
+                    peer.role == "worker" and peer.state is not PeerState.CONNECTED
+                    for peer in self._kit.mesh.peers()
+                ):
+                    seen = await self._kit.mesh.changed(seen)
+        except TimeoutError:
+            return

@@ -1,0 +1,32 @@
+"""What llama-server reports of the tensors it placed on workers (docs/native.md): pure."""
+
+from dataclasses import dataclass
+
+from meshd.role.interface import NetworkWeight
+
+MAX_KEPT = 4096  # tensors from the network that are kept by name; the bytes of all are counted
+
+
+@dataclass(slots=True)
+class WeightsReport:
+    """Sums of one load; `names` maps an endpoint to the node behind it."""
+
+    names: dict[str, str]
+    local_bytes: int = 0
+    network_bytes: int = 0
+    from_network: tuple[NetworkWeight, ...] = ()
+    done: bool = False
+
+    def line(self, text: str) -> None:
+        """Take one line in; what is not understood is a later version's and is left alone."""
+        match text.split(" ", 5):
+            case ["tensor", endpoint, "local", _reason, size, _name] if size.isdigit():
+                self.local_bytes += int(size)
+            case ["tensor", endpoint, "network", reason, size, name] if size.isdigit():
+                self.network_bytes += int(size)
+                if len(self.from_network) < MAX_KEPT:
+                    node = self.names.get(endpoint, endpoint)
+                    weight = NetworkWeight(name, int(size), node, reason.replace("_", " "))
+                    self.from_network = (*self.from_network, weight)
+            case ["done"]:
+                self.done = True
