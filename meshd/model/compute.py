@@ -4,7 +4,7 @@ llama.cpp reserves one buffer on each device for the largest step (`n_ubatch` to
 `llama_context::sched_reserve`); its exact size comes out of the graph allocator. The bound counts what can be
 alive at once, in bytes, with T tokens a step and N cells of cache:
 
-    inputs  = copies x (T x N x mask + 2 x 4 x T x n_embd)    mask: 2 (f16) with flash attention, else 4;
+    inputs  = copies x (T x N x mask + 3 x 4 x T x n_embd)    mask: 2 (f16) with flash attention, else 4;
                                                               twice with windowed layers
     layer   = 4 x T x (8 n_embd + 4 (q + k + v + result) + 4 n_ff + 4 n_expert) + 64 x state
     scores  = 5 x T x N x n_head                              only without flash attention
@@ -40,7 +40,7 @@ def compute_bound(
     mask = tokens * cells * (2 if shape.flash_attention else 4)
     if any(layer.window for layer in model.cache.layers):
         mask *= 2
-    bound = (PIPELINE_COPIES if pipelined else 1) * (mask + 8 * tokens * widths.embedding)
+    bound = (PIPELINE_COPIES if pipelined else 1) * (mask + 12 * tokens * widths.embedding)
     if with_layers:
         elements = 8 * widths.embedding + 4 * (widths.attention + widths.feed_forward + widths.experts)
         bound += 4 * tokens * elements + 64 * widths.state

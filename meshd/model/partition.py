@@ -1,5 +1,6 @@
 """Cut a row of layers into one run for each device: whole numbers, in order, in proportion, within limits."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -14,47 +15,31 @@ def partition(
     proportion, looked for from the first device on.
     """
     devices, layers = len(costs), len(costs[0])
-    if devices > layers:
-        return None
     sums = [[0, *accumulate(row)] for row in costs]
-    first = _latest_safe_starts(sums, limits)
-    if first is None or first[0] > 0:
+    # holds[d][b]: devices d, d+1, … can take exactly the layers from b on
+    holds = [[False] * (layers + 1) for _ in range(devices)] + [[False] * layers + [True]]
+    for device in reversed(range(devices)):
+        for begin in range(layers):
+            last = _last_end(sums[device], begin, limits[device])
+            holds[device][begin] = any(holds[device + 1][begin + 1 : last + 1])
+    if not holds[0][0]:
         return None
     total_weight = sum(weights)
     begin, counts = 0, []
     for device in range(devices):
-        low = max(begin + 1, first[device + 1])
-        high = layers - (devices - 1 - device)
-        while high > low and sums[device][high] - sums[device][begin] > limits[device]:
-            high -= 1
+        last = _last_end(sums[device], begin, limits[device])
         share = sum(weights[: device + 1]) / total_weight if total_weight else (device + 1) / devices
-        end = _nearest(sums[device], share, low=low, high=high)
+        target = share * sums[device][-1]
+        ends = [end for end in range(begin + 1, last + 1) if holds[device + 1][end]]
+        end = min(ends, key=lambda end: (abs(sums[device][end] - target), -end))
         counts.append(end - begin)
         begin = end
     return tuple(counts)
 
 
-def _latest_safe_starts(sums: Sequence[Sequence[int]], limits: Sequence[int]) -> list[int] | None:
-    """first[d]: the earliest layer from which devices d, d+1, … hold all the rest; None if one holds none."""
-    layers = len(sums[0]) - 1
-    first = [layers] * (len(sums) + 1)
-    for device in reversed(range(len(sums))):
-        end = start = first[device + 1]
-        row = sums[device]
-        while start > 0 and row[end] - row[start - 1] <= limits[device]:
-            start -= 1
-        # the devices before need a layer each
-        start = max(start, device)
-        if start >= end:
-            return None
-        first[device] = start
-    return first
-
-
-def _nearest(row: Sequence[int], share: float, *, low: int, high: int) -> int:
-    """The cut between `low` and `high` whose cumulated cost is nearest to `share` of the whole."""
-    target = share * row[-1]
-    return min(range(low, high + 1), key=lambda end: (abs(row[end] - target), -end))
+def _last_end(row: Sequence[int], begin: int, limit: int) -> int:
+    """The layer before which a device that starts at `begin` must stop; `row` is cumulated."""
+    return bisect_right(row, row[begin] + limit) - 1
 
 
 def share_out(shares: Sequence[float], layers: int) -> tuple[int, ...]:

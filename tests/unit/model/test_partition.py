@@ -1,6 +1,6 @@
 """Cuts of a row of layers."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ def _cuts(layers: int, devices: int) -> list[tuple[int, ...]]:
     result = []
     for borders in combinations(range(1, layers), devices - 1):
         points = [0, *borders, layers]
-        result.append(tuple(end - begin for begin, end in zip(points, points[1:], strict=False)))
+        result.append(tuple(end - begin for begin, end in pairwise(points)))
     return result
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import gguf
 import numpy
 import pytest
+from meshd.model.ggml import TENSOR_TYPES
 from meshd.model.gguf import read_header
 from meshd.model.layers import read_layers
 
@@ -69,8 +70,8 @@ def test_agrees_with_upstreams_reader(written: Path) -> None:
 
 
 def test_types_agree_with_upstreams_table() -> None:
-    from meshd.model.ggml import TENSOR_TYPES
-
     for kind, (elements, size) in gguf.GGML_QUANT_SIZES.items():
+        if kind == gguf.GGMLQuantizationType.Q8_1:
+            continue  # for computing only, never in a file; upstream's own two tables differ on it
         ours = TENSOR_TYPES[int(kind)]
         assert (ours.name, ours.block_elements, ours.block_bytes) == (kind.name.lower(), elements, size)

@@ -1,0 +1,84 @@
+"""Sizes of layers, input and output."""
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.model.layers import ModelLayers, read_layers
+
+from tests.gguf_bytes import Plain, Tensor, gguf, language_model, parse
+
+
+def _model(**options: object) -> ModelLayers:
+    metadata, tensors = language_model(**options)  # type: ignore[arg-type]
+    return read_layers([parse(gguf(metadata, tensors))], name="tiny")
+
+
+def test_bytes_by_place() -> None:
+    model = _model()
+    layer = 32 * 4 + 32 * 34
+    assert model.layers == (layer,) * 4
+    assert (model.input, model.output, model.output_rest, model.tied) == (8192, 8192, 128, True)
+    assert model.weight_bytes == 4 * layer + 8192 + 128
+    assert (model.trained_context, model.default_context) == (4096, 4096)
+    assert model.largest_elements == 32 * 64
+    assert (model.widths.embedding, model.widths.vocabulary, model.widths.heads) == (32, 64, 4)
+
+
+def test_an_output_of_its_own() -> None:
+    model = _model(tied=False)
+    assert not model.tied
+    assert model.weight_bytes == _model().weight_bytes + 8192
+
+
+def test_the_default_context_is_bounded() -> None:
+    assert _model(extra={"llama.context_length": 131072}).default_context == 8192
+    assert _model(extra={"llama.context_length": 0}).default_context == 8192
+
+
+def test_cuda_pads_quantised_rows() -> None:
+    model = _model()
+    blocks = (512 - 32) // 32
+    assert model.padded_layers == tuple(size + blocks * 34 for size in model.layers)
+
+
+def test_shards_count_together() -> None:
+    metadata, tensors = language_model()
+    first = parse(gguf({**metadata, "split.no": 0, "split.count": 2}, tensors[:4]))
+    second = parse(gguf({"split.no": 1, "split.count": 2}, tensors[4:]))
+    assert read_layers([first, second], name="tiny") == _model()
+
+
+def test_other_tensors_find_their_place() -> None:
+    metadata, tensors = language_model()
+    tensors += [
+        Tensor("rope_freqs.weight", (16,)),
+        Tensor("per_layer_token_embd.weight", (32, 8)),
+        Tensor("enc.blk.1.attn_q.weight", (32,)),
+        Tensor("output_norm.bias", (32,)),
+    ]
+    model = read_layers([parse(gguf(metadata, tensors))], name="tiny")
+    plain = _model()
+    assert model.shared == 64
+    assert model.input == plain.input + 1024
+    assert model.layers[1] == plain.layers[1] + 128
+    assert model.output_rest == plain.output_rest + 128
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"general.architecture": "clip"}, "not a language model: its architecture is `clip`"),
+        ({"general.architecture": ""}, "its architecture is `not given`"),
+        ({"llama.block_count": 0}, "says it has 0 layers, expected 1 to 512"),
+        ({"llama.block_count": 100_000}, "says it has 100000 layers"),
+    ],
+)
+def test_other_files_are_refused(change: dict[str, Plain], message: str) -> None:
+    metadata, tensors = language_model()
+    with pytest.raises(UserError, match=message):
+        read_layers([parse(gguf({**metadata, **change}, tensors))], name="tiny")
+
+
+def test_a_vocabulary_file_is_refused() -> None:
+    metadata, _ = language_model()
+    with pytest.raises(UserError, match="has no weights of a language model"):
+        read_layers([parse(gguf(metadata))], name="tiny")
