@@ -1,0 +1,197 @@
+"""Tokens: read back, short enough, each fault named; keys as RFC 5869 gives them."""
+
+import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import LocalProtocolError, UserError
+from meshd.identity.invite import (
+    MAX_TOKEN_CHARS,
+    TOKEN,
+    Invite,
+    RelayHint,
+    derive,
+    encode_token,
+    expired_text,
+    parse_token,
+    refuse_expired,
+)
+from meshd.identity.keystore import ROOT_BACKUP
+from meshd.wire.address import Candidate, order
+
+from tests.unit.identity.cast import GUEST, INVITER, MESH, brief, damaged, thorough
+
+SECRET = b"sixteen bytes ok"
+V4 = tuple(Candidate(f"192.168.1.{last}", 7000 + last) for last in range(1, 5))
+V6 = (Candidate("fd00:1:2:3:4:5:6:7", 7000), Candidate("2001:db8:1:2:3:4:5:6", 7001, "udp"))
+RELAY = RelayHint("relay.example.org:443", GUEST.peer)
+INVITE = Invite(MESH, INVITER.peer, SECRET, 1_800_000_000, order(V4 + V6))
+BODY = TOKEN.read(encode_token(INVITE))
+
+
+def test_a_token_with_six_addresses_is_read_back_and_fits() -> None:
+    token = encode_token(INVITE)
+    assert len(token) <= MAX_TOKEN_CHARS
+    assert token.startswith("meshd1")
+    assert token.isalnum()
+    assert parse_token(token) == INVITE
+
+
+def test_a_token_without_addresses_is_read_back() -> None:
+    bare = Invite(MESH, INVITER.peer, SECRET, 5)
+    assert parse_token(encode_token(bare)) == bare
+
+
+def test_a_relay_goes_before_the_third_address() -> None:
+    found = parse_token(encode_token(Invite(MESH, INVITER.peer, SECRET, 5, V4 + V6, (RELAY, RELAY))))
+    assert found.relays == (RELAY,)
+    assert found.candidates[:2] == order(V4 + V6)[:2]
+
+
+def test_a_relay_with_an_endless_name_is_left_out() -> None:
+    long = RelayHint("r" * 200 + ":443", GUEST.peer)
+    found = parse_token(encode_token(Invite(MESH, INVITER.peer, SECRET, 5, V4, (long, RELAY))))
+    assert found.relays == (RELAY,)
+
+
+def test_near_addresses_stay_when_not_all_fit_and_loopback_goes_first() -> None:
+    far = tuple(Candidate(f"2001:db8::{last:x}", 7000, "tcp", "srflx") for last in range(1, 9))
+    loopback = Candidate("127.0.0.1", 7000)
+    found = parse_token(encode_token(Invite(MESH, INVITER.peer, SECRET, 5, (loopback, *far, *V4))))
+    assert set(V4) <= set(found.candidates)
+    assert len(found.candidates) < 13
+
+
+@given(
+    st.lists(st.sampled_from(V4 + V6), max_size=40),
+    st.lists(st.text("abc.", min_size=1, max_size=120).map(lambda host: f"{host}:1"), max_size=4),
+    st.integers(0, (1 << 40) - 1),
+)
+@thorough
+def test_no_token_is_too_long(candidates: list[Candidate], relays: list[str], expires: int) -> None:
+    hints = tuple(RelayHint(place, GUEST.peer) for place in relays)
+    token = encode_token(Invite(MESH, INVITER.peer, SECRET, expires, tuple(candidates), hints))
+    assert len(token) <= MAX_TOKEN_CHARS
+    found = parse_token(token)
+    assert (found.mesh, found.inviter, found.secret) == (MESH, INVITER.peer, SECRET)
+    assert found.expires_at == expires
+
+
+def field(tag: int, value: bytes) -> bytes:
+    return bytes([tag, len(value)]) + value
+
+
+def test_an_unknown_field_is_skipped_unless_it_is_critical() -> None:
+    assert parse_token(TOKEN.write(BODY + field(0x55, b"later"))) == INVITE
+    with pytest.raises(UserError, match="newer version"):
+        parse_token(TOKEN.write(BODY + field(0xD5, b"later")))
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "mesh is missing"),
+        (BODY[34:], "mesh is missing"),
+        (BODY[:34] + BODY[68:], "inviter is missing"),
+        (BODY[:68] + BODY[86:], "secret is missing"),
+        (BODY[:86] + BODY[93:], "expiry is missing"),
+        (BODY[:34] + BODY, "twice"),
+        (BODY + b"\x55", "cut off"),
+        (BODY + b"\x55\x09short", "cut off"),
+        (field(0x81, b"short") + BODY[34:], "mesh is missing or has the wrong length"),
+        (BODY[:93] + field(5, b"\0\1\2"), "candidate"),
+    ],
+)
+def test_a_token_whose_content_is_wrong_says_what(body: bytes, why: str) -> None:
+    with pytest.raises(UserError, match=why) as caught:
+        parse_token(TOKEN.write(body))
+    assert "meshd invite" in caught.value.hint
+
+
+@pytest.mark.parametrize("value", [b"", bytes(32), bytes(32) + b"\xff:1", bytes(32) + b"host", b"short:1"])
+def test_a_relay_that_cannot_be_used_is_left_out(value: bytes) -> None:
+    assert parse_token(TOKEN.write(BODY + field(6, value))).relays == ()
+
+
+def test_the_roots_backup_is_not_taken_for_a_token() -> None:
+    with pytest.raises(UserError, match="nobody should be given"):
+        parse_token(ROOT_BACKUP.write(bytes(32)))
+
+
+@given(st.data())
+@thorough
+def test_damaged_content_raises_only_a_user_error(data: st.DataObject) -> None:
+    body = data.draw(damaged(BODY))
+    try:
+        found = parse_token(TOKEN.write(body[:250]))
+    except UserError as error:
+        assert error.hint
+    else:
+        assert len(found.secret) == 16
+
+
+@given(st.text(max_size=400) | st.binary(max_size=200).map(TOKEN.write))
+@thorough
+def test_noise_raises_only_a_user_error(text: str) -> None:
+    with pytest.raises(UserError):
+        parse_token(text)
+
+
+def test_the_secret_is_not_shown() -> None:
+    for shown in (repr(INVITE), repr(derive(SECRET))):
+        assert "sixteen" not in shown
+        assert repr(derive(SECRET).join_key) not in shown
+    damaged_token = encode_token(INVITE)[:-1]
+    with pytest.raises(UserError) as caught:
+        parse_token(damaged_token)
+    assert damaged_token[60:90] not in str(caught.value) + caught.value.hint
+
+
+def test_the_keys_are_those_of_the_rfc() -> None:
+    keys = derive(SECRET)
+
+    def hkdf(info: bytes, size: int) -> bytes:
+        return HKDF(SHA256(), size, b"meshd invite v1", info).derive(SECRET)
+
+    assert keys.join_key == hkdf(b"join key", 32)
+    assert keys.mailbox == hkdf(b"mailbox", 16)
+    assert keys.invite_id == hkdf(b"invite id", 8)
+
+
+def test_ice_names_are_as_long_as_the_rfc_wants() -> None:
+    keys = derive(SECRET)
+    assert 4 <= len(keys.ice_user) <= 256  # RFC 8839 5.4
+    assert 22 <= len(keys.ice_password) <= 256
+    assert (keys.ice_user + keys.ice_password).isalnum()
+
+
+@given(st.binary(min_size=16, max_size=16), st.binary(min_size=16, max_size=16))
+@brief
+def test_other_secrets_give_other_keys(one: bytes, two: bytes) -> None:
+    assert (derive(one) == derive(two)) == (one == two)
+
+
+def test_a_secret_has_sixteen_bytes() -> None:
+    with pytest.raises(LocalProtocolError):
+        derive(b"short")
+    with pytest.raises(LocalProtocolError):
+        encode_token(Invite(MESH, INVITER.peer, b"short", 5))
+
+
+def test_expiry_is_said_in_words() -> None:
+    assert expired_text(1000, 1030) == "expired less than a minute ago"
+    assert expired_text(1000, 1060) == "expired 1 minute ago"
+    assert expired_text(1000, 1000 + 2 * 3600) == "expired 2 hours ago"
+    assert expired_text(0, 3 * 86400) == "expired 3 days ago"
+    assert expired_text(1000, 0) == "expired less than a minute ago"
+
+
+def test_a_token_is_refused_here_only_when_clocks_cannot_explain_it() -> None:
+    end = INVITE.expires_at
+    assert not INVITE.expired(end - 1)
+    assert INVITE.expired(end)
+    refuse_expired(INVITE, end + 3600)
+    with pytest.raises(UserError, match="expired 1 day ago") as caught:
+        refuse_expired(INVITE, end + 86400)
+    assert "meshd invite" in caught.value.hint
