@@ -1,0 +1,385 @@
+"""The proof: who gets through, and each way of not getting through."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import LocalProtocolError, MeshdError, Refused, RemoteProtocolError
+from meshd.identity.exchange import MAGIC
+from meshd.identity.invite import derive
+from meshd.identity.keys import MeshId
+from meshd.identity.membership import ALL_ROLES, Chain, Role
+from meshd.identity.proof import DialProof, ListenProof, ProofFailed, Purpose
+from meshd.identity.revocation import RevocationSet, ban
+from meshd.wire.limits import MAX_UNPROVEN_BYTES
+
+from tests.unit.identity.cast import (
+    FOUNDER,
+    FOUNDER_CHAIN,
+    GUEST,
+    GUEST_CHAIN,
+    MESH,
+    ROOT,
+    STRANGER,
+    WORKER,
+    WORKER_CHAIN,
+    certificate,
+    damaged,
+    thorough,
+)
+from tests.unit.identity.ends import (
+    BINDING,
+    KEYS,
+    converse,
+    dialler,
+    joiner,
+    listener,
+    message,
+    proven,
+)
+
+
+def refused_by_listener(dial: DialProof, listen: ListenProof, code: str) -> ProofFailed:
+    """The listener refuses with `code`, and the dialler hears that very refusal."""
+    with pytest.raises(ProofFailed) as caught:
+        converse(dial, listen)
+    assert caught.value.code == code
+    assert listen.result is None
+    with pytest.raises(Refused) as heard:
+        dial.receive(caught.value.farewell)
+    assert heard.value.code == code
+    assert heard.value.what == caught.value.what
+    assert heard.value.hint == caught.value.hint
+    assert dial.result is None
+    return caught.value
+
+
+def refused_by_dialler(dial: DialProof, listen: ListenProof, code: str) -> ProofFailed:
+    """The same the other way round."""
+    with pytest.raises(ProofFailed) as caught:
+        converse(dial, listen)
+    assert caught.value.code == code
+    assert dial.result is None
+    with pytest.raises(Refused) as heard:
+        listen.receive(caught.value.farewell)
+    assert heard.value.code == code
+    assert listen.result is None
+    return caught.value
+
+
+def without_chain(proof: bytes) -> bytes:
+    """The same message with the chain under a name that means nothing."""
+    assert b"\xa5chain" in proof
+    return proof.replace(b"\xa5chain", b"\xa5chaim")
+
+
+def test_two_members_prove_each_other() -> None:
+    seen_by_dialler, seen_by_listener = proven(dialler(), listener())
+    assert seen_by_dialler.peer == FOUNDER.peer
+    assert seen_by_dialler.member is not None
+    assert seen_by_dialler.member.roles == ALL_ROLES
+    assert seen_by_listener.peer == GUEST.peer
+    assert seen_by_listener.member is not None
+    assert seen_by_listener.member.roles == {Role.USE}
+    assert seen_by_listener.purpose is Purpose.MEMBER
+    assert seen_by_listener.invite_id is None
+
+
+def test_a_joiner_proves_the_secret_and_the_inviter_its_key() -> None:
+    seen_by_joiner, seen_by_inviter = proven(joiner(), listener())
+    assert seen_by_inviter.peer == GUEST.peer
+    assert seen_by_inviter.member is None
+    assert seen_by_inviter.invite_id == KEYS.invite_id
+    assert seen_by_joiner.member is not None
+    assert seen_by_joiner.member.peer == FOUNDER.peer
+
+
+def test_a_relay_takes_members_of_any_mesh_and_strangers_without_a_chain() -> None:
+    relays = frozenset({Purpose.RELAY})
+    for chain in (GUEST_CHAIN, None):
+        dial = dialler(chain=chain, purpose=Purpose.RELAY, expect=WORKER.peer)
+        listen = listener(key=WORKER, chain=None, mesh=None, purposes=relays)
+        by_dialler, by_relay = proven(dial, listen)
+        assert by_dialler.member is None
+        assert by_relay.purpose is Purpose.RELAY
+        assert (by_relay.member is None) == (chain is None)
+
+
+def test_one_byte_at_a_time_is_enough_and_what_follows_is_left_over() -> None:
+    dial, listen = dialler(), listener()
+    outgoing = dial.start()
+    while dial.result is None:
+        answer = b"".join(listen.receive(outgoing[at : at + 1]) for at in range(len(outgoing)))
+        outgoing = b"".join(dial.receive(answer[at : at + 1]) for at in range(len(answer)))
+    listen.receive(outgoing + b"first data")
+    assert listen.result is not None
+    assert listen.result.leftover == b"first data"
+    assert dial.result.leftover == b""
+
+
+def test_data_right_behind_the_listeners_proof_is_left_over() -> None:
+    dial, listen = dialler(), listener()
+    proof = dial.receive(listen.receive(dial.start()))
+    dial.receive(listen.receive(proof) + b"x" * 100_000)
+    assert dial.result is not None
+    assert dial.result.leftover == b"x" * 100_000
+
+
+def test_all_that_is_said_before_a_proof_fits_the_limit() -> None:
+    for dial in (dialler(), joiner()):
+        talk = converse(dial, listener())
+        assert sum(map(len, talk.dialled)) < MAX_UNPROVEN_BYTES
+        assert sum(map(len, talk.listened)) < MAX_UNPROVEN_BYTES
+
+
+# -- refusals by the listener
+
+
+def test_another_target_is_refused() -> None:
+    refused_by_listener(dialler(expect=STRANGER.peer), listener(), "target")
+
+
+def test_another_mesh_is_refused() -> None:
+    refused_by_listener(dialler(mesh=MeshId.of(STRANGER.peer)), listener(), "mesh")
+
+
+def test_a_purpose_that_is_not_served_is_refused() -> None:
+    refused_by_listener(dialler(purpose=Purpose.RELAY), listener(), "purpose")
+
+
+def test_a_node_that_meets_itself_is_refused() -> None:
+    refused_by_listener(dialler(key=FOUNDER, chain=FOUNDER_CHAIN), listener(), "self")
+
+
+def test_a_chain_of_somebody_else_is_refused() -> None:
+    refused_by_listener(dialler(key=STRANGER), listener(), "chain")
+
+
+def test_a_self_made_chain_is_refused() -> None:
+    chain = Chain((certificate(STRANGER, STRANGER, ALL_ROLES),), ROOT.peer)
+    refused_by_listener(dialler(key=STRANGER, chain=chain), listener(), "chain")
+
+
+def test_an_unknown_invite_and_a_wrong_secret_are_refused_alike() -> None:
+    other = derive(b"another secret16")
+    unknown = refused_by_listener(joiner(join=other), listener(), "unknown")
+    guessed = replace(other, invite_id=KEYS.invite_id)
+    wrong = refused_by_listener(joiner(join=guessed), listener(), "unknown")
+    assert unknown.what == wrong.what
+
+
+def test_a_banned_member_is_refused_also_with_a_backdated_certificate() -> None:
+    bans = RevocationSet(MESH)
+    bans.add(
+        ban(signer=ROOT, chain=None, mesh=MESH, kind="node", target=WORKER.peer.raw, issued_at=4_000_000_000)
+    )
+    backdated = Chain((certificate(ROOT, WORKER, ALL_ROLES, issued_at=0),), ROOT.peer)
+    for chain in (WORKER_CHAIN, backdated):
+        error = refused_by_listener(
+            dialler(key=WORKER, chain=chain), listener(why_banned=bans.why_banned), "banned"
+        )
+        assert "new key" in error.hint
+
+
+def test_a_banned_key_does_not_join_again() -> None:
+    bans = RevocationSet(MESH)
+    bans.add(ban(signer=ROOT, chain=None, mesh=MESH, kind="node", target=GUEST.peer.raw, issued_at=1))
+    refused_by_listener(joiner(), listener(why_node_banned=bans.why_node_banned), "banned")
+    proven(joiner(key=STRANGER), listener(why_node_banned=bans.why_node_banned))
+
+
+def test_a_member_without_a_chain_is_refused() -> None:
+    dial, listen = dialler(), listener()
+    proof = dial.receive(listen.receive(dial.start()))
+    with pytest.raises(ProofFailed) as caught:
+        listen.receive(without_chain(proof))
+    assert caught.value.code == "chain"
+
+
+@pytest.mark.parametrize("versions", [(2, 3), (0, 0), (1, 0)])
+def test_versions_that_do_not_meet_are_refused(versions: tuple[int, int]) -> None:
+    low, high = versions
+    hi = message(
+        t="hi",
+        lo=low,
+        hi=high,
+        purpose="member",
+        mesh=MESH.raw,
+        to=FOUNDER.peer.raw,
+        nonce=bytes(32),
+        **{"from": GUEST.peer.raw},
+    )
+    with pytest.raises(ProofFailed, match=f"protocol {low} to {high}") as caught:
+        listener().receive(MAGIC + hi)
+    assert caught.value.code == "version"
+    assert "--version" in caught.value.hint
+
+
+def test_a_dialler_of_a_later_version_is_met_at_ours() -> None:
+    hi = message(
+        t="hi",
+        lo=1,
+        hi=7,
+        purpose="member",
+        mesh=MESH.raw,
+        to=FOUNDER.peer.raw,
+        nonce=bytes(32),
+        later=True,
+        **{"from": GUEST.peer.raw},
+    )
+    dial = dialler()
+    dial.receive(listener().receive(MAGIC + hi))  # the answer names version 1
+
+
+# -- refusals by the dialler
+
+
+def test_a_listener_with_a_foreign_chain_is_refused() -> None:
+    refused_by_dialler(dialler(), listener(chain=WORKER_CHAIN), "chain")
+
+
+def test_a_listener_that_the_dialler_knows_as_banned_is_refused() -> None:
+    refused_by_dialler(dialler(why_banned=lambda chain: "out"), listener(), "banned")
+
+
+def test_a_listener_without_the_pinned_key_is_refused() -> None:
+    # it claims to be the founder but holds another key
+    dial = dialler()
+    impostor = listener(key=STRANGER)
+    hi = dialler(expect=STRANGER.peer).start()
+    proof = dial.receive(impostor.receive(hi))
+    with pytest.raises(ProofFailed, match="signature"):
+        impostor.receive(proof)
+    with pytest.raises(ProofFailed) as caught:
+        dial.receive(message(t="proof", sig=bytes(64), chain=FOUNDER_CHAIN.encode()))
+    assert caught.value.code == "signature"
+
+
+def test_a_listener_without_a_chain_is_refused() -> None:
+    dial, listen = dialler(), listener()
+    proof = listen.receive(dial.receive(listen.receive(dial.start())))
+    with pytest.raises(ProofFailed) as caught:
+        dial.receive(without_chain(proof))
+    assert caught.value.code == "chain"
+
+
+# -- attacks
+
+
+@pytest.mark.parametrize("dial_with", [dialler, joiner])
+def test_a_man_in_the_middle_who_forwards_the_proof_fails(dial_with: Callable[..., DialProof]) -> None:
+    # the dialler sees his certificate, the listener its own: all messages are forwarded unchanged
+    dial, listen = dial_with(binding=b"m" * 32), listener(binding=BINDING)
+    error = refused_by_listener(dial, listen, "signature")
+    assert "in between" in error.hint
+
+
+def test_a_man_in_the_middle_cannot_prove_the_listener_either() -> None:
+    # he lets the dialler's side succeed on his own and forwards the listener's proof of another session
+    dial = dialler(binding=b"m" * 32)
+    recorded = converse(dialler(), listener()).listened
+    dial.receive(recorded[0])
+    with pytest.raises(ProofFailed) as caught:
+        dial.receive(recorded[1])
+    assert caught.value.code == "signature"
+
+
+def test_a_recorded_proof_of_a_dialler_is_of_no_use_again() -> None:
+    recorded = converse(dialler(), listener()).dialled
+    fresh = listener(nonce=b"n" * 32)
+    fresh.receive(recorded[0])
+    with pytest.raises(ProofFailed) as caught:
+        fresh.receive(recorded[1])
+    assert caught.value.code == "signature"
+
+
+def test_a_recorded_join_is_of_no_use_again() -> None:
+    recorded = converse(joiner(), listener()).dialled
+    fresh = listener(nonce=b"n" * 32)
+    fresh.receive(recorded[0])
+    with pytest.raises(ProofFailed):
+        fresh.receive(recorded[1])
+
+
+def test_a_recorded_proof_of_a_listener_is_of_no_use_again() -> None:
+    recorded = converse(dialler(), listener()).listened
+    fresh = dialler(nonce=b"n" * 32)
+    fresh.receive(recorded[0])
+    with pytest.raises(ProofFailed) as caught:
+        fresh.receive(recorded[1])
+    assert caught.value.code == "signature"
+
+
+def test_a_proof_is_not_reflected() -> None:
+    # what the dialler signed is no signature of a listener, even where both are one key
+    first = dialler(key=FOUNDER, chain=FOUNDER_CHAIN, expect=GUEST.peer)
+    listen = listener(key=GUEST, chain=GUEST_CHAIN)
+    signed = first.receive(listen.receive(first.start()))
+    with pytest.raises(ProofFailed) as caught:
+        first.receive(signed)
+    assert caught.value.code == "signature"
+
+
+def test_versions_cannot_be_changed_on_the_way() -> None:
+    dial, listen = dialler(), listener()
+    hi = dial.start()
+    lowered = hi.replace(b"\xa2lo\x01", b"\xa2lo\x00")
+    assert lowered != hi
+    with pytest.raises(ProofFailed) as caught:
+        listen.receive(dial.receive(listen.receive(lowered)))
+    assert caught.value.code == "signature"
+
+
+@given(st.data())
+@thorough
+def test_damage_on_the_way_never_gives_a_result_with_another_peer(data: st.DataObject) -> None:
+    make = data.draw(st.sampled_from([dialler, joiner]))
+    dial, listen = make(), listener()
+    spoilt = data.draw(st.integers(0, 4))
+    outgoing, turn = dial.start(), 0
+    try:
+        for _ in range(6):
+            outgoing = data.draw(damaged(outgoing)) if turn == spoilt and outgoing else outgoing
+            outgoing = listen.receive(outgoing) if turn % 2 == 0 else dial.receive(outgoing)
+            turn += 1
+            if listen.result is not None or not outgoing:
+                break
+    except (ProofFailed, Refused):
+        pass
+    for result, peer in ((dial.result, FOUNDER.peer), (listen.result, GUEST.peer)):
+        assert result is None or result.peer == peer
+
+
+@given(st.binary(max_size=300), st.booleans())
+@thorough
+def test_noise_raises_only_the_declared_errors(noise: bytes, after_magic: bool) -> None:
+    listen = listener()
+    try:
+        answer = listen.receive((MAGIC if after_magic else b"") + noise)
+    except (ProofFailed, Refused):
+        return
+    assert answer == b""
+    assert listen.result is None
+
+
+def test_what_the_driver_gets_wrong_is_a_local_error() -> None:
+    for make in (
+        lambda: dialler(nonce=b"short"),
+        lambda: dialler(binding=b""),
+        lambda: dialler(chain=None),
+        lambda: dialler(join=KEYS),
+        lambda: dialler(purpose=Purpose.JOIN),
+        lambda: listener(chain=None),
+        lambda: listener(mesh=None),
+    ):
+        with pytest.raises(LocalProtocolError):
+            make()
+
+
+def test_a_failed_proof_is_both_a_remote_error_and_a_meshd_error() -> None:
+    error = ProofFailed("what", code="code")
+    assert isinstance(error, RemoteProtocolError)
+    assert isinstance(error, MeshdError)
+    assert error.farewell == b""

@@ -1,0 +1,137 @@
+"""Records: read back, signed, bounded; damage and noise raise only the declared error."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import LocalProtocolError, RemoteProtocolError
+from meshd.identity.keys import KeyPair, MeshId
+from meshd.identity.membership import Chain
+from meshd.identity.record import MAX_RECORD_BYTES, PeerRecord
+from meshd.identity.signed import Statement
+from meshd.wire.address import Candidate
+from meshd.wire.limits import MAX_CANDIDATES
+from meshd.wire.message import Value, pack
+
+from tests.unit.identity.cast import GUEST, GUEST_CHAIN, MESH, STRANGER, damaged, thorough
+
+
+def record(*, key: KeyPair = GUEST, chain: Chain = GUEST_CHAIN, sequence: int = 7) -> PeerRecord:
+    return PeerRecord.sign(
+        key,
+        chain=chain,
+        name="big machine",
+        role="worker",
+        sequence=sequence,
+        candidates=(Candidate("192.168.1.2", 7000), Candidate("fd00::1", 7000, "udp", "mapped")),
+        relays=("relay.example.org:443",),
+        capabilities={"backend": "cuda", "memory": "24G"},
+    )
+
+
+def test_a_record_is_read_back_and_verified() -> None:
+    made = record()
+    found = PeerRecord.decode(made.encode())
+    assert found == made
+    assert hash(found) == hash(made)
+    assert found.verify(MESH).peer == GUEST.peer
+    assert found.peer == GUEST.peer
+    assert found.name == "big machine"
+    assert found.capabilities["backend"] == "cuda"
+    assert found.candidates[1].kind == "mapped"
+    assert len(found.signature) == 64
+
+
+def test_a_record_of_another_mesh_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="another mesh") as caught:
+        record().verify(MeshId.of(STRANGER.peer))
+    assert caught.value.code == "record"
+
+
+def test_a_record_for_somebody_else_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="another node") as caught:
+        record(key=STRANGER).verify(MESH)
+    assert caught.value.code == "chain"
+
+
+def test_a_record_that_somebody_else_signed_is_refused() -> None:
+    genuine = record()
+    forged = Statement.make(STRANGER, "meshd record v1", genuine.statement.body)
+    with pytest.raises(RemoteProtocolError, match="signature"):
+        PeerRecord.decode(forged.encode()).verify(MESH)
+
+
+def test_the_largest_record_is_bounded() -> None:
+    many = tuple(Candidate(f"fd00::{last:x}", 7000) for last in range(1, MAX_CANDIDATES + 1))
+    big = PeerRecord.sign(
+        GUEST,
+        chain=GUEST_CHAIN,
+        name="n" * 64,
+        role="worker",
+        sequence=1 << 62,
+        candidates=many,
+        relays=("r" * 290,) * 4,
+    )
+    assert len(big.encode()) <= MAX_RECORD_BYTES
+
+
+@pytest.mark.parametrize(
+    ("name", "relays", "capabilities"),
+    [
+        ("n" * 65, (), {}),
+        ("two\nlines", (), {}),
+        ("n", ("r",) * 5, {}),
+        ("n", ("r" * 301,), {}),
+        ("n", (), {"k" * 65: "v"}),
+        ("n", (), {"a\nb": "v"}),
+        ("n", (), {"k": "v" * 257}),
+        ("n", (), {str(number): "v" for number in range(33)}),
+        ("n", (), {str(number): "v" * 250 for number in range(20)}),
+    ],
+)
+def test_a_record_beyond_the_limits_cannot_be_made(
+    name: str, relays: tuple[str, ...], capabilities: dict[str, str]
+) -> None:
+    with pytest.raises(LocalProtocolError):
+        PeerRecord.sign(
+            GUEST,
+            chain=GUEST_CHAIN,
+            name=name,
+            role="r",
+            sequence=1,
+            relays=relays,
+            capabilities=capabilities,
+        )
+
+
+def test_fields_of_a_later_version_are_passed_on() -> None:
+    extended: dict[str, Value] = {
+        "peer": GUEST.peer.raw,
+        "mesh": MESH.raw,
+        "name": "n",
+        "role": "r",
+        "seq": 1,
+        "at": b"",
+        "relays": [],
+        "caps": {},
+        "chain": GUEST_CHAIN.encode(),
+        "later": 5,
+    }
+    raw = Statement.make(GUEST, "meshd record v1", pack(extended)).encode()
+    found = PeerRecord.decode(raw)
+    assert found.verify(MESH).peer == GUEST.peer
+    assert found.encode() == raw
+
+
+@given(st.data())
+@thorough
+def test_a_damaged_record_is_refused(data: st.DataObject) -> None:
+    raw = data.draw(damaged(record().encode()))
+    with pytest.raises(RemoteProtocolError):
+        PeerRecord.decode(raw).verify(MESH)
+
+
+@given(st.binary(max_size=300))
+@thorough
+def test_noise_raises_only_the_declared_error(raw: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        PeerRecord.decode(raw)
