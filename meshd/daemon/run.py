@@ -145,8 +145,6 @@ class Daemon:
         )
 
     def _print_token(self, estate: Estate) -> None:
-        if self._role == "serve" and self._config.node.join:
-            return  # its mesh was founded elsewhere: stdout stays empty
         token = estate.printed_token()
         if token is None:
             LOG.info("no_invite", why="this node may not invite others; ask a member that may")

@@ -9,22 +9,22 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from meshd.base import log
-from meshd.base.errors import Broken, Busy, EndOfStream, MeshdError, Refused, RemoteProtocolError
+from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.link.interface import Link
 from meshd.mux import agree, events
-from meshd.mux.config import Priority
 from meshd.mux.events import Code
 from meshd.mux.session import Session
 from meshd.mux.status import LinkStatus
 from meshd.peer.carrier import Carrier
 from meshd.peer.greeting import greet
 from meshd.peer.interface import MetadataValue, PathStatus, PeerState, PeerStatus
-from meshd.peer.node import Node, Service
+from meshd.peer.node import Node
 from meshd.peer.paths import Path, choose, surplus
 from meshd.peer.stream import MeshStream
+from meshd.peer.streams import Streams
 from meshd.wire.hello import Hello, NativeVersion
 
 CHALLENGE_SECONDS = 2.0  # an older incarnation that answers within this keeps the identity
@@ -38,12 +38,11 @@ class PeerConnection:
         self._node = node
         self.peer = peer
         self._leader = node.peer > peer
-        self._session: Session | None = None
+        self._streams: Streams | None = None
         self._session_id = b""
         self._fresh = node.random(agree.HALF_BYTES)
         self._carriers: dict[int, Carrier] = {}
         self._next_link = 1
-        self._streams: dict[int, MeshStream] = {}
         self._incarnation = b""
         self._pongs: dict[tuple[int, int], asyncio.Future[float]] = {}
         self._kick = asyncio.Event()
@@ -75,7 +74,7 @@ class PeerConnection:
     @property
     def session_id(self) -> bytes:
         """Another one whenever streams could not survive; empty without a session."""
-        return self._session_id if self._session is not None else b""
+        return self._session_id if self._streams is not None else b""
 
     def carries(self, link: Link) -> bool:
         """True once `link` is attached."""
@@ -86,7 +85,7 @@ class PeerConnection:
         """As in PeerStatus."""
         if self._carriers:
             return PeerState.CONNECTED
-        if self._session is not None:
+        if self._streams is not None:
             return PeerState.SUSPENDED
         return PeerState.CONNECTING if self.dialling else self._state
 
@@ -107,9 +106,11 @@ class PeerConnection:
         )
 
     def _link_numbers(self) -> list[LinkStatus]:
-        if self._session is None:
+        if self._streams is None:
             return []
-        return [numbers for numbers in self._session.status().links if numbers.link_id in self._carriers]
+        return [
+            numbers for numbers in self._streams.session.status().links if numbers.link_id in self._carriers
+        ]
 
     def _path_status(self, numbers: LinkStatus) -> PathStatus:
         return PathStatus(
@@ -123,12 +124,9 @@ class PeerConnection:
 
     def open_stream(self, service: str, metadata: Mapping[str, MetadataValue], *, bulk: bool) -> MeshStream:
         """Raises Broken without a session, Busy when too many streams are open."""
-        if self._session is None:
+        if self._streams is None:
             raise Broken(f"not connected to {self.label}: {self.last_error or 'no link yet'}")
-        stream_id = self._session.open(service, metadata, Priority.BULK if bulk else Priority.INTERACTIVE)
-        stream = self._add_stream(self._session, stream_id, service, metadata)
-        self._wake_all()
-        return stream
+        return self._streams.open(service, metadata, bulk=bulk)
 
     @property
     def label(self) -> str:
@@ -138,21 +136,19 @@ class PeerConnection:
     async def ping(self, within: float) -> tuple[float, PathStatus]:
         """Round trip in seconds over the link that carries data. Raises Broken."""
         paths = [numbers for numbers in self._link_numbers() if numbers.carries_data]
-        if self._session is None or not paths:
+        if self._streams is None or not paths:
             raise Broken(f"not connected to {self.label}: {self.last_error or 'no link yet'}")
         path = self._path_status(paths[0])
-        rtt = await self._ping_link(self._session, paths[0].link_id, within)
+        rtt = await self._ping_link(self._streams.session, paths[0].link_id, within)
         if rtt is None:
             raise Broken(f"no answer from {self.label} within {within:g} s")
         return rtt, path
 
     def close(self, code: Code, reason: str) -> None:
         """Say goodbye on every link and end the session: its streams break with `reason`."""
-        if self._session is not None:
-            self._session.goodbye(code, reason)
-            self._drop_session(reason, PeerState.KNOWN)
-        for carrier in self._carriers.values():
-            carrier.end(reason)
+        if self._streams is not None:
+            self._streams.session.goodbye(code, reason)
+        self._end_session(reason, PeerState.KNOWN)
 
     # Life.
 
@@ -184,7 +180,7 @@ class PeerConnection:
         except RemoteProtocolError as error:
             self.last_error = error.what
             LOG.warning("peer_broke_protocol", peer=self.peer.short, why=error.what)
-            if carrier is not None and carrier.session is self._session:
+            if carrier is not None and self._streams and carrier.session is self._streams.session:
                 self._drop_session(f"protocol error: {error.what}", PeerState.KNOWN)
             raise
         finally:
@@ -195,13 +191,13 @@ class PeerConnection:
     async def _run_timers(self) -> None:
         while True:
             self._kick.clear()
-            session = self._session
+            session = self._streams.session if self._streams is not None else None
             deadline = session.next_timeout() if session is not None else None
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._kick.wait()
             except TimeoutError:
-                if session is not None and session is self._session:
+                if session is not None and self._streams is not None and session is self._streams.session:
                     self._dispatch(session, session.handle_timeout(self._node.now()))
                     self._choose()
                     self._wake_all()
@@ -228,9 +224,7 @@ class PeerConnection:
                     hint="stop the other daemon; a copied state folder needs an identity of its own: "
                     "`meshd leave --new-identity` there, then join again",
                 )
-        for carrier in self._carriers.values():
-            carrier.end("replaced by a newer start of the same node")
-        self._drop_session("the peer was started anew", PeerState.KNOWN)
+        self._end_session("replaced by a newer start of the same node", PeerState.KNOWN)
 
     def ban_entries(self) -> Sequence[bytes]:
         """See greeting.Parley."""
@@ -259,20 +253,25 @@ class PeerConnection:
         elif session_id == self.session_id:
             return
         self._drop_session("the peer has lost the session", PeerState.KNOWN)
+        if self._owner is None:
+            raise Broken("this node stops")
         self._session_id = session_id
-        self._session = Session(
+        session = Session(
             side="leader" if self._leader else "follower",
             session_id=session_id,
             config=self._node.mux_config(min(theirs.grace, mine.grace)),
             budget=self._node.budget,
         )
+        self._streams = Streams(
+            session=session, peer=self.peer, node=self._node, owner=self._owner, wake=self._wake_all
+        )
 
     # Links.
 
     def _attach(self, link: Link, hello: Hello) -> Carrier:
-        session = self._session
-        if session is None:
+        if self._streams is None:
             raise Broken("the session ended during the greeting")
+        session = self._streams.session
         link_id = self._next_link
         self._next_link += 1
         carrier = Carrier(
@@ -311,7 +310,7 @@ class PeerConnection:
             link=carrier.link.info.kind.value,
             why=carrier.why or self.last_error,
         )
-        if not self._carriers and self._session is not None:
+        if not self._carriers and self._streams is not None:
             self._set_state(PeerState.SUSPENDED)
         self._choose()
         self._kick.set()
@@ -319,9 +318,9 @@ class PeerConnection:
         self._node.changed()
 
     def _choose(self) -> None:
-        session = self._session
-        if session is None or not self._leader:
+        if self._streams is None or not self._leader:
             return
+        session = self._streams.session
         paths = []
         current = None
         for numbers in self._link_numbers():
@@ -340,102 +339,43 @@ class PeerConnection:
         for link_id in surplus(paths, choice.link_id):
             self._carriers[link_id].end("not needed beside another link")
 
-    # Streams.
+    # Events.
 
     def _dispatch(self, session: Session, happened: Sequence[events.Event]) -> None:
         for event in happened:
-            if session is not self._session:
+            streams = self._streams
+            if streams is None or session is not streams.session:
                 return  # the end of an older session: its streams are broken already
-            if isinstance(event, events.DataReceived):  # first: nearly all events are
-                if (stream := self._streams.get(event.stream_id)) is not None:
-                    stream.feed(event.data)
-            else:
-                self._act(session, event)
+            match event:
+                case events.PongReceived(link_id=link_id, ping_id=ping_id, rtt=rtt):
+                    if (pong := self._pongs.get((link_id, ping_id))) is not None and not pong.done():
+                        pong.set_result(rtt)
+                case events.LinkDead(link_id=link_id, why=why):
+                    if (carrier := self._carriers.get(link_id)) is not None:
+                        carrier.end(why)
+                case events.GoodbyeReceived(code=code, reason=reason):
+                    self._end_session(reason or "the peer said goodbye", PeerState.KNOWN)
+                    self._node.on_goodbye(self.peer, code)
+                case events.SessionLost(reason=reason):
+                    self._end_session(reason, PeerState.LOST)
+                case events.Switched():
+                    self._node.changed()
+                case _:
+                    streams.feed(event, self.member)
 
-    def _act(self, session: Session, event: events.Event) -> None:
-        match event:
-            case events.Writable(stream_id=stream_id) if stream_id in self._streams:
-                self._streams[stream_id].wake_writer()
-            case events.StreamAccepted(stream_id=stream_id) if stream_id in self._streams:
-                self._streams[stream_id].mark_accepted()
-            case events.StreamEnded(stream_id=stream_id) if stream_id in self._streams:
-                self._streams[stream_id].feed_eof()
-            case events.StreamReset(stream_id=stream_id) if stream_id in self._streams:
-                self._streams.pop(stream_id).feed_reset(event.code, event.reason)
-            case events.StreamOpened():
-                self._opened(session, event)
-            case events.PongReceived(link_id=link_id, ping_id=ping_id, rtt=rtt):
-                if (pong := self._pongs.get((link_id, ping_id))) is not None and not pong.done():
-                    pong.set_result(rtt)
-            case events.LinkDead(link_id=link_id, why=why):
-                if (carrier := self._carriers.get(link_id)) is not None:
-                    carrier.end(why)
-            case events.GoodbyeReceived(code=code, reason=reason):
-                self._drop_session(reason or "the peer said goodbye", PeerState.KNOWN)
-                for carrier in self._carriers.values():
-                    carrier.end(reason)
-                self._node.on_goodbye(self.peer, code)
-            case events.SessionLost(reason=reason):
-                self._drop_session(reason, PeerState.LOST)
-            case events.Switched():
-                self._node.changed()
-            case _:
-                pass  # news of a stream that has just gone
-
-    def _opened(self, session: Session, event: events.StreamOpened) -> None:
-        service = self._node.services.get(event.service)
-        if service is None or self.member is None or self._owner is None:
-            session.reset(event.stream_id, Code.UNKNOWN_SERVICE, f"no service `{event.service}` here")
-            return
-        why = service.allow(self.member, event.metadata)
-        if why is not None:
-            LOG.warning("stream_refused", peer=self.peer.short, service=event.service, why=why)
-            session.reset(event.stream_id, Code.REFUSED, why)
-            return
-        session.accept(event.stream_id)
-        stream = self._add_stream(session, event.stream_id, event.service, event.metadata)
-        self._owner.start(self._handle(stream, service), name=f"stream {event.service}")
-
-    async def _handle(self, stream: MeshStream, service: Service) -> None:
-        try:
-            await service.handler(stream)
-        except (Broken, EndOfStream, RemoteProtocolError, Busy) as error:
-            LOG.debug("stream_ended", peer=self.peer.short, service=stream.service, why=error.what)
-            stream.reset(Code.BROKEN, error.what[:200])
-        except MeshdError as error:
-            LOG.warning("stream_failed", peer=self.peer.short, service=stream.service, why=error.what)
-            stream.reset(Code.REFUSED, error.what[:200])
-        except asyncio.CancelledError:
-            stream.reset(Code.SHUTDOWN, "this node stops")
-            raise
-
-    def _add_stream(
-        self, session: Session, stream_id: int, service: str, metadata: Mapping[str, MetadataValue]
-    ) -> MeshStream:
-        stream = MeshStream(
-            port=session,
-            wake=self._wake_all,
-            on_done=self._forget_stream,
-            stream_id=stream_id,
-            peer=self.peer,
-            service=service,
-            metadata=metadata,
-        )
-        self._streams[stream_id] = stream
-        return stream
-
-    def _forget_stream(self, stream_id: int) -> None:
-        self._streams.pop(stream_id, None)
+    def _end_session(self, reason: str, state: PeerState) -> None:
+        """The session is over for both sides: its links go with it."""
+        self._drop_session(reason, state)
+        for carrier in self._carriers.values():
+            carrier.end(reason)
 
     def _drop_session(self, reason: str, state: PeerState) -> None:
-        if self._session is None:
+        streams, self._streams = self._streams, None
+        if streams is None:
             return
-        self._session = None
         self.last_error = reason
         self._set_state(state)
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.break_with(Broken(reason))
+        streams.break_all(reason)
         self._kick.set()
         self._node.changed()
 

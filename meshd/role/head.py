@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
@@ -49,6 +50,8 @@ class HeadRun:
         layers: ModelLayers,
         options: HeadOptions,
         plain: Sequence[PlainRpc],
+        socket: Path,
+        alias: str,
         told: Callable[[str], None],
         on_loaded: Callable[[Loaded], None],
     ) -> None:
@@ -58,6 +61,8 @@ class HeadRun:
         self._layers = layers
         self._options = options
         self._plain = plain
+        self._socket = socket
+        self._alias = alias
         self._told = told
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
@@ -112,7 +117,7 @@ class HeadRun:
         version = self._kit.native.version
         acquire = Acquire(
             incarnation=self._options.incarnation,
-            model=self._options.alias[:100],
+            model=self._alias[:100],
             fingerprint=self._index.fingerprint,
             native_pin=version.pin,
             native_patches=version.patches,
@@ -168,7 +173,7 @@ class HeadRun:
     # llama-server.
 
     def _start(self, plan: Plan, owner: Owner) -> None:
-        self._options.socket.unlink(missing_ok=True)
+        self._socket.unlink(missing_ok=True)
         report = self._kit.make_report()
         child = self._kit.make_child(lambda: self._spec(plan, report), "llama-server")
         self._child = child
@@ -193,8 +198,8 @@ class HeadRun:
             hand_over += [weights, secrets_end]
         head = command.Head(
             model=str(self._file.paths[0]),
-            socket=str(options.socket),
-            alias=options.alias,
+            socket=str(self._socket),
+            alias=self._alias,
             endpoints=(*endpoints, *(server.endpoint for server in self._plain)),
             plan=plan.arguments,
             load_mode=options.load_mode,
@@ -228,7 +233,7 @@ class HeadRun:
             report.close()
 
     async def _load(self, plan: Plan, began: float) -> None:
-        ready = await self._kit.one_token(self._options.socket)
+        ready = await self._kit.one_token(self._socket)
         if not ready.ready:
             self._lose(ready.reason)
             return
@@ -254,11 +259,11 @@ class HeadRun:
         if not self._lenders:
             return 0.0
         before = self._link_bytes()
-        if await self._kit.complete(self._options.socket, 1) != 1:
+        if await self._kit.complete(self._socket, 1) != 1:
             return None
         short = self._link_bytes() - before
         before = self._link_bytes()
-        if await self._kit.complete(self._options.socket, 1 + SAMPLE_TOKENS) != 1 + SAMPLE_TOKENS:
+        if await self._kit.complete(self._socket, 1 + SAMPLE_TOKENS) != 1 + SAMPLE_TOKENS:
             return None
         return (self._link_bytes() - before - short) / SAMPLE_TOKENS
 

@@ -1,8 +1,7 @@
 """From the workers' offers and this machine's devices to a plan, and from the plan to reservations: pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from meshd.model.layers import ModelLayers
 from meshd.model.plan import Device as PlanDevice
@@ -40,8 +39,6 @@ class HeadOptions:
     machine: str = ""
     node_name: str = "head"
     incarnation: bytes = b""
-    socket: Path = field(default_factory=Path)
-    alias: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ llama-server gone) leads back to its beginning with the reason in the status. Th
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from meshd.base import log
@@ -120,8 +119,10 @@ class Serve:
             file=self._file,
             index=self._index,
             layers=self._layers,
-            options=replace(self._options, socket=self.socket_path, alias=self.model_name),
+            options=self._options,
             plain=await self._plain_servers(),
+            socket=self.socket_path,
+            alias=self.model_name,
             told=lambda text: self._tell(ModelState.LOADING, text),
             on_loaded=self._on_loaded,
         )

@@ -1,0 +1,42 @@
+# Each target does what it needs first; a second call does nothing twice.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(INSTALLED): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+build: $(INSTALLED) ## set up .venv and build the native part into the user's cache
+	@$(BIN)/meshd native build
+
+demo: build ## split a real model over two local nodes and answer a chat
+	@$(BIN)/meshd demo
+
+test: build ## run every test this machine can run, and say what was left out
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED) ## format, lint, types, layers
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: build ## measure the tunnel and RPC speed against direct connections
+	@$(BIN)/meshd bench rpc
+
+fuzz: $(INSTALLED) ## feed every parser a million hostile inputs
+	$(BIN)/python -m tests.fuzz
+
+clean: ## remove what was made in this folder (the user's cache stays)
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help build demo test check bench fuzz clean

@@ -1,0 +1,109 @@
+"""The streams of one session: made, fed with events, and broken together when the session is lost."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from meshd.base import log
+from meshd.base.errors import Broken, Busy, EndOfStream, MeshdError, RemoteProtocolError
+from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Member
+from meshd.mux import events
+from meshd.mux.config import Priority
+from meshd.mux.events import Code
+from meshd.mux.session import Session
+from meshd.peer.interface import MetadataValue
+from meshd.peer.node import Node, Service
+from meshd.peer.stream import MeshStream
+
+MAX_REASON = 200  # characters of a reset's reason
+LOG = log.get("peer")
+
+
+class Streams:
+    """All streams of `session`, ours and the peer's; `owner` runs the handlers of the peer's."""
+
+    def __init__(
+        self, *, session: Session, peer: PeerId, node: Node, owner: Owner, wake: Callable[[], None]
+    ) -> None:
+        self.session = session
+        self._peer = peer
+        self._node = node
+        self._owner = owner
+        self._wake = wake
+        self._streams: dict[int, MeshStream] = {}
+
+    def open(self, service: str, metadata: Mapping[str, MetadataValue], *, bulk: bool) -> MeshStream:
+        """Raises Busy when too many streams are open."""
+        priority = Priority.BULK if bulk else Priority.INTERACTIVE
+        stream = self._add(self.session.open(service, metadata, priority), service, metadata)
+        self._wake()
+        return stream
+
+    def break_all(self, reason: str) -> None:
+        """The session has ended under them."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.break_with(Broken(reason))
+
+    def feed(self, event: events.Event, member: Member | None) -> None:
+        """Act on a stream's event; others, and those of a stream that has just gone, are left alone."""
+        match event:
+            case events.DataReceived(stream_id=stream_id) if stream_id in self._streams:
+                self._streams[stream_id].feed(event.data)
+            case events.Writable(stream_id=stream_id) if stream_id in self._streams:
+                self._streams[stream_id].wake_writer()
+            case events.StreamAccepted(stream_id=stream_id) if stream_id in self._streams:
+                self._streams[stream_id].mark_accepted()
+            case events.StreamEnded(stream_id=stream_id) if stream_id in self._streams:
+                self._streams[stream_id].feed_eof()
+            case events.StreamReset(stream_id=stream_id) if stream_id in self._streams:
+                self._streams.pop(stream_id).feed_reset(event.code, event.reason)
+            case events.StreamOpened():
+                self._opened(event, member)
+            case _:
+                pass
+
+    def _opened(self, event: events.StreamOpened, member: Member | None) -> None:
+        service = self._node.services.get(event.service)
+        if service is None or member is None or not self._owner.is_open:
+            reason = f"no service `{event.service}` here"
+            self.session.reset(event.stream_id, Code.UNKNOWN_SERVICE, reason[:MAX_REASON])
+            return
+        why = service.allow(member, event.metadata)
+        if why is not None:
+            LOG.warning("stream_refused", peer=self._peer.short, service=event.service, why=why)
+            self.session.reset(event.stream_id, Code.REFUSED, why[:MAX_REASON])
+            return
+        self.session.accept(event.stream_id)
+        stream = self._add(event.stream_id, event.service, event.metadata)
+        self._owner.start(self._handle(stream, service), name=f"stream {event.service}")
+
+    async def _handle(self, stream: MeshStream, service: Service) -> None:
+        try:
+            await service.handler(stream)
+        except (Broken, EndOfStream, RemoteProtocolError, Busy) as error:
+            LOG.debug("stream_ended", peer=self._peer.short, service=stream.service, why=error.what)
+            stream.reset(Code.BROKEN, error.what[:MAX_REASON])
+        except MeshdError as error:
+            LOG.warning("stream_failed", peer=self._peer.short, service=stream.service, why=error.what)
+            stream.reset(Code.REFUSED, error.what[:MAX_REASON])
+        except asyncio.CancelledError:
+            stream.reset(Code.SHUTDOWN, "this node stops")
+            raise
+
+    def _add(self, stream_id: int, service: str, metadata: Mapping[str, MetadataValue]) -> MeshStream:
+        stream = MeshStream(
+            port=self.session,
+            wake=self._wake,
+            on_done=self._forget,
+            stream_id=stream_id,
+            peer=self._peer,
+            service=service,
+            metadata=metadata,
+        )
+        self._streams[stream_id] = stream
+        return stream
+
+    def _forget(self, stream_id: int) -> None:
+        self._streams.pop(stream_id, None)
