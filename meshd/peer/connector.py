@@ -34,11 +34,16 @@ class Connector:
         self._chance = chance
         self._poke = asyncio.Event()
         self._again = False
+        self._stopped = False
 
     def poke(self, *, although_connected: bool = False) -> None:
         """Something changed (a new record, our addresses): dial now, and forget the back-off."""
         self._again = self._again or although_connected
         self._poke.set()
+
+    def stop(self) -> None:
+        """This node leaves: dial no more."""
+        self._stopped = True
 
     async def serve(self) -> None:
         """Dial for as long as this runs; owns the links that it made."""
@@ -58,8 +63,9 @@ class Connector:
 
     async def _until_wanted(self) -> None:
         seen = self._node.version
-        while not self._again and (
-            self._connection.connected or not self._book.candidates(self._connection.peer)
+        while self._stopped or (
+            not self._again
+            and (self._connection.connected or not self._book.candidates(self._connection.peer))
         ):
             seen = await self._node.wait_changed(seen)
         self._again = False

@@ -43,6 +43,7 @@ class PeerMesh:
         self._chance = chance
         self._peers: dict[PeerId, _Entry] = {}
         self._owner: Owner | None = None
+        self._leaving = False
         self._news = News(node, book, heard=self._heard)
         node.on_link = self._link_made
         node.on_goodbye = self._said_goodbye
@@ -109,14 +110,16 @@ class PeerMesh:
             self._owner = None
 
     def say_goodbye(self, reason: str) -> None:
-        """End all sessions on purpose; `serve` is cancelled by the caller when the links had a moment."""
+        """End all sessions on purpose, and make no new ones; the caller then gives the links a moment."""
+        self._leaving = True
         for entry in self._peers.values():
+            entry.connector.stop()
             entry.connection.close(Code.SHUTDOWN, reason)
 
     async def accept(self, link: Link) -> None:
         """Own a link that a listener took in."""
         entry = self._entry(link.info.peer)
-        if entry is None:
+        if entry is None or self._leaving:
             await link.aclose()
             return
         try:
