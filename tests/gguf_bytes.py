@@ -58,17 +58,18 @@ def gguf(
     version: int = 3,
     alignment: int = 32,
 ) -> bytes:
-    """A whole file; tensor number i is filled with bytes that depend on i and `fill`."""
+    """A whole file; each tensor is filled with bytes that depend on its name and `fill`."""
     parts = [b"GGUF", struct.pack("<IQQ", version, len(tensors), len(metadata))]
     parts += [key_value(key, item) for key, item in metadata.items()]
     data = bytearray()
-    for number, tensor in enumerate(tensors):
+    for tensor in tensors:
         kind = TENSOR_TYPE_NAMES[tensor.kind]
         parts.append(string(tensor.name) + struct.pack("<I", len(tensor.dims)))
         parts.append(b"".join(struct.pack("<Q", dim) for dim in tensor.dims))
         parts.append(struct.pack("<IQ", kind.number, len(data)))
         size = kind.tensor_bytes(tensor.dims)
-        data += bytes((7 * number + tensor.fill + at) % 251 for at in range(size))
+        first = sum(tensor.name.encode()) + tensor.fill
+        data += bytes((first + at) % 251 for at in range(size))
         data += bytes(-len(data) % alignment)
     header = b"".join(parts)
     return header + bytes(-len(header) % alignment) + bytes(data)

@@ -12,7 +12,7 @@ alive at once, in bytes, with T tokens a step and N cells of cache:
     fixed   = 32 MiB, on a GPU 64 MiB + 2 x elements of the largest tensor (it may be unpacked to f16)
 
 `copies` is 4 with pipeline parallelism (GGML_SCHED_MAX_COPIES), else 1. Measured with SmolLM2 at 8192 tokens
-and 512 a step, by device: 20 MiB of 74 MiB bound with flash attention, 165 MiB of 255 MiB without.
+and 512 a step, by device: 20 MiB, bound 76 MiB with flash attention, 165 MiB, bound 264 MiB without.
 """
 
 from meshd.model.cache import ContextShape

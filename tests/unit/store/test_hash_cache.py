@@ -1,0 +1,133 @@
+"""The cache of hashes believes an entry only for exactly the state it was made for."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from meshd.store import hash_cache
+from meshd.store.hash_cache import FileState, HashCache
+
+from tests.gguf_bytes import Tensor, gguf, parse
+
+HEADER = parse(gguf({}, [Tensor("a", (8,)), Tensor("b", (4,))]))
+DIGESTS = (bytes(32), bytes(range(32)))
+STATE = FileState(size=1000, mtime_ns=2_000_000_001, ctime_ns=3_000_000_001, inode=4, device=5)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> HashCache:
+    return HashCache(tmp_path / "weights")
+
+
+def _entry(tmp_path: Path) -> Path:
+    (path,) = (tmp_path / "weights").glob("*.hashes")
+    return path
+
+
+def test_what_was_saved_is_found(cache: HashCache, tmp_path: Path) -> None:
+    assert cache.load(STATE, HEADER) is None
+    cache.save(STATE, HEADER, DIGESTS)
+    assert cache.load(STATE, HEADER) == DIGESTS
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == [_entry(tmp_path).name]
+    assert _entry(tmp_path).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("field", ["size", "mtime_ns", "ctime_ns", "inode", "device"])
+def test_any_other_state_is_a_miss(cache: HashCache, field: str, tmp_path: Path) -> None:
+    cache.save(STATE, HEADER, DIGESTS)
+    other = dataclasses.replace(STATE, **{field: getattr(STATE, field) + 1})
+    assert cache.load(other, HEADER) is None
+    # not even when the entry lies under the other state's name
+    _entry(tmp_path).rename(cache._path(other))
+    assert cache.load(other, HEADER) is None
+
+
+def test_another_tensor_table_is_a_miss(cache: HashCache) -> None:
+    cache.save(STATE, HEADER, DIGESTS)
+    assert cache.load(STATE, parse(gguf({}, [Tensor("a", (8,)), Tensor("c", (4,))]))) is None
+    assert cache.load(STATE, parse(gguf({}, [Tensor("a", (8,))]))) is None
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_damaged_entry_is_a_miss(tmp_path: Path, data: st.DataObject) -> None:
+    cache = HashCache(tmp_path / "weights")
+    cache.save(STATE, HEADER, DIGESTS)
+    path = _entry(tmp_path)
+    content = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(content) - 2))
+    if data.draw(st.booleans()):
+        content[at] ^= data.draw(st.integers(1, 255))
+    else:
+        del content[at:]
+    path.write_bytes(bytes(content))
+    assert cache.load(STATE, HEADER) is None
+
+
+def test_an_entry_others_could_write_is_not_believed(cache: HashCache, tmp_path: Path) -> None:
+    cache.save(STATE, HEADER, DIGESTS)
+    _entry(tmp_path).chmod(0o666)
+    assert cache.load(STATE, HEADER) is None
+
+
+def test_the_number_of_entries_is_limited(
+    cache: HashCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hash_cache, "MAX_ENTRIES", 3)
+    states = [dataclasses.replace(STATE, inode=number) for number in range(5)]
+    for number, state in enumerate(states):
+        cache.save(state, HEADER, DIGESTS)
+        os.utime(cache._path(state), (number, number))
+    assert [cache.load(state, HEADER) is not None for state in states] == [False, False, True, True, True]
+    # a hit makes an entry young: the next to go is another one
+    cache.save(dataclasses.replace(STATE, inode=9), HEADER, DIGESTS)
+    assert len(list((tmp_path / "weights").glob("*.hashes"))) == 3
+
+
+def test_leftovers_of_killed_writers_go(cache: HashCache, tmp_path: Path) -> None:
+    cache.save(STATE, HEADER, DIGESTS)
+    for number in range(20):
+        (tmp_path / "weights" / f".new-{number}").touch()
+    cache.save(STATE, HEADER, DIGESTS)
+    assert len(list((tmp_path / "weights").glob(".new-*"))) <= 8
+
+
+def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = HashCache(tmp_path / "file" / "weights")
+    assert cache.clock_ns() is None
+    cache.save(STATE, HEADER, DIGESTS)
+    assert cache.load(STATE, HEADER) is None
+
+
+def test_a_full_disk_leaves_nothing_behind(
+    cache: HashCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    cache.save(STATE, HEADER, DIGESTS)
+    assert list((tmp_path / "weights").iterdir()) == []
+
+
+def test_a_state_settles_when_the_clock_has_moved_on() -> None:
+    last = STATE.ctime_ns
+    assert not STATE.settled_at(last)
+    assert not STATE.settled_at(last - 10**9)  # a share whose clock is ahead
+    assert not STATE.settled_at(last + 40_000_000)
+    assert STATE.settled_at(last + 60_000_000)
+    coarse = dataclasses.replace(STATE, mtime_ns=10**9, ctime_ns=3 * 10**9)
+    assert not coarse.settled_at(4 * 10**9)
+    assert coarse.settled_at(6 * 10**9)
+
+
+def test_the_clock_is_the_file_systems(cache: HashCache, tmp_path: Path) -> None:
+    first = cache.clock_ns()
+    (tmp_path / "later").touch()
+    assert first is not None
+    assert first <= (tmp_path / "later").stat().st_ctime_ns
+    assert list((tmp_path / "weights").iterdir()) == []
