@@ -1,6 +1,6 @@
 """No orphans: a guard for each group of processes, and a pid file for reports.
 
-The guard is `/bin/sh` (under 1 MB of its own), leader of the child's process group. It reads a pipe whose
+The guard is `/bin/sh` (0.3 MB), leader of the child's process group. It reads a pipe whose
 write end only meshd holds and that nobody ever writes to. When meshd is gone, however it went, the read
 ends and the guard kills its own group: `kill -KILL 0` names no number, so it cannot hit a recycled one.
 

@@ -1,0 +1,137 @@
+"""Lines out of bytes, the budget of the log, and its rotation."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import UserError
+from meshd.process import output
+from meshd.process.output import LINE_BYTES, WRITE_BURST, LineCutter, RotatingFile, WriteBudget, show_tail
+
+
+def cut(*pieces: bytes, redact: tuple[str, ...] = ()) -> list[str]:
+    cutter = LineCutter(redact)
+    lines = [line for piece in pieces for line in cutter.feed(piece)]
+    return [*lines, *cutter.flush()]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines"),
+    [
+        ((b"one\ntwo\n",), ["one", "two"]),
+        ((b"on", b"e\r\ntwo"), ["one", "two"]),
+        ((b"10 %\r20 %\r",), ["10 %", "20 %"]),
+        ((b"\n\n\r\n",), []),
+        ((b"\x1b[1;31mred\x1b[0m\x07\x1b]0;title\x07!\n",), ["red!"]),
+        ((b"tab\tkept \xff\n",), ["tab\tkept \ufffd"]),
+        ((b"\xc3", b"\xa4\n"), ["ä"]),
+    ],
+)
+def test_lines(pieces: tuple[bytes, ...], lines: list[str]) -> None:
+    assert cut(*pieces) == lines
+
+
+@given(st.lists(st.binary(max_size=200), max_size=20))
+def test_pieces_do_not_matter(pieces: list[bytes]) -> None:
+    assert cut(*pieces) == cut(b"".join(pieces))
+
+
+@given(st.binary(max_size=300))
+def test_nothing_that_moves_a_terminal_comes_through(data: bytes) -> None:
+    for line in cut(data):
+        assert all(letter == "\t" or letter >= " " for letter in line)
+        assert "\x7f" not in line
+        assert not any("\x80" <= letter <= "\x9f" for letter in line)
+
+
+def test_a_long_line_is_cut_and_counted_and_kept_small() -> None:
+    cutter = LineCutter()
+    for _ in range(100):
+        assert list(cutter.feed(b"z" * 10000)) == []
+        assert len(cutter._partial) <= LINE_BYTES
+    assert list(cutter.feed(b"\nnext\n")) == [
+        f"{'z' * LINE_BYTES} [{1_000_000 - LINE_BYTES} bytes more]",
+        "next",
+    ]
+
+
+@given(
+    before=st.integers(LINE_BYTES - 200, LINE_BYTES + 40),
+    earlier=st.integers(0, 5),
+    after=st.integers(0, 100),
+    secret=st.sampled_from(["hunter2hunter2", "k" * 64]),
+)
+def test_no_part_of_a_secret_survives_at_the_cut(before: int, earlier: int, after: int, secret: str) -> None:
+    data = (
+        secret.encode() * earlier + b"." * (before - earlier * len(secret)) + secret.encode() + b"," * after
+    )
+    (line,) = cut(data, redact=(secret,))
+    assert secret[:4] not in line
+
+
+def test_the_longer_of_two_secrets_goes_first() -> None:
+    assert cut(b"abcdef\n", redact=("abc", "abcdef", "")) == ["[redacted]"]
+
+
+def test_the_budget_gives_a_burst_then_the_rate() -> None:
+    budget = WriteBudget(0.0)
+    assert budget.take(WRITE_BURST, 0.0)
+    assert not budget.take(1, 0.0)
+    assert budget.take(output.WRITE_RATE, 1.0)
+    assert not budget.take(1, 1.0)
+    assert not budget.take(WRITE_BURST + 1, 1e9), "never more than the burst at once"
+    assert budget.take(WRITE_BURST, 1e9)
+
+
+def test_a_file_never_passes_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "x.log"
+    file = RotatingFile(path, 10000)
+    for number in range(100):
+        file.write(f"{number:999d}\n".encode())
+        assert path.stat().st_size <= 10000
+    file.close()
+    file.close()
+    assert path.read_text().split()[-1] == "99"
+    assert path.with_name("x.log.1").stat().st_size <= 10000
+    assert len(list(path.parent.iterdir())) == 2
+
+
+def test_a_file_goes_on_where_the_last_start_ended(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    for word in (b"one\n", b"two\n"):
+        file = RotatingFile(path, 10000)
+        file.write(word)
+        file.close()
+    assert path.read_bytes() == b"one\ntwo\n"
+
+
+def test_a_full_disk_loses_lines_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = RotatingFile(tmp_path / "x.log", 10000)
+
+    def full(_fd: int, _data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        file.write(b"lost\n")
+        file.write(b"lost too\n")
+    file.write(b"kept\n")
+    file.close()
+    assert (tmp_path / "x.log").read_bytes() == b"kept\n"
+
+
+def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write log"):
+        RotatingFile(tmp_path / "file" / "x.log", 1)
+
+
+def test_show_tail(tmp_path: Path) -> None:
+    assert "printed nothing" in show_tail((), tmp_path / "x.log")
+    shown = show_tail(("a", "b" * 1000), tmp_path / "x.log").splitlines()
+    assert shown[0].endswith("x.log`):")
+    assert shown[1:] == ["  a", "  " + "b" * 400]
