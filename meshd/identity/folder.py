@@ -36,9 +36,14 @@ class PrivateFolder:
             return None
         except OSError as error:
             raise _unusable(path, error) from None
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             _check_file(path, os.fstat(descriptor))
-            data = file.read(limit + 256)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(limit + 256)
+        except OSError as error:
+            raise _unusable(path, error) from None
+        finally:
+            os.close(descriptor)
         return _unwrap(path, data, limit)
 
     def exists(self, name: str) -> bool:

@@ -1,0 +1,337 @@
+"""The home: what is kept is found again; damage and mix-ups are named and never papered over."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import LocalProtocolError, UserError
+from meshd.identity.invite_book import InviteBook
+from meshd.identity.keys import KeyPair
+from meshd.identity.keystore import Home, Membership
+from meshd.identity.membership import ALL_ROLES, Role, check_chain
+from meshd.identity.revocation import RevocationSet, ban
+
+from tests.unit.identity.cast import GUEST, INVITER, MESH, STRANGER
+
+NOW = 1_000_000
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def counting() -> Callable[[int], bytes]:
+    """Chance that can be told beforehand."""
+    numbers = itertools.count(1)
+    return lambda size: next(numbers).to_bytes(size, "big")
+
+
+def test_nothing_is_made_by_looking(home: Home) -> None:
+    assert home.load_identity() is None
+    assert home.load_membership() is None
+    assert home.read_blob("book") is None
+    assert home.load_invites(MESH).entries() == ()
+    assert home.load_revocations(MESH).epoch == 0
+    assert not home.path.exists()
+
+
+def test_the_identity_is_made_once(home: Home) -> None:
+    key = home.load_or_create_identity()
+    assert Home(home.path).load_or_create_identity().peer == key.peer
+    loaded = home.load_identity()
+    assert loaded is not None
+    assert loaded.peer == key.peer
+
+
+@pytest.mark.parametrize("name", ["identity.key", "membership", "invites", "revocations", "counters"])
+def test_a_damaged_file_is_named_and_nothing_is_made_anew(home: Home, name: str) -> None:
+    membership = home.found_mesh(now=NOW)
+    home.save_invites(InviteBook(membership.mesh))
+    home.save_revocations(RevocationSet(membership.mesh))
+    home.next_sequence()
+    path = home.path / name
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    read: dict[str, Callable[[], object]] = {
+        "identity.key": home.load_or_create_identity,
+        "membership": home.load_membership,
+        "invites": lambda: home.load_invites(membership.mesh),
+        "revocations": lambda: home.load_revocations(membership.mesh),
+        "counters": home.next_sequence,
+    }
+    with pytest.raises(UserError, match="damaged") as caught:
+        read[name]()
+    assert str(path) in caught.value.what
+    assert path.read_bytes()[:-1] == raw[:-1]
+
+
+def test_a_whole_file_with_other_content_is_damage_too(home: Home) -> None:
+    home.found_mesh(now=NOW)
+    for name in ("identity.key", "membership", "counters"):
+        home._folder.write(name, b"\x80")
+        with pytest.raises(UserError, match=f"{name}` is damaged"):
+            home.load_membership() if name != "counters" else home.next_sequence()
+
+
+def test_a_lost_key_of_a_member_is_damage_not_a_first_start(home: Home) -> None:
+    home.found_mesh(now=NOW)
+    (home.path / "identity.key").unlink()
+    for load in (home.load_or_create_identity, home.load_membership):
+        with pytest.raises(UserError, match="missing"):
+            load()
+
+
+def test_a_founder_has_every_role_and_is_found_again(home: Home) -> None:
+    membership = home.found_mesh(now=NOW)
+    key = home.load_or_create_identity()
+    assert check_chain(membership.chain, membership.mesh, key.peer).roles == ALL_ROLES
+    assert home.load_membership() == membership
+    assert membership.is_founder
+    assert membership.inviter is None
+    assert membership.gives == membership.roles == ALL_ROLES
+    assert repr(membership.root_seed) not in repr(membership)
+
+
+def test_a_member_founds_no_second_mesh(home: Home) -> None:
+    home.found_mesh(now=NOW)
+    with pytest.raises(UserError, match="cannot found a mesh") as caught:
+        home.found_mesh(now=NOW)
+    assert "meshd leave" in caught.value.hint
+
+
+def test_a_founder_admits_with_the_roots_key(home: Home) -> None:
+    membership = home.found_mesh(now=NOW)
+    key = home.load_or_create_identity()
+    chain = membership.admit(
+        key,
+        node=GUEST.peer,
+        roles=frozenset({Role.USE, Role.INVITE}),
+        serial=bytes(16),
+        invite=b"invite 8",
+        now=NOW,
+    )
+    assert check_chain(chain, membership.mesh, GUEST.peer).roles == {Role.USE, Role.INVITE}
+    assert chain.leaf.issuer == membership.root
+    signer, shown = membership.signer(key)
+    assert signer.peer == membership.root
+    assert shown is None
+
+
+def joined(home: Home, founder: Home, roles: frozenset[Role]) -> Membership:
+    """`home` becomes a member of `founder`'s mesh."""
+    theirs, key = founder.load_membership(), founder.load_or_create_identity()
+    assert theirs is not None
+    node = home.load_or_create_identity().peer
+    chain = theirs.admit(key, node=node, roles=roles, serial=bytes(16), invite=b"invite 8", now=NOW)
+    home.save_membership(Membership(theirs.mesh, chain, inviter=key.peer))
+    found = home.load_membership()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def founder(tmp_path: Path) -> Home:
+    other = Home(tmp_path / "founder")
+    other.found_mesh(now=NOW)
+    return other
+
+
+def test_an_inviter_admits_with_its_own_key_and_shows_its_chain(home: Home, founder: Home) -> None:
+    mine = joined(home, founder, frozenset({Role.USE, Role.INVITE}))
+    key = home.load_or_create_identity()
+    chain = mine.admit(
+        key, node=GUEST.peer, roles=frozenset({Role.USE}), serial=bytes(16), invite=b"invite 8", now=NOW
+    )
+    assert check_chain(chain, mine.mesh, GUEST.peer).roles == {Role.USE}
+    assert chain.leaf.issuer == key.peer
+    assert mine.signer(key) == (key, mine.chain)
+    assert not mine.is_founder
+    with pytest.raises(LocalProtocolError):
+        mine.admit(key, node=GUEST.peer, roles=frozenset({Role.ADMIN}), serial=bytes(16), invite=b"", now=NOW)
+
+
+def test_a_member_without_invite_admits_nobody(home: Home, founder: Home) -> None:
+    assert joined(home, founder, frozenset({Role.USE})).gives == frozenset()
+
+
+def test_a_membership_of_another_key_is_named(home: Home, founder: Home) -> None:
+    joined(home, founder, frozenset({Role.USE}))
+    other = Home(home.path.with_name("other"))
+    other.load_or_create_identity()
+    (home.path / "identity.key").write_bytes((other.path / "identity.key").read_bytes())
+    with pytest.raises(UserError, match="another key") as caught:
+        home.load_membership()
+    assert "leave" in caught.value.hint
+
+
+def test_leaving_forgets_the_mesh_and_keeps_the_key(home: Home, founder: Home) -> None:
+    mine = joined(home, founder, frozenset({Role.USE}))
+    home.save_invites(InviteBook(mine.mesh))
+    home.save_revocations(RevocationSet(mine.mesh))
+    before = home.load_or_create_identity().peer
+    home.leave()
+    assert home.load_membership() is None
+    assert sorted(path.name for path in home.path.iterdir()) == ["identity.key"]
+    again = joined(home, founder, frozenset({Role.USE}))
+    assert again.chain.leaf.node == before
+    home.leave()
+    home.leave()  # twice does no harm
+
+
+def test_a_founder_does_not_drop_the_root_by_accident(founder: Home) -> None:
+    with pytest.raises(UserError, match="root key") as caught:
+        founder.leave()
+    assert "mesh export" in caught.value.hint
+    assert founder.load_membership() is not None
+    founder.leave(drop_root=True)
+    assert founder.load_membership() is None
+
+
+def test_a_new_key_ends_a_membership(home: Home, founder: Home) -> None:
+    joined(home, founder, frozenset({Role.USE}))
+    before = home.load_or_create_identity().peer
+    after = home.reset_identity(now=NOW)
+    assert after.peer != before
+    assert home.load_or_create_identity().peer == after.peer
+    assert home.load_membership() is None
+
+
+def test_a_founder_with_a_new_key_stays_the_founder(founder: Home) -> None:
+    before = founder.load_membership()
+    key = founder.reset_identity(now=NOW + 5)
+    after = founder.load_membership()
+    assert before is not None
+    assert after is not None
+    assert (after.mesh, after.root_seed) == (before.mesh, before.root_seed)
+    assert after.chain.leaf.node == key.peer
+
+
+def test_a_crash_between_key_and_membership_is_named_and_healed(
+    founder: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(_: Home, membership: Membership) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Home, "save_membership", crash)
+        with pytest.raises(KeyboardInterrupt):
+            founder.reset_identity(now=NOW)
+    with pytest.raises(UserError, match="another key"):
+        founder.load_membership()
+    founder.reset_identity(now=NOW)
+    assert founder.load_membership() is not None
+
+
+def test_the_root_is_exported_and_imported_elsewhere(home: Home, founder: Home) -> None:
+    word = founder.export_root()
+    assert word.startswith("meshdroot1")
+    imported = home.import_root(f"\n{word}\n", now=NOW)
+    origin = founder.load_membership()
+    assert origin is not None
+    assert (imported.mesh, imported.root_seed) == (origin.mesh, origin.root_seed)
+    assert home.load_membership() == imported
+    assert imported.chain.leaf.node == home.load_or_create_identity().peer
+
+
+def test_a_member_that_imports_the_root_stays_in_its_mesh(home: Home, founder: Home) -> None:
+    mine = joined(home, founder, frozenset({Role.USE}))
+    imported = home.import_root(founder.export_root(), now=NOW)
+    assert imported.mesh == mine.mesh
+    assert imported.is_founder
+
+
+def test_a_root_of_another_mesh_is_not_imported(home: Home, founder: Home) -> None:
+    home.found_mesh(now=NOW)
+    before = home.load_membership()
+    with pytest.raises(UserError, match="root key of another"):
+        home.import_root(founder.export_root(), now=NOW)
+    assert home.load_membership() == before
+
+
+@pytest.mark.parametrize("text", ["", "meshd1abc", "meshdroot1abc", "meshdroot2aa"])
+def test_a_bad_backup_is_refused_and_changes_nothing(home: Home, text: str) -> None:
+    with pytest.raises(UserError, match="root key"):
+        home.import_root(text, now=NOW)
+    assert not home.path.exists()
+
+
+def test_only_the_holder_of_the_root_exports_it(home: Home, founder: Home) -> None:
+    with pytest.raises(UserError, match="in no mesh"):
+        home.export_root()
+    joined(home, founder, frozenset({Role.ADMIN}))
+    with pytest.raises(UserError, match="does not hold"):
+        home.export_root()
+
+
+def test_invites_and_bans_are_kept_for_their_mesh_only(home: Home) -> None:
+    membership = home.found_mesh(now=NOW)
+    book = InviteBook(membership.mesh)
+    book.create(secret=bytes(16), roles=[Role.USE], now=NOW, expires_at=NOW + 9, uses=1)
+    home.save_invites(book)
+    assert home.load_invites(membership.mesh).entries() == book.entries()
+    assert home.load_invites(MESH).entries() == ()
+    root, _ = membership.signer(INVITER)
+    bans = RevocationSet(membership.mesh)
+    bans.add(
+        ban(
+            signer=root,
+            chain=None,
+            mesh=membership.mesh,
+            kind="node",
+            target=STRANGER.peer.raw,
+            issued_at=NOW,
+        )
+    )
+    home.save_revocations(bans)
+    assert home.load_revocations(membership.mesh).digest() == bans.digest()
+    assert home.load_revocations(MESH).epoch == 0
+
+
+def test_blobs_are_kept_by_name(home: Home) -> None:
+    home.write_blob("address-book", b"\0data")
+    assert home.read_blob("address-book") == b"\0data"
+    home.remove_blob("address-book")
+    assert home.read_blob("address-book") is None
+    for name in ("", "../x", "A", "a/b", "x" * 41, "-a"):
+        with pytest.raises(LocalProtocolError):
+            home.write_blob(name, b"")
+
+
+def test_a_blob_is_bounded(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshd.identity.keystore.MAX_BLOB_BYTES", 4)
+    with pytest.raises(LocalProtocolError):
+        home.write_blob("a", b"12345")
+
+
+def test_each_incarnation_and_sequence_is_greater(home: Home) -> None:
+    incarnations = [home.next_incarnation(), home.next_incarnation()]
+    sequences = [home.next_sequence(), Home(home.path).next_sequence()]
+    incarnations.append(Home(home.path).next_incarnation())
+    assert incarnations == sorted(set(incarnations))
+    assert all(len(item) == 16 for item in incarnations)
+    assert sequences == [1, 2]
+
+
+def test_a_copied_home_gets_another_incarnation(home: Home) -> None:
+    home.next_incarnation()
+    state = (home.path / "counters").read_bytes()
+    one = home.next_incarnation()
+    (home.path / "counters").write_bytes(state)
+    two = home.next_incarnation()
+    assert one[:8] == two[:8]
+    assert one != two
+
+
+def test_chance_comes_from_the_caller(home: Home, tmp_path: Path) -> None:
+    one = home.found_mesh(now=NOW, random=counting())
+    two = Home(tmp_path / "two").found_mesh(now=NOW, random=counting())
+    assert one == two
+    assert one.root_seed is not None
+    assert KeyPair.from_seed(one.root_seed).peer == one.root
+
+
+def test_the_lock_is_held_by_one(home: Home) -> None:
+    with home.lock(), pytest.raises(UserError, match="in use"), Home(home.path).lock():
+        raise AssertionError("two holders")
