@@ -23,7 +23,9 @@ from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import Acquire, Device
 
-SAMPLE_TOKENS = 4  # generated at the end of a load, to measure what a token costs on the wire
+# Generated at the end of a load, to measure what a token costs on the wire. The second token of an answer
+# still carries the graph of its shape, so two answers are compared that differ by later tokens only.
+SHORT_TOKENS, SAMPLE_TOKENS = 2, 4
 LOG = log.get("serve")
 
 
@@ -129,7 +131,7 @@ class HeadRun:
                 lender = Lender(
                     self._kit,
                     peer=worker.peer,
-                    name=worker.name,
+                    name=self._label(worker, workers),
                     owner_pid=lambda: self._child.status.pid if self._child is not None else None,
                     told=self._told,
                 )
@@ -139,6 +141,11 @@ class HeadRun:
         if len(self._lenders) < self._options.min_workers and refusals:
             raise refusals[0]
         return [Lent(lender.name, lender.offer) for lender in self._lenders if lender.offer is not None]
+
+    def _label(self, worker: PeerStatus, workers: Sequence[PeerStatus]) -> str:
+        """Its name, with the id where two nodes of this split have the same one."""
+        names = [other.name for other in workers] + [self._options.node_name]
+        return worker.name if names.count(worker.name) == 1 else f"{worker.name}-{worker.peer.short[:4]}"
 
     async def _ask_one(self, lender: Lender, acquire: Acquire, refusals: list[MeshdError]) -> None:
         try:
@@ -255,17 +262,16 @@ class HeadRun:
         )
 
     async def _measure_token(self) -> float | None:
-        """Bytes on the links for one generated token, both directions: what 1 + 4 tokens cost more than 1."""
+        """Bytes on the links for one generated token, both directions."""
         if not self._lenders:
             return 0.0
-        before = self._link_bytes()
-        if await self._kit.complete(self._socket, 1) != 1:
-            return None
-        short = self._link_bytes() - before
-        before = self._link_bytes()
-        if await self._kit.complete(self._socket, 1 + SAMPLE_TOKENS) != 1 + SAMPLE_TOKENS:
-            return None
-        return (self._link_bytes() - before - short) / SAMPLE_TOKENS
+        costs = []
+        for tokens in (SHORT_TOKENS, SHORT_TOKENS + SAMPLE_TOKENS):
+            before = self._link_bytes()
+            if await self._kit.complete(self._socket, tokens) != tokens:
+                return None
+            costs.append(self._link_bytes() - before)
+        return (costs[1] - costs[0]) / SAMPLE_TOKENS
 
     def _link_bytes(self) -> int:
         workers = {lender.peer for lender in self._lenders}
