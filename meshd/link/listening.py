@@ -1,15 +1,21 @@
 """Listening sockets for TCP: which to open for `host:port`, and who has the port when it is taken."""
 
+import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from meshd.base.errors import UserError
+from meshd.base.log import get
 
 BACKLOG = 128  # connections that the kernel holds until the daemon serves
+_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_PAUSE_SECONDS = 1.0  # until something has been freed
 _TRIES = 8  # for one free port in both families at once
+
+_log = get("link")
 
 
 class PortTaken(UserError):
@@ -88,6 +94,35 @@ def _listening(family: socket.AddressFamily, host: str, port: int) -> socket.soc
         sock.close()
         raise
     return sock
+
+
+async def accept_from(server: socket.socket, fresh: Callable[[], asyncio.BaseProtocol]) -> None:
+    """Give each connection that comes in a protocol of its own, until cancelled; then close `server`.
+
+    Not asyncio's own server: when that is closed while a connection is coming in, the socket is lost.
+    """
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(server, ready.set)
+    try:
+        while True:
+            await ready.wait()
+            ready.clear()
+            try:
+                connection, _ = server.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                continue  # it has gone away again
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                _log.warning("accept_paused", why=(error.strerror or "").lower(), seconds=_PAUSE_SECONDS)
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            connection.setblocking(False)
+            await loop.connect_accepted_socket(fresh, connection)
+    finally:
+        loop.remove_reader(server)
+        server.close()
 
 
 def _cannot(host: str, port: int, error: OSError) -> UserError:

@@ -22,7 +22,7 @@ from meshd.identity.proof import Proven, Purpose
 from meshd.link import interfaces
 from meshd.link.doorstep import Doorstep
 from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind
-from meshd.link.listening import listen
+from meshd.link.listening import accept_from, listen
 from meshd.link.proving import (
     PROOF_SECONDS,
     ProvenLink,
@@ -174,29 +174,34 @@ class TcpListener:
         """
         if not self._sockets:
             raise LocalProtocolError("the listener is not open")
-        loop = asyncio.get_running_loop()
-        async with Owner() as owner:
+        try:
+            async with Owner() as owner:
 
-            def made(pipe: TcpPipe) -> None:
-                self._doorstep.arrive(pipe, host=pipe.remote_host, send_away=pipe.abort)
-                try:
-                    owner.start(self._welcome(pipe, accept), name=f"tcp-{pipe.remote}")
-                except RuntimeError:  # shutting down
-                    self._doorstep.leave(pipe)
-                    pipe.abort()
+                def made(pipe: TcpPipe) -> None:
+                    self._arrive(pipe, accept, owner)
 
-            def fresh() -> TcpPipe:
-                return TcpPipe(self._context, server_side=True, on_made=made)
+                def fresh() -> TcpPipe:
+                    return TcpPipe(self._context, server_side=True, on_made=made)
 
-            servers = []
-            try:
-                while self._sockets:
-                    servers.append(await loop.create_server(fresh, sock=self._sockets.pop(0)))
+                for sock in self._sockets:
+                    owner.start(accept_from(sock, fresh), name=f"tcp-accept-{sock.getsockname()[0]}")
                 await asyncio.Event().wait()
-            finally:
-                for server in servers:
-                    server.close()
-                self.close()
+        finally:
+            self.close()
+
+    def _arrive(self, pipe: TcpPipe, accept: Accept, owner: Owner) -> None:
+        self._doorstep.arrive(pipe, host=pipe.remote_host, send_away=pipe.abort)
+        try:
+            task = owner.start(self._welcome(pipe, accept), name=f"tcp-{pipe.remote}")
+        except RuntimeError:  # shutting down
+            self._part(pipe)
+        else:
+            # a task that is cancelled before its first step never comes to its own clean-up
+            task.add_done_callback(lambda _: self._part(pipe))
+
+    def _part(self, pipe: TcpPipe) -> None:
+        pipe.abort()
+        self._doorstep.leave(pipe)
 
     async def _welcome(self, pipe: TcpPipe, accept: Accept) -> None:
         """The whole life of one incoming connection."""

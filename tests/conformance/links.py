@@ -3,18 +3,23 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 import pytest
-from meshd.base.tasks import Owner
+from meshd.base.errors import Broken, EndOfStream
+from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.link.interface import Dialer, Link, Listener
 from meshd.link.tcp import TcpDialer, TcpListener
 from meshd.wire.address import Candidate
 
+from tests.conformance.channel_link import ChannelDialer, ChannelEndpoint, ChannelListener
+from tests.conformance.data_channel import Fabric, Post
+from tests.conformance.memory_link import MemoryDialer, MemoryListener, MemoryNet
 from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.run import until
 from tests.conformance.wire import Wire, tcp_proxy
 
 
@@ -29,6 +34,7 @@ class Ends:
     candidates: Sequence[Candidate]
     wire: Wire
     accepted: asyncio.Queue[Link]
+    stop_listening: Callable[[], Awaitable[None]]
 
     async def dial(self) -> Link:
         """A link from near to far; its other end goes to `accepted`."""
@@ -38,6 +44,18 @@ class Ends:
         """Both ends of a new link: the dialled one first."""
         dialled = await self.dial()
         return dialled, await self.accepted.get()
+
+    async def pair_after_noise(self) -> tuple[Link, Link]:
+        """As `pair`, when earlier dials may have left ends in `accepted` that nobody has asked for."""
+        dialled = await self.dial()
+        await dialled.send([b"noise"])
+        while True:
+            accepted = await self.accepted.get()
+            try:
+                assert await accepted.receive() == b"noise"
+            except (Broken, EndOfStream):
+                continue
+            return dialled, accepted
 
 
 class Rig(Protocol):
@@ -49,8 +67,10 @@ class Rig(Protocol):
 
 
 @contextlib.asynccontextmanager
-async def serving(listener: Listener) -> AsyncIterator[asyncio.Queue[Link]]:
-    """The listener serves; accepted links go to the queue and live until the block ends."""
+async def serving(
+    listener: Listener,
+) -> AsyncIterator[tuple[asyncio.Queue[Link], Callable[[], Awaitable[None]]]]:
+    """The listener serves; accepted links go to the queue and live until the block ends, or it is stopped."""
     accepted: asyncio.Queue[Link] = asyncio.Queue(64)
 
     async def accept(link: Link) -> None:
@@ -58,9 +78,9 @@ async def serving(listener: Listener) -> AsyncIterator[asyncio.Queue[Link]]:
         await asyncio.Event().wait()
 
     async with Owner() as owner:
-        owner.start(listener.serve(accept), name="serve")
+        task = owner.start(listener.serve(accept), name="serve")
         try:
-            yield accepted
+            yield accepted, lambda: cancel_and_wait(task)
         finally:
             owner.cancel()
 
@@ -78,9 +98,46 @@ class TcpRig:
         near, far = mesh.node(), mesh.node()
         listener = TcpListener(far.now, host=self.host)
         listener.open()
-        async with serving(listener) as accepted, tcp_proxy(listener.port, host=self.host) as wire:
+        async with serving(listener) as (accepted, stop), tcp_proxy(listener.port, host=self.host) as wire:
             candidates = [Candidate(self.host, wire.port)]
-            yield Ends(near, far, TcpDialer(near.now), listener, candidates, wire, accepted)
+            yield Ends(near, far, TcpDialer(near.now), listener, candidates, wire, accepted, stop)
+
+
+class MemoryRig:
+    """A link inside the process."""
+
+    name = "memory"
+
+    @contextlib.asynccontextmanager
+    async def ends(self) -> AsyncIterator[Ends]:
+        mesh, net = TestMesh(), MemoryNet()
+        near, far = mesh.node(), mesh.node()
+        place = Candidate("127.0.0.1", 1)
+        listener = MemoryListener(net, far.now, place)
+        async with serving(listener) as (accepted, stop):
+            await until(lambda: place in net.listeners)
+            yield Ends(near, far, MemoryDialer(net, near.now), listener, [place], net.wire, accepted, stop)
+
+
+class ChannelRig:
+    """A data channel, found by signals."""
+
+    name = "channel"
+
+    @contextlib.asynccontextmanager
+    async def ends(self) -> AsyncIterator[Ends]:
+        mesh, fabric, post = TestMesh(), Fabric(), Post()
+        near, far = mesh.node(), mesh.node()
+        here = ChannelEndpoint(post.signals(near.peer), fabric, near.now)
+        there = ChannelEndpoint(post.signals(far.peer), fabric, far.now)
+        listener = ChannelListener(there)
+        async with serving(listener) as (accepted, stop), Owner() as owner:
+            for endpoint in (here, there):
+                owner.start(endpoint.serve(), name="signals")
+            try:
+                yield Ends(near, far, ChannelDialer(here), listener, (), fabric, accepted, stop)
+            finally:
+                owner.cancel()
 
 
 def has_ipv6() -> bool:
@@ -99,4 +156,6 @@ RIGS = [
         id="tcp6",
         marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback"),
     ),
+    pytest.param(MemoryRig(), id="memory"),
+    pytest.param(ChannelRig(), id="channel"),
 ]

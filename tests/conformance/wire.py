@@ -3,12 +3,10 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 from meshd.base.tasks import Owner
-
-Touch = Callable[[bytes], bytes]
 
 
 class Wire(Protocol):
@@ -47,21 +45,26 @@ class TcpProxy:
         with socket.create_server((self._host, 0), family=family) as server:
             server.setblocking(False)
             self.port = server.getsockname()[1]
+            loop.add_reader(server, self._accept, server, family)
             ready.set()
             try:
-                while True:
-                    near, _ = await loop.sock_accept(server)
-                    self._sockets.append(near)
-                    near.setblocking(False)
-                    far = socket.socket(family)
-                    self._sockets.append(far)
-                    far.setblocking(False)
-                    await loop.sock_connect(far, (self._host, self._target))
-                    for name, (source, sink) in {"up": (near, far), "down": (far, near)}.items():
-                        pump = self._pump(name, source, sink)
-                        self._pumps.append(self._owner.start(pump, name=f"proxy-{name}"))
+                await asyncio.Event().wait()
             finally:
+                loop.remove_reader(server)
                 self.cut()
+
+    def _accept(self, server: socket.socket, family: socket.AddressFamily) -> None:
+        # by hand: loop.sock_accept loses the socket when it is cancelled at the wrong moment
+        with contextlib.suppress(OSError):
+            near, _ = server.accept()
+            far = socket.socket(family)
+            self._sockets += [near, far]
+            near.setblocking(False)
+            far.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                far.connect((self._host, self._target))
+            for name, (source, sink) in {"up": (near, far), "down": (far, near)}.items():
+                self._pumps.append(self._owner.start(self._pump(name, source, sink), name=f"proxy-{name}"))
 
     async def _pump(self, name: str, source: socket.socket, sink: socket.socket) -> None:
         loop = asyncio.get_running_loop()
