@@ -1,0 +1,128 @@
+"""The demo itself: build what is missing, start two real nodes, chat, and say what crossed between them."""
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+
+from meshd.admin.api import Status
+from meshd.base import log
+from meshd.base.errors import MeshdError
+from meshd.base.tasks import Owner, first_error
+from meshd.build.demo_model import demo_model
+from meshd.build.interface import Progress
+from meshd.build.native import build, find
+from meshd.demo.chat import chat
+from meshd.demo.interface import DemoArgs, DemoOutput
+from meshd.fleet.node import LocalNode, NodeSpec, model_failed, model_ready, start_all
+
+PROMPT = "Write three sentences about the sea."
+MAX_TOKENS = 96
+
+
+def run(args: DemoArgs, out: DemoOutput) -> int:
+    """Returns the exit code. Raises MeshdError."""
+    log.set_up(level="warning")
+    folder = Path(tempfile.mkdtemp(prefix="meshd-demo-"))
+    try:
+        asyncio.run(_demo(args, out, folder))
+    except ExceptionGroup as group:
+        raise first_error(group) from None
+    finally:
+        if args.keep:
+            out.note(f"state and logs of both nodes are in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+async def _demo(args: DemoArgs, out: DemoOutput, folder: Path) -> None:
+    def progress(step: Progress) -> None:
+        out.progress(step.text, step.done / step.total if step.total else None)
+
+    if find(args.cache) is None:
+        out.note("building the native part once (llama.cpp with meshd's patches); this takes some minutes")
+        await build(args.cache, progress=progress)
+    model = args.model if args.model is not None else await demo_model(args.cache, progress)
+    async with Owner() as owner:
+        worker = LocalNode(_worker_spec(model, args.cache, folder))
+        out.progress("starting the worker")
+        await start_all(owner, worker)
+        head = LocalNode(_head_spec(model, args.cache, folder, await worker.token()))
+        out.progress("starting the head")
+        await start_all(owner, head)
+        status = await head.until(_ready_or_raise, told=lambda status: _tell(status, out))
+        _show_split(status, out)
+        tokens = await _chat(status, args.prompt or PROMPT, out)
+        _show_wire(status, await head.status(), tokens, out)
+        owner.cancel()
+
+
+def _worker_spec(model: Path, cache: Path, folder: Path) -> NodeSpec:
+    """The worker gets the file under another name in another folder, as on another machine."""
+    copy = folder / "a-friends-disk" / "renamed.gguf"
+    copy.parent.mkdir()
+    try:
+        copy.hardlink_to(model)
+    except OSError:
+        copy.symlink_to(model)  # another file system: the content is what counts
+    return NodeSpec("worker", "worker", folder / "worker", cache, ("--model", str(copy)))
+
+
+def _head_spec(model: Path, cache: Path, folder: Path, token: str) -> NodeSpec:
+    options = ("--model", str(model), "--port", "0")
+    return NodeSpec("head", "serve", folder / "head", cache, options, environment={"MESHD_JOIN": token})
+
+
+def _ready_or_raise(status: Status) -> bool:
+    failure = model_failed(status)
+    if failure is not None:
+        raise failure
+    return model_ready(status)
+
+
+def _tell(status: Status, out: DemoOutput) -> None:
+    if status.model is not None:
+        out.progress(status.model.reason, status.model.progress)
+
+
+def _show_split(status: Status, out: DemoOutput) -> None:
+    model = status.model
+    if model is None:
+        raise MeshdError("the head shows no model")
+    out.line(f"model    {model.name}, loaded in {model.load_seconds:.1f} s")
+    for part in model.split:
+        out.line(f"split    {part.node} {part.device}: {part.layers} layers, {_size(part.bytes)} of weights")
+    out.line(f"weights  {_size(model.weights_local_bytes)} read by the worker from its own file,")
+    out.line(f"         {model.weights_network_bytes} bytes of weights sent over the network")
+
+
+async def _chat(status: Status, prompt: str, out: DemoOutput) -> int:
+    if status.api is None:
+        raise MeshdError("the head shows no API")
+    out.line(f"API      {status.api.url}/v1")
+    out.line(f"you      {prompt}")
+    out.raw("model    ")
+    tokens = await chat(status.api.url, prompt, max_tokens=MAX_TOKENS, on_text=out.raw)
+    out.line()
+    return tokens
+
+
+def _show_wire(before: Status, after: Status, tokens: int, out: DemoOutput) -> None:
+    crossed = _crossed(after) - _crossed(before)
+    out.line(
+        f"wire     {_size(_crossed(before))} until loaded, {_size(crossed)} for prompt and {tokens} tokens"
+    )
+    if after.model is not None and after.model.bytes_per_token is not None:
+        out.line(f"         {_size(int(after.model.bytes_per_token))} a generated token, both directions")
+
+
+def _crossed(status: Status) -> int:
+    return sum(peer.link.sent_bytes + peer.link.received_bytes for peer in status.peers if peer.link)
+
+
+def _size(count: int) -> str:
+    for unit, step in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= step:
+            return f"{count / step:.1f} {unit}"
+    return f"{count} bytes"
