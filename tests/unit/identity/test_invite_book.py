@@ -18,6 +18,7 @@ from tests.unit.identity.cast import (
     MESH,
     STRANGER,
     WORKER,
+    brief,
     certificate,
     damaged,
     key,
@@ -289,5 +290,5 @@ class Joining(RuleBasedStateMachine):
         assert len(self.answered) <= 3
 
 
-Joining.TestCase.settings = thorough
+Joining.TestCase.settings = brief
 TestJoining = Joining.TestCase

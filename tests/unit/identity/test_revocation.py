@@ -122,8 +122,10 @@ def test_evidence_that_an_inviter_makes_up_reaches_its_own_admissions_only() -> 
 
 def test_evidence_must_be_signed_by_the_inviter() -> None:
     foreign = certificate(INVITER, GUEST, mesh=MeshId.of(STRANGER.peer))
-    with pytest.raises(RemoteProtocolError, match="only those"):
-        make(INVITER, INVITER_CHAIN, GUEST, evidence=foreign)
+    unsigned = Certificate.decode(GUEST_CHAIN.leaf.encode()[:-64] + bytes(64))
+    for evidence in (foreign, unsigned):
+        with pytest.raises(RemoteProtocolError, match="only those"):
+            make(INVITER, INVITER_CHAIN, GUEST, evidence=evidence)
 
 
 @pytest.mark.parametrize(
