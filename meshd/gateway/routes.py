@@ -110,7 +110,7 @@ class Router:
             response = refusal.failure.response()
             response.headers.update(extra)
             if not request.content.is_eof():
-                response.force_close()  # an unread body would be taken for the next request
+                response.force_close()  # the client need not send the rest of its body
             return response
 
     def _check_browser(self, request: web.BaseRequest) -> None:

@@ -8,10 +8,12 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -89,6 +91,16 @@ class FakeServer:
         """Wait until the answers have written so many bytes."""
         await self.until(lambda: self.written >= least)
 
+    async def held_up(self, *, seconds: float = 1.0) -> int:
+        """Wait until nobody takes a byte any more for so long; gives how much was written by then."""
+        while True:
+            before = self.written
+            try:
+                async with asyncio.timeout(seconds):
+                    await self.until_written(before + 1)
+            except TimeoutError:
+                return self.written
+
 
 async def begin_stream(request: web.BaseRequest) -> web.StreamResponse:
     response = web.StreamResponse(
@@ -120,6 +132,21 @@ def streams(*pieces: bytes) -> Answer:
         response = await begin_stream(request)
         for piece in pieces:
             await response.write(piece)
+        return response
+
+    return answer
+
+
+def pours(piece: bytes, *, least: int) -> Answer:
+    """The same bytes again and again until `least` are written, as fast as they are taken."""
+
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        response = await begin_stream(request)
+        while server.written < least:
+            await response.write(piece)
+            async with server.changed:
+                server.written += len(piece)
+                server.changed.notify_all()
         return response
 
     return answer
@@ -207,6 +234,14 @@ async def world(answer: Answer, *, config: GatewayConfig | None = None) -> Async
 def open_files() -> int:
     """Descriptors of this process, where the OS lists them."""
     return len(os.listdir("/dev/fd"))  # noqa: PTH208 - a count of names, no paths needed
+
+
+def small_window(address: tuple[Any, ...]) -> socket.socket:
+    """A client socket whose kernel takes little: newer kernels would buffer 32 MiB."""
+    made = socket.socket(address[0], address[1], address[2])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+    made.setblocking(False)
+    return made
 
 
 def raw_post(port: int, body: object, *, path: str = "/v1/chat/completions") -> bytes:

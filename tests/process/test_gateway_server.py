@@ -1,10 +1,10 @@
 """The server around the API: its port, its start, its end."""
 
 import asyncio
-import gc
 import json
 import socket
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -15,14 +15,18 @@ from meshd.gateway.interface import GatewayConfig, ModelState, Readiness
 from meshd.gateway.server import Gateway
 
 from tests.process.gateway_fake import (
+    Answer,
     FakeServer,
     FakeUpstream,
     begin_stream,
     chunk,
     listening,
+    open_files,
+    pours,
     raw_post,
     says,
     serving,
+    small_window,
     world,
 )
 
@@ -111,39 +115,73 @@ def test_it_listens_at_once_while_the_model_is_away() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("reads", [True, False])
-def test_stopping_ends_streams_with_a_reason_and_frees_port_and_files(reads: bool) -> None:
-    async def forever(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
-        response = await begin_stream(request)
-        await response.write(chunk("a"))
-        while not reads:
-            await response.write(chunk("x" * 10_000))
-        await server.let_go.wait()
-        return response
-
-    async def scenario(folder: Path) -> None:
-        server, upstream = FakeServer(forever), FakeUpstream(folder / "s")
+async def stop_with_a_stream(
+    answer: Answer, client: Callable[[FakeServer, int], Awaitable[None]]
+) -> FakeUpstream:
+    """Start a gateway, let `client` begin a stream, stop; nothing of it may stay. Gives the upstream."""
+    with tempfile.TemporaryDirectory(prefix="gw") as folder:
+        server, upstream = FakeServer(answer), FakeUpstream(Path(folder) / "s")
         gateway = Gateway(GatewayConfig(port=0), upstream)
         async with asyncio.timeout(20), listening(server, upstream.socket_path):
+            before = open_files()
             async with serving(gateway):
                 port = int(gateway.url.rpartition(":")[2])
-                reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-                writer.write(raw_post(port, {"stream": True}, path="/completion"))
-                await reader.readuntil(chunk("a"))
+                await client(server, port)
             await server.until(lambda: server.active == 0)
-            if reads:
-                rest = await reader.read()
-                error = json.loads(rest.partition(b"data: ")[2].partition(b"\n\n")[0])["error"]
-                assert (error["message"], error["code"]) == ("meshd is stopping", "stopping")
-                assert upstream.broke == []
-            writer.transport.abort()
+            for _ in range(20):
+                await asyncio.sleep(0)  # turns of the loop in which transports close
+            assert open_files() <= before + 1  # the client's own
             again = Gateway(GatewayConfig(port=port), upstream)
             async with serving(again):
                 assert again.status.url == gateway.status.url
-        gc.collect()  # a transport left open would warn here, and warnings are errors
+        return upstream
 
-    with tempfile.TemporaryDirectory(prefix="gw") as folder:
-        asyncio.run(scenario(Path(folder)))
+
+def test_stopping_ends_a_stream_with_a_reason_and_frees_port_and_files() -> None:
+    async def forever(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        response = await begin_stream(request)
+        await response.write(chunk("a"))
+        await server.let_go.wait()
+        return response
+
+    async def scenario() -> None:
+        streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+        async def client(_server: FakeServer, port: int) -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            streams.append((reader, writer))
+            writer.write(raw_post(port, {"stream": True}))
+            await reader.readuntil(chunk("a"))
+
+        upstream = await stop_with_a_stream(forever, client)
+        reader, writer = streams[0]
+        rest = await reader.read()
+        error = json.loads(rest.partition(b"data: ")[2].partition(b"\n\n")[0])["error"]
+        assert (error["message"], error["code"]) == ("meshd is stopping", "stopping")
+        assert upstream.broke == []
+        writer.close()
+        await writer.wait_closed()
+
+    asyncio.run(scenario())
+
+
+def test_stopping_cuts_a_client_off_that_does_not_read() -> None:
+    clients: list[socket.socket] = []
+
+    async def client(server: FakeServer, port: int) -> None:
+        loop = asyncio.get_running_loop()
+        connection = small_window((socket.AF_INET, socket.SOCK_STREAM, 0))
+        clients.append(connection)
+        await loop.sock_connect(connection, ("127.0.0.1", port))
+        await loop.sock_sendall(connection, raw_post(port, {"stream": True}))
+        await server.until(lambda: server.active == 1)
+        await server.held_up()
+
+    try:
+        asyncio.run(stop_with_a_stream(pours(chunk("x" * 8000), least=1 << 30), client))
+    finally:
+        for connection in clients:
+            connection.close()
 
 
 def test_the_port_is_free_when_the_start_fails() -> None:

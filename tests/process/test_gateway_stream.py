@@ -3,11 +3,13 @@
 import asyncio
 import json
 
-from aiohttp import web
+from aiohttp import ClientResponse, web
+from meshd.gateway.events import HELD_BYTES
 from meshd.gateway.interface import GatewayConfig
 
 from tests.process.gateway_fake import (
     DONE,
+    Answer,
     FakeServer,
     World,
     begin_stream,
@@ -63,55 +65,123 @@ def test_bytes_are_unchanged_however_they_are_cut() -> None:
         asyncio.run(scenario(size))
 
 
-def test_silence_before_the_first_byte_and_between_events_is_filled_with_comments() -> None:
-    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
-        await server.let_go.wait()  # the prompt is worked through: llama-server sends no headers yet
-        server.let_go.clear()
-        response = await begin_stream(request)
-        await response.write(chunk("a") + b"data: {")  # half an event, then silence
-        await server.let_go.wait()
-        await response.write(b"}\n\n")
-        return response
+QUICK = GatewayConfig(port=0, keepalive_seconds=0.02)
 
+
+def is_comment(event: bytes) -> bool:
+    return event.startswith(b":") and event.endswith(b"\n\n")
+
+
+async def next_but_comments(reply: ClientResponse) -> bytes:
+    """The next event that is not a comment."""
+    while True:
+        event = await reply.content.readuntil(b"\n\n")
+        if not is_comment(event):
+            return event
+
+
+def in_steps(*steps: bytes) -> Answer:
+    """Waits for `let_go` before each step, and dies instead of a step that is empty."""
+
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        response: web.StreamResponse | None = None
+        for step in steps:
+            await server.let_go.wait()
+            server.let_go.clear()
+            if not step:
+                die(request)
+                return web.Response()
+            # llama-server sends its headers with the first token
+            response = response or await begin_stream(request)
+            await response.write(step)
+            async with server.changed:
+                server.written += len(step)
+                server.changed.notify_all()
+        return response or web.Response()
+
+    return answer
+
+
+def test_silence_is_filled_with_comments_before_the_first_byte_between_and_never_within_events() -> None:
     async def scenario() -> None:
-        config = GatewayConfig(port=0, keepalive_seconds=0.02)
-        async with world(answer, config=config) as here:
+        async with world(in_steps(chunk("a"), b"data: {", b"}\n\n"), config=QUICK) as here:
             reply = await here.chat(stream=True)
             for _ in range(3):
-                assert (await reply.content.readuntil(b"\n\n")).startswith(b":")
+                assert is_comment(await reply.content.readuntil(b"\n\n"))
             here.server.let_go.set()
-            seen = [await reply.content.readuntil(b"\n\n")]
-            while not seen[-1].startswith(b"data: "):
-                seen.append(await reply.content.readuntil(b"\n\n"))
-            assert seen[-1] == chunk("a")
-            assert (await reply.content.readuntil(b"\n\n")).startswith(b":")
+            assert await next_but_comments(reply) == chunk("a")
             here.server.let_go.set()
-            rest = (await reply.read()).split(b"\n\n")
-            assert [part for part in rest if part and not part.startswith(b":")] == [b"data: {}"]
+            await here.server.until_written(len(chunk("a")) + 1)
+            for _ in range(3):
+                assert is_comment(await reply.content.readuntil(b"\n\n"))
+            here.server.let_go.set()
+            assert await next_but_comments(reply) == b"data: {}\n\n"
+            reply.close()
+
+    asyncio.run(scenario())
+
+
+LONG = b"data: " + b"x" * (2 * HELD_BYTES)
+
+
+def test_an_event_too_long_to_hold_is_not_interrupted_by_comments() -> None:
+    async def scenario() -> None:
+        async with world(in_steps(LONG, b"y\n\n", chunk("b")), config=QUICK) as here:
+            reply = await here.chat(stream=True)
+            here.server.let_go.set()
+            head = await reply.content.readuntil(b"data: ")
+            begun = await reply.content.readexactly(HELD_BYTES)
+            assert begun == b"x" * HELD_BYTES
+            assert is_comment(head.removesuffix(b"data: ") or b":\n\n")
+            # as many silences as a comment would need go by while another stream gets its comments
+            other = await here.chat(stream=True)
+            for _ in range(4):
+                assert is_comment(await other.content.readuntil(b"\n\n"))
+            other.close()
+            await here.server.until(lambda: here.server.cancelled == 1)
+            here.server.let_go.set()
+            rest = await reply.content.readuntil(b"\n\n")
+            assert set(rest) == set(b"xy\n")
+            assert is_comment(await reply.content.readuntil(b"\n\n"))
+            reply.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_upstream_that_dies_within_a_long_event_ends_that_event_first() -> None:
+    async def scenario() -> None:
+        async with world(in_steps(LONG, b"")) as here:
+            asked = asyncio.ensure_future(here.chat(stream=True))
+            here.server.let_go.set()
+            reply = await asked
+            await reply.content.readexactly(len(b"data: ") + HELD_BYTES)
+            here.server.let_go.set()
+            begun, error, nothing = (await reply.read()).split(b"\n\n")
+            assert set(begun) == set(b"x")
+            assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_lost"
+            assert nothing == b""
 
     asyncio.run(scenario())
 
 
 def test_an_upstream_that_dies_in_mid_stream_ends_it_with_an_error_event() -> None:
-    async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
-        response = await begin_stream(request)
-        await response.write(chunk("a") + chunk("b") + b'data: {"half')
-        die(request)
-        return response
-
     async def scenario() -> None:
-        async with world(answer) as here:
-            reply = await here.chat(stream=True)
-            events = (await reply.read()).split(b"\n\n")
-            assert [event + b"\n\n" for event in events[:2]] == [chunk("a"), chunk("b")]
-            error = json.loads(events[2].removeprefix(b"data: "))["error"]
-            assert error["type"] == "server_error"
-            assert error["code"] == "upstream_lost"
+        async with world(in_steps(chunk("a"), chunk("b"), b'data: {"half', b"")) as here:
+            asked = asyncio.ensure_future(here.chat(stream=True))
+            here.server.let_go.set()
+            reply = await asked
+            for text in ("a", "b"):
+                assert await reply.content.readuntil(b"\n\n") == chunk(text)
+                here.server.let_go.set()
+            await here.server.until_written(len(chunk("a") + chunk("b")) + 1)
+            here.server.let_go.set()
+            event, nothing = (await reply.read()).split(b"\n\n")
+            assert nothing == b""  # and no [DONE]
+            error = json.loads(event.removeprefix(b"data: "))["error"]
+            assert (error["type"], error["code"]) == ("server_error", "upstream_lost")
             assert "llama-server" in error["message"]
-            assert events[3:] == [b""]
             assert len(here.upstream.broke) == 1
-            assert here.gateway.status.tokens == 2
-            assert here.gateway.status.active == 0
+            assert (here.gateway.status.tokens, here.gateway.status.active) == (2, 0)
 
     asyncio.run(scenario())
 
@@ -123,7 +193,7 @@ def test_an_upstream_that_dies_before_its_headers_after_a_comment_gives_an_error
         return web.Response()
 
     async def scenario() -> None:
-        async with world(answer, config=GatewayConfig(port=0, keepalive_seconds=0.02)) as here:
+        async with world(answer, config=QUICK) as here:
             reply = await here.chat(stream=True)
             assert (await reply.content.readuntil(b"\n\n")).startswith(b":")
             here.server.let_go.set()
@@ -141,7 +211,7 @@ def test_an_error_of_llama_server_after_a_comment_becomes_an_event() -> None:
         return web.json_response({"error": error}, status=400)
 
     async def scenario() -> None:
-        async with world(answer, config=GatewayConfig(port=0, keepalive_seconds=0.02)) as here:
+        async with world(answer, config=QUICK) as here:
             reply = await here.chat(stream=True)
             assert (await reply.content.readuntil(b"\n\n")).startswith(b":")
             here.server.let_go.set()

@@ -59,11 +59,8 @@ def test_a_whole_event_is_never_held() -> None:
 
 def test_an_event_over_the_limit_goes_on_in_pieces_and_is_known_to_be_unfinished() -> None:
     splitter = EventSplitter(held_bytes=4)
-    assert splitter.feed(b"data") == b""
-    assert splitter.between_events
-    assert splitter.feed(b": xyz\n") == b"data: xyz\n"
-    assert not splitter.between_events
-    assert splitter.feed(b"\nda") == b"\n"
+    seen = [(splitter.feed(piece), splitter.between_events) for piece in (b"data", b": xyz\n", b"\nda")]
+    assert seen == [(b"", True), (b"data: xyz\n", False), (b"\n", True)]
     assert splitter.rest() == b"da"
 
 
