@@ -23,6 +23,7 @@ from meshd.identity.membership import (
     ALL_ROLES,
     MAX_CHAIN_BYTES,
     SERIAL_BYTES,
+    Certificate,
     Chain,
     Role,
     check_chain,
@@ -102,11 +103,16 @@ class Membership:
         """The chain of a new member. `key` is this node's own. Raises LocalProtocolError if it may not."""
         if not roles <= self.gives:
             raise LocalProtocolError("this node may not give these roles")
-        signer, shown = self.signer(key)
+        signer, _ = self.signer(key)
         leaf = issue(
             signer=signer, mesh=self.mesh, node=node, roles=roles, serial=serial, invite=invite, issued_at=now
         )
-        return Chain((leaf, *(shown.certificates if shown is not None else ())), self.root)
+        return self.chain_of(leaf)
+
+    def chain_of(self, leaf: Certificate) -> Chain:
+        """The chain above a certificate that this node issued, now or before it had the root's key."""
+        above = () if leaf.issuer == self.root else self.chain.certificates
+        return Chain((leaf, *above), self.root)
 
 
 class Home:

@@ -152,6 +152,17 @@ def test_an_inviter_admits_with_its_own_key_and_shows_its_chain(home: Home, foun
         mine.admit(key, node=GUEST.peer, roles=frozenset({Role.ADMIN}), serial=bytes(16), invite=b"", now=NOW)
 
 
+def test_a_certificate_given_before_the_root_came_keeps_its_chain(home: Home, founder: Home) -> None:
+    mine = joined(home, founder, frozenset({Role.USE, Role.INVITE}))
+    key = home.load_or_create_identity()
+    before = mine.admit(
+        key, node=GUEST.peer, roles=frozenset({Role.USE}), serial=bytes(16), invite=b"invite 8", now=NOW
+    )
+    after = home.import_root(founder.export_root(), now=NOW).chain_of(before.leaf)
+    assert check_chain(after, mine.mesh, GUEST.peer).roles == {Role.USE}
+    assert after.leaf == before.leaf
+
+
 def test_a_member_without_invite_admits_nobody(home: Home, founder: Home) -> None:
     assert joined(home, founder, frozenset({Role.USE})).gives == frozenset()
 
