@@ -281,6 +281,8 @@ class Session:
             data_link=state.data_link,
             links=tuple(_link_status(link, link.link_id == state.data_link) for link in state.links.values()),
             streams=tuple(_stream_status(stream) for stream in state.streams.values()),
+            sent=state.sent,
+            received=state.credit.received,
             send_buffered=state.send_buffered,
             receive_buffered=state.credit.received - state.credit.consumed,
             resent=state.resent,

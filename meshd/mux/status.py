@@ -45,6 +45,8 @@ class SessionStatus:
     data_link: int | None
     links: tuple[LinkStatus, ...]
     streams: tuple[StreamStatus, ...]
+    sent: int  # bytes of data that count against the peer's session credit
+    received: int  # bytes of data that count against ours
     send_buffered: int  # bytes kept for sending or replay
     receive_buffered: int  # bytes received and not yet consumed
     resent: int  # bytes sent more than once, because a link was lost or changed
