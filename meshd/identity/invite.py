@@ -113,7 +113,7 @@ def encode_token(invite: Invite) -> str:
         packed = _field(_CANDIDATES, pack_candidates(candidates))
         return TOKEN.overhead_chars(len(must) + len(packed) + len(relays)) <= MAX_TOKEN_CHARS
 
-    ordered = _for_token(invite.candidates)
+    ordered = order(invite.candidates)
     for candidate in ordered[:FIRST_CANDIDATES]:
         kept += [candidate] if fits([*kept, candidate], hints) else []
     for relay in invite.relays:
@@ -122,12 +122,6 @@ def encode_token(invite: Invite) -> str:
     for candidate in ordered[FIRST_CANDIDATES:]:
         kept += [candidate] if fits([*kept, candidate], hints) else []
     return TOKEN.write(must + (_field(_CANDIDATES, pack_candidates(kept)) if kept else b"") + hints)
-
-
-def _for_token(candidates: tuple[Candidate, ...]) -> list[Candidate]:
-    """Nearest first, but loopback last: it serves one machine only."""
-    ordered = order(candidates)
-    return [item for item in ordered if not item.is_loopback] + [item for item in ordered if item.is_loopback]
 
 
 def _field(tag: int, value: bytes) -> bytes:

@@ -205,19 +205,17 @@ def read_candidates(fields: Fields, name: str) -> tuple[Candidate, ...]:
 def _rank(candidate: Candidate) -> int:
     if candidate.kind == "relay":
         return 6
-    if candidate.kind == "srflx":
-        return 4
-    if candidate.kind == "mapped":
-        return 3
     if candidate.is_loopback:
-        return 0
-    if candidate.is_private:
-        return 1
-    return 5 if candidate.is_link_local else 2
+        return 5  # the nearest if it is ours; from another machine it means somebody else
+    if candidate.is_link_local:
+        return 4
+    if candidate.kind != "host":
+        return 3 if candidate.kind == "srflx" else 2
+    return 0 if candidate.is_private else 1
 
 
 def order(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """The order in which to try: near before far, IPv6 and IPv4 in turn among equals (RFC 8305).
+    """The order in which to try: near before far, loopback late, the families in turn (RFC 8305).
 
     Duplicates are dropped; the order given is kept among equals.
     """

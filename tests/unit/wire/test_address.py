@@ -192,7 +192,6 @@ def test_near_comes_before_far_and_both_families_take_turns() -> None:
         "169.254.0.1:1/tcp",
     ]
     assert [str(candidate) for candidate in order(map(Candidate.parse, texts))] == [
-        "127.0.0.1:1/tcp",
         "[fd00::1]:1/tcp",
         "192.168.0.1:1/tcp",
         "10.0.0.1:1/tcp",
@@ -200,6 +199,7 @@ def test_near_comes_before_far_and_both_families_take_turns() -> None:
         "9.9.9.9:1/tcp/mapped",
         "8.8.4.4:1/tcp/srflx",
         "169.254.0.1:1/tcp",
+        "127.0.0.1:1/tcp",
         "8.8.8.8:1/tcp/relay",
     ]
 
