@@ -134,7 +134,7 @@ class Proxy:
                 if ready := splitter.feed(data):
                     # set before the write, so that no comment falls into an event that is not whole
                     reply.allow_comments(splitter.between_events)
-                    # before the write too: what was generated counts, whether or not the client is still there
+                    # what was generated counts, whether or not the client is still there
                     self._count_tokens(count.feed(ready) if call.counts else 0)
                     await reply.send(ready)
         except UpstreamLost:
