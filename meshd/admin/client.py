@@ -5,6 +5,7 @@ A daemon that is not there is a NotRunning error with a hint; what the daemon re
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from meshd.admin.place import allowed, find_socket, peer_of
 from meshd.base.errors import Broken, Refused, RemoteProtocolError, UserError
 
 CONNECT_SECONDS = 5.0
+FULL_SECONDS = 0.02
 REPLY_SECONDS = 15.0  # a daemon that computes hashes answers late, not never
 T = TypeVar("T")
 
@@ -58,7 +60,7 @@ class Client:
     def _connect(self, path: Path) -> None:
         self._socket.settimeout(CONNECT_SECONDS)
         try:
-            self._socket.connect(os.fspath(path))
+            _connect_patiently(self._socket, path)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
             raise NotRunning(self._home) from None
         except PermissionError:
@@ -114,6 +116,17 @@ class Client:
         return Broken(
             f"the daemon of `{self._home}` ended before it answered", hint="`meshd logs` shows why it ended"
         )
+
+
+def _connect_patiently(connection: socket.socket, path: Path) -> None:
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            return connection.connect(os.fspath(path))
+        except BlockingIOError:  # Linux, at once, when more wait than the daemon has room for
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(FULL_SECONDS)
 
 
 def _refused(refusal: Mapping[object, object]) -> Refused:

@@ -5,9 +5,9 @@ away. Bounded: the length of a line, the number of connections, the time a reque
 """
 
 import asyncio
-import errno
 import os
 import socket
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from meshd.base.tasks import Owner
 
 IDLE_SECONDS = 60.0  # for the next request; a connection that asks nothing must not hold one of few places
 WRITE_SECONDS = 10.0
+RETRY_SECONDS = 0.2
+BACKLOG = 64  # so that a burst of verbs waits rather than fails
 
 
 class AdminServer:
@@ -36,7 +38,7 @@ class AdminServer:
         self._socket: socket.socket | None = None
         self._inode = 0
         self._path = home
-        self._open: set[asyncio.WriteTransport] = set()
+        self._open: set[socket.socket] = set()
 
     @property
     def path(self) -> Path:
@@ -53,7 +55,7 @@ class AdminServer:
         try:
             listener.bind(os.fspath(self._path))
             self._path.chmod(0o600)  # the folder is private already, so there is no moment in between
-            listener.listen(MAX_CONNECTIONS)
+            listener.listen(BACKLOG)
             listener.setblocking(False)
         except BaseException:
             listener.close()
@@ -77,44 +79,53 @@ class AdminServer:
         """Answer until cancelled."""
         if self._socket is None:
             self.open()
-        assert self._socket is not None
         try:
             async with Owner() as owner:
-                server = await asyncio.start_unix_server(
-                    lambda reader, writer: self._accept(owner, reader, writer),
-                    sock=self._socket,
-                    limit=MAX_LINE_BYTES,
-                )
                 try:
-                    await server.serve_forever()
+                    await self._accept(owner)
                 finally:
                     owner.cancel()
         finally:
-            for transport in self._open:  # also of tasks that were cancelled before they began
-                transport.abort()
+            for connection in self._open:  # of tasks that were cancelled before they began
+                connection.close()
             self._open.clear()
             self.close()
 
-    def _accept(self, owner: Owner, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= MAX_CONNECTIONS or not owner.is_open:
-            writer.transport.abort()
-            return
-        self._open.add(writer.transport)
-        writer.transport.set_write_buffer_limits(0)  # drain returns when the kernel has all of it
-        owner.start(self._talk(reader, writer), name="admin connection")
+    async def _accept(self, owner: Owner) -> None:
+        # not start_unix_server, which makes tasks of its own; nor sock_accept, whose connection is lost when
+        # the cancellation comes just after it
+        assert self._socket is not None
+        while True:
+            await _readable(self._socket)
+            try:
+                connection, _ = self._socket.accept()
+            except BlockingIOError:  # whoever it was has gone
+                continue
+            except OSError:  # no descriptor is free: what is waiting can wait
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            if len(self._open) >= MAX_CONNECTIONS or not _is_allowed(connection):
+                connection.close()
+                continue
+            connection.setblocking(False)
+            self._open.add(connection)
+            owner.start(self._talk(connection), name="admin connection")
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _talk(self, connection: socket.socket) -> None:
+        writer: asyncio.StreamWriter | None = None
         try:
-            connection = writer.get_extra_info("socket")
-            if not allowed(peer_of(connection)[0]):
-                return
+            reader, writer = await asyncio.open_unix_connection(sock=connection, limit=MAX_LINE_BYTES)
+            writer.transport.set_write_buffer_limits(0)  # drain returns when the kernel has all of it
             while await self._one(reader, writer):
                 pass
         except (OSError, TimeoutError):
             pass  # the client has gone, asks nothing or reads nothing: nothing to tell anybody
         finally:
-            self._open.discard(writer.transport)
-            writer.transport.abort()
+            self._open.discard(connection)
+            if writer is None:
+                connection.close()
+            else:
+                writer.transport.abort()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request and its reply; False when the connection is at its end."""
@@ -164,6 +175,23 @@ class AdminServer:
         return api.Done()
 
 
+async def _readable(listener: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(listener, lambda: ready.done() or ready.set_result(None))
+    try:
+        await ready
+    finally:
+        loop.remove_reader(listener)
+
+
+def _is_allowed(connection: socket.socket) -> bool:
+    try:
+        return allowed(peer_of(connection)[0])
+    except OSError:  # macOS no longer knows who it was once they have gone
+        return False
+
+
 def _error(code: str, what: str, hint: str) -> Json:
     return {"error": {"code": code, "what": what, "hint": hint}}
 
@@ -176,6 +204,11 @@ async def _send(writer: asyncio.StreamWriter, body: Json) -> None:
 
 def _clear_stale(path: Path, home: Path) -> None:
     """Remove the socket of a daemon that died; raise UserError when one answers there."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise UserError(f"`{path}` is in the way of the control socket", hint="move that file away")
+    except FileNotFoundError:
+        return
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     probe.settimeout(2.0)
     try:
@@ -187,10 +220,6 @@ def _clear_stale(path: Path, home: Path) -> None:
         return
     except (TimeoutError, BlockingIOError):
         raise _in_use(home, 0) from None  # its queue is full, so it lives
-    except OSError as error:
-        if error.errno not in (errno.ENOTSOCK, errno.EPROTOTYPE):
-            raise
-        raise UserError(f"`{path}` is in the way of the control socket", hint="remove that file") from None
     else:
         raise _in_use(home, peer_of(probe)[1])
     finally:

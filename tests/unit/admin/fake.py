@@ -1,0 +1,184 @@
+"""A daemon's control made for tests, and a server for it on a thread of its own."""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from meshd.admin.api import (
+    ApiView,
+    ChildView,
+    InviteList,
+    InviteReply,
+    InviteView,
+    LinkView,
+    MeshView,
+    ModelView,
+    NetworkTensor,
+    NodeView,
+    PeerView,
+    PingReply,
+    RevokeReply,
+    SplitView,
+    Status,
+    TunnelView,
+)
+from meshd.admin.server import AdminServer
+from meshd.base.errors import Refused, UserError
+
+DEADLINE = 20.0
+
+LINK = LinkView(
+    kind="tcp",
+    path="lan",
+    remote="192.168.1.5:17430",
+    rtt_ms=1.234,
+    since=1_790_000_000.0,
+    sent_bytes=12_345,
+    received_bytes=678,
+)
+PEER = PeerView(
+    id="q" * 52,
+    name="garage",
+    role="worker",
+    state="connected",
+    link=LINK,
+    standby_links=(LINK,),
+    resumes=2,
+    version="0.1.0",
+    state_s=100.0,
+)
+MODEL = ModelView(
+    name="SmolLM2",
+    fingerprint="f" * 64,
+    state="ready",
+    reason="",
+    load_seconds=0.29,
+    weights_local_bytes=96_700_000,
+    weights_network_bytes=4096,
+    tensors_from_network=(
+        NetworkTensor(name="blk.3.ffn_up.weight", bytes=4096, node="garage", reason="hash"),
+    ),
+    bytes_per_token=2400.0,
+    split=(SplitView(node="garage", device="CPU", layers=15, bytes=48_000_000),),
+)
+
+
+def full_status(pid: int = 4242) -> Status:
+    """A status in which nothing is empty."""
+    return Status(
+        node=NodeView(
+            id="n" * 52,
+            name="desk",
+            role="serve",
+            version="0.1.0",
+            pid=pid,
+            uptime_s=12.5,
+            rss_bytes=50_000_000,
+            listen=("192.168.1.4:17430",),
+            home="/home/u/.local/state/meshd",
+        ),
+        mesh=MeshView(id="m" * 52, members=2, roles=("use", "work")),
+        peers=(PEER,),
+        tunnels=(
+            TunnelView(
+                peer=PEER.id,
+                service="rpc",
+                listen="127.0.0.1:4000",
+                streams=3,
+                sent_bytes=9,
+                received_bytes=8,
+            ),
+        ),
+        children=(ChildView(name="llama-server", pid=None, state="ready", restarts=0),),
+        model=MODEL,
+        api=ApiView(url="http://127.0.0.1:8090", ready=True, requests=1, tokens=42),
+    )
+
+
+@dataclass
+class FakeControl:
+    """Remembers what it was asked. `stopping` is set by stop and leave."""
+
+    state: Status = field(default_factory=full_status)
+    asked: list[object] = field(default_factory=list)
+    stopping: bool = False
+
+    async def status(self) -> Status:
+        self.asked.append("status")
+        return self.state
+
+    async def ping(self, peer: str, timeout: float) -> PingReply:
+        self.asked.append(("ping", peer, timeout))
+        if peer == "nobody":
+            raise Refused("no node is called `nobody`", code="unknown_peer", hint="`meshd peers` lists them")
+        if peer == "silent":
+            raise Refused("no answer within 5 s", code="timeout", hint="is it running")
+        return PingReply(
+            peer=PEER.id, name="garage", rtt_ms=1.234, kind="tcp", path="lan", remote="192.168.1.5:17430"
+        )
+
+    async def invite(self, *, expires_s: int, uses: int, roles: tuple[str, ...]) -> InviteReply:
+        self.asked.append(("invite", expires_s, uses, roles))
+        return InviteReply(token="meshd1token", id="00ff", expires_at=1_900_000_000, uses=uses)
+
+    async def invite_list(self) -> InviteList:
+        view = InviteView(
+            id="00ff",
+            roles=("use",),
+            created_at=1_790_000_000,
+            expires_at=1_790_000_001,
+            uses=2,
+            used=1,
+            state="expired",
+        )
+        return InviteList(invites=(view,))
+
+    async def invite_revoke(self, id: str) -> RevokeReply:
+        self.asked.append(("invite_revoke", id))
+        return RevokeReply(id=id)
+
+    async def revoke(self, peer: str) -> RevokeReply:
+        self.asked.append(("revoke", peer))
+        if peer == "me":
+            raise UserError("this node cannot ban itself", hint="leave instead")
+        return RevokeReply(id=PEER.id, name=peer)
+
+    async def leave(self, *, drop_root: bool = False) -> None:
+        self.asked.append(("leave", drop_root))
+        self.stopping = True
+
+    async def stop(self) -> None:
+        self.asked.append("stop")
+        self.stopping = True
+
+
+@contextlib.contextmanager
+def running(home: Path, control: FakeControl) -> Iterator[AdminServer]:
+    """The server of `home` answers while the block runs."""
+    server = AdminServer(home=home, control=control, environ=dict(os.environ))
+    server.open()
+    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
+    ready = threading.Event()
+
+    async def work() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        loops.append((asyncio.get_running_loop(), task))
+        ready.set()
+        with contextlib.suppress(asyncio.CancelledError):  # the end of the block asks for it
+            await server.serve()
+
+    thread = threading.Thread(target=lambda: asyncio.run(work()), name="admin server")
+    thread.start()
+    try:
+        assert ready.wait(DEADLINE)
+        yield server
+    finally:
+        loop, task = loops[0]
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(DEADLINE)
+        assert not thread.is_alive()

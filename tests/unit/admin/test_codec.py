@@ -1,0 +1,174 @@
+"""Values to JSON and back; anything else is refused by the declared error alone."""
+
+import json
+from dataclasses import fields, is_dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.admin import api
+from meshd.admin.codec import REQUESTS, decode_line, decode_request, encode_request, from_json, to_json
+from meshd.base.errors import RemoteProtocolError
+
+from .fake import full_status
+
+EXAMPLES: list[api.Request] = [
+    api.StatusRequest(),
+    api.PingRequest(peer="garage", timeout_s=1.5),
+    api.InviteRequest(expires_s=60, uses=1, roles=("use", "work")),
+    api.InviteListRequest(),
+    api.InviteRevokeRequest(id="00ff"),
+    api.RevokeRequest(peer="gar"),
+    api.LeaveRequest(drop_root=True),
+    api.StopRequest(),
+]
+
+
+def test_every_request_has_an_example() -> None:
+    assert {type(request) for request in EXAMPLES} == set(REQUESTS.values())
+
+
+@pytest.mark.parametrize("request_", EXAMPLES, ids=lambda one: type(one).__name__)
+def test_requests_go_round(request_: api.Request) -> None:
+    line = encode_request(request_)
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert decode_request(line) == request_
+
+
+def test_a_status_goes_round() -> None:
+    status = full_status()
+    assert from_json(api.Status, json.loads(json.dumps(to_json(status)))) == status
+
+
+def test_a_status_without_anything_goes_round() -> None:
+    node = full_status().node
+    status = api.Status(node=node, mesh=None)
+    body = to_json(status)
+    assert isinstance(body, dict)
+    assert body["model"] is None and body["api"] is None and body["mesh"] is None and body["peers"] == []
+    assert from_json(api.Status, body) == status
+
+
+def test_the_json_of_a_status_is_what_scripts_rely_on() -> None:
+    body = to_json(full_status())
+    assert isinstance(body, dict)
+    assert body["schema"] == 1
+    promised = {
+        "node": "id name role version pid uptime_s rss_bytes",
+        "mesh": "id members",
+        "model": "name fingerprint state reason load_seconds weights_local_bytes weights_network_bytes "
+        "tensors_from_network bytes_per_token split",
+        "api": "url ready requests tokens",
+    }
+    for name, words in promised.items():
+        assert set(words.split()) <= set(body[name]), name
+    rows = {
+        "peers": "id name role state link standby_links why_not_direct resumes",
+        "tunnels": "peer service listen streams sent_bytes received_bytes",
+        "children": "name pid state restarts",
+    }
+    for name, words in rows.items():
+        assert set(words.split()) <= set(body[name][0]), name
+    link = body["peers"][0]["link"]
+    assert {"kind", "path", "remote", "rtt_ms", "since", "sent_bytes", "received_bytes"} <= set(link)
+    assert {"node", "device", "layers", "bytes"} <= set(body["model"]["split"][0])
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert decode_request(b'{"request":"stop","later":[1]}') == api.StopRequest()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"", "not a line of JSON"),
+        (b"[]", "not a JSON object"),
+        (b"{}", "unknown request `NoneType`"),
+        (b'{"request":"explode"}', "unknown request `explode`"),
+        (b'{"request":["stop"]}', "unknown request `list`"),
+        (b'{"request":"ping"}', "`peer` is missing"),
+        (b'{"request":"ping","peer":7}', "`peer` is not str"),
+        (b'{"request":"ping","peer":"a","timeout_s":"1"}', "`timeout_s` is not float"),
+        (b'{"request":"ping","peer":"a","timeout_s":true}', "`timeout_s` is not float"),
+        (b'{"request":"ping","peer":"a","timeout_s":1e999}', "not a finite number"),
+        (b'{"request":"ping","peer":"a","timeout_s":NaN}', "not a line of JSON"),
+        (b'{"request":"ping","peer":"a","timeout_s":' + b"9" * 400 + b"}", "not a finite number"),
+        (b'{"request":"invite","expires_s":1.5,"uses":1,"roles":[]}', "`expires_s` is not int"),
+        (b'{"request":"invite","expires_s":1,"uses":1,"roles":"use"}', "`roles` is not a list"),
+        (b'{"request":"invite","expires_s":1,"uses":1,"roles":[1]}', "`roles\\[0\\]` is not str"),
+        (b'{"request":"leave","drop_root":1}', "`drop_root` is not bool"),
+        (b'{"request":"ping","peer":' + b"[" * 60000, "not a line of JSON"),
+        (b"\xff\xfe{", "not a line of JSON"),
+    ],
+)
+def test_what_is_no_request(line: bytes, words: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=words) as caught:
+        decode_request(line)
+    assert caught.value.code == "message"
+
+
+@pytest.mark.parametrize("change", [{"state": "gone"}, {"link": {}}, {"link": []}, {"resumes": None}])
+def test_what_is_no_peer(change: dict[str, object]) -> None:
+    body = to_json(full_status().peers[0])
+    assert isinstance(body, dict)
+    with pytest.raises(RemoteProtocolError):
+        from_json(api.PeerView, {**body, **change})
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(line=st.binary(max_size=300))
+def test_any_bytes_are_a_request_or_refused(line: bytes) -> None:
+    try:
+        decode_request(line)
+    except RemoteProtocolError:
+        pass
+
+
+@given(
+    name=st.sampled_from(sorted(REQUESTS)),
+    body=st.dictionaries(
+        st.sampled_from(["peer", "timeout_s", "expires_s", "uses", "roles", "id", "drop_root"]),
+        _JSON,
+        max_size=7,
+    ),
+)
+def test_any_fields_are_a_request_of_right_types_or_refused(name: str, body: dict[str, object]) -> None:
+    line = json.dumps({**body, "request": name}).encode()
+    try:
+        request = decode_request(line)
+    except RemoteProtocolError:
+        return
+    assert decode_request(encode_request(request)) == request
+
+
+@given(body=_JSON)
+def test_any_reply_is_a_status_or_refused(body: object) -> None:
+    with pytest.raises(RemoteProtocolError):
+        from_json(api.Status, body)
+
+
+def test_a_reply_is_one_line_whatever_a_peer_is_called() -> None:
+    line = encode_request(api.RevokeRequest(peer="a\nb\u2028c\x1b"))
+    assert line.count(b"\n") == 1 and line.isascii()
+    assert decode_line(line)["peer"] == "a\nb\u2028c\x1b"
+
+
+def test_every_value_of_the_api_is_frozen_and_described() -> None:
+    for name in dir(api):
+        kind = getattr(api, name)
+        if isinstance(kind, type) and is_dataclass(kind):
+            assert kind.__doc__ and not kind.__doc__.startswith(f"{name}("), name
+            assert kind.__dataclass_params__.frozen, name  # type: ignore[attr-defined]
+            assert "__slots__" in vars(kind), name
+            assert fields(kind) is not None
+
+
+def test_only_values_have_a_json_form() -> None:
+    with pytest.raises(TypeError, match="object has no JSON form"):
+        to_json(object())

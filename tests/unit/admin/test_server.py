@@ -1,0 +1,328 @@
+"""The control socket under friendly and hostile use, both ends real."""
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from meshd.admin import place, server
+from meshd.admin.api import (
+    Done,
+    InviteList,
+    InviteListRequest,
+    InviteReply,
+    InviteRequest,
+    InviteRevokeRequest,
+    LeaveRequest,
+    PingReply,
+    PingRequest,
+    RevokeReply,
+    RevokeRequest,
+    Status,
+    StatusRequest,
+    StopRequest,
+)
+from meshd.admin.client import Client, NotRunning, ask
+from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES, Control
+from meshd.admin.server import AdminServer
+from meshd.base.errors import Broken, Refused, UserError
+
+from .fake import DEADLINE, FakeControl, full_status, running
+
+_: Control = FakeControl()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@pytest.fixture
+def control(home: Path) -> Iterator[FakeControl]:
+    fake = FakeControl()
+    with running(home, fake):
+        yield fake
+
+
+def raw(home: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(DEADLINE)
+    try:
+        connection.connect(os.fspath(place.find_socket(home)))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    data = b""
+    try:
+        while chunk := connection.recv(65536):
+            data += chunk
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def test_every_request_reaches_its_method(home: Path, control: FakeControl) -> None:
+    with Client(home) as client:
+        assert client.ask(StatusRequest(), Status) == full_status()
+        assert client.ask(PingRequest(peer="garage", timeout_s=2.0), PingReply).rtt_ms == 1.234
+        assert client.ask(InviteRequest(expires_s=9, uses=2, roles=("use",)), InviteReply).uses == 2
+        assert client.ask(InviteListRequest(), InviteList).invites[0].id == "00ff"
+        assert client.ask(InviteRevokeRequest(id="00"), RevokeReply).id == "00"
+        assert client.ask(RevokeRequest(peer="garage"), RevokeReply).name == "garage"
+        assert client.ask(LeaveRequest(drop_root=True), Done) == Done()
+        assert client.ask(StopRequest(), Done) == Done()
+    assert control.asked == [
+        "status",
+        ("ping", "garage", 2.0),
+        ("invite", 9, 2, ("use",)),
+        ("invite_revoke", "00"),
+        ("revoke", "garage"),
+        ("leave", True),
+        "stop",
+    ]
+
+
+def test_the_time_of_a_ping_is_bounded(home: Path, control: FakeControl) -> None:
+    for asked in (1e9, -1.0):
+        ask(home, PingRequest(peer="garage", timeout_s=asked), PingReply)
+    assert control.asked == [("ping", "garage", 60.0), ("ping", "garage", 0.01)]
+
+
+def test_a_refusal_arrives_with_reason_code_and_hint(home: Path, control: FakeControl) -> None:
+    with Client(home) as client:
+        with pytest.raises(Refused, match="no node is called `nobody`") as caught:
+            client.ask(PingRequest(peer="nobody"), PingReply)
+        assert (caught.value.code, caught.value.hint) == ("unknown_peer", "`meshd peers` lists them")
+        with pytest.raises(Refused, match="cannot ban itself") as caught:
+            client.ask(RevokeRequest(peer="me"), RevokeReply)
+        assert caught.value.code == "failed"
+        assert client.ask(StatusRequest(), Status).node.name == "desk"  # the connection goes on
+
+
+def test_socket_and_folder_are_private(home: Path, control: FakeControl) -> None:
+    assert stat.S_IMODE((home / "control.sock").stat().st_mode) == 0o600
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_the_socket_goes_with_the_server(home: Path) -> None:
+    with running(home, FakeControl()):
+        assert (home / "control.sock").exists()
+    assert not (home / "control.sock").exists()
+    with pytest.raises(NotRunning, match="no daemon is running for"):
+        Client(home)
+
+
+def test_a_home_open_to_others_is_refused(tmp_path: Path) -> None:
+    loose = tmp_path / "loose"
+    loose.mkdir(mode=0o755)
+    loose.chmod(0o755)
+    with pytest.raises(UserError, match="only this user can enter"):
+        AdminServer(home=loose, control=FakeControl()).open()
+
+
+def test_a_second_daemon_is_told_who_holds_it(home: Path, control: FakeControl) -> None:
+    with pytest.raises(UserError, match=rf"already running for .* \(process {os.getpid()}\)") as caught:
+        AdminServer(home=home, control=FakeControl()).open()
+    assert "meshd stop" in caught.value.hint
+    assert ask(home, StatusRequest(), Status).node.name == "desk"  # and the first one goes on
+
+
+def test_the_socket_of_a_dead_daemon_is_replaced(home: Path) -> None:
+    dead = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    dead.bind(os.fspath(home / "control.sock"))
+    dead.close()
+    with pytest.raises(NotRunning):
+        Client(home)
+    with running(home, FakeControl()):
+        assert ask(home, StatusRequest(), Status).node.name == "desk"
+
+
+def test_another_file_in_the_way_is_not_removed(home: Path) -> None:
+    (home / "control.sock").write_text("mine")
+    with pytest.raises(UserError):
+        AdminServer(home=home, control=FakeControl()).open()
+    assert (home / "control.sock").read_text() == "mine"
+
+
+def test_closing_leaves_a_successors_socket_alone(home: Path) -> None:
+    first = AdminServer(home=home, control=FakeControl())
+    first.open()
+    (home / "control.sock").unlink()
+    second = AdminServer(home=home, control=FakeControl())
+    second.open()
+    first.close()
+    assert (home / "control.sock").exists()
+    second.close()
+    second.close()
+    assert not (home / "control.sock").exists()
+
+
+def test_a_long_path_gets_a_short_socket_and_a_pointer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    home = tmp_path / ("long" * 30)
+    with running(home, FakeControl()) as admin:
+        assert len(os.fsencode(admin.path)) <= 100 and admin.path.parent == runtime / "meshd"
+        monkeypatch.delenv("XDG_RUNTIME_DIR")  # a client of another session finds it all the same
+        assert ask(home, StatusRequest(), Status).node.name == "desk"
+    assert not admin.path.exists()
+
+
+def test_a_trap_in_the_runtime_folder_is_refused(tmp_path: Path) -> None:
+    runtime = tmp_path / "run"
+    (runtime / "meshd").mkdir(parents=True)
+    (runtime / "meshd").chmod(0o777)
+    admin = AdminServer(
+        home=tmp_path / ("long" * 30), control=FakeControl(), environ={"XDG_RUNTIME_DIR": str(runtime)}
+    )
+    with pytest.raises(UserError, match="only this user can enter"):
+        admin.open()
+
+
+def test_a_strange_user_is_sent_away(
+    home: Path, control: FakeControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "allowed", lambda uid: False)
+    with raw(home) as connection:
+        assert read_all(connection) == b""
+    with pytest.raises(Broken):
+        ask(home, StopRequest(), Done)
+    assert control.asked == []
+
+
+def test_the_kernel_tells_who_connects(home: Path, control: FakeControl) -> None:
+    with raw(home) as connection:
+        assert place.peer_of(connection) == (os.geteuid(), os.getpid())
+    assert place.allowed(os.geteuid()) and place.allowed(0) and not place.allowed(os.geteuid() + 1)
+
+
+def test_a_client_does_not_trust_a_strangers_socket(
+    home: Path, control: FakeControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshd.admin.client.allowed", lambda uid: False)
+    with pytest.raises(UserError, match="belongs to user"):
+        Client(home)
+
+
+def test_a_request_that_is_too_long_is_refused(home: Path, control: FakeControl) -> None:
+    with raw(home) as connection:
+        try:
+            connection.sendall(b'{"request":"ping","peer":"' + b"a" * (4 * MAX_LINE_BYTES))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it hung up while we were still talking
+        reply = read_all(connection)
+    assert json.loads(reply)["error"]["what"] == f"a request is at most {MAX_LINE_BYTES} bytes"
+
+
+def test_what_is_no_request_is_answered_and_the_connection_ends(home: Path, control: FakeControl) -> None:
+    with raw(home) as connection:
+        connection.sendall(b'{"request":"explode"}\n{"request":"stop"}\n')
+        reply = read_all(connection)
+    assert json.loads(reply)["error"]["code"] == "message"
+    assert control.asked == []
+
+
+def test_half_a_line_is_no_request(home: Path, control: FakeControl) -> None:
+    with raw(home) as connection:
+        connection.sendall(b'{"request":"stop"}')
+        connection.shutdown(socket.SHUT_WR)
+        assert read_all(connection) == b""
+    assert control.asked == []
+
+
+def test_several_requests_in_one_packet_are_answered_in_turn(home: Path, control: FakeControl) -> None:
+    with raw(home) as connection:
+        connection.sendall(b'{"request":"stop"}\n{"request":"invite_list"}\n')
+        connection.shutdown(socket.SHUT_WR)
+        first, second = read_all(connection).splitlines()
+    assert json.loads(first) == {"reply": {}}
+    assert json.loads(second)["reply"]["invites"][0]["id"] == "00ff"
+
+
+def test_connections_are_counted_and_given_back(home: Path, control: FakeControl) -> None:
+    idle = [raw(home) for _ in range(MAX_CONNECTIONS)]
+    for connection in idle:  # each is known to be served before the next step
+        connection.sendall(b'{"request":"stop"}\n')
+        assert connection.recv(100)
+    with raw(home) as one_more:
+        assert read_all(one_more) == b""
+    for connection in idle:
+        connection.close()
+    control.asked.clear()
+    for _ in range(100):  # the server hears of the closing in its own time
+        try:
+            ask(home, StopRequest(), Done)
+            break
+        except Broken:
+            continue
+    assert control.asked == ["stop"]
+
+
+def test_a_silent_connection_is_ended(
+    home: Path, control: FakeControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.05)
+    with raw(home) as connection:
+        assert read_all(connection) == b""
+
+
+def test_a_client_that_goes_at_once_costs_nothing(home: Path, control: FakeControl) -> None:
+    for _ in range(2 * MAX_CONNECTIONS):
+        raw(home).close()
+        with raw(home) as connection:
+            connection.sendall(b'{"request":"status"}\n')  # and does not wait for the answer
+    for _ in range(100):
+        try:
+            assert ask(home, StatusRequest(), Status).node.name == "desk"
+            break
+        except Broken:
+            continue
+    else:
+        pytest.fail("no place was given back")
+
+
+def test_a_daemon_that_ends_in_between_is_said(home: Path) -> None:
+    with running(home, FakeControl()):
+        client = Client(home)
+        client.ask(StatusRequest(), Status)
+    with client, pytest.raises(Broken, match="ended before it answered"):
+        client.ask(StatusRequest(), Status)
+
+
+_LINES = st.lists(
+    st.binary(max_size=60)
+    | st.sampled_from(
+        [b'{"request":"status"}', b'{"request":"ping"}', b"{", b"[]", b'{"request":"invite_list"}']
+    ),
+    max_size=5,
+)
+
+
+@given(lines=_LINES)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_leave_the_server_alive(home: Path, control: FakeControl, lines: list[bytes]) -> None:
+    with raw(home) as connection:
+        try:
+            connection.sendall(b"\n".join(lines))
+            connection.shutdown(socket.SHUT_WR)
+        except (BrokenPipeError, ConnectionResetError, OSError):
+            pass  # it hung up first
+        for line in read_all(connection).splitlines():
+            assert set(json.loads(line)) <= {"reply", "error"}
+    with raw(home) as connection:
+        connection.sendall(b'{"request":"invite_list"}\n')
+        assert b'"00ff"' in connection.recv(1000)
