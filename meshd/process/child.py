@@ -34,7 +34,7 @@ from meshd.process.events import (
 from meshd.process.interface import Child, ChildFailed, ChildSpec, ChildState, ChildStatus, ReadyProbe
 from meshd.process.lifecycle import Lifecycle
 from meshd.process.output import show_tail
-from meshd.process.run import Run, split_code
+from meshd.process.run import Run, cannot_start, split_code
 
 PROBE_FIRST = 0.02  # seconds between the first probes: an rpc-server is ready in 30 ms
 PROBE_MOST = 0.25
@@ -45,7 +45,7 @@ logger = log.get("process")
 class OwnedChild(Child):
     """A child by its spec, or by a function that makes one for each start (fresh descriptors, secrets).
 
-    The function must be quick; a MeshdError that it raises is the reason why the start failed.
+    The function must be quick; a MeshdError or OSError that it raises is why the start failed.
     """
 
     def __init__(self, spec: ChildSpec | Callable[[], ChildSpec], *, name: str = "") -> None:
@@ -207,6 +207,9 @@ class OwnedChild(Child):
             spec = self._make()
         except MeshdError as error:
             self._feed(SpawnFailed(_fault(error)))
+            return
+        except OSError as error:
+            self._feed(SpawnFailed(_fault(cannot_start(self._life.rules.name, error))))
             return
         self._spec = spec
         self._tail = ()

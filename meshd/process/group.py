@@ -19,6 +19,7 @@ from meshd.process.interface import ChildSpec
 from meshd.process.orphans import Guard, group_lives
 
 GONE_SECONDS = 2.0  # after KILL the kernel needs milliseconds; a zombie that nobody reaps stays for ever
+STUBBORN_SECONDS = 10.0  # after KILL: then a driver or the kernel holds it, which the log should say
 GONE_LOOK = 0.002  # seconds between looks at first; there is no event for "group is empty"
 
 # What a child may know of our environment: where things are, which device to use, how to speak. No secrets.
@@ -146,6 +147,8 @@ class Group:
     def signal(self, number: signal.Signals) -> None:
         """To every process of the group; the guard heeds only KILL."""
         self._guard.signal(number)
+        if number == signal.SIGTERM:
+            self._guard.signal(signal.SIGCONT)  # one that was stopped could not heed it
 
     async def exited(self) -> int:
         """The exit code, or minus the signal's number, as soon as the program itself has ended."""
@@ -161,7 +164,10 @@ class Group:
         cancelled: asyncio.CancelledError | None = None
         while self._process.returncode is None:
             try:
-                await self._process.wait()
+                async with asyncio.timeout(STUBBORN_SECONDS):
+                    await self._process.wait()
+            except TimeoutError:
+                logger.warning("child_does_not_end", child=self._name, pid=self.pid)
             except asyncio.CancelledError as error:
                 cancelled = error
         self._guard.end()

@@ -1,7 +1,8 @@
 """Is it ready? Probes for ChildSpec.probe: HTTP on a unix socket, a TCP connection, a line of output.
 
 Each question has a deadline of its own, answers True or False, and raises nothing but CancelledError. How
-often to ask is the asker's matter. A line costs the child nothing at all: prefer it where there is one.
+often to ask is the asker's matter. A line costs the child nothing at all: prefer it where there is one that
+comes at once (a C program keeps lines for a pipe in its buffer; stock rpc-server does so with its banner).
 """
 
 import asyncio

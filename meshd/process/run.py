@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from meshd.base.errors import MeshdError
 from meshd.process import orphans
 from meshd.process.group import Group
 from meshd.process.interface import ChildSpec, Ended
@@ -39,9 +40,11 @@ class Run:
                 self._group = await Group.spawn(spec, output=write_end)
             finally:
                 os.close(write_end)
-        except BaseException:
+        except BaseException as error:
             if self._output is not None:
                 self._output.close()
+            if isinstance(error, OSError):  # no more descriptors or processes to be had: that may pass
+                raise cannot_start(spec.name, error) from error
             raise
         finally:
             close_all(spec.hand_over)
@@ -101,6 +104,11 @@ def close_all(descriptors: tuple[int, ...]) -> None:
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
+
+
+def cannot_start(name: str, error: OSError) -> MeshdError:
+    """For what the system refused us, not the child."""
+    return MeshdError(f"`{name}` could not be started: {error.strerror or error}")
 
 
 def split_code(code: int) -> tuple[int | None, int | None]:

@@ -46,6 +46,11 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _end(code: int) -> None:
+    os.write(1, b"told to end\n")
+    os._exit(code)
+
+
 def _grandchild(marker: str) -> None:
     process = subprocess.Popen([sys.executable, "-S", "-c", GRANDCHILD, marker])
     say(f"grandchild {process.pid}")
@@ -95,7 +100,7 @@ def main() -> None:
     if options.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(options.exit_code))
+        signal.signal(signal.SIGTERM, lambda *_: _end(options.exit_code))
     if options.fork or options.wrapper:
         _grandchild(options.marker)
     time.sleep(options.slow_start)

@@ -1,6 +1,7 @@
 """A real child and its owner: start, readiness, crash, stop, and all of these at once."""
 
 import asyncio
+import errno
 import os
 import signal
 from pathlib import Path
@@ -59,10 +60,60 @@ def test_a_child_without_a_probe_is_ready_when_it_runs(tmp_path: Path) -> None:
 
 def test_stop_waits_for_a_graceful_end(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with owned(Maker(tmp_path)) as child:  # 20 s of grace: the scene would end first if unheeded
+        maker = Maker(tmp_path)
+        async with owned(maker) as child:
             await child.ensure_ready()
             await child.stop()
             assert child.status.reason == "stopped"
+            assert maker.lines[-1] == "told to end"
+
+    play(scene)
+
+
+def test_an_owner_that_is_cancelled_ends_its_child_gracefully(tmp_path: Path) -> None:
+    async def scene() -> None:
+        maker = Maker(tmp_path)
+        async with owned(maker) as child:
+            await child.ensure_ready()
+        assert maker.lines[-1] == "told to end"
+
+    play(scene)
+
+
+def test_a_child_that_was_suspended_heeds_stop(tmp_path: Path) -> None:
+    async def scene() -> None:
+        maker = Maker(tmp_path, stop_timeout=600.0)
+        async with owned(maker) as child:
+            await child.ensure_ready()
+            os.kill(pid_of(child), signal.SIGSTOP)
+            await child.stop()
+        assert maker.lines[-1] == "told to end"
+
+    play(scene)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_no_descriptors_left_is_no_reason_for_the_owner_to_die(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    real = os.pipe
+    calls = 0
+
+    def pipe() -> tuple[int, int]:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real()
+
+    async def scene() -> None:
+        async with owned(Maker(tmp_path)) as child:
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "pipe", pipe)
+                error = await failure_of(child)
+                assert isinstance(error, ChildFailed)
+                assert error.what == "`child` could not be started: Too many open files"
+            await child.ensure_ready()
 
     play(scene)
 

@@ -61,6 +61,16 @@ def test_a_taken_port_names_its_holder() -> None:
         assert caught.value.hint
 
 
+def test_a_port_whose_last_connections_linger_can_be_had_at_once() -> None:
+    with listening_socket() as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            accepted, _ = listener.accept()
+            accepted.close()  # who closes first keeps TIME_WAIT
+            assert client.recv(1) == b""
+    listening_socket(port=port).close()
+
+
 def test_an_address_that_is_not_ours_is_said() -> None:
     with pytest.raises(UserError, match="does not have that address"):
         listening_socket("192.0.2.1")
