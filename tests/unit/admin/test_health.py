@@ -1,0 +1,108 @@
+"""Warnings: each code from the state that it stands for, and none without a reason."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from meshd.admin.api import ChildView, MeshView, PeerView, Status
+from meshd.admin.health import CODES, examine
+
+from .fake import LINK, MODEL, PEER, full_status
+
+Change = Callable[[Status], Status]
+
+
+def calm() -> Status:
+    """Nothing to warn of."""
+    return replace(full_status(), model=replace(MODEL, tensors_from_network=(), weights_network_bytes=0))
+
+
+def peer(**changes: object) -> Change:
+    make: Callable[..., PeerView] = replace
+    return lambda status: replace(status, peers=(make(PEER, **changes),))
+
+
+def model(**changes: object) -> Change:
+    make: Callable[..., object] = replace
+    return lambda status: replace(status, model=make(status.model, **changes))  # type: ignore[arg-type]
+
+
+def child(**changes: object) -> Change:
+    make: Callable[..., ChildView] = ChildView
+    base = {"name": "rpc-server", "pid": 1, "state": "ready", "restarts": 0}
+    return lambda status: replace(status, children=(make(**{**base, **changes}),))
+
+
+def codes(status: Status, **more: object) -> list[str]:
+    ask: Callable[..., Status] = examine
+    return [warning.code for warning in ask(status, **more).warnings]
+
+
+CASES: list[tuple[str, Change]] = [
+    ("not_in_mesh", lambda status: replace(status, mesh=None)),
+    ("peer_suspended", peer(state="suspended", state_s=10.0, link=None, last_error="no route")),
+    ("peer_lost", peer(state="lost", link=None)),
+    ("peer_unreachable", peer(state="connecting", link=None, last_error="refused")),
+    ("version_mismatch", peer(version="0.2.0")),
+    ("relayed", peer(link=replace(LINK, kind="relay", path="relayed"), why_not_direct="both symmetric")),
+    ("child_failed", child(state="failed", reason="exit code 1")),
+    ("child_restarts", child(restarts=3)),
+    ("tensors_from_network", lambda status: replace(status, model=MODEL)),
+    ("model_failed", model(state="failed", reason="out of memory")),
+    ("model_waiting", model(state="waiting", reason="1 more worker")),
+]
+
+
+def test_a_calm_status_has_no_warning() -> None:
+    assert codes(calm(), native="pin+patches", clock_offsets={PEER.id: 1.0}) == []
+
+
+@pytest.mark.parametrize(("code", "change"), CASES, ids=[code for code, _ in CASES])
+def test_each_state_has_its_warning(code: str, change: Change) -> None:
+    status = examine(change(calm()))
+    assert [warning.code for warning in status.warnings] == [code]
+    warning = status.warnings[0]
+    assert warning.what and warning.hint and not warning.what.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        peer(state="suspended", state_s=9.9, link=None),
+        peer(state="suspended", state_s=None, link=None),
+        peer(state="connecting", link=None, last_error="refused", state_s=1.0),
+        peer(state="known", link=None, last_error=""),
+        peer(version=""),
+        child(restarts=2),
+    ],
+)
+def test_what_passes_by_itself_is_no_warning(change: Change) -> None:
+    assert codes(change(calm())) == []
+
+
+def test_native_builds_are_compared_when_both_are_known() -> None:
+    status = peer(native="pin+aa")(calm())
+    assert codes(status, native="pin+bb") == ["native_mismatch"]
+    assert codes(status, native="pin+aa") == codes(status) == []
+
+
+@pytest.mark.parametrize(("offset", "word"), [(3600.0, "ahead"), (-3600.0, "behind")])
+def test_clocks_are_compared(offset: float, word: str) -> None:
+    status = examine(calm(), clock_offsets={PEER.id: offset})
+    assert [w.code for w in status.warnings] == ["clock_off"]
+    assert f"3600 s {word}" in status.warnings[0].what
+
+
+def test_the_reason_and_the_names_are_told() -> None:
+    assert "no route" in examine(CASES[1][1](calm())).warnings[0].what
+    told = examine(replace(calm(), model=MODEL)).warnings[0]
+    assert "blk.3.ffn_up.weight" in told.what and "hash" in told.hint
+
+
+def test_every_code_is_listed_and_tested() -> None:
+    assert {code for code, _ in CASES} | {"native_mismatch", "clock_off"} == set(CODES)
+
+
+def test_warnings_of_before_are_replaced() -> None:
+    first = examine(replace(calm(), mesh=None))
+    assert examine(replace(first, mesh=MeshView(id="m", members=1))).warnings == ()

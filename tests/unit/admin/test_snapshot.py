@@ -1,0 +1,104 @@
+"""Status values of the parts as views."""
+
+from meshd.admin import snapshot
+from meshd.gateway.interface import GatewayStatus, ModelState
+from meshd.identity.keys import KeyPair, MeshId
+from meshd.identity.membership import Chain, Member, Role, issue
+from meshd.link.interface import LinkInfo, LinkKind
+from meshd.peer.interface import PathStatus, PeerState, PeerStatus
+from meshd.process.interface import ChildState, ChildStatus
+from meshd.tunnel.interface import TunnelStatus
+
+ROOT = KeyPair.from_seed(b"r" * 32)
+NODE = KeyPair.from_seed(b"n" * 32)
+NOW, WALL = 1000.0, 1_790_000_000.0
+
+
+def member() -> Member:
+    mesh = MeshId.of(ROOT.peer)
+    leaf = issue(
+        signer=ROOT, mesh=mesh, node=NODE.peer, roles=[Role.WORK], serial=b"s" * 16, invite=b"", issued_at=0
+    )
+    return Member(NODE.peer, mesh, frozenset({Role.WORK}), Chain((leaf,), ROOT.peer))
+
+
+def path(*, selected: bool, kind: LinkKind = LinkKind.TCP, where: str = "lan", why: str = "") -> PathStatus:
+    info = LinkInfo(
+        kind=kind,
+        peer=NODE.peer,
+        member=member(),
+        local="10.0.0.1:1",
+        remote="10.0.0.2:2",
+        path=where,
+        dialled=True,
+        established_at=NOW - 60,
+    )
+    return PathStatus(link=info, selected=selected, rtt=0.0015, why=why, sent_bytes=10, received_bytes=20)
+
+
+def peer(*paths: PathStatus, name: str = "garage", state: PeerState = PeerState.CONNECTED) -> PeerStatus:
+    return PeerStatus(
+        peer=NODE.peer,
+        name=name,
+        role="worker",
+        state=state,
+        paths=paths,
+        native=None,
+        resumes=3,
+        since=NOW - 5,
+        last_error="",
+        clock_offset=None,
+    )
+
+
+def test_the_selected_path_is_the_link_and_the_others_stand_by() -> None:
+    view = snapshot.peer_view(peer(path(selected=False), path(selected=True)), now=NOW, wall=WALL)
+    assert view.link is not None
+    assert (view.link.kind, view.link.path, view.link.remote) == ("tcp", "lan", "10.0.0.2:2")
+    assert (view.link.rtt_ms, view.link.since) == (1.5, WALL - 60)
+    assert (view.link.sent_bytes, view.link.received_bytes) == (10, 20)
+    assert len(view.standby_links) == 1
+    assert (view.id, view.state, view.resumes, view.state_s) == (str(NODE.peer), "connected", 3, 5.0)
+    assert view.why_not_direct is None
+
+
+def test_a_relayed_peer_says_why() -> None:
+    relayed = path(selected=True, kind=LinkKind.RELAY, where="relayed", why="both symmetric")
+    assert snapshot.peer_view(peer(relayed), now=NOW, wall=WALL).why_not_direct == "both symmetric"
+
+
+def test_a_peer_without_a_link() -> None:
+    view = snapshot.peer_view(peer(state=PeerState.SUSPENDED), now=NOW, wall=WALL)
+    assert (view.link, view.standby_links, view.state) == (None, (), "suspended")
+
+
+def test_peers_stand_in_a_fixed_order() -> None:
+    views = snapshot.peer_views([peer(name="b"), peer(name="a")], now=NOW, wall=WALL)
+    assert [view.name for view in views] == ["a", "b"]
+
+
+def test_every_state_and_kind_has_a_name() -> None:
+    for state in PeerState:
+        assert snapshot.peer_view(peer(state=state), now=NOW, wall=WALL).state == state.value
+    for kind in LinkKind:
+        assert snapshot.link_kind(kind) == kind.value
+    for model in ModelState:
+        assert snapshot.model_state(model) == model.value
+    assert snapshot.link_path("by carrier pigeon") == "public"
+
+
+def test_children_tunnels_and_api() -> None:
+    child = ChildStatus("rpc-server", ChildState.BACKOFF, None, 2, "exit code 1", ())
+    view = snapshot.child_views([child])[0]
+    assert (view.name, view.pid, view.state, view.restarts, view.reason) == (
+        "rpc-server",
+        None,
+        "backoff",
+        2,
+        "exit code 1",
+    )
+    tunnel = TunnelStatus(NODE.peer, "rpc", "127.0.0.1:4000", 2, 5, 6)
+    assert snapshot.tunnel_views([tunnel])[0].peer == str(NODE.peer)
+    api = snapshot.api_view(GatewayStatus(url="http://x", ready=True, requests=1, tokens=2, active=0))
+    assert api is not None and (api.ready, api.tokens) == (True, 2)
+    assert snapshot.api_view(None) is None
