@@ -147,8 +147,7 @@ class AdminServer:
         except LocalProtocolError:
             raise
         except MeshdError as error:
-            code = error.code if isinstance(error, Refused | RemoteProtocolError) else "failed"
-            await _send(writer, _error(code, error.what, error.hint))
+            await _send(writer, _error(_code(error), error.what, error.hint))
             return True
         await _send(writer, {"reply": to_json(reply)})
         return True
@@ -178,7 +177,12 @@ class AdminServer:
 async def _readable(listener: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(listener, lambda: ready.done() or ready.set_result(None))
+
+    def tell() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(listener, tell)
     try:
         await ready
     finally:
@@ -190,6 +194,12 @@ def _is_allowed(connection: socket.socket) -> bool:
         return allowed(peer_of(connection)[0])
     except OSError:  # macOS no longer knows who it was once they have gone
         return False
+
+
+def _code(error: MeshdError) -> str:
+    if isinstance(error, Refused | RemoteProtocolError):
+        return error.code
+    return "user" if isinstance(error, UserError) else "failed"
 
 
 def _error(code: str, what: str, hint: str) -> Json:

@@ -58,7 +58,7 @@ class RotatedFile:
                 self.close()
                 self._path.replace(self._path.with_name(self._path.name + ".1"))
             if self._fd < 0:
-                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _make_private(self._path.parent)
                 self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 self._size = os.fstat(self._fd).st_size
             self._size += os.write(self._fd, data)
@@ -70,6 +70,13 @@ class RotatedFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _make_private(folder: Path) -> None:
+    # not mkdir(parents=True): it would leave a home that it makes on the way open to others
+    for one in reversed((folder, *folder.parents)):
+        if not one.is_dir():
+            one.mkdir(mode=0o700, exist_ok=True)
 
 
 class _Lines:

@@ -16,7 +16,7 @@ from meshd.config import home_here
 DEFAULT_COUNT = 4
 PAUSE_SECONDS = 0.5
 REPLY_MARGIN_SECONDS = 5.0
-FINAL = ("unknown_peer", "ambiguous_peer", "not_in_mesh")  # asking again changes nothing
+MISTAKE = "user"  # what was asked cannot be done: asking again changes nothing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def run(args: Arguments, out: Output) -> int:
                     seconds=seconds + REPLY_MARGIN_SECONDS,
                 )
             except Refused as refusal:
-                if refusal.code in FINAL:
+                if refusal.code == MISTAKE:
                     raise
                 last = refusal
                 out.note(f"no answer: {refusal.what}")

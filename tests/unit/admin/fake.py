@@ -114,7 +114,7 @@ class FakeControl:
     async def ping(self, peer: str, timeout: float) -> PingReply:
         self.asked.append(("ping", peer, timeout))
         if peer == "nobody":
-            raise Refused("no node is called `nobody`", code="unknown_peer", hint="`meshd peers` lists them")
+            raise UserError("no node is called `nobody`", hint="`meshd peers` lists them")
         if peer == "silent":
             raise Refused("no answer within 5 s", code="timeout", hint="is it running")
         return PingReply(

@@ -103,10 +103,13 @@ def test_a_refusal_arrives_with_reason_code_and_hint(home: Path, control: FakeCo
     with Client(home) as client:
         with pytest.raises(Refused, match="no node is called `nobody`") as caught:
             client.ask(PingRequest(peer="nobody"), PingReply)
-        assert (caught.value.code, caught.value.hint) == ("unknown_peer", "`meshd peers` lists them")
+        assert (caught.value.code, caught.value.hint) == ("user", "`meshd peers` lists them")
         with pytest.raises(Refused, match="cannot ban itself") as caught:
             client.ask(RevokeRequest(peer="me"), RevokeReply)
-        assert caught.value.code == "failed"
+        assert caught.value.code == "user"
+        with pytest.raises(Refused, match="no answer within") as caught:
+            client.ask(PingRequest(peer="silent"), PingReply)
+        assert caught.value.code == "timeout"
         assert client.ask(StatusRequest(), Status).node.name == "desk"  # the connection goes on
 
 
