@@ -5,6 +5,7 @@ and must not need the guard and probes that children of a daemon have.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections import deque
@@ -69,14 +70,15 @@ async def run(
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            await asyncio.wait_for(process.wait(), _END_SECONDS)
-            return
-        except TimeoutError:
-            continue
+    """Ask the group to end, then make it; also those of it that outlive the program itself."""
+    _signal_group(process.pid, signal.SIGTERM)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _END_SECONDS)
+    _signal_group(process.pid, signal.SIGKILL)
     await process.wait()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    # macOS says EPERM of a group that has only dead members left
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)

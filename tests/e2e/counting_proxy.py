@@ -5,33 +5,90 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Self
 
 ALLOC_BUFFER, SET_TENSOR, SET_TENSOR_HASH, HELLO, SET_TENSOR_GGUF = 0, 6, 7, 14, 64
+SECRET = -1
 _DEADLINE = 60.0
+
+
+_NAME_OFFSET, _NAME_BYTES = 228, 64  # of the name in rpc_tensor, which SET_TENSOR begins with
 
 
 @dataclass(slots=True)
 class Counts:
-    """What went through a proxy. `sent` and `calls` by command, head to worker; bytes with their headers."""
+    """What went through a proxy; head to worker unless it says otherwise. Bytes include message headers."""
 
     connections: int = 0
-    received: int = 0
-    sent: Counter[int] = field(default_factory=Counter)
-    calls: Counter[int] = field(default_factory=Counter)
+    received: int = 0  # bytes, worker to head
+    weights: int = 0  # bytes of SET_TENSOR for tensors that are weights, by their name
+    sent: Counter[int] = field(default_factory=Counter)  # bytes by command; SECRET: before the first one
+    calls: Counter[int] = field(default_factory=Counter)  # messages by command
+
+
+class _Parser:
+    """Counts the commands in the head's bytes of one connection."""
+
+    def __init__(self, counts: Counts, *, secret_bytes: int, on_command: Callable[[int], None]) -> None:
+        self._counts = counts
+        self._on_command = on_command
+        self._pending = bytearray()
+        self._skip, self._command = secret_bytes, SECRET
+
+    def feed(self, data: bytes) -> None:
+        self._pending += data
+        while self._pending and (self._take_body() if self._skip else self._take_header()):
+            pass
+
+    def _take_header(self) -> bool:
+        if len(self._pending) < 9:
+            return False
+        command, size = struct.unpack_from("<BQ", self._pending)
+        name_end = 9 + _NAME_OFFSET + _NAME_BYTES
+        if command == SET_TENSOR:
+            if len(self._pending) < name_end:
+                return False
+            name = bytes(self._pending[name_end - _NAME_BYTES : name_end]).split(b"\0")[0]
+            if name.endswith((b".weight", b".bias")):
+                self._counts.weights += size
+        del self._pending[:9]
+        self._skip, self._command = size, command
+        self._counts.sent[command] += 9
+        self._counts.calls[command] += 1
+        self._on_command(command)
+        return True
+
+    def _take_body(self) -> bool:
+        taken = min(self._skip, len(self._pending))
+        del self._pending[:taken]
+        self._skip -= taken
+        self._counts.sent[self._command] += taken
+        return True
+
+
+def _ignore(command: int) -> None:
+    """Nobody wants to know."""
 
 
 class CountingProxy:
     """Between a head and a worker: passes all bytes, counts them by RPC command."""
 
-    def __init__(self, target_port: int, *, secret_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        target_port: int,
+        *,
+        secret_bytes: int = 0,
+        on_command: Callable[[int], None] = lambda command: None,
+    ) -> None:
+        """`on_command` is called with each command before its message is passed on."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._target_port = target_port
         self._secret_bytes = secret_bytes
+        self._on_command = on_command
         self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.counts = Counts()
         self._lock = threading.Lock()
@@ -78,45 +135,23 @@ class CountingProxy:
             self._spawn(partial(self._down, near, far))
 
     def _up(self, near: socket.socket, far: socket.socket) -> None:
-        parser = self._parse()
-        next(parser)
-        for data in _chunks(near, far):
-            parser.send(data)
+        parser = _Parser(self.counts, secret_bytes=self._secret_bytes, on_command=self._on_command)
+        with contextlib.suppress(OSError):
+            while data := near.recv(1 << 16):
+                with self._lock:
+                    parser.feed(data)
+                far.sendall(data)
+        _end(far)
 
     def _down(self, near: socket.socket, far: socket.socket) -> None:
-        for data in _chunks(far, near):
-            with self._lock:
-                self.counts.received += len(data)
-
-    def _parse(self) -> Generator[None, bytes, None]:
-        """A coroutine that is sent the head's bytes."""
-        pending = bytearray()
-        skip, command = self._secret_bytes, -1
-        while True:
-            data = yield
-            pending += data
-            while pending:
-                if skip:
-                    taken = min(skip, len(pending))
-                    del pending[:taken]
-                    skip -= taken
-                    with self._lock:
-                        self.counts.sent[command] += taken
-                elif len(pending) >= 9:
-                    command, skip = struct.unpack_from("<BQ", pending)
-                    del pending[:9]
-                    with self._lock:
-                        self.counts.sent[command] += 9
-                        self.counts.calls[command] += 1
-                else:
-                    break
+        with contextlib.suppress(OSError):
+            while data := far.recv(1 << 16):
+                with self._lock:
+                    self.counts.received += len(data)
+                near.sendall(data)
+        _end(near)
 
 
-def _chunks(source: socket.socket, target: socket.socket) -> Iterator[bytes]:
-    """Copy until the end of either; yields what was copied."""
+def _end(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
-            target.sendall(data)
-            yield data
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
+        sock.shutdown(socket.SHUT_WR)

@@ -154,7 +154,10 @@ class Program:
 
 
 class Worker(Program):
-    """A ggml-rpc-server on a socket that this process made."""
+    """A ggml-rpc-server on a socket that this process made.
+
+    It has the files `weights`, with their true index or what `index` makes of their descriptors.
+    """
 
     def __init__(
         self,
@@ -162,7 +165,7 @@ class Worker(Program):
         folder: Path,
         *,
         weights: Sequence[Path] = (),
-        index: bytes | None = None,
+        index: Callable[[Sequence[int]], bytes] | None = None,
         secret: bytes | None = None,
         memory: str = "",
         stock: bool = False,
@@ -180,9 +183,9 @@ class Worker(Program):
             argv += ["--listen-fd", str(handed.keep(listener.detach()))]
             report = Report(handed)
             argv += ["--report-fd", str(report.number)]
-            if weights or index is not None:
+            if weights:
                 descriptors = [handed.keep(os.open(path, os.O_RDONLY)) for path in weights]
-                text = encode_index(index_of(weights), descriptors) if index is None else index
+                text = index(descriptors) if index else encode_index(index_of(weights), descriptors)
                 argv += ["--weights-fd", str(handed.text(text))]
             if secret is not None:
                 argv += ["--auth-fd", str(handed.text(secret))]

@@ -1,0 +1,244 @@
+"""Binaries and model files that tests share: made once, kept in the cache, and only read from then on.
+
+Each maker returns a path that no test may write to (`copy_to` makes one that it may). What is made is moved
+to its place when complete, so tests that run side by side do not see half-made files.
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from meshd.build import native
+from meshd.build.demo_model import demo_model
+from meshd.build.interface import LLAMA_QUANTIZE, LLAMA_SERVER, NativeInfo, Progress
+from meshd.config.tree import find_cache
+from meshd.model.gguf import Header, TensorInfo, read_header
+
+from tests.e2e.native_rig import Head
+
+_VERSION = "1"  # of what the makers make
+_EMBEDDING, _LAYERS, _HEADS, _FEED_FORWARD = 256, 6, 4, 512
+
+
+def _silent(progress: Progress) -> None:
+    """Nobody watches a test build; its log is in the cache."""
+
+
+def cache_folder() -> Path:
+    return find_cache(os.environ)
+
+
+@cache
+def patched() -> NativeInfo:
+    """The patched binaries with llama-quantize, built if they are not there yet."""
+    return asyncio.run(native.build(cache_folder(), backend="cpu", tools=True, progress=_silent))
+
+
+@cache
+def stock() -> NativeInfo:
+    """Upstream's binaries, of the same commit."""
+    return asyncio.run(native.build(cache_folder(), backend="cpu", patched=False, progress=_silent))
+
+
+@cache
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1: 98 MB, 30 layers, tied embeddings."""
+    return asyncio.run(demo_model(cache_folder(), _silent))
+
+
+@cache
+def text_alone(model: Path) -> str:
+    """What one node by itself answers."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Head(patched().binaries[LLAMA_SERVER], Path(folder), model, []) as head,
+    ):
+        return head.complete()
+
+
+def copy_to(model: Path, folder: Path, name: str) -> Path:
+    """A copy of its own, under another name: as on another machine."""
+    target = folder / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(model, target)
+    return target
+
+
+def _made(name: str, make: Callable[[Path], None]) -> Path:
+    place = cache_folder() / "test-models" / f"v{_VERSION}" / name
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        part = place.with_name(f"{os.getpid()}-{name}")
+        try:
+            make(part)
+            part.replace(place)
+        finally:
+            part.unlink(missing_ok=True)
+    return place
+
+
+def header_of(model: Path) -> Header:
+    with model.open("rb") as file:
+        descriptor = file.fileno()
+        size = os.fstat(descriptor).st_size
+        return read_header(
+            lambda offset, length: os.pread(descriptor, length, offset), size=size, label=model.name
+        )
+
+
+def tensor_of(model: Path, name: str) -> TensorInfo:
+    return next(tensor for tensor in header_of(model).tensors if tensor.name == name)
+
+
+@cache
+def small() -> Path:
+    """A random llama of 6 layers in Q4_K_M, rows a multiple of 256, with SmolLM2's tokenizer."""
+
+    def make(target: Path) -> None:
+        _quantise(small_f16(), target, "Q4_K_M")
+
+    return _made("small-Q4_K_M.gguf", make)
+
+
+@cache
+def small_f16() -> Path:
+    def make(target: Path) -> None:
+        writer = GGUFWriter(target, "llama")
+        _write_small(writer)
+
+    return _made("small-f16.gguf", make)
+
+
+@cache
+def small_sharded() -> tuple[Path, ...]:
+    """The small model's F16 form in several files; the first one is what a user names."""
+    folder = cache_folder() / "test-models" / f"v{_VERSION}" / "sharded"
+    if not folder.exists():
+        part = folder.with_name(f"{os.getpid()}-sharded")
+        part.mkdir(parents=True)
+        _write_small(GGUFWriter(part / "small.gguf", "llama", split_max_tensors=24))
+        part.replace(folder)
+    return tuple(sorted(folder.iterdir()))
+
+
+@cache
+def other_quantisation() -> Path:
+    """SmolLM2 in Q8_0."""
+
+    def make(target: Path) -> None:
+        _quantise(smollm2(), target, "Q8_0")
+
+    return _made("smollm2-Q8_0.gguf", make)
+
+
+@cache
+def fine_tune() -> Path:
+    """SmolLM2 with the same shapes and types, and one tensor that differs: FINE_TUNED."""
+
+    def make(target: Path) -> None:
+        shutil.copyfile(smollm2(), target)
+        tensor = tensor_of(target, FINE_TUNED)
+        with target.open("r+b") as file:
+            file.seek(tensor.offset)
+            values = np.frombuffer(file.read(tensor.size), dtype=np.float32)
+            file.seek(tensor.offset)
+            file.write((values * np.float32(1.5)).tobytes())
+
+    return _made("smollm2-fine-tune.gguf", make)
+
+
+FINE_TUNED = "blk.11.attn_norm.weight"
+FLIPPED = "blk.7.ffn_up.weight"
+
+
+@cache
+def flipped_byte() -> Path:
+    """SmolLM2 with one bit of one byte in the middle of FLIPPED the other way round."""
+
+    def make(target: Path) -> None:
+        shutil.copyfile(smollm2(), target)
+        tensor = tensor_of(target, FLIPPED)
+        with target.open("r+b") as file:
+            file.seek(tensor.offset + tensor.size // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 0x10]))
+
+    return _made("smollm2-flipped.gguf", make)
+
+
+def _quantise(source: Path, target: Path, kind: str) -> None:
+    argv = [
+        str(patched().binaries[LLAMA_QUANTIZE]),
+        "--allow-requantize",
+        str(source),
+        str(target),
+        kind,
+        "2",
+    ]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def _write_small(writer: GGUFWriter) -> None:
+    tokens = _copy_tokenizer(writer)
+    writer.add_name("small random llama")
+    writer.add_block_count(_LAYERS)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(_EMBEDDING)
+    writer.add_feed_forward_length(_FEED_FORWARD)
+    writer.add_head_count(_HEADS)
+    writer.add_head_count_kv(_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(_EMBEDDING // _HEADS)
+    writer.add_vocab_size(tokens)
+    random = np.random.default_rng(20240601)
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        values = random.standard_normal((rows, columns), dtype=np.float32) / np.float32(np.sqrt(columns))
+        writer.add_tensor(name, values.astype(np.float16))
+
+    def norm(name: str) -> None:
+        writer.add_tensor(name, np.ones(_EMBEDDING, dtype=np.float32) + np.float32(0.1) * _row(random))
+
+    matrix("token_embd.weight", tokens, _EMBEDDING)
+    norm("output_norm.weight")
+    matrix("output.weight", tokens, _EMBEDDING)
+    for layer in range(_LAYERS):
+        block = f"blk.{layer}"
+        for part in ("attn_norm", "ffn_norm"):
+            norm(f"{block}.{part}.weight")
+        for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            matrix(f"{block}.{part}.weight", _EMBEDDING, _EMBEDDING)
+        matrix(f"{block}.ffn_gate.weight", _FEED_FORWARD, _EMBEDDING)
+        matrix(f"{block}.ffn_up.weight", _FEED_FORWARD, _EMBEDDING)
+        matrix(f"{block}.ffn_down.weight", _EMBEDDING, _FEED_FORWARD)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _row(random: np.random.Generator) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+    return random.standard_normal(_EMBEDDING, dtype=np.float32)
+
+
+def _copy_tokenizer(writer: GGUFWriter) -> int:
+    """Copies every tokenizer key of SmolLM2; returns the number of tokens."""
+    tokens = 0
+    for key, entry in GGUFReader(smollm2()).fields.items():
+        if not key.startswith("tokenizer."):
+            continue
+        kind = entry.types[0]
+        value = entry.contents()
+        if key == "tokenizer.ggml.tokens":
+            tokens = len(value)
+        writer.add_key_value(key, value, kind, entry.types[-1] if kind == GGUFValueType.ARRAY else None)
+    return tokens

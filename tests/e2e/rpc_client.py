@@ -1,0 +1,114 @@
+"""A client of llama.cpp's RPC protocol that sends what a test says, true or broken."""
+
+import contextlib
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+ALLOC_BUFFER, BUFFER_GET_BASE, FREE_BUFFER, GET_TENSOR = 0, 3, 4, 8
+GET_DEVICE_MEMORY, HELLO, DEVICE_COUNT, SET_TENSOR_GGUF = 11, 14, 15, 64
+F32, Q4_1 = 0, 3  # ggml types
+MAGIC = b"\x4d\x44"
+FEATURE_LOAD = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor of SET_TENSOR_GGUF; addresses are the server's."""
+
+    buffer: int
+    data: int
+    size: int
+    kind: int
+    shape: tuple[int, int, int, int]
+    digest: bytes
+    name: str = "tensor"
+
+    def encode(self) -> bytes:
+        name = self.name.encode()[:63].ljust(64, b"\0")
+        head = struct.pack("<QQQI4I", self.buffer, self.data, self.size, self.kind, *self.shape)
+        return head + self.digest + name
+
+
+class RpcClient:
+    """One connection. Methods raise EOFError when the server closes it instead of answering."""
+
+    def __init__(self, port: int, *, secret: bytes = b"", timeout: float = 30.0) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.sendall(secret)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.socket.close()
+
+    def receive(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = b""
+            with contextlib.suppress(ConnectionResetError):
+                part = self.socket.recv(size - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
+    def send(self, command: int, body: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer, or its absence, tells
+            self.socket.sendall(struct.pack("<BQ", command, len(body)) + body)
+
+    def ask(self, command: int, body: bytes = b"") -> bytes:
+        self.send(command, body)
+        (size,) = struct.unpack("<Q", self.receive(8))
+        return self.receive(size)
+
+    def hello(self, *, extended: bool = True, features: int = FEATURE_LOAD) -> int | None:
+        """The features that the server announces, None when it announces none at all."""
+        tail = MAGIC + struct.pack("<H", features) if extended else bytes(4)
+        answer = self.ask(HELLO, bytes(20) + tail)
+        assert len(answer) == 28, answer
+        assert answer[:2] == b"\x07\x00", "protocol 7.0"
+        if answer[24:26] != MAGIC:
+            return None
+        (seen,) = struct.unpack("<H", answer[26:28])
+        assert isinstance(seen, int)
+        return seen
+
+    def memory(self, device: int = 0) -> tuple[int, int]:
+        """(free, total) in bytes."""
+        free, total = struct.unpack("<QQ", self.ask(GET_DEVICE_MEMORY, struct.pack("<I", device)))
+        return free, total
+
+    def alloc(self, size: int, device: int = 0) -> int:
+        """The buffer, 0 when it was refused."""
+        pointer, _ = struct.unpack("<QQ", self.ask(ALLOC_BUFFER, struct.pack("<IQ", device, size)))
+        assert isinstance(pointer, int)
+        return pointer
+
+    def base(self, buffer: int) -> int:
+        (address,) = struct.unpack("<Q", self.ask(BUFFER_GET_BASE, struct.pack("<Q", buffer)))
+        assert isinstance(address, int)
+        return address
+
+    def free(self, buffer: int) -> None:
+        self.send(FREE_BUFFER, struct.pack("<Q", buffer))
+
+    def load(self, entries: Sequence[Entry], *, count: int | None = None) -> list[int]:
+        """The status of each entry; `count` says another number of entries than there are."""
+        body = struct.pack("<II", len(entries) if count is None else count, 0)
+        return list(self.ask(SET_TENSOR_GGUF, body + b"".join(entry.encode() for entry in entries)))
+
+    def read(self, entry: Entry) -> bytes:
+        """The content of the tensor, which must be F32 with one row."""
+        strides = [4, 4 * entry.shape[0], 4 * entry.shape[0], 4 * entry.shape[0]]
+        tensor = struct.pack("<QIQ4I4I", 1, entry.kind, entry.buffer, *entry.shape, *strides)
+        tensor += bytes(4 + 64 + 4 + 80 + 8 + 8) + struct.pack("<Q", entry.data) + bytes(64 + 4)
+        assert len(tensor) == 296
+        return self.ask(GET_TENSOR, tensor + struct.pack("<QQ", 0, entry.size))

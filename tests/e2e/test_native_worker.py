@@ -1,0 +1,194 @@
+"""The patched rpc-server by itself: its socket, its secret, its memory limit, its report."""
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
+
+from tests.e2e.models import patched, smollm2
+from tests.e2e.native_rig import Head, Worker, wait_until
+from tests.e2e.rpc_client import RpcClient
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]  # the first test may have to build
+
+SECRET = bytes(range(1, 33))
+MIB = 1 << 20
+
+
+def server() -> Path:
+    return patched().binaries[RPC_SERVER]
+
+
+def test_listen_a_client_that_comes_before_the_server_is_served(tmp_path: Path) -> None:
+    with Worker(server(), tmp_path) as worker, RpcClient(worker.port) as client:
+        assert client.hello() == 0
+        assert client.memory()[0] > 0
+
+
+def test_listen_on_what_is_no_listening_socket_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as plain, (tmp_path / "file").open("wb") as file:
+        for number, why in ((plain.fileno(), "does not listen"), (file.fileno(), "not a stream socket")):
+            argv = [str(server()), "--listen-fd", str(number)]
+            done = subprocess.run(
+                argv, pass_fds=[number], capture_output=True, text=True, timeout=30, check=False
+            )
+            assert done.returncode == 1
+            assert why in done.stderr
+
+
+def test_listen_on_a_taken_port_ends_with_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        argv = [str(server()), "-p", str(taken.getsockname()[1])]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "Failed to create server socket" in done.stderr
+
+
+def test_secret_lets_in_who_knows_it(tmp_path: Path) -> None:
+    with Worker(server(), tmp_path, secret=SECRET) as worker:
+        for _ in range(3):
+            with RpcClient(worker.port, secret=SECRET) as client:
+                assert client.hello() == 0
+
+
+@pytest.mark.parametrize(
+    "shown", [bytes(32), SECRET[:-1] + b"\0", b"\0" + SECRET[1:]], ids=["zeroes", "last", "first"]
+)
+def test_secret_wrong_is_closed_without_a_word(tmp_path: Path, shown: bytes) -> None:
+    with Worker(server(), tmp_path, secret=SECRET) as worker:
+        with RpcClient(worker.port, secret=shown) as client, pytest.raises(EOFError):
+            client.hello()
+        wait_until(lambda: "wrong secret" in worker.output, "the refusal is logged")
+        assert "client open" not in worker.lines
+
+
+def test_secret_left_out_the_hello_itself_is_no_secret(tmp_path: Path) -> None:
+    with Worker(server(), tmp_path, secret=SECRET) as worker:
+        with RpcClient(worker.port) as client, pytest.raises(EOFError):
+            client.hello()  # 33 bytes: the first 32 are taken for the secret
+        with RpcClient(worker.port, secret=SECRET) as client:
+            assert client.hello() == 0
+
+
+def test_secret_silent_and_slow_ones_keep_nobody_waiting_and_are_closed(tmp_path: Path) -> None:
+    with Worker(server(), tmp_path, secret=SECRET) as worker:
+        silent = [RpcClient(worker.port, secret=part) for part in (b"", SECRET[:31], b"") for _ in range(10)]
+        try:
+            start = time.monotonic()
+            with RpcClient(worker.port, secret=SECRET) as client:
+                assert client.hello() == 0
+            assert time.monotonic() - start < 4  # their deadline is 5 s
+            for client in silent:
+                with pytest.raises(EOFError):
+                    client.receive(1)
+            assert "no secret" in worker.output
+        finally:
+            for client in silent:
+                client.socket.close()
+
+
+def test_secret_more_connections_than_are_checked_at_once(tmp_path: Path) -> None:
+    with Worker(server(), tmp_path, secret=SECRET) as worker:
+        flood = [RpcClient(worker.port) for _ in range(100)]
+        wait_until(lambda: "too many connections" in worker.output, "the flood is cut")
+        for client in flood:
+            client.socket.close()
+        wait_until(lambda: _served(worker.port), "the right one gets in")
+
+
+def _served(port: int) -> bool:
+    try:
+        with RpcClient(port, secret=SECRET) as client:
+            return client.hello() == 0
+    except EOFError:
+        return False
+
+
+def test_secret_that_is_cut_short_stops_the_start(tmp_path: Path) -> None:
+    with Worker(server(), tmp_path, secret=b"only this") as worker:
+        assert worker.process.wait(30) == 1
+        assert "only 9 of 32 bytes" in worker.output
+
+
+def test_memory_limit_is_reported_and_enforced(tmp_path: Path) -> None:
+    with Worker(server(), tmp_path, memory=str(64 * MIB)) as worker, RpcClient(worker.port) as client:
+        client.hello()
+        assert client.memory() == (64 * MIB, 64 * MIB)
+        first = client.alloc(40 * MIB)
+        assert first
+        assert client.memory() == (24 * MIB, 64 * MIB)
+        assert client.alloc(25 * MIB) == 0
+        assert client.alloc(1 << 62) == 0
+        second = client.alloc(24 * MIB)
+        assert second
+        assert client.memory()[0] == 0
+        client.free(first)
+        assert client.memory()[0] == 40 * MIB
+        assert client.alloc(40 * MIB)
+
+
+def test_memory_comes_back_when_the_client_goes(tmp_path: Path) -> None:
+    with Worker(server(), tmp_path, memory=str(64 * MIB)) as worker:
+        for _ in range(3):
+            with RpcClient(worker.port) as client:
+                client.hello()
+                assert client.alloc(60 * MIB)
+
+
+@pytest.mark.parametrize("text", ["", "1,2", "x", "-1", "1,", "99999999999999999999"])
+def test_memory_that_makes_no_sense_stops_the_start(tmp_path: Path, text: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        argv = [str(server()), "--listen-fd", str(listener.fileno()), "--memory", text]
+        done = subprocess.run(
+            argv, pass_fds=[listener.fileno()], capture_output=True, text=True, timeout=30, check=False
+        )
+    assert done.returncode == 1
+
+
+def test_memory_too_small_for_the_model_fails_the_head_cleanly(tmp_path: Path) -> None:
+    with Worker(server(), tmp_path, memory=str(8 * MIB)) as worker:
+        binary = patched().binaries[LLAMA_SERVER]
+        with Head(binary, tmp_path, smollm2(), [worker.endpoint], ready=False) as head:
+            assert head.wait_end() == 1  # not a signal
+            assert "unable to allocate" in head.output
+        with RpcClient(worker.port) as client:  # and the worker goes on
+            client.hello()
+            assert client.memory() == (8 * MIB, 8 * MIB)
+
+
+def test_report_says_who_comes_and_goes(tmp_path: Path) -> None:
+    with Worker(server(), tmp_path) as worker:
+        with RpcClient(worker.port) as client:
+            client.hello()
+            wait_until(lambda: worker.lines == ["client open"], "the client is reported")
+        wait_until(lambda: worker.lines == ["client open", "client close"], "its end is reported")
+
+
+def test_report_nobody_reads_it(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        argv = [str(server()), "--listen-fd", str(listener.fileno()), "--report-fd", str(write)]
+        process = subprocess.Popen(
+            argv, pass_fds=[listener.fileno(), write], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+    try:
+        os.set_blocking(write, False)
+        with pytest.raises(BlockingIOError):
+            while True:  # fill the pipe
+                os.write(write, b"x" * 4096)
+        for _ in range(5):
+            with RpcClient(port) as client:
+                assert client.hello() == 0
+        os.close(read)  # from now on nobody can
+        for _ in range(5):
+            with RpcClient(port) as client:
+                assert client.hello() == 0
+    finally:
+        os.close(write)
+        process.kill()
+        process.wait(30)

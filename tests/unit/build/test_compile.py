@@ -1,0 +1,66 @@
+"""meshd.build.compile: progress from ninja's output, and what a failure tells."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.build import compile as build_compile
+from meshd.build.compile import BuildFailed, compile_tree, parse_step
+from meshd.build.interface import Progress, Stage
+from meshd.build.tree import Tree
+
+
+def test_a_step_of_ninja() -> None:
+    line = "[24/219] Building CXX object ggml/src/CMakeFiles/ggml-cpu.dir/ggml-cpu/repack.cpp.o"
+    assert parse_step(line) == Progress(Stage.COMPILE, "compiling repack.cpp", 24, 219)
+
+
+@given(st.text())
+def test_any_line_is_a_step_or_none(line: str) -> None:
+    step = parse_step(line)
+    assert step is None or step.stage is Stage.COMPILE
+
+
+def _tools(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> Tree:
+    for name, script in scripts.items():
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    monkeypatch.setattr(build_compile, "find_tool", lambda name: str(folder / name))
+    tree = Tree(folder / "tree")
+    tree.source.mkdir(parents=True)
+    return tree
+
+
+def test_stages_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = _tools(
+        tmp_path, monkeypatch, cmake="echo $@ > args", ninja='echo "[1/2] a/b.o"; echo "[2/2] Linking c"'
+    )
+    heard: list[Progress] = []
+    asyncio.run(compile_tree(tree, backend="cpu", targets=["x"], progress=heard.append))
+    assert [(step.stage, step.done) for step in heard] == [
+        (Stage.CONFIGURE, 0),
+        (Stage.COMPILE, 1),
+        (Stage.COMPILE, 2),
+    ]
+    assert "-DGGML_RPC_RDMA=OFF" in (tree.folder / "args").read_text()
+
+
+@pytest.mark.parametrize(
+    ("cmake", "ninja", "what"),
+    [
+        ("echo broken; exit 1", "exit 0", "cmake could not configure llama.cpp for cpu"),
+        ("exit 0", "echo a; echo 'error: broken'; exit 2", "llama.cpp could not be compiled"),
+    ],
+)
+def test_a_failure_shows_the_end_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cmake: str, ninja: str, what: str
+) -> None:
+    tree = _tools(tmp_path, monkeypatch, cmake=cmake, ninja=ninja)
+    with pytest.raises(BuildFailed, match=what) as caught:
+        asyncio.run(compile_tree(tree, backend="cpu", targets=["x"], progress=lambda step: None))
+    assert "broken" in caught.value.tail[-1]
+    assert str(tree.log) in caught.value.hint
+    assert caught.value.hint.endswith("broken")

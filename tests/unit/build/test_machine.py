@@ -1,0 +1,73 @@
+"""meshd.build.machine: kind of CPU, backends, compilers and tools."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.build import machine
+
+X86 = "processor\t: 0\nmodel name\t: A\nflags\t\t: fpu sse avx2\n\nprocessor\t: 1\nflags\t\t: fpu sse avx2\n"
+
+
+def _kind(folder: Path, text: str) -> str:
+    path = folder / "cpuinfo"
+    path.write_text(text)
+    return machine.cpu_kind(path)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no /proc/cpuinfo")
+def test_the_kind_is_what_the_cpu_can_do(tmp_path: Path) -> None:
+    kind = _kind(tmp_path, X86)
+    assert len(kind) == 8
+    assert kind == _kind(
+        tmp_path, X86.replace("model name\t: A", "model name\t: B").replace("sse avx2", "avx2 sse")
+    )
+    assert kind != _kind(tmp_path, X86.replace("avx2", "avx512f"))
+    assert kind != _kind(tmp_path, "Features\t: fp asimd\n")
+
+
+def test_the_kind_of_this_machine_is_stable() -> None:
+    assert machine.cpu_kind() == machine.cpu_kind()
+
+
+def test_auto_is_the_best_that_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(machine, "find_nvcc", lambda: None)
+    assert machine.resolve_backend("auto") == "cpu"
+    monkeypatch.setattr(machine, "find_nvcc", lambda: Path("/nvcc"))
+    assert machine.resolve_backend("auto") == "cuda"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert machine.resolve_backend("auto") == "metal"
+    assert machine.resolve_backend("cpu") == "cpu"
+
+
+def test_a_backend_that_does_not_exist() -> None:
+    with pytest.raises(UserError, match="there is no backend `cuba`") as caught:
+        machine.resolve_backend("cuba")
+    assert "vulkan" in caught.value.hint
+
+
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(UserError, match="there is no C compiler") as caught:
+        machine.need_compiler()
+    assert "build-essential" in caught.value.hint
+    assert "xcode-select" in caught.value.hint
+    for name in ("cc", "c++"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    machine.need_compiler()
+    monkeypatch.setenv("CXX", "my-compiler -O2")
+    with pytest.raises(UserError, match="`my-compiler`, which CXX names, is not there"):
+        machine.need_compiler()
+
+
+def test_tools_that_came_with_meshd_are_found_without_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    for name in ("cmake", "ninja"):
+        assert Path(machine.find_tool(name)).is_file()
+    with pytest.raises(UserError, match="`no-such-tool` is not there"):
+        machine.find_tool("no-such-tool")

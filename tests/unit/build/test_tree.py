@@ -1,0 +1,135 @@
+"""meshd.build.tree: filling, patching forth and back, what an interruption leaves."""
+
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.build.patch import FilePatch, Hunk
+from meshd.build.pin import Pin, Sdist
+from meshd.build.tree import Tree
+
+ONE = "line 1\nline 2\n"
+CHANGE = FilePatch("p1", "one.c", False, (Hunk(2, ("line 2",), ("line two",)),))
+AGAIN = FilePatch("p2", "one.c", False, (Hunk(2, ("line two",), ("line zwei",)),))
+NEW = FilePatch("p1", "dir/new.c", True, (Hunk(0, (), ("fresh",)),))
+
+
+def _pin(text: str = ONE) -> Pin:
+    files = {"one.c": hashlib.sha256(text.encode()).hexdigest()}
+    sdist = Sdist("x==1", "x-1.tar.gz", "", "x-1/vendor/up")
+    return Pin("up", "1", "c" * 40, "7.0.0", "MIT", sdist, files, (), "")
+
+
+def _archive(path: Path, members: dict[str, str]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            info.mode = 0o755 if name.endswith(".sh") else 0o600
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return path
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    archive = _archive(
+        tmp_path / "x.tar.gz",
+        {
+            "x-1/other": "no",
+            "x-1/vendor/up/one.c": ONE,
+            "x-1/vendor/up/run.sh": "#!/bin/sh\n",
+            "x-1/vendor/up/.git": "gitdir: nowhere",
+            "x-1/vendor/up/models/large.gguf": "large",
+            "x-1/vendor/up/../../../escaped": "evil",
+        },
+    )
+    filled = Tree(tmp_path / "tree")
+    filled.fill_from_archive(archive, _pin(), origin="c1")
+    return filled
+
+
+def test_takes_only_what_is_needed_from_the_archive(tree: Tree, tmp_path: Path) -> None:
+    assert sorted(path.name for path in tree.source.rglob("*")) == ["one.c", "run.sh"]
+    assert (tree.source / "run.sh").stat().st_mode & 0o100
+    assert not list(tmp_path.rglob("escaped"))
+    assert tree.holds("c1")
+    assert not tree.holds("c2")
+
+
+def test_another_commit_is_refused_and_does_not_count(tmp_path: Path) -> None:
+    archive = _archive(tmp_path / "x.tar.gz", {"x-1/vendor/up/one.c": "other\n"})
+    tree = Tree(tmp_path / "tree")
+    with pytest.raises(UserError, match=r"is not llama\.cpp at the pinned commit: `one\.c` differs"):
+        tree.fill_from_archive(archive, _pin(), origin="c1")
+    assert not tree.holds("c1")
+
+
+def test_a_folder_of_the_users_is_copied_and_left_alone(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "build").mkdir(parents=True)
+    (source / "build" / "junk").touch()
+    (source / "one.c").write_text(ONE)
+    tree = Tree(tmp_path / "tree")
+    tree.fill_from_folder(source, _pin(), origin="c1")
+    tree.patch([CHANGE])
+    assert (source / "one.c").read_text() == ONE
+    assert not (tree.source / "build").exists()
+
+
+def test_a_folder_that_is_something_else(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"is not a llama\.cpp source tree"):
+        Tree(tmp_path / "tree").fill_from_folder(tmp_path / "empty", _pin(), origin="c1")
+
+
+def _state(tree: Tree) -> tuple[str, str | None]:
+    new = tree.source / "dir/new.c"
+    return (tree.source / "one.c").read_text(), new.read_text() if new.exists() else None
+
+
+def test_patches_forth_and_back(tree: Tree) -> None:
+    for changes, expected in (
+        ([CHANGE, NEW], ("line 1\nline two\n", "fresh\n")),
+        ([CHANGE, AGAIN], ("line 1\nline zwei\n", None)),
+        ([], (ONE, None)),
+        ([NEW, CHANGE, AGAIN], ("line 1\nline zwei\n", "fresh\n")),
+    ):
+        for _ in range(2):
+            tree.patch(changes)
+            assert _state(tree) == expected
+
+
+def test_what_does_not_change_keeps_its_time(tree: Tree) -> None:
+    tree.patch([CHANGE])
+    before = (tree.source / "one.c").stat().st_mtime_ns
+    tree.patch([CHANGE, NEW])
+    assert (tree.source / "one.c").stat().st_mtime_ns == before
+
+
+def test_a_patch_that_does_not_fit_changes_nothing(tree: Tree) -> None:
+    tree.patch([CHANGE])
+    with pytest.raises(UserError, match="differs from what is expected"):
+        tree.patch([NEW, AGAIN])
+    assert _state(tree) == ("line 1\nline two\n", None)
+
+
+def test_an_interrupted_patch_is_put_right(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(path: Path, text: str | None) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("meshd.build.tree._make", stop)
+        with pytest.raises(KeyboardInterrupt):
+            tree.patch([CHANGE, NEW])
+    (tree.source / "one.c").write_text("half writ")  # and it was cut off inside this file
+    tree.patch([])
+    assert _state(tree) == (ONE, None)
+
+
+def test_a_state_that_cannot_be_read_means_begin_again(tree: Tree) -> None:
+    for text in ("", "[]", '{"origin": 3}', "{"):
+        (tree.folder / "state.json").write_text(text)
+        assert not tree.holds("c1")
