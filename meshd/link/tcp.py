@@ -101,8 +101,9 @@ async def dial_join(
 
 
 class TcpListener:
-    """Takes in TCP links. `open` first, then `serve` until cancelled, which closes it; or `close`.
+    """Takes in TCP links. `open` first, then `serve` until cancelled, which closes it.
 
+    Whoever opens it calls `close` in the end: a `serve` that is cancelled before its first step does not.
     `host` empty: every address of this machine. Joiners are handed to `on_joiner`, which keeps the pipe as
     long as it lives (30 s at most); without it they are turned away.
     """
@@ -151,7 +152,7 @@ class TcpListener:
         self._port = self._sockets[0].getsockname()[1]
 
     def close(self) -> None:
-        """Stop listening; for a listener that was opened and is never served."""
+        """Stop listening, if it still does."""
         while self._sockets:
             self._sockets.pop().close()
 

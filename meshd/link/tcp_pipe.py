@@ -140,6 +140,11 @@ class TcpPipe(asyncio.BufferedProtocol):
         self._grow(16 << 10)
         self._resume_reading()
 
+    @property
+    def unread_bytes(self) -> int:
+        """What `receive` has not fetched yet, with what the pieces cost beside their bytes."""
+        return self._waiting_bytes
+
     async def send(self, data: Sequence[bytes | memoryview]) -> None:
         """Send the pieces in order, at most 1 MiB together; waits while over the high-water mark.
 
