@@ -76,6 +76,17 @@ class Stream(Protocol):
         """The next chunk. Its credit goes back with `consumed`. Raises EndOfStream, Broken, Busy."""
         ...
 
+    def divert(self, take: Callable[[bytes | memoryview], bool] | None) -> None:
+        """Offer each chunk to `take` as it arrives, before `read` gets it; True: taken, in order.
+
+        Saves a turn of the event loop where the taker need not wait; it says `consumed` itself.
+        """
+        ...
+
+    def try_write(self, data: bytes | memoryview) -> int:
+        """As much of `data` as can be taken without waiting, in bytes; 0 while another task writes."""
+        ...
+
     def consumed(self, count: int) -> None:
         """`count` bytes have left this node (the local socket drained): the peer may send as many more."""
         ...

@@ -42,6 +42,7 @@ class MeshStream:
         self._service = service
         self._metadata = metadata
         self._chunks: deque[bytes | memoryview] = deque()  # bounded by the stream's window (mux)
+        self._take: Callable[[bytes | memoryview], bool] | None = None
         self._ended = False
         self._accepted = False
         self._eof_sent = False
@@ -78,6 +79,19 @@ class MeshStream:
                 raise EndOfStream("the peer ended the stream")
             await self._reader.wait("read")
         return self._chunks.popleft()
+
+    def divert(self, take: Callable[[bytes | memoryview], bool] | None) -> None:
+        """See Stream."""
+        self._take = take
+
+    def try_write(self, data: bytes | memoryview) -> int:
+        """See Stream."""
+        if self._error is not None or self._eof_sent or self._writer.waits:
+            return 0
+        taken = self._port.write(self._id, data)
+        if taken:
+            self._wake()
+        return taken
 
     def consumed(self, count: int) -> None:
         """See Stream."""
@@ -123,6 +137,8 @@ class MeshStream:
 
     def feed(self, data: bytes | memoryview) -> None:
         """Received, in order."""
+        if self._take is not None and not self._chunks and self._take(data):
+            return
         self._chunks.append(data)
         self._reader.ring()
 
@@ -165,6 +181,11 @@ class _Bell:
 
     def __init__(self) -> None:
         self._future: asyncio.Future[None] | None = None
+
+    @property
+    def waits(self) -> bool:
+        """True while a task waits."""
+        return self._future is not None
 
     async def wait(self, what: str) -> None:
         if self._future is not None:

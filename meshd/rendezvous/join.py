@@ -130,6 +130,8 @@ class Inviter:
     def decide(self, joiner: PeerId, invite_id: bytes) -> Welcome | NotAdmitted:
         """Reserve, persist, certify, persist. No await in between: two joiners cannot share one use."""
         banned = self._bans.why_node_banned(joiner, issuer=self._key.peer)
+        if banned is None:
+            banned = self._bans.why_invite_banned(invite_id, issuer=self._key.peer)
         if banned is not None:
             return NotAdmitted(
                 "banned", banned, "a banned node comes back with a new key: `meshd leave --new-identity`"
@@ -139,9 +141,7 @@ class Inviter:
             return NotAdmitted(decision.code, decision.text, decision.hint)
         self._save()
         if decision.certificate is not None:
-            _, above = self._membership.signer(self._key)
-            shown = above.certificates if above is not None else ()
-            chain = Chain((decision.certificate, *shown), self._membership.root)
+            chain = self._membership.chain_of(decision.certificate)
         else:
             chain = self._membership.admit(
                 self._key,

@@ -108,7 +108,8 @@ class HeadRun:
             for lender in self._lenders:
                 lender.release()
 
-    def _lose(self, why: str) -> None:
+    def lose(self, why: str) -> None:
+        """End this life; the first reason stays."""
         if not self._lost.done():
             self._lost.set_result(why)
 
@@ -175,7 +176,7 @@ class HeadRun:
             owner.start(self._watch_lease(lender), name=f"lease {lender.name}")
 
     async def _watch_lease(self, lender: Lender) -> None:
-        self._lose(f"worker {lender.name} is lost: {await lender.until_lost()}")
+        self.lose(f"worker {lender.name} is lost: {await lender.until_lost()}")
 
     # llama-server.
 
@@ -228,7 +229,7 @@ class HeadRun:
         while status.state in (ChildState.READY, ChildState.STARTING):
             status = await child.wait_changed(status)
         last = f"; last lines: {' | '.join(status.tail[-3:])}" if status.tail else ""
-        self._lose(f"llama-server ended: {status.reason}{last}")
+        self.lose(f"llama-server ended: {status.reason}{last}")
 
     async def _read_report(self, report: Report) -> None:
         try:
@@ -242,10 +243,10 @@ class HeadRun:
     async def _load(self, plan: Plan, began: float) -> None:
         ready = await self._kit.one_token(self._socket)
         if not ready.ready:
-            self._lose(ready.reason)
+            self.lose(ready.reason)
             return
         if not self._file.stat_unchanged():
-            self._lose(f"the model file `{self._file.name}` was changed while it was loaded")
+            self.lose(f"the model file `{self._file.name}` was changed while it was loaded")
             return
         per_token = await self._measure_token()
         now = asyncio.get_running_loop().time()

@@ -61,8 +61,11 @@ class Serve:
         return self._file.name.removesuffix(".gguf")
 
     def upstream_broke(self, why: str) -> None:
-        """See Upstream: its end is noticed by the cycle as well, whoever sees it first."""
-        LOG.warning("upstream_broke", why=why)
+        """See Upstream. The cycle would notice its end as well, but no request may fail in between."""
+        if self._run is not None and self._readiness.state is ModelState.READY:
+            LOG.warning("upstream_broke", why=why)
+            self._tell(ModelState.LOADING, why)
+            self._run.lose(why)
 
     # Role.
 

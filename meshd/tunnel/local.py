@@ -7,6 +7,7 @@ reading stops while the last one has not been taken.
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import cast
 
 from meshd.base.errors import Broken, EndOfStream
@@ -29,6 +30,7 @@ class LocalSocket(asyncio.Protocol):
         self._readable: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._write_paused = False
+        self._take: Callable[[bytes], int] | None = None
 
     # Called by the event loop.
 
@@ -40,6 +42,11 @@ class LocalSocket(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
+        if self._take is not None and not self._chunks:
+            taken = self._take(data)
+            if taken == len(data):
+                return
+            data = data[taken:]
         self._chunks.append(data)
         self._held += len(data)
         if self._held >= HIGH_WATER and not self._paused and self._transport is not None:
@@ -95,6 +102,17 @@ class LocalSocket(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
         return data
+
+    def divert(self, take: Callable[[bytes], int] | None) -> None:
+        """Offer what arrives to `take` first, which says how many bytes it took; `read` gets the rest."""
+        self._take = take
+
+    def try_write(self, data: bytes | memoryview) -> bool:
+        """Write without waiting; False, and nothing written, over the high-water mark or when it broke."""
+        if self._closed or self._write_paused or self._transport is None:
+            return False
+        self._transport.write(data)
+        return True
 
     async def write(self, data: bytes | memoryview) -> None:
         """Returns when the kernel has taken all but HIGH_WATER of what was written. Raises Broken."""

@@ -32,6 +32,8 @@ async def pump(
     on_broken: Callable[[MeshdError], None] = lambda _error: None,
 ) -> None:
     """Copy both ways until both have ended, or one has broken: then both are reset."""
+    if inspector is None:
+        _short_cut(local, stream, counter)
     try:
         async with Owner() as owner:
             owner.start(_outward(local, stream, counter, inspector), name="pump out")
@@ -49,6 +51,29 @@ async def pump(
         raise
     else:
         local.close()
+
+
+def _short_cut(local: LocalSocket, stream: Stream, counter: Counter) -> None:
+    """Hand chunks on as they arrive while neither side is full: no task has to wake for them.
+
+    What cannot be taken at once goes the way of `_outward` and `_inward`, which wait; order is kept,
+    because a side with anything queued takes nothing past the queue.
+    """
+
+    def out(data: bytes) -> int:
+        taken = stream.try_write(data)
+        counter.sent += taken
+        return taken
+
+    def inward(data: bytes | memoryview) -> bool:
+        if not local.try_write(data):
+            return False
+        counter.received += len(data)
+        stream.consumed(len(data))
+        return True
+
+    local.divert(out)
+    stream.divert(inward)
 
 
 async def _outward(local: LocalSocket, stream: Stream, counter: Counter, inspector: Inspector | None) -> None:

@@ -1,0 +1,152 @@
+"""The programs that `bench rpc` measures the tunnel with, each a process of its own (`python -m` this).
+
+`tls-near`/`tls-far`: a bare pump, client → TCP → here → TLS → there → TCP → server, no meshd in it.
+`mesh-near`/`mesh-far`: the same way through meshd's own session, link and tunnel, as the daemon builds them.
+Each prints one line when it is ready and runs until its standard input ends.
+"""
+
+import asyncio
+import ssl
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.tasks import Owner
+from meshd.config import Config, HostPort, LinksConfig, NodeConfig, Paths
+from meshd.daemon.entry import enter
+from meshd.daemon.estate import Estate
+from meshd.identity.certificate import make_link_certificate
+from meshd.identity.keystore import Home
+from meshd.link.tls import dialer_context, listener_context
+from meshd.peer.interface import PeerState, Stream
+from meshd.tunnel.expose import connect_through
+from meshd.tunnel.forward import Forward
+from meshd.tunnel.pump import Counter
+from meshd.wire.hello import NativeVersion
+
+SERVICE = "bench"
+READ_BYTES = 256 << 10
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(READ_BYTES):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+async def _serve_pump(
+    onward: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]],
+    context: ssl.SSLContext | None,
+) -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await onward()
+        async with Owner() as owner:
+            owner.start(_pump(reader, there_writer), name="out")
+            owner.start(_pump(there_reader, writer), name="in")
+
+    server = await asyncio.start_server(client, "127.0.0.1", 0, ssl=context, limit=READ_BYTES)
+    print_line(str(server.sockets[0].getsockname()[1]))
+    async with server:
+        await until_stdin_ends()
+
+
+async def tls_near(port: int) -> None:
+    """TCP in, TLS out to `port`."""
+    context = dialer_context()
+    await _serve_pump(lambda: asyncio.open_connection("127.0.0.1", port, ssl=context, limit=READ_BYTES), None)
+
+
+async def tls_far(port: int) -> None:
+    """TLS in, TCP out to `port`."""
+    context = listener_context(make_link_certificate())
+    await _serve_pump(lambda: asyncio.open_connection("127.0.0.1", port, limit=READ_BYTES), context)
+
+
+async def _estate(folder: Path, role: str, token: str) -> Estate:
+    home = Home(folder)
+    config = Config(
+        node=NodeConfig(name=role, join=token),
+        links=LinksConfig(listen=HostPort("127.0.0.1", 0)),
+        paths=Paths(home=folder, cache=folder / "cache"),
+    )
+    key = home.load_or_create_identity()
+    membership, admitted = await enter(home, key, config, role)
+    return Estate(
+        config=config,
+        home=home,
+        key=key,
+        membership=membership,
+        admitted=admitted,
+        role=role,
+        native=NativeVersion("0", "none", "none", "cpu"),
+    )
+
+
+async def mesh_far(folder: Path, port: int) -> None:
+    """A member that exposes the local `port`; prints its token."""
+    estate = await _estate(folder, "far", "")
+
+    async def handler(stream: Stream) -> None:
+        await connect_through(stream, "127.0.0.1", port, counter=Counter())
+
+    estate.mesh.handle(SERVICE, handler, allow=lambda _member, _metadata: None)
+    async with Owner() as owner:
+        owner.start(estate.mesh.serve(), name="mesh")
+        owner.start(estate.listener.serve(estate.mesh.accept), name="listener")
+        print_line(estate.printed_token() or "")
+        await until_stdin_ends()
+        owner.cancel()
+
+
+async def mesh_near(folder: Path, token: str) -> None:
+    """A member with a tunnel to it; prints the tunnel's port."""
+    estate = await _estate(folder, "near", token)
+    async with Owner() as owner:
+        owner.start(estate.mesh.serve(), name="mesh")
+        owner.start(estate.listener.serve(estate.mesh.accept), name="listener")
+        seen = -1
+        while not any(peer.state is PeerState.CONNECTED for peer in estate.mesh.peers()):
+            seen = await estate.mesh.changed(seen)
+        forward = Forward(mesh=estate.mesh, peer=estate.mesh.peers()[0].peer, service=SERVICE, metadata={})
+        owner.start(forward.serve(), name="forward")
+        print_line(str(forward.port))
+        await until_stdin_ends()
+        owner.cancel()
+
+
+def print_line(text: str) -> None:
+    """To whoever started this program."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+async def until_stdin_ends() -> None:
+    """Returns when the starter closes the pipe, or has died."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while await reader.read(1024):
+        pass
+
+
+def main(argv: list[str]) -> None:
+    """`tls-near PORT`, `tls-far PORT`, `mesh-far FOLDER PORT`, `mesh-near FOLDER TOKEN`."""
+    log.set_up(level="error")
+    match argv:
+        case ["tls-near", port]:
+            work = tls_near(int(port))
+        case ["tls-far", port]:
+            work = tls_far(int(port))
+        case ["mesh-far", folder, port]:
+            work = mesh_far(Path(folder), int(port))
+        case ["mesh-near", folder, token]:
+            work = mesh_near(Path(folder), token)
+        case _:
+            raise SystemExit(main.__doc__)
+    asyncio.run(work)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

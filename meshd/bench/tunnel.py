@@ -1,0 +1,147 @@
+"""The tunnel on loopback against a bare two-hop TLS pump, paired: bytes a second, and a small round trip."""
+
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd.base.errors import MeshdError
+
+BULK_BYTES = 512 << 20
+CHUNK_BYTES = 256 << 10
+ROUND_TRIPS = 2000
+SMALL_BYTES = 64
+START_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One measurement of one way: bytes a second, seconds for a round trip of 64 bytes (median)."""
+
+    rate: float
+    round_trip: float
+
+
+@dataclass(frozen=True, slots=True)
+class TunnelResult:
+    """Pairs in the order in which they were run; `plain` is a direct TCP connection."""
+
+    meshd: tuple[Way, ...]
+    bare: tuple[Way, ...]
+    plain: Way
+
+    @property
+    def rate_ratio(self) -> float:
+        """meshd's throughput by the bare pump's, median of the pairs."""
+        return statistics.median(
+            ours.rate / bare.rate for ours, bare in zip(self.meshd, self.bare, strict=True)
+        )
+
+    @property
+    def added_ratio(self) -> float:
+        """What meshd adds to a round trip by what the bare pump adds, median of the pairs."""
+        plain = self.plain.round_trip
+        return statistics.median(
+            (ours.round_trip - plain) / (bare.round_trip - plain)
+            for ours, bare in zip(self.meshd, self.bare, strict=True)
+        )
+
+
+async def measure(pairs: int) -> TunnelResult:
+    """Start both ways, measure them in turn. Raises MeshdError."""
+    server = await asyncio.start_server(_sink_or_echo, "127.0.0.1", 0, limit=CHUNK_BYTES)
+    target = int(server.sockets[0].getsockname()[1])
+    with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
+        folder = Path(name)
+        async with (
+            server,
+            _program("tls-far", str(target)) as tls_far,
+            _program("tls-near", tls_far) as tls_near,
+            _program("mesh-far", str(folder / "far"), str(target)) as token,
+            _program("mesh-near", str(folder / "near"), token) as mesh_near,
+        ):
+            plain = await _way(target)
+            meshd: list[Way] = []
+            bare: list[Way] = []
+            for _ in range(pairs):
+                meshd.append(await _way(int(mesh_near)))
+                bare.append(await _way(int(tls_near)))
+    return TunnelResult(tuple(meshd), tuple(bare), plain)
+
+
+async def _way(port: int) -> Way:
+    return Way(rate=await _bulk(port), round_trip=await _ping(port))
+
+
+async def _bulk(port: int) -> float:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=CHUNK_BYTES)
+    chunk = bytes(CHUNK_BYTES)
+    began = asyncio.get_running_loop().time()
+    writer.write(b"B")  # no half-close to mark the end: the bare pump's TLS has none
+    for _ in range(BULK_BYTES // CHUNK_BYTES):
+        writer.write(chunk)
+        await writer.drain()
+    await reader.readexactly(1)
+    seconds = asyncio.get_running_loop().time() - began
+    writer.close()
+    return BULK_BYTES / seconds
+
+
+async def _ping(port: int) -> float:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"E")
+    loop = asyncio.get_running_loop()
+    times = []
+    small = bytes(SMALL_BYTES)
+    for _ in range(ROUND_TRIPS):
+        began = loop.time()
+        writer.write(small)
+        await reader.readexactly(SMALL_BYTES)
+        times.append(loop.time() - began)
+    writer.close()
+    return statistics.median(times)
+
+
+async def _sink_or_echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        kind = await reader.readexactly(1)
+        count = 0
+        while data := await reader.read(CHUNK_BYTES):
+            count += len(data)
+            if kind == b"E":
+                writer.write(data)
+            elif count == BULK_BYTES:
+                writer.write(b"!")
+            await writer.drain()
+    except (OSError, asyncio.IncompleteReadError):
+        return
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def _program(*arguments: str) -> AsyncIterator[str]:
+    """Run one endpoint; gives the line it prints. It ends when its standard input does."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "meshd.bench.endpoints",
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            line = await process.stdout.readline()
+        if not line:
+            raise MeshdError(f"the endpoint `{arguments[0]}` did not start")
+        yield line.decode().strip()
+    finally:
+        process.stdin.close()
+        await process.wait()
