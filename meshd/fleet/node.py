@@ -24,7 +24,10 @@ STOP_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """`role` is `worker` or `serve`, `options` its further options; `home` is made if need be."""
+    """`role` is `worker` or `serve`, `options` its further options; `home` is made if need be.
+
+    `prefix` is a program that runs the daemon in its own place (`nsenter`, say, for another network).
+    """
 
     name: str
     role: str
@@ -33,6 +36,7 @@ class NodeSpec:
     options: tuple[str, ...] = ()
     listen: str = "127.0.0.1:0"
     environment: Mapping[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
 
 
 class LocalNode:
@@ -46,10 +50,11 @@ class LocalNode:
     def _child_spec(self) -> ChildSpec:
         spec = self.spec
         spec.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        argv = (sys.executable, "-m", "meshd", spec.role, "--name", spec.name, "--listen", spec.listen)
+        program = (*spec.prefix, sys.executable, "-m", "meshd")
+        argv = (*program, spec.role, "--name", spec.name, "--listen", spec.listen, *spec.options)
         return ChildSpec(
             name=f"meshd {spec.role}",
-            argv=(*argv, *spec.options),
+            argv=argv,
             log=spec.home / "node.log",
             env={"MESHD_HOME": str(spec.home), "MESHD_CACHE": str(spec.cache), **spec.environment},
             on_line=self._line,
