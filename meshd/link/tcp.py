@@ -259,7 +259,7 @@ async def _race(candidates: Sequence[Candidate], attempt: Attempt) -> Reached:
         reached = await first_success(starts, discard=_discard)
         winner = reached[0]
     except ExceptionGroup as failures:
-        raise _closest(failures.exceptions) from None
+        raise closest(failures.exceptions) from None
     finally:
         for pipe in made:
             if pipe is not winner:
@@ -316,7 +316,7 @@ _RANK = [
 ]
 
 
-def _closest(errors: Sequence[Exception]) -> Exception:
+def closest(errors: Sequence[Exception]) -> Exception:
     """Of what went wrong, what says most: a refusal with its reason, else the attempt that came furthest."""
     for error in errors:
         if isinstance(error, Refused) or not isinstance(error, DialError):

@@ -1,0 +1,86 @@
+"""The order in which addresses are dialled, and which failure is told."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import Refused
+from meshd.link.interface import Dialer, DialError, DialFailure, Link, LinkInfo, LinkKind, Listener
+from meshd.link.proving import RawPipe
+from meshd.link.tcp import TcpDialer, TcpLink, TcpListener, closest, dial_order
+from meshd.link.tcp_pipe import TcpPipe
+from meshd.link.tls import dialer_context
+from meshd.wire.address import Candidate
+
+from tests.conformance.nodes import TestMesh
+
+
+def test_families_in_turn_loopback_last_tcp_only() -> None:
+    given_order = [
+        Candidate("127.0.0.1", 1),
+        Candidate("192.168.1.1", 1),
+        Candidate("10.0.0.1", 1),
+        Candidate("fd00::1", 1),
+        Candidate("192.168.1.1", 1, "udp"),
+        Candidate("8.8.8.8", 1, "tcp", "relay"),
+        Candidate("192.168.1.1", 1),
+    ]
+    assert [candidate.host for candidate in dial_order(given_order)] == [
+        "fd00::1",
+        "192.168.1.1",
+        "10.0.0.1",
+        "127.0.0.1",
+    ]
+
+
+@given(
+    st.lists(
+        st.builds(
+            Candidate,
+            st.ip_addresses()
+            .filter(lambda a: not (a.is_unspecified or a.is_multicast or str(a) == "255.255.255.255"))
+            .map(str),
+            st.integers(1, 65535),
+            st.sampled_from(["tcp", "udp"]),
+        ),
+        max_size=60,
+    )
+)
+def test_at_most_thirty_two_each_once(candidates: list[Candidate]) -> None:
+    ordered = dial_order(candidates)
+    assert len(ordered) == len(set(ordered)) <= 32
+    assert all(candidate.proto == "tcp" and candidate in candidates for candidate in ordered)
+
+
+def failed(failure: DialFailure, what: str) -> DialError:
+    return DialError(what, kind=LinkKind.TCP, failure=failure)
+
+
+def test_a_refusal_says_most_then_what_came_furthest() -> None:
+    far, near = failed(DialFailure.HANDSHAKE, "spoke"), failed(DialFailure.UNREACHABLE, "no way")
+    refused = Refused("banned", code="banned")
+    assert closest([near, refused, far]) is refused
+    told = closest([near, far, near])
+    assert isinstance(told, DialError)
+    assert (told.failure, told.what) == (DialFailure.HANDSHAKE, "spoke; no way")
+    bug = ZeroDivisionError()
+    assert closest([near, bug]) is bug
+
+
+def test_many_failures_are_summed_up() -> None:
+    told = closest([failed(DialFailure.TIMEOUT, f"address {number}") for number in range(6)])
+    assert str(told) == "address 0; address 1; address 2 (and 3 more)"
+
+
+def test_the_types_fit() -> None:
+    standing = TestMesh().node().now
+    dialer: Dialer = TcpDialer(standing)
+    listener: Listener = TcpListener(standing)
+    pipe: RawPipe = TcpPipe(dialer_context(), server_side=False)
+    node = TestMesh().node()
+    chain = node.standing.credentials.chain
+    assert chain is not None
+    from meshd.identity.membership import check_chain
+
+    member = check_chain(chain, node.standing.mesh, node.peer)
+    info = LinkInfo(LinkKind.TCP, node.peer, member, "a:1", "b:2", "lan", True, 0.0)
+    link: Link = TcpLink(pipe, b"", info)
+    assert dialer.kind == listener.kind == link.info.kind
