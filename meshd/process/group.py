@@ -124,10 +124,10 @@ class Group:
                 process_group=guard.pid,
             )
         except OSError as error:
-            guard.end()
+            await _leave_nothing(guard, guard.pid, None, spec.name)
             raise _spawn_error(spec, program, error) from error
         except BaseException:
-            guard.end()
+            await _leave_nothing(guard, guard.pid, None, spec.name)
             raise
         return cls(guard, process, spec.name)
 
@@ -159,29 +159,39 @@ class Group:
 
         Cancelled, it finishes all the same and then raises: a group is never left behind.
         """
-        group = self._guard.pid
-        self._guard.signal(signal.SIGKILL)
-        cancelled: asyncio.CancelledError | None = None
-        while self._process.returncode is None:
-            try:
-                async with asyncio.timeout(STUBBORN_SECONDS):
-                    await self._process.wait()
-            except TimeoutError:
-                logger.warning("child_does_not_end", child=self._name, pid=self.pid)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        self._guard.end()
-        if cancelled is not None:
-            raise cancelled
-        await self._emptied(group)
+        await _leave_nothing(self._guard, self._guard.pid, self._process, self._name)
 
-    async def _emptied(self, group: int) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + GONE_SECONDS
-        pause = GONE_LOOK
-        while group_lives(group):
-            if loop.time() > deadline:
-                logger.debug("group_not_empty", child=self._name, group=group)
-                return
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, 0.05)
+
+async def _leave_nothing(
+    guard: Guard, group: int, process: asyncio.subprocess.Process | None, name: str
+) -> None:
+    guard.signal(signal.SIGKILL)
+    try:
+        if process is not None:
+            await _reaped(process, name)
+        guard.end()
+        await _emptied(group, name)
+    except asyncio.CancelledError:
+        await _leave_nothing(guard, group, process, name)  # to its end all the same
+        raise
+
+
+async def _reaped(process: asyncio.subprocess.Process, name: str) -> None:
+    while process.returncode is None:
+        try:
+            async with asyncio.timeout(STUBBORN_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            logger.warning("child_does_not_end", child=name, pid=process.pid)
+
+
+async def _emptied(group: int, name: str) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + GONE_SECONDS
+    pause = GONE_LOOK
+    while group_lives(group):
+        if loop.time() > deadline:
+            logger.debug("group_not_empty", child=name, group=group)
+            return
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 0.05)
