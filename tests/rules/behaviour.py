@@ -1,0 +1,194 @@
+"""Rules about what code does: tasks, queues, caught errors, purity, clocks, processes.
+
+Each list of exceptions says why. A longer list is a weaker rule: move the code before you add to it.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from tests.rules.source import Fault, Source, dotted, last_part
+
+TASK_MAKERS = frozenset({"create_task", "ensure_future", "gather", "run_coroutine_threadsafe"})
+TASKS_ALLOWED = frozenset({"meshd/base/tasks.py"})  # the Owner
+
+TIMERS = frozenset({"call_later", "call_at"})
+TIMERS_ALLOWED = frozenset(
+    {
+        "meshd/process/child.py",  # drives the timers of the life cycle's table
+        "meshd/process/output.py",  # holds a child back that prints too much
+    }
+)
+
+QUEUES = frozenset({"Queue", "LifoQueue", "PriorityQueue"})
+
+CATCH_ALL = frozenset({"", "Exception", "BaseException"})  # the first: a bare `except:`
+DYNAMIC = frozenset({"eval", "exec", "__import__", "compile"})
+DYNAMIC_MODULES = frozenset({"importlib", "pickle", "marshal", "shelve", "runpy"})
+FIND_SPEC_ALLOWED = frozenset({"meshd/build/fetch.py"})  # asks whether pip is there, loads nothing
+
+PROCESS_MAKERS = frozenset(
+    {"create_subprocess_exec", "create_subprocess_shell", "posix_spawn", "fork", "system"}
+)
+PROCESSES_ALLOWED = frozenset(
+    {
+        "meshd/process/group.py",  # children of the daemon
+        "meshd/process/orphans.py",  # the guard that outlives a killed daemon
+        "meshd/process/ports.py",  # lsof names who holds a port
+        "meshd/build/run.py",  # compilers, in the foreground
+        "meshd/bench/tunnel.py",  # the far end of a measured pump
+    }
+)
+
+WALL_CLOCK = frozenset({"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"})
+WALL_CLOCK_ALLOWED = frozenset(
+    {
+        # unix seconds in invites, certificates and bans, and what people read
+        "meshd/cli/invite.py",
+        "meshd/cli/leave.py",
+        "meshd/cli/mesh.py",
+        "meshd/cli/revoke.py",
+        "meshd/daemon/control.py",
+        "meshd/daemon/entry.py",
+        "meshd/daemon/estate.py",
+        "meshd/peer/node.py",
+    }
+)
+
+PURE_PACKAGES = ("meshd/wire/", "meshd/mux/", "meshd/model/")
+PURE_FILES = frozenset(
+    {
+        "meshd/base/backoff.py",
+        "meshd/peer/paths.py",
+        "meshd/peer/attempts.py",
+        "meshd/process/lifecycle.py",
+        "meshd/role/command.py",
+        "meshd/role/lease.py",
+        "meshd/role/plan.py",
+        "meshd/admin/snapshot.py",
+        "meshd/admin/health.py",
+        "meshd/identity/invite.py",
+        "meshd/identity/invite_book.py",
+        "meshd/identity/membership.py",
+        "meshd/identity/proof.py",
+        "meshd/identity/exchange.py",
+        "meshd/identity/record.py",
+        "meshd/identity/revocation.py",
+    }
+)
+IMPURE = frozenset(
+    "asyncio socket ssl time random secrets os threading subprocess pathlib logging structlog".split()  # noqa: SIM905
+)
+
+
+def owned_tasks(source: Source) -> Iterator[Fault]:
+    """A task has an owner that waits for it."""
+    for node, name in source.calls():
+        end = last_part(name)
+        if end in TASK_MAKERS and source.path not in TASKS_ALLOWED:
+            yield source.fault(node, "tasks", f"`{end}`: start it with an Owner (meshd.base.tasks)")
+        if end in TIMERS and source.path not in TIMERS_ALLOWED:
+            yield source.fault(node, "timers", f"`{end}`: sleep in an owned task")
+
+
+def bounded_queues(source: Source) -> Iterator[Fault]:
+    """A queue without a size grows until the machine dies."""
+    for node, name in source.calls():
+        if last_part(name) not in QUEUES:
+            continue
+        sizes = [*node.args, *(word.value for word in node.keywords if word.arg == "maxsize")]
+        if not sizes or getattr(sizes[0], "value", None) == 0:
+            yield source.fault(node, "queue", f"`{name}` without a size")
+
+
+def caught_errors(source: Source) -> Iterator[Fault]:
+    """Who catches everything, or a cancellation, raises it again."""
+    for node in source.nodes:
+        if not isinstance(node, ast.ExceptHandler) or isinstance(node.body[-1], ast.Raise):
+            continue
+        names = _caught(node)
+        if any(last_part(name) == "CancelledError" for name in names):
+            yield source.fault(node, "except", "a cancellation is swallowed")
+        elif names & CATCH_ALL:
+            yield source.fault(node, "except", "everything is caught and not raised again")
+    for call, name in source.calls():
+        if last_part(name) == "suppress":
+            for given in call.args:
+                if last_part(dotted(given)) in CATCH_ALL | {"CancelledError"}:
+                    yield source.fault(call, "except", f"`suppress({dotted(given)})`")
+
+
+def _caught(node: ast.ExceptHandler) -> set[str]:
+    if node.type is None:
+        return {""}
+    kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+    return {dotted(kind) for kind in kinds}
+
+
+def pure(source: Source) -> Iterator[Fault]:
+    """Decisions are functions of bytes and `now`: no loop, clock, file, chance."""
+    if not source.path.startswith(PURE_PACKAGES) and source.path not in PURE_FILES:
+        return
+    for node in source.nodes:
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await):
+            yield source.fault(node, "pure", "`async` in a pure module")
+    for call, name in source.calls():
+        if name in ("open", "print", "input"):
+            yield source.fault(call, "pure", f"`{name}` in a pure module")
+    for node, module in _imports(source):
+        if module.partition(".")[0] in IMPURE:
+            yield source.fault(node, "pure", f"`{module}` is imported in a pure module")
+
+
+def prints(source: Source) -> Iterator[Fault]:
+    """Only cli/output.py talks to people, and it writes to the streams it was given."""
+    for call, name in source.calls():
+        if name == "print":
+            yield source.fault(call, "print", "print: results go through cli/output.py, the rest to the log")
+
+
+def dynamic(source: Source) -> Iterator[Fault]:
+    """What runs can be read in the source."""
+    for call, name in source.calls():
+        if name in DYNAMIC:
+            yield source.fault(call, "dynamic", f"`{name}`")
+    for node, module in _imports(source):
+        first = module.partition(".")[0]
+        if first not in DYNAMIC_MODULES:
+            continue
+        if module == "importlib.util" and source.path in FIND_SPEC_ALLOWED:
+            continue
+        yield source.fault(node, "dynamic", f"`{module}` is imported")
+
+
+def processes(source: Source) -> Iterator[Fault]:
+    """Children are started where somebody owns them."""
+    if source.path in PROCESSES_ALLOWED:
+        return
+    for call, name in source.calls():
+        if last_part(name) in PROCESS_MAKERS and name != "platform.system":
+            yield source.fault(call, "process", f"`{name}`: children go through meshd.process")
+    for node, module in _imports(source):
+        if module == "subprocess":
+            yield source.fault(node, "process", "`subprocess` is imported")
+
+
+def wall_clock(source: Source) -> Iterator[Fault]:
+    """Clocks of machines lie: only expiry and what people read may look at them."""
+    if source.path in WALL_CLOCK_ALLOWED:
+        return
+    for call, name in source.calls():
+        if any(name == clock or name.endswith(f".{clock}") for clock in WALL_CLOCK):
+            yield source.fault(call, "clock", f"`{name}`: take `now` as a parameter, or the loop's time")
+    for node in source.nodes:
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            names = {alias.name for alias in node.names}
+            if names & {"time", "time_ns"}:
+                yield source.fault(node, "clock", "`time` is imported from time")
+
+
+def _imports(source: Source) -> Iterator[tuple[ast.AST, str]]:
+    for node in source.nodes:
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node, node.module

@@ -1,0 +1,187 @@
+"""The rules of docs/architecture.md hold for the source as it is, and each rule can fail."""
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.rules import behaviour, shape
+from tests.rules.source import ROOT, Fault, Rule, Source, sources
+
+EVERYWHERE: tuple[Rule, ...] = (
+    shape.file_length,
+    shape.function_length,
+    shape.docstring,
+    shape.name_says,
+)
+PACKAGE_ONLY: tuple[Rule, ...] = (
+    shape.interface_holds,
+    shape.no_any,
+    behaviour.owned_tasks,
+    behaviour.bounded_queues,
+    behaviour.caught_errors,
+    behaviour.pure,
+    behaviour.prints,
+    behaviour.dynamic,
+    behaviour.processes,
+    behaviour.wall_clock,
+)
+
+BODY_OF_61 = "def f():\n" + "    x = 1\n" * 60
+
+# rule, where the sample pretends to lie, sample, line of the fault
+BAD: tuple[tuple[Rule, str, str, int], ...] = (
+    (shape.file_length, "meshd/x.py", '"""x"""\n' * 601, 601),
+    (shape.function_length, "meshd/x.py", BODY_OF_61, 1),
+    (shape.docstring, "meshd/x.py", "import os\n", 1),
+    (shape.name_says, "meshd/base/utils.py", "", 1),
+    (shape.no_any, "meshd/x.py", "from typing import Any\nx: Any = 1\n", 2),
+    (shape.no_any, "meshd/x.py", "import typing\nx: dict[str, typing.Any]\n", 2),
+    (shape.interface_holds, "meshd/x/interface.py", "def f(): ...\n", 1),
+    (shape.interface_holds, "meshd/x/interface.py", "class A:\n    pass\n", 1),
+    (shape.interface_holds, "meshd/x/interface.py", "@dataclass(frozen=True)\nclass A:\n    x: int\n", 2),
+    (behaviour.owned_tasks, "meshd/x.py", "import asyncio\nasyncio.create_task(f())\n", 2),
+    (behaviour.owned_tasks, "meshd/x.py", "asyncio.get_running_loop().create_task(f())\n", 1),
+    (behaviour.owned_tasks, "meshd/x.py", "asyncio.gather(f(), g())\n", 1),
+    (behaviour.owned_tasks, "meshd/x.py", "loop.call_later(1, f)\n", 1),
+    (behaviour.bounded_queues, "meshd/x.py", "q = asyncio.Queue()\n", 1),
+    (behaviour.bounded_queues, "meshd/x.py", "q: Q = asyncio.Queue[bytes](maxsize=0)\n", 1),
+    (behaviour.caught_errors, "meshd/x.py", "try:\n    f()\nexcept Exception:\n    pass\n", 3),
+    (behaviour.caught_errors, "meshd/x.py", "try:\n    f()\nexcept:\n    log()\n", 3),
+    (
+        behaviour.caught_errors,
+        "meshd/x.py",
+        "try:\n    f()\nexcept (OSError, asyncio.CancelledError):\n    pass\n",
+        3,
+    ),
+    (behaviour.caught_errors, "meshd/x.py", "with contextlib.suppress(Exception):\n    f()\n", 1),
+    (behaviour.pure, "meshd/mux/x.py", "import time\n", 1),
+    (behaviour.pure, "meshd/mux/x.py", "from os import path\n", 1),
+    (behaviour.pure, "meshd/wire/x.py", "async def f(): ...\n", 1),
+    (behaviour.pure, "meshd/model/x.py", "open('x')\n", 1),
+    (behaviour.prints, "meshd/x.py", "print(1)\n", 1),
+    (behaviour.dynamic, "meshd/x.py", "eval('1')\n", 1),
+    (behaviour.dynamic, "meshd/x.py", "import pickle\n", 1),
+    (behaviour.dynamic, "meshd/x.py", "from importlib import import_module\n", 1),
+    (behaviour.processes, "meshd/x.py", "import subprocess\n", 1),
+    (behaviour.processes, "meshd/x.py", "asyncio.create_subprocess_exec('ls')\n", 1),
+    (behaviour.processes, "meshd/x.py", "os.system('ls')\n", 1),
+    (behaviour.wall_clock, "meshd/x.py", "import time\ntime.time()\n", 2),
+    (behaviour.wall_clock, "meshd/x.py", "from time import time\n", 1),
+    (behaviour.wall_clock, "meshd/x.py", "datetime.datetime.now()\n", 1),
+)
+
+GOOD: tuple[tuple[Rule, str, str], ...] = (
+    (shape.docstring, "meshd/x/__init__.py", ""),
+    (
+        shape.interface_holds,
+        "meshd/x/interface.py",
+        "X = 1\nclass A(Protocol): ...\nclass B(StrEnum): ...\nclass C(MeshdError): ...\n"
+        "@dataclass(frozen=True, slots=True)\nclass D: ...\n",
+    ),
+    (behaviour.owned_tasks, "meshd/x.py", "owner.start(f(), name='x')\n"),
+    (behaviour.bounded_queues, "meshd/x.py", "asyncio.Queue(8)\nasyncio.Queue(maxsize=8)\n"),
+    (behaviour.caught_errors, "meshd/x.py", "try:\n    f()\nexcept BaseException:\n    close()\n    raise\n"),
+    (behaviour.pure, "meshd/link/x.py", "import time\n"),
+    (behaviour.wall_clock, "meshd/x.py", "loop.time()\n"),
+)
+
+
+def faults(rules: tuple[Rule, ...], found_in: tuple[Source, ...]) -> list[Fault]:
+    return [fault for source in found_in for rule in rules for fault in rule(source)]
+
+
+def test_the_package_keeps_every_rule() -> None:
+    found = faults(EVERYWHERE + PACKAGE_ONLY, sources("meshd"))
+    assert not found, "\n" + "\n".join(map(str, found))
+
+
+def test_the_tests_keep_the_rules_of_shape() -> None:
+    found = faults(EVERYWHERE, sources("tests"))
+    assert not found, "\n" + "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize(("rule", "path", "text", "line"), BAD)
+def test_a_rule_finds_its_bad_sample(rule: Rule, path: str, text: str, line: int) -> None:
+    found = list(rule(Source.of(path, text)))
+    assert [fault.line for fault in found] == [line]
+    assert str(found[0]).startswith(f"{path}:{line}: {found[0].rule}: ")
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), GOOD)
+def test_a_rule_lets_a_good_sample_pass(rule: Rule, path: str, text: str) -> None:
+    assert not list(rule(Source.of(path, text)))
+
+
+def test_every_rule_has_a_bad_sample() -> None:
+    assert set(EVERYWHERE + PACKAGE_ONLY) == {rule for rule, *_ in BAD}
+
+
+EXCEPTIONS: tuple[tuple[Rule, frozenset[str]], ...] = (
+    (behaviour.owned_tasks, behaviour.TASKS_ALLOWED),
+    (behaviour.owned_tasks, behaviour.TIMERS_ALLOWED),
+    (behaviour.processes, behaviour.PROCESSES_ALLOWED),
+    (behaviour.wall_clock, behaviour.WALL_CLOCK_ALLOWED),
+    (behaviour.dynamic, behaviour.FIND_SPEC_ALLOWED),
+)
+
+
+def test_exceptions_are_still_needed() -> None:
+    """A listed file that is gone, or needs its exception no more, leaves the list."""
+    for rule, listed in EXCEPTIONS:
+        for path in sorted(listed):
+            elsewhere = Source.of("meshd/x.py", (ROOT / path).read_text(encoding="utf-8"))
+            assert list(rule(elsewhere)), f"`{path}` needs no exception from {rule.__name__}"
+    for path in sorted(behaviour.PURE_FILES):
+        assert (ROOT / path).is_file(), path
+
+
+def test_long_files_are_named() -> None:
+    """Files over the aim are no error; the output of pytest names them."""
+    long = [s for s in sources("meshd") if s.text.count("\n") > shape.AIM_FILE_LINES]
+    assert len(long) < 10, "too many long files: " + ", ".join(s.path for s in long)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")  # shown in pytest's summary, not an error
+        for source in long:
+            warnings.warn(f"{source.path}: {source.text.count(chr(10))} lines", stacklevel=1)
+
+
+def test_layers() -> None:
+    """The import contracts of pyproject.toml, and that their tool can fail."""
+    tool = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([tool], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "Layers KEPT" in done.stdout
+
+
+SLOW_MODULES = ("asyncio", "aiohttp", "cryptography", "structlog", "logging", "ssl", "subprocess")
+QUICK = (
+    "--help",
+    "--version",
+    "status --help",
+    "ping --help",
+    "worker --help",
+    "serve --help",
+    "config show",
+)
+
+
+@pytest.mark.parametrize("line", QUICK)
+def test_small_verbs_import_little(line: str, tmp_path: Path) -> None:
+    """Looked up in sys.modules and not by a clock: what is not imported costs nothing."""
+    script = (
+        "import sys; from meshd.cli.main import main\n"
+        f"code = main({line.split()!r})\n"
+        f"print(sorted(set({SLOW_MODULES!r}) & set(sys.modules)), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"MESHD_HOME": str(tmp_path), "MESHD_CACHE": str(tmp_path), "PATH": ""},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
