@@ -62,6 +62,10 @@ class End:
         self.lost = ""
         self.goodbye: GoodbyeReceived | None = None
 
+    def links(self) -> set[int]:
+        """Attached ones."""
+        return {link.link_id for link in self.session.status().links}
+
     def open(self, service: str = "echo", priority: Priority = Priority.INTERACTIVE) -> int:
         """Open a stream."""
         stream_id = self.session.open(service, {}, priority)
@@ -190,6 +194,7 @@ class Wire:
         default_factory=lambda: {"leader": bytearray(), "follower": bytearray()}
     )
     stalled: set[Side] = field(default_factory=set)  # nothing arrives there
+    breaks_after: dict[Side, int] = field(default_factory=dict)  # bytes that arrive there before it breaks
 
 
 class Two:
@@ -230,12 +235,19 @@ class Two:
     def deliver(self, end: End, wire: Wire, count: int | None = None) -> int:
         """At most `count` bytes arrive at `end`; returns how many."""
         waiting = wire.to[end.side]
+        last = wire.breaks_after.get(end.side)
+        if last is not None:
+            count = last if count is None else min(last, count)
         data = bytes(waiting[:count])
         if not data or end.side in wire.stalled:
             return 0
         del waiting[: len(data)]
         wire.passed[end.side] += data
         end.take(end.session.receive(wire.link_id, data, self.now))
+        if last is not None:
+            wire.breaks_after[end.side] = last - len(data)
+            if last == len(data):
+                self.cut(wire)
         return len(data)
 
     def transfer(self, *, rounds: int = 1000) -> None:
@@ -288,11 +300,16 @@ class Two:
                     self.send(end, wire)
                     self.deliver(self.other(end), wire)
 
-    def finish(self) -> None:
-        """Bring everything to its end over one good link, and check that nothing is missing or left."""
+    def finish(self, *, afresh: bool = False) -> None:
+        """Bring everything to its end over a good link, and check that nothing is missing or left.
+
+        `afresh`: over a new link alone; otherwise over the ones that there are, if both sides have them.
+        """
         for wire in list(self.wires.values()):
-            self.cut(wire)
-        self.link()
+            if afresh or any(wire.link_id not in end.links() for end in self.ends):
+                self.cut(wire)
+        if not self.wires:
+            self.link()
         for end in self.ends:
             end.reads = True
             end.consume_all()
@@ -301,6 +318,7 @@ class Two:
             for stream_id in list(end.live):
                 flow = self.flows.out(end.side, stream_id)
                 if not flow.eof and not flow.void:
+                    assert end.write(stream_id, b"last words") > 0, "all was read, and no credit came back"
                     end.write_eof(stream_id)
         self.transfer()
         self.check_complete()

@@ -31,11 +31,13 @@ class Durable(RuleBasedStateMachine):
             )
         )
         self.old: list[Wire] = []
+        self.afresh = False  # how it ends
         for end in self.two.ends:
             end.reads = False
 
-    @initialize(opened=st.lists(st.tuples(SIDES, st.booleans()), max_size=4))
-    def begin(self, opened: list[tuple[int, bool]]) -> None:
+    @initialize(opened=st.lists(st.tuples(SIDES, st.booleans()), max_size=4), afresh=st.booleans())
+    def begin(self, opened: list[tuple[int, bool]], afresh: bool) -> None:
+        self.afresh = afresh
         self.two.link()
         for side, bulk in opened:
             self.open(side, bulk)
@@ -167,7 +169,7 @@ class Durable(RuleBasedStateMachine):
                 assert stream.written - stream.acknowledged <= MOST
 
     def teardown(self) -> None:
-        self.two.finish()
+        self.two.finish(afresh=self.afresh)
 
 
 Durable.TestCase.settings = settings(
