@@ -1,0 +1,228 @@
+"""The command as a process: what it imports, how it ends, what it leaves behind."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from meshd.cli.stop import Watched
+
+DEADLINE = 60.0
+HEAVY = {
+    "asyncio",
+    "aiohttp",
+    "cryptography",
+    "structlog",
+    "msgpack",
+    "blake3",
+    "ssl",
+    "meshd.daemon",
+    "meshd.peer",
+}
+REPORT = """
+import sys
+from meshd.cli.main import main
+code = main(sys.argv[1:])
+sys.stderr.write("\\nMODULES " + " ".join(sys.modules))
+raise SystemExit(code)
+"""
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """A home of its own, and nothing of the person who runs the test."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
+    return {**plain, "MESHD_HOME": str(tmp_path / "home"), "MESHD_CACHE": str(tmp_path / "cache")}
+
+
+def meshd(environ: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "meshd", *argv],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+@contextlib.contextmanager
+def daemon(environ: dict[str, str], how: str = "") -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A daemon's process and its child's number."""
+    home = Path(environ["MESHD_HOME"])
+    home.mkdir(mode=0o700, exist_ok=True)
+    argv = [sys.executable, "-m", "tests.process.cli_daemon", how]
+    with subprocess.Popen(
+        argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            word, child = process.stdout.readline().split()
+            assert word == "ready"
+            yield process, int(child)
+        finally:
+            process.kill()  # the child ends when its standard input, the pipe from here, does
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--help",
+        "status --help",
+        "status",
+        "peers",
+        "ping x",
+        "stop",
+        "logs",
+        "worker --help",
+        "invite --help",
+    ],
+)
+def test_small_verbs_import_nothing_heavy(environ: dict[str, str], line: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", REPORT, *line.split()],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    modules = set(ran.stderr.split("MODULES ")[1].split())
+    assert "meshd.cli.main" in modules
+    assert modules & HEAVY == set()
+
+
+def test_help_imports_no_verb(environ: dict[str, str]) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", REPORT, "--help"], env=environ, capture_output=True, text=True, check=False
+    )
+    verbs = {name for name in ran.stderr.split() if name.startswith("meshd.cli.")}
+    assert verbs == {"meshd.cli.main", "meshd.cli.options", "meshd.cli.output"}
+
+
+def test_asking_a_daemon_imports_nothing_heavy_either(environ: dict[str, str]) -> None:
+    with daemon(environ):
+        ran = subprocess.run(
+            [sys.executable, "-c", REPORT, "status", "--json"],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+        assert json.loads(ran.stdout)["node"]["name"] == "desk"
+        assert set(ran.stderr.split()) & HEAVY == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("--help", 0),
+        ("--version", 0),
+        ("config show", 0),
+        ("status", 1),
+        ("worker --config /nonexistent", 1),
+        ("serve", 2),
+        ("", 2),
+        ("client", 2),
+        ("worker --bogus", 2),
+    ],
+)
+def test_exit_codes_and_streams(environ: dict[str, str], line: str, code: int) -> None:
+    ran = meshd(environ, *line.split())
+    assert ran.returncode == code
+    assert (ran.stdout == "") == (code != 0)
+    assert (ran.stderr == "") == (code == 0)
+    assert "Traceback" not in ran.stderr
+
+
+def test_interrupted_is_130(environ: dict[str, str]) -> None:
+    with daemon(environ):
+        argv = [sys.executable, "-m", "meshd", "status", "--watch", "--json"]
+        with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
+            assert watching.stdout is not None and watching.stderr is not None
+            assert watching.stdout.readline().startswith(b'{"node"')
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(DEADLINE) == 130
+            assert watching.stderr.read() == b""
+
+
+def test_a_reader_that_goes_ends_it_quietly(environ: dict[str, str]) -> None:
+    logs = Path(environ["MESHD_HOME"]) / "logs"
+    logs.mkdir(parents=True)
+    (logs / "meshd.log").write_text("x" * 100 + "\n" * 200_000)
+    argv = [sys.executable, "-m", "meshd", "logs", "--lines", "1000000"]
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as talking:
+        assert talking.stdout is not None and talking.stderr is not None
+        talking.stdout.read(10)
+        talking.stdout.close()
+        assert talking.wait(DEADLINE) == 1
+        assert talking.stderr.read() == b""
+
+
+@pytest.mark.parametrize("verb", ["stop", "leave"])
+def test_stop_returns_when_daemon_and_children_are_gone(environ: dict[str, str], verb: str) -> None:
+    with daemon(environ) as (process, child):
+        ran = meshd(environ, verb)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.stdout == (
+            "left the mesh\n" if verb == "leave" else f"stopped desk (process {process.pid})\n"
+        )
+        assert process.poll() == 0
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
+        assert not (Path(environ["MESHD_HOME"]) / "control.sock").exists()
+        assert meshd(environ, "stop").returncode == 1
+
+
+def test_stop_names_a_daemon_that_does_not_end(environ: dict[str, str]) -> None:
+    with daemon(environ, "deaf") as (process, _):
+        ran = meshd(environ, "stop", "--timeout", "1")
+        assert (ran.returncode, ran.stdout) == (1, "")
+        assert f"the daemon (process {process.pid}) has not ended within 1 s" in ran.stderr
+
+
+def test_stop_names_a_child_that_is_left(environ: dict[str, str]) -> None:
+    with daemon(environ, "orphan") as (process, child):
+        ran = meshd(environ, "stop", "--timeout", "1")
+        assert process.poll() == 0
+        assert (ran.returncode, ran.stdout) == (1, "")
+        assert f"children of the daemon are left: {child}" in ran.stderr
+
+
+def test_a_process_that_nobody_has_reaped_counts_as_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process, Watched(process.pid) as watched:
+        assert watched.wait(time.monotonic() + DEADLINE)
+        assert process.wait(DEADLINE) == 0
+    with Watched(process.pid) as gone:
+        assert gone.wait(time.monotonic())
+
+
+def test_a_process_that_lives_is_waited_for() -> None:
+    argv = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process, Watched(process.pid) as watched:
+        assert not watched.wait(time.monotonic())
+        assert process.stdin is not None
+        process.stdin.close()
+        assert watched.wait(time.monotonic() + DEADLINE)
+
+
+def test_without_pidfd_the_number_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    ) as process:
+        with Watched(process.pid) as watched:
+            assert not watched.wait(time.monotonic())
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(DEADLINE)
+        with Watched(process.pid) as watched:
+            assert watched.wait(time.monotonic())

@@ -1,0 +1,128 @@
+"""worker, serve, demo: what reaches the daemon from the command line."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.config import Config, HostPort
+from meshd.demo.interface import DemoArgs, DemoOutput
+
+from .shell import meshd, refused
+
+Started = list[tuple[Config, str]]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """The daemon is replaced by a list of what it would have been started with."""
+    seen: Started = []
+
+    def run(config: Config, role: str, out: Callable[[str], None]) -> int:
+        seen.append((config, role))
+        out("meshd1token")
+        return 0
+
+    monkeypatch.setattr("meshd.daemon.run", run)
+    return seen
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    return path
+
+
+def test_a_worker(started: Started, model: Path, home: Path) -> None:
+    ran = meshd(
+        *("worker", "--model", str(model), str(model), "--model", str(model), "--device", "CUDA0", "CPU"),
+        *("--memory", "8G", "--name", "garage", "--listen", "127.0.0.1:0", "--links", "tcp"),
+        *("--stun", "none", "--relay", "https://r", "--no-mdns", "--log-format", "json"),
+        *("--log-level", "debug", "--join", "meshd1abc"),
+    )
+    assert (ran.code, ran.out, ran.err) == (0, "meshd1token\n", "")
+    config, role = started[0]
+    assert role == "worker"
+    assert config.worker.models == (model,) * 3
+    assert (config.worker.devices, config.worker.memory) == (("CUDA0", "CPU"), 8 << 30)
+    assert (config.node.name, config.node.join) == ("garage", "meshd1abc")
+    assert config.links.listen == HostPort("127.0.0.1", 0)
+    assert (config.links.kinds, config.links.stun, config.links.no_mdns) == (("tcp",), (), True)
+    assert config.links.relays == ("https://r",)
+    assert (config.log.format, config.log.level) == ("json", "debug")
+    assert config.paths.home == home and config.paths.logs == home / "logs"
+
+
+def test_a_serving_node(started: Started, model: Path) -> None:
+    ran = meshd(
+        *("serve", "--model", str(model), "--port", "0", "--host", "::1", "--min-workers", "0"),
+        *("--tensor-split", "1,2", "--ctx-size", "4096", "--device", "none", "--rpc", "10.0.0.2:50052"),
+        *("--load-mode", "none", "--native-bin", "/opt/bin", "--", "-np", "2", "--", "--port", "9"),
+    )
+    assert ran.code == 0
+    config, role = started[0]
+    serve = config.serve
+    assert (role, serve.model, serve.port, serve.host, serve.min_workers) == ("serve", model, 0, "::1", 0)
+    assert (serve.tensor_split, serve.ctx_size, serve.devices) == ((1.0, 2.0), 4096, ("none",))
+    assert (serve.rpc, serve.load_mode) == ((HostPort("10.0.0.2", 50052),), "none")
+    assert serve.llama_args == ("-np", "2", "--", "--port", "9")
+    assert config.paths.native_bin == Path("/opt/bin")
+
+
+def test_option_beats_environment_beats_file(
+    started: Started, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(
+        '[serve]\nport = 1\nmin_workers = 1\nctx_size = 1\nmodel = "m.gguf"\nllama_args = ["-np", "4"]\n'
+    )
+    monkeypatch.setenv("MESHD_PORT", "2")
+    monkeypatch.setenv("MESHD_MIN_WORKERS", "2")
+    assert meshd("serve", "--config", str(file), "--port", "3").code == 0
+    serve = started[0][0].serve
+    assert (serve.port, serve.min_workers, serve.ctx_size, serve.model) == (3, 2, 1, model)
+    assert serve.llama_args == ("-np", "4")
+
+
+def test_a_token_from_elsewhere(started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    file.write_text("meshd1file\n")
+    meshd("worker", "--join", f"@{file}")
+    monkeypatch.setattr("sys.stdin", io.StringIO("meshd1stdin\n"))
+    meshd("worker", "--join", "-")
+    monkeypatch.setenv("MESHD_JOIN", "meshd1env")
+    meshd("worker")
+    assert [config.node.join for config, _ in started] == ["meshd1file", "meshd1stdin", "meshd1env"]
+
+
+def test_what_cannot_be_is_said_before_anything_starts(started: Started) -> None:
+    refused(meshd("serve", "--model", "/nonexistent"), 1)
+    refused(meshd("worker", "--links", "quic"), 1)
+    refused(meshd("serve"), 2)
+    assert started == []
+
+
+def test_an_error_of_the_daemon_is_printed_in_one_place(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    def run(config: Config, role: str, out: Callable[[str], None]) -> int:
+        raise UserError("port 17430 is taken", hint="end process 7")
+
+    monkeypatch.setattr("meshd.daemon.run", run)
+    refused(meshd("worker"), 1, "port 17430 is taken", "hint: end process 7")
+
+
+def test_the_demo(monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path) -> None:
+    seen: list[DemoArgs] = []
+
+    def run(args: DemoArgs, out: DemoOutput) -> int:
+        seen.append(args)
+        return 0
+
+    monkeypatch.setattr("meshd.demo.run.run", run)
+    for argv in ([], ["smollm2"], [str(model), "--keep", "--prompt", "hello"]):
+        assert meshd("demo", *argv).code == 0
+    cache = tmp_path / "cache"
+    assert seen == [DemoArgs(model=None, cache=cache)] * 2 + [
+        DemoArgs(model=model, cache=cache, prompt="hello", keep=True)
+    ]

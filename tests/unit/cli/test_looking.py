@@ -1,0 +1,201 @@
+"""status, peers, ping, logs: against a daemon that answers."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.admin.api import Status
+from meshd.cli.logs import Followed
+
+from tests.unit.admin.fake import PEER, FakeControl, full_status
+
+from .shell import meshd, refused
+
+
+def test_status_for_a_script_is_the_whole_document(daemon: FakeControl) -> None:
+    ran = meshd("status", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    body = json.loads(ran.out)
+    assert body["schema"] == 1 and body["node"]["name"] == "desk"
+    assert body["peers"][0]["link"]["rtt_ms"] == 1.234
+    assert body["model"]["tensors_from_network"][0]["name"] == "blk.3.ffn_up.weight"
+
+
+def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
+    ran = meshd("status")
+    assert (ran.code, ran.err) == (0, "")
+    for word in (
+        "desk",
+        "serve",
+        "process 4242",
+        "2 members",
+        "garage",
+        "tcp lan 192.168.1.5:17430",
+        "1.23 ms",
+        "SmolLM2",
+        "ready",
+        "96.7 MB from local files",
+        "4.1 kB over the network",
+        "blk.3.ffn_up.weight",
+        "http://127.0.0.1:8090",
+        "42 tokens",
+        "127.0.0.1:4000",
+        "llama-server",
+        "1 standing by",
+    ):
+        assert word in ran.out, word
+
+
+def test_status_of_a_bare_daemon(daemon: FakeControl) -> None:
+    daemon.state = Status(node=full_status().node, mesh=None)
+    ran = meshd("status")
+    assert ran.code == 0 and "no other node is known yet" in ran.out and "mesh    none" in ran.out
+
+
+def test_warnings_come_with_their_hints(daemon: FakeControl) -> None:
+    from meshd.admin.health import examine
+
+    daemon.state = examine(replace(full_status(), mesh=None))
+    ran = meshd("status")
+    assert "[not_in_mesh]" in ran.out and "hint: join one" in ran.out
+
+
+def test_watch_prints_a_line_when_something_has_changed(
+    daemon: FakeControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def look(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            daemon.state = replace(daemon.state, peers=(replace(PEER, state="suspended", link=None),))
+        if looks == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("meshd.cli.status.time.sleep", look)
+    ran = meshd("status", "--watch")
+    assert (ran.code, ran.err) == (130, "")
+    assert ran.out.splitlines() == [
+        "desk serve, peers garage=connected, model ready",
+        "desk serve, peers garage=suspended, model ready",
+    ]
+    assert daemon.asked == ["status"] * 4
+
+
+def test_watch_for_a_script_is_a_document_a_line(
+    daemon: FakeControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshd.cli.status.time.sleep", interrupt)
+    ran = meshd("status", "--watch", "--json")
+    assert ran.code == 130 and json.loads(ran.out) == json.loads(meshd("status", "--json").out)
+
+
+def interrupt(seconds: float) -> None:
+    """As Ctrl-C would while a verb waits."""
+    raise KeyboardInterrupt
+
+
+def test_peers(daemon: FakeControl) -> None:
+    ran = meshd("peers")
+    assert ran.code == 0 and ran.out.splitlines()[0].startswith("PEER") and "garage" in ran.out
+    body = json.loads(meshd("peers", "--json").out)
+    assert (body["schema"], body["peers"][0]["name"]) == (1, "garage")
+
+
+def test_ping_names_the_way(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshd.cli.ping.PAUSE_SECONDS", 0)
+    ran = meshd("ping", "garage", "--count", "2")
+    line = f"pong from garage ({PEER.id[:10]}) via tcp lan 192.168.1.5:17430 in 1.23 ms\n"
+    assert (ran.code, ran.out, ran.err) == (0, line * 2, "")
+
+
+def test_ping_for_a_script(daemon: FakeControl) -> None:
+    body = json.loads(meshd("ping", "garage", "--count", "1", "--json").out)
+    assert (body["sent"], body["received"], body["name"], body["peer"]) == (1, 1, "garage", PEER.id)
+    assert body["replies"] == [
+        {"seq": 0, "rtt_ms": 1.234, "kind": "tcp", "path": "lan", "remote": "192.168.1.5:17430"}
+    ]
+    assert body["rtt_avg_ms"] == body["rtt_min_ms"] == body["rtt_max_ms"] == 1.234
+
+
+def test_ping_without_an_answer_fails(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshd.cli.ping.PAUSE_SECONDS", 0)
+    ran = meshd("ping", "silent", "--count", "2")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.count("no answer: no answer within 5 s") == 2
+    assert "error: `silent` did not answer\n\nhint: is it running" in ran.err
+    body = json.loads(meshd("ping", "silent", "--count", "1", "--json").out)
+    assert (body["received"], body["rtt_avg_ms"]) == (0, None)
+
+
+def test_ping_of_nobody_is_not_tried_again(daemon: FakeControl) -> None:
+    refused(meshd("ping", "nobody"), 1, "no node is called `nobody`")
+    assert len(daemon.asked) == 1
+
+
+@pytest.fixture
+def logs(home: Path) -> Path:
+    folder = home / "logs"
+    folder.mkdir(parents=True)
+    (folder / "meshd.log.1").write_text("old 1\nold 2\n")
+    (folder / "meshd.log").write_text("new 1\nnew \x1b[2J2\n")
+    (folder / "rpc-server-1.log").write_text("child\n")
+    return folder
+
+
+def test_logs_of_all(logs: Path) -> None:
+    ran = meshd("logs")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.splitlines() == [
+        "rpc-server-1| child",
+        "meshd| old 1",
+        "meshd| old 2",
+        "meshd| new 1",
+        "meshd| new �[2J2",
+    ]
+
+
+def test_logs_of_one(logs: Path) -> None:
+    assert meshd("logs", "rpc-server").out == "child\n"
+    assert meshd("logs", "meshd", "--lines", "3").out == "old 2\nnew 1\nnew �[2J2\n"
+    assert meshd("logs", "meshd", "--lines", "0").out == ""
+    refused(meshd("logs", "llama-server"), 1, "no log of `llama-server`", "there are: meshd, rpc-server-1")
+
+
+def test_following_sees_growth_rotation_and_truncation(logs: Path) -> None:
+    path = logs / "meshd.log"
+    log = Followed(path)
+    log.tail(10)
+    assert list(log.new()) == []
+    with path.open("a") as stream:
+        stream.write("one\nhal")
+    assert list(log.new()) == ["one"]
+    with path.open("a") as stream:
+        stream.write("f\n")
+    assert list(log.new()) == ["half"]
+    path.rename(logs / "meshd.log.1")
+    assert list(log.new()) == []
+    path.write_text("fresh\n")
+    assert list(log.new()) == ["fresh"]
+    path.write_text("")
+    assert list(log.new()) == []
+    path.write_text("cut\n")
+    assert list(log.new()) == ["cut"]
+
+
+def test_logs_follow_until_interrupted(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def look(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            (logs / "llama-server.log").write_text("a child that came later\n")
+        if looks == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("meshd.cli.logs.time.sleep", look)
+    ran = meshd("logs", "-f", "--lines", "0")
+    assert (ran.code, ran.out, ran.err) == (130, "llama-server| a child that came later\n", "")

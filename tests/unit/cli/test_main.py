@@ -1,0 +1,177 @@
+"""The command line itself: verbs, exit codes, help, and what is not in this version."""
+
+import argparse
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd import __version__
+from meshd.cli import main
+from meshd.cli.main import LATER, VERBS
+from meshd.cli.options import Parser
+
+from .shell import meshd, raises_nothing_else, refused
+
+NAMES = [verb.name for verb in VERBS]
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["help"]])
+def test_help_lists_every_verb_and_none_of_later(argv: list[str]) -> None:
+    ran = meshd(*argv)
+    assert (ran.code, ran.err) == (0, "")
+    listed = [line.split()[0] for line in ran.out.split("verbs:\n")[1].split("\n\n")[0].splitlines()]
+    assert listed == NAMES
+    assert not set(listed) & LATER
+
+
+def test_nothing_at_all_is_no_command() -> None:
+    ran = meshd()
+    assert (ran.code, ran.out) == (2, "") and "usage: meshd VERB" in ran.err
+
+
+@pytest.mark.parametrize("verb", sorted(LATER))
+def test_a_verb_of_later_is_said_to_be_so(verb: str) -> None:
+    refused(meshd(verb, "--help"), 2, f"`meshd {verb}` is not in this version")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "bench transport",
+        "bench load",
+        "bench nodes",
+        "bench latency",
+        "demo glm",
+        "demo qwen3",
+        "invite --qr",
+    ],
+)
+def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
+    refused(meshd(*line.split()), 2, "not in this version")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["staus"], "did you mean `meshd status`"),
+        (["xyzzy"], "unknown verb `xyzzy`"),
+        (["--json"], "a verb comes first"),
+        (["status", "--bogus"], "unrecognized arguments: --bogus"),
+        (["status", "extra"], "unrecognized arguments: extra"),
+        (["status", "--js"], "unrecognized arguments: --js"),  # options may not be cut short
+        (["ping"], "the following arguments are required: PEER"),
+        (["ping", "a", "--count", "0"], "`--count 0`: expected a whole number"),
+        (["ping", "a", "--count", "x"], "`--count x`: expected a whole number"),
+        (["ping", "a", "--timeout", "61"], "from 1 to 60"),
+        (["invite", "--expires", "soon"], "`--expires soon`: expected a duration"),
+        (["invite", "--uses", "0"], "from 1 to 1000"),
+        (["invite", "--role", "king"], "`--role king`: expected one of"),
+        (["invite", "frobnicate"], "invalid choice"),
+        (["invite", "revoke"], "required: ID"),
+        (["revoke"], "required: PEER"),
+        (["mesh"], "required: export | import"),
+        (["mesh", "import"], "required: FILE"),
+        (["config"], "required: show | init"),
+        (["native"], "required: build | info"),
+        (["native", "build", "--backend", "abacus"], "invalid choice: 'abacus'"),
+        (["bench"], "required: rpc"),
+        (["bench", "everything"], "unknown measurement `everything`"),
+        (["bench", "rpc", "--pairs", "0"], "from 1 to 100"),
+        (["logs", "--lines", "-1"], "expected"),
+        (["stop", "--timeout", "x"], "expected a whole number"),
+        (["serve"], "`meshd serve` needs a model"),
+        (["serve", "--port", "x"], "`--port x`: expected a whole number from 0 to 65535"),
+        (["serve", "--port", "65536"], "from 0 to 65535"),
+        (["serve", "--min-workers", "-1"], "expected"),
+        (["serve", "--rpc", "nowhere"], "HOST:PORT such as 192.168.1.7:50052"),
+        (["serve", "--load-mode", "fast"], "one of auto, none"),
+        (["serve", "--tensor-split", "a,b"], "a number not below 0"),
+        (["worker", "--memory", "lots"], "a size such as 8G"),
+        (["worker", "--listen", "here"], "HOST:PORT such as 0.0.0.0:17430"),
+        (["worker", "--links", "tcp,pigeon"], "one of tcp, webrtc, quic, relay"),
+        (["worker", "--log-format", "xml"], "one of text, json"),
+        (["worker", "--log-level", "loud"], "one of debug, info"),
+        (["worker", "--name", "a b"], "letters, digits"),
+        (["worker", "--port", "8090"], "unrecognized arguments"),
+        (["worker", "--", "-np", "1"], "unrecognized arguments"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_does_not_parse_ends_with_2(argv: list[str], words: str) -> None:
+    refused(meshd(*argv), 2, words)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["serve", "--model", "/nonexistent/m.gguf"], "cannot read model file"),
+        (["serve", "--model", "smollm2"], "there is no model file"),
+        (["serve", "--model", "/dev/null", "--host", "0.0.0.0"], "would answer anybody"),
+        (["worker", "--links", "webrtc"], "none of the kinds of link"),
+        (["worker", "--join", "@/nonexistent/token"], "cannot read the invite token"),
+        (["worker", "--config", "/nonexistent.toml"], "cannot read configuration"),
+        (["status"], "no daemon is running for"),
+        (["peers"], "no daemon is running for"),
+        (["ping", "garage"], "no daemon is running for"),
+        (["stop"], "no daemon is running for"),
+        (["logs"], "no logs"),
+        (["logs", "rpc-server"], "no log of `rpc-server`"),
+        (["invite"], "there is no node in"),
+        (["invite", "ls"], "there is no node in"),
+        (["invite", "revoke", "00"], "there is no node in"),
+        (["revoke", "garage"], "there is no node in"),
+        (["leave"], "there is no node in"),
+        (["mesh", "export"], "there is no node in"),
+        (["mesh", "import", "/nonexistent"], "cannot read the backup"),
+        (["native", "info"], "there is no native build"),
+        (["demo", "/nonexistent.gguf"], "there is no model file"),
+        (["bench", "rpc", "--model", "/nonexistent.gguf"], "there is no model file"),
+        (["config", "show", "--config", "/nonexistent.toml"], "cannot read configuration"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_be_done_ends_with_1(argv: list[str], words: str) -> None:
+    refused(meshd(*argv), 1, words)
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_every_verb_has_help(verb: str) -> None:
+    ran = meshd(verb, "--help")
+    assert (ran.code, ran.err) == (0, "")
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=NAMES)
+def test_every_verb_explains_itself_and_its_options(verb: main.Verb) -> None:
+    module = verb.load()
+    parser = Parser(prog=f"meshd {verb.name}")
+    module.add_arguments(parser)
+    assert module.__doc__ and verb.help
+
+    def check(one: argparse.ArgumentParser) -> None:
+        for action in one._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for below in action.choices.values():
+                    check(below)
+            else:
+                assert action.help or action.metavar, (verb.name, action)
+
+    check(parser)
+
+
+def test_the_version_names_protocol_and_pin() -> None:
+    ran = meshd("--version")
+    assert ran.code == 0
+    first, second, third = ran.out.splitlines()
+    assert first == f"meshd {__version__}"
+    assert second.startswith("wire protocol ") and second.split()[-1].isdigit()
+    assert third.startswith("native llama.cpp ") and " patches " in third
+
+
+@given(argv=st.lists(st.sampled_from([*NAMES, "ls", "--json", "-f", "x"]) | st.text(max_size=6), max_size=4))
+def test_any_command_line_has_an_exit_code(argv: list[str]) -> None:
+    harmless = {"status", "peers", "ping", "invite", "revoke"}
+    if argv and argv[0] in NAMES and argv[0] not in harmless:
+        argv = argv[1:]
+        if argv and argv[0] in NAMES and argv[0] not in harmless:
+            return
+    raises_nothing_else(meshd(*argv))

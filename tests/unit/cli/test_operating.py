@@ -1,0 +1,181 @@
+"""invite, revoke, leave, mesh: by the daemon if it runs, else on the files; config and native."""
+
+import json
+import stat
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from meshd.admin.authority import Authority, save_addresses
+from meshd.build.interface import NativeInfo
+from meshd.config import load
+from meshd.identity.invite import parse_token
+from meshd.identity.keys import KeyPair
+from meshd.identity.keystore import Home
+from meshd.wire.address import Candidate
+
+from tests.unit.admin.fake import PEER, FakeControl
+
+from .shell import meshd, refused
+
+
+@pytest.fixture
+def founder(home: Path) -> Home:
+    """A home whose node founded a mesh, and whose daemon has run once."""
+    store = Home(home)
+    store.found_mesh(now=int(time.time()))
+    save_addresses(store, [Candidate("10.0.0.1", 17430)])
+    return store
+
+
+def test_an_invite_by_the_daemon(daemon: FakeControl) -> None:
+    ran = meshd("invite", "--expires", "2h", "--uses", "3", "--role", "use,invite", "--role", "use")
+    assert (ran.code, ran.out) == (0, "meshd1token\n")
+    assert "for 3 nodes" in ran.err
+    assert daemon.asked == [("invite", 7200, 3, ("use", "invite"))]
+
+
+def test_the_defaults_of_an_invite(daemon: FakeControl) -> None:
+    body = json.loads(meshd("invite", "--json").out)
+    assert body == {"schema": 1, "token": "meshd1token", "id": "00ff", "expires_at": 1_900_000_000, "uses": 1}
+    assert daemon.asked == [("invite", 86400, 1, ("use", "work"))]
+
+
+def test_an_invite_without_a_daemon(founder: Home) -> None:
+    ran = meshd("invite", "--uses", "2")
+    assert ran.code == 0
+    token = parse_token(ran.out)
+    assert token.candidates == (Candidate("10.0.0.1", 17430),)
+    rows = meshd("invite", "ls").out.splitlines()
+    assert rows[0].startswith("ID") and "valid" in rows[1] and "0 of 2" in rows[1] and "use, work" in rows[1]
+    view = json.loads(meshd("invite", "ls", "--json").out)["invites"][0]
+    assert (view["uses"], view["used"], view["state"]) == (2, 0, "valid")
+    assert token.secret.hex() not in ran.err + "".join(rows)
+    assert meshd("invite", "revoke", view["id"][:6]).out.startswith(f"revoked invite {view['id']}")
+    assert "revoked" in meshd("invite", "ls").out
+
+
+def test_an_invite_before_the_first_start_has_no_address(home: Path) -> None:
+    Home(home).found_mesh(now=int(time.time()))
+    refused(meshd("invite"), 1, "addresses are not known")
+    assert (meshd("invite", "ls").out, meshd("invite", "ls").code) == ("", 0)
+
+
+def test_the_files_are_left_alone_while_somebody_holds_them(founder: Home, tmp_path: Path) -> None:
+    backup = tmp_path / "root.txt"
+    assert meshd("mesh", "export", str(backup)).code == 0
+    with founder.lock():
+        for line in ("invite", "invite ls", "revoke x", "leave --force", f"mesh import {backup}"):
+            refused(meshd(*line.split()), 1, str(founder.path))
+    assert founder.load_membership() is not None
+
+
+def test_invites_by_the_daemon(daemon: FakeControl) -> None:
+    assert "00ff" in meshd("invite", "ls").out
+    assert meshd("invite", "revoke", "00").out == "revoked invite 00, and whoever joined by it\n"
+    assert daemon.asked == [("invite_revoke", "00")]
+
+
+def test_revoke_by_the_daemon(daemon: FakeControl) -> None:
+    assert meshd("revoke", "garage").out == f"revoked garage ({PEER.id[:10]})\n"
+    refused(meshd("revoke", "me"), 1, "cannot ban itself", "leave instead")
+
+
+def test_revoke_without_a_daemon(founder: Home) -> None:
+    guest = KeyPair.from_seed(b"g" * 32).peer
+    assert meshd("revoke", str(guest)).out == f"revoked {guest.short}\n"
+    membership = founder.load_membership()
+    assert membership is not None
+    assert founder.load_revocations(membership.mesh).why_node_banned(guest) is not None
+    refused(meshd("revoke", "garage"), 1, "is no node that this one has admitted")
+
+
+def test_leave_without_a_daemon_keeps_the_root_unless_forced(founder: Home) -> None:
+    refused(meshd("leave"), 1, "root key")
+    assert founder.load_membership() is not None
+    assert (meshd("leave", "--force").code, founder.load_membership()) == (0, None)
+    refused(meshd("invite"), 1, "is in no mesh")
+
+
+def test_a_new_identity_needs_the_daemon_gone(home: Path, founder: Home) -> None:
+    before = founder.load_or_create_identity().peer
+    ran = meshd("leave", "--new-identity")
+    after = founder.load_or_create_identity().peer
+    assert (ran.out, before != after) == (f"this node is now {after.short}\n", True)
+
+
+def test_a_new_identity_is_refused_while_the_daemon_runs(daemon: FakeControl) -> None:
+    refused(meshd("leave", "--new-identity"), 1, "a daemon uses the key", "meshd stop")
+
+
+def test_the_root_is_backed_up_and_restored(
+    founder: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup = tmp_path / "root.txt"
+    ran = meshd("mesh", "export", str(backup))
+    assert (ran.code, ran.out) == (0, f"{backup}\n")
+    assert stat.S_IMODE(backup.stat().st_mode) == 0o600
+    refused(meshd("mesh", "export", str(backup)), 1, "cannot write")
+    assert meshd("mesh", "export").out == backup.read_text()
+    membership = founder.load_membership()
+    assert membership is not None
+    monkeypatch.setenv("MESHD_HOME", str(tmp_path / "other"))
+    ran = meshd("mesh", "import", str(backup))
+    assert (ran.code, ran.out) == (0, f"this node now holds the root of mesh {membership.mesh.short}\n")
+    assert Authority.load(Home(tmp_path / "other")).gives
+    (tmp_path / "bad").write_text("rubbish")
+    refused(meshd("mesh", "import", str(tmp_path / "bad")), 1, "root key")
+
+
+def test_config_show_is_toml_with_origins(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[serve]\nport = 1\nctx_size = 512\n[node]\njoin = "sesame"\n')
+    monkeypatch.setenv("MESHD_PORT", "2")
+    ran = meshd("config", "show", "--config", str(file))
+    assert (ran.code, ran.err) == (0, "")
+    assert "port = 2  # environment MESHD_PORT" in ran.out
+    assert f"ctx_size = 512  # file {file}" in ran.out
+    assert f"# home: {home}  # environment MESHD_HOME" in ran.out
+    assert "sesame" not in ran.out
+    again = tmp_path / "again.toml"
+    again.write_text(ran.out)
+    assert tomllib.loads(ran.out)["serve"]["port"] == 2
+    assert load(environ={}, file=again).config.serve == load(file=file).config.serve
+
+
+def test_config_show_for_a_script(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHD_JOIN", "sesame")
+    body = json.loads(meshd("config", "show", "--json").out)
+    settings = body["settings"]
+    assert settings["serve.port"] == {"value": 8090, "origin": "default"}
+    assert settings["paths.home"] == {"value": str(home), "origin": "environment MESHD_HOME"}
+    assert settings["node.join"] == {"value": "[hidden]", "origin": "environment MESHD_JOIN"}
+    assert settings["links.kinds"]["value"] == ["tcp", "webrtc", "quic", "relay"]
+
+
+def test_config_init_writes_the_example_once(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    assert meshd("config", "init", str(file)).out == f"{file}\n"
+    assert load(environ={}, file=file).config == load(environ={}).config
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.write_text("mine")
+    refused(meshd("config", "init", str(file)), 1, "exists, and is left as it is")
+    assert file.read_text() == "mine"
+    refused(meshd("config", "init", str(tmp_path / "no" / "m.toml")), 1, "cannot write")
+
+
+def test_native_info_of_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = NativeInfo("p" * 40, "a" * 64, "cpu", tmp_path, {"rpc-server": tmp_path / "ggml-rpc-server"})
+    monkeypatch.setattr("meshd.build.native.find", lambda cache, backend: info)
+    body = json.loads(meshd("native", "info", "--json").out)
+    assert body == {
+        "pin": "p" * 40,
+        "patches_sha256": "a" * 64,
+        "backend": "cpu",
+        "bin_dir": str(tmp_path),
+        "binaries": {"rpc-server": str(tmp_path / "ggml-rpc-server")},
+    }
+    assert "ggml-rpc-server" in meshd("native", "info").out

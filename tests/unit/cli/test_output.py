@@ -1,0 +1,130 @@
+"""stdout for results, stderr for the rest; bars only on a terminal; nothing a peer says moves the cursor."""
+
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.cli.output import Output, clean, in_bytes, in_time
+
+from .shell import Terminal
+
+
+def plain() -> tuple[Output, io.StringIO, io.StringIO]:
+    out, err = io.StringIO(), io.StringIO()
+    return Output(out, err, {}), out, err
+
+
+def on_terminal(**environ: str) -> tuple[Output, io.StringIO, io.StringIO]:
+    out, err = Terminal(), Terminal()
+    return Output(out, err, environ, width=40), out, err
+
+
+def test_results_and_remarks_go_their_own_ways() -> None:
+    output, out, err = plain()
+    output.line("result")
+    output.note("remark")
+    output.progress("step", 0.5)
+    output.error("it broke", "mend it")
+    assert out.getvalue() == "result\n"
+    assert err.getvalue() == "remark\nstep\nerror: it broke\n\nhint: mend it\n"
+
+
+def test_an_error_without_a_hint_is_one_line() -> None:
+    output, _, err = plain()
+    output.error("it broke")
+    assert err.getvalue() == "error: it broke\n"
+
+
+def test_progress_is_a_line_for_each_step_without_a_terminal() -> None:
+    output, _, err = plain()
+    for share in (0.1, 0.2):
+        output.progress("compile", share)
+    output.progress("link")
+    assert err.getvalue() == "compile\nlink\n"
+
+
+def test_progress_is_a_bar_on_a_terminal_and_goes_before_a_result() -> None:
+    output, out, err = on_terminal()
+    output.progress("compile", 0.5)
+    assert err.getvalue() == "\r[############............]  50% compile"
+    output.line("done")
+    assert err.getvalue().endswith("\r") and out.getvalue() == "done\n"
+    assert max(map(len, err.getvalue().split("\r"))) < 40
+
+
+@pytest.mark.parametrize("share", [-1.0, 0.0, 1.0, 7.0])
+def test_a_bar_has_an_end(share: float) -> None:
+    output, _, err = on_terminal()
+    output.progress("x", share)
+    assert err.getvalue().count("#") == (24 if share >= 1 else 0)
+
+
+def test_colour_only_on_a_terminal_that_wants_it() -> None:
+    for output, _, err in (plain(), on_terminal(NO_COLOR="1"), on_terminal(TERM="dumb")):
+        output.error("x", "y")
+        assert "\x1b" not in err.getvalue()
+    output, _, err = on_terminal()
+    output.error("x", "y")
+    assert "\x1b[31merror:\x1b[0m x" in err.getvalue()
+
+
+def test_a_table_lines_up_and_is_cut_at_the_edge() -> None:
+    output, out, _ = plain()
+    output.table(("A", "LONGER"), [("wide cell", "b"), ("", "x" * 200)])
+    assert out.getvalue() == f"A          LONGER\nwide cell  b\n           {'x' * 200}\n"
+    output, out, _ = on_terminal(NO_COLOR="1")
+    output.table(("A", "B"), [("a", "x" * 200)])
+    assert max(map(len, out.getvalue().splitlines())) == 40 and "…" in out.getvalue()
+
+
+def test_json_is_one_document() -> None:
+    output, out, _ = plain()
+    output.json({"a": [1, None, "ä\n"]})
+    assert json.loads(out.getvalue()) == {"a": [1, None, "ä\n"]}
+    output, out, _ = plain()
+    output.json({"a": 1}, compact=True)
+    assert out.getvalue() == '{"a": 1}\n'
+
+
+@given(name=st.text(max_size=30))
+def test_no_name_moves_the_cursor(name: str) -> None:
+    output, out, err = plain()
+    output.table(("NAME",), [(name,)])
+    output.line(name)
+    output.note(name)
+    output.progress(name)
+    for char in out.getvalue() + err.getvalue():
+        assert char == "\n" or char.isprintable()
+
+
+def test_clean_keeps_what_can_be_shown() -> None:
+    assert clean("Grüße 😀\n") == "Grüße 😀\n"
+    assert clean("a\x1b[2Jb\rc\u202e") == "a�[2Jb�c�"
+
+
+def test_numbers_for_people() -> None:
+    assert [in_bytes(n) for n in (0, 999, 1000, 12_345_678, 5e9, 7e12, 2e15)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "12.3 MB",
+        "5.0 GB",
+        "7.0 TB",
+        "2000.0 TB",
+    ]
+    assert [in_time(s) for s in (0, 59.6, 119, 120, 7199, 7800, 200_000)] == [
+        "0 s",
+        "60 s",
+        "119 s",
+        "2 min",
+        "119 min",
+        "2 h 10 min",
+        "2 d 7 h",
+    ]
+
+
+def test_the_width_is_the_terminals() -> None:
+    assert Output(Terminal(), Terminal(), {"COLUMNS": "72"}).width == 72
+    assert Output(io.StringIO(), io.StringIO(), {"COLUMNS": "72"}).width == 100
