@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from meshd.model.gguf import Header, TensorInfo, read_header
 from tests.e2e.native_rig import Head
 
 _VERSION = "1"  # of what the makers make
-_EMBEDDING, _LAYERS, _HEADS, _FEED_FORWARD = 256, 6, 4, 512
 
 
 def _silent(progress: Progress) -> None:
@@ -97,6 +97,18 @@ def tensor_of(model: Path, name: str) -> TensorInfo:
     return next(tensor for tensor in header_of(model).tensors if tensor.name == name)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    embedding: int
+    layers: int
+    heads: int
+    feed_forward: int
+
+
+_SMALL = _Shape(embedding=256, layers=6, heads=4, feed_forward=512)
+_DEEP = _Shape(embedding=64, layers=120, heads=2, feed_forward=64)
+
+
 @cache
 def small() -> Path:
     """A random llama of 6 layers in Q4_K_M, rows a multiple of 256, with SmolLM2's tokenizer."""
@@ -110,10 +122,19 @@ def small() -> Path:
 @cache
 def small_f16() -> Path:
     def make(target: Path) -> None:
-        writer = GGUFWriter(target, "llama")
-        _write_small(writer)
+        _write_random(GGUFWriter(target, "llama"), _SMALL)
 
     return _made("small-f16.gguf", make)
+
+
+@cache
+def deep() -> Path:
+    """A random llama in F16 with 1083 tensors, all of them small."""
+
+    def make(target: Path) -> None:
+        _write_random(GGUFWriter(target, "llama"), _DEEP)
+
+    return _made("deep-f16.gguf", make)
 
 
 @cache
@@ -123,7 +144,7 @@ def small_sharded() -> tuple[Path, ...]:
     if not folder.exists():
         part = folder.with_name(f"{os.getpid()}-sharded")
         part.mkdir(parents=True)
-        _write_small(GGUFWriter(part / "small.gguf", "llama", split_max_tensors=24))
+        _write_random(GGUFWriter(part / "small.gguf", "llama", split_max_tensors=24), _SMALL)
         part.replace(folder)
     return tuple(sorted(folder.iterdir()))
 
@@ -187,17 +208,17 @@ def _quantise(source: Path, target: Path, kind: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def _write_small(writer: GGUFWriter) -> None:
+def _write_random(writer: GGUFWriter, shape: _Shape) -> None:
     tokens = _copy_tokenizer(writer)
-    writer.add_name("small random llama")
-    writer.add_block_count(_LAYERS)
+    writer.add_name("random llama")
+    writer.add_block_count(shape.layers)
     writer.add_context_length(2048)
-    writer.add_embedding_length(_EMBEDDING)
-    writer.add_feed_forward_length(_FEED_FORWARD)
-    writer.add_head_count(_HEADS)
-    writer.add_head_count_kv(_HEADS)
+    writer.add_embedding_length(shape.embedding)
+    writer.add_feed_forward_length(shape.feed_forward)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.heads)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(_EMBEDDING // _HEADS)
+    writer.add_rope_dimension_count(shape.embedding // shape.heads)
     writer.add_vocab_size(tokens)
     random = np.random.default_rng(20240601)
 
@@ -206,28 +227,30 @@ def _write_small(writer: GGUFWriter) -> None:
         writer.add_tensor(name, values.astype(np.float16))
 
     def norm(name: str) -> None:
-        writer.add_tensor(name, np.ones(_EMBEDDING, dtype=np.float32) + np.float32(0.1) * _row(random))
+        writer.add_tensor(
+            name, np.ones(shape.embedding, dtype=np.float32) + np.float32(0.1) * _row(random, shape.embedding)
+        )
 
-    matrix("token_embd.weight", tokens, _EMBEDDING)
+    matrix("token_embd.weight", tokens, shape.embedding)
     norm("output_norm.weight")
-    matrix("output.weight", tokens, _EMBEDDING)
-    for layer in range(_LAYERS):
+    matrix("output.weight", tokens, shape.embedding)
+    for layer in range(shape.layers):
         block = f"blk.{layer}"
         for part in ("attn_norm", "ffn_norm"):
             norm(f"{block}.{part}.weight")
         for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            matrix(f"{block}.{part}.weight", _EMBEDDING, _EMBEDDING)
-        matrix(f"{block}.ffn_gate.weight", _FEED_FORWARD, _EMBEDDING)
-        matrix(f"{block}.ffn_up.weight", _FEED_FORWARD, _EMBEDDING)
-        matrix(f"{block}.ffn_down.weight", _EMBEDDING, _FEED_FORWARD)
+            matrix(f"{block}.{part}.weight", shape.embedding, shape.embedding)
+        matrix(f"{block}.ffn_gate.weight", shape.feed_forward, shape.embedding)
+        matrix(f"{block}.ffn_up.weight", shape.feed_forward, shape.embedding)
+        matrix(f"{block}.ffn_down.weight", shape.embedding, shape.feed_forward)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _row(random: np.random.Generator) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
-    return random.standard_normal(_EMBEDDING, dtype=np.float32)
+def _row(random: np.random.Generator, length: int) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+    return random.standard_normal(length, dtype=np.float32)
 
 
 def _copy_tokenizer(writer: GGUFWriter) -> int:

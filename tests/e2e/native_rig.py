@@ -247,7 +247,7 @@ class Head(Program):
         report = None
         if endpoints:
             devices = ",".join(f"RPC{number}" for number in range(len(endpoints)))
-            argv += ["--rpc", ",".join(endpoints), "-dev", devices, "-ngl", "99"]
+            argv += ["--rpc", ",".join(endpoints), "-dev", devices, "-ngl", "999"]
             report = Report(handed)
             env["GGML_RPC_REPORT_FD"] = str(report.number)
         if index is not None:

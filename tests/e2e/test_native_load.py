@@ -14,6 +14,7 @@ from meshd.model.weights_index import encode_index, join_indexes
 from tests.e2e.counting_proxy import SET_TENSOR_GGUF, CountingProxy
 from tests.e2e.models import (
     copy_to,
+    deep,
     fine_tune,
     header_of,
     patched,
@@ -58,6 +59,34 @@ def test_one_worker_loads_all_itself(tmp_path: Path, load_mode: str) -> None:
         assert proxy.counts.calls[SET_TENSOR_GGUF] == 1
         assert head.complete() == text_alone(smollm2())
         assert proxy.counts.weights == 0
+
+
+@pytest.mark.parametrize("load_mode", ["auto", "dio", "mlock", "mmap+mlock"])
+def test_the_other_load_modes_work_as_well(tmp_path: Path, load_mode: str) -> None:
+    binaries = patched().binaries
+    index = encode_index(index_of([small()]))
+    with (
+        Worker(binaries[RPC_SERVER], tmp_path, weights=[small()]) as worker,
+        Head(
+            binaries[LLAMA_SERVER], tmp_path, small(), [worker.endpoint], index=index, load_mode=load_mode
+        ) as head,
+    ):
+        assert set(head.placements()[worker.endpoint]) == {"local"}
+        assert head.complete() == text_alone(small())
+
+
+def test_more_tensors_than_one_message_asks_for(tmp_path: Path) -> None:
+    binaries = patched().binaries
+    index = encode_index(index_of([deep()]))
+    with (
+        Worker(binaries[RPC_SERVER], tmp_path, weights=[deep()]) as worker,
+        CountingProxy(worker.port) as proxy,
+        Head(binaries[LLAMA_SERVER], tmp_path, deep(), [proxy.endpoint], index=index) as head,
+    ):
+        assert head.placements() == {proxy.endpoint: Counter(local=1082)}  # the embedding is the head's
+        assert proxy.counts.calls[SET_TENSOR_GGUF] == 2
+        assert proxy.counts.weights == 0
+        assert head.complete() == text_alone(deep())
 
 
 @pytest.mark.parametrize("workers", [2, 3])

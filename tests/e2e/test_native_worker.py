@@ -48,6 +48,12 @@ def test_listen_on_a_taken_port_ends_with_an_error() -> None:
     assert "Failed to create server socket" in done.stderr
 
 
+def test_an_unknown_argument_is_an_error() -> None:
+    done = subprocess.run([str(server()), "--what"], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "unknown argument: --what" in done.stderr
+
+
 def test_secret_lets_in_who_knows_it(tmp_path: Path) -> None:
     with Worker(server(), tmp_path, secret=SECRET) as worker:
         for _ in range(3):
