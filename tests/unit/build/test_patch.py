@@ -36,7 +36,7 @@ def test_applies_to_nothing_else(old: list[str], new: list[str], other: list[str
     if old == new or not new or not old:
         return
     (change,) = parse_patch(_diff(old, new, context=1000), name="p")  # whole files
-    if other == old:
+    if other[: len(old)] == old:  # what follows the last hunk is not the patch's business
         return
     with pytest.raises(UserError):
         apply_patch(_text(other), change)
