@@ -40,6 +40,10 @@ class RawPipe(Protocol):
         """As `Link.send`. Raises Closed, Broken."""
         ...
 
+    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
+        """As `Link.try_send`. Raises Closed, Broken."""
+        ...
+
     async def receive(self) -> bytes:
         """As `Link.receive`. Raises EndOfStream, Broken, Closed."""
         ...
@@ -71,6 +75,7 @@ class ProvenPipe:
         self._pipe = pipe
         self._leftover = leftover
         self.send = pipe.send
+        self.try_send = pipe.try_send
         self.aclose = pipe.aclose
 
     async def receive(self) -> bytes:

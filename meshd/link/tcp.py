@@ -217,7 +217,7 @@ class TcpListener:
             pipe.widen()
             await self._hand_over(pipe, proven, accept)
         except (MeshdError, TimeoutError) as error:
-            _log.debug("link_ended", remote=pipe.remote, why=str(error) or "no proof in time")
+            _log.debug("link_ended", remote=pipe.remote, why=str(error) or "timed out")
         finally:
             await pipe.aclose()
             self._doorstep.leave(pipe)

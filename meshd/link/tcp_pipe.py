@@ -156,12 +156,7 @@ class TcpPipe(asyncio.BufferedProtocol):
         self._sending = True
         try:
             await self._writable.wait()  # an earlier call may have been cancelled while it waited
-            self._check_send()
-            size = sum(map(len, data))
-            if size > MAX_SEND_BYTES:
-                raise LocalProtocolError(f"{size} bytes in one send, at most {MAX_SEND_BYTES}")
-            self._write(self._engine.seal(data))
-            self._since_breath += size
+            self._put(data)
             if not self._writable.is_set():
                 self._since_breath = 0
                 await self._writable.wait()
@@ -171,6 +166,13 @@ class TcpPipe(asyncio.BufferedProtocol):
                 await asyncio.sleep(0)
         finally:
             self._sending = False
+
+    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
+        """As `send`, without waiting; False when it would have to. Raises Closed, Broken."""
+        if self._sending or not self._writable.is_set() or self._since_breath >= _BREATH_BYTES:
+            return False
+        self._put(data)
+        return True
 
     async def receive(self) -> bytes:
         """The next chunk. Raises EndOfStream, Broken, Closed when there is nothing left; Busy."""
@@ -240,6 +242,14 @@ class TcpPipe(asyncio.BufferedProtocol):
         self._write(self._engine.outgoing())
         if self._secured:
             self._readable.set()
+
+    def _put(self, data: Sequence[bytes | memoryview]) -> None:
+        self._check_send()
+        size = sum(map(len, data))
+        if size > MAX_SEND_BYTES:
+            raise LocalProtocolError(f"{size} bytes in one send, at most {MAX_SEND_BYTES}")
+        self._write(self._engine.seal(data))
+        self._since_breath += size
 
     def _pull(self) -> None:
         try:

@@ -71,22 +71,32 @@ class ChannelPipe:
         self._sending = True
         try:
             await self._drained()
-            whole = b"".join(data)
-            for at in range(0, len(whole), MAX_MESSAGE_BYTES - 1):
-                self._channel.send(_DATA + whole[at : at + MAX_MESSAGE_BYTES - 1])
-            self._unconfirmed += len(whole)
+            self._put(data)
             await self._drained()
         finally:
             self._sending = False
 
+    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
+        if self._sending or not self._has_room():
+            return False
+        self._put(data)
+        return True
+
+    def _put(self, data: Sequence[bytes | memoryview]) -> None:
+        whole = b"".join(data)
+        for at in range(0, len(whole), MAX_MESSAGE_BYTES - 1):
+            self._channel.send(_DATA + whole[at : at + MAX_MESSAGE_BYTES - 1])
+        self._unconfirmed += len(whole)
+
+    def _has_room(self) -> bool:
+        if self._end is Closed:
+            raise Closed("this link was closed")
+        if self._end is not None:
+            raise Broken("the other side is gone")
+        return self._channel.buffered_amount < HIGH_BYTES and self._unconfirmed < WINDOW_BYTES
+
     async def _drained(self) -> None:
-        while True:
-            if self._end is Closed:
-                raise Closed("this link was closed")
-            if self._end is not None:
-                raise Broken("the other side is gone")
-            if self._channel.buffered_amount < HIGH_BYTES and self._unconfirmed < WINDOW_BYTES:
-                return
+        while not self._has_room():
             self._writable.clear()
             await self._writable.wait()
 

@@ -89,22 +89,32 @@ class MemoryPipe:
         self._sending = True
         try:
             await self._drained()
-            if whole := b"".join(data):
-                self._out.chunks.append(whole)
-                self._out.size += len(whole)
-                self._out.change()
+            self._put(data)
             await self._drained()
         finally:
             self._sending = False
 
+    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
+        if self._sending or not self._has_room():
+            return False
+        self._put(data)
+        return True
+
+    def _put(self, data: Sequence[bytes | memoryview]) -> None:
+        if whole := b"".join(data):
+            self._out.chunks.append(whole)
+            self._out.size += len(whole)
+            self._out.change()
+
+    def _has_room(self) -> bool:
+        if self._closed:
+            raise Closed("this link was closed")
+        if self._out.ended is not None:
+            raise Broken("the other side is gone")
+        return self._out.size < HIGH_BYTES
+
     async def _drained(self) -> None:
-        while True:
-            if self._closed:
-                raise Closed("this link was closed")
-            if self._out.ended is not None:
-                raise Broken("the other side is gone")
-            if self._out.size < HIGH_BYTES:
-                return
+        while not self._has_room():
             await self._out.changed.wait()
 
     async def receive(self) -> bytes:

@@ -174,6 +174,35 @@ async def read_to_end(link: Link) -> bytes:
         return bytes(got)
 
 
+def test_sending_without_waiting(rig: Rig) -> None:
+    """Taken at once while there is room; never in front of a send that waits; the end is told."""
+
+    async def work() -> None:
+        async with rig.ends() as ends:
+            dialled, accepted = await ends.pair()
+            sent = 0
+            while sent < 64 << 20 and dialled.try_send([BLOCK[:100], BLOCK[100:]]):
+                sent += 1
+            assert 0 < sent < 64 << 20
+            waiting = asyncio.get_running_loop().create_task(dialled.send([b"after"]))
+            await asyncio.sleep(0)
+            if not waiting.done():
+                assert not dialled.try_send([b"before"])
+            assert await read_exactly(accepted, sent * len(BLOCK) + 5) == BLOCK * sent + b"after"
+            await waiting
+            assert dialled.try_send([b"again"])
+            assert await read_exactly(accepted, 5) == b"again"
+            await dialled.aclose()
+            with pytest.raises(Closed):
+                dialled.try_send([b"x"])
+            with pytest.raises(EndOfStream):
+                await accepted.receive()
+            with pytest.raises(Broken):
+                accepted.try_send([b"x"])
+
+    run(work())
+
+
 def test_the_other_way_is_free_while_one_is_clogged(rig: Rig) -> None:
     async def work() -> None:
         async with rig.ends() as ends:

@@ -1,14 +1,19 @@
 """Listening sockets: which are opened, and what is said of a port that is taken."""
 
+import asyncio
+import errno
 import os
 import socket
 import sys
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.link.listening import PortTaken, holder_of, listen
+from meshd.base.tasks import Owner
+from meshd.link import listening
+from meshd.link.listening import PortTaken, accept_from, holder_of, listen
 
 from tests.conformance.links import has_ipv6
+from tests.conformance.run import run
 
 
 def places(sockets: list[socket.socket]) -> list[tuple[str, int]]:
@@ -64,3 +69,48 @@ def test_an_address_of_somebody_else(host: str) -> None:
         listen(host, 0)
     assert host[:40] in caught.value.what
     assert caught.value.hint
+
+
+class Exhausted(socket.socket):
+    """A listening socket of a system that has run out of descriptors once."""
+
+    failures = 1
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+class Greeted(asyncio.Protocol):
+    """Says who has come."""
+
+    def __init__(self, came: asyncio.Event) -> None:
+        self._came = came
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._came.set()
+        transport.close()
+
+
+def test_accepting_goes_on_after_descriptors_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_PAUSE_SECONDS", 0.001)
+
+    async def work() -> None:
+        server = Exhausted()
+        server.setblocking(False)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        came = asyncio.Event()
+        async with Owner() as owner:
+            owner.start(accept_from(server, lambda: Greeted(came)), name="accept")
+            with socket.socket() as guest:
+                guest.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(guest, server.getsockname())
+                await came.wait()
+                assert server.failures == 0
+            owner.cancel()
+        assert server.fileno() == -1
+
+    run(work())

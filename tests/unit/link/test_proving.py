@@ -33,6 +33,7 @@ class Crumbs:
         self._pipe = pipe
         self._held = b""
         self.send = pipe.send
+        self.try_send = pipe.try_send
         self.aclose = pipe.aclose
 
     async def receive(self) -> bytes:
