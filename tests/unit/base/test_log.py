@@ -1,0 +1,127 @@
+"""Logs: where they go, what they never hold, and that they never harm the program."""
+
+import io
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from meshd.base import log
+from meshd.base.log import RotatedFile
+
+EARLY = log.get("test")  # as a module makes one at import, before anything is set up
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """What the tests set up ends with them."""
+    yield
+    log.set_up(level="warning")
+
+
+def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_logger_made_at_import_follows_a_later_set_up() -> None:
+    stream = io.StringIO()
+    log.set_up(level="info", form="json", stream=stream)
+    EARLY.info("link_up", peer="garage")
+    EARLY.debug("not_seen")
+    [line] = lines(stream)
+    assert (line["event"], line["level"], line["area"], line["peer"]) == ("link_up", "info", "test", "garage")
+
+
+def test_nothing_goes_to_stdout_before_anything_is_set_up(capsys: pytest.CaptureFixture[str]) -> None:
+    log.set_up(level="warning")
+    EARLY.warning("link_lost")
+    EARLY.info("not_seen")
+    out, err = capsys.readouterr()
+    assert out == "" and "link_lost" in err and "not_seen" not in err
+
+
+def test_secrets_are_replaced() -> None:
+    stream = io.StringIO()
+    log.set_up(form="text", stream=stream)
+    for name in log.SECRET_FIELDS:
+        EARLY.warning("x", **{name: "sesame"})
+    assert "sesame" not in stream.getvalue() and stream.getvalue().count("[redacted]") == len(
+        log.SECRET_FIELDS
+    )
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_peers_text_cannot_end_a_line_or_move_the_cursor(form: str) -> None:
+    stream = io.StringIO()
+    log.set_up(form=form, stream=stream)
+    EARLY.warning("link_lost", why="bye\n2026 [error] forged \x1b[2J")
+    text = stream.getvalue()
+    assert text.count("\n") == 1 and "\x1b" not in text
+
+
+def test_a_file_is_kept_beside_the_stream(tmp_path: Path) -> None:
+    stream, path = io.StringIO(), tmp_path / "home" / "logs" / "meshd.log"
+    log.set_up(stream=stream, file=path)
+    EARLY.warning("link_lost")
+    assert path.read_text() == stream.getvalue() != ""
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for folder in (path.parent, path.parent.parent):  # also those that it makes on the way
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_the_file_is_rotated_by_size(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    file = RotatedFile(path, most=20)
+    for number in range(5):
+        file.write(f"line {number}\n")  # 7 bytes: two of them fit
+    file.close()
+    file.close()
+    assert path.read_text() == "line 4\n"
+    assert (tmp_path / "x.log.1").read_text() == "line 2\nline 3\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.log", "x.log.1"]
+
+
+def test_a_restart_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    for word in ("one", "two"):
+        file = RotatedFile(tmp_path / "x.log", most=8)
+        file.write(f"{word}\n")
+        file.close()
+    assert (tmp_path / "x.log").read_text() == "one\ntwo\n"
+
+
+def test_a_line_longer_than_the_file_is_kept_whole(tmp_path: Path) -> None:
+    file = RotatedFile(tmp_path / "x.log", most=4)
+    file.write("a long line\n")
+    file.write("b\n")
+    file.close()
+    assert (tmp_path / "x.log").read_text() == "b\n"
+    assert (tmp_path / "x.log.1").read_text() == "a long line\n"
+
+
+def test_a_place_that_cannot_be_written_costs_lines_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    file = RotatedFile(tmp_path / "file" / "x.log")
+    file.write("lost\n")
+    file.write("\ud800\n")
+    file.close()
+
+
+def test_a_stream_that_has_gone_costs_nothing(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    path = tmp_path / "x.log"
+    stream = os.fdopen(writing, "w")
+    try:
+        log.set_up(stream=stream, file=path)
+        EARLY.warning("link_lost")
+        closed = io.StringIO()
+        closed.close()
+        log.set_up(stream=closed, file=path)
+        EARLY.warning("link_up")
+    finally:
+        with pytest.raises(BrokenPipeError):
+            stream.close()
+    text = path.read_text()
+    assert text.count("\n") == 2 and text.index("link_lost") < text.index("link_up")
