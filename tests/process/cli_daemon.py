@@ -1,6 +1,6 @@
 """A process that answers on the control socket of MESHD_HOME as a daemon with one child would.
 
-`python -m tests.process.cli_daemon [deaf | orphan]`: says `ready CHILD` when it listens; ends when it is asked
+`python -m tests.process.cli_daemon [deaf | orphan]`: says `ready CHILD` when it listens; ends when asked
 to, unless `deaf`; leaves its child behind if `orphan`. The child lives until its standard input, which is
 ours, ends.
 """

@@ -1,7 +1,7 @@
 """What must hold before a daemon starts."""
 
-import dataclasses
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,9 +59,8 @@ def test_serve_without_a_model_does_not_parse() -> None:
     ],
 )
 def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, object], words: str) -> None:
-    serve = ServeConfig(model=model)
-    for name, value in change.items():
-        serve = dataclasses.replace(serve, **{name: value})
+    make: Callable[..., ServeConfig] = ServeConfig
+    serve = make(**{"model": model, **change})
     with pytest.raises(UserError, match=words) as caught:
         check(Config(serve=serve), "serve")
     assert caught.value.hint
