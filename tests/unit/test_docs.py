@@ -14,6 +14,7 @@ from meshd.base.log import SECRET_FIELDS
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.options import Parser
 from meshd.config.keys import KEYS, Key
+from meshd.process.interface import ChildState
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -120,6 +121,11 @@ def test_every_event_is_a_fixed_phrase_in_logging_md() -> None:
         if not isinstance(phrase, str) or f"`{phrase}`" not in text:
             lacking.append(f"{where} {ast.unparse(event) if event else '?'}")
     assert lacking == []
+
+
+def test_every_state_of_a_child_is_an_event_in_logging_md() -> None:
+    text = page("logging.md").split("## Events")[1]
+    assert [state for state in ChildState if f"`child_{state}`" not in text] == []
 
 
 def test_every_log_field_is_in_logging_md() -> None:
