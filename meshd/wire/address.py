@@ -61,7 +61,7 @@ class Candidate:
                 host = host[1:-1]
             elif ":" in host:
                 raise ValueError("an IPv6 address stands in brackets")
-            if not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535):
+            if not (len(port) <= 5 and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
                 raise ValueError(f"port `{port}` is not between 1 and 65535")
             proto = _proto(rest[0] if rest else "tcp")
             kind = _kind(rest[1] if len(rest) > 1 else "host")

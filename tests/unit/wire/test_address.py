@@ -74,6 +74,7 @@ def test_what_people_write(text: str, host: str, port: int, proto: str, kind: st
         "1.2.3.4:",
         "1.2.3.4:0/tcp",
         "1.2.3.4:65536/tcp",
+        "1.2.3.4:03030300/tcp",
         "1.2.3.4:+80/tcp",
         "1.2.3.4:٣/tcp",
         "1.2.3.4:80/sctp",

@@ -1,0 +1,239 @@
+"""Targets on a proven link: frames, the session behind them, and control messages."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from meshd.base.errors import Closed, RemoteProtocolError
+from meshd.mux.config import Priority
+from meshd.mux.events import DataReceived, StreamOpened
+from meshd.mux.session import Session
+from meshd.wire import hello, joining, lease, news
+from meshd.wire.frame import FrameParser, HelloReader, data_header, encode, encode_hello
+from meshd.wire.frame_types import (
+    Ack,
+    Control,
+    Goodbye,
+    LinkAck,
+    LinkLost,
+    MaxData,
+    Open,
+    Ping,
+    Pong,
+    Reset,
+    ResetAck,
+    Resume,
+    ResumeEntry,
+    Switch,
+)
+from meshd.wire.lengths import LengthParser, framed
+
+from tests.fuzz.mutate import either, flip
+from tests.fuzz.target import Target
+from tests.unit.mux.script import SESSION_ID, quiet
+
+FIRST = encode(Resume(16 << 20, 1, 0, ()))  # of a follower that has opened nothing yet
+AGAIN = encode(
+    Resume(16 << 20, 3, 2, (ResumeEntry(0, 10, 300_000, 0, True), ResumeEntry(1, 0, 300_000, 300)))
+)
+CONTROL: tuple[Control, ...] = (
+    Open(1, "rpc", {"lease": b"0123456789abcdef", "n": 7, "why": "x"}, 1, 256 << 10),
+    Ack(1, 100, 400_000, True),
+    MaxData(32 << 20),
+    LinkAck(5000),
+    Ping(1, 20),
+    Pong(1, 20),
+    Switch(1),
+    LinkLost(1),
+    Reset(1, 2, "gone", 100, 100),
+    ResetAck(1),
+    Goodbye(1, "bye"),
+)
+OF_PEER = (
+    encode(CONTROL[0]),
+    data_header(1, 0, 300, False) + bytes(300),
+    data_header(1, 300, 20, True) + bytes(20),
+    encode(Ack(0, 40, 400_000, True)),
+    data_header(0, 0, 10, True) + bytes(10),
+    encode(LinkAck(20)),
+    encode(Ping(1, 20)),
+)
+EACH = (*map(encode, CONTROL), *OF_PEER, encode_hello(b"{}"))
+
+
+def _make_frames(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+    """Some frames in any order, one of them broken."""
+    row = [chance.choice(samples) for _ in range(chance.randint(1, 6))]
+    at = chance.randrange(len(row))
+    row[at] = flip(chance, row[at], samples)
+    return b"".join(row)
+
+
+def _feed_frames(data: bytes) -> None:
+    parser = FrameParser()
+    cut = len(data) // 3
+    for part in (data[:cut], data[cut : cut + 1], data[cut + 1 :]):
+        parser.feed(part)
+
+
+def _whole_talk() -> bytes:
+    first = FIRST + b"".join(OF_PEER)
+    return len(first).to_bytes(4, "big") + first + AGAIN
+
+
+def _make_talk(chance: random.Random, _samples: Sequence[bytes]) -> bytes:
+    """Two links of a session: as an honest peer begins, then anything. The first one's length goes before."""
+    first = FIRST + b"".join(OF_PEER[: chance.randrange(len(OF_PEER) + 1)])
+    if chance.random() < 0.6:
+        first += _make_frames(chance, EACH)
+    again = AGAIN if chance.random() < 0.5 else flip(chance, AGAIN, EACH)
+    if chance.random() < 0.5:
+        again += _make_frames(chance, EACH)
+    return len(first).to_bytes(4, "big") + first + again
+
+
+def _feed_session(data: bytes) -> None:
+    session = Session(side="leader", session_id=SESSION_ID, config=quiet())
+    session.write(session.open("echo", {}, Priority.INTERACTIVE), bytes(100))
+    end = 4 + int.from_bytes(data[:4], "big")
+    for link, part in enumerate((data[4:end], data[end:]), 1):
+        now = float(link)
+        session.link_up(link, now)
+        session.transmit(link, now, 1 << 20)
+        for event in session.receive(link, part, now):
+            if isinstance(event, StreamOpened):
+                session.accept(event.stream_id)
+            elif isinstance(event, DataReceived):
+                session.consumed(event.stream_id, len(event.data))
+        session.transmit(link, now, 1 << 20)
+        session.link_down(link, now)
+
+
+def _feed_hello_frame(data: bytes) -> None:
+    HelloReader().feed(data)
+
+
+def _feed_lengths(data: bytes) -> None:
+    parser = LengthParser(limit=4096)
+    for at in range(0, len(data), 100):
+        parser.feed(data[at : at + 100])
+        for message in parser.messages():
+            assert len(message) <= 4096
+
+
+class _Message(Protocol):
+    def encode(self) -> bytes: ...
+
+
+def _messages(*messages: _Message) -> tuple[bytes, ...]:
+    return tuple(message.encode() for message in messages)
+
+
+def _make_message(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+    return either(chance, chance.choice(samples), samples)
+
+
+def _reader(decode: Callable[[bytes], _Message | None]) -> Callable[[bytes], None]:
+    def feed(data: bytes) -> None:
+        message = decode(data)
+        if message is not None:
+            assert decode(message.encode()) == message
+
+    return feed
+
+
+_NATIVE = hello.NativeVersion("5.0.0", "b1234", "ab" * 32, "cpu")
+_HELLO = hello.Hello(
+    version=1,
+    features=("a", "b"),
+    name="garage",
+    role="worker",
+    incarnation=bytes(16),
+    current=b"",
+    fresh=bytes(8),
+    chosen=b"",
+    native=_NATIVE,
+    largest_frame=256 << 10,
+    grace=120,
+    bans_count=2,
+    bans_digest=bytes(32),
+    clock=1_790_000_000,
+    record=b"record" * 50,
+)
+_DEVICE = lease.Device("CPU", "cpu", "a processor", 1 << 33, 1 << 34)
+
+
+def _target(name: str, samples: tuple[bytes, ...], feed: Callable[[bytes], None], share: int) -> Target:
+    return Target(
+        name=name, samples=samples, make=_make_message, feed=feed, allowed=(RemoteProtocolError,), share=share
+    )
+
+
+TARGETS = (
+    Target(
+        name="frames",
+        samples=(*EACH, FIRST, AGAIN),
+        make=_make_frames,
+        feed=_feed_frames,
+        allowed=(RemoteProtocolError,),
+        share=14,
+    ),
+    Target(
+        name="session",
+        samples=(_whole_talk(),),
+        make=_make_talk,
+        feed=_feed_session,
+        allowed=(RemoteProtocolError, Closed),  # closed: a goodbye on the first link, then the second
+        share=10,
+    ),
+    Target(
+        name="hello-frame",
+        samples=(encode_hello(_HELLO.encode()),),
+        make=_make_frames,
+        feed=_feed_hello_frame,
+        allowed=(RemoteProtocolError,),
+        share=2,
+    ),
+    Target(
+        name="lengths",
+        samples=(framed(b"x" * 100), framed(b""), framed(b"y" * 4096)),
+        make=_make_frames,
+        feed=_feed_lengths,
+        allowed=(RemoteProtocolError,),
+        share=3,
+    ),
+    _target(
+        "hello",
+        _messages(
+            _HELLO, hello.Bans((b"ban" * 90,) * 3, True), hello.Go(), hello.Refusal("busy", "no", "wait")
+        ),
+        _reader(hello.decode),
+        8,
+    ),
+    _target(
+        "joining",
+        _messages(
+            joining.JoinRequest("garage", "worker"),
+            joining.Welcome(b"chain" * 60, (b"record" * 60,) * 2, (b"ban" * 90,)),
+            joining.NotAdmitted("used_up", "all uses are gone", "ask for another"),
+        ),
+        _reader(joining.decode),
+        4,
+    ),
+    _target(
+        "lease",
+        _messages(
+            lease.Acquire(bytes(16), "model", "f" * 64, "b1234", "ab" * 32),
+            lease.Offer((_DEVICE, _DEVICE), True, "m" * 32),
+            lease.Reserve((1 << 30, 0)),
+            lease.Grant(bytes(16)),
+            lease.Progress("hashing"),
+            lease.Lost("gone", "the server ended", ""),
+        ),
+        _reader(lease.decode),
+        6,
+    ),
+    _target(
+        "news", _messages(news.RecordNews(b"record" * 60), news.BanNews(b"ban" * 90)), _reader(news.decode), 2
+    ),
+)

@@ -1,0 +1,177 @@
+"""Targets of trust: both sides of the proof, certificate chains, bans, records.
+
+Half of the inputs are signed anew after they were broken, by somebody who may: a member can be hostile too.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import msgpack
+from meshd.base.errors import MeshdError, Refused, RemoteProtocolError
+from meshd.identity.exchange import MAGIC, ProofFailed
+from meshd.identity.keys import KeyPair
+from meshd.identity.membership import Chain, Role, check_chain
+from meshd.identity.proof import DialProof
+from meshd.identity.record import PeerRecord
+from meshd.identity.revocation import Ban, RevocationSet, ban
+from meshd.identity.signed import Statement
+from meshd.wire.message import pack
+
+from tests.fuzz.mutate import either, flip, repack
+from tests.fuzz.target import Feed, Make, Target
+from tests.fuzz.texts import CANDIDATES
+from tests.unit.identity.cast import (
+    ADMIN,
+    ADMIN_CHAIN,
+    FOUNDER,
+    FOUNDER_CHAIN,
+    GUEST,
+    GUEST_CHAIN,
+    INVITER,
+    INVITER_CHAIN,
+    MESH,
+    ROOT,
+    STRANGER,
+    WORKER_CHAIN,
+)
+from tests.unit.identity.ends import converse, dialler, joiner, listener
+
+_LENGTH = 2
+
+
+def _signed_anew(chance: random.Random, data: bytes, signers: Sequence[KeyPair], context: str) -> bytes:
+    """A statement with another body, truly signed."""
+    body = repack(chance, Statement.decode(data, limit=1 << 20).body)
+    return Statement.make(chance.choice(signers), context, body).encode()
+
+
+def _statements(signers: Sequence[KeyPair], context: str) -> Make:
+    def make(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+        good = chance.choice(samples)
+        if chance.random() < 0.5:
+            return either(chance, good, samples)
+        return _signed_anew(chance, good, signers, context)
+
+    return make
+
+
+def _make_chain(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+    good = chance.choice(samples)
+    if chance.random() < 0.5:
+        return either(chance, good, samples)
+    fields = cast(dict[str, list[bytes]], msgpack.unpackb(good))
+    certificates = fields["certs"]
+    at = chance.randrange(len(certificates))
+    certificates[at] = _signed_anew(chance, certificates[at], (ROOT, INVITER), "meshd certificate v1")
+    return pack(cast(dict[str, bytes], fields))
+
+
+def _feed_chain(data: bytes) -> None:
+    member = check_chain(Chain.decode(data), MESH, GUEST.peer)
+    assert member.roles <= frozenset({Role.USE, Role.WORK})  # what its inviter may give
+
+
+def _feed_ban(data: bytes) -> None:
+    bans = RevocationSet(MESH)
+    bans.add(Ban.decode(data))
+    assert RevocationSet.decode(bans.encode()).digest() == bans.digest()
+
+
+def _feed_record(data: bytes) -> None:
+    record = PeerRecord.decode(data)
+    record.verify(MESH)
+    assert record.peer == GUEST.peer
+
+
+def _break_message(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    """A message of the proof behind its length, broken before or behind it."""
+    if chance.random() < 0.4:
+        return flip(chance, data, others)
+    head = MAGIC if data.startswith(MAGIC) else b""
+    body = repack(chance, data[len(head) + _LENGTH :])
+    return head + min(len(body), 0xFFFF).to_bytes(_LENGTH, "big") + body
+
+
+def _make_side(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+    """The messages of one side up to one that is broken, or all of them."""
+    row = list(samples)
+    at = chance.randrange(len(row))
+    row[at] = _break_message(chance, row[at], samples)
+    return b"".join(row[: at + 1] if chance.random() < 0.7 else row)
+
+
+def _talk(dial: DialProof) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    talk = converse(dial, listener())
+    return tuple(talk.dialled), tuple(talk.listened)
+
+
+_MEMBER_DIALLED, _MEMBER_LISTENED = _talk(dialler())
+_JOIN_DIALLED, _JOIN_LISTENED = _talk(joiner())
+
+
+def _feed_listener(data: bytes) -> None:
+    side = listener()
+    side.receive(data[:7])
+    side.receive(data[7:])
+    # an untouched first part with a broken end may still be a whole and true proof, never another's
+    assert side.result is None or side.result.peer == GUEST.peer
+
+
+def _to_dialler(make: Callable[[], DialProof]) -> Feed:
+    def feed(data: bytes) -> None:
+        side = make()
+        side.start()
+        side.receive(data)
+        assert side.result is None or side.result.peer == FOUNDER.peer
+
+    return feed
+
+
+def _target(
+    name: str, samples: tuple[bytes, ...], make: Make, feed: Feed, share: int, *more: type[MeshdError]
+) -> Target:
+    allowed: tuple[type[MeshdError], ...] = (RemoteProtocolError, *more)
+    return Target(name=name, samples=samples, make=make, feed=feed, allowed=allowed, share=share)
+
+
+_CHAINS = tuple(chain.encode() for chain in (GUEST_CHAIN, FOUNDER_CHAIN, WORKER_CHAIN))
+_BANS = (
+    ban(signer=ROOT, chain=None, mesh=MESH, kind="node", target=STRANGER.peer.raw, issued_at=1),
+    ban(signer=ADMIN, chain=ADMIN_CHAIN, mesh=MESH, kind="invite", target=b"8 bytes!", issued_at=2),
+    ban(
+        signer=INVITER,
+        chain=INVITER_CHAIN,
+        mesh=MESH,
+        kind="node",
+        target=GUEST.peer.raw,
+        issued_at=3,
+        evidence=GUEST_CHAIN.leaf,
+    ),
+)
+_RECORD = PeerRecord.sign(
+    GUEST,
+    chain=GUEST_CHAIN,
+    name="garage",
+    role="worker",
+    sequence=7,
+    candidates=CANDIDATES,
+    relays=("relay.example:443",),
+    capabilities={"backend": "cpu"},
+)
+
+TARGETS = (
+    _target("listen-member", _MEMBER_DIALLED, _make_side, _feed_listener, 5, ProofFailed, Refused),
+    _target("listen-join", _JOIN_DIALLED, _make_side, _feed_listener, 4, ProofFailed, Refused),
+    _target("dial-member", _MEMBER_LISTENED, _make_side, _to_dialler(dialler), 4, ProofFailed, Refused),
+    _target("dial-join", _JOIN_LISTENED, _make_side, _to_dialler(joiner), 4, ProofFailed, Refused),
+    _target("chain", _CHAINS, _make_chain, _feed_chain, 4),
+    _target(
+        "ban",
+        tuple(one.encode() for one in _BANS),
+        _statements((ROOT, ADMIN, INVITER), "meshd ban v1"),
+        _feed_ban,
+        4,
+    ),
+    _target("record", (_RECORD.encode(),), _statements((GUEST,), "meshd record v1"), _feed_record, 4),
+)
