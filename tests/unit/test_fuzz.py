@@ -11,20 +11,14 @@ from tests.fuzz.__main__ import DEFAULT_INPUTS, TARGETS, shares
 from tests.fuzz.run import Found, make_input, run_target
 from tests.fuzz.target import Feed, Target
 
-INPUTS = 1000
+INPUTS = 2000
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=[target.name for target in TARGETS])
 def test_hostile_input_meets_declared_errors_only(target: Target) -> None:
     outcome = run_target(target, inputs=INPUTS, seed=random.randrange(1_000_000))
-    assert outcome.inputs == INPUTS
     assert outcome.refused > 0, "no input was hostile"
-
-
-@pytest.mark.parametrize("target", TARGETS, ids=[target.name for target in TARGETS])
-def test_some_input_gets_past_the_first_check(target: Target) -> None:
-    """A target whose every input is refused at the door tests the door."""
-    assert run_target(target, inputs=INPUTS, seed=1).refused < INPUTS
+    assert outcome.refused < INPUTS, "every input is refused at the door, so only the door is tested"
 
 
 def test_the_default_is_a_million() -> None:
