@@ -4,7 +4,6 @@ import asyncio
 import os
 import resource
 import secrets
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +41,8 @@ from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node
 from meshd.role.interface import ModelStatus, Role
 from meshd.wire.address import Candidate
+
+_STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,8 @@ def _model_view(model: ModelStatus | None) -> ModelView | None:
 
 def resident_bytes() -> int:
     """Memory of this process that is in RAM now (its peak where the system does not tell)."""
-    if sys.platform == "linux":
-        fields = Path("/proc/self/statm").read_bytes().split()
-        return int(fields[1]) * resource.getpagesize()
+    try:
+        return int(_STATM.read_bytes().split()[1]) * resource.getpagesize()
+    except OSError:  # not Linux
+        pass
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

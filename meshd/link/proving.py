@@ -44,6 +44,10 @@ class RawPipe(Protocol):
         """As `Link.try_send`. Raises Closed, Broken."""
         ...
 
+    def divert(self, take: Callable[[bytes], bool]) -> None:
+        """As `Link.divert`."""
+        ...
+
     async def receive(self) -> bytes:
         """As `Link.receive`. Raises EndOfStream, Broken, Closed."""
         ...
@@ -77,6 +81,13 @@ class ProvenPipe:
         self.send = pipe.send
         self.try_send = pipe.try_send
         self.aclose = pipe.aclose
+
+    def divert(self, take: Callable[[bytes], bool]) -> None:
+        """As `Link.divert`; what came along with the proof goes first."""
+        first, self._leftover = self._leftover, b""
+        if first and not take(first):
+            self._leftover = first
+        self._pipe.divert(lambda data: not self._leftover and take(data))
 
     async def receive(self) -> bytes:
         """The next chunk. Raises EndOfStream, Broken, Closed."""

@@ -66,6 +66,7 @@ class TcpPipe(asyncio.BufferedProtocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._lost = asyncio.Event()  # the socket is closed
+        self._take: Callable[[bytes], bool] | None = None
 
     # --- what the event loop calls
 
@@ -174,6 +175,10 @@ class TcpPipe(asyncio.BufferedProtocol):
         self._put(data)
         return True
 
+    def divert(self, take: Callable[[bytes], bool]) -> None:
+        """As `Link.divert`."""
+        self._take = take
+
     async def receive(self) -> bytes:
         """The next chunk. Raises EndOfStream, Broken, Closed when there is nothing left; Busy."""
         if self._receiving:
@@ -254,7 +259,10 @@ class TcpPipe(asyncio.BufferedProtocol):
     def _pull(self) -> None:
         try:
             while count := self._engine.unseal(self._plain):
-                self._chunks.append(bytes(self._plain[:count]))
+                chunk = bytes(self._plain[:count])
+                if self._take is not None and not self._chunks and self._take(chunk):
+                    continue
+                self._chunks.append(chunk)
                 self._waiting_bytes += count + _CHUNK_COST
                 self._readable.set()
         except EndOfStream:

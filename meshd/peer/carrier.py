@@ -6,7 +6,7 @@ Holds no state of the session: it moves bytes between `Session` and `Link`, and 
 import asyncio
 from collections.abc import Callable
 
-from meshd.base.errors import Broken
+from meshd.base.errors import Broken, Closed, RemoteProtocolError
 from meshd.base.tasks import Owner, cancel_and_wait, first_error
 from meshd.link.interface import Link
 from meshd.mux.events import Event
@@ -36,10 +36,34 @@ class Carrier:
         self._wake = asyncio.Event()
         self._ending = asyncio.Event()
         self.why = ""
+        self._parked = False
+        self._inside = False
+        self._fault: RemoteProtocolError | None = None
+        self._held: list[bytes | memoryview] = []
 
     def wake(self) -> None:
-        """The session may have something to send."""
-        self._wake.set()
+        """The session may have something to send: at once where nothing is in the way."""
+        if self._parked and not self._inside and not self._held:
+            self._send_now()
+        else:
+            self._wake.set()
+
+    def _send_now(self) -> None:
+        """Saves the turn of the event loop that waking the sender's task would cost."""
+        self._inside = True
+        try:
+            while pieces := self.session.transmit(self.link_id, self._now(), SEND_BYTES):
+                if not self.link.try_send(pieces):
+                    self._held = pieces  # the task sends them, before anything else
+                    self._wake.set()
+                    return
+                if sum(map(len, pieces)) < SEND_BYTES:
+                    return  # that was all there is
+        except (Broken, Closed):
+            self._held = [b""]  # the task meets the same error
+            self._wake.set()
+        finally:
+            self._inside = False
 
     def end(self, why: str) -> None:
         """Send what is left (a goodbye), then leave `carry` with Broken(why)."""
@@ -56,32 +80,52 @@ class Carrier:
             async with Owner() as owner:
                 sender = owner.start(self._send(), name="link sender")
                 receiver = owner.start(self._receive(), name="link receiver")
+                self.link.divert(self._took)
                 await self._ending.wait()
                 await cancel_and_wait(sender, receiver)
                 await self._farewell()
         except ExceptionGroup as group:
             raise first_error(group) from None
-        raise Broken(self.why)
+        raise self._fault or Broken(self.why)
 
     async def _send(self) -> None:
         session, link, wake = self.session, self.link, self._wake
         while True:
             wake.clear()
-            pieces = session.transmit(self.link_id, self._now(), SEND_BYTES)
+            held, self._held = self._held, []
+            pieces = held or session.transmit(self.link_id, self._now(), SEND_BYTES)
             if pieces:
                 await link.send(pieces)
             else:
-                await wake.wait()
+                self._parked = True
+                try:
+                    await wake.wait()
+                finally:
+                    self._parked = False
 
     async def _receive(self) -> None:
         while True:
             self._take(await self.link.receive())
 
+    def _took(self, data: bytes) -> bool:
+        if self._ending.is_set():
+            return True  # of a link that is being closed
+        try:
+            self._take(data)
+        except RemoteProtocolError as error:
+            self._fault = error
+            self.end(error.what)
+        return True
+
     def _take(self, data: bytes) -> None:
-        happened = self.session.receive(self.link_id, data, self._now())
-        self._wake.set()
-        if happened:
-            self._dispatch(self.session, happened)
+        inside, self._inside = self._inside, True
+        try:
+            happened = self.session.receive(self.link_id, data, self._now())
+            if happened:
+                self._dispatch(self.session, happened)
+        finally:
+            self._inside = inside
+        self.wake()
 
     async def _farewell(self) -> None:
         try:

@@ -36,6 +36,9 @@ class Crumbs:
         self.try_send = pipe.try_send
         self.aclose = pipe.aclose
 
+    def divert(self, take: Callable[[bytes], bool]) -> None:
+        """Never asks."""
+
     async def receive(self) -> bytes:
         if not self._held:
             self._held = await self._pipe.receive()
