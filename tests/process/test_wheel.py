@@ -1,0 +1,115 @@
+"""The wheel, installed outside the checkout, has all that an installed meshd needs."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.rules.source import ROOT
+
+
+def _run(*command: str | Path, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={"PATH": os.environ["PATH"], "HOME": str(cwd), **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of what belongs into it, without a network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    for name in ("meshd", "native", "configs"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    done = _run(
+        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"),
+        *("--no-index", "--no-build-isolation", "--wheel-dir", folder, source),
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    (made,) = folder.glob("meshd-*.whl")
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A venv with the wheel in it and nothing else; the dependencies are those of the tests."""
+
+    bin: Path
+    folder: Path
+
+    def meshd(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        own = str(self.folder)
+        return _run(self.bin / "meshd", *arguments, cwd=self.folder, MESHD_HOME=own, MESHD_CACHE=own)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("installed")
+    venv = folder / "venv"
+    done = _run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    done = _run(
+        *(sys.executable, "-m", "pip", "--python", venv, "--disable-pip-version-check", "install", "--quiet"),
+        *("--no-deps", "--no-index", wheel),
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    (site,) = venv.glob("lib/python*/site-packages")
+    # a folder named in a .pth file is searched, but its own .pth files (our editable meshd) are not read
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    return Installed(venv / "bin", folder)
+
+
+def test_it_holds_what_a_native_build_needs_and_nothing_more(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    patches = {f"meshd/native/patches/{path.name}" for path in (ROOT / "native/patches").glob("*.patch")}
+    assert patches
+    assert (
+        patches | {"meshd/native/UPSTREAM.toml", "meshd/configs/meshd.example.toml", "meshd/py.typed"}
+        <= names
+    )
+    tops = {name.partition("/")[0] for name in names}
+    assert all(top == "meshd" or top.endswith(".dist-info") for top in tops)
+
+
+def test_it_runs_from_its_own_files(installed: Installed) -> None:
+    where = _run(installed.bin / "python", "-c", "import meshd; print(meshd.__file__)", cwd=installed.folder)
+    assert Path(where.stdout.strip()).is_relative_to(installed.folder)
+    shown = installed.meshd(["--version"])
+    here = _run(Path(sys.executable).with_name("meshd"), "--version", cwd=installed.folder)
+    assert (shown.returncode, shown.stdout) == (0, here.stdout), "version, pin and hash of the patches"
+
+
+def test_no_native_build_is_said_with_what_to_do(installed: Installed) -> None:
+    shown = installed.meshd(["native", "info"])
+    assert shown.returncode == 1
+    assert shown.stdout == ""
+    assert "error: there is no native build" in shown.stderr
+    assert "hint: make one with `meshd native build`" in shown.stderr
+
+
+def test_it_writes_and_reads_a_configuration(installed: Installed) -> None:
+    file = installed.folder / "own.toml"
+    assert installed.meshd(["config", "init", str(file)]).returncode == 0
+    assert file.read_bytes() == (ROOT / "configs/meshd.example.toml").read_bytes()
+    shown = installed.meshd(["config", "show", "--config", str(file)])
+    assert shown.returncode == 0, shown.stderr
+    assert "[serve]" in shown.stdout
