@@ -2,6 +2,7 @@
 
 import errno
 import ssl
+from collections.abc import Callable
 
 import pytest
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, Refused, RemoteProtocolError
