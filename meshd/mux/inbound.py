@@ -235,7 +235,7 @@ class Inbound:
         link.on_link_ack(frame.received, self._state.now)
 
     def _on_ping(self, link: LinkState, frame: Ping) -> None:
-        link.on_ping(frame.number)
+        link.on_ping(frame.number, frame.hold, self._state.now)
 
     def _on_pong(self, link: LinkState, frame: Pong) -> None:
         rtt = link.on_pong(frame.number, self._state.now)

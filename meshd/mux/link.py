@@ -14,6 +14,7 @@ _ACK_AT_ONCE = 256 << 10
 _ACK_LEAST = 2 << 10  # below it, it waits for company: a LinkAck must not provoke a LinkAck
 _ACK_DELAY = 0.005  # seconds until _ACK_LEAST or more are acknowledged anyway
 _MOST_PINGS = 64  # unanswered ones remembered, and unanswered ones of the peer's
+_HOLD = 1.0  # seconds at most that the peer's measurement stops our data
 _LATE = 1.0  # seconds by which our own timer may be late before we doubt ourselves and not the link
 
 
@@ -37,7 +38,10 @@ class LinkState:
         self.pongs_due: list[int] = []
         self._pinged: dict[int, float] = {}  # number -> when it was sent
         self._asked: set[int] = set()  # numbers that the application asked for
-        self._probe: int | None = None
+        self._held: int | None = None  # the ping that asked the peer to hold its data
+        self._drained = False  # its pong came, behind all data that was under way
+        self._probe: int | None = None  # the ping that then measures
+        self.hold_until = 0.0  # the peer measures: we send no data
         self._interval = config.ping_interval
         self._dead_after = config.dead_after
         self._next_ping = now
@@ -70,15 +74,19 @@ class LinkState:
         rtt = now - sent_at
         self.rtt = rtt if self.rtt is None else self.rtt + (rtt - self.rtt) / 4
         self.pacing.on_pong(rtt, now, probe=number == self._probe)
-        if number == self._probe:
-            self._probe = None
+        if number == self._held:
+            self._drained = True
+        elif number == self._probe:
+            self._held = self._probe = None
+            self._drained = False
         if number not in self._asked:
             return None
         self._asked.discard(number)
         return rtt
 
-    def on_ping(self, number: int) -> None:
-        """The peer asks for a Pong."""
+    def on_ping(self, number: int, hold: bool, now: float) -> None:
+        """The peer asks for a Pong, and perhaps for a moment without data."""
+        self.hold_until = now + _HOLD if hold else 0.0
         self.pongs_due.append(number)
         del self.pongs_due[:-_MOST_PINGS]
 
@@ -100,14 +108,27 @@ class LinkState:
             self._asked.discard(oldest)
 
     def probe_due(self) -> bool:
-        """The link is drained enough to measure the shortest round trip: a ping is wanted for it."""
+        """Does measuring the shortest round trip need a ping now?
+
+        It takes two: the first asks the peer to hold its data, and its pong comes behind what had been
+        under way, so that the second meets no queue in either direction.
+        """
         pacing = self.pacing
-        return pacing.probing and self._probe is None and pacing.in_flight <= pacing.allowance()
+        if not pacing.probing or self._probe is not None:
+            return False
+        return self._held is None or (self._drained and pacing.in_flight <= pacing.allowance())
 
     def probe(self, number: int) -> None:
-        """This ping measures it."""
-        self._probe = number
+        """This ping is the one that `probe_due` wants."""
+        if self._held is None:
+            self._held = number
+        else:
+            self._probe = number
         self.pings_due.append(number)
+
+    def holds(self, number: int) -> bool:
+        """Does this ping ask the peer to hold its data?"""
+        return self.pacing.probing and number != self._probe
 
     def ack_due(self, now: float) -> bool:
         """Is a LinkAck worth a frame of its own?"""
@@ -136,13 +157,15 @@ class LinkState:
         at = min(self._next_ping, self.last_heard + self._dead_after, self.confirmed_at + self._dead_after)
         if self._unacked_since is not None:
             at = min(at, self._unacked_since + _ACK_DELAY)
-        return at
+        return min(at, self.hold_until) if self.hold_until else at
 
     def ripen(self, now: float) -> None:
-        """A LinkAck that has waited its time is due."""
+        """What has waited its time: a LinkAck is due, a hold is over."""
         if self._unacked_since is not None and now >= self._unacked_since + _ACK_DELAY:
             self._unacked_since = None
             self._ack_ripe = True
+        if now >= self.hold_until:
+            self.hold_until = 0.0
 
     def ping_due(self, now: float) -> bool:
         """Is it time for a ping? Says so once for each interval."""

@@ -32,6 +32,7 @@ class Outbound:
     def transmit(self, link: LinkState, now: float, budget: int) -> list[Piece]:
         """Buffers for this link, in order; about `budget` bytes."""
         out: list[Piece] = []
+        data: list[Piece] = []
         state = self._state
         self._link_control(link, now, out)
         carries = link.link_id == state.data_link and not state.over
@@ -40,10 +41,10 @@ class Outbound:
         count = sum(map(len, out))
         starved = False
         if carries and not state.opens_due and not link.awaits_resume:
-            starved = self._data(link, out, count, budget)
-        if out or link.ack_due(now) or (carries and self._acks_due(now)):
+            starved = now < link.hold_until or self._data(link, data, count, budget)
+        if out or data or link.ack_due(now) or (carries and self._acks_due(now)):
             self._acknowledge(link, now, out, carries)
-        if out:
+            out += data
             link.pacing.on_sent(sum(map(len, out)), now, starved=starved)
         return out
 
@@ -71,7 +72,7 @@ class Outbound:
             link.probe(state.new_ping())
         if link.pings_due:
             for number in link.pings_due:
-                out.append(encode(Ping(number, heard_ms)))
+                out.append(encode(Ping(number, heard_ms, link.holds(number))))
                 link.ping_sent(number, now)
             link.pings_due.clear()
 

@@ -21,8 +21,11 @@ _QUEUE_TIME = 0.05
 _QUEUE_LEAST = 16 << 10
 _QUEUE_MOST = 256 << 10
 _COARSE_TIME = 0.004
-_START_GAIN = 2.0
-_START_ROUNDS = 3  # rounds without growth by a quarter that end the start
+_START_GAIN = 1.25  # with the queue's share, the rate still grows by 3/4 in each round trip of 100 ms
+_START_GROWTH = 1.1
+_PROBE_GAIN = 1.25  # in one round of eight, or a rate once measured too low would never rise again
+_PROBE_EVERY = 8
+_START_ROUNDS = 3  # rounds without growth that end the start
 _FRAME_TIME = 0.02  # a frame passes a slow link in less than this
 _FRAME_LEAST = 4 << 10
 _FRAME_UNKNOWN = 16 << 10
@@ -56,10 +59,12 @@ class Pacing:
         self._first_sent_at = now
         self._marks: deque[_Mark] = deque()
         self._limited_until = 0
+        self._ramp: float | None = None  # bytes: a drained path is not filled in one burst
         self._rates: deque[tuple[float, float]] = deque()  # (time, rate), rates falling
         self._measured = False  # by a sample that the application did not limit
         self._starting = True
         self._round_end = 0
+        self._rounds = 1
         self._round_rate = 0.0
         self._rounds_flat = 0
 
@@ -81,9 +86,17 @@ class Pacing:
         on_the_way = rate * (self.rtt_min or 0.0)
         if self.probing:
             return max(int(on_the_way / 2), _FRAME_LEAST)
-        queue = max(min(max(rate * _QUEUE_TIME, _QUEUE_LEAST), _QUEUE_MOST), rate * _COARSE_TIME)
-        target = int(on_the_way * (_START_GAIN if self._starting else 1.0) + queue)
-        return target if self._measured else max(target, FIRST_ALLOWANCE)
+        target = (on_the_way + _queue_share(rate)) * (
+            _PROBE_GAIN if self._rounds % _PROBE_EVERY == 0 else 1.0
+        )
+        if self._starting:
+            target += on_the_way * (_START_GAIN - 1.0)
+        if self._ramp is not None:
+            if self._ramp >= target:
+                self._ramp = None
+            else:
+                target = self._ramp
+        return int(target) if self._measured else max(int(target), FIRST_ALLOWANCE)
 
     def frame_size(self) -> int:
         """Payload of a frame that holds up nothing for long."""
@@ -112,6 +125,8 @@ class Pacing:
         """The peer has received `total` bytes on this link. Nonsense only slows who sends it."""
         if not self.acked < total <= self.sent:
             return
+        if self._ramp is not None:
+            self._ramp += total - self.acked
         self.acked = total
         self._acked_at = now
         mark = None
@@ -120,7 +135,10 @@ class Pacing:
         if mark is None:
             return
         self._first_sent_at = mark.sent_at
-        self._on_round_trip(now - mark.sent_at, now)
+        rtt = now - mark.sent_at
+        if self.rtt_min is not None and rtt > self.rtt_min + _QUEUE_TIME:
+            self._starting = False  # what we add only makes the queue longer
+        self._on_round_trip(rtt, now)
         elapsed = max(now - mark.acked_at, mark.sent_at - mark.first_sent_at)
         if elapsed > 0:
             self._on_rate((total - mark.acked) / elapsed, mark.limited, now)
@@ -131,6 +149,7 @@ class Pacing:
         """A ping came back; `probe` if it was sent to end `probing`."""
         if probe and self.probing:
             self.probing = False
+            self._ramp = _queue_share(self._rates[0][1]) if self._rates else None
             self.rtt_min = rtt
             self._rtt_min_at = now
         self._shorten(rtt, now)
@@ -162,10 +181,16 @@ class Pacing:
 
     def _on_round(self, limited: bool) -> None:
         self._round_end = self.sent
+        self._rounds += 1
         rate = self._rates[0][1] if self._rates else 0.0
-        if rate >= self._round_rate * 1.25:
+        if rate >= self._round_rate * _START_GROWTH:
             self._round_rate = rate
             self._rounds_flat = 0
         elif not limited:
             self._rounds_flat += 1
             self._starting = self._starting and self._rounds_flat < _START_ROUNDS
+
+
+def _queue_share(rate: float) -> float:
+    """Bytes that may wait in front of the bottleneck."""
+    return max(min(max(rate * _QUEUE_TIME, _QUEUE_LEAST), _QUEUE_MOST), rate * _COARSE_TIME)

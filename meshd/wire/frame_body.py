@@ -54,7 +54,8 @@ _RESUME = struct.Struct(">QII")
 _RESUME_ENTRY = struct.Struct(">IBQQQ")
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
-_PING = struct.Struct(">II")
+_PING = struct.Struct(">II?")
+_PONG = struct.Struct(">II")
 _MOST_ENTRIES = 4 * MAX_STREAMS  # both sides' streams, and as many that are about to be forgotten
 
 Metadata = Mapping[str, str | int | bytes]
@@ -98,10 +99,10 @@ def _encode_small(frame: LinkAck | MaxData | ResetAck | Ping | Pong | Switch | L
             return _framed(MAX_DATA, _U64.pack(credit))
         case ResetAck(stream_id):
             return _framed(RESET_ACK, _U32.pack(stream_id))
-        case Ping(number, heard_ms):
-            return _framed(PING, _PING.pack(number, min(heard_ms, 0xFFFFFFFF)))
+        case Ping(number, heard_ms, hold):
+            return _framed(PING, _PING.pack(number, min(heard_ms, 0xFFFFFFFF), hold))
         case Pong(number, heard_ms):
-            return _framed(PONG, _PING.pack(number, min(heard_ms, 0xFFFFFFFF)))
+            return _framed(PONG, _PONG.pack(number, min(heard_ms, 0xFFFFFFFF)))
         case Switch(sequence):
             return _framed(SWITCH, _U32.pack(sequence))
         case LinkLost(sequence):
@@ -260,7 +261,7 @@ _DECODERS: Mapping[int, Callable[[bytes | memoryview], Control]] = {
     MAX_DATA: lambda body: MaxData(_offset(*_U64.unpack(body))),
     LINK_ACK: lambda body: LinkAck(*_U64.unpack(body)),
     PING: lambda body: Ping(*_PING.unpack(body)),
-    PONG: lambda body: Pong(*_PING.unpack(body)),
+    PONG: lambda body: Pong(*_PONG.unpack(body)),
     SWITCH: lambda body: Switch(*_U32.unpack(body)),
     LINK_LOST: lambda body: LinkLost(*_U32.unpack(body)),
     GOODBYE: _decode_goodbye,
@@ -274,7 +275,7 @@ _LONGEST: Mapping[int, int] = {
     MAX_DATA: _U64.size,
     LINK_ACK: _U64.size,
     PING: _PING.size,
-    PONG: _PING.size,
+    PONG: _PONG.size,
     SWITCH: _U32.size,
     LINK_LOST: _U32.size,
     GOODBYE: _U32.size + MAX_TEXT_BYTES,

@@ -122,6 +122,7 @@ class Ping:
 
     number: int
     heard_ms: int  # since the sender last heard anything on this link
+    hold: bool = False  # send no data on this link until a Ping without it (or a second has passed)
 
 
 @dataclass(frozen=True, slots=True)

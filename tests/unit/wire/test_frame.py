@@ -61,7 +61,7 @@ CONTROL: st.SearchStrategy[Control] = st.one_of(
     st.builds(ResetAck, IDS),
     st.builds(MaxData, OFFSETS),
     st.builds(LinkAck, st.integers(0, (1 << 64) - 1)),
-    st.builds(Ping, IDS, IDS),
+    st.builds(Ping, IDS, IDS, st.booleans()),
     st.builds(Pong, IDS, IDS),
     st.builds(Switch, IDS),
     st.builds(LinkLost, IDS),
