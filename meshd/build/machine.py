@@ -14,6 +14,7 @@ from meshd.base.errors import UserError
 from meshd.build.interface import BACKENDS
 
 _CPUINFO = Path("/proc/cpuinfo")
+_NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")
 _CUDA_PLACES = (Path("/usr/local/cuda/bin/nvcc"), Path("/opt/cuda/bin/nvcc"))
 
 
@@ -50,10 +51,15 @@ def resolve_backend(backend: str) -> str:
     if backend == "auto":
         if sys.platform == "darwin":
             return "metal"
-        return "cuda" if find_nvcc() is not None else "cpu"
+        return "cuda" if find_nvcc() is not None and has_nvidia_gpu() else "cpu"
     if backend not in BACKENDS:
         raise UserError(f"there is no backend `{backend}`", hint=f"one of: auto, {', '.join(BACKENDS)}")
     return backend
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether the driver shows a card: the toolkit alone, as images carry it, is no reason for CUDA."""
+    return any(_NVIDIA_CARDS.glob("*")) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def find_nvcc() -> Path | None:

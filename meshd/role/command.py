@@ -56,6 +56,14 @@ def llama_server(program: str, head: Head) -> list[str]:
     return [*argv, *head.extra]
 
 
+def without_overridden(plan: Sequence[str], extra: Sequence[str]) -> tuple[str, ...]:
+    """The plan without its `-ot` where the user gives one: llama.cpp takes the first that matches."""
+    if not {"-ot", "--override-tensor"} & set(extra) or "-ot" not in plan:
+        return tuple(plan)
+    at = list(plan).index("-ot")
+    return (*plan[:at], *plan[at + 2 :])
+
+
 def head_environment(*, weights: int, secrets: int, report: int) -> Mapping[str, str]:
     """Descriptors for a patched llama-server, -1 for none; never argv, which everybody may read."""
     given = {

@@ -209,7 +209,7 @@ class HeadRun:
             socket=str(self._socket),
             alias=self._alias,
             endpoints=(*endpoints, *(server.endpoint for server in self._plain)),
-            plan=plan.arguments,
+            plan=command.without_overridden(plan.arguments, options.extra),
             load_mode=options.load_mode,
             extra=options.extra,
         )

@@ -36,6 +36,9 @@ def test_auto_is_the_best_that_can_be_built(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(machine, "find_nvcc", lambda: None)
     assert machine.resolve_backend("auto") == "cpu"
     monkeypatch.setattr(machine, "find_nvcc", lambda: Path("/nvcc"))
+    monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: False)
+    assert machine.resolve_backend("auto") == "cpu", "a toolkit without a card is no reason for CUDA"
+    monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: True)
     assert machine.resolve_backend("auto") == "cuda"
     monkeypatch.setattr(sys, "platform", "darwin")
     assert machine.resolve_backend("auto") == "metal"

@@ -1,0 +1,155 @@
+"""`meshd bench rpc`: what a model loses by running through meshd instead of a direct RPC connection.
+
+Both ways run the same binaries with the same split at the same time and are asked in turn, so that a ratio
+compares neighbours in time. The bounds are those that meshd holds itself to (docs/benchmarks.md).
+"""
+
+import asyncio
+import os
+import platform
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.tasks import first_error
+from meshd.bench.interface import BenchOutput, RpcBenchArgs
+from meshd.bench.rig import Pair, measure, pair
+from meshd.bench.tunnel import TunnelResult
+from meshd.bench.tunnel import measure as measure_tunnel
+from meshd.build.demo_model import demo_model
+from meshd.build.interface import NativeInfo, Progress
+from meshd.build.native import build
+
+DECODE_TOKENS = 96
+PROMPT_TOKENS = 512
+LOGITS_ON_WORKER = ("-ot", "^no such tensor$=CPU")  # replaces the plan's own: the output stays on the worker
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One comparison. `ours` and `theirs` in `unit`, medians; `ratio` is the median of the pairs' ratios."""
+
+    what: str
+    unit: str
+    ours: float
+    theirs: float
+    ratio: float
+    bound: float
+    at_most: bool = False
+
+    @property
+    def held(self) -> bool:
+        """Whether the bound is kept."""
+        return self.ratio <= self.bound if self.at_most else self.ratio >= self.bound
+
+
+def run(args: RpcBenchArgs, out: BenchOutput) -> int:
+    """Returns 0 when every bound was held, else 1. Raises MeshdError."""
+    log.set_up(level="warning")
+    try:
+        rows = asyncio.run(_rows(args, out))
+    except ExceptionGroup as group:
+        raise first_error(group) from None
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    if args.as_json:
+        out.json({"machine": machine, "pairs": args.pairs, "rows": [_as_json(row) for row in rows]})
+    else:
+        out.table(
+            ("WHAT", "MESHD", "WITHOUT", "RATIO", "BOUND", "HELD"),
+            [
+                (
+                    row.what,
+                    f"{row.ours:.4g} {row.unit}",
+                    f"{row.theirs:.4g} {row.unit}",
+                    f"{row.ratio:.3f}",
+                    f"{'≤' if row.at_most else '≥'} {row.bound}",
+                    "yes" if row.held else "no",
+                )
+                for row in rows
+            ],
+        )
+        out.note(f"{machine}; {args.pairs} pairs, median of their ratios")
+    return 0 if all(row.held for row in rows) else 1
+
+
+def _as_json(row: Row) -> dict[str, str | float | bool]:
+    return {
+        "what": row.what,
+        "unit": row.unit,
+        "meshd": row.ours,
+        "without": row.theirs,
+        "ratio": row.ratio,
+        "bound": row.bound,
+        "at_most": row.at_most,
+        "held": row.held,
+    }
+
+
+async def _rows(args: RpcBenchArgs, out: BenchOutput) -> list[Row]:
+    def progress(step: Progress) -> None:
+        out.progress(step.text, step.done / step.total if step.total else None)
+
+    native = await build(args.cache, progress=progress)
+    model = args.model if args.model is not None else await demo_model(args.cache, progress)
+    out.progress("measuring the tunnel")
+    rows = _tunnel_rows(await measure_tunnel(args.pairs))
+    rows += await _model_rows(args, model, native, out)
+    return rows
+
+
+def _tunnel_rows(result: TunnelResult) -> list[Row]:
+    def median(values: list[float]) -> float:
+        return statistics.median(values)
+
+    ours = median([way.rate for way in result.meshd]) / 1e6
+    theirs = median([way.rate for way in result.bare]) / 1e6
+    added = (median([way.round_trip for way in result.meshd]) - result.plain.round_trip) * 1e6
+    added_bare = (median([way.round_trip for way in result.bare]) - result.plain.round_trip) * 1e6
+    return [
+        Row("tunnel, bytes (bare: TLS pump)", "MB/s", ours, theirs, result.rate_ratio, 0.6),
+        Row("tunnel, added round trip", "µs", added, added_bare, result.added_ratio, 1.5, at_most=True),
+    ]
+
+
+async def _model_rows(args: RpcBenchArgs, model: Path, native: NativeInfo, out: BenchOutput) -> list[Row]:
+    rows = []
+    out.progress("loading the model twice, output on the head")
+    async with pair(model, args.cache, native) as both:
+        rows.append(await _prompt(both, args.pairs, out))
+        rows.append(await _decode(both, args.pairs, "decode, output on the head", 0.95, out))
+    out.progress("loading the model twice, output on the worker")
+    async with pair(model, args.cache, native, extra=LOGITS_ON_WORKER) as both:
+        rows.append(await _decode(both, args.pairs, "decode, logits over the wire", 0.85, out))
+    return rows
+
+
+async def _prompt(both: Pair, pairs: int, out: BenchOutput) -> Row:
+    out.progress(f"prompt of {PROMPT_TOKENS} tokens")
+    ours, theirs = [], []
+    for _ in range(pairs + 1):
+        ours.append((await measure(both.meshd, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
+        theirs.append((await measure(both.direct, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
+    return _row(f"prompt of {PROMPT_TOKENS} tokens, output on the head", ours, theirs, 0.95)
+
+
+async def _decode(both: Pair, pairs: int, what: str, bound: float, out: BenchOutput) -> Row:
+    out.progress(what)
+    ours, theirs = [], []
+    for _ in range(pairs + 1):
+        ours.append((await measure(both.meshd, prompt_tokens=8, tokens=DECODE_TOKENS)).generate)
+        theirs.append((await measure(both.direct, prompt_tokens=8, tokens=DECODE_TOKENS)).generate)
+    return _row(what, ours, theirs, bound)
+
+
+def _row(what: str, ours: list[float], theirs: list[float], bound: float) -> Row:
+    """Without the first pair, which warmed things up."""
+    ratios = [mine / other for mine, other in zip(ours[1:], theirs[1:], strict=True)]
+    return Row(
+        what,
+        "tok/s",
+        statistics.median(ours[1:]),
+        statistics.median(theirs[1:]),
+        statistics.median(ratios),
+        bound,
+    )
