@@ -37,20 +37,22 @@ class Carrier:
         self._ending = asyncio.Event()
         self.why = ""
         self._parked = False
-        self._inside = False
+        self._taking = False
         self._fault: RemoteProtocolError | None = None
         self._held: list[bytes | memoryview] = []
 
     def wake(self) -> None:
         """The session may have something to send: at once where nothing is in the way."""
-        if self._parked and not self._inside and not self._held:
+        if self._taking:
+            return  # who feeds the session right now asks once at the end
+        if self._parked and not self._held:
             self._send_now()
         else:
             self._wake.set()
 
     def _send_now(self) -> None:
         """Saves the turn of the event loop that waking the sender's task would cost."""
-        self._inside = True
+        self._parked = False  # nothing comes in between
         try:
             while pieces := self.session.transmit(self.link_id, self._now(), SEND_BYTES):
                 if not self.link.try_send(pieces):
@@ -63,7 +65,7 @@ class Carrier:
             self._held = [b""]  # the task meets the same error
             self._wake.set()
         finally:
-            self._inside = False
+            self._parked = True
 
     def end(self, why: str) -> None:
         """Send what is left (a goodbye), then leave `carry` with Broken(why)."""
@@ -118,13 +120,13 @@ class Carrier:
         return True
 
     def _take(self, data: bytes) -> None:
-        inside, self._inside = self._inside, True
+        self._taking = True
         try:
             happened = self.session.receive(self.link_id, data, self._now())
             if happened:
                 self._dispatch(self.session, happened)
         finally:
-            self._inside = inside
+            self._taking = False
         self.wake()
 
     async def _farewell(self) -> None:

@@ -275,7 +275,11 @@ class PeerConnection:
         link_id = self._next_link
         self._next_link += 1
         carrier = Carrier(
-            link=link, link_id=link_id, session=session, now=self._node.now, dispatch=self._dispatch
+            link=link,
+            link_id=link_id,
+            session=session,
+            now=asyncio.get_running_loop().time,
+            dispatch=self._dispatch,
         )
         self.name, self.role, self.native = hello.name, hello.role, hello.native
         self.member = link.info.member
