@@ -14,7 +14,7 @@ from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.build.native import find, read_bin_dir
 from meshd.build.pin import read_pin
 from meshd.config import Config
-from meshd.gateway.ready import generate, one_token
+from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.child import OwnedChild
@@ -105,12 +105,24 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         hand_over=pipe_with,
         make_report=ReportPipe,
         listening=_listening,
-        one_token=one_token,
-        complete=generate,
+        one_token=_one_token,
+        complete=_complete,
         random=secrets.token_bytes,
         logs=config.paths.logs,
         run_dir=run_folder(config.paths.home),
     )
+
+
+async def _one_token(place: Path) -> ReadyReport:
+    from meshd.gateway.ready import one_token  # aiohttp: 11 MB that a worker does without
+
+    return await one_token(place)
+
+
+async def _complete(place: Path, tokens: int) -> int:
+    from meshd.gateway.ready import generate
+
+    return await generate(place, tokens)
 
 
 def _listening() -> tuple[int, int]:

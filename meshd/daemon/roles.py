@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from meshd.config import Config
 from meshd.daemon.estate import Estate
 from meshd.daemon.kit import machine_id, make_kit
-from meshd.gateway.auth import load_keys
 from meshd.gateway.interface import GatewayConfig
-from meshd.gateway.server import Gateway
 from meshd.process.ports import port_holder
 from meshd.role.interface import Native, Role
 from meshd.role.plan import HeadOptions
 from meshd.role.serve import Serve
 from meshd.role.worker import Worker, WorkerOptions
 from meshd.store.model_file import ModelFile
+
+if TYPE_CHECKING:
+    from meshd.gateway.server import Gateway
 
 DEFAULT_LOAD_MODE = "none"  # the head reads what it computes itself and nothing of the workers' weights
 
@@ -24,7 +26,7 @@ class BuiltRole:
     """A role, and the gateway of a serving node."""
 
     role: Role
-    gateway: Gateway | None
+    gateway: "Gateway | None"
 
 
 async def build_role(
@@ -38,6 +40,9 @@ async def build_role(
         worker = Worker(kit, files, options)
         await worker.prepare()
         return BuiltRole(worker, None)
+    from meshd.gateway.auth import load_keys  # aiohttp: 11 MB that a worker does without
+    from meshd.gateway.server import Gateway
+
     serve = config.serve
     head = Serve(
         kit,
