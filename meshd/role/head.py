@@ -26,6 +26,7 @@ from meshd.wire.lease import Acquire, Device
 # Generated at the end of a load, to measure what a token costs on the wire. The second token of an answer
 # still carries the graph of its shape, so two answers are compared that differ by later tokens only.
 SHORT_TOKENS, SAMPLE_TOKENS = 2, 4
+SHOWN_WEIGHTS = 12  # by name in the log; status has all
 LOG = log.get("serve")
 
 
@@ -250,8 +251,10 @@ class HeadRun:
             return
         per_token = await self._measure_token()
         now = asyncio.get_running_loop().time()
-        for weight in self._report.from_network:
+        for weight in self._report.from_network[:SHOWN_WEIGHTS]:
             LOG.warning("weight_from_network", tensor=weight.name, node=weight.node, why=weight.reason)
+        if len(self._report.from_network) > SHOWN_WEIGHTS:
+            LOG.warning("weights_from_network", count=len(self._report.from_network))
         self._on_loaded(
             Loaded(
                 seconds=now - began,

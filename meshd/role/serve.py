@@ -20,7 +20,8 @@ from meshd.peer.interface import PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.role.head import HeadRun, Loaded
 from meshd.role.interface import Kit, ModelStatus, RoleStatus
-from meshd.role.plan import HeadOptions, PlainRpc
+from meshd.role.plain import ask_plain
+from meshd.role.plan import HeadOptions
 from meshd.store.interface import HashProgress, WeightsFile
 from meshd.tunnel.interface import TunnelStatus
 
@@ -117,13 +118,17 @@ class Serve:
         """One life of the model; returns why it ended."""
         assert self._index is not None
         workers = await self._wait_for_workers()
+        try:
+            plain = await ask_plain(self._options.rpc, protocol=self._kit.native.version.rpc)
+        except MeshdError as error:
+            return await self._failed(error)
         self._run = HeadRun(
             kit=self._kit,
             file=self._file,
             index=self._index,
             layers=self._layers,
             options=self._options,
-            plain=await self._plain_servers(),
+            plain=plain,
             socket=self.socket_path,
             alias=self.model_name,
             told=lambda text: self._tell(ModelState.LOADING, text),
@@ -140,9 +145,6 @@ class Serve:
         self._loaded = loaded
         self._failures = 0
         self._tell(ModelState.READY, loaded.why)
-
-    async def _plain_servers(self) -> tuple[PlainRpc, ...]:
-        return ()
 
     async def _failed(self, error: MeshdError) -> str:
         """A failure that only another state of the mesh can mend waits for that."""

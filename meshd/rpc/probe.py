@@ -1,0 +1,74 @@
+"""The few commands of llama.cpp's RPC protocol that tell what a server has: pure.
+
+A request is a command byte, the size of the payload (8 bytes, little endian) and the payload; an answer is
+size and payload. Layouts: ggml/src/ggml-rpc/ggml-rpc.cpp of the pinned upstream, protocol 7.
+"""
+
+import struct
+from dataclasses import dataclass
+
+from meshd.base.errors import RemoteProtocolError
+
+GET_DEVICE_MEMORY, HELLO, DEVICE_COUNT = 11, 14, 15
+CAPS_BYTES = 24
+MAX_DEVICES = 16
+_HEADER = struct.Struct("<BQ")
+SIZE = struct.Struct("<Q")
+HELLO_ANSWER_BYTES = 4 + CAPS_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one device, bytes."""
+
+    free: int
+    total: int
+
+
+def hello() -> bytes:
+    """The first request of a client without extensions."""
+    return _request(HELLO, bytes(CAPS_BYTES))
+
+
+def device_count() -> bytes:
+    """How many devices the server has."""
+    return _request(DEVICE_COUNT, b"")
+
+
+def device_memory(device: int) -> bytes:
+    """Free and total bytes of device number `device`."""
+    return _request(GET_DEVICE_MEMORY, struct.pack("<I", device))
+
+
+def read_hello(answer: bytes) -> tuple[int, int, int]:
+    """The server's protocol version. Raises RemoteProtocolError."""
+    major, minor, patch, _ = _unpack("<4B", answer[:4], "HELLO")
+    return major, minor, patch
+
+
+def read_count(answer: bytes) -> int:
+    """Raises RemoteProtocolError for more than MAX_DEVICES, or none."""
+    (count,) = _unpack("<I", answer, "DEVICE_COUNT")
+    if not 0 < count <= MAX_DEVICES:
+        raise RemoteProtocolError(f"the rpc-server has {count} devices, 1 to {MAX_DEVICES} can be used")
+    return count
+
+
+def read_memory(answer: bytes) -> Memory:
+    """Raises RemoteProtocolError."""
+    free, total = _unpack("<QQ", answer, "GET_DEVICE_MEMORY")
+    if total >= 1 << 60 or free >= 1 << 60:
+        raise RemoteProtocolError("the rpc-server reports more memory than there can be")
+    return Memory(free, total)
+
+
+def _request(command: int, payload: bytes) -> bytes:
+    return _HEADER.pack(command, len(payload)) + payload
+
+
+def _unpack(layout: str, answer: bytes, what: str) -> tuple[int, ...]:
+    if len(answer) != struct.calcsize(layout):
+        raise RemoteProtocolError(
+            f"the rpc-server's answer to {what} has {len(answer)} bytes", hint="is it llama.cpp's rpc-server"
+        )
+    return struct.unpack(layout, answer)
