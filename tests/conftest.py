@@ -1,7 +1,7 @@
 """For all tests: nothing may be left behind, and how much chance is spent.
 
 Profiles of hypothesis: `ci` (the default) is quick; `soak` looks for a long time: `HYPOTHESIS_PROFILE=soak`.
-pytest-randomly prints the seed of the order; `-p randomly -p "randomly_seed=N"` brings it back.
+pytest-randomly prints the seed of the order; `--randomly-seed=N` brings it back.
 """
 
 import os
