@@ -54,8 +54,10 @@ class PeerConnection:
         self.name = ""
         self.role = ""
         self.native: NativeVersion | None = None
+        self.software = ""
         self.resumes = 0
         self.last_error = ""
+        self._fault: RemoteProtocolError | None = None
         self.clock_offset: float | None = None
         self.dialling = False
 
@@ -99,6 +101,7 @@ class PeerConnection:
             state=self.state,
             paths=tuple(sorted(paths, key=lambda path: not path.selected)),
             native=self.native,
+            software=self.software,
             resumes=self.resumes,
             since=self._since,
             last_error=self.last_error,
@@ -150,6 +153,11 @@ class PeerConnection:
             self._streams.session.goodbye(code, reason)
         self._end_session(reason, PeerState.KNOWN)
 
+    def take_fault(self) -> RemoteProtocolError | None:
+        """What the peer broke since this was asked last; a new link would most likely end the same way."""
+        fault, self._fault = self._fault, None
+        return fault
+
     # Life.
 
     async def serve(self) -> None:
@@ -179,6 +187,7 @@ class PeerConnection:
             raise
         except RemoteProtocolError as error:
             self.last_error = error.what
+            self._fault = error
             LOG.warning("peer_broke_protocol", peer=self.peer.short, why=error.what)
             if carrier is not None and self._streams and carrier.session is self._streams.session:
                 self._drop_session(f"protocol error: {error.what}", PeerState.KNOWN)
@@ -282,6 +291,7 @@ class PeerConnection:
             dispatch=self._dispatch,
         )
         self.name, self.role, self.native = hello.name, hello.role, hello.native
+        self.software = hello.software
         self.member = link.info.member
         self.clock_offset = float(hello.clock - self._node.wall_clock())
         if self._state is PeerState.SUSPENDED:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 
 from meshd.base import log
-from meshd.base.errors import MeshdError, Refused
+from meshd.base.errors import MeshdError, Refused, RemoteProtocolError
 from meshd.base.tasks import Owner, first_error, first_success
 from meshd.link.interface import Dialer, Link
 from meshd.peer.attempts import plan, retry_delay
@@ -51,13 +51,12 @@ class Connector:
         async with Owner() as links:
             while True:
                 await self._until_wanted()
-                error = await self._round(links)
+                error = self._connection.take_fault() or await self._round(links)
                 failures = failures + 1 if error is not None else 0
                 if error is not None:
                     self._connection.last_error = error.what
-                    delay = retry_delay(
-                        failures=failures, refused=isinstance(error, Refused), chance=self._chance()
-                    )
+                    no = isinstance(error, Refused | RemoteProtocolError)
+                    delay = retry_delay(failures=failures, refused=no, chance=self._chance())
                     if await self._poked_within(delay):
                         failures = 0
 

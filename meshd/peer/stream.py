@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from meshd.base.errors import Broken, Busy, EndOfStream, LocalProtocolError, MeshdError, Refused
+from meshd.base.errors import Broken, Busy, Closed, EndOfStream, LocalProtocolError, MeshdError, Refused
 from meshd.identity.keys import PeerId
 from meshd.mux.events import Code
 from meshd.peer.interface import MetadataValue
@@ -96,7 +96,10 @@ class MeshStream:
     def consumed(self, count: int) -> None:
         """See Stream."""
         if self._error is None:
-            self._port.consumed(self._id, count)
+            try:
+                self._port.consumed(self._id, count)
+            except Closed as error:
+                self.break_with(_broken(error))
             self._wake()
 
     async def write(self, data: bytes | memoryview) -> None:
@@ -107,7 +110,11 @@ class MeshStream:
         while len(left):
             if self._error is not None:
                 raise self._error
-            taken = self._port.write(self._id, left)
+            try:
+                taken = self._port.write(self._id, left)
+            except Closed as error:
+                self.break_with(_broken(error))
+                continue
             if taken:
                 self._wake()
                 if taken == len(left):
@@ -120,7 +127,10 @@ class MeshStream:
         """See Stream."""
         if self._error is None and not self._eof_sent:
             self._eof_sent = True
-            self._port.write_eof(self._id)
+            try:
+                self._port.write_eof(self._id)
+            except Closed as error:
+                self.break_with(_broken(error))
             self._wake()
             if self._ended:
                 self._on_done(self._id)
@@ -128,7 +138,10 @@ class MeshStream:
     def reset(self, code: int, reason: str) -> None:
         """See Stream."""
         if self._error is None and not (self._eof_sent and self._ended and not self._chunks):
-            self._port.reset(self._id, code, reason)
+            try:
+                self._port.reset(self._id, code, reason)
+            except Closed as error:
+                self.break_with(_broken(error))
             self._wake()
             self._on_done(self._id)
         self.break_with(Broken(f"stream reset: {reason}"))
@@ -172,6 +185,11 @@ class MeshStream:
             self._chunks.clear()
         for bell in (self._reader, self._writer, self._taker):
             bell.ring()
+
+
+def _broken(error: Closed) -> Broken:
+    """The session is over and has not broken its streams yet: to whoever uses one it is a loss, no fault."""
+    return Broken(error.what)
 
 
 class _Bell:

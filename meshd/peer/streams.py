@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from meshd.base import log
-from meshd.base.errors import Broken, Busy, EndOfStream, MeshdError, RemoteProtocolError
+from meshd.base.errors import Broken, Busy, Closed, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
@@ -34,9 +34,13 @@ class Streams:
         self._streams: dict[int, MeshStream] = {}
 
     def open(self, service: str, metadata: Mapping[str, MetadataValue], *, bulk: bool) -> MeshStream:
-        """Raises Busy when too many streams are open."""
+        """Raises Busy when too many streams are open, Broken when the session is over."""
         priority = Priority.BULK if bulk else Priority.INTERACTIVE
-        stream = self._add(self.session.open(service, metadata, priority), service, metadata)
+        try:
+            stream_id = self.session.open(service, metadata, priority)
+        except Closed as error:
+            raise Broken(error.what) from error
+        stream = self._add(stream_id, service, metadata)
         self._wake()
         return stream
 
