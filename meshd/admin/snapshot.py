@@ -96,6 +96,7 @@ def peer_view(peer: PeerStatus, *, now: float, wall: float) -> PeerView:
         standby_links=tuple(link_view(path, now=now, wall=wall) for path in others),
         why_not_direct=(selected[0].why or peer.last_error or None) if relayed else None,
         resumes=peer.resumes,
+        version=peer.software,
         native="" if native is None else f"{native.pin}+{native.patches[:12]}",
         state_s=round(max(0.0, now - peer.since), 3),
         last_error=peer.last_error,

@@ -52,6 +52,7 @@ class PeerStatus:
     state: PeerState
     paths: tuple[PathStatus, ...]
     native: NativeVersion | None
+    software: str
     resumes: int
     since: float
     last_error: str

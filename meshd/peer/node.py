@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from meshd import __version__
 from meshd.base import log
 from meshd.base.errors import RemoteProtocolError
 from meshd.identity.keys import PeerId
@@ -30,6 +31,7 @@ class NodeFacts:
     incarnation: bytes
     native: NativeVersion
     grace: int = 120
+    software: str = __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Node:
         facts = self.facts
         return Hello(
             version=WIRE_VERSION,
+            software=facts.software,
             features=(),
             name=facts.name,
             role=facts.role,

@@ -30,12 +30,13 @@ class NativeVersion:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of each side. `clock` is unix seconds; `incarnation` is one start.
+    """First message of each side. `software` is its version of meshd; `clock` is unix seconds; `incarnation` is one start.
 
     Session fields: a leader sets `fresh` (and `current` if it holds a session), a follower sets `chosen`.
     """
 
     version: int
+    software: str
     features: tuple[str, ...]
     name: str
     role: str
@@ -57,6 +58,7 @@ class Hello:
             {
                 "type": "hello",
                 "version": self.version,
+                "software": self.software,
                 "features": list(self.features),
                 "name": self.name,
                 "role": self.role,
@@ -137,6 +139,7 @@ def _hello(fields: Fields) -> Hello:
         raise RemoteProtocolError("field `native` must have 4 entries", code="message")
     return Hello(
         version=fields.number("version", low=1, high=1 << 16),
+        software=fields.text("software", most=MAX_NAME_BYTES, default=""),
         features=fields.texts("features", most=MAX_NAME_BYTES, count=64),
         name=fields.text("name", most=MAX_NAME_BYTES),
         role=fields.text("role", most=MAX_NAME_BYTES),

@@ -145,6 +145,7 @@ def _reader(decode: Callable[[bytes], _Message | None]) -> Callable[[bytes], Non
 _NATIVE = hello.NativeVersion("5.0.0", "b1234", "ab" * 32, "cpu")
 _HELLO = hello.Hello(
     version=1,
+    software="0.1.0",
     features=("a", "b"),
     name="garage",
     role="worker",

@@ -44,6 +44,7 @@ def peer(*paths: PathStatus, name: str = "garage", state: PeerState = PeerState.
         state=state,
         paths=paths,
         native=None,
+        software="0.1.0",
         resumes=3,
         since=NOW - 5,
         last_error="",
