@@ -18,6 +18,7 @@ from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.child import OwnedChild
+from meshd.process.connections import owns_connection
 from meshd.process.handover import ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec
 from meshd.process.ports import listening_socket
@@ -89,7 +90,13 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         on_broken: Callable[[MeshdError], None],
     ) -> Forward:
         return Forward(
-            mesh=mesh, peer=peer, service=service, metadata=metadata, secret=secret, on_broken=on_broken
+            mesh=mesh,
+            peer=peer,
+            service=service,
+            metadata=metadata,
+            secret=secret,
+            is_ours=None if secret or owner_pid is None else _owned_by(owner_pid),
+            on_broken=on_broken,
         )
 
     async def connect(stream: Stream, host: str, port: int, *, secret: bytes) -> None:
@@ -123,6 +130,16 @@ async def _complete(place: Path, tokens: int) -> int:
     from meshd.gateway.ready import generate
 
     return await generate(place, tokens)
+
+
+def _owned_by(pid: Callable[[], int | None]) -> Callable[[tuple[str, int], tuple[str, int]], bool]:
+    """For a stock llama-server, which shows no secret: the system must say that the connection is its own."""
+
+    def is_ours(client: tuple[str, int], server: tuple[str, int]) -> bool:
+        child = pid()
+        return child is not None and owns_connection(child, client, server) is not False
+
+    return is_ours
 
 
 def _listening() -> tuple[int, int]:

@@ -1,0 +1,52 @@
+"""Whose connection it is, asked of the real kernel."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from meshd.process.connections import find_inode, owns_connection
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a connection is")
+
+
+def test_our_own_connection_is_ours_and_nobody_elses() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        assert owns_connection(os.getpid(), client.getsockname(), server.getsockname()) is True
+        assert owns_connection(1, client.getsockname(), server.getsockname()) is False
+
+
+def test_the_connection_of_another_process_is_not_ours() -> None:
+    program = (
+        "import socket,sys\n"
+        "c = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
+        "print(c.getsockname()[1], flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as other:
+            assert other.stdout is not None
+            theirs = ("127.0.0.1", int(other.stdout.readline()))
+            assert owns_connection(os.getpid(), theirs, ("127.0.0.1", port)) is False
+            assert owns_connection(other.pid, theirs, ("127.0.0.1", port)) is True
+            other.communicate()
+
+
+@pytest.mark.parametrize("table", ["", "header only\n", "h\n 0: A B\n", "h\n 0: L R 06 0 0 0 0 0 77\n"])
+def test_a_table_without_the_connection_names_no_inode(table: str) -> None:
+    assert find_inode(table, "L", "R") is None
+
+
+def test_the_inode_stands_in_the_tenth_column() -> None:
+    assert find_inode("h\n 0: L R 01 0 0 0 0 0 77 x\n", "L", "R") == 77
