@@ -5,7 +5,7 @@ it has: a crash in between costs nobody anything (docs/protocol.md, "Trust").
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,10 @@ from meshd.wire.joining import JoinMessage, JoinRequest, NotAdmitted, Welcome, d
 from meshd.wire.lengths import LengthParser, framed
 
 JOIN_SECONDS = 10.0
+MAX_RECORDS = 64
+# What a welcome may hold of each; a message has 64 KiB. Whatever is left out comes with the greeting (bans,
+# before any stream) and the news (records) of the first link.
+RECORD_ROOM, BAN_ROOM = 30 << 10, 30 << 10
 LOG = log.get("rendezvous")
 
 
@@ -153,5 +157,16 @@ class Inviter:
             )
             self._book.certify(invite_id, joiner, chain.leaf)
             self._save()
-        records = tuple(record.encode() for record in self._records())[:64]
-        return Welcome(chain.encode(), records, self._bans.entries())
+        records = _fitting((record.encode() for record in self._records()), RECORD_ROOM)
+        return Welcome(chain.encode(), records[:MAX_RECORDS], _fitting(self._bans.entries(), BAN_ROOM))
+
+
+def _fitting(entries: Iterable[bytes], room: int) -> tuple[bytes, ...]:
+    """The first entries that take up at most `room` bytes in a message."""
+    kept: list[bytes] = []
+    for entry in entries:
+        room -= len(entry) + 5  # msgpack's head of a long binary
+        if room < 0:
+            break
+        kept.append(entry)
+    return tuple(kept)
