@@ -249,6 +249,8 @@ class HeadRun:
         if not self._file.stat_unchanged():
             self.lose(f"the model file `{self._file.name}` was changed while it was loaded")
             return
+        if not self._kit.native.patched:  # it reports nothing, and sends every weight
+            self._report.network_bytes = sum(s.weights for s in plan.shares if not s.device.is_head)
         per_token = await self._measure_token()
         now = asyncio.get_running_loop().time()
         for weight in self._report.from_network[:SHOWN_WEIGHTS]:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
-from meshd.base.errors import MeshdError, UserError
+from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.gateway.interface import ModelState, Readiness
 from meshd.model.layers import ModelLayers, read_layers
-from meshd.model.plan import NotEnoughMemory
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
@@ -26,6 +25,7 @@ from meshd.store.interface import HashProgress, WeightsFile
 from meshd.tunnel.interface import TunnelStatus
 
 MORE_WORKERS_SECONDS = 3.0  # for others that are known, once enough are there
+TRY_AGAIN_SECONDS = 20.0
 RETRY = Backoff(first=0.3, factor=2.0, most=15.0)
 LOG = log.get("serve")
 
@@ -118,6 +118,7 @@ class Serve:
         """One life of the model; returns why it ended."""
         assert self._index is not None
         workers = await self._wait_for_workers()
+        self._loaded = Loaded()
         try:
             plain = await ask_plain(self._options.rpc, protocol=self._kit.native.version.rpc)
         except MeshdError as error:
@@ -147,19 +148,27 @@ class Serve:
         self._tell(ModelState.READY, loaded.why)
 
     async def _failed(self, error: MeshdError) -> str:
-        """A failure that only another state of the mesh can mend waits for that."""
-        hint = f" ({error.hint})" if error.hint else ""
-        if isinstance(error, NotEnoughMemory | UserError):
-            self._tell(ModelState.FAILED, error.what + hint)
+        """A failure that the next try would meet again waits for another state of the mesh."""
+        why = f"{error.what} ({error.hint})" if error.hint else error.what
+        if isinstance(error, UserError):
+            self._tell(ModelState.FAILED, why)
             LOG.error("model_failed", why=error.what, hint=error.hint)
             await self._until_peers_change()
-        return error.what + hint
+        elif isinstance(error, Refused):
+            self._tell(ModelState.WAITING, why)
+            await self._until_peers_change()
+        return why
 
     async def _until_peers_change(self) -> None:
+        """Or for a while: free memory comes back without a word to anybody."""
         before = {peer.peer for peer in self._workers()}
         seen = -1
-        while {peer.peer for peer in self._workers()} == before:
-            seen = await self._kit.mesh.changed(seen)
+        try:
+            async with asyncio.timeout(TRY_AGAIN_SECONDS):
+                while {peer.peer for peer in self._workers()} == before:
+                    seen = await self._kit.mesh.changed(seen)
+        except TimeoutError:
+            return
 
     # Waiting.
 

@@ -38,6 +38,7 @@ from meshd.wire.lease import (
 )
 
 SECRET_BYTES = 32
+UNKNOWN_PIN = "unknown"
 KEPT_LOGS = 8  # of rpc-servers, the oldest is written over
 PROGRESS_SECONDS = 2.0
 RESERVE_SECONDS = 60.0  # the head plans in milliseconds; a silent one must not hold an offer open
@@ -190,7 +191,8 @@ class Worker:
 
     def _check_version(self, acquire: Acquire) -> None:
         mine = self._kit.native.version
-        if acquire.native_pin != mine.pin:
+        # a build that the user named has no pin: then the RPC protocol's own HELLO has to find out
+        if UNKNOWN_PIN not in (acquire.native_pin, mine.pin) and acquire.native_pin != mine.pin:
             raise Refused(
                 f"the head runs llama.cpp {acquire.native_pin}, this worker {mine.pin}",
                 code="version",

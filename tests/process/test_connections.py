@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-
 from meshd.process.connections import find_inode, owns_connection
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a connection is")
