@@ -77,7 +77,7 @@ class TcpDialer:
         attempt = partial(
             _attempt, self._context, standing=standing, expect=peer, purpose=Purpose.MEMBER, join=None
         )
-        pipe, proven = await _race(candidates, attempt)
+        pipe, proven = await race(candidates, attempt)
         try:
             return TcpLink(pipe, proven.leftover, _info(pipe, proven, dialled=True))
         except MeshdError:
@@ -96,7 +96,7 @@ async def dial_join(
     attempt = partial(
         _attempt, dialer_context(), standing=standing, expect=inviter, purpose=Purpose.JOIN, join=join
     )
-    pipe, proven = await _race(candidates, attempt)
+    pipe, proven = await race(candidates, attempt)
     return _joining(pipe, proven)
 
 
@@ -245,7 +245,7 @@ def dial_order(candidates: Sequence[Candidate]) -> list[Candidate]:
     return sorted(ordered, key=lambda candidate: candidate.is_loopback)[:MAX_CANDIDATES]
 
 
-async def _race(candidates: Sequence[Candidate], attempt: Attempt) -> Reached:
+async def race(candidates: Sequence[Candidate], attempt: Attempt) -> Reached:
     """The first pipe that is proven; all others are closed, whatever happens."""
     places = dial_order(candidates)
     if not places:

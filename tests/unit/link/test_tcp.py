@@ -1,16 +1,22 @@
 """The order in which addresses are dialled, and which failure is told."""
 
+import asyncio
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import Refused
+from meshd.base.tasks import Owner
+from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import Dialer, DialError, DialFailure, Link, LinkInfo, LinkKind, Listener
 from meshd.link.proving import RawPipe
-from meshd.link.tcp import TcpDialer, TcpLink, TcpListener, closest, dial_order
+from meshd.link.tcp import STAGGER_SECONDS, TcpDialer, TcpLink, TcpListener, closest, dial_order, race
 from meshd.link.tcp_pipe import TcpPipe
 from meshd.link.tls import dialer_context
 from meshd.wire.address import Candidate
 
 from tests.conformance.nodes import TestMesh
+from tests.conformance.run import run
 
 NETWORKS = ("10.0.0.0/8", "8.0.0.0/8", "127.0.0.0/8", "fd00::/8", "2001:db8::/32")
 
@@ -68,6 +74,68 @@ def test_a_refusal_says_most_then_what_came_furthest() -> None:
 def test_many_failures_are_summed_up() -> None:
     told = closest([failed(DialFailure.TIMEOUT, f"address {number}") for number in range(6)])
     assert str(told) == "address 0; address 1; address 2 (and 3 more)"
+
+
+class Watched(TcpPipe):
+    """A pipe that is never connected and notes how it ends."""
+
+    def __init__(self) -> None:
+        super().__init__(dialer_context(), server_side=False)
+        self.remote = "test"
+        self.aborted = 0
+
+    def abort(self) -> None:
+        self.aborted += 1
+        super().abort()
+
+
+def test_a_race_that_is_cancelled_with_a_winner_in_hand_drops_it() -> None:
+    async def work() -> None:
+        winner, loser = Watched(), Watched()
+        stubborn = asyncio.Event()
+        proven = Proven(TestMesh().root.peer, Purpose.JOIN, None, None, b"")
+
+        async def attempt(made: list[TcpPipe], candidate: Candidate) -> tuple[TcpPipe, Proven]:
+            if candidate.port == 2:
+                made.append(winner)
+                return winner, proven
+            made.append(loser)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await stubborn.wait()
+            raise AssertionError
+
+        places = [Candidate("10.0.0.1", 1), Candidate("10.0.0.2", 2)]
+        racing = asyncio.get_running_loop().create_task(race(places, attempt))
+        await asyncio.sleep(2 * STAGGER_SECONDS)  # the winner is there, the loser does not let go
+        assert not racing.done()
+        racing.cancel()
+        stubborn.set()
+        with pytest.raises(asyncio.CancelledError):
+            await racing
+        assert winner.aborted
+        assert loser.aborted
+
+    run(work())
+
+
+def test_a_guest_whose_task_is_cancelled_before_its_first_step_is_hung_up_on() -> None:
+    async def work() -> None:
+        listener = TcpListener(TestMesh().node().now)
+        guest = Watched()
+
+        async def accept(link: Link) -> None:
+            raise AssertionError
+
+        async with Owner() as owner:
+            listener._arrive(guest, accept, owner)
+            assert listener.unproven == 1
+            owner.cancel()
+        assert guest.aborted
+        assert listener.unproven == 0
+
+    run(work())
 
 
 def test_the_types_fit() -> None:
