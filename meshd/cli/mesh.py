@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="action", metavar="export | import", required=True, parser_class=Parser
     )
     exporting = below.add_parser("export", description="Write the root of the mesh: a secret.")
-    exporting.add_argument("file", metavar="FILE", nargs="?", help="a new file (default: standard output)")
+    exporting.add_argument("file", metavar="FILE", nargs="?", help="a new file (default: -, standard output)")
     importing = below.add_parser("import", description="Restore the root of a mesh in this home.")
     importing.add_argument("file", metavar="FILE", help="what `export` wrote; - for standard input")
 
@@ -38,7 +38,7 @@ def _export(home: Path, file: str | None, out: Output) -> int:
     if not home.is_dir():
         raise UserError(f"there is no node in `{home}`", hint="set MESHD_HOME to the founder's folder")
     text = Home(home).export_root().strip()
-    if file is None:
+    if file in (None, "-"):  # a secret must not end up in a file of that name
         out.line(text)
         return 0
     path = Path(file).expanduser()

@@ -117,7 +117,7 @@ def test_the_root_is_backed_up_and_restored(
     assert (ran.code, ran.out) == (0, f"{backup}\n")
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
     refused(meshd("mesh", "export", str(backup)), 1, "cannot write")
-    assert meshd("mesh", "export").out == backup.read_text()
+    assert meshd("mesh", "export").out == meshd("mesh", "export", "-").out == backup.read_text()
     membership = founder.load_membership()
     assert membership is not None
     monkeypatch.setenv("MESHD_HOME", str(tmp_path / "other"))
