@@ -1,7 +1,7 @@
 """What a session keeps for one attached link: its parser, its counters, its pings, is it alive.
 
-A link is alive while something comes in *and* the peer shows that it hears us (a Pong, a LinkAck that
-grows): a path may die in one direction only.
+A link is alive while something comes in *and* the peer shows by its Pongs that it hears us: a path may die
+in one direction only.
 """
 
 from meshd.mux.config import MuxConfig
@@ -60,9 +60,7 @@ class LinkState:
             self._unacked_since = now
 
     def on_link_ack(self, total: int, now: float) -> None:
-        """The peer has received `total` bytes of ours."""
-        if total > self.pacing.acked:
-            self.confirmed_at = now
+        """The peer has received `total` bytes of ours (some time ago: no proof that it hears us now)."""
         self.pacing.on_acked(total, now)
 
     def on_pong(self, number: int, now: float) -> float | None:

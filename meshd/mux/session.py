@@ -230,6 +230,7 @@ class Session:
                     break
         except RemoteProtocolError as error:
             state.end(error.what)
+            state.events.clear()
             raise
         if state.blocked:
             state.wake_writers()

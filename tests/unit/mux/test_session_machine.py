@@ -28,6 +28,7 @@ class Durable(RuleBasedStateMachine):
                 max_stream_window=MOST,
                 session_window=SESSION_WINDOW,
                 max_streams=6,
+                grace=1_000_000,
             )
         )
         self.old: list[Wire] = []

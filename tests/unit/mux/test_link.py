@@ -1,0 +1,159 @@
+"""Is a link alive? Pings, both directions proven, late clocks, and when acknowledgements leave."""
+
+import pytest
+from meshd.mux.config import MuxConfig
+from meshd.mux.events import LinkDead
+from meshd.mux.link import LinkState
+
+from tests.unit.mux.script import Two
+
+KIB = 1 << 10
+CONFIG = MuxConfig()
+
+
+def test_an_idle_link_stays_alive_by_pings() -> None:
+    two = Two(CONFIG)
+    two.link()
+    two.advance(60)
+    assert two.leader.dead == two.follower.dead == []
+    (status,) = two.leader.session.status().links
+    assert status.rtt is not None
+    assert two.now - status.last_heard < 2
+
+
+@pytest.mark.parametrize("silent", ["leader", "follower", "both"])
+def test_a_direction_that_falls_silent_kills_the_link_on_both_sides(silent: str) -> None:
+    two = Two(CONFIG)
+    wire = two.link()
+    two.advance(10)
+    if silent != "follower":
+        wire.stalled.add("leader")
+    if silent != "leader":
+        wire.stalled.add("follower")
+    two.advance(5)
+    for end in two.ends:
+        assert [death.link_id for death in end.dead] == [wire.link_id]
+    reasons = {end.side: end.dead[0].why for end in two.ends}
+    if silent == "follower":
+        assert "not heard us" in reasons["leader"] or "nothing heard" in reasons["leader"]
+        assert "nothing heard" in reasons["follower"]
+
+
+def test_dead_links_are_let_go_and_the_grace_begins() -> None:
+    two = Two(CONFIG)
+    wire = two.link()
+    two.advance(1)
+    wire.stalled |= {"leader", "follower"}
+    two.advance(6)
+    assert two.leader.session.status().links == ()
+    assert two.leader.session.data_link is None
+    at = two.leader.session.next_timeout()
+    assert at is not None
+    assert 100 < at - two.now < 120
+
+
+def test_a_process_that_slept_gives_its_links_another_chance() -> None:
+    two = Two(CONFIG)
+    wire = two.link()
+    two.advance(3)
+    two.now += 60  # both were stopped; what the peer sent lies in the socket
+    for end in two.ends:
+        end.take(end.session.handle_timeout(two.now))
+    assert two.leader.dead == []
+    two.advance(10)
+    assert two.leader.dead == two.follower.dead == []
+    wire.stalled |= {"leader", "follower"}
+    two.advance(6)
+    assert len(two.leader.dead) == 1
+
+
+def test_the_reason_names_the_direction() -> None:
+    link = LinkState(1, 0.0, CONFIG)
+    link.heard(10, 4.0)
+    assert link.dead(4.4) == ""
+    assert link.dead(4.5) == "the peer has not heard us for 4.5 s"
+    link.on_link_ack(10, 4.5)
+    assert link.dead(4.6) != "", "an acknowledgement may speak of what was heard long ago"
+    link = LinkState(1, 0.0, CONFIG)
+    link.confirmed_at = 3.0
+    assert link.dead(4.6) == "nothing heard for 4.6 s"
+
+
+def test_pings_are_due_once_an_interval() -> None:
+    link = LinkState(1, 0.0, CONFIG)
+    assert link.ping_due(0.0)
+    assert not link.ping_due(1.4)
+    assert link.ping_due(1.5)
+    link.pings_due.append(1)
+    assert not link.ping_due(3.0), "one that could not be sent yet is enough"
+
+
+def test_a_pong_nobody_asked_for_proves_nothing() -> None:
+    link = LinkState(1, 0.0, CONFIG)
+    assert link.on_pong(5, 3.0) is None
+    assert link.confirmed_at == 0.0
+    assert link.rtt is None
+
+
+def test_unanswered_pings_are_not_kept_for_ever() -> None:
+    link = LinkState(1, 0.0, CONFIG)
+    for number in range(200):
+        link.ask(number)
+        link.ping_sent(number, 0.0)
+    assert link.on_pong(0, 1.0) is None
+    assert link.on_pong(199, 1.0) == 1.0
+
+
+def test_small_traffic_is_acknowledged_in_company_only() -> None:
+    link = LinkState(1, 0.0, CONFIG)
+    link.heard(2 * KIB - 1, 0.0)
+    assert not link.ack_due(100.0)
+    assert link.ack(100.0) == 2 * KIB - 1
+    assert link.ack(100.0) is None
+
+
+def test_larger_traffic_is_acknowledged_in_time() -> None:
+    link = LinkState(1, 0.0, CONFIG)
+    link.heard(4 * KIB, 1.0)
+    assert not link.ack_due(1.004)
+    assert link.next_timeout() == 0.0  # the first ping
+    assert link.ack_due(1.005)
+    link.ack(1.005)
+    link.heard(16 * KIB, 1.0051)
+    assert not link.ack_due(1.0055), "not more often than a millisecond"
+    assert link.ack_due(1.0061)
+    link.ack(1.0061)
+    link.heard(256 * KIB, 1.0062)
+    assert link.ack_due(1.0062), "but at once when much has come"
+
+
+def test_a_clogged_link_keeps_no_timer_running() -> None:
+    link = LinkState(1, 0.0, CONFIG)
+    link.ping_due(0.0)
+    link.heard(4 * KIB, 1.0)
+    assert link.next_timeout() == pytest.approx(1.005)
+    link.ripen(1.005)
+    assert link.next_timeout() == 1.5
+    assert link.ack_due(1.006)
+
+
+def test_a_peer_that_measures_gets_a_moment_without_data() -> None:
+    link = LinkState(1, 0.0, CONFIG)
+    link.on_ping(1, True, 1.0)
+    assert link.hold_until == 2.0
+    link.on_ping(2, False, 1.1)
+    assert link.hold_until == 0.0
+    link.on_ping(3, True, 1.2)
+    link.ripen(2.2)
+    assert link.hold_until == 0.0
+
+
+def test_deaths_name_the_link() -> None:
+    two = Two(CONFIG)
+    first, second = two.link(), two.link()
+    two.advance(2)
+    first.stalled |= {"leader", "follower"}
+    two.advance(6)
+    assert {death.link_id for death in two.leader.dead} == {first.link_id}
+    assert isinstance(two.leader.dead[0], LinkDead)
+    assert two.leader.session.data_link == two.follower.session.data_link == second.link_id

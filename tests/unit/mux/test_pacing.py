@@ -1,0 +1,123 @@
+"""The estimate of what a link bears, step by step (tests/sim has whole links)."""
+
+from meshd.mux.pacing import FIRST_ALLOWANCE, Pacing
+
+KIB = 1 << 10
+MB = 1_000_000
+
+
+def loaded(rate: float, rtt: float, *, seconds: float = 2.0) -> Pacing:
+    """After so long of bulk over a link of that rate and round trip, with perfect acknowledgements."""
+    pacing = Pacing(0.0)
+    now = free_at = 0.0
+    arriving: list[tuple[float, int]] = []
+    while now < seconds:
+        room = pacing.allowance() - pacing.in_flight
+        if room > 0:
+            size = min(room, pacing.frame_size())
+            pacing.on_sent(size, now, starved=False)
+            free_at = max(free_at, now) + size / rate
+            arriving.append((free_at + rtt, pacing.sent))
+        else:
+            now, total = arriving.pop(0)
+            pacing.on_acked(total, now)
+    return pacing
+
+
+def test_before_anything_is_known_64_kib_may_fly() -> None:
+    assert Pacing(0.0).allowance() == FIRST_ALLOWANCE == 64 * KIB
+    assert Pacing(0.0).rate is None
+
+
+def test_a_slow_link_is_measured_and_its_queue_is_50_ms() -> None:
+    pacing = loaded(MB, 0.0)
+    assert pacing.rate is not None
+    assert 0.95 * MB < pacing.rate < 1.1 * MB
+    assert pacing.allowance() < 0.075 * MB
+    assert pacing.frame_size() <= 0.022 * MB
+
+
+def test_distance_is_added() -> None:
+    pacing = loaded(MB, 0.1, seconds=4)
+    assert 0.13 * MB < pacing.allowance() < 0.21 * MB
+
+
+def test_a_fast_link_may_have_more_in_flight() -> None:
+    pacing = loaded(500 * MB, 0.0002, seconds=0.2)
+    assert pacing.allowance() > 2 * MB
+    assert pacing.frame_size() == 256 * KIB
+
+
+def test_a_very_slow_link_keeps_a_least() -> None:
+    pacing = loaded(20_000, 0.0, seconds=8)
+    assert pacing.allowance() >= 16 * KIB
+    assert pacing.frame_size() == 4 * KIB
+
+
+def test_an_application_with_little_to_say_never_lowers_the_rate() -> None:
+    pacing = loaded(10 * MB, 0.01)
+    before = pacing.rate
+    assert before is not None
+    now = 3.0
+    pacing.on_acked(pacing.sent, now)
+    for _ in range(300):
+        now += 0.1
+        pacing.on_sent(100, now, starved=True)
+        pacing.on_acked(pacing.sent, now + 0.01)
+    assert now > 30
+    assert pacing.rate == before
+
+
+def test_a_small_first_message_does_not_shrink_what_follows() -> None:
+    pacing = Pacing(0.0)
+    pacing.on_sent(300, 0.0, starved=True)
+    pacing.on_acked(300, 0.1)
+    assert pacing.allowance() >= FIRST_ALLOWANCE
+
+
+def test_a_rate_that_falls_is_believed_after_ten_seconds() -> None:
+    pacing = loaded(10 * MB, 0.01)
+    now = 3.0
+    pacing.on_acked(pacing.sent, now)
+    while now < 20:
+        pacing.on_sent(20_000, now, starved=False)
+        now += 0.02
+        pacing.on_acked(pacing.sent, now)
+    assert pacing.rate is not None
+    assert pacing.rate < 1.1 * MB
+
+
+def test_nonsense_is_ignored() -> None:
+    pacing = Pacing(0.0)
+    pacing.on_sent(1000, 0.0, starved=False)
+    pacing.on_acked(2000, 1.0)
+    assert pacing.acked == 0
+    pacing.on_acked(500, 1.0)
+    pacing.on_acked(400, 1.0)
+    assert pacing.acked == 500
+    assert pacing.in_flight == 500
+
+
+def test_the_shortest_round_trip_is_measured_anew_on_a_drained_link() -> None:
+    pacing = loaded(MB, 0.02, seconds=3)
+    full = pacing.allowance()
+    pacing.on_acked(pacing.sent, 3.0)
+    now = 13.1
+    for _ in range(2):
+        pacing.on_pong(0.07, now, probe=False)
+        assert pacing.allowance() < full / 2, "the link is being drained"
+    pacing.on_pong(0.05, now, probe=True)
+    assert pacing.rtt_min == 0.05
+    assert pacing.allowance() <= 0.055 * MB  # the path is filled again step by step
+    pacing.on_sent(50_000, now, starved=False)
+    pacing.on_acked(pacing.sent, now + 0.05)
+    assert pacing.allowance() > 0.09 * MB
+
+
+def test_marks_are_bounded() -> None:
+    pacing = Pacing(0.0)
+    for n in range(10_000):
+        pacing.on_sent(1, n / 1000, starved=False)
+    assert len(pacing._marks) <= 256
+    pacing.on_acked(10_000, 11.0)
+    assert pacing.in_flight == 0
