@@ -30,8 +30,9 @@ class NativeVersion:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of each side. `software` is its version of meshd; `clock` is unix seconds; `incarnation` is one start.
+    """First message of each side.
 
+    `software` is its version of meshd, `clock` unix seconds, `incarnation` one start of the daemon.
     Session fields: a leader sets `fresh` (and `current` if it holds a session), a follower sets `chosen`.
     """
 

@@ -1,7 +1,7 @@
 """Each implementation fits the Protocol that others know it by.
 
-The functions are for mypy (`make check`): it accepts a return value only when every method fits. What runs here
-sees to it that no Protocol is left out.
+The functions are for mypy (`make check`): it accepts a return value only when every method fits. What runs
+here sees to it that no Protocol is left out.
 """
 
 import ast
