@@ -1,0 +1,92 @@
+"""Weights stay where they are: every worker loads its share from its own file, and the mesh carries none."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.alone import alone
+from tests.e2e.models import copy_to, small, smollm2
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, model_of, play
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+
+SMOLLM2_LAYERS = 30
+MB = 1_000_000
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_no_weight_crosses_and_the_text_is_that_of_one_machine(tmp_path: Path, count: int) -> None:
+    reference = alone(smollm2(), 48)
+
+    async def check() -> None:
+        copies = [copy_to(smollm2(), tmp_path / f"disk-{n}", f"file {n}.bin") for n in range(count)]
+        async with Fleet(tmp_path) as fleet:
+            token, workers = await fleet.workers(*copies)
+            head = await fleet.head(smollm2(), "--min-workers", str(count), *SAME_THREADS, token=token)
+            status = await fleet.ready(head)
+            model = model_of(status)
+            names = {worker.spec.name for worker in workers}
+            layers = {part.node: part.layers for part in model.split}
+            assert names < set(layers)
+            assert sum(layers.values()) == SMOLLM2_LAYERS
+            assert all(layers[name] >= SMOLLM2_LAYERS / 5 for name in names), layers
+            assert model.weights_network_bytes == 0
+            assert model.tensors_from_network == ()
+            assert model.weights_local_bytes >= sum(p.bytes for p in model.split if p.node in names)
+            for peer in status.peers:
+                assert peer.link is not None
+                crossed = peer.link.sent_bytes + peer.link.received_bytes
+                print(f"{peer.name}: {layers[peer.name]} layers, {crossed} bytes until loaded")  # noqa: T201
+                assert crossed < 1 * MB
+            assert await api_of(status).complete(PROMPT, 48) == reference
+
+    play(check())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_small_k_quantised_model_answers_alike(tmp_path: Path, count: int) -> None:
+    reference = alone(small(), 64)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(*[small()] * count)
+            head = await fleet.head(small(), "--min-workers", str(count), *SAME_THREADS, token=token)
+            status = await fleet.ready(head)
+            assert model_of(status).weights_network_bytes == 0
+            assert {part.node for part in model_of(status).split if part.layers} >= {
+                f"worker-{number}" for number in range(count)
+            }
+            assert await api_of(status).complete(PROMPT, 64) == reference
+
+    play(check())
+
+
+def test_a_worker_without_the_file_gets_its_weights_over_the_mesh(tmp_path: Path) -> None:
+    reference = alone(smollm2(), 24)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(None)
+            head = await fleet.head(smollm2(), *SAME_THREADS, token=token)
+            status = await fleet.ready(head)
+            model = model_of(status)
+            [lent] = [part.bytes for part in model.split if part.node == "worker-0"]
+            assert model.weights_local_bytes == 0
+            assert model.weights_network_bytes >= lent > 0
+            assert sum(tensor.bytes for tensor in model.tensors_from_network) == model.weights_network_bytes
+            assert await api_of(status).complete(PROMPT, 24) == reference
+
+    play(check())
+
+
+def test_a_token_costs_at_most_10_kb(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(smollm2())
+            status = await fleet.ready(await fleet.head(smollm2(), token=token))
+            cost = model_of(status).bytes_per_token
+            assert cost is not None
+            print(f"{cost:.0f} bytes a token")  # noqa: T201
+            assert 0 < cost <= 10_000
+
+    play(check())

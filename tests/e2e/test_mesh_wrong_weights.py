@@ -1,0 +1,64 @@
+"""Never a wrong weight: a worker's file that differs costs bytes on the wire and never a wrong token."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from meshd.admin.api import ModelView
+
+from tests.e2e.alone import alone
+from tests.e2e.models import (
+    FINE_TUNED,
+    FLIPPED,
+    copy_to,
+    fine_tune,
+    flipped_byte,
+    other_quantisation,
+    smollm2,
+    tensor_of,
+)
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+
+ON_WORKER = ("--device", "none")  # the head computes nothing: every layer's tensor is a worker's
+
+
+async def _served(folder: Path, theirs: Path, reference: str) -> tuple[ModelView, str]:
+    """The head's model with `theirs` on the worker, and what `meshd status` prints; the text is checked."""
+    copy = copy_to(theirs, folder, smollm2().name)
+    async with Fleet(folder) as fleet:
+        token, _ = await fleet.workers(copy)
+        head = await fleet.head(smollm2(), *ON_WORKER, *SAME_THREADS, token=token)
+        status = await fleet.ready(head)
+        assert await api_of(status).complete(PROMPT, 32) == reference
+        shown = await cli(head.spec.home, "status")
+        assert shown.returncode == 0
+        return model_of(status), shown.stdout
+
+
+@pytest.mark.parametrize(("theirs", "differs"), [(flipped_byte, FLIPPED), (fine_tune, FINE_TUNED)])
+def test_one_tensor_that_differs_is_sent_and_named(
+    tmp_path: Path, theirs: Callable[[], Path], differs: str
+) -> None:
+    reference = alone(smollm2(), 32)
+    assert alone(theirs(), 32) != reference, "this change cannot be seen in the text: it tests nothing"
+    model, shown = play(_served(tmp_path, theirs(), reference))
+    size = tensor_of(smollm2(), differs).size
+    assert [(tensor.name, tensor.bytes, tensor.node) for tensor in model.tensors_from_network] == [
+        (differs, size, "worker-0")
+    ]
+    assert model.tensors_from_network[0].reason
+    assert model.weights_network_bytes == size
+    assert differs in shown
+
+
+def test_another_quantisation_under_the_same_name_is_sent_where_it_differs(tmp_path: Path) -> None:
+    reference = alone(smollm2(), 32)
+    model, shown = play(_served(tmp_path, other_quantisation(), reference))
+    sent = {tensor.name for tensor in model.tensors_from_network}
+    assert "blk.0.attn_q.weight" in sent
+    assert "blk.0.attn_norm.weight" not in sent, "norms are F32 in both files"
+    assert model.weights_network_bytes > 60_000_000
+    assert model.weights_local_bytes > 0
+    assert "blk.0.attn_q.weight" in shown
