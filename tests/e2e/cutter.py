@@ -21,7 +21,7 @@ SLICE_SECONDS = 0.01  # a slowed direction sends so often
 
 @dataclass(slots=True)
 class Counts:
-    """What has passed so far; `up` is from the side that connected. `refused` are connections in an outage."""
+    """What has passed so far; `up` is from the side that connected. `refused`: connections in an outage."""
 
     connections: int = 0
     cuts: int = 0

@@ -31,6 +31,7 @@ PROMPT = "The capital of France is"
 THREADS = max(1, (os.cpu_count() or 2) // 2)
 SAME_THREADS = ("--", "-t", str(THREADS))
 LOG_LINES = 60
+CLI_SECONDS = 60.0
 
 
 def counts(ci: int, soak: int) -> int:
@@ -170,16 +171,14 @@ async def ping(node: LocalNode, peer: str) -> float:
     return reply.rtt_ms / 1000
 
 
-def meshd(
-    home: Path, *words: str, seconds: float = 60.0, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def meshd(home: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """One call of the command line, to its end."""
     return subprocess.run(
         [sys.executable, "-m", "meshd", *words],
         env=_environment(home, variables),
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=CLI_SECONDS,
         check=False,
     )
 
@@ -227,7 +226,7 @@ async def gone(pids: set[int], *, seconds: float = 10.0) -> None:
     """Wait until none of these processes lives. Raises MeshdError naming those that do."""
     try:
         async with asyncio.timeout(seconds):
-            while any(parent_of(pid) is not None for pid in pids):
+            while any(parent_of(pid) is not None for pid in pids):  # noqa: ASYNC110 - not our children
                 await asyncio.sleep(0.01)
     except TimeoutError:
         left = {pid for pid in pids if parent_of(pid) is not None}

@@ -51,7 +51,7 @@ class Space:
 
     def __enter__(self) -> Self:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = subprocess.Popen([*_unshare(), sys.executable, "-c", _HOLDER], stdin=theirs)
+        self._process = subprocess.Popen([*_unshare(), sys.executable, "-c", _HOLDER], stdin=theirs.fileno())
         theirs.close()
         self._channel.settimeout(30.0)
         assert self._channel.recv(16) == b"up"

@@ -72,7 +72,7 @@ def test_an_answer_survives_cuts_at_random_bytes_and_an_outage(tmp_path: Path) -
 
 
 def test_a_ping_beside_a_bulk_stream_on_a_slow_link(tmp_path: Path) -> None:
-    """The bulk stream is the weights of a worker without the file, once a second worker lets the head begin."""
+    """The bulk stream is weights of a worker without the file; the head begins when a second one is there."""
     rate = 1_000_000.0
 
     async def pings(place: Apart) -> list[float]:
