@@ -108,7 +108,7 @@ def test_the_shortest_round_trip_is_measured_anew_on_a_drained_link() -> None:
         assert pacing.allowance() < full / 2, "the link is being drained"
     pacing.on_pong(0.05, now, probe=True)
     assert pacing.rtt_min == 0.05
-    assert pacing.allowance() <= 0.055 * MB  # the path is filled again step by step
+    assert pacing.allowance() <= 0.07 * MB  # the path is filled again step by step
     pacing.on_sent(50_000, now, starved=False)
     pacing.on_acked(pacing.sent, now + 0.05)
     assert pacing.allowance() > 0.09 * MB
