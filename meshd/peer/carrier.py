@@ -27,12 +27,14 @@ class Carrier:
         session: Session,
         now: Callable[[], float],
         dispatch: Callable[[Session, list[Event]], None],
+        rearm: Callable[[], None],
     ) -> None:
         self.link = link
         self.link_id = link_id
         self.session = session
         self._now = now
         self._dispatch = dispatch
+        self._rearm = rearm
         self._wake = asyncio.Event()
         self._ending = asyncio.Event()
         self.why = ""
@@ -128,6 +130,7 @@ class Carrier:
         finally:
             self._taking = False
         self.wake()
+        self._rearm()
 
     async def _farewell(self) -> None:
         try:

@@ -28,6 +28,8 @@ from meshd.peer.streams import Streams
 from meshd.wire.hello import Hello, NativeVersion
 
 CHALLENGE_SECONDS = 2.0  # an older incarnation that answers within this keeps the identity
+CHOOSE_SECONDS = 1.0  # between two looks at which link should carry data, unless one comes or goes
+TIMER_SLACK = 0.02  # seconds by which an acknowledgement may come late: asking more often costs more
 LOG = log.get("peer")
 
 
@@ -46,6 +48,7 @@ class PeerConnection:
         self._incarnation = b""
         self._pongs: dict[tuple[int, int], asyncio.Future[float]] = {}
         self._kick = asyncio.Event()
+        self._armed: float | None = None
         self._owner: Owner | None = None
         self._state = PeerState.KNOWN
         self._since = 0.0
@@ -198,18 +201,31 @@ class PeerConnection:
             await link.aclose()
 
     async def _run_timers(self) -> None:
+        chosen_at = 0.0
         while True:
             self._kick.clear()
             session = self._streams.session if self._streams is not None else None
-            deadline = session.next_timeout() if session is not None else None
+            self._armed = session.next_timeout() if session is not None else None
             try:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(self._armed):
                     await self._kick.wait()
             except TimeoutError:
                 if session is not None and self._streams is not None and session is self._streams.session:
-                    self._dispatch(session, session.handle_timeout(self._node.now()))
-                    self._choose()
+                    now = self._node.now()
+                    self._dispatch(session, session.handle_timeout(now))
                     self._wake_all()
+                    if now - chosen_at >= CHOOSE_SECONDS:
+                        chosen_at = now
+                        self._choose()
+
+    def _rearm(self) -> None:
+        """The session may want its timer sooner, for an acknowledgement that waits for company say."""
+        soon = self._node.now() + TIMER_SLACK
+        if self._streams is None or self._kick.is_set() or (self._armed is not None and self._armed <= soon):
+            return
+        at = self._streams.session.next_timeout()
+        if at is not None and (self._armed is None or at < self._armed):
+            self._kick.set()
 
     # Greeting (greeting.Parley).
 
@@ -289,6 +305,7 @@ class PeerConnection:
             session=session,
             now=asyncio.get_running_loop().time,
             dispatch=self._dispatch,
+            rearm=self._rearm,
         )
         self.name, self.role, self.native = hello.name, hello.role, hello.native
         self.software = hello.software
