@@ -58,8 +58,14 @@ class Tree:
     def fill_from_folder(self, source: Path, pin: Pin, *, origin: str) -> None:
         """Copy the source from the user's tree, which is not touched."""
         self._clear()
-        ignore = shutil.ignore_patterns(".git", "build", "build-*", "*.gguf")
-        shutil.copytree(source, self.source, ignore=ignore, symlinks=False, dirs_exist_ok=True)
+        left_out = {
+            path.name for path in source.iterdir() if path.name in _LEFT_OUT or _is_build_folder(path)
+        }
+
+        def ignore(folder: str, names: list[str]) -> set[str]:
+            return left_out if Path(folder) == source else set()
+
+        shutil.copytree(source, self.source, ignore=ignore, dirs_exist_ok=True)
         self._filled(pin, origin, str(source))
 
     def _clear(self) -> None:
@@ -118,6 +124,10 @@ class Tree:
         part = self._state.with_suffix(".part")
         part.write_text(json.dumps(state), "utf-8")
         part.replace(self._state)
+
+
+def _is_build_folder(path: Path) -> bool:
+    return (path / "CMakeCache.txt").exists()
 
 
 def check_source(source: Path, pin: Pin, *, name: str) -> None:

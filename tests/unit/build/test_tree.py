@@ -69,14 +69,17 @@ def test_another_commit_is_refused_and_does_not_count(tmp_path: Path) -> None:
 
 def test_a_folder_of_the_users_is_copied_and_left_alone(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    (source / "build").mkdir(parents=True)
-    (source / "build" / "junk").touch()
+    for folder in ("build-mine", "common", ".git", "models", "tools/models"):
+        (source / folder).mkdir(parents=True)
+    for file in ("build-mine/CMakeCache.txt", "common/build-info.in", ".git/HEAD", "tools/models/keep"):
+        (source / file).touch()
     (source / "one.c").write_text(ONE)
     tree = Tree(tmp_path / "tree")
     tree.fill_from_folder(source, _pin(), origin="c1")
     tree.patch([CHANGE])
     assert (source / "one.c").read_text() == ONE
-    assert not (tree.source / "build").exists()
+    files = [str(path.relative_to(tree.source)) for path in tree.source.rglob("*") if path.is_file()]
+    assert sorted(files) == ["common/build-info.in", "one.c", "tools/models/keep"]
 
 
 def test_a_folder_that_is_something_else(tmp_path: Path) -> None:
