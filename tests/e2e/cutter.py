@@ -16,7 +16,7 @@ from meshd.base.tasks import Owner
 
 READ_BYTES = 64 << 10
 MIN_CUT, MAX_CUT = 1 << 10, 64 << 10
-SLICE_SECONDS = 0.01  # a slowed direction sends so often
+SLICE_SECONDS = 0.005  # a slowed direction sends so often
 
 
 @dataclass(slots=True)
@@ -185,11 +185,12 @@ class Cutter:
             held.task_done()
 
     async def _slowly(self, target: socket.socket, data: bytes, rate: float) -> None:
+        """As a wire: what is sent takes its time before it arrives, the first bytes after a pause as well."""
         loop = asyncio.get_running_loop()
         step = max(1, int(rate * SLICE_SECONDS))
         due = loop.time()
         for begin in range(0, len(data), step):
             part = data[begin : begin + step]
-            await loop.sock_sendall(target, part)
             due = max(due, loop.time() - SLICE_SECONDS) + len(part) / rate
             await asyncio.sleep(max(0.0, due - loop.time()))
+            await loop.sock_sendall(target, part)

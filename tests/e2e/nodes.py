@@ -20,7 +20,7 @@ from meshd.fleet.node import LocalNode, NodeSpec, model_failed, model_ready
 
 from tests.conformance.run import run as run_to_end
 from tests.e2e.api_client import Api, Connect
-from tests.e2e.models import cache_folder, patched
+from tests.e2e.models import cache_folder, patched, smollm2
 
 T = TypeVar("T")
 
@@ -42,6 +42,7 @@ def counts(ci: int, soak: int) -> int:
 def play(work: Coroutine[object, object, T], *, seconds: float = TEST_SECONDS) -> T:
     """Run one asynchronous test."""
     patched()  # before the deadline begins: the first test may have to build
+    smollm2()
     try:
         return run_to_end(work, seconds=seconds)
     except ExceptionGroup as group:

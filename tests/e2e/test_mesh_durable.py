@@ -97,10 +97,10 @@ def test_a_ping_beside_a_bulk_stream_on_a_slow_link(tmp_path: Path) -> None:
             busy = await pings(place)
             took = asyncio.get_running_loop().time() - began
             pace = (place.counts.up + place.counts.down - sent) / took
-            more = statistics.median(busy) - statistics.median(quiet)
+            more = sorted(busy)[int(0.9 * PINGS)] - statistics.median(quiet)
             worst = max(busy) - statistics.median(quiet)
             print(  # noqa: T201
-                f"quiet {statistics.median(quiet) * 1000:.1f} ms, {more * 1000:.0f} ms more beside "
+                f"quiet {statistics.median(quiet) * 1000:.1f} ms, nine of ten {more * 1000:.0f} ms more at most beside "
                 f"{pace / 1000:.0f} kB/s, at worst {worst * 1000:.0f} ms"
             )
             assert pace > 0.5 * rate, "the link was not busy: this measured nothing"

@@ -1,0 +1,134 @@
+"""Something dies in the middle of an answer: the client is told, and the next request is answered."""
+
+import asyncio
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from meshd.admin.api import Status
+
+from tests.e2e.alone import alone
+from tests.e2e.api_client import Api, Streamed
+from tests.e2e.models import smollm2
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, counts, descendants, gone, play
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+
+TIMES = counts(3, 20)
+LONG = 4000  # tokens: no answer ends before it is disturbed
+AGAIN_SECONDS = 10.0  # from the loss to the next answer
+
+
+async def _killed_in_mid_answer(api: Api, pid: int) -> Streamed:
+    """Kill `pid` when ten pieces have come; returns what the client got."""
+    ten = threading.Event()
+    killed = threading.Event()
+
+    def told(streamed: Streamed) -> None:
+        if streamed.pieces == 10:
+            ten.set()
+            killed.wait(10.0)
+
+    answer = asyncio.ensure_future(api.stream(PROMPT, LONG, told=told))
+    await asyncio.to_thread(ten.wait, 60.0)
+    os.kill(pid, signal.SIGKILL)
+    killed.set()
+    async with asyncio.timeout(AGAIN_SECONDS):
+        return await answer
+
+
+@pytest.mark.parametrize("victim", ["rpc-server", "llama-server"])
+def test_a_child_killed_in_mid_answer(tmp_path: Path, victim: str) -> None:
+    reference = alone(smollm2(), 16)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, [worker] = await fleet.workers(smollm2())
+            head = await fleet.head(smollm2(), *SAME_THREADS, token=token)
+            status = await fleet.ready(head)
+            api = api_of(status)
+            slowest = 0.0
+            for _ in range(TIMES):
+                owner = await (worker if victim == "rpc-server" else head).status()
+                streamed = await _killed_in_mid_answer(api, child_pid(owner, victim))
+                assert streamed.pieces >= 10
+                assert streamed.error, "the stream ended without an error event"
+                assert not streamed.done
+                text, took = await api.complete_through_503(PROMPT, 16, seconds=AGAIN_SECONDS)
+                assert text == reference
+                slowest = max(slowest, took)
+            print(f"{victim}: {TIMES} times, answered again after {slowest:.1f} s at most")  # noqa: T201
+
+    play(check(), seconds=900.0)
+
+
+def test_a_client_that_hangs_up_frees_the_slot(tmp_path: Path) -> None:
+    """The one slot of llama-server is free at once, so the next answer does not wait for the first's end."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(smollm2())
+            status = await fleet.ready(await fleet.head(smollm2(), *SAME_THREADS, token=token))
+            api = api_of(status)
+
+            def begin_and_leave() -> None:
+                connection = api.open()
+                body = '{"prompt": "Once", "n_predict": %d, "ignore_eos": true, "stream": true}' % LONG
+                connection.request("POST", "/completion", body, {"Content-Type": "application/json"})
+                answer = connection.getresponse()
+                assert answer.readline().startswith(b"data: ")
+                connection.close()
+                answer.close()
+
+            for _ in range(TIMES):
+                await asyncio.to_thread(begin_and_leave)
+                async with asyncio.timeout(AGAIN_SECONDS):
+                    await api.complete(PROMPT, 2)
+
+    play(check())
+
+
+@pytest.mark.parametrize("role", ["worker", "head"])
+def test_a_daemon_killed_leaves_nothing_and_comes_back_without_a_token(tmp_path: Path, role: str) -> None:
+    times = counts(4, 20)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, [worker] = await fleet.workers(smollm2())
+            head = await fleet.head(smollm2(), *SAME_THREADS, token=token)
+            status = await fleet.ready(head)
+            assert status.api is not None
+            api_port = status.api.url.rpartition(":")[2]
+            ids = {status.node.id, *(peer.id for peer in status.peers)}
+            for _ in range(times):
+                victim = worker if role == "worker" else head
+                pid = victim.pid
+                assert pid is not None
+                below = set(descendants(pid))
+                assert below, "a node in use has children"
+                os.kill(pid, signal.SIGKILL)
+                await gone({pid, *below})
+                fleet.forget(victim)
+                model = ("--model", str(smollm2()))
+                serve = ("--port", api_port, *SAME_THREADS)
+                options = model if role == "worker" else (*model, *serve)
+                spec = fleet.spec(victim.spec.name, victim.spec.role, *options)
+                again = await fleet.start(spec)
+                worker, head = (again, head) if role == "worker" else (worker, again)
+                # both see each other again before the next kill
+                await again.until(lambda s: any(peer.state == "connected" for peer in s.peers))
+            status = await fleet.ready(head)
+            assert await api_of(status).complete(PROMPT, 16) == alone_16
+            for seen in (status, await worker.status()):
+                assert {seen.node.id, *(peer.id for peer in seen.peers)} == ids, "one row for each node"
+            one_lease(await worker.status())
+
+    alone_16 = alone(smollm2(), 16)
+    play(check(), seconds=600.0)
+
+
+def one_lease(status: Status) -> None:
+    """One head uses the worker, so it runs one rpc-server."""
+    assert [child.name for child in status.children] == ["rpc-server"]
