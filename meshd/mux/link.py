@@ -12,6 +12,7 @@ _ACK_BYTES = 16 << 10  # received since the last LinkAck that make one worth whi
 _ACK_PAUSE = 0.001
 _ACK_AT_ONCE = 256 << 10
 _ACK_LEAST = 2 << 10  # below it, it waits for company: a LinkAck must not provoke a LinkAck
+_ACK_CRUMBS = 512  # below it, not even in company: a question and its answer cost a third less without
 _ACK_DELAY = 0.005  # seconds until _ACK_LEAST or more are acknowledged anyway
 _MOST_PINGS = 64  # unanswered ones remembered, and unanswered ones of the peer's
 _HOLD = 1.0  # seconds at most that the peer's measurement stops our data
@@ -139,8 +140,8 @@ class LinkState:
         return self._ack_ripe
 
     def ack(self, now: float) -> int | None:
-        """The total to acknowledge, if it has changed."""
-        if self.received == self._acked:
+        """The total to acknowledge, if it has changed by more than crumbs."""
+        if self.received - self._acked < _ACK_CRUMBS:
             return None
         self._acked = self.received
         self._acked_at = now

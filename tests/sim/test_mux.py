@@ -54,8 +54,8 @@ def test_bulk_in_both_directions_shares_the_path(rate: float, delay: float) -> N
         await asyncio.sleep(5)
         await leader.ping_for(35, link)
         added = sorted(rtt - 2 * delay for _, rtt in leader.rtts)
-        assert added[len(added) // 2] < 0.1
-        assert added[-1] < 0.25
+        assert added[len(added) // 2] < 0.125  # 50 ms each way, and one round in eight a quarter more
+        assert added[-1] < 0.3
         assert follower.counts[there] > 0.55 * rate * 40
         assert leader.counts[back] > 0.55 * rate * 40
         network.close()

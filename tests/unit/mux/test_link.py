@@ -109,7 +109,10 @@ def test_small_traffic_is_acknowledged_in_company_only() -> None:
     link.heard(2 * KIB - 1, 0.0)
     assert not link.ack_due(100.0)
     assert link.ack(100.0) == 2 * KIB - 1
-    assert link.ack(100.0) is None
+    link.heard(511, 100.0)
+    assert link.ack(101.0) is None, "crumbs are not worth a frame"
+    link.heard(1, 100.0)
+    assert link.ack(101.0) == 2 * KIB + 511
 
 
 def test_larger_traffic_is_acknowledged_in_time() -> None:
