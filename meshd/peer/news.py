@@ -62,9 +62,18 @@ class News:
                 case BanNews(ban=ban):
                     self._node.learn_bans([ban])
                 case RecordNews(record=raw):
-                    record = PeerRecord.decode(raw)
-                    if self._book.add(record):
-                        self._heard(record)
-                        self._node.changed()
+                    self._learn_record(raw)
                 case None:
                     continue
+
+    def _learn_record(self, raw: bytes) -> None:
+        """A record that does not hold is skipped: the teller may not know yet that its node is banned."""
+        try:
+            record = PeerRecord.decode(raw)
+            new = self._book.add(record)
+        except RemoteProtocolError as error:
+            LOG.info("record_dropped", why=error.what)
+            return
+        if new:
+            self._heard(record)
+            self._node.changed()
