@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 
 from meshd.base import log
-from meshd.base.errors import MeshdError, Refused, RemoteProtocolError
+from meshd.base.errors import Broken, MeshdError, Refused, RemoteProtocolError
 from meshd.base.tasks import Owner, first_error, first_success
 from meshd.link.interface import Dialer, Link
 from meshd.peer.attempts import plan, retry_delay
@@ -78,16 +78,17 @@ class Connector:
             return error
         finally:
             self._connection.dialling = False
-        greeted = asyncio.Event()
-        run = links.start(self._run(link, greeted), name=f"link to {self._connection.peer.short}")
+        ended = asyncio.Event()
+        run = links.start(self._run(link, ended), name=f"link to {self._connection.peer.short}")
         # The round is over when the link carries the session, or has failed to.
         seen = self._node.version
-        while not greeted.is_set() and link is not None:
+        while not ended.is_set():
             if self._connection.carries(link):
                 self._book.worked(self._connection.peer, link.info.remote)
                 return None
             seen = await self._node.wait_changed(seen)
-        return run.result() if run.done() else None
+        # Without an error of its own the peer just hung up: it must not be dialled again at once either.
+        return await run or Broken("the link ended before it carried anything")
 
     async def _run(self, link: Link, ended: asyncio.Event) -> MeshdError | None:
         try:
