@@ -41,6 +41,7 @@ class Parley(Protocol):
 class _Wire:
     link: Link
     parser: LengthParser = field(default_factory=LengthParser)
+    refused: bool = False  # by the other side: it knows
 
     async def send(self, message: Greeting) -> None:
         await self.link.send([framed(message.encode())])
@@ -50,6 +51,7 @@ class _Wire:
             self.parser.feed(await self.link.receive())
         greeting = decode(message)
         if isinstance(greeting, Refusal):
+            self.refused = True
             raise Refused(greeting.text, code=greeting.code, hint=greeting.hint)
         return greeting
 
@@ -70,7 +72,8 @@ async def greet(
             except ExceptionGroup as group:
                 raise first_error(group) from None
             except Refused as refusal:
-                await _tell(wire, refusal)
+                if not wire.refused:
+                    await _tell(wire, refusal)
                 raise
     except TimeoutError as error:
         raise Broken(f"no greeting within {GREETING_SECONDS:.0f} s") from error

@@ -88,7 +88,10 @@ class MeshStream:
         """See Stream."""
         if self._error is not None or self._eof_sent or self._writer.waits:
             return 0
-        taken = self._port.write(self._id, data)
+        try:
+            taken = self._port.write(self._id, data)
+        except Closed:
+            return 0  # the session is over; `write` says why
         if taken:
             self._wake()
         return taken
