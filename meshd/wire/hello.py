@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import MAX_ITEMS, MAX_NAME_BYTES, MAX_TEXT_BYTES
-from meshd.wire.message import Fields, pack, unpack
+from meshd.wire.message import Fields, pack, plain, unpack
 
 WIRE_VERSION = 1
 ID_BYTES = 16
@@ -106,7 +106,9 @@ class Refusal:
     hint: str = ""
 
     def encode(self) -> bytes:
-        return pack({"type": "refusal", "code": self.code, "text": self.text, "hint": self.hint})
+        return pack(
+            {"type": "refusal", "code": self.code, "text": plain(self.text), "hint": plain(self.hint)}
+        )
 
 
 Greeting = Hello | Bans | Go | Refusal

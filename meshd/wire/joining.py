@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.hello import MAX_BAN_BYTES, MAX_RECORD_BYTES
 from meshd.wire.limits import MAX_ITEMS, MAX_NAME_BYTES, MAX_TEXT_BYTES
-from meshd.wire.message import pack, unpack
+from meshd.wire.message import pack, plain, unpack
 
 MAX_CHAIN_BYTES = 2 << 10
 
@@ -49,7 +49,9 @@ class NotAdmitted:
     hint: str = ""
 
     def encode(self) -> bytes:
-        return pack({"type": "refused", "code": self.code, "text": self.text, "hint": self.hint})
+        return pack(
+            {"type": "refused", "code": self.code, "text": plain(self.text), "hint": plain(self.hint)}
+        )
 
 
 JoinMessage = JoinRequest | Welcome | NotAdmitted

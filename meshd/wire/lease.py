@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import MAX_NAME_BYTES, MAX_TEXT_BYTES
-from meshd.wire.message import pack, unpack
+from meshd.wire.message import pack, plain, unpack
 
 LEASE_SERVICE = "lease"
 RPC_SERVICE = "rpc"
 LEASE_ID_BYTES = 16
 MAX_DEVICES = 16
+MAX_MODEL_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Acquire:
             {
                 "type": "acquire",
                 "incarnation": self.incarnation,
-                "model": self.model,
+                "model": plain(self.model, MAX_MODEL_BYTES),
                 "fingerprint": self.fingerprint,
                 "native_pin": self.native_pin,
                 "native_patches": self.native_patches,
@@ -53,10 +54,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What the worker could lend now; `has_model`: it holds a file of its own, known by content."""
+    """What the worker could lend now; `has_model`: it holds a file of its own, known by content.
+
+    `machine` is the same for nodes on one machine (which share its memory) and says nothing else.
+    """
 
     devices: tuple[Device, ...]
     has_model: bool
+    machine: str
 
     def encode(self) -> bytes:
         return pack(
@@ -66,6 +71,7 @@ class Offer:
                     [d.name, d.kind, d.description, d.free_bytes, d.total_bytes] for d in self.devices
                 ],
                 "has_model": self.has_model,
+                "machine": self.machine,
             }
         )
 
@@ -97,7 +103,7 @@ class Progress:
     text: str
 
     def encode(self) -> bytes:
-        return pack({"type": "progress", "text": self.text[:200]})
+        return pack({"type": "progress", "text": plain(self.text)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,7 @@ class Lost:
     hint: str = ""
 
     def encode(self) -> bytes:
-        return pack({"type": "lost", "code": self.code, "text": self.text[:500], "hint": self.hint[:500]})
+        return pack({"type": "lost", "code": self.code, "text": plain(self.text), "hint": plain(self.hint)})
 
 
 LeaseMessage = Acquire | Offer | Reserve | Grant | Progress | Lost
@@ -122,14 +128,16 @@ def decode(data: bytes) -> LeaseMessage:
     if kind == "acquire":
         return Acquire(
             fields.raw("incarnation", exact=16),
-            fields.text("model", most=256),
+            fields.text("model", most=MAX_MODEL_BYTES),
             fields.text("fingerprint", most=128),
             fields.text("native_pin", most=128),
             fields.text("native_patches", most=128),
         )
     if kind == "offer":
         rows = fields.lists("devices", count=MAX_DEVICES)
-        return Offer(tuple(_device(row) for row in rows), fields.flag("has_model"))
+        return Offer(
+            tuple(_device(row) for row in rows), fields.flag("has_model"), fields.text("machine", most=64)
+        )
     if kind == "reserve":
         return Reserve(fields.numbers("bytes", low=0, high=(1 << 60) - 1, count=MAX_DEVICES))
     if kind == "grant":

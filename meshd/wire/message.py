@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgpack
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire.limits import MAX_CONTROL_BYTES, MAX_ITEMS, MAX_NESTING
+from meshd.wire.limits import MAX_CONTROL_BYTES, MAX_ITEMS, MAX_NESTING, MAX_TEXT_BYTES
 
 Value = None | bool | int | float | str | bytes | Sequence["Value"] | Mapping[str, "Value"]
 
@@ -18,6 +18,16 @@ def pack(fields: Mapping[str, Value]) -> bytes:
     """One message as bytes."""
     packed: bytes = msgpack.packb(fields, use_bin_type=True)
     return packed
+
+
+def plain(text: str, most: int = MAX_TEXT_BYTES) -> str:
+    """`text` as a peer takes it: printable, at most `most` bytes of UTF-8; what does not fit is cut off.
+
+    Reasons and names are made of file names, numbers and other programs' words: a message must not be
+    refused, and its reason lost, for one of them.
+    """
+    printable = "".join(letter if letter.isprintable() else "?" for letter in text[:most])
+    return printable.encode()[:most].decode("utf-8", "ignore")
 
 
 def unpack(data: bytes | memoryview, *, limit: int = MAX_CONTROL_BYTES) -> "Fields":

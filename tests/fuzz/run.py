@@ -10,8 +10,7 @@ from pathlib import Path
 from tests.fuzz.target import Target
 
 TRACE_EVERY = 97  # inputs; tracing costs several times the work itself
-MOST_GROWTH_BYTES = 16 << 20  # of the process while one target runs, after the first inputs
-WARM_INPUTS = 500
+MOST_GROWTH_BYTES = 8 << 20  # of the process over the second half of a target's inputs, when all is warm
 _PAGE = 4096
 
 
@@ -47,7 +46,7 @@ def run_target(target: Target, *, inputs: int, seed: int, only: int | None = Non
     slowest = peak = 0.0
     begin, resident = time.perf_counter(), 0
     for number in numbers:
-        if number == WARM_INPUTS:
+        if number == inputs // 2:
             resident = _resident_bytes()
         data = make_input(target, seed, number)
         traced = number % TRACE_EVERY == 0
