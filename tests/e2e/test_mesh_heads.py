@@ -1,0 +1,209 @@
+"""Several heads and workers: two leases on one worker, its memory limit, late workers, equal names, options."""
+
+from pathlib import Path
+
+import pytest
+from meshd.admin.api import Status
+
+from tests.e2e.alone import alone
+from tests.e2e.models import header_of, smollm2
+from tests.e2e.nodes import PROMPT, SAME_THREADS, THREADS, Fleet, api_of, child_pid, gone, model_of, play
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+
+TOKENS = 24
+SMALL_CONTEXT = ("--ctx-size", "1024")
+
+
+def _layers(status: Status) -> dict[str, int]:
+    return {part.node: part.layers for part in model_of(status).split}
+
+
+def test_two_heads_share_a_worker_and_its_memory_comes_back(tmp_path: Path) -> None:
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            worker = await fleet.worker("worker", model=smollm2())
+            token = await worker.token()
+            one = await fleet.head(smollm2(), *SMALL_CONTEXT, *SAME_THREADS, token=token, name="one")
+            first = await fleet.ready(one)
+            two = await fleet.head(smollm2(), *SMALL_CONTEXT, *SAME_THREADS, token=token, name="two")
+            second = await fleet.ready(two)
+            servers = {child.pid for child in (await worker.status()).children}
+            assert len(servers) == 2
+            assert await api_of(first).complete(PROMPT, TOKENS) == reference
+            assert await api_of(second).complete(PROMPT, TOKENS) == reference
+            await two.stop()
+            fleet.forget(two)
+            now = await worker.until(lambda status: len(status.children) == 1)
+            await gone({pid for pid in servers if pid is not None} - {child_pid(now, "rpc-server")})
+            assert await api_of(first).complete(PROMPT, TOKENS) == reference
+
+    play(check())
+
+
+def test_leases_together_stay_within_the_memory_limit(tmp_path: Path) -> None:
+    """The first head takes nearly all that the worker lends; the second is refused until the first has gone."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            worker = await fleet.worker("worker", "--memory", "400M", model=smollm2())
+            token = await worker.token()
+            options = ("--device", "none", *SMALL_CONTEXT)
+            one = await fleet.head(smollm2(), *options, token=token, name="one")
+            await fleet.ready(one)
+            two = await fleet.head(smollm2(), *options, token=token, name="two")
+            refused = model_of(
+                await two.until(lambda s: s.model is not None and s.model.state == "failed")
+            ).reason
+            assert "MiB" in refused, refused
+            assert len((await worker.status()).children) == 1
+            await one.stop()
+            fleet.forget(one)
+            await fleet.ready(two)
+
+    play(check())
+
+
+def test_too_little_memory_is_refused_with_numbers(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            worker = await fleet.worker("worker", "--memory", "16M", model=smollm2())
+            head = await fleet.head(smollm2(), "--device", "none", token=await worker.token())
+            model = model_of(await head.until(lambda s: s.model is not None and s.model.state == "failed"))
+            assert "does not fit" in model.reason
+            assert "16 MiB free" in model.reason
+            assert "weights" in model.reason
+            assert "not even the shortest context fits" in model.reason
+
+    play(check())
+
+
+def test_the_largest_context_that_fits_is_named_and_fits(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            worker = await fleet.worker("worker", "--memory", "300M", model=smollm2())
+            token = await worker.token()
+            head = await fleet.head(smollm2(), "--device", "none", token=token)
+            model = model_of(await head.until(lambda s: s.model is not None and s.model.state == "failed"))
+            largest = model.reason.partition("`--ctx-size ")[2].partition("`")[0]
+            assert largest.isdecimal(), model.reason
+            await head.stop()
+            fleet.forget(head)
+            options = ("--device", "none", "--ctx-size", largest)
+            await fleet.ready(await fleet.head(smollm2(), *options, token=token, name="again"))
+
+    play(check())
+
+
+def test_a_head_alone_needs_no_worker(tmp_path: Path) -> None:
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            status = await fleet.ready(await fleet.head(smollm2(), "--min-workers", "0", *SAME_THREADS))
+            assert _layers(status) == {"head": 30}
+            assert model_of(status).bytes_per_token == 0
+            assert await api_of(status).complete(PROMPT, TOKENS) == reference
+
+    play(check())
+
+
+def test_a_head_without_compute_and_an_explicit_split(tmp_path: Path) -> None:
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(smollm2(), smollm2())
+            both = ("--min-workers", "2")
+            none = await fleet.head(
+                smollm2(), *both, "--device", "none", *SAME_THREADS, token=token, name="none"
+            )
+            status = await fleet.ready(none)
+            layers = _layers(status)
+            assert layers.pop("none", 0) == 0
+            assert layers == {"worker-0": 15, "worker-1": 15}
+            assert await api_of(status).complete(PROMPT, TOKENS) == reference
+            given = await fleet.head(
+                smollm2(), *both, "--tensor-split", "7,20,3", *SAME_THREADS, token=token, name="given"
+            )
+            status = await fleet.ready(given)
+            assert _layers(status) == {"worker-0": 7, "worker-1": 20, "given": 3}
+            assert await api_of(status).complete(PROMPT, TOKENS) == reference
+
+    play(check())
+
+
+def test_a_worker_that_joins_later_is_used_at_the_next_load(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            first = await fleet.worker("first", model=smollm2())
+            token = await first.token()
+            head = await fleet.head(smollm2(), *SAME_THREADS, token=token)
+            status = await fleet.ready(head)
+            server = child_pid(status, "llama-server")
+            await fleet.worker("second", model=smollm2(), token=token)
+            status = await head.until(lambda s: sum(peer.state == "connected" for peer in s.peers) == 2)
+            assert "second" not in _layers(status)
+            assert child_pid(status, "llama-server") == server, "a load that works is left alone"
+            await first.stop()
+            fleet.forget(first)
+            status = await head.until(
+                lambda s: s.model is not None and s.model.state == "ready" and "second" in _layers(s)
+            )
+            assert "first" not in _layers(status)
+
+    play(check())
+
+
+def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            model = ("--model", str(smollm2()))
+            one = await fleet.start(fleet.spec("twin", "worker", *model, home="one"))
+            token = await one.token()
+            await fleet.start(fleet.spec("twin", "worker", *model, home="two", token=token))
+            head = await fleet.head(smollm2(), "--min-workers", "2", token=token, name="twin")
+            status = await fleet.ready(head)
+            nodes = [part.node for part in model_of(status).split]
+            assert len(set(nodes)) == len(nodes) == 3
+            assert all(node.startswith("twin") for node in nodes)
+            assert sum(_layers(status).values()) == 30
+
+    play(check())
+
+
+def test_extra_arguments_reach_llama_server_and_win(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(smollm2())
+            extra = ("--", "-t", str(THREADS), "--alias", "other-name", "-c", "640")
+            status = await fleet.ready(await fleet.head(smollm2(), *extra, token=token))
+            pid = child_pid(status, "llama-server")
+            argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            assert argv[-7:-1] == [word.encode() for word in extra[1:]]
+            props = await api_of(status).ask("GET", "/props")
+            assert "640" in str(props.body.get("default_generation_settings"))
+
+    play(check())
+
+
+def test_the_head_reads_nothing_of_the_workers_weights(tmp_path: Path) -> None:
+    """/proc/PID/io counts what llama-server reads in any way of reading."""
+    size = smollm2().stat().st_size
+    embedding = next(tensor for tensor in header_of(smollm2()).tensors if tensor.name == "token_embd.weight")
+    head_and_slack = size - sum(tensor.size for tensor in header_of(smollm2()).tensors) + (6 << 20)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(smollm2())
+            head = await fleet.head(smollm2(), "--device", "none", token=token)
+            status = await fleet.ready(head)
+            pid = child_pid(status, "llama-server")
+            fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+            read = int(fields["rchar"])
+            print(f"llama-server read {read} of {size} bytes")  # noqa: T201
+            assert read < embedding.size + 2 * head_and_slack
+
+    play(check())
