@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from meshd.base import log
-from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
+from meshd.base.errors import Broken, Closed, EndOfStream, Refused, RemoteProtocolError
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
@@ -50,6 +50,8 @@ class PeerConnection:
         self._kick = asyncio.Event()
         self._armed: float | None = None
         self._owner: Owner | None = None
+        self._begun = asyncio.Event()
+        self._unlinked_until: float | None = None  # the grace of a session that no link has carried yet
         self._state = PeerState.KNOWN
         self._since = 0.0
         self._why = ""
@@ -165,13 +167,14 @@ class PeerConnection:
 
     async def serve(self) -> None:
         """Own timers and the handlers of incoming streams until cancelled."""
-        try:
-            async with Owner() as owner:
-                self._owner = owner
-                owner.start(self._run_timers(), name=f"timers {self.peer.short}")
-        finally:
-            self._owner = None
-            self._drop_session("this node stops", PeerState.KNOWN)
+        async with Owner() as owner:
+            self._owner = owner
+            self._begun.set()
+            try:
+                await self._run_timers()
+            finally:  # before the owner ends: it takes no new handlers from here on
+                self._owner = None
+                self._drop_session("this node stops", PeerState.KNOWN)
 
     async def run_link(self, link: Link) -> None:
         """Own `link`: greet, attach, carry; returns when it has ended.
@@ -179,9 +182,18 @@ class PeerConnection:
         Raises Refused when either side says no, RemoteProtocolError when the peer broke the rules.
         """
         carrier: Carrier | None = None
+        agreed = b""
+
+        def settle(mine: Hello, theirs: Hello) -> None:
+            nonlocal agreed
+            agreed = self._settle(mine, theirs)
+
         try:
-            hello, rest = await greet(link, self, leader=self._leader, settle=self._settle)
-            carrier = self._attach(link, hello)
+            await self._begun.wait()
+            hello, rest = await greet(link, self, leader=self._leader, settle=settle)
+            self.check_banned(link)  # a ban may have come during the last flight
+            carrier = self._new_carrier(link, agreed)
+            self._attach(carrier, hello)
             await carrier.carry(rest)
         except (Broken, EndOfStream) as error:
             self.last_error = error.what
@@ -193,7 +205,7 @@ class PeerConnection:
             self._fault = error
             LOG.warning("peer_broke_protocol", peer=self.peer.short, why=error.what)
             if carrier is not None and self._streams and carrier.session is self._streams.session:
-                self._drop_session(f"protocol error: {error.what}", PeerState.KNOWN)
+                self._end_session(f"protocol error: {error.what}", PeerState.KNOWN)
             raise
         finally:
             if carrier is not None:
@@ -205,13 +217,15 @@ class PeerConnection:
         while True:
             self._kick.clear()
             session = self._streams.session if self._streams is not None else None
-            self._armed = session.next_timeout() if session is not None else None
+            self._armed = session.next_timeout() or self._unlinked_until if session is not None else None
             try:
                 async with asyncio.timeout_at(self._armed):
                     await self._kick.wait()
             except TimeoutError:
                 if session is not None and self._streams is not None and session is self._streams.session:
                     now = self._node.now()
+                    if self._unlinked_until is not None and now >= self._unlinked_until:
+                        self._end_session("no link came for the new session", PeerState.LOST)
                     self._dispatch(session, session.handle_timeout(now))
                     self._wake_all()
                     if now - chosen_at >= CHOOSE_SECONDS:
@@ -241,15 +255,22 @@ class PeerConnection:
         """See greeting.Parley: one identity lives in one place."""
         if self._incarnation in (b"", theirs.incarnation):
             return
-        for carrier in list(self._carriers.values()):
-            if await self._ping_link(carrier.session, carrier.link_id, CHALLENGE_SECONDS) is not None:
+        carriers = list(self._carriers.values())
+        async with Owner() as owner:
+            pings = [
+                owner.start(self._ping_link(c.session, c.link_id, CHALLENGE_SECONDS), name="challenge")
+                for c in carriers
+            ]
+        for carrier, ping in zip(carriers, pings, strict=True):
+            if ping.result() is not None:
                 raise Refused(
                     f"this identity is in use at {carrier.link.info.remote}, which still answers",
                     code="identity_in_use",
                     hint="stop the other daemon; a copied state folder needs an identity of its own: "
                     "`meshd leave --new-identity` there, then join again",
                 )
-        self._end_session("replaced by a newer start of the same node", PeerState.KNOWN)
+        if self._incarnation != theirs.incarnation:  # else another of its links was quicker, and has begun
+            self._end_session("replaced by a newer start of the same node", PeerState.KNOWN)
 
     def ban_entries(self) -> Sequence[bytes]:
         """See greeting.Parley."""
@@ -265,7 +286,8 @@ class PeerConnection:
         if why is not None:
             raise Refused(why, code="banned", hint="a banned node comes back with a new key and a new invite")
 
-    def _settle(self, mine: Hello, theirs: Hello) -> None:
+    def _settle(self, mine: Hello, theirs: Hello) -> bytes:
+        """Begin the session that the Hellos agree on, unless it is there; returns its id."""
         self._incarnation = theirs.incarnation
         session_id = theirs.chosen if self._leader else mine.chosen
         if self._leader:
@@ -273,11 +295,11 @@ class PeerConnection:
             if verdict is agree.Verdict.STALE:
                 raise Broken("the peer answered for a session that has gone")
             if verdict is agree.Verdict.ATTACH:
-                return
+                return session_id
             self._fresh = self._node.random(agree.HALF_BYTES)
         elif session_id == self.session_id:
-            return
-        self._drop_session("the peer has lost the session", PeerState.KNOWN)
+            return session_id
+        self._end_session("the peer has lost the session", PeerState.KNOWN)
         if self._owner is None:
             raise Broken("this node stops")
         self._session_id = session_id
@@ -290,16 +312,19 @@ class PeerConnection:
         self._streams = Streams(
             session=session, peer=self.peer, node=self._node, owner=self._owner, wake=self._wake_all
         )
+        self._unlinked_until = self._node.now() + min(theirs.grace, mine.grace)
+        self._kick.set()
+        return session_id
 
     # Links.
 
-    def _attach(self, link: Link, hello: Hello) -> Carrier:
-        if self._streams is None:
+    def _new_carrier(self, link: Link, session_id: bytes) -> Carrier:
+        if self._streams is None or self._session_id != session_id:
             raise Broken("the session ended during the greeting")
         session = self._streams.session
         link_id = self._next_link
         self._next_link += 1
-        carrier = Carrier(
+        return Carrier(
             link=link,
             link_id=link_id,
             session=session,
@@ -307,6 +332,13 @@ class PeerConnection:
             dispatch=self._dispatch,
             rearm=self._rearm,
         )
+
+    def _attach(self, carrier: Carrier, hello: Hello) -> None:
+        link, link_id, session = carrier.link, carrier.link_id, carrier.session
+        try:
+            happened = session.link_up(link_id, self._node.now())
+        except Closed as error:
+            raise Broken(error.what) from None
         self.name, self.role, self.native = hello.name, hello.role, hello.native
         self.software = hello.software
         self.member = link.info.member
@@ -315,8 +347,9 @@ class PeerConnection:
             self.resumes += 1
         self.last_error = ""
         self._carriers[link_id] = carrier
+        self._unlinked_until = None
         self._set_state(PeerState.CONNECTED)
-        self._dispatch(session, session.link_up(link_id, self._node.now()))
+        self._dispatch(session, happened)
         LOG.info(
             "link_up",
             peer=self.peer.short,
@@ -329,10 +362,10 @@ class PeerConnection:
         self._wake_all()
         self._node.changed()
         self._node.on_link(self.peer, hello, link.info)
-        return carrier
 
     def _detach(self, carrier: Carrier) -> None:
-        self._carriers.pop(carrier.link_id, None)
+        if self._carriers.pop(carrier.link_id, None) is None:
+            return  # never attached
         self._dispatch(carrier.session, carrier.session.link_down(carrier.link_id, self._node.now()))
         LOG.info(
             "link_lost",
@@ -402,6 +435,7 @@ class PeerConnection:
 
     def _drop_session(self, reason: str, state: PeerState) -> None:
         streams, self._streams = self._streams, None
+        self._unlinked_until = None
         if streams is None:
             return
         self.last_error = reason
@@ -417,7 +451,10 @@ class PeerConnection:
             self._node.changed()
 
     async def _ping_link(self, session: Session, link_id: int, within: float) -> float | None:
-        key = (link_id, session.ping(link_id, self._node.now()))
+        try:
+            key = (link_id, session.ping(link_id, self._node.now()))
+        except Closed:
+            return None  # found dead a moment ago
         pong: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._pongs[key] = pong
         self._wake_all()
