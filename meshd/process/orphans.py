@@ -206,6 +206,7 @@ class PidRecord:
 def write_pid_file(path: Path, record: PidRecord) -> None:
     """Note who runs. Failing to is no reason to fail."""
     with contextlib.suppress(OSError):
+        path.touch(mode=0o600)
         path.write_text(f"{record.pid} {record.group} {record.owner} {record.name}\n", encoding="utf-8")
 
 
