@@ -100,8 +100,8 @@ def test_a_ping_beside_a_bulk_stream_on_a_slow_link(tmp_path: Path) -> None:
             more = sorted(busy)[int(0.9 * PINGS)] - statistics.median(quiet)
             worst = max(busy) - statistics.median(quiet)
             print(  # noqa: T201
-                f"quiet {statistics.median(quiet) * 1000:.1f} ms; beside {pace / 1000:.0f} kB/s nine of ten are "
-                f"at most {more * 1000:.0f} ms more, the worst {worst * 1000:.0f} ms"
+                f"quiet {statistics.median(quiet) * 1000:.1f} ms; beside {pace / 1000:.0f} kB/s nine of ten "
+                f"are at most {more * 1000:.0f} ms more, the worst {worst * 1000:.0f} ms"
             )
             assert pace > 0.5 * rate, "the link was not busy: this measured nothing"
             assert more < 0.1

@@ -1,9 +1,10 @@
-"""Several heads and workers: two leases on one worker, its memory limit, late workers, equal names, options."""
+"""Several heads and workers: leases side by side, memory limits, late workers, equal names, options."""
 
 from pathlib import Path
 
 import pytest
 from meshd.admin.api import Status
+from meshd.fleet.node import model_ready
 
 from tests.e2e.alone import alone
 from tests.e2e.models import header_of, smollm2
@@ -13,6 +14,10 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TOKENS = 24
 SMALL_CONTEXT = ("--ctx-size", "1024")
+
+
+def _proc(pid: int, name: str) -> str:
+    return Path(f"/proc/{pid}/{name}").read_text()
 
 
 def _layers(status: Status) -> dict[str, int]:
@@ -44,7 +49,7 @@ def test_two_heads_share_a_worker_and_its_memory_comes_back(tmp_path: Path) -> N
 
 
 def test_leases_together_stay_within_the_memory_limit(tmp_path: Path) -> None:
-    """The first head takes nearly all that the worker lends; the second is refused until the first has gone."""
+    """The first head takes nearly all that the worker lends; the second waits until the first has gone."""
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
@@ -61,7 +66,7 @@ def test_leases_together_stay_within_the_memory_limit(tmp_path: Path) -> None:
             assert len((await worker.status()).children) == 1
             await one.stop()
             fleet.forget(one)
-            await fleet.ready(two)
+            await two.until(model_ready)
 
     play(check())
 
@@ -178,13 +183,14 @@ def test_extra_arguments_reach_llama_server_and_win(tmp_path: Path) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
             token, _ = await fleet.workers(smollm2())
-            extra = ("--", "-t", str(THREADS), "--alias", "other-name", "-c", "640")
+            extra = ("--", "-t", str(THREADS), "-c", "768")
             status = await fleet.ready(await fleet.head(smollm2(), *extra, token=token))
             pid = child_pid(status, "llama-server")
-            argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            assert argv[-7:-1] == [word.encode() for word in extra[1:]]
+            assert _proc(pid, "cmdline").split("\0")[-5:-1] == list(extra[1:])
             props = await api_of(status).ask("GET", "/props")
-            assert "640" in str(props.body.get("default_generation_settings"))
+            settings = props.body["default_generation_settings"]
+            assert isinstance(settings, dict)
+            assert settings["n_ctx"] == 768
 
     play(check())
 
@@ -201,7 +207,7 @@ def test_the_head_reads_nothing_of_the_workers_weights(tmp_path: Path) -> None:
             head = await fleet.head(smollm2(), "--device", "none", token=token)
             status = await fleet.ready(head)
             pid = child_pid(status, "llama-server")
-            fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+            fields = dict(line.split(": ") for line in _proc(pid, "io").splitlines())
             read = int(fields["rchar"])
             print(f"llama-server read {read} of {size} bytes")  # noqa: T201
             assert read < embedding.size + 2 * head_and_slack

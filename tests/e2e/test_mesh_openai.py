@@ -39,7 +39,6 @@ def test_the_openai_client_lists_chats_and_streams(tmp_path: Path) -> None:
             status = await fleet.ready(head)
             models, whole, streamed = await asyncio.to_thread(_talk, api_of(status).url)
             assert models == [model_of(status).name]
-            assert "Paris" in whole
             assert streamed == whole
             after = await head.status()
             assert after.api is not None
