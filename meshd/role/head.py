@@ -106,6 +106,7 @@ class HeadRun:
         except ExceptionGroup as group:
             raise first_error(group) from None
         finally:
+            self._socket.unlink(missing_ok=True)  # llama-server leaves it there
             for lender in self._lenders:
                 lender.release()
 
