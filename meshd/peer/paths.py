@@ -58,7 +58,11 @@ def choose(paths: Sequence[Path], current: int | None, now: float) -> Choice:
 
 
 def surplus(paths: Sequence[Path], chosen: int | None) -> tuple[int, ...]:
-    """Links to close: one of each kind is enough, the chosen one stays."""
+    """Links to close: one of each kind is enough, the chosen one stays.
+
+    A newer link waits until the one that is kept has been heard from since: after a change of addresses the
+    old one may be dead without knowing it, and the newer one is what there is.
+    """
     kept: dict[LinkKind, Path] = {}
     for path in paths:
         held = kept.get(path.kind)
@@ -68,4 +72,8 @@ def surplus(paths: Sequence[Path], chosen: int | None) -> tuple[int, ...]:
             or (held.link_id != chosen and path.established_at > held.established_at)
         ):
             kept[path.kind] = path
-    return tuple(path.link_id for path in paths if kept[path.kind] is not path)
+    return tuple(
+        path.link_id
+        for path in paths
+        if (held := kept[path.kind]) is not path and held.last_heard > path.established_at
+    )
