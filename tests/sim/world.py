@@ -1,0 +1,308 @@
+"""Whole nodes over links in memory: the real peer, mux and rendezvous packages, on a virtual clock.
+
+Between each two nodes there is one cable, which a test may cut after so many bytes, stall, or unplug.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from meshd.base.errors import Broken, RemoteProtocolError
+from meshd.base.tasks import Owner, cancel_and_wait
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Chain, Role, issue
+from meshd.identity.proof import Credentials
+from meshd.identity.record import PeerRecord
+from meshd.identity.revocation import RevocationSet, ban
+from meshd.link.interface import DialError, DialFailure, Link, LinkKind
+from meshd.link.proving import Standing
+from meshd.mux.config import MuxConfig, NodeBudget
+from meshd.peer.interface import PeerState, PeerStatus
+from meshd.peer.mesh import PeerMesh
+from meshd.peer.node import Node, NodeFacts
+from meshd.rendezvous.book import AddressBook
+from meshd.wire.address import Candidate
+from meshd.wire.hello import NativeVersion
+
+from tests.conformance.memory_link import MemoryDialer, MemoryListener, MemoryNet, MemoryPipe, MemoryWire
+from tests.conformance.nodes import TestMesh, fresh_key
+
+NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
+ROLES = frozenset({Role.USE, Role.WORK})
+
+
+class Cable(MemoryWire):
+    """All pipes between two nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unplugged = False
+        self.left: int | None = None  # bytes, of both directions, until it is cut
+        self.made = 0
+        self.cuts = 0
+
+    def pipes(self) -> tuple[MemoryPipe, MemoryPipe]:
+        self.made += 1
+        near, far = super().pipes()
+        return _CablePipe(self, near), _CablePipe(self, far)
+
+    def cut(self) -> None:
+        """Break what there is; what was on its way is lost."""
+        super().cut()
+        self.cuts += 1
+        self.ups.clear()
+        self.downs.clear()
+
+    def unplug(self) -> None:
+        """Cut, and no new link until `plug`."""
+        self.unplugged = True
+        self.cut()
+
+    def plug(self) -> None:
+        """New links may be made."""
+        self.unplugged = False
+
+
+class _CablePipe(MemoryPipe):
+    """A pipe that ends in the middle of a byte string where the cable is cut."""
+
+    def __init__(self, cable: Cable, pipe: MemoryPipe) -> None:
+        super().__init__(pipe._in, pipe._out)
+        self._cable = cable
+
+    def _put(self, data: Sequence[bytes | memoryview]) -> None:
+        whole = b"".join(data)
+        cable = self._cable
+        if cable.left is None or len(whole) < cable.left:
+            if cable.left is not None:
+                cable.left -= len(whole)
+            super()._put([whole])
+            return
+        super()._put([whole[: cable.left]])
+        cable.left = None
+        cable.cuts += 1
+        for direction in cable.ups + cable.downs:  # what was put before still arrives
+            direction.ended = direction.ended or Broken
+            direction.change()
+        cable.ups.clear()
+        cable.downs.clear()
+
+
+class _WorldDialer:
+    kind = LinkKind.TCP
+
+    def __init__(self, owner: "WorldNode") -> None:
+        self._node = owner
+        self.dials = 0
+
+    async def dial(self, peer: PeerId, candidates: Sequence[Candidate]) -> Link:
+        self.dials += 1
+        world = self._node.world
+        if not candidates or candidates[0] not in world.places:
+            raise DialError("nobody lives there", kind=self.kind, failure=DialFailure.UNREACHABLE)
+        cable = world.cable(self._node.name, world.places[candidates[0]])
+        if cable.unplugged:
+            raise DialError("the cable is out", kind=self.kind, failure=DialFailure.UNREACHABLE)
+        net = MemoryNet()
+        net.wire = cable
+        net.listeners = world.listeners
+        return await MemoryDialer(net, self._node.standing).dial(peer, candidates)
+
+
+class WorldNode:
+    """A node of the world; `start` it after its services are in place, again after each stop."""
+
+    def __init__(self, world: "World", name: str, *, role: str, grace: int, roles: frozenset[Role]) -> None:
+        self.world = world
+        self.name = name
+        self.key = fresh_key()
+        certificate = issue(
+            signer=world.root.root,
+            mesh=world.root.mesh,
+            node=self.key.peer,
+            roles=roles,
+            serial=bytes(16),
+            invite=b"",
+            issued_at=0,
+        )
+        self.chain = Chain((certificate,), world.root.root.peer)
+        self.bans = RevocationSet(world.root.mesh)
+        self.saved: list[bytes] = []
+        self.book_blob: bytes | None = None
+        self.place = Candidate(f"10.0.0.{len(world.nodes) + 1}", 7447)
+        self.dialer = _WorldDialer(self)
+        self._role, self._grace = role, grace
+        self._starts = 0
+        self._task: asyncio.Task[None] | None = None
+        self.book, self.node, self.mesh = self._build()
+
+    @property
+    def peer(self) -> PeerId:
+        return self.key.peer
+
+    def standing(self) -> Standing:
+        """What its links show and check."""
+        return Standing(
+            credentials=Credentials(self.key, self.chain),
+            mesh=self.world.root.mesh,
+            why_banned=self.bans.why_banned,
+        )
+
+    def record(self, sequence: int = 1) -> PeerRecord:
+        """Its own word on where it is."""
+        return PeerRecord.sign(
+            self.key,
+            chain=self.chain,
+            name=self.name,
+            role=self._role,
+            sequence=sequence,
+            candidates=(self.place,),
+        )
+
+    def knows(self, *others: "WorldNode") -> None:
+        """It has their records from the start."""
+        for other in others:
+            self.book.add(other.record())
+
+    def _verify(self, record: PeerRecord) -> None:
+        member = record.verify(self.world.root.mesh)
+        if (why := self.bans.why_banned(member.chain)) is not None:
+            raise RemoteProtocolError(why, code="banned")
+
+    def _build(self) -> tuple[AddressBook, Node, PeerMesh]:
+        def save(blob: bytes) -> None:
+            self.book_blob = blob
+
+        self._starts += 1
+        book = AddressBook(me=self.peer, verify=self._verify, save=save)
+        book.load(self.book_blob)
+        record = self.record(self._starts)
+        node = Node(
+            facts=NodeFacts(
+                peer=self.peer,
+                name=self.name,
+                role=self._role,
+                incarnation=self._starts.to_bytes(16, "big"),
+                native=NATIVE,
+                grace=self._grace,
+            ),
+            bans=self.bans,
+            budget=NodeBudget(64 << 20),
+            random=self.world.random,
+            save_bans=lambda: self.saved.append(self.bans.encode()),
+            my_record=lambda: record,
+            config=MuxConfig(),
+        )
+        mesh = PeerMesh(node=node, book=book, dialers=(self.dialer,), chance=lambda: 0.5)
+        return book, node, mesh
+
+    def start(self) -> None:
+        """Live from here on."""
+        self._task = self.world.owner.start(self._live(), name=self.name)
+
+    async def _live(self) -> None:
+        net = MemoryNet()
+        net.listeners = self.world.listeners
+        listener = MemoryListener(net, self.standing, self.place)
+        async with Owner() as owner:
+            owner.start(self.mesh.serve(), name=f"mesh of {self.name}")
+            owner.start(listener.serve(self.mesh.accept), name=f"listener of {self.name}")
+
+    async def stop(self, *, cut: bool = True) -> None:
+        """As kill -9: no goodbye. With `cut` the kernel ends its connections, else they go silent."""
+        for other in self.world.nodes.values():
+            if other is not self:
+                cable = self.world.cable(self.name, other.name)
+                cable.cut() if cut else cable.stall()
+        if self._task is not None:
+            await cancel_and_wait(self._task)
+
+    def reborn(self) -> None:
+        """A new process on the same state, not yet started."""
+        self.book, self.node, self.mesh = self._build()
+
+    def status_of(self, other: "WorldNode") -> PeerStatus:
+        """How it sees the other."""
+        return next(status for status in self.mesh.peers() if status.peer == other.peer)
+
+    async def until(self, ready: Callable[[], bool], *, seconds: float = 60.0) -> None:
+        """Wait for something that this node's mesh tells of. Raises TimeoutError (virtual seconds)."""
+        seen = -1
+        async with asyncio.timeout(seconds):
+            while not ready():
+                seen = await self.mesh.changed(seen)
+
+    async def sees(self, other: "WorldNode", state: PeerState, *, seconds: float = 60.0) -> PeerStatus:
+        """Wait until the other is in `state` here."""
+
+        def ready() -> bool:
+            return any(status.peer == other.peer and status.state is state for status in self.mesh.peers())
+
+        await self.until(ready, seconds=seconds)
+        return self.status_of(other)
+
+
+class World:
+    """Nodes of one mesh and the cables between them; an async context manager that ends them all."""
+
+    def __init__(self) -> None:
+        self.root = TestMesh()
+        self.nodes: dict[str, WorldNode] = {}
+        self.listeners = MemoryNet().listeners
+        self.places: dict[Candidate, str] = {}
+        self.owner = Owner()
+        self._cables: dict[frozenset[str], Cable] = {}
+        self._drawn = 0
+
+    async def __aenter__(self) -> Self:
+        await self.owner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.owner.cancel()
+        await self.owner.__aexit__(kind, error, trace)
+
+    def random(self, count: int) -> bytes:
+        """Bytes that never repeat, the same in each run."""
+        self._drawn += 1
+        return self._drawn.to_bytes(count, "big")
+
+    def node(
+        self, name: str, *, role: str = "worker", grace: int = 30, roles: frozenset[Role] = ROLES
+    ) -> WorldNode:
+        """A new node, not started."""
+        node = WorldNode(self, name, role=role, grace=grace, roles=roles)
+        self.nodes[name] = node
+        self.places[node.place] = name
+        return node
+
+    def cable(self, one: str, other: str) -> Cable:
+        """What joins the two."""
+        return self._cables.setdefault(frozenset((one, other)), Cable())
+
+    def ban(self, node: WorldNode) -> bytes:
+        """The root's ban of a node, signed."""
+        return ban(
+            signer=self.root.root,
+            chain=None,
+            mesh=self.root.mesh,
+            kind="node",
+            target=node.peer.raw,
+            issued_at=0,
+        ).encode()
+
+
+async def pair(world: World, *, grace: int = 30) -> tuple[WorldNode, WorldNode]:
+    """Two connected nodes: the leader of the two first."""
+    one, other = world.node("anna", grace=grace), world.node("bert", grace=grace)
+    leader, follower = (one, other) if one.peer > other.peer else (other, one)
+    leader.knows(follower)
+    follower.start()
+    leader.start()
+    await leader.sees(follower, PeerState.CONNECTED)
+    await follower.sees(leader, PeerState.CONNECTED)
+    return leader, follower
