@@ -163,10 +163,7 @@ class Inbound:
         if state.is_own(frame.stream_id):
             raise RemoteProtocolError(f"stream {frame.stream_id} is not the peer's to open", code="stream")
         if frame.stream_id < state.next_peer:
-            stream = state.streams.get(frame.stream_id)
-            if stream is not None and not stream.resetting:
-                state.want_ack(stream, now=True)
-            return
+            return  # a repetition; Resume has answered it
         state.next_peer = frame.stream_id + 2
         config = state.config
         window = StreamWindow(

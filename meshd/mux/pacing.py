@@ -176,7 +176,7 @@ class Pacing:
         while rates and rates[-1][1] <= rate:
             rates.pop()
         rates.append((now, rate))
-        while not limited and rates[0][0] < now - _MEMORY:
+        while rates[0][0] < now - _MEMORY:
             rates.popleft()
 
     def _on_round(self, limited: bool) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from meshd.mux.config import Priority
-from meshd.mux.events import LinkDead, SessionLost, Switched
+from meshd.mux.events import LinkDead, SessionLost, StreamAccepted, Switched
 
 from tests.unit.mux.script import End, Two, Wire, quiet
 
@@ -201,6 +201,27 @@ def test_the_follower_tells_that_it_lost_the_link_in_use() -> None:
     two.transfer()
     assert two.leader.dead == [LinkDead(first.link_id, "the peer has lost it")]
     assert two.leader.session.data_link == follower.session.data_link == second.link_id
+
+
+def test_what_was_said_on_a_lost_link_is_said_again_on_the_one_that_stood_by() -> None:
+    """An acceptance, and credit: absolute, so saying them again does no harm; not saying them, for ever."""
+    two = Two(quiet(stream_window=32 * KIB, session_window=32 * KIB))
+    two.follower.reads = False
+    first, second = two.link(), two.link()
+    two.transfer()
+    stream = two.leader.open()
+    two.leader.write(stream, bytes(32 * KIB))
+    two.send(two.leader, first)
+    two.deliver(two.follower, first)
+    two.follower.consume_all()
+    two.send(two.follower, first)
+    two.cut(first)
+    two.transfer()
+    assert StreamAccepted(stream) in two.leader.events
+    assert two.leader.write(stream, bytes(100 * KIB)) == 32 * KIB
+    assert two.leader.session.data_link == second.link_id
+    two.transfer()
+    assert two.flows.out("leader", stream).read == 64 * KIB
 
 
 def test_a_hint_about_a_link_no_longer_in_use_changes_nothing() -> None:
