@@ -55,6 +55,10 @@ class Connector:
                 failures = failures + 1 if error is not None else 0
                 if error is not None:
                     self._connection.last_error = error.what
+                    if isinstance(error, Refused):
+                        LOG.warning(
+                            "peer_refuses", peer=self._connection.label, why=error.what, hint=error.hint
+                        )
                     no = isinstance(error, Refused | RemoteProtocolError)
                     delay = retry_delay(failures=failures, refused=no, chance=self._chance())
                     if await self._poked_within(delay):
