@@ -1,0 +1,124 @@
+"""A member of a mesh without a role: for tests that speak to daemons as a peer would, kindly or not.
+
+Built from the daemon's own parts. As a program (`python -m tests.e2e.bare_node`) it is a reader that stops
+reading, or a writer that pushes at it, so that the memory of each can be looked at from outside.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from meshd.base.errors import Broken
+from meshd.base.tasks import Owner
+from meshd.config import Config
+from meshd.config.tree import HostPort, LinksConfig, NodeConfig, Paths
+from meshd.daemon.entry import enter
+from meshd.daemon.estate import Estate
+from meshd.identity.keys import PeerId
+from meshd.identity.keystore import Home
+from meshd.peer.interface import PeerState, Stream
+from meshd.wire.hello import NativeVersion
+
+SINK = "test-sink"
+PUSHED = 1 << 30
+CHUNK = 256 << 10
+READ_FIRST = 64 << 20  # before the reader stops: the window has grown by then
+STALL_SECONDS = 3.0
+
+
+@asynccontextmanager
+async def bare_node(home: Path, *, token: str = "", name: str = "bare") -> AsyncIterator[Estate]:
+    """The node with its mesh running; it founds one without a token."""
+    config = Config(
+        node=NodeConfig(name=name, join=token),
+        links=LinksConfig(listen=HostPort("127.0.0.1", 0)),
+        paths=Paths(home=home, cache=home / "cache"),
+    )
+    place = Home(home)
+    with place.lock():
+        key = place.load_or_create_identity()
+        membership, admitted = await enter(place, key, config, "client")
+        estate = Estate(
+            config=config,
+            home=place,
+            key=key,
+            membership=membership,
+            admitted=admitted,
+            role="client",
+            native=NativeVersion(rpc="", pin="", patches="", backend=""),
+        )
+        try:
+            async with Owner() as owner:
+                owner.start(estate.mesh.serve(), name="mesh")
+                owner.start(estate.listener.serve(estate.mesh.accept), name="listener")
+                yield estate
+                estate.mesh.say_goodbye("the test is over")
+                owner.cancel()
+        finally:
+            estate.listener.close()
+
+
+async def connected(estate: Estate, name: str) -> PeerId:
+    """Wait until the peer of this name is connected."""
+    seen = -1
+    while True:
+        for peer in estate.mesh.peers():
+            if peer.name == name and peer.state is PeerState.CONNECTED:
+                return peer.peer
+        seen = await estate.mesh.changed(seen)
+
+
+async def disconnected(estate: Estate, peer: PeerId) -> None:
+    """Wait until there is no session with this peer."""
+    seen = -1
+    gone = (PeerState.KNOWN, PeerState.LOST, PeerState.CONNECTING)
+    while not any(other.peer == peer and other.state in gone for other in estate.mesh.peers()):
+        seen = await estate.mesh.changed(seen)
+
+
+def _say(text: str) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+async def _read_and_stop(stream: Stream) -> None:
+    read = 0
+    while read < READ_FIRST:
+        data = await stream.read()
+        read += len(data)
+        stream.consumed(len(data))
+    _say(f"stopped {read}")
+    await asyncio.Event().wait()
+
+
+async def _reader(home: Path) -> None:
+    async with bare_node(home, name="reader") as estate:
+        estate.mesh.handle(SINK, _read_and_stop, allow=lambda _member, _metadata: None)
+        _say(estate.printed_token() or "")
+        await asyncio.to_thread(sys.stdin.readline)
+
+
+async def _writer(home: Path) -> None:
+    async with bare_node(home, token=os.environ["MESHD_JOIN"], name="writer") as estate:
+        reader = await connected(estate, "reader")
+        _say("connected")
+        await asyncio.to_thread(sys.stdin.readline)
+        stream = estate.mesh.open_stream(reader, SINK, metadata={}, bulk=True)
+        chunk, sent = bytes(CHUNK), 0
+        try:
+            while sent < PUSHED:
+                async with asyncio.timeout(STALL_SECONDS):
+                    await stream.write(chunk)
+                sent += CHUNK
+        except (TimeoutError, Broken) as error:
+            _say(f"stalled {sent} {type(error).__name__}")
+        else:
+            _say("all was taken")
+        await asyncio.to_thread(sys.stdin.readline)
+
+
+if __name__ == "__main__":
+    work = _reader if sys.argv[1] == "reader" else _writer
+    asyncio.run(work(Path(sys.argv[2])))

@@ -1,0 +1,234 @@
+"""Who is let in, and who is not: through the real command line, real links and real loopback ports."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.admin.api import Status
+from meshd.base.errors import Refused
+from meshd.fleet.node import LocalNode
+from meshd.identity.invite import encode_token, parse_token
+from meshd.wire.lease import LEASE_ID_BYTES, LEASE_SERVICE, RPC_SERVICE
+
+from tests.e2e.alone import alone
+from tests.e2e.bare_node import bare_node, connected, disconnected
+from tests.e2e.models import smollm2
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, play
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+
+BAN_SECONDS = 5.0
+NOBODY = 65534
+
+
+async def _invite(node: LocalNode, *options: str) -> str:
+    done = await cli(node.spec.home, "invite", *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+async def _join(home: Path, token: str) -> "subprocess.CompletedProcess[str]":
+    """A worker that is expected to be turned away."""
+    return await cli(home, "worker", "--listen", "127.0.0.1:0", MESHD_JOIN=token)
+
+
+def _refused(done: "subprocess.CompletedProcess[str]", token: str, *words: str) -> None:
+    assert done.returncode == 1, done
+    assert done.stdout == ""
+    assert "hint: " in done.stderr
+    assert token not in done.stderr, "a token is a secret"
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def _log(node: LocalNode) -> str:
+    return (node.spec.home / "node.log").read_text()
+
+
+def test_a_token_is_good_for_what_it_says_and_no_more(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            founder = await fleet.worker("founder")
+            await founder.token()
+            once = await _invite(founder)
+            async with bare_node(tmp_path / "first", token=once) as estate:
+                await connected(estate, "founder")
+            _refused(await _join(tmp_path / "second", once), once, "used", "meshd invite")
+            # a member needs no token and none of its uses
+            async with bare_node(tmp_path / "first", token=once) as estate:
+                await connected(estate, "founder")
+
+            made = json.loads(await _invite(founder, "--json", "--uses", "5"))
+            assert (await cli(founder.spec.home, "invite", "revoke", made["id"])).returncode == 0
+            _refused(await _join(tmp_path / "third", made["token"]), made["token"], "revoked")
+
+            typo = once[:40] + ("a" if once[40] != "a" else "b") + once[41:]
+            _refused(await _join(tmp_path / "fourth", typo), typo, "token")
+
+    play(check())
+
+
+def test_an_expired_token_is_refused_whatever_its_text_says(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            founder = await fleet.worker("founder")
+            await founder.token()
+            token = await _invite(founder, "--expires", "1s")
+            invite = parse_token(token)
+            past = encode_token(replace(invite, expires_at=invite.expires_at - 7200))
+            _refused(await _join(tmp_path / "past", past), past, "expired", "ago", "meshd invite")
+            later = encode_token(replace(invite, expires_at=invite.expires_at + 7200))
+            while "expired" not in (await cli(founder.spec.home, "invite", "ls")).stdout:
+                pass  # each look takes a while
+            _refused(await _join(tmp_path / "later", later), later, "expired", "meshd invite")
+
+    play(check())
+
+
+def test_a_token_of_another_mesh_is_refused_by_a_member(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            one = await fleet.worker("one")
+            other = await fleet.worker("other")
+            token = await other.token()
+            await one.token()
+            await one.stop()
+            fleet.forget(one)
+            _refused(await _join(one.spec.home, token), token, "mesh", "meshd leave", "MESHD_HOME")
+
+    play(check())
+
+
+def test_a_member_without_use_gets_neither_lease_nor_rpc(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            worker = await fleet.worker("worker", model=smollm2())
+            await worker.token()
+            lends_only = await _invite(worker, "--role", "work")
+            uses = await _invite(worker, "--role", "use")
+            for token, name in ((lends_only, "lends"), (uses, "uses")):
+                async with bare_node(tmp_path / name, token=token, name=name) as estate:
+                    peer = await connected(estate, "worker")
+                    stream = estate.mesh.open_stream(
+                        peer, RPC_SERVICE, metadata={"lease": bytes(LEASE_ID_BYTES)}
+                    )
+                    with pytest.raises(Refused, match="use" if name == "lends" else "lease"):
+                        await stream.accepted()
+                    stream = estate.mesh.open_stream(peer, LEASE_SERVICE, metadata={})
+                    if name == "lends":
+                        with pytest.raises(Refused, match="use"):
+                            await stream.accepted()
+                    else:
+                        await stream.accepted()
+            assert (await worker.status()).children == ()
+
+    play(check())
+
+
+def test_a_banned_member_is_out_within_seconds_and_stays_out(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            founder = await fleet.worker("founder")
+            token = await founder.token()
+            witness = await fleet.worker("witness", token=token)
+            async with bare_node(tmp_path / "bad", token=token, name="bad") as estate:
+                peers = [await connected(estate, name) for name in ("founder", "witness")]
+                async with asyncio.timeout(BAN_SECONDS):
+                    done = await cli(founder.spec.home, "revoke", "bad")
+                    assert done.returncode == 0, done.stderr
+                    for peer in peers:
+                        await disconnected(estate, peer)
+                for node in (founder, witness):
+                    await node.until(
+                        lambda s: all(p.state != "connected" for p in s.peers if p.name == "bad")
+                    )
+            again = await fleet.start(fleet.spec("bad", "worker"))
+            await again.until(
+                lambda s: len(s.peers) == 2 and all("banned" in peer.last_error for peer in s.peers)
+            )
+            for node in (founder, witness):
+                assert not [p for p in (await node.status()).peers if p.name == "bad" and p.link is not None]
+            assert "new key" in _log(again)
+
+    play(check())
+
+
+def test_a_copied_home_is_refused_while_the_first_answers(tmp_path: Path) -> None:
+    reference = alone(smollm2(), 8)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, [worker] = await fleet.workers(smollm2())
+            status = await fleet.ready(await fleet.head(smollm2(), *SAME_THREADS, token=token))
+            shutil.copytree(
+                worker.spec.home, tmp_path / "copy", ignore=shutil.ignore_patterns("run", "*.sock")
+            )
+            copy = await fleet.start(fleet.spec("copy", "worker", home="copy"))
+
+            def refused(seen: Status) -> bool:
+                return any("identity is in use" in peer.last_error for peer in seen.peers)
+
+            await copy.until(refused)
+            assert await api_of(status).complete(PROMPT, 8) == reference
+            assert "identity is in use" in _log(copy)
+            assert "leave --new-identity" in _log(copy)
+
+    play(check())
+
+
+_PROBE = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=3) as probe:
+    probe.sendall(bytes.fromhex(sys.argv[2]))
+    try:
+        answer = probe.recv(4096)
+    except (TimeoutError, ConnectionError):
+        answer = b""
+sys.exit(3 if answer else 0)
+"""
+
+
+def _probe(port: int, data: bytes) -> int:
+    """Another local user says `data` at a loopback port; 3 if anything was answered."""
+    user = NOBODY if os.geteuid() == 0 else None
+    python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
+    argv = [python, "-c", _PROBE, str(port), data.hex()]
+    return subprocess.run(argv, user=user, check=False, cwd="/", timeout=60).returncode
+
+
+def _listening_port(pid: int) -> int:
+    """Of the one socket that this process listens on (proc_net_tcp)."""
+    inodes = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+            return int(fields[1].rpartition(":")[2], 16)
+    raise AssertionError(f"process {pid} listens nowhere")
+
+
+def test_another_local_user_gets_no_word_at_any_loopback_port(tmp_path: Path) -> None:
+    reference = alone(smollm2(), 8)
+    hello = bytes([14]) + (0).to_bytes(8, "little")  # what a stock client begins with
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, [worker] = await fleet.workers(smollm2())
+            head = await fleet.head(smollm2(), *SAME_THREADS, token=token)
+            status = await fleet.ready(head)
+            api_port = int(api_of(status).url.rpartition(":")[2])
+            question = b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n"
+            assert await asyncio.to_thread(_probe, api_port, question) == 3, "the probe hears nothing at all"
+            rpc = _listening_port(child_pid(await worker.status(), "rpc-server"))
+            [tunnel] = status.tunnels
+            for port in (rpc, int(tunnel.listen.rpartition(":")[2])):
+                for data in (hello, bytes(64), os.urandom(32) + hello):
+                    assert await asyncio.to_thread(_probe, port, data) == 0
+            assert await api_of(status).complete(PROMPT, 8) == reference
+
+    play(check())
