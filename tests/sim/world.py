@@ -4,6 +4,7 @@ Between each two nodes there is one cable, which a test may cut after so many by
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -38,7 +39,7 @@ class Cable(MemoryWire):
     def __init__(self) -> None:
         super().__init__()
         self.unplugged = False
-        self.left: int | None = None  # bytes, of both directions, until it is cut
+        self.due: deque[int] = deque()  # after so many bytes, of both directions, it is cut; again and again
         self.made = 0
         self.cuts = 0
 
@@ -74,13 +75,12 @@ class _CablePipe(MemoryPipe):
     def _put(self, data: Sequence[bytes | memoryview]) -> None:
         whole = b"".join(data)
         cable = self._cable
-        if cable.left is None or len(whole) < cable.left:
-            if cable.left is not None:
-                cable.left -= len(whole)
+        if not cable.due or len(whole) < cable.due[0]:
+            if cable.due:
+                cable.due[0] -= len(whole)
             super()._put([whole])
             return
-        super()._put([whole[: cable.left]])
-        cable.left = None
+        super()._put([whole[: cable.due.popleft()]])
         cable.cuts += 1
         for direction in cable.ups + cable.downs:  # what was put before still arrives
             direction.ended = direction.ended or Broken

@@ -1,0 +1,178 @@
+"""News and bans between real nodes on a virtual clock: what one hears, all hear; who is out, is out at once."""
+
+import asyncio
+
+import pytest
+from meshd.base.errors import Broken
+from meshd.peer.interface import PeerState, Stream
+
+from tests.sim.loop import run
+from tests.sim.world import World, WorldNode, pair
+
+
+async def line(world: World) -> tuple[WorldNode, WorldNode, WorldNode]:
+    """Three nodes; the ends know the one in the middle only, and no cable joins them."""
+    one, middle, other = world.node("anna"), world.node("bert"), world.node("carl")
+    world.cable("anna", "carl").unplug()
+    one.knows(middle)
+    other.knows(middle)
+    for node in (middle, one, other):
+        node.start()
+    for end in (one, other):
+        await end.sees(middle, PeerState.CONNECTED)
+        await middle.sees(end, PeerState.CONNECTED)
+    return one, middle, other
+
+
+def test_records_travel_along_a_line_and_make_a_mesh() -> None:
+    async def main() -> None:
+        async with World() as world:
+            one, _, other = await line(world)
+            await one.until(lambda: one.book.record(other.peer) is not None)
+            await other.until(lambda: other.book.record(one.peer) is not None)
+            assert one.status_of(other).name == "carl"
+            assert one.status_of(other).state is not PeerState.CONNECTED
+            world.cable("anna", "carl").plug()
+            await one.sees(other, PeerState.CONNECTED)
+            await other.sees(one, PeerState.CONNECTED)
+
+    run(main())
+
+
+def test_a_newer_record_of_one_is_told_to_all() -> None:
+    async def main() -> None:
+        async with World() as world:
+            one, _, other = await line(world)
+            await other.until(lambda: other.book.record(one.peer) is not None)
+            newer = one.record(7)
+            one.node.my_record = lambda: newer
+            one.mesh.record_changed()
+
+            def heard() -> bool:
+                record = other.book.record(one.peer)
+                return record is not None and record.sequence == 7
+
+            await other.until(heard)
+
+    run(main())
+
+
+def test_a_ban_travels_along_a_line() -> None:
+    async def main() -> None:
+        async with World() as world:
+            one, middle, other = await line(world)
+            stranger = world.node("dora")
+            one.node.learn_bans([world.ban(stranger)])
+            await other.until(lambda: bool(other.bans.entries()))
+            assert middle.saved and other.saved  # kept before anything else
+            assert other.bans.why_banned(stranger.chain) is not None
+
+    run(main())
+
+
+def test_a_ban_heard_in_the_greeting_travels_both_ways() -> None:
+    async def main() -> None:
+        async with World() as world:
+            one, other = world.node("anna"), world.node("bert")
+            strangers = [world.node(f"x{number}") for number in range(30)]
+            for number, stranger in enumerate(strangers):
+                (one, other)[number % 2].node.learn_bans([world.ban(stranger)])
+            one.knows(other)
+            other.start()
+            one.start()
+            await one.sees(other, PeerState.CONNECTED)
+            assert one.bans.digest() == other.bans.digest()
+            assert len(one.bans.entries()) == 30
+
+    run(main())
+
+
+def test_a_member_that_is_banned_while_connected_is_out_within_5_s() -> None:
+    async def main() -> None:
+        for banned in (0, 1):
+            async with World() as world:
+                nodes = await pair(world)
+                out, judge = nodes[banned], nodes[1 - banned]
+
+                async def hold(stream: Stream) -> None:
+                    await stream.read()
+
+                judge.mesh.handle("hold", hold, allow=lambda _member, _metadata: None)
+                stream = out.mesh.open_stream(judge.peer, "hold", metadata={})
+                await stream.accepted()
+                began = asyncio.get_running_loop().time()
+                judge.node.learn_bans([world.ban(out)])
+                with pytest.raises(Broken, match="banned"):
+                    await stream.read()
+                for node, far in ((judge, out), (out, judge)):
+                    await node.until(lambda n=node, f=far: n.status_of(f).paths == ())  # type: ignore[misc]
+                assert asyncio.get_running_loop().time() - began < 5
+                await asyncio.sleep(300)
+                assert judge.status_of(out).state is PeerState.KNOWN
+                assert judge.book.record(out.peer) is None
+                assert "banned" in out.status_of(judge).last_error
+                assert out.dialer.dials < 20
+
+    run(main())
+
+
+def test_news_of_a_banned_member_does_not_end_the_news() -> None:
+    """The middle tells of carl's newer record before it has heard that carl is banned."""
+
+    async def main() -> None:
+        async with World() as world:
+            one, middle = await pair(world)
+            carl, dora = world.node("carl"), world.node("dora")
+            one.bans.merge([world.ban(carl)])  # and has not told yet
+            middle.book.add(carl.record(3))
+            middle.node.changed()
+            await asyncio.sleep(1)
+            assert one.book.record(carl.peer) is None
+            middle.book.add(dora.record())
+            middle.node.changed()
+            await one.until(lambda: one.book.record(dora.peer) is not None)
+            one.node.changed()
+            await middle.until(lambda: bool(middle.bans.entries()))
+
+    run(main())
+
+
+def test_after_a_change_of_addresses_the_new_link_stays() -> None:
+    """The old link is dead and nobody has noticed: the new one takes over within seconds."""
+
+    async def main() -> None:
+        for changed in (0, 1):
+            async with World() as world:
+                nodes = await pair(world)
+                nodes[1].knows(nodes[0])
+                mover = nodes[changed]
+                cable = world.cable("anna", "bert")
+                cable.stall()
+                cable.ups.clear()
+                cable.downs.clear()
+                mover.mesh.addresses_changed()
+                mover.mesh.record_changed()
+                await mover.until(lambda m=mover, o=nodes[1 - changed]: len(m.status_of(o).paths) == 2)  # type: ignore[misc]
+                await asyncio.sleep(3.6)
+                rtt, path = await nodes[0].mesh.ping(nodes[1].peer, 1.0)
+                assert rtt < 1 and path.selected
+                await asyncio.sleep(5)
+                assert len(nodes[0].status_of(nodes[1]).paths) == 1
+                assert nodes[0].status_of(nodes[1]).resumes == 0  # it never was without a link
+
+    run(main())
+
+
+def test_a_healthy_link_stays_when_addresses_change() -> None:
+    async def main() -> None:
+        async with World() as world:
+            leader, follower = await pair(world)
+            before = leader.status_of(follower).paths[0].link.established_at
+            leader.mesh.addresses_changed()
+            leader.mesh.record_changed()
+            await asyncio.sleep(10)
+            (path,) = leader.status_of(follower).paths
+            assert path.link.established_at == before
+            assert world.cable("anna", "bert").made == 2
+
+    run(main())
