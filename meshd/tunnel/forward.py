@@ -1,6 +1,7 @@
 """A peer's service as a listener on this node's loopback."""
 
 import asyncio
+import errno
 import hmac
 import socket
 from collections.abc import Callable, Mapping
@@ -16,6 +17,8 @@ from meshd.tunnel.pump import Counter, pump
 
 SECRET_SECONDS = 5.0  # a client that is ours sends its secret at once
 MAX_CONNECTIONS = 64
+PAUSE_SECONDS = 1.0  # without a free descriptor: until something has been closed
+_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 LOG = log.get("tunnel")
 
 
@@ -49,6 +52,7 @@ class Forward:
         self._on_broken = on_broken
         self._counter = Counter()
         self._streams = 0
+        self._fresh: set[socket.socket] = set()  # taken, and not yet the matter of a task that runs
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         self._listener.bind(("127.0.0.1", 0))
@@ -78,27 +82,47 @@ class Forward:
 
     async def serve(self) -> None:
         """Take connections until cancelled; ends every one of them then."""
-        loop = asyncio.get_running_loop()
         try:
             async with Owner() as owner:
                 while True:
-                    client, _address = await loop.sock_accept(self._listener)
+                    client = await self._accept()
                     if self._streams >= MAX_CONNECTIONS:
                         LOG.warning("tunnel_full", service=self._service, count=self._streams)
                         client.close()
                         continue
                     self._streams += 1
+                    self._fresh.add(client)
                     owner.start(self._client(client), name=f"tunnel {self._service}")
         finally:
+            for client in self._fresh:
+                client.close()
             self.close()
 
+    async def _accept(self) -> socket.socket:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _address = await loop.sock_accept(self._listener)
+            except ConnectionError:
+                continue  # it has gone away again
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                LOG.warning("accept_paused", why=(error.strerror or "").lower(), seconds=PAUSE_SECONDS)
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            return client
+
     async def _client(self, client: socket.socket) -> None:
+        self._fresh.discard(client)
         try:
             local = await _adopt(client)
             try:
                 await self._tunnel(local)
             finally:
                 local.abort()
+        except Broken as error:
+            LOG.debug("stream_ended", peer=self._peer.short, service=self._service, why=error.what)
         finally:
             self._streams -= 1
 
@@ -115,12 +139,10 @@ class Forward:
             return
         try:
             stream = self._mesh.open_stream(self._peer, self._service, metadata=self._metadata)
-            if first:
-                await stream.write(first)
-                self._counter.sent += len(first)
         except MeshdError as error:
             self._on_broken(error)
             return
+        local.unread(first)  # an inspector sees this, too
         inspector = self._inspect() if self._inspect is not None else None
         await pump(local, stream, counter=self._counter, inspector=inspector, on_broken=self._on_broken)
         await local.wait_closed()
@@ -140,6 +162,9 @@ class Forward:
 async def _adopt(client: socket.socket) -> LocalSocket:
     try:
         _transport, local = await asyncio.get_running_loop().connect_accepted_socket(LocalSocket, client)
+    except OSError as error:
+        client.close()
+        raise Broken(f"a local connection was lost at once: {error}") from None
     except BaseException:
         client.close()
         raise

@@ -1,0 +1,134 @@
+"""Two ends of a mesh stream without a mesh between them: what one writes the other reads, with a window."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from meshd.base.errors import Broken, EndOfStream, MeshdError
+from meshd.identity.keys import KeyPair, PeerId
+from meshd.identity.membership import Member
+from meshd.mux.events import Code
+from meshd.peer.interface import Allow, Handler, MetadataValue, PeerStatus, Stream
+from meshd.peer.stream import MeshStream
+
+PEER = KeyPair.from_seed(bytes(31) + b"p").peer
+
+
+class Port:
+    """A MuxPort whose bytes go to another MeshStream, in chunks of at most `most`, at once."""
+
+    def __init__(self, *, window: int, most: int) -> None:
+        self.window = window
+        self.most = most
+        self.far: MeshStream | None = None
+        self.back: Port | None = None
+        self.unread = 0
+        self.sent = bytearray()
+        self.resets: list[tuple[int, str]] = []
+
+    def write(self, _stream_id: int, data: bytes | memoryview) -> int:
+        assert self.far is not None
+        taken = min(len(data), self.window - self.unread)
+        self.unread += taken
+        self.sent += data[:taken]
+        whole = bytes(data[:taken])
+        for at in range(0, taken, self.most):
+            self.far.feed(whole[at : at + self.most])
+        return taken
+
+    def write_eof(self, _stream_id: int) -> None:
+        assert self.far is not None
+        self.far.feed_eof()
+
+    def reset(self, _stream_id: int, code: int, reason: str) -> None:
+        assert self.far is not None
+        self.resets.append((code, reason))
+        self.far.feed_reset(code, reason)
+
+    def consumed(self, _stream_id: int, count: int) -> None:
+        assert self.back is not None
+        assert 0 <= count <= self.back.unread
+        self.back.unread -= count
+        near = self.back
+        assert self.far is not None
+        if near.unread < near.window:
+            self.far.wake_writer()
+
+
+def streams(*, window: int = 256 << 10, most: int = 64 << 10) -> tuple[MeshStream, MeshStream, Port, Port]:
+    """Both ends, and the port of each."""
+    ports = Port(window=window, most=most), Port(window=window, most=most)
+    made = [
+        MeshStream(
+            port=port,
+            wake=lambda: None,
+            on_done=lambda _id: None,
+            stream_id=1,
+            peer=PEER,
+            service="rpc",
+            metadata={},
+        )
+        for port in ports
+    ]
+    for stream in made:
+        stream.mark_accepted()
+    ports[0].far, ports[1].far = made[1], made[0]
+    ports[0].back, ports[1].back = ports[1], ports[0]
+    return made[0], made[1], ports[0], ports[1]
+
+
+class FarMesh:
+    """A Mesh in which every stream that is opened is handed, by its far end, to `handler`."""
+
+    def __init__(self, handler: Callable[[Stream], None], *, error: MeshdError | None = None) -> None:
+        self._handler = handler
+        self.error = error
+        self.opened: list[tuple[PeerId, str, Mapping[str, MetadataValue]]] = []
+        self.window, self.most = 256 << 10, 64 << 10
+
+    def peers(self) -> Sequence[PeerStatus]:
+        return ()
+
+    def member(self, peer: PeerId) -> Member | None:
+        return None
+
+    def open_stream(
+        self, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
+    ) -> Stream:
+        if self.error is not None:
+            raise self.error
+        self.opened.append((peer, service, metadata))
+        near, far, _, _ = streams(window=self.window, most=self.most)
+        self._handler(far)
+        return near
+
+    def handle(self, service: str, handler: Handler, *, allow: Allow) -> None:
+        raise AssertionError("a forward serves nothing")
+
+    async def changed(self, seen: int) -> int:
+        await asyncio.Event().wait()
+        return seen
+
+
+async def read_all(stream: Stream) -> bytes:
+    """Until the end; a break is an error."""
+    received = bytearray()
+    try:
+        while True:
+            chunk = await stream.read()
+            received += chunk
+            stream.consumed(len(chunk))
+    except EndOfStream:
+        return bytes(received)
+
+
+async def echo(stream: Stream) -> None:
+    """Sends back what comes, half-close and all."""
+    try:
+        while True:
+            chunk = bytes(await stream.read())
+            await stream.write(chunk)
+            stream.consumed(len(chunk))
+    except EndOfStream:
+        stream.write_eof()
+    except Broken:
+        stream.reset(Code.BROKEN, "broken")
