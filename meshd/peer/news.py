@@ -7,7 +7,7 @@ queued: the book and the revocation set are the queue.
 from collections.abc import Callable
 
 from meshd.base import log
-from meshd.base.errors import Broken, EndOfStream, RemoteProtocolError
+from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.record import PeerRecord
@@ -37,6 +37,8 @@ class News:
                 owner.cancel()
         except* (Broken, EndOfStream):
             pass
+        except* Refused as group:  # a peer that ends, or one that is not kind: no reason to end as well
+            LOG.info("news_refused", peer=stream.peer.short, why=str(group.exceptions[0]))
         except* RemoteProtocolError as group:
             LOG.warning("news_refused", peer=stream.peer.short, why=str(group.exceptions[0]))
             stream.reset(1, "news that cannot be read")

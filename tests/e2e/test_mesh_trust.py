@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,12 @@ from meshd.admin.api import Status
 from meshd.base.errors import Refused
 from meshd.fleet.node import LocalNode
 from meshd.identity.invite import encode_token, parse_token
+from meshd.identity.keys import PeerId
+from meshd.identity.keystore import Home
+from meshd.identity.membership import Member
+from meshd.peer.interface import MetadataValue, Stream
 from meshd.wire.lease import LEASE_ID_BYTES, LEASE_SERVICE, RPC_SERVICE
+from meshd.wire.news import NEWS_SERVICE
 
 from tests.e2e.alone import alone
 from tests.e2e.bare_node import bare_node, connected, disconnected
@@ -45,6 +51,10 @@ def _refused(done: "subprocess.CompletedProcess[str]", token: str, *words: str) 
     assert token not in done.stderr, "a token is a secret"
     for word in words:
         assert word in done.stderr, done.stderr
+
+
+async def _silent(_stream: Stream) -> None:
+    """A service that nobody gets to."""
 
 
 def _log(node: LocalNode) -> str:
@@ -127,6 +137,36 @@ def test_a_member_without_use_gets_neither_lease_nor_rpc(tmp_path: Path) -> None
                     else:
                         await stream.accepted()
             assert (await worker.status()).children == ()
+
+    play(check())
+
+
+def test_a_member_that_refuses_the_news_ends_nobodys_daemon(tmp_path: Path) -> None:
+    """Whoever leads a pair opens the stream of news; so the member here has the smaller id."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            worker = await fleet.worker("worker")
+            token = await worker.token()
+            peer = PeerId.parse((await worker.status()).node.id)
+            home = next(
+                home
+                for home in (tmp_path / f"rude-{number}" for number in range(64))
+                if Home(home).load_or_create_identity().peer < peer
+            )
+            async with bare_node(home, token=token, name="rude") as estate:
+                asked = asyncio.Event()
+
+                def never(_member: Member, _metadata: Mapping[str, MetadataValue]) -> str:
+                    asked.set()
+                    return "no news, please"
+
+                estate.mesh.handle(NEWS_SERVICE, _silent, allow=never)
+                await connected(estate, "worker")
+                await asked.wait()
+                # the daemon has heard the refusal when it has answered a ping that was sent behind it
+                await estate.mesh.ping(estate.mesh.find("worker"), 10.0)
+                assert (await worker.status()).peers[0].state == "connected"
 
     play(check())
 
