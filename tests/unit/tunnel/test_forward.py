@@ -154,9 +154,7 @@ def test_a_wrong_secret_is_reset_and_opens_nothing(first: bytes) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", SECRET[:10]])
-def test_a_client_that_does_not_say_the_secret_is_reset(
-    said: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_does_not_say_the_secret_is_reset(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECRET_SECONDS", 0.05)
 
     async def main() -> None:

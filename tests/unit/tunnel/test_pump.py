@@ -1,0 +1,322 @@
+"""The pump between a real socket and a stream: exact, in order, with back-pressure, ends and resets."""
+
+import asyncio
+import random
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meshd.base.errors import Broken, EndOfStream, MeshdError, RemoteProtocolError
+from meshd.base.tasks import Owner, cancel_and_wait
+from meshd.tunnel.interface import Inspector
+from meshd.tunnel.local import LocalSocket
+from meshd.tunnel.pump import Counter, pump
+
+from tests.conformance.run import run, until
+from tests.unit.tunnel.far import read_all, streams
+
+
+class Scene:
+    """A client, its connection, and a stream whose far end the test holds."""
+
+    def __init__(self, client: socket.socket, local: LocalSocket, window: int, most: int) -> None:
+        self.client = client
+        self.local = local
+        self.near, self.far, self.near_port, self.far_port = streams(window=window, most=most)
+        self.counter = Counter()
+        self.broken: list[MeshdError] = []
+        self.task: asyncio.Task[None] | None = None
+
+    def pump(self, owner: Owner, inspector: Inspector | None = None) -> None:
+        self.task = owner.start(
+            pump(
+                self.local,
+                self.near,
+                counter=self.counter,
+                inspector=inspector,
+                on_broken=self.broken.append,
+            ),
+            name="pump",
+        )
+
+    async def client_sends(self, data: bytes, *, piece: int = 1 << 16) -> None:
+        loop = asyncio.get_running_loop()
+        for at in range(0, len(data), piece):
+            await loop.sock_sendall(self.client, data[at : at + piece])
+
+    async def client_reads(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        received = bytearray()
+        while chunk := await loop.sock_recv(self.client, 1 << 16):
+            received += chunk
+        return bytes(received)
+
+
+@asynccontextmanager
+async def scene(*, window: int = 256 << 10, most: int = 64 << 10) -> AsyncIterator[tuple[Scene, Owner]]:
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        client = socket.socket()
+        client.setblocking(False)
+        await loop.sock_connect(client, server.getsockname())
+        taken, _ = await loop.sock_accept(server)
+    _, local = await loop.connect_accepted_socket(LocalSocket, taken)
+    made = Scene(client, local, window, most)
+    try:
+        async with Owner() as owner:
+            yield made, owner
+            owner.cancel()
+    finally:
+        client.close()
+        local.abort()
+        await local.wait_closed()
+
+
+async def stands_still(count: Callable[[], int]) -> None:
+    """Until `count` has grown, and then does not any more: kernel buffers are full."""
+    before = 0
+    while before != count() or not before:
+        before = count()
+        await asyncio.sleep(0.05)
+
+
+def rst(client: socket.socket) -> None:
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+@pytest.mark.parametrize("inspected", [False, True])
+@pytest.mark.parametrize(("piece", "most"), [(1, 1), (7, 3), (64 << 10, 256 << 10), (256 << 10, 64 << 10)])
+def test_every_byte_arrives_in_order_both_ways(piece: int, most: int, inspected: bool) -> None:
+    class Same:
+        def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+            return data
+
+        def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+            return data
+
+    async def main() -> None:
+        size = 3000 if piece < 100 else 3 << 20
+        out, back = random.Random(1).randbytes(size), random.Random(2).randbytes(size)
+        async with scene(window=64 << 10 if piece < 100 else 256 << 10, most=most) as (it, owner):
+            it.pump(owner, Same() if inspected else None)
+
+            async def client() -> None:
+                await it.client_sends(out, piece=piece)
+                it.client.shutdown(socket.SHUT_WR)
+
+            async def far() -> None:
+                for at in range(0, size, 1000):
+                    await it.far.write(back[at : at + 1000])
+                it.far.write_eof()
+
+            sending = owner.start(client(), name="client")
+            writing = owner.start(far(), name="far")
+            reading = owner.start(it.client_reads(), name="client reads")
+            assert await read_all(it.far) == out
+            assert await reading == back
+            await asyncio.wait([sending, writing])
+            assert it.task is not None
+            await it.task
+            assert (it.counter.sent, it.counter.received) == (size, size)
+            assert it.near_port.unread == it.far_port.unread == 0  # all credit came back
+            assert it.broken == []
+
+    run(main())
+
+
+@settings(max_examples=30)
+@given(
+    window=st.integers(1, 5000),
+    pieces=st.lists(st.integers(1, 3000), min_size=1, max_size=15),
+    pauses=st.lists(st.integers(0, 4), min_size=1, max_size=10),
+)
+def test_order_is_kept_when_the_stream_takes_part_of_a_chunk(
+    window: int, pieces: list[int], pauses: list[int]
+) -> None:
+    async def main() -> None:
+        data = random.Random(len(pieces)).randbytes(sum(pieces))
+        async with scene(window=window) as (it, owner):
+            it.pump(owner)
+
+            async def client() -> None:
+                at = 0
+                for number, size in enumerate(pieces):
+                    await it.client_sends(data[at : at + size])
+                    at += size
+                    for _ in range(pauses[number % len(pauses)]):
+                        await asyncio.sleep(0)
+                it.client.shutdown(socket.SHUT_WR)
+
+            owner.start(client(), name="client")
+            received = bytearray()
+            turn = 0
+            try:
+                while True:
+                    chunk = await it.far.read()
+                    received += chunk
+                    for _ in range(pauses[turn % len(pauses)]):
+                        await asyncio.sleep(0)
+                    turn += 1
+                    it.far.consumed(len(chunk))
+            except EndOfStream:
+                pass
+            assert bytes(received) == data
+
+    run(main())
+
+
+def test_a_client_that_does_not_read_gives_no_credit_back() -> None:
+    async def main() -> None:
+        async with scene(window=64 << 10) as (it, owner):
+            it.pump(owner)
+            data = random.Random(3).randbytes(32 << 20)
+            writer = owner.start(it.far.write(data), name="far")
+            await stands_still(lambda: it.counter.received)
+            assert not writer.done()
+            assert it.far_port.unread == 64 << 10  # the window is full
+            got = bytearray()
+            loop = asyncio.get_running_loop()
+            while len(got) < len(data):
+                got += await loop.sock_recv(it.client, 1 << 20)
+            assert bytes(got) == data
+
+    run(main())
+
+
+def test_a_peer_that_does_not_read_stops_the_client() -> None:
+    async def main() -> None:
+        async with scene(window=64 << 10) as (it, owner):
+            it.pump(owner)
+            data = random.Random(4).randbytes(32 << 20)
+            sender = owner.start(it.client_sends(data), name="client")
+            await stands_still(lambda: it.counter.sent)
+            assert not sender.done()
+            assert len(it.near_port.sent) == 64 << 10
+            got = bytearray()
+            while len(got) < len(data):
+                chunk = await it.far.read()
+                got += chunk
+                it.far.consumed(len(chunk))
+            assert bytes(got) == data
+
+    run(main())
+
+
+@pytest.mark.parametrize("client_first", [True, False])
+def test_half_close_in_either_order(client_first: bool) -> None:
+    async def main() -> None:
+        async with scene() as (it, owner):
+            it.pump(owner)
+            if client_first:
+                await it.client_sends(b"question")
+                it.client.shutdown(socket.SHUT_WR)
+                assert await read_all(it.far) == b"question"
+                await it.far.write(b"answer")
+                it.far.write_eof()
+                assert await it.client_reads() == b"answer"
+            else:
+                await it.far.write(b"banner")
+                it.far.write_eof()
+                assert await it.client_reads() == b"banner"
+                await it.client_sends(b"thanks")
+                it.client.shutdown(socket.SHUT_WR)
+                assert await read_all(it.far) == b"thanks"
+            assert it.task is not None
+            await it.task
+            assert it.near_port.resets == []
+
+    run(main())
+
+
+def test_a_reset_of_the_client_is_a_reset_of_the_stream() -> None:
+    async def main() -> None:
+        async with scene() as (it, owner):
+            it.pump(owner)
+            await it.client_sends(b"hello")
+            assert bytes(await it.far.read()) == b"hello"
+            rst(it.client)
+            with pytest.raises(Broken, match="local connection lost"):
+                await it.far.read()
+
+    run(main())
+
+
+def test_a_reset_of_the_stream_is_a_reset_of_the_client() -> None:
+    async def main() -> None:
+        async with scene() as (it, owner):
+            it.pump(owner)
+            await it.far.write(b"hello")
+            loop = asyncio.get_running_loop()
+            assert await loop.sock_recv(it.client, 100) == b"hello"
+            it.far.reset(5, "the server died")
+            with pytest.raises(ConnectionResetError):
+                await loop.sock_recv(it.client, 100)
+            await until(lambda: len(it.broken) == 1)
+            assert it.broken[0].what == "the peer reset the stream: the server died"
+
+    run(main())
+
+
+def test_a_session_that_is_lost_resets_the_client() -> None:
+    async def main() -> None:
+        async with scene() as (it, owner):
+            it.pump(owner)
+            await asyncio.sleep(0)
+            it.near.break_with(Broken("no link for 120 s"))
+            with pytest.raises(ConnectionResetError):
+                await asyncio.get_running_loop().sock_recv(it.client, 100)
+
+    run(main())
+
+
+def test_an_inspector_may_end_it() -> None:
+    class Strict:
+        def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+            raise RemoteProtocolError("command 99 is not allowed")
+
+        def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+            return data
+
+    async def main() -> None:
+        async with scene() as (it, owner):
+            it.pump(owner, Strict())
+            await it.client_sends(b"\x63")
+            with pytest.raises(Broken, match="command 99"):
+                await it.far.read()
+            with pytest.raises(ConnectionResetError):
+                await asyncio.get_running_loop().sock_recv(it.client, 100)
+            assert it.near_port.sent == b""
+
+    run(main())
+
+
+def test_cancelled_at_any_turn_both_sides_are_reset() -> None:
+    async def main() -> None:
+        for turns in range(15):
+            async with scene(window=100) as (it, owner):
+                it.pump(owner)
+                await it.client_sends(bytes(1000))
+                await asyncio.sleep(0)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                assert it.task is not None
+                started = turns > 0
+                await cancel_and_wait(it.task)
+                if started:
+                    assert [code for code, _ in it.near_port.resets] == [5]
+
+    run(main())
+
+
+def test_ports_of_this_test_hold_a_writer_to_its_window() -> None:
+    near, far, _, _ = streams(window=10)
+    assert near.try_write(bytes(25)) == 10
+    assert near.try_write(b"x") == 0
+    far.consumed(4)
+    assert near.try_write(bytes(25)) == 4
