@@ -1,4 +1,4 @@
-"""News and bans between real nodes on a virtual clock: what one hears, all hear; who is out, is out at once."""
+"""News and bans between real nodes on a virtual clock: what one hears all hear, who is out is out at once."""
 
 import asyncio
 
