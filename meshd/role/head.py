@@ -247,7 +247,7 @@ class HeadRun:
         if not ready.ready:
             self.lose(ready.reason)
             return
-        if not self._file.stat_unchanged():
+        if not (self._file.stat_unchanged() and self._file.paths_unchanged()):
             self.lose(f"the model file `{self._file.name}` was changed while it was loaded")
             return
         if not self._kit.native.patched:  # it reports nothing, and sends every weight

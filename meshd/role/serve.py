@@ -97,13 +97,23 @@ class Serve:
     async def serve(self) -> None:
         """See Role."""
         self._tell(ModelState.LOADING, "reading the model file once to know its weights by content")
-        self._index = await self._file.index(self._hash_progress)
+        await self._know_file()
         while True:
             why = await self._cycle()
             self._failures += 1
             self._tell(ModelState.LOADING, why)
             LOG.warning("model_lost", why=why)
             await asyncio.sleep(RETRY.delay(self._failures - 1, 0.0))
+
+    async def _know_file(self) -> None:
+        """Costs nothing while the file is as it was. Raises UserError."""
+        self._index = await self._file.index(self._hash_progress)
+        if not self._file.paths_unchanged():  # llama-server opens the path, the workers know what was there
+            raise UserError(
+                f"`{self._file.name}` was replaced by another file",
+                hint="start `meshd serve` again to serve it",
+            )
+        self._layers = read_layers(self._file.headers, name=self._file.name)
 
     def _hash_progress(self, progress: HashProgress) -> None:
         done = progress.done / max(1, progress.total)
@@ -116,13 +126,14 @@ class Serve:
 
     async def _cycle(self) -> str:
         """One life of the model; returns why it ended."""
-        assert self._index is not None
         workers = await self._wait_for_workers()
         self._loaded = Loaded()
         try:
+            await self._know_file()
             plain = await ask_plain(self._options.rpc, protocol=self._kit.native.version.rpc)
         except MeshdError as error:
             return await self._failed(error)
+        assert self._index is not None
         self._run = HeadRun(
             kit=self._kit,
             file=self._file,

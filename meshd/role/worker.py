@@ -10,7 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.base import log
-from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, Refused, RemoteProtocolError
+from meshd.base.errors import (
+    Broken,
+    Closed,
+    EndOfStream,
+    MeshdError,
+    Refused,
+    RemoteProtocolError,
+    UserError,
+)
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
@@ -77,6 +85,7 @@ class Worker:
         self._running: dict[bytes, _Running] = {}
         self._index: WeightsIndex | None = None
         self._indexed = asyncio.Event()
+        self._stale = asyncio.Event()
         self._hashing = ""
         self._log_number = 0
         kit.mesh.handle(LEASE_SERVICE, self._serve_lease, allow=self._may_lease)
@@ -95,13 +104,23 @@ class Worker:
             LOG.info("device", device=device.name, kind=device.kind, free=device.free_bytes)
 
     async def serve(self) -> None:
-        """See Role: knows its files by content, then has nothing to do but answer."""
+        """See Role: knows its files by content, and again when one has changed before a lease."""
+        await self._know_files()
+        while True:
+            self._stale.clear()
+            self._indexed.set()
+            await self._stale.wait()
+            try:
+                await self._know_files()
+            except UserError as error:  # cut short, say: the weights come over the network then
+                LOG.warning("weights_unknown", why=error.what, hint=error.hint)
+
+    async def _know_files(self) -> None:
+        self._index = None
         if self._files:
             indexes = [await file.index(self._hash_progress) for file in self._files]
             self._index = join_indexes(indexes)
             LOG.info("weights_known", count=len(self._index.tensors), bytes=self._index.weight_bytes)
-        self._indexed.set()
-        await asyncio.Event().wait()
 
     def _hash_progress(self, progress: HashProgress) -> None:
         if progress.text != self._hashing:
@@ -200,6 +219,9 @@ class Worker:
             )
 
     async def _until_indexed(self, messages: MessageStream) -> None:
+        if self._index is not None and not all(file.stat_unchanged() for file in self._files):
+            self._indexed.clear()
+            self._stale.set()
         while not self._indexed.is_set():
             try:
                 async with asyncio.timeout(PROGRESS_SECONDS):

@@ -1,10 +1,14 @@
 """Never a wrong weight: a worker's file that differs costs bytes on the wire and never a wrong token."""
 
+import os
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from meshd.admin.api import ModelView
+from meshd.admin.api import ModelView, Status
+from meshd.fleet.node import LocalNode, model_ready
 
 from tests.e2e.alone import alone
 from tests.e2e.models import (
@@ -17,7 +21,7 @@ from tests.e2e.models import (
     smollm2,
     tensor_of,
 )
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, model_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -62,3 +66,52 @@ def test_another_quantisation_under_the_same_name_is_sent_where_it_differs(tmp_p
     assert model.weights_network_bytes > 60_000_000
     assert model.weights_local_bytes > 0
     assert "blk.0.attn_q.weight" in shown
+
+
+def test_a_file_that_is_touched_or_written_to_is_known_anew_at_the_next_load(tmp_path: Path) -> None:
+    """A link to it changes only its dates, and a byte its content; both ends look before they load."""
+    reference = alone(smollm2(), 24)
+
+    async def check() -> None:
+        ours = copy_to(smollm2(), tmp_path, "ours.gguf")
+        theirs = copy_to(smollm2(), tmp_path, "theirs.gguf")
+        async with Fleet(tmp_path) as fleet:
+            token, [worker] = await fleet.workers(theirs)
+            head = await fleet.head(ours, *ON_WORKER, *SAME_THREADS, token=token)
+            first = await fleet.ready(head)
+            (tmp_path / "link").hardlink_to(ours)
+            (tmp_path / "other link").hardlink_to(theirs)
+            again = await _loaded_anew(head, first)
+            assert model_of(again).weights_network_bytes == 0
+            shutil.copyfile(flipped_byte(), theirs)
+            last = await _loaded_anew(head, again)
+            assert [tensor.name for tensor in model_of(last).tensors_from_network] == [FLIPPED]
+            assert await api_of(last).complete(PROMPT, 24) == reference
+            assert worker.pid is not None
+
+    play(check())
+
+
+async def _loaded_anew(head: LocalNode, before: Status) -> Status:
+    """The status after llama-server has ended and another one is ready."""
+    server = child_pid(before, "llama-server")
+    os.kill(server, signal.SIGKILL)
+    return await head.until(lambda s: model_ready(s) and child_pid(s, "llama-server") != server)
+
+
+def test_a_file_that_was_replaced_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:
+    """llama-server would read the new file where the workers have the old one."""
+
+    async def check() -> None:
+        ours = copy_to(smollm2(), tmp_path, "ours.gguf")
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(smollm2())
+            head = await fleet.head(ours, *SAME_THREADS, token=token)
+            server = child_pid(await fleet.ready(head), "llama-server")
+            copy_to(fine_tune(), tmp_path, "new.gguf").rename(ours)
+            os.kill(server, signal.SIGKILL)
+            status = await head.until(lambda s: model_of(s).state == "failed")
+            assert "replaced" in model_of(status).reason
+            assert not status.children
+
+    play(check())
