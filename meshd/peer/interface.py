@@ -137,6 +137,10 @@ class Book(Protocol):
     """Where peers may be found (rendezvous/book.py)."""
 
     def records(self) -> Sequence[PeerRecord]: ...
+    def peers(self) -> Sequence[PeerId]:
+        """Whom to connect to: members with a record, and those of whom only an address is known."""
+        ...
+
     def record(self, peer: PeerId) -> PeerRecord | None: ...
     def add(self, record: PeerRecord) -> bool:
         """True if it was new (an unknown peer, or a higher sequence number)."""

@@ -103,8 +103,8 @@ class PeerMesh:
         try:
             async with Owner() as owner:
                 self._owner = owner
-                for record in self._book.records():
-                    self._heard(record)
+                for peer in self._book.peers():
+                    self.expect(peer)
                 await asyncio.Event().wait()  # until cancelled
         finally:
             self._owner = None

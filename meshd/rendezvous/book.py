@@ -48,7 +48,7 @@ class AddressBook:
         except RemoteProtocolError as error:
             raise UserError(
                 f"the address book cannot be read: {error.what}",
-                hint="remove the file `book` in the state folder; peers are found again by a new token",
+                hint="remove `book.blob` in the state folder; peers are found again by a new token",
             ) from error
 
     def _load_record(self, raw: bytes) -> None:
@@ -73,7 +73,7 @@ class AddressBook:
     def _keep(self) -> None:
         hints: list[Value] = [
             {"peer": peer.raw, "at": [str(candidate) for candidate in candidates]}
-            for peer, candidates in self._hints.items()
+            for peer, candidates in list(self._hints.items())[-MAX_PEERS:]  # the latest: as many as load takes
         ]
         self._save(pack({"records": [record.encode() for record in self._records.values()], "hints": hints}))
 
@@ -82,6 +82,10 @@ class AddressBook:
     def records(self) -> Sequence[PeerRecord]:
         """Records of all other members known."""
         return tuple(self._records.values())
+
+    def peers(self) -> Sequence[PeerId]:
+        """See Book."""
+        return tuple(dict.fromkeys([*self._records, *self._hints]))
 
     def record(self, peer: PeerId) -> PeerRecord | None:
         """The newest record of one member."""
