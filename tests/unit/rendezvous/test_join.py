@@ -1,96 +1,332 @@
-"""The inviter's decision: what it answers, how often it writes, and that the answer fits into a message."""
+"""Joining, both sides: uses, crashes, bans at the inviter; a hostile inviter at the joiner."""
 
-from meshd.identity.invite_book import InviteBook, InviteEntry
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
+from meshd.identity.invite_book import InviteBook
+from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Membership
-from meshd.identity.membership import Role
+from meshd.identity.membership import Chain, Role, check_chain
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet, ban
-from meshd.rendezvous.join import Inviter
-from meshd.wire.joining import NotAdmitted, Welcome, decode
-from meshd.wire.limits import MAX_CONTROL_BYTES
+from meshd.rendezvous.join import Admitted, Inviter, ask
+from meshd.wire.address import Candidate
+from meshd.wire.joining import JoinRequest, NotAdmitted, Welcome, decode
+from meshd.wire.lengths import LengthParser, framed
 
-from tests.unit.identity.cast import FOUNDER, FOUNDER_CHAIN, GUEST, GUEST_CHAIN, MESH, ROOT, STRANGER
+from tests.sim.loop import run
+from tests.unit.identity.cast import (
+    FOUNDER,
+    FOUNDER_CHAIN,
+    GUEST,
+    GUEST_CHAIN,
+    INVITER,
+    INVITER_CHAIN,
+    MESH,
+    ROOT,
+    STRANGER,
+    WORKER,
+    damaged,
+    key,
+)
 
-NOW = 10_000
-ROOT_SEED = b"root".ljust(32, b".")
+NOW = 1_000_000
+SECRET = b"a secret of 16 b"
 
 
 class Desk:
-    """An inviter with its book; keeps what it was asked to write."""
+    """An inviter and its disk: `crash_at` the n-th save everything in memory is gone."""
 
-    def __init__(self, *, records: int = 0, bans: int = 0, uses: int = 1) -> None:
-        self.book = InviteBook(MESH)
-        self.entry: InviteEntry = self.book.create(
-            secret=b"sixteen bytes ok", roles=[Role.USE], now=NOW, expires_at=NOW + 100, uses=uses
-        )
+    def __init__(self, *, uses: int = 2, signer: KeyPair = INVITER, chain: Chain = INVITER_CHAIN) -> None:
+        self.signer, self.chain = signer, chain
         self.bans = RevocationSet(MESH)
-        for number in range(bans):
-            target = number.to_bytes(8, "big")
-            self.bans.add(
-                ban(signer=ROOT, chain=None, mesh=MESH, kind="invite", target=target, issued_at=number)
-            )
-        record = PeerRecord.sign(GUEST, chain=GUEST_CHAIN, name="garage", role="worker", sequence=1)
-        self.saved: list[bytes] = []
+        self.book = InviteBook(MESH)
+        self.invite = self.book.create(
+            secret=SECRET, roles=[Role.USE], now=NOW, expires_at=NOW + 100, uses=uses
+        ).invite_id
+        self.disk = self.book.encode()
+        self.saves = 0
+        self.crash_at: int | None = None
+        self.now = NOW
+        self.serial = 0
+        self.records: list[PeerRecord] = []
+        self.inviter = self.begin()
+
+    def save(self) -> None:
+        self.saves += 1
+        if self.saves == self.crash_at:
+            raise KeyboardInterrupt
+        self.disk = self.book.encode()
+
+    def random(self, count: int) -> bytes:
+        self.serial += 1
+        return self.serial.to_bytes(count, "big")
+
+    def begin(self) -> Inviter:
+        """As after a start: what the disk has."""
+        self.book = InviteBook.decode(self.disk)
         self.inviter = Inviter(
-            key=FOUNDER,
-            membership=Membership(MESH, FOUNDER_CHAIN, root_seed=ROOT_SEED),
+            key=self.signer,
+            membership=Membership(MESH, self.chain),
             book=self.book,
             bans=self.bans,
-            save=lambda: self.saved.append(self.book.encode()),
-            records=lambda: [record] * records,
-            random=bytes,
-            wall_clock=lambda: NOW,
+            save=self.save,
+            records=lambda: self.records,
+            random=self.random,
+            wall_clock=lambda: self.now,
         )
+        return self.inviter
 
-    def join(self) -> Welcome | NotAdmitted:
-        return self.inviter.decide(STRANGER.peer, self.entry.invite_id)
+    def welcome(self, who: KeyPair) -> Welcome:
+        answer = self.inviter.decide(who.peer, self.invite)
+        assert isinstance(answer, Welcome), answer
+        return answer
+
+    def refusal(self, who: KeyPair) -> NotAdmitted:
+        answer = self.inviter.decide(who.peer, self.invite)
+        assert isinstance(answer, NotAdmitted), answer
+        return answer
 
 
-def test_a_use_is_written_before_the_certificate_and_after_it() -> None:
+def test_who_is_welcome_is_a_member_with_the_invites_roles() -> None:
+    member = check_chain(Chain.decode(Desk().welcome(GUEST).chain), MESH, GUEST.peer)
+    assert member.roles == {Role.USE}
+
+
+def test_of_two_joiners_for_the_last_use_one_wins() -> None:
+    desk = Desk(uses=1)
+    first = desk.welcome(GUEST)
+    assert desk.refusal(WORKER).code == "used_up"
+    assert desk.refusal(WORKER).hint
+    assert desk.welcome(GUEST).chain == first.chain
+    assert desk.begin().decide(WORKER.peer, desk.invite) != first
+
+
+@pytest.mark.parametrize("crash_at", [1, 2])
+def test_a_crash_between_reserve_and_certify_costs_nothing(crash_at: int) -> None:
+    desk = Desk(uses=1)
+    desk.crash_at = crash_at
+    with pytest.raises(KeyboardInterrupt):
+        desk.inviter.decide(GUEST.peer, desk.invite)
+    desk.begin()
+    first = desk.welcome(GUEST)
+    desk.begin()
+    assert desk.welcome(GUEST).chain == first.chain
+    assert desk.refusal(STRANGER).code == "used_up"
+
+
+def test_nothing_is_certified_that_was_not_written_first() -> None:
     desk = Desk()
-    answer = desk.join()
-    assert isinstance(answer, Welcome)
-    reserved, certified = map(InviteBook.decode, desk.saved)  # what a crash would leave
-    assert [book.entries()[0].left for book in (reserved, certified)] == [0, 0]
-    assert reserved.reserve(desk.entry.invite_id, STRANGER.peer, NOW).certificate is None
-    assert certified.reserve(desk.entry.invite_id, STRANGER.peer, NOW).certificate is not None
+    seen: list[tuple[bool, ...]] = []
+    plain = desk.save
+
+    def save() -> None:
+        (entry,) = desk.book.entries()
+        seen.append(tuple(use.certificate is not None for use in entry.used))
+        plain()
+
+    desk.save = save  # type: ignore[method-assign]
+    desk.begin()
+    desk.welcome(GUEST)
+    assert seen == [(False,), (True,)]
 
 
-def test_the_same_key_again_gets_the_same_chain() -> None:
+def test_the_same_key_is_welcome_again_even_late() -> None:
     desk = Desk()
-    first, again = desk.join(), desk.join()
-    assert isinstance(first, Welcome)
-    assert isinstance(again, Welcome)
-    assert again.chain == first.chain
+    first = desk.welcome(GUEST)
+    desk.now = NOW + 5000
+    assert desk.welcome(GUEST).chain == first.chain
+    assert desk.refusal(WORKER).code == "expired"
 
 
-def test_a_second_key_finds_the_use_gone() -> None:
+@pytest.mark.parametrize("kind", ["node", "invite"])
+def test_a_banned_key_or_invite_is_refused(kind: str) -> None:
     desk = Desk()
-    desk.join()
-    answer = desk.inviter.decide(GUEST.peer, desk.entry.invite_id)
-    assert isinstance(answer, NotAdmitted)
-    assert (answer.code, bool(answer.hint)) == ("used_up", True)
+    target = GUEST.peer.raw if kind == "node" else desk.invite
+    made = ban(
+        signer=ROOT,
+        chain=None,
+        mesh=MESH,
+        kind="node" if kind == "node" else "invite",
+        target=target,
+        issued_at=0,
+    )
+    desk.bans.add(made)
+    answer = desk.refusal(GUEST)
+    assert (answer.code, bool(answer.text), bool(answer.hint)) == ("banned", True, True)
+    assert desk.saves == 0
+    if kind == "node":
+        desk.welcome(WORKER)
 
 
-def test_a_banned_key_costs_no_use() -> None:
+def test_a_welcome_fits_into_a_message_however_large_the_mesh() -> None:
     desk = Desk()
-    desk.bans.add(ban(signer=ROOT, chain=None, mesh=MESH, kind="node", target=STRANGER.peer.raw, issued_at=1))
-    answer = desk.join()
-    assert isinstance(answer, NotAdmitted)
-    assert answer.code == "banned"
-    assert (desk.saved, desk.book.entries()[0].left) == ([], 1)
+    places = tuple(Candidate(f"2001:db8::{number:x}", 7447) for number in range(1, 32))
+    record = PeerRecord.sign(
+        FOUNDER, chain=FOUNDER_CHAIN, name="f" * 60, role="serve", sequence=1, candidates=places
+    )
+    desk.records = [record] * 200
+    for number in range(200):
+        node = key(f"banned {number}")
+        desk.bans.add(ban(signer=ROOT, chain=None, mesh=MESH, kind="node", target=node.peer.raw, issued_at=0))
+    parser = LengthParser()
+    parser.feed(framed(desk.welcome(GUEST).encode()))
+    message = parser.next()
+    assert message is not None
+    welcome = decode(message)
+    assert isinstance(welcome, Welcome)
+    assert len(welcome.records) > 10 and len(welcome.bans) > 10
 
 
-def test_the_welcome_of_a_large_mesh_fits_into_a_message() -> None:
-    answer = Desk(records=500, bans=500).join()
-    assert isinstance(answer, Welcome)
-    assert len(answer.encode()) <= MAX_CONTROL_BYTES
-    assert decode(answer.encode()) == answer
-    assert len(answer.records) > 10
-    assert len(answer.bans) > 10
+# The conversation.
 
 
-def test_the_welcome_of_a_small_mesh_has_everything() -> None:
-    answer = Desk(records=3, bans=5).join()
-    assert isinstance(answer, Welcome)
-    assert (len(answer.records), len(answer.bans)) == (3, 5)
+class End:
+    """One end of a pipe made of queues."""
+
+    def __init__(self, inward: asyncio.Queue[bytes], outward: asyncio.Queue[bytes]) -> None:
+        self._in, self._out = inward, outward
+        self.closed = False
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None:
+        await self._out.put(b"".join(data))
+
+    async def receive(self) -> bytes:
+        data = await self._in.get()
+        if not data:
+            raise EndOfStream("the other side ended the link")
+        return data
+
+    async def aclose(self) -> None:
+        if not self.closed:
+            self.closed = True
+            await self._out.put(b"")
+
+
+def ends() -> tuple[End, End]:
+    up: asyncio.Queue[bytes] = asyncio.Queue(64)
+    down: asyncio.Queue[bytes] = asyncio.Queue(64)
+    return End(down, up), End(up, down)
+
+
+async def join(end: End, who: KeyPair = GUEST) -> Admitted:
+    try:
+        return await ask(end, leftover=b"", me=who.peer, mesh=MESH, name="guest", role="serve")
+    finally:
+        await end.aclose()
+
+
+def test_both_sides_of_a_conversation() -> None:
+    async def main() -> None:
+        desk = Desk()
+        desk.records = [
+            PeerRecord.sign(INVITER, chain=INVITER_CHAIN, name="inviter", role="worker", sequence=3)
+        ]
+        near, far = ends()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(desk.inviter.admit(far, joiner=GUEST.peer, invite_id=desk.invite, leftover=b""))
+            admitted = await join(near)
+        assert check_chain(admitted.chain, MESH, GUEST.peer).roles == {Role.USE}
+        assert [record.name for record in admitted.records] == ["inviter"]
+        assert near.closed and far.closed
+
+    run(main())
+
+
+def test_a_refusal_is_told_with_its_remedy() -> None:
+    async def main() -> None:
+        desk = Desk()
+        desk.now = NOW + 7300
+        near, far = ends()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(desk.inviter.admit(far, joiner=GUEST.peer, invite_id=desk.invite, leftover=b""))
+            with pytest.raises(Refused, match="2 hours ago") as caught:
+                await join(near)
+        assert (caught.value.code, bool(caught.value.hint)) == ("expired", True)
+
+    run(main())
+
+
+@pytest.mark.parametrize("said", [b"", framed(b"nonsense"), framed(NotAdmitted("x", "y").encode())])
+def test_a_joiner_that_says_something_else_costs_no_use(said: bytes) -> None:
+    async def main() -> None:
+        desk = Desk()
+        near, far = ends()
+        if said:
+            await near.send([said])
+        await near.aclose()
+        await desk.inviter.admit(far, joiner=GUEST.peer, invite_id=desk.invite, leftover=b"")
+        assert far.closed
+        assert desk.saves == 0
+
+    run(main())
+
+
+def test_a_silent_joiner_is_left_after_10_s() -> None:
+    async def main() -> None:
+        desk = Desk()
+        _, far = ends()
+        began = asyncio.get_running_loop().time()
+        await desk.inviter.admit(far, joiner=GUEST.peer, invite_id=desk.invite, leftover=b"")
+        assert asyncio.get_running_loop().time() - began == 10
+        assert far.closed
+
+    run(main())
+
+
+def test_a_silent_inviter_is_given_up() -> None:
+    async def main() -> None:
+        near, far = ends()
+        with pytest.raises(Broken, match="did not answer in time"):
+            await join(near)
+        near, far = ends()
+        await far.aclose()
+        with pytest.raises(Broken, match="closed the connection"):
+            await join(near)
+
+    run(main())
+
+
+FOREIGN = Welcome(GUEST_CHAIN.encode(), (), ())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        framed(FOREIGN.encode()),  # somebody else's certificate
+        framed(JoinRequest("x", "y").encode()),
+        framed(Welcome(b"no chain", (), ()).encode()),
+        framed(Welcome(FOUNDER_CHAIN.encode(), (b"no record",), ()).encode()),
+        (1 << 30).to_bytes(4, "big"),
+    ],
+)
+def test_a_hostile_inviter_gives_nothing(answer: bytes) -> None:
+    async def main() -> None:
+        near, far = ends()
+        await far.send([answer])
+        with pytest.raises(RemoteProtocolError):
+            await join(near, STRANGER)
+
+    run(main())
+
+
+@given(st.data())
+def test_a_damaged_welcome_is_refused_or_the_same_chain(data: st.DataObject) -> None:
+    desk = Desk()
+    good = desk.welcome(GUEST)
+    bad = data.draw(damaged(good.encode()))
+
+    async def main() -> None:
+        near, far = ends()
+        await far.send([framed(bad)])
+        try:
+            admitted = await join(near)
+        except MeshdError:
+            return
+        assert admitted.chain.encode() == good.chain
+
+    run(main())

@@ -1,0 +1,182 @@
+"""The address book: newest record wins, addresses in order, limits, what was kept and what was damaged."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import RemoteProtocolError, UserError
+from meshd.identity.keys import KeyPair
+from meshd.identity.membership import Chain
+from meshd.identity.record import PeerRecord
+from meshd.rendezvous.book import MAX_HINTS, MAX_PEERS, AddressBook
+from meshd.wire.address import Candidate
+
+from tests.unit.identity.cast import (
+    FOUNDER,
+    FOUNDER_CHAIN,
+    GUEST,
+    GUEST_CHAIN,
+    MESH,
+    ROOT,
+    WORKER,
+    WORKER_CHAIN,
+    certificate,
+    damaged,
+    key,
+)
+
+HERE, THERE = Candidate("10.0.0.1", 7447), Candidate("10.0.0.2", 7447)
+
+
+class Shelf:
+    """A book, what it saved, and whom it does not trust."""
+
+    def __init__(self) -> None:
+        self.blob: bytes | None = None
+        self.saves = 0
+        self.distrusted: set[object] = set()
+        self.book = AddressBook(me=FOUNDER.peer, verify=self.verify, save=self.save)
+
+    def save(self, blob: bytes) -> None:
+        self.blob = blob
+        self.saves += 1
+
+    def verify(self, record: PeerRecord) -> None:
+        record.verify(MESH)
+        if record.peer in self.distrusted:
+            raise RemoteProtocolError("a banned member", code="banned")
+
+    def again(self) -> AddressBook:
+        """As a restarted node has it."""
+        book = AddressBook(me=FOUNDER.peer, verify=self.verify, save=self.save)
+        book.load(self.blob)
+        return book
+
+
+def record(
+    who: KeyPair = WORKER, sequence: int = 1, *at: Candidate, chain: Chain = WORKER_CHAIN, name: str = "w"
+) -> PeerRecord:
+    return PeerRecord.sign(who, chain=chain, name=name, role="worker", sequence=sequence, candidates=at)
+
+
+def test_the_higher_sequence_number_wins_and_is_kept() -> None:
+    shelf = Shelf()
+    assert shelf.book.add(record(WORKER, 5, HERE))
+    saves = shelf.saves
+    assert not shelf.book.add(record(WORKER, 5, THERE))
+    assert not shelf.book.add(record(WORKER, 4, THERE))
+    assert shelf.saves == saves
+    assert shelf.book.add(record(WORKER, 6, THERE))
+    for book in (shelf.book, shelf.again()):
+        assert book.candidates(WORKER.peer) == (THERE,)
+        kept = book.record(WORKER.peer)
+        assert kept is not None and kept.sequence == 6
+
+
+def test_a_record_that_is_not_to_be_trusted_changes_nothing() -> None:
+    shelf = Shelf()
+    shelf.distrusted.add(WORKER.peer)
+    with pytest.raises(RemoteProtocolError, match="banned"):
+        shelf.book.add(record())
+    assert shelf.book.records() == ()
+    assert shelf.saves == 0
+
+
+def test_its_own_record_by_hearsay_is_left_alone() -> None:
+    shelf = Shelf()
+    assert not shelf.book.add(record(FOUNDER, 99, HERE, chain=FOUNDER_CHAIN))
+    shelf.book.hint(FOUNDER.peer, [HERE])
+    assert shelf.book.peers() == ()
+
+
+def test_what_worked_is_tried_first_then_the_record_then_hints() -> None:
+    shelf = Shelf()
+    token, worked = Candidate("192.168.1.5", 1), Candidate("192.168.1.6", 2)
+    shelf.book.hint(WORKER.peer, [token])
+    assert shelf.book.candidates(WORKER.peer) == (token,)
+    assert shelf.book.peers() == (WORKER.peer,)
+    shelf.book.add(record(WORKER, 1, HERE, THERE))
+    shelf.book.worked(WORKER.peer, worked.place)
+    for book in (shelf.book, shelf.again()):
+        assert book.candidates(WORKER.peer) == (worked, HERE, THERE, token)
+    shelf.book.worked(WORKER.peer, THERE.place)
+    assert shelf.book.candidates(WORKER.peer) == (THERE, HERE, worked, token)
+
+
+def test_what_worked_is_written_once() -> None:
+    shelf = Shelf()
+    shelf.book.worked(WORKER.peer, "10.0.0.9:1")
+    saves = shelf.saves
+    shelf.book.worked(WORKER.peer, "10.0.0.9:1")
+    shelf.book.worked(WORKER.peer, "memory")  # not an address
+    assert shelf.saves == saves == 1
+
+
+def test_few_hints_are_kept() -> None:
+    shelf = Shelf()
+    places = [Candidate(f"10.1.0.{number}", 1) for number in range(1, 9)]
+    for place in places:
+        shelf.book.worked(WORKER.peer, place.place)
+    assert shelf.book.candidates(WORKER.peer) == tuple(reversed(places[-MAX_HINTS:]))
+
+
+def test_who_is_forgotten_is_gone_for_good() -> None:
+    shelf = Shelf()
+    shelf.book.add(record(WORKER, 1, HERE))
+    shelf.book.hint(WORKER.peer, [THERE])
+    shelf.book.hint(GUEST.peer, [THERE])
+    shelf.book.forget(WORKER.peer)
+    shelf.book.forget(GUEST.peer)
+    shelf.book.forget(GUEST.peer)
+    for book in (shelf.book, shelf.again()):
+        assert book.peers() == ()
+        assert book.candidates(WORKER.peer) == ()
+
+
+def test_a_record_that_no_longer_holds_is_dropped_at_the_start() -> None:
+    shelf = Shelf()
+    shelf.book.add(record(WORKER, 1, HERE))
+    shelf.book.add(record(GUEST, 1, THERE, chain=GUEST_CHAIN))
+    shelf.distrusted.add(WORKER.peer)
+    book = shelf.again()
+    assert [kept.peer for kept in book.records()] == [GUEST.peer]
+
+
+def test_a_full_book_takes_no_new_member_but_news_of_old_ones() -> None:
+    shelf = Shelf()
+    keys = [key(f"node {number}") for number in range(MAX_PEERS + 1)]
+    chains = [Chain((certificate(ROOT, one),), ROOT.peer) for one in keys]
+    for one, chain in zip(keys[:-1], chains, strict=False):
+        assert shelf.book.add(record(one, 1, HERE, chain=chain))
+        shelf.book.hint(one.peer, [THERE])
+    assert not shelf.book.add(record(keys[-1], 1, HERE, chain=chains[-1]))
+    assert shelf.book.add(record(keys[0], 2, HERE, chain=chains[0]))
+    for number in range(20):  # of members that have no record any more
+        shelf.book.hint(key(f"old {number}").peer, [HERE])
+    assert len(shelf.again().records()) == MAX_PEERS
+
+
+def test_no_book_is_an_empty_book() -> None:
+    assert Shelf().again().peers() == ()
+
+
+@given(st.binary(max_size=300))
+def test_a_book_that_cannot_be_read_says_what_to_do(blob: bytes) -> None:
+    shelf = Shelf()
+    shelf.blob = blob
+    with pytest.raises(UserError, match="address book") as caught:
+        shelf.again()
+    assert "book.blob" in caught.value.hint
+
+
+@given(st.data())
+def test_a_damaged_book_is_an_error_or_lacks_something(data: st.DataObject) -> None:
+    shelf = Shelf()
+    shelf.book.add(record(WORKER, 1, HERE))
+    shelf.book.hint(GUEST.peer, [THERE])
+    assert shelf.blob is not None
+    shelf.blob = data.draw(damaged(shelf.blob))
+    try:
+        book = shelf.again()
+    except UserError:
+        return
+    assert len(book.records()) <= 1
