@@ -155,7 +155,9 @@ def decode(data: bytes) -> LeaseMessage:
 
 def _device(row: list[object]) -> Device:
     match row:
-        case [str(name), str(kind), str(description), int(free), int(total)]:
+        case [str(name), str(kind), str(description), int(free), int(total)] if not (
+            isinstance(free, bool) or isinstance(total, bool)
+        ):
             fits = len(name) <= 64 and kind in ("cpu", "gpu") and len(description) <= 256
             printable = name.isprintable() and description.isprintable()
             if fits and printable and 0 <= free < 1 << 60 and 0 <= total < 1 << 60:
