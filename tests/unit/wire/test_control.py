@@ -1,0 +1,153 @@
+"""Greeting, joining, lease and news: what was packed is read, anything else is refused by name."""
+
+from collections.abc import Callable, Mapping
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import RemoteProtocolError
+from meshd.wire import hello, joining, lease, news
+from meshd.wire.hello import Bans, Go, Hello, NativeVersion, Refusal
+from meshd.wire.joining import JoinRequest, NotAdmitted, Welcome
+from meshd.wire.lease import Acquire, Device, Grant, Lost, Offer, Progress, Reserve
+from meshd.wire.news import BanNews, RecordNews
+
+from tests.unit.identity.cast import damaged
+
+Decode = Callable[[bytes], object]
+
+HELLO = Hello(
+    version=1,
+    software="0.1",
+    features=("resume",),
+    name="anna",
+    role="worker",
+    incarnation=bytes(16),
+    current=b"",
+    fresh=bytes(8),
+    chosen=b"",
+    native=NativeVersion("7.0.0", "pin", "patches", "cpu"),
+    largest_frame=1 << 18,
+    grace=120,
+    bans_count=0,
+    bans_digest=bytes(32),
+    clock=1_800_000_000,
+    record=b"record",
+)
+CPU = Device("CPU", "cpu", "some processor", 1 << 30, 1 << 31)
+MESSAGES: list[tuple[Decode, object]] = [
+    (hello.decode, HELLO),
+    (hello.decode, Bans((b"one", b"two"), last=True)),
+    (hello.decode, Go()),
+    (hello.decode, Refusal("banned", "why", "what to do")),
+    (joining.decode, JoinRequest("guest", "serve")),
+    (joining.decode, Welcome(b"chain", (b"r1", b"r2"), (b"b1",))),
+    (joining.decode, NotAdmitted("expired", "long ago", "ask again")),
+    (lease.decode, Acquire(bytes(16), "model", "f" * 64, "pin", "patches")),
+    (lease.decode, Offer((CPU,), has_model=True, machine="m")),
+    (lease.decode, Reserve((1, 0, (1 << 60) - 1))),
+    (lease.decode, Grant(bytes(16))),
+    (lease.decode, Progress("hashing")),
+    (lease.decode, Lost("failed", "it died", "start it again")),
+    (news.decode, RecordNews(b"record")),
+    (news.decode, BanNews(b"ban")),
+]
+
+
+def encoded(message: object) -> bytes:
+    made: bytes = message.encode()  # type: ignore[attr-defined]
+    return made
+
+
+def changed(message: object, fields: Mapping[str, object]) -> bytes:
+    made: bytes = msgpack.packb({**msgpack.unpackb(encoded(message)), **fields})
+    return made
+
+
+@pytest.mark.parametrize(("decode", "message"), MESSAGES)
+def test_what_was_packed_is_read_and_unknown_fields_are_left_alone(decode: Decode, message: object) -> None:
+    assert decode(encoded(message)) == message
+    assert decode(changed(message, {"later": [1, {"a": b"b"}]})) == message
+
+
+@pytest.mark.parametrize(("decode", "message"), MESSAGES)
+def test_each_field_is_needed_or_has_a_default(decode: Decode, message: object) -> None:
+    for name in msgpack.unpackb(encoded(message)):
+        fields = msgpack.unpackb(encoded(message))
+        del fields[name]
+        try:
+            again = decode(msgpack.packb(fields))
+        except RemoteProtocolError as error:
+            assert name in error.what
+        else:
+            assert name in ("hint", "software")
+            assert again is not None
+
+
+@pytest.mark.parametrize(("decode", "message"), MESSAGES)
+@given(data=st.data())
+def test_damage_raises_only_the_declared_error(decode: Decode, message: object, data: st.DataObject) -> None:
+    bad = data.draw(damaged(encoded(message)))
+    try:
+        decode(bad)
+    except RemoteProtocolError as error:
+        assert error.what.isprintable()
+
+
+@pytest.mark.parametrize("decode", [hello.decode, joining.decode, lease.decode, news.decode])
+@given(st.binary(max_size=200))
+def test_noise_raises_only_the_declared_error(decode: Decode, noise: bytes) -> None:
+    try:
+        decode(noise)
+    except RemoteProtocolError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("message", "fields", "named"),
+    [
+        (HELLO, {"incarnation": bytes(15)}, "incarnation"),
+        (HELLO, {"current": bytes(15)}, "current"),
+        (HELLO, {"fresh": bytes(16)}, "fresh"),
+        (HELLO, {"chosen": bytes(1)}, "chosen"),
+        (HELLO, {"native": ["a", "b", "c"]}, "native"),
+        (HELLO, {"grace": 0}, "grace"),
+        (HELLO, {"grace": 24 * 3600 + 1}, "grace"),
+        (HELLO, {"largest_frame": 1}, "largest_frame"),
+        (HELLO, {"name": "a\nb"}, "name"),
+        (HELLO, {"name": "n" * 65}, "name"),
+        (HELLO, {"record": bytes(4097)}, "record"),
+        (HELLO, {"clock": -1}, "clock"),
+        (HELLO, {"features": ["x"] * 65}, "features"),
+        (HELLO, {"type": "nothing"}, "nothing"),
+        (Bans((), last=True), {"entries": [bytes(4097)]}, "entries"),
+        (Bans((), last=True), {"last": 1}, "last"),
+        (Reserve((1,)), {"bytes": [1 << 60]}, "bytes"),
+        (Reserve((1,)), {"bytes": [-1]}, "bytes"),
+        (Reserve((1,)), {"bytes": [True]}, "bytes"),
+        (Reserve((1,)), {"bytes": [1] * 17}, "bytes"),
+        (Grant(bytes(16)), {"lease_id": bytes(17)}, "lease_id"),
+        (Offer((), has_model=False, machine=""), {"devices": [["CPU", "cpu", "", 1, 2]] * 17}, "devices"),
+        (Offer((), has_model=False, machine=""), {"devices": [["CPU", "npu", "", 1, 2]]}, "devices"),
+        (Offer((), has_model=False, machine=""), {"devices": [["CPU", "cpu", "", -1, 2]]}, "devices"),
+        (Offer((), has_model=False, machine=""), {"devices": [["CPU", "cpu", "", 1, 1 << 60]]}, "devices"),
+        (Offer((), has_model=False, machine=""), {"devices": [["C\n", "cpu", "", 1, 2]]}, "devices"),
+        (Offer((), has_model=False, machine=""), {"devices": [["CPU", "cpu", "", 1]]}, "devices"),
+        (Offer((), has_model=False, machine=""), {"devices": [["CPU", "cpu", "", True, 2]]}, "devices"),
+        (Welcome(b"", (), ()), {"records": [b"r"] * 65}, "records"),
+        (Welcome(b"", (), ()), {"chain": bytes(2049)}, "chain"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_by_name(
+    message: object, fields: Mapping[str, object], named: str
+) -> None:
+    decode = next(one for one, kind in MESSAGES if type(kind) is type(message))
+    with pytest.raises(RemoteProtocolError, match=named):
+        decode(changed(message, fields))
+
+
+def test_news_of_a_later_version_are_left_alone() -> None:
+    assert news.decode(msgpack.packb({"type": "weather", "x": 1})) is None
+    with pytest.raises(RemoteProtocolError):
+        news.decode(msgpack.packb({"type": ""}))
