@@ -17,6 +17,7 @@ from meshd.role import command
 from meshd.role.devices import list_devices, pick
 from meshd.role.interface import Kit, Report, SplitPart
 from meshd.role.lender import Lender
+from meshd.role.outgoing import Outgoing
 from meshd.role.plan import HeadOptions, Lent, PlainRpc, make_plan, reservations, split_of
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
@@ -70,6 +71,8 @@ class HeadRun:
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
         self._child: Child | None = None
+        self._outgoing = Outgoing()
+        self._report_pipe: Report | None = None
         self._report = WeightsReport({})
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -107,6 +110,9 @@ class HeadRun:
             raise first_error(group) from None
         finally:
             self._socket.unlink(missing_ok=True)  # llama-server leaves it there
+            self._outgoing.close()
+            if self._report_pipe is not None:
+                self._report_pipe.close()
             for lender in self._lenders:
                 lender.release()
 
@@ -164,7 +170,7 @@ class HeadRun:
         )
         cpu = tuple(device for device in listed if device.name == "CPU")
         asked = self._options.devices
-        if asked == ("none",):
+        if asked and set(asked) <= {"none", "CPU"}:
             return cpu
         gpus = pick(listed, [name for name in asked if name != "CPU"])
         return (*cpu, *(device for device in gpus if device.kind == "gpu"))
@@ -184,7 +190,12 @@ class HeadRun:
 
     def _start(self, plan: Plan, owner: Owner) -> None:
         self._socket.unlink(missing_ok=True)
-        report = self._kit.make_report()
+        try:
+            report = self._kit.make_report()
+        except OSError as error:
+            raise MeshdError(f"llama-server cannot be started: {error.strerror}") from None
+        self._report_pipe = report
+        self._outgoing.add(report.child_end)
         child = self._kit.make_child(lambda: self._spec(plan, report), "llama-server")
         self._child = child
         self._told("loading the model")
@@ -200,12 +211,10 @@ class HeadRun:
             for lender in self._lenders
             if lender.tunnel is not None and lender.secret
         }
-        hand_over = [report.child_end]
         weights = secrets_end = -1
         if self._kit.native.patched:
-            weights = self._kit.hand_over(encode_index(self._index))
-            secrets_end = self._kit.hand_over(command.secrets_text(secrets))
-            hand_over += [weights, secrets_end]
+            weights = self._outgoing.add(self._kit.hand_over(encode_index(self._index)))
+            secrets_end = self._outgoing.add(self._kit.hand_over(command.secrets_text(secrets)))
         head = command.Head(
             model=str(self._file.paths[0]),
             socket=str(self._socket),
@@ -220,7 +229,7 @@ class HeadRun:
             argv=command.llama_server(str(self._kit.native.llama_server), head),
             log=self._kit.logs / "llama-server.log",
             env=command.head_environment(weights=weights, secrets=secrets_end, report=report.child_end),
-            hand_over=tuple(hand_over),
+            hand_over=self._outgoing.give(),
             ready_timeout=None,
             redact=tuple(secret.hex() for secret in secrets.values()),
         )
@@ -239,8 +248,6 @@ class HeadRun:
                 self._report.line(await report.line())
         except (EndOfStream, Closed, Broken):
             return
-        finally:
-            report.close()
 
     async def _load(self, plan: Plan, began: float) -> None:
         ready = await self._kit.one_token(self._socket)

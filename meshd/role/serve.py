@@ -150,6 +150,8 @@ class Serve:
             return await self._run.run(workers)
         except MeshdError as error:
             return await self._failed(error)
+        except OSError as error:  # no descriptor is free, the disk is full: that may pass
+            return f"the model cannot be run: {(error.strerror or str(error)).lower()}"
         finally:
             self._run = None
 

@@ -7,6 +7,11 @@ from meshd.role.interface import NetworkWeight
 MAX_KEPT = 4096  # tensors from the network that are kept by name; the bytes of all are counted
 
 
+def count_of(text: str) -> int | None:
+    """Bytes as a child reports them; None for what is no such number (`isdigit` alone takes `²`)."""
+    return int(text) if len(text) < 20 and text.isascii() and text.isdigit() else None
+
+
 @dataclass(slots=True)
 class WeightsReport:
     """Sums of one load; `names` maps an endpoint to the node behind it."""
@@ -20,13 +25,15 @@ class WeightsReport:
     def line(self, text: str) -> None:
         """Take one line in; what is not understood is a later version's and is left alone."""
         match text.split(" ", 5):
-            case ["tensor", endpoint, "local", _reason, size, _name] if size.isdigit():
-                self.local_bytes += int(size)
-            case ["tensor", endpoint, "network", reason, size, name] if size.isdigit():
-                self.network_bytes += int(size)
+            case ["tensor", _endpoint, "local", _reason, size, _name] if (
+                count := count_of(size)
+            ) is not None:
+                self.local_bytes += count
+            case ["tensor", endpoint, "network", reason, size, name] if (count := count_of(size)) is not None:
+                self.network_bytes += count
                 if len(self.from_network) < MAX_KEPT:
                     node = self.names.get(endpoint, endpoint)
-                    weight = NetworkWeight(name, int(size), node, reason.replace("_", " "))
+                    weight = NetworkWeight(name, count, node, reason.replace("_", " "))
                     self.from_network = (*self.from_network, weight)
             case ["done"]:
                 self.done = True

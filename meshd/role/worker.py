@@ -30,6 +30,8 @@ from meshd.role import command
 from meshd.role.devices import list_devices, pick
 from meshd.role.interface import Kit, Report, RoleStatus
 from meshd.role.lease import Lease, Ledger
+from meshd.role.outgoing import Outgoing
+from meshd.role.weights_report import count_of
 from meshd.store.interface import HashProgress, WeightsFile
 from meshd.wire.lease import (
     LEASE_ID_BYTES,
@@ -168,8 +170,10 @@ class Worker:
                 await self._run_lease(messages, lease, devices)
             finally:
                 self._ledger = self._ledger.release(lease.lease_id)
-        except (Broken, EndOfStream):
+        except Broken:
             return  # the head has gone, and everything of its lease with it
+        except EndOfStream:
+            pass  # it gave up before it had a lease: our half of the stream ends as well
         except Refused as error:
             LOG.warning("lease_refused", peer=stream.peer.short, why=error.what)
             await messages.send(Lost(error.code, error.what, error.hint).encode())
@@ -231,8 +235,13 @@ class Worker:
 
     async def _run_lease(self, messages: MessageStream, lease: Lease, devices: tuple[Device, ...]) -> None:
         names = [device.name for device in devices if device.name in lease.memory]
-        report = self._kit.make_report()
-        running = self._start(lease, names, report)
+        try:
+            report = self._kit.make_report()
+        except OSError as error:
+            raise MeshdError(f"no rpc-server can be started: {error.strerror}") from None
+        outgoing = Outgoing()
+        outgoing.add(report.child_end)
+        running = self._start(lease, names, report, outgoing)
         try:
             async with Owner() as owner:
                 owner.start(running.child.serve(), name="rpc-server")
@@ -251,6 +260,7 @@ class Worker:
             raise first_error(group) from None
         finally:
             report.close()
+            outgoing.close()
             self._running.pop(lease.lease_id, None)
             LOG.info("lease_ended", peer=lease.peer.short)
 
@@ -261,9 +271,9 @@ class Worker:
             except (EndOfStream, Closed, Broken):
                 return
             match line.split(" "):
-                case ["loaded", _count, size] if size.isdigit():
-                    running.loaded_bytes += int(size)
-                    LOG.info("weights_loaded", peer=running.lease.peer.short, bytes=int(size))
+                case ["loaded", _count, size] if (loaded := count_of(size)) is not None:
+                    running.loaded_bytes += loaded
+                    LOG.info("weights_loaded", peer=running.lease.peer.short, bytes=loaded)
                 case ["miss", reason, *name]:
                     running.missed += 1
                     LOG.warning("weight_missed", tensor=" ".join(name), why=reason)
@@ -281,7 +291,7 @@ class Worker:
         except (EndOfStream, Broken):
             return
 
-    def _start(self, lease: Lease, devices: Sequence[str], report: Report) -> _Running:
+    def _start(self, lease: Lease, devices: Sequence[str], report: Report, outgoing: Outgoing) -> _Running:
         secret = self._kit.random(SECRET_BYTES)
         self._log_number = self._log_number % KEPT_LOGS + 1
         log_path = self._kit.logs / f"rpc-server-{self._log_number}.log"
@@ -290,10 +300,11 @@ class Worker:
 
         def spec() -> ChildSpec:
             listen, running.port = self._kit.listening()
-            weights, data = self._weights()
+            outgoing.add(listen)
+            weights, data = self._weights(outgoing)
             descriptors = command.Descriptors(
                 listen=listen,
-                secret=self._kit.hand_over(secret),
+                secret=outgoing.add(self._kit.hand_over(secret)),
                 weights=weights,
                 report=report.child_end,
             )
@@ -302,14 +313,14 @@ class Worker:
                 argv=command.rpc_server(program, devices=devices, memory=memory, descriptors=descriptors),
                 log=log_path,
                 pass_fds=data,
-                hand_over=tuple(fd for fd in descriptors.all if fd >= 0),
+                hand_over=outgoing.give(),
             )
 
         running = _Running(lease, self._kit.make_child(spec, "rpc-server"), 0, secret)
         return running
 
-    def _weights(self) -> tuple[int, tuple[int, ...]]:
+    def _weights(self, outgoing: Outgoing) -> tuple[int, tuple[int, ...]]:
         if self._index is None:
             return -1, ()
         data = tuple(descriptor for file in self._files for descriptor in file.descriptors)
-        return self._kit.hand_over(encode_index(self._index, data)), data
+        return outgoing.add(self._kit.hand_over(encode_index(self._index, data))), data
