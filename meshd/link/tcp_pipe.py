@@ -260,11 +260,12 @@ class TcpPipe(asyncio.BufferedProtocol):
         try:
             while count := self._engine.unseal(self._plain):
                 chunk = bytes(self._plain[:count])
-                if self._take is not None and not self._chunks and self._take(chunk):
-                    continue
-                self._chunks.append(chunk)
-                self._waiting_bytes += count + _CHUNK_COST
-                self._readable.set()
+                if self._take is None or self._chunks or not self._take(chunk):
+                    self._chunks.append(chunk)
+                    self._waiting_bytes += count + _CHUNK_COST
+                    self._readable.set()
+                if self._engine.drained:
+                    break
         except EndOfStream:
             self._finish(EndOfStream, f"`{self.remote}` ended the link")
             if self._transport is not None:

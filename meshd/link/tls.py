@@ -51,6 +51,7 @@ class TlsEngine:
     def __init__(self, context: ssl.SSLContext, *, server_side: bool) -> None:
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
+        self._ended = False
         self._tls = context.wrap_bio(self._in, self._out, server_side=server_side)
 
     def feed(self, data: bytes | memoryview) -> None:
@@ -118,14 +119,22 @@ class TlsEngine:
                 if not count:
                     raise ssl.SSLZeroReturnError
                 filled += count
+                if self.drained:
+                    break  # asking once more would cost an exception to say so
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
+            self._ended = True
             if not filled:
                 raise EndOfStream("the other side ended the link") from None
         except ssl.SSLError as error:
             raise _broken(error) from error
         return filled
+
+    @property
+    def drained(self) -> bool:
+        """True when nothing received is left to unseal, the other side's goodbye included."""
+        return not self._ended and not self._in.pending and not self._tls.pending()
 
     def finish(self) -> None:
         """Say goodbye (close_notify); `outgoing` then has it."""

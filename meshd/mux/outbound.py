@@ -20,6 +20,7 @@ from meshd.wire.frame_types import (
     Switch,
 )
 
+_ACK_CRUMB = 4 << 10  # bytes of a stream that are acknowledged with company only if they have waited
 _LEAST = 4 << 10  # what a frame may hold even if less room is left: crumbs cost more than they save
 
 
@@ -110,7 +111,10 @@ class Outbound:
         return state.acks_ripe or bool(state.late_acks) or state.credit.due()
 
     def _acknowledge(self, link: LinkState, now: float, out: list[Piece], carries: bool) -> None:
-        """Something is sent anyway: all acknowledgements go with it."""
+        """Something is sent anyway: all acknowledgements go with it, but crumbs.
+
+        An Ack with every small message would cost both sides more than it tells.
+        """
         state = self._state
         received = link.ack(now)
         if received is not None:
@@ -123,17 +127,21 @@ class Outbound:
         if state.late_acks:
             out.extend(map(encode, state.late_acks.values()))
             state.late_acks.clear()
-        for stream_id in state.acks_due:
+        state.ripen(now)
+        for stream_id in list(state.acks_due):
             stream = state.streams[stream_id]
             receive = stream.receive
+            if not state.acks_ripe and receive.received - receive.acked < _ACK_CRUMB and not receive.ended:
+                continue
+            del state.acks_due[stream_id]
             receive.acked = receive.received
             receive.told_end = receive.ended
             accepted = stream.accepted and not stream.ours
             out.append(
                 ack_frame(stream_id, receive.received, receive.window.grant(), accepted, receive.ended)
             )
-        state.acks_due.clear()
-        state.acks_at = None
+        if not state.acks_due:
+            state.acks_at = None
         state.acks_ripe = False
 
     # data
