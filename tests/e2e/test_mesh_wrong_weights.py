@@ -96,7 +96,9 @@ async def _loaded_anew(head: LocalNode, before: Status) -> Status:
     """The status after llama-server has ended and another one is ready."""
     server = child_pid(before, "llama-server")
     os.kill(server, signal.SIGKILL)
-    return await head.until(lambda s: model_ready(s) and child_pid(s, "llama-server") != server)
+    return await head.until(
+        lambda s: model_ready(s) and any(child.pid not in (None, server) for child in s.children)
+    )
 
 
 def test_a_file_that_was_replaced_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:
