@@ -1,0 +1,341 @@
+"""Roles between fakes: nodes joined by streams in memory, children that only look like processes."""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from meshd.base.errors import Broken, EndOfStream, MeshdError, UserError
+from meshd.base.tasks import Owner
+from meshd.gateway.interface import ReadyReport
+from meshd.identity.keys import KeyPair, PeerId
+from meshd.identity.membership import Member, Role
+from meshd.model.gguf import Header
+from meshd.model.weights_index import WeightsIndex
+from meshd.mux.events import Code
+from meshd.peer.interface import Allow, Handler, MetadataValue, PeerState, PeerStatus, Stream
+from meshd.process.handover import ReportPipe, pipe_with
+from meshd.process.interface import Child, ChildSpec, ChildState, ChildStatus, Ended
+from meshd.process.ports import listening_socket
+from meshd.role.interface import Kit, Native, Tunnel
+from meshd.store.interface import HashProgress, ProgressCallback
+from meshd.tunnel.interface import TunnelStatus
+from meshd.wire.hello import NativeVersion
+
+from tests.gguf_bytes import gguf, language_model, parse
+from tests.unit.identity.cast import MESH, WORKER_CHAIN
+from tests.unit.tunnel.far import streams
+
+NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
+DEVICE_LINES = ("Available devices:", "  CPU: some processor (4096 MiB, 3000 MiB free)")
+
+
+class StubChild(Child):
+    """Ready as soon as it is asked for, until `die`; owns what its spec hands over, as a real owner does."""
+
+    def __init__(self, spec: Callable[[], ChildSpec], name: str) -> None:
+        self._make = spec
+        self._held: tuple[int, ...] = ()
+        self._changed = asyncio.Event()
+        self.spec: ChildSpec | None = None
+        self.status_now = ChildStatus(name, ChildState.STOPPED, None, 0, "", ())
+        self.refuses: MeshdError | None = None
+        self.ended = False
+
+    @property
+    def status(self) -> ChildStatus:
+        return self.status_now
+
+    async def serve(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._end(ChildState.STOPPED, "stopped")
+            self.ended = True
+
+    async def ensure_ready(self) -> None:
+        await asyncio.sleep(0)
+        if self.refuses is not None:
+            raise self.refuses
+        try:
+            self.spec = self._make()
+        except OSError as error:
+            raise UserError(f"cannot start: {error.strerror}") from None
+        self._held = tuple(self.spec.hand_over)
+        self._set(ChildState.READY, "")
+
+    async def stop(self) -> None:
+        self._end(ChildState.STOPPED, "stopped")
+
+    async def wait_changed(self, seen: ChildStatus) -> ChildStatus:
+        while self.status_now == seen:
+            await self._changed.wait()
+        return self.status_now
+
+    def report(self, line: str) -> None:
+        """Say a line on the report pipe, which is the last descriptor or the first."""
+        assert self.spec is not None
+        os.write(self.report_end, line.encode() + b"\n")
+
+    @property
+    def report_end(self) -> int:
+        """The descriptor that its command line or environment names for reports."""
+        assert self.spec is not None
+        argv = list(self.spec.argv)
+        if "--report-fd" in argv:
+            return int(argv[argv.index("--report-fd") + 1])
+        return int(self.spec.env["GGML_RPC_REPORT_FD"])
+
+    def die(self, reason: str) -> None:
+        """As a process that ends by itself."""
+        self._end(ChildState.FAILED, reason)
+
+    def _end(self, state: ChildState, reason: str) -> None:
+        held, self._held = self._held, ()
+        for descriptor in held:
+            os.close(descriptor)
+        self._set(state, reason)
+
+    def _set(self, state: ChildState, reason: str) -> None:
+        pid = 4711 if state is ChildState.READY else None
+        self.status_now = replace(self.status_now, state=state, reason=reason, pid=pid)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class StubTunnel:
+    """A tunnel that carries nothing."""
+
+    made = 0
+
+    def __init__(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
+        StubTunnel.made += 1
+        self.peer = peer
+        self.metadata = metadata
+        self.endpoint = f"127.0.0.1:{10_000 + StubTunnel.made % 50_000}"
+        self.closed = False
+
+    @property
+    def status(self) -> TunnelStatus:
+        return TunnelStatus(self.peer, "rpc", self.endpoint, 0, 0, 0)
+
+    async def serve(self) -> None:
+        await asyncio.Event().wait()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeMesh:
+    """One node's view; `net` finds the others. Streams are handed to the other's handler at once."""
+
+    def __init__(self, net: "Net", key: KeyPair, name: str, role: str, roles: frozenset[Role]) -> None:
+        self.net, self.key, self.name, self.role = net, key, name, role
+        self.member_here = Member(peer=key.peer, mesh=MESH, roles=roles, chain=WORKER_CHAIN)
+        self.services: dict[str, tuple[Handler, Allow]] = {}
+        self.state = PeerState.CONNECTED
+        self.version = 0
+        self._changed = asyncio.Event()
+        self.streams: list[Stream] = []  # near ends of those that this node opened
+
+    def peers(self) -> Sequence[PeerStatus]:
+        return [
+            PeerStatus(
+                peer=other.key.peer,
+                name=other.name,
+                role=other.role,
+                state=other.state,
+                paths=(),
+                native=NATIVE,
+                software="",
+                resumes=0,
+                since=0.0,
+                last_error="",
+                clock_offset=None,
+            )
+            for other in self.net.meshes.values()
+            if other is not self
+        ]
+
+    def member(self, peer: PeerId) -> Member | None:
+        return self.net.meshes[peer].member_here
+
+    def open_stream(
+        self, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
+    ) -> Stream:
+        other = self.net.meshes.get(peer)
+        if other is None or other.state is not PeerState.CONNECTED:
+            raise Broken("not connected")
+        near, far, _, _ = streams()
+        far._peer, far._service, far._metadata = self.key.peer, service, metadata
+        self.streams.append(near)
+        handler, allow = other.services[service]
+        why = allow(self.member_here, metadata)
+        if why is not None:
+            near._accepted = False
+            near.feed_reset(Code.REFUSED, why)
+            return near
+        self.net.owner.start(self._handle(handler, far), name=f"{service} at {other.name}")
+        return near
+
+    async def _handle(self, handler: Handler, stream: Stream) -> None:
+        try:
+            await handler(stream)
+        except (Broken, EndOfStream):
+            stream.reset(Code.BROKEN, "broken")
+        except MeshdError as error:
+            stream.reset(Code.REFUSED, error.what)
+
+    def handle(self, service: str, handler: Handler, *, allow: Allow) -> None:
+        self.services[service] = (handler, allow)
+
+    async def changed(self, seen: int) -> int:
+        while self.version == seen:
+            await self._changed.wait()
+        return self.version
+
+    def say(self, state: PeerState) -> None:
+        """This node is seen so from now on; the others are told."""
+        self.state = state
+        for mesh in self.net.meshes.values():
+            mesh.version += 1
+            mesh._changed.set()
+            mesh._changed = asyncio.Event()
+
+
+class Net:
+    """All nodes of one test."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.meshes: dict[PeerId, FakeMesh] = {}
+
+    def mesh(self, name: str, role: str = "worker", *, roles: frozenset[Role] = frozenset(Role)) -> FakeMesh:
+        key = KeyPair.from_seed(name.encode().ljust(32, b"."))
+        made = FakeMesh(self, key, name, role, roles)
+        self.meshes[key.peer] = made
+        return made
+
+
+class Bench:
+    """The kit of one node, and everything that was made with it."""
+
+    def __init__(self, mesh: FakeMesh, folder: Path, *, patched: bool = True) -> None:
+        self.mesh = mesh
+        self.children: list[StubChild] = []
+        self.tunnels: list[StubTunnel] = []
+        self.connected: list[tuple[int, bytes]] = []
+        self.device_lines: Sequence[str] = DEVICE_LINES
+        self.child_refuses: MeshdError | None = None
+        self.report_fails = False
+        self.hand_over_fails_at: int | None = None
+        self.ready: asyncio.Future[ReadyReport] | None = None
+        self._drawn = 0
+        self._handed = 0
+        self.kit = Kit(
+            mesh=mesh,
+            native=Native(Path("rpc-server"), Path("llama-server"), patched, NATIVE),
+            make_child=self._make_child,
+            run_to_end=self._run_to_end,
+            make_tunnel=self._make_tunnel,
+            connect_through=self._connect,
+            hand_over=self._hand_over,
+            make_report=self._make_report,
+            listening=_listening,
+            one_token=self._one_token,
+            complete=self._complete,
+            random=self._random,
+            logs=folder,
+            run_dir=folder,
+        )
+
+    def _make_child(self, spec: Callable[[], ChildSpec], name: str) -> Child:
+        child = StubChild(spec, name)
+        child.refuses = self.child_refuses
+        self.children.append(child)
+        return child
+
+    async def _run_to_end(self, spec: ChildSpec) -> Ended:
+        assert spec.on_line is not None
+        for line in self.device_lines:
+            spec.on_line(line)
+        return Ended(1, None, tuple(self.device_lines))
+
+    def _make_tunnel(
+        self,
+        *,
+        peer: PeerId,
+        service: str,
+        metadata: Mapping[str, MetadataValue],
+        secret: bytes,
+        owner_pid: Callable[[], int | None] | None,
+        on_broken: Callable[[MeshdError], None],
+    ) -> Tunnel:
+        tunnel = StubTunnel(peer, metadata)
+        self.tunnels.append(tunnel)
+        return tunnel
+
+    async def _connect(self, stream: Stream, host: str, port: int, *, secret: bytes) -> None:
+        assert host == "127.0.0.1"
+        self.connected.append((port, secret))
+        stream.write_eof()
+
+    def _hand_over(self, data: bytes) -> int:
+        if self._handed == self.hand_over_fails_at:
+            raise OSError(24, "Too many open files")
+        self._handed += 1
+        return pipe_with(data)
+
+    def _make_report(self) -> ReportPipe:
+        if self.report_fails:
+            raise OSError(24, "Too many open files")
+        return ReportPipe()
+
+    async def _one_token(self, _socket: Path) -> ReadyReport:
+        if self.ready is None:
+            return ReadyReport(True, "", 0.1)
+        return await self.ready
+
+    async def _complete(self, _socket: Path, tokens: int) -> int:
+        return tokens
+
+    def _random(self, count: int) -> bytes:
+        self._drawn += 1
+        return self._drawn.to_bytes(count, "big")
+
+
+def _listening() -> tuple[int, int]:
+    sock = listening_socket()
+    port: int = sock.getsockname()[1]
+    return sock.detach(), port
+
+
+class FakeFile:
+    """A tiny model whose index is known when `hashed` is set."""
+
+    def __init__(self, *, layers: int = 4) -> None:
+        self.name = "tiny.gguf"
+        self.paths = (Path("/models/tiny.gguf"),)
+        self.headers: tuple[Header, ...] = (parse(gguf(*language_model(layers=layers))),)
+        self.descriptors = ()
+        self.hashed = asyncio.Event()
+        self.hashed.set()
+        self.progress: ProgressCallback | None = None
+        self.unchanged = True
+
+    async def index(self, progress: ProgressCallback | None = None) -> WeightsIndex:
+        self.progress = progress
+        if progress is not None and not self.hashed.is_set():
+            progress(HashProgress(self.name, 1, 4, 0.0))
+        await self.hashed.wait()
+        return WeightsIndex((), (), "f" * 64)
+
+    def stat_unchanged(self) -> bool:
+        return self.unchanged
+
+    def paths_unchanged(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""

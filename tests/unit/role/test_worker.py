@@ -1,0 +1,357 @@
+"""The worker against a head that a test plays: agreed, refused, released, lost; nothing leaks."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import Broken, EndOfStream, Refused, UserError
+from meshd.base.tasks import Owner
+from meshd.identity.membership import Role
+from meshd.mux.events import Code
+from meshd.peer.messages import MessageStream
+from meshd.process.interface import ChildFailed, ChildState
+from meshd.role.worker import Worker, WorkerOptions
+from meshd.wire.lease import (
+    Acquire,
+    Grant,
+    LeaseMessage,
+    Lost,
+    Offer,
+    Progress,
+    Reserve,
+    decode,
+)
+
+from tests.sim.loop import run
+from tests.unit.role.rig import Bench, FakeFile, FakeMesh, Net
+
+MIB = 1 << 20
+ACQUIRE = Acquire(bytes(16), "tiny", "f" * 64, "pin", "patches")
+
+
+class Scene:
+    """A worker and the meshes of its heads."""
+
+    def __init__(self, net: Net, bench: Bench, worker: Worker) -> None:
+        self.net, self.bench, self.worker = net, bench, worker
+        self.heads: dict[str, FakeMesh] = {}
+
+    def call(self, head: str = "head", *, roles: frozenset[Role] = frozenset(Role)) -> "Call":
+        mesh = self.heads.get(head)
+        if mesh is None:
+            mesh = self.heads[head] = self.net.mesh(head, "serve", roles=roles)
+        return Call(mesh, self.bench.mesh)
+
+
+class Call:
+    """A head's side of one lease, message by message."""
+
+    def __init__(self, head: FakeMesh, worker: FakeMesh) -> None:
+        self.head, self.worker = head, worker
+        self.stream = head.open_stream(worker.key.peer, "lease", metadata={})
+        self.messages = MessageStream(self.stream)
+
+    async def says(self, message: LeaseMessage) -> None:
+        await self.messages.send(message.encode())
+
+    async def hears(self) -> LeaseMessage:
+        async with asyncio.timeout(100):
+            return decode(await self.messages.receive())
+
+    async def offer(self) -> Offer:
+        await self.says(ACQUIRE)
+        answer = await self.hears()
+        assert isinstance(answer, Offer), answer
+        return answer
+
+    async def lease(self, mib: int = 100) -> Grant:
+        await self.offer()
+        await self.says(Reserve((mib * MIB,)))
+        answer = await self.hears()
+        assert isinstance(answer, Grant), answer
+        return answer
+
+    async def is_over(self) -> None:
+        async with asyncio.timeout(100):
+            with pytest.raises((EndOfStream, Broken)):
+                while True:
+                    await self.messages.receive()
+
+    def rpc(self, grant: Grant) -> None:
+        self.head.open_stream(self.worker.key.peer, "rpc", metadata={"lease": grant.lease_id})
+
+
+@asynccontextmanager
+async def scene(
+    folder: Path, *, memory: int | None = None, file: FakeFile | None = None
+) -> AsyncIterator[Scene]:
+    async with Owner() as owner:
+        net = Net(owner)
+        bench = Bench(net.mesh("worker"), folder)
+        worker = Worker(bench.kit, [file] if file else [], WorkerOptions(memory=memory, machine="m"))
+        await worker.prepare()
+        owner.start(worker.serve(), name="worker")
+        try:
+            yield Scene(net, bench, worker)
+        finally:
+            owner.cancel()
+
+
+def test_a_lease_is_agreed_used_and_released(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, memory=1000 * MIB) as it:
+            call = it.call()
+            offer = await call.offer()
+            assert [(d.name, d.free_bytes, d.total_bytes) for d in offer.devices] == [
+                ("CPU", 1000 * MIB, 1000 * MIB)
+            ]
+            assert (offer.has_model, offer.machine) == (False, "m")
+            await call.says(Reserve((300 * MIB,)))
+            grant = await call.hears()
+            assert isinstance(grant, Grant)
+            (child,) = it.bench.children
+            assert child.spec is not None
+            argv = list(child.spec.argv)
+            assert argv[argv.index("--memory") + 1] == str(300 * MIB)
+            assert "--weights-fd" not in argv
+            call.rpc(grant)
+            await asyncio.sleep(1)
+            ((port, secret),) = it.bench.connected
+            assert port and len(secret) == 32
+            assert secret.hex() not in " ".join(argv)
+            assert [status.state for status in it.worker.status.children] == [ChildState.READY]
+            call.stream.write_eof()
+            await call.is_over()
+            assert child.ended
+            assert it.worker.status.children == []
+            with pytest.raises(Refused, match="no live lease"):
+                await (
+                    it.call()
+                    .head.open_stream(it.bench.mesh.key.peer, "rpc", metadata={"lease": grant.lease_id})
+                    .read()
+                )
+
+    run(main())
+
+
+def test_the_lease_of_another_head_opens_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            grant = await it.call("one").lease()
+            other = it.call("two")
+            for lease_id in (grant.lease_id, b"", 7):
+                stream = other.head.open_stream(it.bench.mesh.key.peer, "rpc", metadata={"lease": lease_id})
+                with pytest.raises(Refused, match="no live lease"):
+                    await stream.read()
+            assert it.bench.connected == []
+
+    run(main())
+
+
+def test_a_member_without_use_gets_neither(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            call = it.call("guest", roles=frozenset({Role.WORK}))
+            with pytest.raises(Refused, match="`use` is missing"):
+                await call.stream.read()
+            rpc = call.head.open_stream(it.bench.mesh.key.peer, "rpc", metadata={"lease": bytes(16)})
+            with pytest.raises(Refused, match="`use` is missing"):
+                await rpc.read()
+
+    run(main())
+
+
+def test_another_version_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            call = it.call()
+            await call.says(Acquire(bytes(16), "m", "f", "another pin", "patches"))
+            answer = await call.hears()
+            assert isinstance(answer, Lost)
+            assert answer.code == "version"
+            assert "another pin" in answer.text and answer.hint
+            await call.is_over()
+
+    run(main())
+
+
+@pytest.mark.parametrize("wanted", [(1001 * MIB,), (0,), (), (1, 1)])
+def test_what_the_offer_does_not_have_is_refused(tmp_path: Path, wanted: tuple[int, ...]) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, memory=1000 * MIB) as it:
+            call = it.call()
+            await call.offer()
+            await call.says(Reserve(wanted))
+            answer = await call.hears()
+            assert isinstance(answer, Lost) and answer.code == "memory"
+            assert it.bench.children == []
+
+    run(main())
+
+
+def test_leases_together_stay_within_the_limit(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, memory=1000 * MIB) as it:
+            one, two = it.call("one"), it.call("two")
+            assert (await one.offer()).devices[0].free_bytes == 1000 * MIB
+            assert (await two.offer()).devices[0].free_bytes == 1000 * MIB  # nobody has taken any yet
+            await one.says(Reserve((600 * MIB,)))
+            assert isinstance(await one.hears(), Grant)
+            await two.says(Reserve((600 * MIB,)))
+            answer = await two.hears()
+            assert isinstance(answer, Lost)
+            assert "400 MiB left, 600 MiB were asked" in answer.text
+            three = it.call("two")
+            assert (await three.offer()).devices[0].free_bytes == 400 * MIB
+            await three.says(Reserve((400 * MIB,)))
+            assert isinstance(await three.hears(), Grant)
+            assert len(it.worker.status.children) == 2
+            one.stream.reset(Code.LOST, "the session was lost")
+            await asyncio.sleep(1)
+            assert (await it.call("one").offer()).devices[0].free_bytes == 600 * MIB
+
+    run(main())
+
+
+def test_the_head_hears_of_progress_while_the_file_is_read(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = FakeFile()
+        file.hashed.clear()
+        async with scene(tmp_path, file=file) as it:
+            call = it.call()
+            await call.says(ACQUIRE)
+            progress = await call.hears()
+            assert isinstance(progress, Progress)
+            assert "25 %" in progress.text
+            file.hashed.set()
+            offer = await call.hears()
+            assert isinstance(offer, Offer) and offer.has_model
+            await call.says(Reserve((100 * MIB,)))
+            assert isinstance(await call.hears(), Grant)
+            assert it.bench.children[0].spec is not None
+            assert "--weights-fd" in it.bench.children[0].spec.argv
+
+    run(main())
+
+
+def test_a_child_that_dies_ends_the_lease_with_its_reason(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            call = it.call()
+            await call.lease()
+            it.bench.children[0].die("ended by signal 9")
+            answer = await call.hears()
+            assert answer == Lost("rpc_server_ended", "ended by signal 9")
+            await call.is_over()
+            assert it.worker.status.children == []
+
+    run(main())
+
+
+def test_a_child_that_cannot_start_is_told_and_costs_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, memory=500 * MIB) as it:
+            it.bench.child_refuses = ChildFailed("it crashed at once", hint="line one\nline two", tail=("x",))
+            call = it.call()
+            await call.offer()
+            await call.says(Reserve((500 * MIB,)))
+            answer = await call.hears()
+            assert isinstance(answer, Lost)
+            assert (answer.code, answer.text) == ("failed", "it crashed at once")
+            it.bench.child_refuses = None
+            await it.call().lease(500)
+
+    run(main())
+
+
+@pytest.mark.parametrize("what", ["report", 0, 1])
+def test_a_want_of_descriptors_is_told_and_leaks_none(tmp_path: Path, what: str | int) -> None:
+    """The leak is looked for after every test (tests/conftest.py)."""
+
+    async def main() -> None:
+        async with scene(tmp_path, file=FakeFile()) as it:
+            it.bench.report_fails = what == "report"
+            it.bench.hand_over_fails_at = what if isinstance(what, int) else None
+            call = it.call()
+            await call.offer()
+            await call.says(Reserve((100 * MIB,)))
+            answer = await call.hears()
+            assert isinstance(answer, Lost) and answer.code == "failed"
+            assert "open files" in answer.text.lower()
+
+    run(main())
+
+
+@pytest.mark.parametrize("stage", ["at once", "asked", "offered", "granted"])
+@pytest.mark.parametrize("how", ["end", "reset"])
+def test_a_head_that_goes_leaves_nothing_behind(tmp_path: Path, stage: str, how: str) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, memory=100 * MIB) as it:
+            call = it.call()
+            if stage == "asked":
+                await call.says(ACQUIRE)
+            elif stage == "offered":
+                await call.offer()
+            elif stage == "granted":
+                await call.lease()
+            if how == "end":
+                call.stream.write_eof()
+                await call.is_over()  # and the worker ends its half of the stream as well
+            else:
+                call.stream.reset(Code.LOST, "gone")
+            await asyncio.sleep(1)
+            assert all(child.ended for child in it.bench.children)
+            await it.call().lease(100)  # all of the memory is back
+
+    run(main())
+
+
+def test_a_head_that_never_reserves_is_sent_away(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            call = it.call()
+            await call.offer()
+            answer = await call.hears()
+            assert isinstance(answer, Lost) and answer.code == "timeout"
+
+    run(main())
+
+
+@pytest.mark.parametrize("said", [b"nonsense", Grant(bytes(16)).encode(), Reserve((1,)).encode()])
+def test_a_head_that_breaks_the_rules_is_reset(tmp_path: Path, said: bytes) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            call = it.call()
+            await call.messages.send(said)
+            with pytest.raises(Broken):
+                await call.messages.receive()
+            await it.call().lease()
+
+    run(main())
+
+
+def test_reports_of_the_child_are_counted(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, file=FakeFile()) as it:
+            grant = await it.call().lease()
+            (child,) = it.bench.children
+            for line in ("loaded 3 1000", "miss hash blk.0.weight", "loaded 1 ²", "later words"):
+                child.report(line)
+            await asyncio.sleep(1)
+            running = it.worker._running[grant.lease_id]
+            assert (running.loaded_bytes, running.missed) == (1000, 1)
+
+    run(main())
+
+
+def test_a_device_that_is_not_there_is_an_error_at_the_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            bench = Bench(Net(owner).mesh("worker"), tmp_path)
+            worker = Worker(bench.kit, [], WorkerOptions(devices=("CUDA0",)))
+            with pytest.raises(UserError, match="no device `CUDA0`"):
+                await worker.prepare()
+
+    run(main())
