@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from meshd.base import log
-from meshd.base.errors import Broken, Closed, EndOfStream, Refused, RemoteProtocolError
+from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
@@ -17,12 +17,11 @@ from meshd.link.interface import Link
 from meshd.mux import agree, events
 from meshd.mux.events import Code
 from meshd.mux.session import Session
-from meshd.mux.status import LinkStatus
 from meshd.peer.carrier import Carrier
 from meshd.peer.greeting import greet
 from meshd.peer.interface import MetadataValue, PathStatus, PeerState, PeerStatus
+from meshd.peer.links import Links
 from meshd.peer.node import Node
-from meshd.peer.paths import Path, choose, surplus
 from meshd.peer.stream import MeshStream
 from meshd.peer.streams import Streams
 from meshd.wire.hello import Hello, NativeVersion
@@ -43,10 +42,8 @@ class PeerConnection:
         self._streams: Streams | None = None
         self._session_id = b""
         self._fresh = node.random(agree.HALF_BYTES)
-        self._carriers: dict[int, Carrier] = {}
-        self._next_link = 1
+        self._links = Links(peer=peer, leads=self._leader, now=node.now)
         self._incarnation = b""
-        self._pongs: dict[tuple[int, int], asyncio.Future[float]] = {}
         self._kick = asyncio.Event()
         self._armed: float | None = None
         self._owner: Owner | None = None
@@ -54,7 +51,6 @@ class PeerConnection:
         self._unlinked_until: float | None = None  # the grace of a session that no link has carried yet
         self._state = PeerState.KNOWN
         self._since = 0.0
-        self._why = ""
         self.member: Member | None = None
         self.name = ""
         self.role = ""
@@ -71,7 +67,7 @@ class PeerConnection:
     @property
     def connected(self) -> bool:
         """True while at least one link carries or stands by."""
-        return bool(self._carriers)
+        return len(self._links) > 0
 
     @property
     def leads(self) -> bool:
@@ -85,12 +81,12 @@ class PeerConnection:
 
     def carries(self, link: Link) -> bool:
         """True once `link` is attached."""
-        return any(carrier.link is link for carrier in self._carriers.values())
+        return self._links.has(link)
 
     @property
     def state(self) -> PeerState:
         """As in PeerStatus."""
-        if self._carriers:
+        if self.connected:
             return PeerState.CONNECTED
         if self._streams is not None:
             return PeerState.SUSPENDED
@@ -98,36 +94,19 @@ class PeerConnection:
 
     def status(self) -> PeerStatus:
         """A snapshot."""
-        paths = [self._path_status(numbers) for numbers in self._link_numbers()]
+        paths = self._links.statuses(self._streams.session) if self._streams is not None else []
         return PeerStatus(
             peer=self.peer,
             name=self.name,
             role=self.role,
             state=self.state,
-            paths=tuple(sorted(paths, key=lambda path: not path.selected)),
+            paths=tuple(paths),
             native=self.native,
             software=self.software,
             resumes=self.resumes,
             since=self._since,
             last_error=self.last_error,
             clock_offset=self.clock_offset,
-        )
-
-    def _link_numbers(self) -> list[LinkStatus]:
-        if self._streams is None:
-            return []
-        return [
-            numbers for numbers in self._streams.session.status().links if numbers.link_id in self._carriers
-        ]
-
-    def _path_status(self, numbers: LinkStatus) -> PathStatus:
-        return PathStatus(
-            link=self._carriers[numbers.link_id].link.info,
-            selected=numbers.carries_data,
-            rtt=numbers.rtt,
-            why=self._why if numbers.carries_data else "stands by",
-            sent_bytes=numbers.sent,
-            received_bytes=numbers.received,
         )
 
     def open_stream(self, service: str, metadata: Mapping[str, MetadataValue], *, bulk: bool) -> MeshStream:
@@ -143,11 +122,11 @@ class PeerConnection:
 
     async def ping(self, within: float) -> tuple[float, PathStatus]:
         """Round trip in seconds over the link that carries data. Raises Broken."""
-        paths = [numbers for numbers in self._link_numbers() if numbers.carries_data]
-        if self._streams is None or not paths:
+        selected = self._links.selected(self._streams.session) if self._streams is not None else None
+        if self._streams is None or selected is None:
             raise Broken(f"not connected to {self.label}: {self.last_error or 'no link yet'}")
-        path = self._path_status(paths[0])
-        rtt = await self._ping_link(self._streams.session, paths[0].link_id, within)
+        number, path = selected
+        rtt = await self._links.ping(self._streams.session, number, within)
         if rtt is None:
             raise Broken(f"no answer from {self.label} within {within:g} s")
         return rtt, path
@@ -227,7 +206,7 @@ class PeerConnection:
                     if self._unlinked_until is not None and now >= self._unlinked_until:
                         self._end_session("no link came for the new session", PeerState.LOST)
                     self._dispatch(session, session.handle_timeout(now))
-                    self._wake_all()
+                    self._links.wake()
                     if now - chosen_at >= CHOOSE_SECONDS:
                         chosen_at = now
                         self._choose()
@@ -255,20 +234,14 @@ class PeerConnection:
         """See greeting.Parley: one identity lives in one place."""
         if self._incarnation in (b"", theirs.incarnation):
             return
-        carriers = list(self._carriers.values())
-        async with Owner() as owner:
-            pings = [
-                owner.start(self._ping_link(c.session, c.link_id, CHALLENGE_SECONDS), name="challenge")
-                for c in carriers
-            ]
-        for carrier, ping in zip(carriers, pings, strict=True):
-            if ping.result() is not None:
-                raise Refused(
-                    f"this identity is in use at {carrier.link.info.remote}, which still answers",
-                    code="identity_in_use",
-                    hint="stop the other daemon; a copied state folder needs an identity of its own: "
-                    "`meshd leave --new-identity` there, then join again",
-                )
+        remote = await self._links.first_answer(CHALLENGE_SECONDS)
+        if remote is not None:
+            raise Refused(
+                f"this identity is in use at {remote}, which still answers",
+                code="identity_in_use",
+                hint="stop the other daemon; a copied state folder needs an identity of its own: "
+                "`meshd leave --new-identity` there, then join again",
+            )
         if self._incarnation != theirs.incarnation:  # else another of its links was quicker, and has begun
             self._end_session("replaced by a newer start of the same node", PeerState.KNOWN)
 
@@ -310,7 +283,7 @@ class PeerConnection:
             budget=self._node.budget,
         )
         self._streams = Streams(
-            session=session, peer=self.peer, node=self._node, owner=self._owner, wake=self._wake_all
+            session=session, peer=self.peer, node=self._node, owner=self._owner, wake=self._links.wake
         )
         self._unlinked_until = self._node.now() + min(theirs.grace, mine.grace)
         self._kick.set()
@@ -321,24 +294,11 @@ class PeerConnection:
     def _new_carrier(self, link: Link, session_id: bytes) -> Carrier:
         if self._streams is None or self._session_id != session_id:
             raise Broken("the session ended during the greeting")
-        session = self._streams.session
-        link_id = self._next_link
-        self._next_link += 1
-        return Carrier(
-            link=link,
-            link_id=link_id,
-            session=session,
-            now=asyncio.get_running_loop().time,
-            dispatch=self._dispatch,
-            rearm=self._rearm,
-        )
+        return self._links.carrier(link, self._streams.session, dispatch=self._dispatch, rearm=self._rearm)
 
     def _attach(self, carrier: Carrier, hello: Hello) -> None:
-        link, link_id, session = carrier.link, carrier.link_id, carrier.session
-        try:
-            happened = session.link_up(link_id, self._node.now())
-        except Closed as error:
-            raise Broken(error.what) from None
+        link = carrier.link
+        happened = self._links.attach(carrier)
         self.name, self.role, self.native = hello.name, hello.role, hello.native
         self.software = hello.software
         self.member = link.info.member
@@ -346,10 +306,9 @@ class PeerConnection:
         if self._state is PeerState.SUSPENDED:
             self.resumes += 1
         self.last_error = ""
-        self._carriers[link_id] = carrier
         self._unlinked_until = None
         self._set_state(PeerState.CONNECTED)
-        self._dispatch(session, happened)
+        self._dispatch(carrier.session, happened)
         LOG.info(
             "link_up",
             peer=self.peer.short,
@@ -359,14 +318,15 @@ class PeerConnection:
         )
         self._choose()
         self._kick.set()
-        self._wake_all()
+        self._links.wake()
         self._node.changed()
         self._node.on_link(self.peer, hello, link.info)
 
     def _detach(self, carrier: Carrier) -> None:
-        if self._carriers.pop(carrier.link_id, None) is None:
-            return  # never attached
-        self._dispatch(carrier.session, carrier.session.link_down(carrier.link_id, self._node.now()))
+        happened = self._links.detach(carrier)
+        if happened is None:
+            return
+        self._dispatch(carrier.session, happened)
         LOG.info(
             "link_lost",
             peer=self.peer.short,
@@ -374,34 +334,17 @@ class PeerConnection:
             link=carrier.link.info.kind.value,
             why=carrier.why or self.last_error,
         )
-        if not self._carriers and self._streams is not None:
+        if not self.connected and self._streams is not None:
             self._set_state(PeerState.SUSPENDED)
         self._choose()
         self._kick.set()
-        self._wake_all()
+        self._links.wake()
         self._node.changed()
 
     def _choose(self) -> None:
-        if self._streams is None or not self._leader:
-            return
-        session = self._streams.session
-        paths = []
-        current = None
-        for numbers in self._link_numbers():
-            info = self._carriers[numbers.link_id].link.info
-            paths.append(
-                Path(numbers.link_id, info.kind, numbers.rtt, numbers.last_heard, info.established_at)
-            )
-            current = numbers.link_id if numbers.carries_data else current
-        choice = choose(paths, current, self._node.now())
-        if choice.link_id is None:
-            return
-        self._why = choice.why if choice.link_id != current or not self._why else self._why
-        if choice.link_id != current:
-            self._dispatch(session, session.switch_to(choice.link_id, self._node.now()))
-            self._wake_all()
-        for link_id in surplus(paths, choice.link_id):
-            self._carriers[link_id].end("not needed beside another link")
+        if self._streams is not None:
+            session = self._streams.session
+            self._dispatch(session, self._links.choose(session))
 
     # Events.
 
@@ -411,12 +354,8 @@ class PeerConnection:
             if streams is None or session is not streams.session:
                 return  # the end of an older session: its streams are broken already
             match event:
-                case events.PongReceived(link_id=link_id, ping_id=ping_id, rtt=rtt):
-                    if (pong := self._pongs.get((link_id, ping_id))) is not None and not pong.done():
-                        pong.set_result(rtt)
-                case events.LinkDead(link_id=link_id, why=why):
-                    if (carrier := self._carriers.get(link_id)) is not None:
-                        carrier.end(why)
+                case events.PongReceived() | events.LinkDead():
+                    self._links.heard(event)
                 case events.GoodbyeReceived(code=code, reason=reason):
                     self._end_session(reason or "the peer said goodbye", PeerState.KNOWN)
                     self._node.on_goodbye(self.peer, code)
@@ -430,8 +369,7 @@ class PeerConnection:
     def _end_session(self, reason: str, state: PeerState) -> None:
         """The session is over for both sides: its links go with it."""
         self._drop_session(reason, state)
-        for carrier in self._carriers.values():
-            carrier.end(reason)
+        self._links.end(reason)
 
     def _drop_session(self, reason: str, state: PeerState) -> None:
         streams, self._streams = self._streams, None
@@ -449,23 +387,3 @@ class PeerConnection:
             self._state = state
             self._since = self._node.now()
             self._node.changed()
-
-    async def _ping_link(self, session: Session, link_id: int, within: float) -> float | None:
-        try:
-            key = (link_id, session.ping(link_id, self._node.now()))
-        except Closed:
-            return None  # found dead a moment ago
-        pong: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self._pongs[key] = pong
-        self._wake_all()
-        try:
-            async with asyncio.timeout(within):
-                return await pong
-        except TimeoutError:
-            return None
-        finally:
-            self._pongs.pop(key, None)
-
-    def _wake_all(self) -> None:
-        for carrier in self._carriers.values():
-            carrier.wake()

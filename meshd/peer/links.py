@@ -1,0 +1,173 @@
+"""The links of one peer: which there are, which carries data, who answers on them.
+
+The session decides nothing about links but what it is told: the leader of the pair chooses (peer/paths.py)
+and says so to the session.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from meshd.base import log
+from meshd.base.errors import Broken, Closed
+from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
+from meshd.link.interface import Link
+from meshd.mux.events import Event, LinkDead, PongReceived
+from meshd.mux.session import Session
+from meshd.mux.status import LinkStatus
+from meshd.peer.carrier import Carrier
+from meshd.peer.interface import PathStatus
+from meshd.peer.paths import Path, choose, surplus
+
+LOG = log.get("peer")
+
+
+class Links:
+    """Links by their number; every method but `end` and `wake` is about those that are attached."""
+
+    def __init__(self, *, peer: PeerId, leads: bool, now: Callable[[], float]) -> None:
+        self._peer = peer
+        self._leads = leads
+        self._now = now
+        self._carriers: dict[int, Carrier] = {}
+        self._next = 1
+        self._pongs: dict[tuple[int, int], asyncio.Future[float]] = {}
+        self._why = ""
+
+    def __len__(self) -> int:
+        return len(self._carriers)
+
+    def has(self, link: Link) -> bool:
+        """True while `link` is attached."""
+        return any(carrier.link is link for carrier in self._carriers.values())
+
+    def wake(self) -> None:
+        """The session may have something to send."""
+        for carrier in self._carriers.values():
+            carrier.wake()
+
+    def end(self, why: str) -> None:
+        """End all of them."""
+        for carrier in self._carriers.values():
+            carrier.end(why)
+
+    def carrier(
+        self,
+        link: Link,
+        session: Session,
+        *,
+        dispatch: Callable[[Session, list[Event]], None],
+        rearm: Callable[[], None],
+    ) -> Carrier:
+        """The carrier for a link whose greeting is over; not attached yet."""
+        number = self._next
+        self._next += 1
+        now = asyncio.get_running_loop().time
+        return Carrier(link=link, link_id=number, session=session, now=now, dispatch=dispatch, rearm=rearm)
+
+    def attach(self, carrier: Carrier) -> list[Event]:
+        """Tell the session; returns its events. Raises Broken when it has just ended."""
+        try:
+            happened = carrier.session.link_up(carrier.link_id, self._now())
+        except Closed as error:
+            raise Broken(error.what) from None
+        self._carriers[carrier.link_id] = carrier
+        return happened
+
+    def detach(self, carrier: Carrier) -> list[Event] | None:
+        """Tell the session; its events, or None for a link that never was attached."""
+        if self._carriers.pop(carrier.link_id, None) is None:
+            return None
+        return carrier.session.link_down(carrier.link_id, self._now())
+
+    # What is known of them.
+
+    def statuses(self, session: Session) -> list[PathStatus]:
+        """All links of `session`, the one that carries data first."""
+        paths = [self._status(numbers) for numbers in self._numbers(session)]
+        return sorted(paths, key=lambda path: not path.selected)
+
+    def selected(self, session: Session) -> tuple[int, PathStatus] | None:
+        """The link that carries data."""
+        for numbers in self._numbers(session):
+            if numbers.carries_data:
+                return numbers.link_id, self._status(numbers)
+        return None
+
+    def _numbers(self, session: Session) -> list[LinkStatus]:
+        return [numbers for numbers in session.status().links if numbers.link_id in self._carriers]
+
+    def _status(self, numbers: LinkStatus) -> PathStatus:
+        return PathStatus(
+            link=self._carriers[numbers.link_id].link.info,
+            selected=numbers.carries_data,
+            rtt=numbers.rtt,
+            why=self._why if numbers.carries_data else "stands by",
+            sent_bytes=numbers.sent,
+            received_bytes=numbers.received,
+        )
+
+    # Choice.
+
+    def choose(self, session: Session) -> list[Event]:
+        """The leader's choice of the link that carries data, and the end of those that are not needed."""
+        if not self._leads:
+            return []
+        paths = []
+        current = None
+        for numbers in self._numbers(session):
+            info = self._carriers[numbers.link_id].link.info
+            paths.append(
+                Path(numbers.link_id, info.kind, numbers.rtt, numbers.last_heard, info.established_at)
+            )
+            current = numbers.link_id if numbers.carries_data else current
+        choice = choose(paths, current, self._now())
+        if choice.link_id is None:
+            return []
+        happened: list[Event] = []
+        if choice.link_id != current:
+            happened = session.switch_to(choice.link_id, self._now())
+        if choice.link_id != current or not self._why:
+            self._why = choice.why
+        for number in surplus(paths, choice.link_id):
+            self._carriers[number].end("not needed beside another link")
+        return happened
+
+    # Life signs.
+
+    async def first_answer(self, within: float) -> str | None:
+        """Where a link leads that answers a ping within that many seconds; None when none does."""
+        carriers = list(self._carriers.values())
+        async with Owner() as owner:
+            pings = [owner.start(self.ping(c.session, c.link_id, within), name="challenge") for c in carriers]
+        for carrier, ping in zip(carriers, pings, strict=True):
+            if ping.result() is not None:
+                return carrier.link.info.remote
+        return None
+
+    async def ping(self, session: Session, number: int, within: float) -> float | None:
+        """Round trip over one link in seconds; None when no answer comes in time."""
+        try:
+            key = (number, session.ping(number, self._now()))
+        except Closed:
+            return None  # found dead a moment ago
+        pong: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._pongs[key] = pong
+        self.wake()
+        try:
+            async with asyncio.timeout(within):
+                return await pong
+        except TimeoutError:
+            return None
+        finally:
+            self._pongs.pop(key, None)
+
+    def heard(self, event: PongReceived | LinkDead) -> None:
+        """Act on what the session found out about a link."""
+        match event:
+            case PongReceived(link_id=number, ping_id=ping_id, rtt=rtt):
+                if (pong := self._pongs.get((number, ping_id))) is not None and not pong.done():
+                    pong.set_result(rtt)
+            case LinkDead(link_id=number, why=why):
+                if (carrier := self._carriers.get(number)) is not None:
+                    carrier.end(why)
