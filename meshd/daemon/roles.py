@@ -8,7 +8,6 @@ from meshd.config import Config
 from meshd.daemon.estate import Estate
 from meshd.daemon.kit import machine_id, make_kit
 from meshd.gateway.interface import GatewayConfig
-from meshd.process.ports import port_holder
 from meshd.role.interface import Native, Role
 from meshd.role.plan import HeadOptions
 from meshd.role.serve import Serve
@@ -67,6 +66,5 @@ async def build_role(
             api_keys=load_keys(serve.api_key_file) if serve.api_key_file is not None else (),
         ),
         head,
-        port_holder=lambda host, port: port_holder(host, port) or "",
     )
     return BuiltRole(head, gateway)

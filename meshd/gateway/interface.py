@@ -86,15 +86,3 @@ class ReadyReport:
     ready: bool
     reason: str
     seconds: float = 0.0
-
-
-class ReadyCheck(Protocol):
-    """Ask the llama-server at `socket_path` for one real token (`gateway.ready.one_token`)."""
-
-    async def __call__(self, socket_path: Path) -> ReadyReport: ...
-
-
-class PortHolder(Protocol):
-    """Name who listens on a port (`python3 (pid 12)`), or give "" when that cannot be told."""
-
-    def __call__(self, host: str, port: int) -> str: ...

@@ -6,7 +6,7 @@ import ipaddress
 import socket
 
 from meshd.base.errors import UserError
-from meshd.gateway.interface import PortHolder
+from meshd.base.port_holder import port_holder
 
 BACKLOG = 128
 
@@ -30,9 +30,7 @@ def all_loopback(addresses: list[tuple[socket.AddressFamily, str]]) -> bool:
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for _, address in addresses)
 
 
-def bind(
-    addresses: list[tuple[socket.AddressFamily, str]], port: int, *, holder: PortHolder | None
-) -> list[socket.socket]:
+def bind(addresses: list[tuple[socket.AddressFamily, str]], port: int) -> list[socket.socket]:
     """Listening sockets on one port for all addresses; port 0 picks a free one.
 
     A name with an address of a family that this machine lacks is bound to the others. Raises UserError.
@@ -45,13 +43,13 @@ def bind(
                 listener = _bind_one(family, address, port)
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    raise _explained(error, address, port, holder) from error
+                    raise _explained(error, address, port) from error
                 lacking = error
                 continue
             bound.append(listener)
             port = listener.getsockname()[1]
         if not bound:
-            raise _explained(lacking or OSError(), addresses[0][1] if addresses else "", port, holder)
+            raise _explained(lacking or OSError(), addresses[0][1] if addresses else "", port)
     except BaseException:
         for listener in bound:
             listener.close()
@@ -75,9 +73,9 @@ def _bind_one(family: socket.AddressFamily, address: str, port: int) -> socket.s
     return listener
 
 
-def _explained(error: OSError, address: str, port: int, holder: PortHolder | None) -> UserError:
+def _explained(error: OSError, address: str, port: int) -> UserError:
     if error.errno == errno.EADDRINUSE:
-        who = holder(address, port) if holder is not None else ""
+        who = port_holder(address, port)
         by = f" by {who}" if who else ""
         return UserError(
             f"port `{port}` on `{address}` is taken{by}",

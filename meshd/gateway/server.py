@@ -11,7 +11,7 @@ from meshd.base.log import get
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies
 from meshd.gateway.browser import BrowserGuard, normal_host
-from meshd.gateway.interface import GatewayConfig, GatewayStatus, ModelState, PortHolder, Upstream
+from meshd.gateway.interface import GatewayConfig, GatewayStatus, ModelState, Upstream
 from meshd.gateway.listen import all_loopback, bind, resolve
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.routes import Router, Tally
@@ -23,17 +23,11 @@ _log = get("gateway")
 
 
 class Gateway:
-    """The OpenAI-compatible API of one serving node.
+    """The OpenAI-compatible API of one serving node."""
 
-    `port_holder` names who listens on a taken port, for the error's text.
-    """
-
-    def __init__(
-        self, config: GatewayConfig, upstream: Upstream, *, port_holder: PortHolder | None = None
-    ) -> None:
+    def __init__(self, config: GatewayConfig, upstream: Upstream) -> None:
         self._config = config
         self._upstream = upstream
-        self._port_holder = port_holder
         self._tally = Tally()
         self._port = config.port
         self.started = asyncio.Event()
@@ -92,7 +86,7 @@ class Gateway:
             tally=self._tally,
             max_requests=config.max_requests,
         )
-        sockets = bind(addresses, config.port, holder=self._port_holder)
+        sockets = bind(addresses, config.port)
         self._port = sockets[0].getsockname()[1]
         async with proxy:
             await self._run(router, proxy, sockets)

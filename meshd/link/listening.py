@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 from meshd.base.errors import UserError
 from meshd.base.log import get
+from meshd.base.port_holder import port_holder
 
 BACKLOG = 128  # connections that the kernel holds until the daemon serves
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -21,7 +21,7 @@ _log = get("link")
 class PortTaken(UserError):
     """Another program listens at `port`; `what` names it where the OS tells."""
 
-    def __init__(self, port: int, host: str, holder: str) -> None:
+    def __init__(self, port: int, host: str, holder: str | None) -> None:
         by = f" by {holder}" if holder else ""
         super().__init__(
             f"port `{port}` on `{host}` is taken{by}",
@@ -67,7 +67,7 @@ def _listen_at(places: list[tuple[socket.AddressFamily, str]], port: int) -> lis
                 sock = opened.enter_context(_listening(family, host, port))
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
-                    raise PortTaken(port, host, holder_of(port)) from None
+                    raise PortTaken(port, host, port_holder(host, port)) from None
                 failure = failure or _cannot(host, port, error)
                 continue  # "all addresses" on a machine with one family only
             port = sock.getsockname()[1]
@@ -132,33 +132,3 @@ def _cannot(host: str, port: int, error: OSError) -> UserError:
     elif error.errno == errno.EACCES:
         hint = "ports below 1024 need privileges; choose a higher one"
     return UserError(f"cannot listen on `{host}` port `{port}`: {(error.strerror or '').lower()}", hint=hint)
-
-
-def holder_of(port: int) -> str:
-    """The program that listens at TCP `port`, as `name (pid 1234)`; empty when the OS does not tell.
-
-    Linux only, and only for processes that this user may look at.
-    """
-    inodes = {inode for table in ("tcp", "tcp6") for inode in _listeners(Path("/proc/net") / table, port)}
-    if not inodes:
-        return ""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if any(str(link.readlink()) in inodes for link in (folder / "fd").iterdir()):
-                name = (folder / "comm").read_text().strip()
-                return f"`{name}` (pid {folder.name})"
-        except OSError:
-            continue  # gone meanwhile, or another user's
-    return ""
-
-
-def _listeners(table: Path, port: int) -> Iterator[str]:
-    """`socket:[inode]` of each socket that listens at `port`. Format: proc_net_tcp in the kernel's docs."""
-    try:
-        lines = table.read_text().splitlines()[1:]
-    except OSError:
-        return
-    for line in lines:
-        fields = line.split()
-        if len(fields) > 9 and fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-            yield f"socket:[{fields[9]}]"

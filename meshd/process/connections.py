@@ -8,7 +8,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from meshd.process.ports import proc_address
+from meshd.base.port_holder import proc_address
 
 ESTABLISHED = "01"
 

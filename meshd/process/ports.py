@@ -1,25 +1,15 @@
-"""Ports for children, and who holds one that is taken.
+"""Ports for children: a socket that already listens, handed to the child as a descriptor.
 
-Best is a socket that already listens, handed to the child as a descriptor: nothing can come between. A
-free port number (for stock binaries) is only free at the moment of asking.
+Nothing can come between, as it could with the number of a port that was free at the moment of asking.
 """
 
-import contextlib
 import errno
-import os
-import pwd
-import shutil
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 from meshd.base.errors import UserError
+from meshd.base.port_holder import port_holder
 
 BACKLOG = 128
-LSOF_SECONDS = 3.0
-_TCP_LISTEN = "0A"  # include/net/tcp_states.h
 
 
 def listening_socket(host: str = "127.0.0.1", *, port: int = 0, backlog: int = BACKLOG) -> socket.socket:
@@ -41,25 +31,6 @@ def listening_socket(host: str = "127.0.0.1", *, port: int = 0, backlog: int = B
     return listener
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port of `host` that is free right now, for programs that cannot be handed a socket.
-
-    Another program may take it before the child does; then the child ends, and is started with another.
-    """
-    with listening_socket(host, backlog=1) as listener:
-        port = listener.getsockname()[1]
-        assert isinstance(port, int)
-        return port
-
-
-def port_holder(host: str, port: int) -> str | None:
-    """Who listens on `host`:`port`: "`name` (pid 123)", or a user's name where the pid is hidden; else None.
-
-    For an error message only: asks /proc on Linux, `lsof` elsewhere (3 s at most; blocks).
-    """
-    return _holder_by_proc(host, port) if sys.platform == "linux" else _holder_by_lsof(port)
-
-
 def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
     where = f"`{host}:{port}`" if ":" not in host else f"`[{host}]:{port}`"
     match error.errno:
@@ -77,101 +48,3 @@ def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
             return UserError(f"cannot listen on {where}: this machine does not have that address")
         case _:
             return UserError(f"cannot listen on {where}: {error.strerror or error}")
-
-
-# --- Linux --------------------------------------------------------------------------------------------------
-
-
-def parse_listeners(table: str, port: int) -> Iterator[tuple[str, int, int]]:
-    """(address in hex, uid, inode) of listeners on `port` in the text of /proc/net/tcp or tcp6 (proc(5))."""
-    for line in table.splitlines()[1:]:
-        fields = line.split()
-        if len(fields) < 10 or fields[3] != _TCP_LISTEN:
-            continue
-        address, _, number = fields[1].rpartition(":")
-        with contextlib.suppress(ValueError):
-            if int(number, 16) == port:
-                yield address, int(fields[7]), int(fields[9])
-
-
-def proc_address(host: str) -> str | None:
-    """`host` as /proc/net writes it: 32-bit words in the machine's byte order, in hex; None: no address."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        with contextlib.suppress(OSError):
-            packed = socket.inet_pton(family, host)
-            words = (packed[i : i + 4] for i in range(0, len(packed), 4))
-            return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
-    return None
-
-
-def _holder_by_proc(host: str, port: int) -> str | None:
-    found: list[tuple[str, int, int]] = []
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            found += parse_listeners(Path("/proc/net", name).read_text(encoding="ascii"), port)
-    if not found:
-        return None
-    ours = proc_address(host)
-    # the very address first; else one that covers all addresses
-    found.sort(key=lambda entry: (entry[0] != ours, entry[0].strip("0") != ""))
-    _, uid, inode = found[0]
-    pid = _pid_with_socket(inode)
-    if pid is not None:
-        return f"`{_comm(pid)}` (pid {pid})"
-    if uid == os.getuid():
-        return None
-    try:
-        return f"a program of user `{pwd.getpwuid(uid).pw_name}`"
-    except KeyError:
-        return f"a program of user {uid}"
-
-
-def _pid_with_socket(inode: int) -> int | None:
-    wanted = f"socket:[{inode}]"
-    for process in Path("/proc").iterdir():
-        if not process.name.isdecimal():
-            continue
-        try:
-            links = list(process.joinpath("fd").iterdir())
-        except OSError:  # another user's, or gone
-            continue
-        for link in links:
-            with contextlib.suppress(OSError):
-                if str(link.readlink()) == wanted:
-                    return int(process.name)
-    return None
-
-
-def _comm(pid: int) -> str:
-    try:
-        text = Path("/proc", str(pid), "comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return "?"
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-# --- elsewhere ----------------------------------------------------------------------------------------------
-
-
-def parse_lsof(text: str) -> str | None:
-    """The first process in the output of `lsof -F pc` (a line `p` + pid, then `c` + command)."""
-    pid = ""
-    for line in text.splitlines():
-        if line.startswith("p") and line[1:].isdecimal():
-            pid = line[1:]
-        elif line.startswith("c") and pid:
-            command = "".join(letter if letter.isprintable() else "?" for letter in line[1:])
-            return f"`{command}` (pid {pid})"
-    return None
-
-
-def _holder_by_lsof(port: int) -> str | None:
-    program = shutil.which("lsof") or shutil.which("lsof", path="/usr/sbin:/usr/bin")
-    if program is None:
-        return None
-    command = [program, "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-F", "pc"]
-    try:
-        answer = subprocess.run(command, capture_output=True, timeout=LSOF_SECONDS, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return parse_lsof(answer.stdout.decode("utf-8", errors="replace"))

@@ -1,4 +1,4 @@
-"""Is it ready? Probes for ChildSpec.probe: HTTP on a unix socket, a TCP connection, a line of output.
+"""Is it ready? Probes for ChildSpec.probe: HTTP on a unix socket, a line of output.
 
 Each question has a deadline of its own, answers True or False, and raises nothing but CancelledError. How
 often to ask is the asker's matter. A line costs the child nothing at all: prefer it where there is one that
@@ -48,26 +48,6 @@ def http_200(socket_path: Path, *, path: str = "/health", seconds: float = QUEST
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return False
         return re.match(rb"HTTP/1\.[01] 200[ \r]", line) is not None
-
-    return ask
-
-
-def tcp_connects(host: str, port: int, *, seconds: float = QUESTION_SECONDS) -> ReadyProbe:
-    """Ready when a TCP connection to `host`:`port` is accepted; it is closed at once.
-
-    WARNING: never use it on an rpc-server that a head may be using. It serves one client at a time with a
-    backlog of one: the probe's connection takes the place of the head's, or makes it wait for ever. An
-    rpc-server that says itself that it listens (a line, a report pipe) needs no such probe.
-    """
-
-    async def ask() -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                _, writer = await asyncio.open_connection(host, port)
-        except (OSError, TimeoutError):
-            return False
-        writer.transport.abort()
-        return True
 
     return ask
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from meshd.gateway.interface import ReadyCheck, ReadyReport
+from meshd.gateway.interface import ReadyReport
 from meshd.gateway.ready import one_token
 
 from tests.process.gateway_fake import Answer, FakeServer, die, listening, says
@@ -35,8 +35,6 @@ def report_for(answer: Answer) -> tuple[ReadyReport, FakeServer]:
 
 
 def test_a_token_at_temperature_0_makes_it_ready() -> None:
-    check: ReadyCheck = one_token
-    assert check is one_token
     report, server = report_for(says(200, TOKEN))
     assert report.ready
     assert report.reason == ""

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.process.ports import free_port
-from meshd.process.ready import LineSeen, http_200, tcp_connects
+from meshd.process.ready import LineSeen, http_200
 
 from tests.process.scenes import play
 
@@ -91,17 +90,6 @@ def test_a_cancelled_probe_leaves_nothing() -> None:
             asking.cancel()
             await asyncio.wait([asking])
             assert asking.cancelled()
-
-    play(scene)
-
-
-def test_tcp_connects_to_who_listens_only() -> None:
-    async def scene() -> None:
-        server = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            assert await tcp_connects("127.0.0.1", port)()
-        assert not await tcp_connects("127.0.0.1", free_port())()
 
     play(scene)
 

@@ -33,7 +33,7 @@ PROCESSES_ALLOWED = frozenset(
     {
         "meshd/process/group.py",  # children of the daemon
         "meshd/process/orphans.py",  # the guard that outlives a killed daemon
-        "meshd/process/ports.py",  # lsof names who holds a port
+        "meshd/base/port_holder.py",  # lsof names who holds a port
         "meshd/build/run.py",  # compilers, in the foreground
         "meshd/bench/tunnel.py",  # the far end of a measured pump
     }

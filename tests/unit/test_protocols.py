@@ -116,7 +116,7 @@ FITS: tuple[Callable[..., object], ...] = (
     bench_output,
     upstream,
 )
-FUNCTIONS = {"MakeTunnel", "ConnectThrough", "ReadyCheck", "PortHolder"}  # what daemon/kit.py hands over
+FUNCTIONS = {"MakeTunnel", "ConnectThrough"}  # what daemon/kit.py hands over
 NOBODY_YET = {"Inspector", "Signals"}  # places kept for links with signalling, and for a look at RPC frames
 
 

@@ -35,7 +35,7 @@ def test_a_host_is_resolved_once_per_address() -> None:
         (errno.EACCES, "may not be opened by this user"),
         (errno.EADDRNOTAVAIL, "this machine has no address `127.0.0.1`"),
         (errno.EAFNOSUPPORT, "this machine has no address `127.0.0.1`"),
-        (errno.EADDRINUSE, "port `80` on `127.0.0.1` is taken by nginx (pid 1)"),
+        (errno.EADDRINUSE, "port `80` on `127.0.0.1` is taken by `nginx` (pid 1)"),
         (errno.ENOBUFS, "cannot listen on `127.0.0.1` port `80`"),
     ],
 )
@@ -44,8 +44,9 @@ def test_each_reason_has_words(monkeypatch: pytest.MonkeyPatch, code: int, says:
         raise OSError(code, "Some Reason")
 
     monkeypatch.setattr(listen, "_bind_one", refuse)
+    monkeypatch.setattr(listen, "port_holder", lambda host, port: "`nginx` (pid 1)")
     with pytest.raises(UserError) as caught:
-        bind([(V4, "127.0.0.1")], 80, holder=lambda host, port: "nginx (pid 1)")
+        bind([(V4, "127.0.0.1")], 80)
     assert says in caught.value.what
     assert caught.value.hint
 
@@ -61,7 +62,7 @@ def test_a_family_that_is_missing_does_not_matter_when_another_is_there(
         return real(family, address, port)
 
     monkeypatch.setattr(listen, "_bind_one", v4_only)
-    sockets = bind([(V6, "::1"), (V4, "127.0.0.1")], 0, holder=None)
+    sockets = bind([(V6, "::1"), (V4, "127.0.0.1")], 0)
     assert [found.family for found in sockets] == [V4]
     for found in sockets:
         found.close()
@@ -71,6 +72,6 @@ def test_what_was_bound_is_closed_when_a_later_address_fails() -> None:
     with socket.create_server(("127.0.0.2", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UserError, match="taken"):
-            bind([(V4, "127.0.0.1"), (V4, "127.0.0.2")], port, holder=None)
+            bind([(V4, "127.0.0.1"), (V4, "127.0.0.2")], port)
         with socket.create_server(("127.0.0.1", port)):
             pass
