@@ -13,7 +13,10 @@ from meshd.base.errors import MeshdError, UserError
 from meshd.process.interface import ChildSpec, RunToEnd
 from meshd.wire.lease import MAX_DEVICES, Device
 
-_LINE = re.compile(r"^  (?P<name>[^\s:]+): (?P<text>.*) \((?P<total>\d+) MiB, (?P<free>\d+) MiB free\)$")
+# no more than an Offer can carry (wire/lease.py): an odd line of a driver must not spoil it
+_LINE = re.compile(
+    r"^  (?P<name>[!-9;-~]{1,64}): (?P<text>.*) \((?P<total>[0-9]{1,12}) MiB, (?P<free>[0-9]{1,12}) MiB free\)$"
+)
 _MIB = 1 << 20
 _HALF_ABLE = ("BLAS", "ACCEL", "AMX")  # accelerators that lack operations: never used on their own
 
@@ -27,7 +30,7 @@ def parse_devices(lines: Sequence[str]) -> tuple[Device, ...]:
         name = match["name"]
         kind = "cpu" if name == "CPU" or name.startswith(_HALF_ABLE) else "gpu"
         description = "".join(c for c in match["text"] if c.isprintable())[:200]
-        device = Device(name[:64], kind, description, int(match["free"]) * _MIB, int(match["total"]) * _MIB)
+        device = Device(name, kind, description, int(match["free"]) * _MIB, int(match["total"]) * _MIB)
         devices.append(device)
     return tuple(devices[:MAX_DEVICES])
 
