@@ -1,0 +1,53 @@
+"""Command lines and environment of the children."""
+
+from meshd.role import command
+from meshd.role.command import Descriptors, Head
+
+
+def test_an_rpc_server_gets_descriptors_and_no_secret() -> None:
+    argv = command.rpc_server(
+        "rpc", devices=["CPU", "CUDA0"], memory=[1, 2], descriptors=Descriptors(5, 6, 7, 8)
+    )
+    assert " ".join(argv) == (
+        "rpc --listen-fd 5 --auth-fd 6 --device CPU,CUDA0 --memory 1,2 --weights-fd 7 --report-fd 8"
+    )
+    bare = command.rpc_server("rpc", devices=["CPU"], memory=[1], descriptors=Descriptors(5, 6, -1, 8))
+    assert "--weights-fd" not in bare
+    assert Descriptors(5, 6, -1, 8).all == (5, 6, -1, 8)
+
+
+HEAD = Head("m.gguf", "l.sock", "m", ("a:1", "b:2"), ("-c", "8192"), "none", ("--ctx-size", "4096"))
+
+
+def test_a_head_gets_the_plan_and_the_users_words_last() -> None:
+    argv = command.llama_server("llama", HEAD)
+    assert argv[-2:] == ["--ctx-size", "4096"]
+    text = " ".join(argv)
+    for part in ("-m m.gguf", "--host l.sock", "--alias m", "--rpc a:1,b:2", "-c 8192", "-lm none", "-nr"):
+        assert part in text
+    assert "--cache-ram 0" in text
+    assert argv.index("-nr") < argv.index("--ctx-size")
+
+
+def test_alone_there_is_no_rpc() -> None:
+    alone = Head("m", "s", "a", (), (), "none", ())
+    assert "--rpc" not in command.llama_server("llama", alone)
+
+
+def test_the_users_override_replaces_the_plans() -> None:
+    plan = ("-c", "1", "-ot", "token_embd.weight=CPU", "-ngl", "99")
+    assert command.without_overridden(plan, ("-np", "2")) == plan
+    for option in ("-ot", "--override-tensor"):
+        assert command.without_overridden(plan, (option, "x=CPU")) == ("-c", "1", "-ngl", "99")
+    assert command.without_overridden(("-c", "1"), ("-ot", "x=CPU")) == ("-c", "1")
+
+
+def test_descriptors_of_a_head_go_by_environment() -> None:
+    assert command.head_environment(weights=3, secrets=-1, report=5) == {
+        "GGML_RPC_WEIGHTS_FD": "3",
+        "GGML_RPC_REPORT_FD": "5",
+    }
+    assert command.secrets_text({"127.0.0.1:1": b"\x01\xff", "127.0.0.1:2": b"\0"}) == (
+        b"127.0.0.1:1 01ff\n127.0.0.1:2 00\n"
+    )
+    assert command.secrets_text({}) == b""

@@ -1,0 +1,98 @@
+"""From offers to a plan, from the plan to reservations and to what status shows."""
+
+import pytest
+from meshd.model.layers import ModelLayers, read_layers
+from meshd.model.plan import NotEnoughMemory
+from meshd.role.plan import (
+    SLACK_BYTES,
+    UNUSED_BYTES,
+    HeadOptions,
+    Lent,
+    PlainRpc,
+    make_plan,
+    reservations,
+    split_of,
+)
+from meshd.wire.lease import Device, Offer
+
+from tests.gguf_bytes import gguf, language_model, parse
+
+GIB = 1 << 30
+
+
+def model(layers: int = 8) -> ModelLayers:
+    return read_layers([parse(gguf(*language_model(layers=layers)))], name="tiny")
+
+
+def cpu(free: float = 4) -> Device:
+    return Device("CPU", "cpu", "", int(free * GIB), 8 * GIB)
+
+
+def gpu(free: float = 4, name: str = "CUDA0") -> Device:
+    return Device(name, "gpu", "", int(free * GIB), 8 * GIB)
+
+
+def lent(name: str, *devices: Device, machine: str = "") -> Lent:
+    return Lent(name, Offer(devices, has_model=True, machine=machine))
+
+
+OPTIONS = HeadOptions(machine="here")
+
+
+def test_every_layer_lies_somewhere_and_workers_come_first() -> None:
+    plan = make_plan(
+        model(), lent=[lent("a", cpu()), lent("b", cpu())], plain=[], own=[cpu()], options=OPTIONS
+    )
+    split = split_of(plan)
+    assert [part.node for part in split] == ["a", "b", "head"]
+    assert sum(part.layers for part in split) == 8
+    assert all(part.layers for part in split)
+
+
+def test_a_reservation_has_room_and_stays_within_the_offer() -> None:
+    offers = [lent("a", cpu()), lent("b", cpu(0.3))]
+    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+    (first,), (second,) = reservations(plan, offers)
+    share = next(share for share in plan.shares if share.device.node == "a")
+    assert share.total + SLACK_BYTES <= first <= 4 * GIB
+    assert second <= int(0.3 * GIB)
+
+
+def test_a_device_without_layers_is_kept_in_the_list() -> None:
+    offers = [lent("a", gpu(), cpu())]
+    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=HeadOptions(tensor_split=(1, 0, 1)))
+    ((used, unused),) = reservations(plan, offers)
+    assert used > UNUSED_BYTES
+    assert unused == UNUSED_BYTES
+
+
+def test_one_machines_memory_is_counted_once() -> None:
+    tight = [lent("a", cpu(0.2), machine="here"), lent("b", cpu(0.2), machine="here")]
+    with pytest.raises(NotEnoughMemory):
+        make_plan(
+            model(),
+            lent=tight,
+            plain=[],
+            own=[cpu(0.2)],
+            options=HeadOptions(machine="here", ctx_size=400_000),
+        )
+    apart = [lent("a", cpu(0.2), machine="there"), lent("b", cpu(0.2), machine="elsewhere")]
+    many = make_plan(model(), lent=apart, plain=[], own=[cpu(0.2)], options=HeadOptions(machine="here"))
+    assert len(many.shares) == 3
+
+
+def test_a_head_without_compute_takes_no_layers() -> None:
+    plan = make_plan(
+        model(), lent=[lent("a", cpu())], plain=[], own=[cpu()], options=HeadOptions(devices=("none",))
+    )
+    assert [(part.node, part.layers) for part in split_of(plan) if part.layers] == [("a", 8)]
+
+
+def test_a_plain_rpc_server_comes_behind_the_workers() -> None:
+    server = PlainRpc("10.0.0.9:50052", (Device("RPC0", "gpu", "", 4 * GIB, 4 * GIB),))
+    offers = [lent("a", gpu())]
+    plan = make_plan(
+        model(), lent=offers, plain=[server], own=[cpu()], options=HeadOptions(devices=("none",))
+    )
+    assert [part.node for part in split_of(plan) if part.layers] == ["a", "10.0.0.9:50052"]
+    assert len(reservations(plan, offers)) == 1
