@@ -6,13 +6,14 @@ is written.
 """
 
 import logging
-import os
 import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import IO, Protocol
 
 import structlog
+
+from meshd.base.rotated_file import RotatedFile
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 MAX_LOG_BYTES = 4 << 20  # of the file; the one before it is kept beside it, so twice as much at most
@@ -38,47 +39,6 @@ def _redact(_logger: object, _method: str, event: MutableMapping[str, object]) -
     return event
 
 
-class RotatedFile:
-    """A log file (0600) of at most `most` bytes; when it is full it becomes `NAME.1`, and a new one begins.
-
-    A full disk or a folder that has gone costs lines, never the program.
-    """
-
-    def __init__(self, path: Path, *, most: int = MAX_LOG_BYTES) -> None:
-        self._path = path
-        self._most = most
-        self._fd = -1
-        self._size = 0
-
-    def write(self, text: str) -> None:
-        """Append `text`, whole lines."""
-        data = text.encode(errors="replace")
-        try:
-            if self._fd >= 0 and self._size + len(data) > self._most:
-                self.close()
-                self._path.replace(self._path.with_name(self._path.name + ".1"))
-            if self._fd < 0:
-                _make_private(self._path.parent)
-                self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-                self._size = os.fstat(self._fd).st_size
-            self._size += os.write(self._fd, data)
-        except OSError:
-            self.close()
-
-    def close(self) -> None:
-        """Idempotent; a later write opens it again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-def _make_private(folder: Path) -> None:
-    # not mkdir(parents=True): it would leave a home that it makes on the way open to others
-    for one in reversed((folder, *folder.parents)):
-        if not one.is_dir():
-            one.mkdir(mode=0o700, exist_ok=True)
-
-
 class _Lines:
     """Writes each line to all sinks; what structlog calls at the end of its chain."""
 
@@ -94,6 +54,10 @@ class _Lines:
 
 
 _file: RotatedFile | None = None
+
+
+def _to_file(file: RotatedFile) -> Callable[[str], object]:
+    return lambda text: file.write(text.encode(errors="replace"))
 
 
 def _to_stream(stream: IO[str] | None) -> Callable[[str], object]:
@@ -115,8 +79,8 @@ def set_up(
     global _file
     if _file is not None:
         _file.close()
-    _file = RotatedFile(file) if file is not None else None
-    sinks = (_to_stream(stream), *((_file.write,) if _file is not None else ()))
+    _file = RotatedFile(file, most=MAX_LOG_BYTES) if file is not None else None
+    sinks = (_to_stream(stream), *((_to_file(_file),) if _file is not None else ()))
     renderer: structlog.typing.Processor
     if form == "json":
         renderer = structlog.processors.JSONRenderer()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import UserError
+from meshd.base.rotated_file import RotatedFile
 
 LINE_BYTES = 4096  # longer lines are cut: the longest of llama.cpp (system_info) has about 700
 TAIL_LINES = 20
@@ -89,53 +90,6 @@ class WriteBudget:
         return True
 
 
-class RotatingFile:
-    """A log of at most `limit` bytes, and the one before it as NAME.1. 0600: it may hold prompts."""
-
-    def __init__(self, path: Path, limit: int) -> None:
-        """Opens the file for appending. Raises UserError when it cannot be."""
-        self._path = path
-        self._limit = max(limit, 2 * LINE_BYTES)
-        self._fd = -1
-        self._size = 0
-        self._broken = False
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._open()
-        except OSError as error:
-            raise UserError(
-                f"cannot write log `{path}`: {error.strerror}",
-                hint="choose another state folder, or mend its owner and mode",
-            ) from error
-
-    def write(self, data: bytes) -> None:
-        """Append; rotate first when it would not fit. A full disk loses lines, never the child."""
-        try:
-            if self._size + len(data) > self._limit:
-                self.close()
-                self._path.replace(self._path.with_name(self._path.name + ".1"))
-                self._open()
-            if self._fd < 0:
-                self._open()
-            self._size += os.write(self._fd, data)
-            self._broken = False
-        except OSError as error:
-            if not self._broken:
-                logger.warning("child_log_lost", path=str(self._path), why=str(error))
-            self._broken = True
-
-    def close(self) -> None:
-        """Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
-
-    def _open(self) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(self._path, flags, 0o600)
-        self._size = os.fstat(self._fd).st_size
-
-
 class Output:
     """Output of one start of a child. `attach` gives the descriptor for it; `finish` or `close` ends it."""
 
@@ -147,7 +101,7 @@ class Output:
         redact: tuple[str, ...] = (),
         on_line: Callable[[str], None] | None = None,
     ) -> None:
-        """Raises UserError when the log cannot be written. `limit` in bytes, see RotatingFile."""
+        """Raises UserError when the log cannot be written. `limit` in bytes, see RotatedFile."""
         self._loop = asyncio.get_running_loop()
         self._cutter = LineCutter(redact)
         self._budget = WriteBudget(self._loop.time())
@@ -159,7 +113,7 @@ class Output:
         self._slice_left = READ_RATE
         self._resume: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
-        self._file = RotatingFile(path, limit)
+        self._file = _open_log(path, limit)
 
     @property
     def tail(self) -> tuple[str, ...]:
@@ -244,6 +198,21 @@ class Output:
             self._left_out += len(data)
         if self._on_line is not None:
             self._on_line(line)
+
+
+def _open_log(path: Path, limit: int) -> RotatedFile:
+    def lost(error: OSError) -> None:
+        logger.warning("child_log_lost", path=str(path), why=str(error))
+
+    file = RotatedFile(path, most=max(limit, 2 * LINE_BYTES), on_lost=lost)
+    try:
+        file.open()
+    except OSError as error:
+        raise UserError(
+            f"cannot write log `{path}`: {error.strerror}",
+            hint="choose another state folder, or mend its owner and mode",
+        ) from error
+    return file
 
 
 def show_tail(tail: tuple[str, ...], path: Path) -> str:

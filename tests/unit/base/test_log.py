@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from meshd.base import log
-from meshd.base.log import RotatedFile
 
 EARLY = log.get("test")  # as a module makes one at import, before anything is set up
 
@@ -69,43 +68,6 @@ def test_a_file_is_kept_beside_the_stream(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     for folder in (path.parent, path.parent.parent):  # also those that it makes on the way
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-
-
-def test_the_file_is_rotated_by_size(tmp_path: Path) -> None:
-    path = tmp_path / "x.log"
-    file = RotatedFile(path, most=20)
-    for number in range(5):
-        file.write(f"line {number}\n")  # 7 bytes: two of them fit
-    file.close()
-    file.close()
-    assert path.read_text() == "line 4\n"
-    assert (tmp_path / "x.log.1").read_text() == "line 2\nline 3\n"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.log", "x.log.1"]
-
-
-def test_a_restart_goes_on_in_the_same_file(tmp_path: Path) -> None:
-    for word in ("one", "two"):
-        file = RotatedFile(tmp_path / "x.log", most=8)
-        file.write(f"{word}\n")
-        file.close()
-    assert (tmp_path / "x.log").read_text() == "one\ntwo\n"
-
-
-def test_a_line_longer_than_the_file_is_kept_whole(tmp_path: Path) -> None:
-    file = RotatedFile(tmp_path / "x.log", most=4)
-    file.write("a long line\n")
-    file.write("b\n")
-    file.close()
-    assert (tmp_path / "x.log").read_text() == "b\n"
-    assert (tmp_path / "x.log.1").read_text() == "a long line\n"
-
-
-def test_a_place_that_cannot_be_written_costs_lines_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    file = RotatedFile(tmp_path / "file" / "x.log")
-    file.write("lost\n")
-    file.write("\ud800\n")
-    file.close()
 
 
 def test_a_stream_that_has_gone_costs_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
-"""Lines out of bytes, the budget of the log, and its rotation."""
+"""Lines out of bytes, the budget of the log, and a log that cannot be had."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
 from meshd.process import output
-from meshd.process.output import LINE_BYTES, WRITE_BURST, LineCutter, RotatingFile, WriteBudget, show_tail
+from meshd.process.output import LINE_BYTES, WRITE_BURST, LineCutter, WriteBudget, show_tail
 
 
 def cut(*pieces: bytes, redact: tuple[str, ...] = ()) -> list[str]:
@@ -85,49 +84,10 @@ def test_the_budget_gives_a_burst_then_the_rate() -> None:
     assert budget.take(WRITE_BURST, 1e9)
 
 
-def test_a_file_never_passes_its_limit(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "x.log"
-    file = RotatingFile(path, 10000)
-    for number in range(100):
-        file.write(f"{number:999d}\n".encode())
-        assert path.stat().st_size <= 10000
-    file.close()
-    file.close()
-    assert path.read_text().split()[-1] == "99"
-    assert path.with_name("x.log.1").stat().st_size <= 10000
-    assert len(list(path.parent.iterdir())) == 2
-
-
-def test_a_file_goes_on_where_the_last_start_ended(tmp_path: Path) -> None:
-    path = tmp_path / "x.log"
-    for word in (b"one\n", b"two\n"):
-        file = RotatingFile(path, 10000)
-        file.write(word)
-        file.close()
-    assert path.read_bytes() == b"one\ntwo\n"
-
-
-def test_a_full_disk_loses_lines_and_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = RotatingFile(tmp_path / "x.log", 10000)
-
-    def full(_fd: int, _data: bytes) -> int:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "write", full)
-        file.write(b"lost\n")
-        file.write(b"lost too\n")
-    file.write(b"kept\n")
-    file.close()
-    assert (tmp_path / "x.log").read_bytes() == b"kept\n"
-
-
 def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write log"):
-        RotatingFile(tmp_path / "file" / "x.log", 1)
+        output._open_log(tmp_path / "file" / "x.log", 1)
 
 
 def test_show_tail(tmp_path: Path) -> None:

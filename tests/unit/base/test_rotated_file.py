@@ -1,0 +1,95 @@
+"""The file of a log: bounded, private, and harmless when it cannot be written."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from meshd.base.rotated_file import RotatedFile
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_it_never_passes_its_limit(tmp_path: Path, opened: bool) -> None:
+    path = tmp_path / "new" / "x.log"
+    file = RotatedFile(path, most=20)
+    if opened:
+        file.open()
+    for number in range(5):
+        file.write(b"line %d\n" % number)  # 7 bytes: two of them fit
+        assert path.stat().st_size <= 20
+    file.close()
+    file.close()
+    assert path.read_bytes() == b"line 4\n"
+    assert path.with_name("x.log.1").read_bytes() == b"line 2\nline 3\n"
+    assert sorted(p.name for p in path.parent.iterdir()) == ["x.log", "x.log.1"]
+
+
+def test_only_its_user_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "logs" / "x.log"
+    file = RotatedFile(path, most=20)
+    file.open()
+    file.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for folder in (path.parent, path.parent.parent):  # also those that it makes on the way
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_restart_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    for word in (b"one\n", b"two\n"):
+        file = RotatedFile(tmp_path / "x.log", most=8)
+        file.write(word)
+        file.close()
+    assert (tmp_path / "x.log").read_bytes() == b"one\ntwo\n"
+
+
+def test_a_restart_does_not_begin_beyond_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_bytes(b"full\n")
+    file = RotatedFile(tmp_path / "x.log", most=8)
+    file.write(b"next\n")
+    file.close()
+    assert (tmp_path / "x.log").read_bytes() == b"next\n"
+    assert (tmp_path / "x.log.1").read_bytes() == b"full\n"
+
+
+def test_a_line_longer_than_the_file_is_kept_whole(tmp_path: Path) -> None:
+    file = RotatedFile(tmp_path / "x.log", most=4)
+    file.write(b"a long line\n")
+    file.write(b"b\n")
+    file.close()
+    assert (tmp_path / "x.log").read_bytes() == b"b\n"
+    assert (tmp_path / "x.log.1").read_bytes() == b"a long line\n"
+
+
+def test_a_full_disk_loses_lines_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[OSError] = []
+    file = RotatedFile(tmp_path / "x.log", most=100, on_lost=lost.append)
+
+    def full(_fd: int, _data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        file.write(b"lost\n")
+        file.write(b"lost too\n")
+        assert len(lost) == 1
+    file.write(b"kept\n")
+    file.close()
+    assert (tmp_path / "x.log").read_bytes() == b"kept\n"
+    assert len(lost) == 1
+
+
+def test_a_place_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    file = RotatedFile(tmp_path / "file" / "x.log", most=10)
+    file.write(b"lost\n")
+    with pytest.raises(OSError, match="file"):
+        file.open()
+    file.close()
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "x.log").symlink_to(tmp_path / "else")
+    file = RotatedFile(tmp_path / "x.log", most=10)
+    file.write(b"lost\n")
+    file.close()
+    assert not (tmp_path / "else").exists()
