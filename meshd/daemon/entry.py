@@ -6,7 +6,7 @@ import time
 from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.config import Config
-from meshd.identity.invite import Invite, derive, parse_token
+from meshd.identity.invite import Invite, derive, expired_text, parse_token, refuse_expired
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home, Membership
 from meshd.identity.proof import Credentials
@@ -36,7 +36,7 @@ async def enter(home: Home, key: KeyPair, config: Config, role: str) -> tuple[Me
             f"this node is in mesh `{present.mesh.short}`, the token is for mesh `{invite.mesh.short}`",
             hint="run `meshd leave` first, or use another MESHD_HOME",
         )
-    _check_expiry(invite)
+    refuse_expired(invite, int(time.time()))
     admitted = await _join(invite, key, config, role)
     membership = Membership(invite.mesh, admitted.chain, inviter=invite.inviter)
     home.save_membership(membership)
@@ -66,17 +66,6 @@ def remember(
             LOG.warning("record_refused", why=error.what)
 
 
-def _check_expiry(invite: Invite) -> None:
-    late = int(time.time()) - invite.expires_at
-    if late > 0:
-        hours = late / 3600
-        since = f"{hours:.0f} hours" if hours >= 2 else f"{late // 60} minutes"
-        raise UserError(
-            f"the invite token expired {since} ago",
-            hint="get a new one: `meshd invite` on a member, or what `meshd worker` prints when it starts",
-        )
-
-
 async def _join(invite: Invite, key: KeyPair, config: Config, role: str) -> Admitted:
     standing = Standing(credentials=Credentials(key, None), mesh=invite.mesh)
     try:
@@ -84,10 +73,7 @@ async def _join(invite: Invite, key: KeyPair, config: Config, role: str) -> Admi
             invite.candidates, standing=standing, inviter=invite.inviter, join=derive(invite.secret)
         )
     except DialError as error:
-        raise MeshdError(
-            f"cannot reach the node that made the token: {error.what}",
-            hint=error.hint or "is it running, and does its firewall let its mesh port in",
-        ) from None
+        raise _unreachable(invite, error) from None
     try:
         return await ask(
             pipe,
@@ -101,3 +87,17 @@ async def _join(invite: Invite, key: KeyPair, config: Config, role: str) -> Admi
         raise Refused(f"not admitted: {error.what}", code=error.code, hint=error.hint) from None
     finally:
         await pipe.aclose()
+
+
+def _unreachable(invite: Invite, error: DialError) -> MeshdError:
+    now = int(time.time())
+    if invite.expired(now):  # by our clock, which may be the wrong one: the inviter could not be asked
+        return MeshdError(
+            f"cannot reach the node that made the token, which {expired_text(invite.expires_at, now)} "
+            f"by this machine's clock: {error.what}",
+            hint="get a new token: `meshd invite` on a member, or what `meshd worker` prints when it starts",
+        )
+    return MeshdError(
+        f"cannot reach the node that made the token: {error.what}",
+        hint=error.hint or "is it running, and does its firewall let its mesh port in",
+    )
