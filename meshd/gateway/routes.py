@@ -135,6 +135,7 @@ class Router:
         own = self._own_answer(path)
         if own is not None:
             _demand_method(method, "GET")
+            self._check_ready()  # a client takes a model that is listed for one that answers
             return await own(extra)
         route = ROUTES.get(path)
         if route is None:

@@ -209,11 +209,23 @@ def test_until_it_is_ready_calls_get_503_with_the_reason(state: ModelState) -> N
     asyncio.run(scenario())
 
 
-def test_the_model_is_listed_by_its_real_name_even_while_loading() -> None:
+@pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1/models/org%2Ftiny%20model"])
+def test_no_model_is_listed_before_it_answers(path: str) -> None:
     async def scenario() -> None:
         async with world(says(200, {})) as here:
             here.upstream.model_name = "org/tiny model"
-            here.upstream.readiness = Readiness(ModelState.LOADING, "loading")
+            here.upstream.readiness = Readiness(ModelState.LOADING, "loading", retry_after=7)
+            async with here.http.get(here.url + path) as answer:
+                assert (answer.status, answer.headers["Retry-After"]) == (503, "7")
+                assert (await error_of(answer))["code"] == "model_loading"
+
+    asyncio.run(scenario())
+
+
+def test_the_model_is_listed_by_its_real_name() -> None:
+    async def scenario() -> None:
+        async with world(says(200, {})) as here:
+            here.upstream.model_name = "org/tiny model"
             async with here.http.get(f"{here.url}/v1/models") as answer:
                 listed = await answer.json()
             assert [model["id"] for model in listed["data"]] == ["org/tiny model"]
