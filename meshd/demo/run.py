@@ -45,7 +45,8 @@ async def _demo(args: DemoArgs, out: DemoOutput, folder: Path) -> None:
         await build(args.cache, progress=progress)
     model = args.model if args.model is not None else await demo_model(args.cache, progress)
     async with Owner() as owner:
-        worker = LocalNode(_worker_spec(model, args.cache, folder))
+        copy = await asyncio.to_thread(other_copy, model, folder, whole=args.model is None)
+        worker = LocalNode(_worker_spec(copy, args.cache, folder))
         out.progress("starting the worker")
         await start_all(owner, worker)
         head = LocalNode(_head_spec(model, args.cache, folder, await worker.token()))
@@ -60,13 +61,22 @@ async def _demo(args: DemoArgs, out: DemoOutput, folder: Path) -> None:
 
 def _worker_spec(model: Path, cache: Path, folder: Path) -> NodeSpec:
     """The worker gets the file under another name in another folder, as on another machine."""
+    return NodeSpec("worker", "worker", folder / "worker", cache, ("--model", str(model)))
+
+
+def other_copy(model: Path, folder: Path, *, whole: bool) -> Path:
+    """`model` under another name below `folder`: all its bytes when `whole`, else a link.
+
+    A symbolic one: a hard link would change the file's status time, by which a program that has it open
+    knows that somebody has touched it.
+    """
     copy = folder / "a-friends-disk" / "renamed.gguf"
-    copy.parent.mkdir()
-    try:
-        copy.hardlink_to(model)
-    except OSError:
-        copy.symlink_to(model)  # another file system: the content is what counts
-    return NodeSpec("worker", "worker", folder / "worker", cache, ("--model", str(copy)))
+    copy.parent.mkdir(parents=True)
+    if whole:
+        shutil.copyfile(model, copy)
+    else:
+        copy.symlink_to(model)
+    return copy
 
 
 def _head_spec(model: Path, cache: Path, folder: Path, token: str) -> NodeSpec:
