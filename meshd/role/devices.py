@@ -15,7 +15,8 @@ from meshd.wire.lease import MAX_DEVICES, Device
 
 # no more than an Offer can carry (wire/lease.py): an odd line of a driver must not spoil it
 _LINE = re.compile(
-    r"^  (?P<name>[!-9;-~]{1,64}): (?P<text>.*) \((?P<total>[0-9]{1,12}) MiB, (?P<free>[0-9]{1,12}) MiB free\)$"
+    r"^  (?P<name>[!-9;-~]{1,64}): (?P<text>.*)"
+    r" \((?P<total>[0-9]{1,12}) MiB, (?P<free>[0-9]{1,12}) MiB free\)$"
 )
 _MIB = 1 << 20
 _HALF_ABLE = ("BLAS", "ACCEL", "AMX")  # accelerators that lack operations: never used on their own
