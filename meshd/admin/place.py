@@ -1,9 +1,10 @@
-"""Where the control socket of a home lies, and who is at the other end of it.
+"""Where the sockets of a home lie, and who is at the other end of the control socket.
 
 A path that is too long for a socket is replaced by a short one in a private folder under the runtime
 folder; the home then holds a pointer file with it. Used by both ends, so it imports nothing heavy.
 """
 
+import contextlib
 import hashlib
 import os
 import socket
@@ -32,34 +33,53 @@ def find_socket(home: Path) -> Path:
 def choose_socket(home: Path, environ: Mapping[str, str]) -> Path:
     """The path that a daemon of this home listens at; makes folder and pointer of a short one if need be."""
     pointer = home / POINTER_NAME
-    plain = home / SOCKET_NAME
-    if len(os.fsencode(plain)) <= MAX_SOCKET_PATH_BYTES:
+    chosen = socket_folder(home, environ) / SOCKET_NAME
+    if chosen.parent == home:
         pointer.unlink(missing_ok=True)
-        return plain
-    digest = hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:20]
-    short = _private_folder(environ) / f"{digest}.sock"
-    if len(os.fsencode(short)) > MAX_SOCKET_PATH_BYTES:
+        return chosen
+    fresh = pointer.with_suffix(f".{os.getpid()}")
+    fresh.write_text(f"{chosen}\n", encoding="utf-8")
+    fresh.replace(pointer)
+    return chosen
+
+
+def socket_folder(home: Path, environ: Mapping[str, str]) -> Path:
+    """Where all sockets of a home's daemon lie: the home, or a private folder with a shorter path, made now.
+
+    No name in it may be longer than SOCKET_NAME. Raises UserError when no path is short enough or private.
+    """
+    if _is_short(home):
+        return home
+    folder = _short_folder(home, environ)
+    if not _is_short(folder):
         raise UserError(
-            f"no path for the control socket is short enough: `{short}`",
+            f"no path for the control socket is short enough: `{folder / SOCKET_NAME}`",
             hint=f"set MESHD_HOME to a path of at most {MAX_SOCKET_PATH_BYTES - len(SOCKET_NAME) - 1} bytes",
         )
-    fresh = pointer.with_suffix(f".{os.getpid()}")
-    fresh.write_text(f"{short}\n", encoding="utf-8")
-    fresh.replace(pointer)
-    return short
-
-
-def _private_folder(environ: Mapping[str, str]) -> Path:
-    import tempfile  # slow to import, and clients never need it
-
-    runtime = environ.get("XDG_RUNTIME_DIR", "")
-    if runtime.startswith("/") and Path(runtime).is_dir():
-        folder = Path(runtime) / "meshd"
-    else:
-        folder = Path(tempfile.gettempdir()) / f"meshd-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     check_private(folder)
     return folder
+
+
+def remove_socket_folder(folder: Path, home: Path) -> None:
+    """At a daemon's end: remove what `socket_folder` made, if nothing is left in it. Idempotent."""
+    if folder != home:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _is_short(folder: Path) -> bool:
+    return len(os.fsencode(folder / SOCKET_NAME)) <= MAX_SOCKET_PATH_BYTES
+
+
+def _short_folder(home: Path, environ: Mapping[str, str]) -> Path:
+    import tempfile  # slow to import, and clients never need it
+
+    digest = hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:16]
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if runtime.startswith("/") and Path(runtime).is_dir():
+        return Path(runtime) / f"meshd-{digest}"
+    return Path(tempfile.gettempdir()) / f"meshd-{os.geteuid()}-{digest}"
 
 
 def check_private(folder: Path) -> None:

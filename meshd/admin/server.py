@@ -14,7 +14,7 @@ from pathlib import Path
 from meshd.admin import api
 from meshd.admin.codec import Json, decode_request, encode_line, to_json
 from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES, MAX_PING_SECONDS, Control
-from meshd.admin.place import allowed, check_private, choose_socket, peer_of
+from meshd.admin.place import allowed, check_private, choose_socket, peer_of, remove_socket_folder
 from meshd.base.errors import LocalProtocolError, MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.base.tasks import Owner
 
@@ -74,6 +74,7 @@ class AdminServer:
                 self._path.unlink()
         except FileNotFoundError:
             pass
+        remove_socket_folder(self._path.parent, self._home)
 
     async def serve(self) -> None:
         """Answer until cancelled."""

@@ -4,11 +4,11 @@ import hashlib
 import os
 import secrets
 import socket
-import tempfile
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from meshd.admin.place import socket_folder
 from meshd.base.errors import MeshdError, UserError
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.build.native import find, read_bin_dir
@@ -28,8 +28,6 @@ from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
 from meshd.tunnel.pump import Counter
 from meshd.wire.hello import NativeVersion
-
-MAX_SOCKET_PATH = 90  # sun_path is 104 on macOS; names below the run folder are short
 
 
 def find_native(config: Config) -> Native:
@@ -57,21 +55,6 @@ def machine_id(mesh: bytes) -> str:
     except OSError:
         seed = f"{uuid.getnode():x} {socket.gethostname()}".encode()
     return hashlib.sha256(b"meshd machine\0" + mesh + seed).hexdigest()[:32]
-
-
-def run_folder(home: Path) -> Path:
-    """A private folder for sockets: in the home, or elsewhere when that path is too long for sun_path."""
-    folder = home / "run"
-    if len(os.fsencode(folder)) > MAX_SOCKET_PATH:
-        name = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
-        folder = Path(tempfile.gettempdir()) / f"meshd-{os.getuid()}-{name}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
-        raise UserError(
-            f"`{folder}` is not private to this user", hint="remove it, or choose a shorter MESHD_HOME"
-        )
-    return folder
 
 
 def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
@@ -116,7 +99,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         complete=_complete,
         random=secrets.token_bytes,
         logs=config.paths.logs,
-        run_dir=run_folder(config.paths.home),
+        run_dir=socket_folder(config.paths.home, os.environ),
     )
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -171,29 +172,57 @@ def test_closing_leaves_a_successors_socket_alone(home: Path) -> None:
     assert not (home / "control.sock").exists()
 
 
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """A runtime folder with a short path, which tmp_path need not have."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
 def test_a_long_path_gets_a_short_socket_and_a_pointer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime = tmp_path / "run"
-    runtime.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     home = tmp_path / ("long" * 30)
     with running(home, FakeControl()) as admin:
-        assert len(os.fsencode(admin.path)) <= 100 and admin.path.parent == runtime / "meshd"
+        assert len(os.fsencode(admin.path)) <= 100 and admin.path.parent.parent == runtime
+        assert place.socket_folder(home, {"XDG_RUNTIME_DIR": str(runtime)}) == admin.path.parent
         monkeypatch.delenv("XDG_RUNTIME_DIR")  # a client of another session finds it all the same
         assert ask(home, StatusRequest(), Status).node.name == "desk"
-    assert not admin.path.exists()
+    assert list(runtime.iterdir()) == []
 
 
-def test_a_trap_in_the_runtime_folder_is_refused(tmp_path: Path) -> None:
-    runtime = tmp_path / "run"
-    (runtime / "meshd").mkdir(parents=True)
-    (runtime / "meshd").chmod(0o777)
-    admin = AdminServer(
-        home=tmp_path / ("long" * 30), control=FakeControl(), environ={"XDG_RUNTIME_DIR": str(runtime)}
-    )
+def test_a_trap_in_the_runtime_folder_is_refused(tmp_path: Path, runtime: Path) -> None:
+    home, environ = tmp_path / ("long" * 30), {"XDG_RUNTIME_DIR": str(runtime)}
+    place.socket_folder(home, environ).chmod(0o777)
+    admin = AdminServer(home=home, control=FakeControl(), environ=environ)
     with pytest.raises(UserError, match="only this user can enter"):
         admin.open()
+
+
+def test_two_homes_have_two_folders(tmp_path: Path, runtime: Path) -> None:
+    environ = {"XDG_RUNTIME_DIR": str(runtime)}
+    one, two = (place.socket_folder(tmp_path / (name * 120), environ) for name in "ab")
+    assert one != two
+    (two / "llama.sock").touch()
+    for folder in (one, two, one):
+        place.remove_socket_folder(folder, tmp_path)
+    assert list(runtime.iterdir()) == [two], "what is in use stays"
+
+
+def test_a_home_is_never_removed(runtime: Path) -> None:
+    home = runtime / "h"
+    home.mkdir()
+    assert place.socket_folder(home, {}) == home
+    place.remove_socket_folder(home, home)
+    assert home.exists()
+
+
+def test_no_short_path_at_all_is_said(tmp_path: Path) -> None:
+    runtime = tmp_path / ("run" * 40)
+    runtime.mkdir()
+    with pytest.raises(UserError, match="no path for the control socket is short enough"):
+        place.socket_folder(tmp_path / ("long" * 30), {"XDG_RUNTIME_DIR": str(runtime)})
 
 
 def test_a_strange_user_is_sent_away(
