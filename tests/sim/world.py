@@ -14,7 +14,7 @@ from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Chain, Role, issue
 from meshd.identity.proof import Credentials
-from meshd.identity.record import PeerRecord
+from meshd.identity.record import LEFT, PeerRecord
 from meshd.identity.revocation import RevocationSet, ban
 from meshd.link.interface import DialError, DialFailure, Link, LinkKind
 from meshd.link.proving import Standing
@@ -39,6 +39,7 @@ class Cable(MemoryWire):
     def __init__(self) -> None:
         super().__init__()
         self.unplugged = False
+        self.stays_out = False  # a cut that is due unplugs it as well
         self.due: deque[int] = deque()  # after so many bytes, of both directions, it is cut; again and again
         self.made = 0
         self.cuts = 0
@@ -82,6 +83,7 @@ class _CablePipe(MemoryPipe):
             return
         super()._put([whole[: cable.due.popleft()]])
         cable.cuts += 1
+        cable.unplugged = cable.stays_out
         for direction in cable.ups + cable.downs:  # what was put before still arrives
             direction.ended = direction.ended or Broken
             direction.change()
@@ -149,7 +151,7 @@ class WorldNode:
             why_banned=self.bans.why_banned,
         )
 
-    def record(self, sequence: int = 1) -> PeerRecord:
+    def record(self, sequence: int = 1, *, left: bool = False) -> PeerRecord:
         """Its own word on where it is."""
         return PeerRecord.sign(
             self.key,
@@ -157,7 +159,8 @@ class WorldNode:
             name=self.name,
             role=self._role,
             sequence=sequence,
-            candidates=(self.place,),
+            candidates=() if left else (self.place,),
+            capabilities=LEFT if left else {},
         )
 
     def knows(self, *others: "WorldNode") -> None:

@@ -1,0 +1,304 @@
+"""The greeting over one link: in order, told why not, and never longer or larger than it may be."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
+from meshd.link.interface import Link, LinkInfo
+from meshd.peer.greeting import BANS_PER_MESSAGE, GREETING_SECONDS, greet
+from meshd.wire.hello import Bans, Go, Greeting, Hello, NativeVersion, Refusal, decode
+from meshd.wire.lengths import LengthParser, framed
+
+from tests.sim.loop import run
+
+HELLO = Hello(
+    version=1,
+    software="0.1",
+    features=(),
+    name="anna",
+    role="worker",
+    incarnation=bytes(16),
+    current=b"",
+    fresh=bytes(8),
+    chosen=b"",
+    native=NativeVersion("7.0.0", "pin", "patches", "cpu"),
+    largest_frame=1 << 18,
+    grace=120,
+    bans_count=0,
+    bans_digest=bytes(32),
+    clock=1,
+    record=b"",
+)
+
+
+class FakeLink:
+    """One end of a link made of queues."""
+
+    def __init__(self, inward: asyncio.Queue[bytes], outward: asyncio.Queue[bytes]) -> None:
+        self._in, self._out = inward, outward
+
+    @property
+    def info(self) -> LinkInfo:
+        raise AssertionError("the greeting does not ask")
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None:
+        await self._out.put(b"".join(data))
+
+    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
+        raise AssertionError
+
+    async def receive(self) -> bytes:
+        data = await self._in.get()
+        if not data:
+            raise EndOfStream("the other side ended the link")
+        return data
+
+    def divert(self, take: Callable[[bytes], bool]) -> None:
+        raise AssertionError
+
+    async def aclose(self) -> None:
+        await self._out.put(b"")
+
+
+def ends(size: int = 64) -> tuple[FakeLink, FakeLink]:
+    up: asyncio.Queue[bytes] = asyncio.Queue(size)
+    down: asyncio.Queue[bytes] = asyncio.Queue(size)
+    return FakeLink(down, up), FakeLink(up, down)
+
+
+@dataclass
+class Side:
+    """A Parley that takes notes."""
+
+    hello: Hello = HELLO
+    bans: tuple[bytes, ...] = ()
+    refuses: Refused | None = None
+    bans_us: bool = False
+    notes: list[str] = field(default_factory=list)
+    learned: list[bytes] = field(default_factory=list)
+
+    def my_hello(self, theirs: Hello | None) -> Hello:
+        self.notes.append("hello" if theirs is None else "answer")
+        return replace(self.hello, bans_count=len(self.bans), bans_digest=bytes([len(self.bans)]) * 32)
+
+    async def check_hello(self, theirs: Hello) -> None:
+        self.notes.append("check")
+        if self.refuses is not None:
+            raise self.refuses
+
+    def ban_entries(self) -> Sequence[bytes]:
+        return self.bans
+
+    def learn_bans(self, entries: Sequence[bytes]) -> None:
+        self.learned += entries
+
+    def check_banned(self, link: Link) -> None:
+        self.notes.append("banned?")
+        if self.bans_us:
+            raise Refused("banned by the root", code="banned")
+
+    def settle(self, mine: Hello, theirs: Hello) -> None:
+        self.notes.append("settle")
+
+
+async def both(leader: Side, follower: Side, *, size: int = 64) -> list[BaseException | tuple[Hello, bytes]]:
+    near, far = ends(size)
+    results: list[BaseException | tuple[Hello, bytes]] = [Broken(""), Broken("")]
+
+    async def side(number: int, link: FakeLink, parley: Side, leads: bool) -> None:
+        try:
+            results[number] = await greet(link, parley, leader=leads, settle=parley.settle)
+        except (Broken, EndOfStream, Refused, RemoteProtocolError) as error:
+            results[number] = error
+            await link.aclose()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(side(0, near, leader, True))
+        group.create_task(side(1, far, follower, False))
+    return results
+
+
+def test_hellos_go_across_and_each_side_settles_after_its_check() -> None:
+    async def main() -> None:
+        leader, follower = Side(replace(HELLO, name="leader")), Side(replace(HELLO, name="follower"))
+        first, second = await both(leader, follower)
+        assert not isinstance(first, BaseException) and not isinstance(second, BaseException)
+        assert (first[0].name, second[0].name) == ("follower", "leader")
+        assert leader.notes == ["hello", "check", "settle", "banned?"]
+        assert follower.notes == ["check", "answer", "settle", "banned?"]
+        assert leader.learned == follower.learned == []  # equal sets are not sent
+
+    run(main())
+
+
+@pytest.mark.parametrize("counts", [(0, 1), (1, 0), (3, BANS_PER_MESSAGE + 1), (200, 150)])
+def test_bans_go_both_ways_at_once_even_through_a_narrow_link(counts: tuple[int, int]) -> None:
+    async def main() -> None:
+        sides = [
+            Side(bans=tuple(f"{n} {side}".encode() * 100 for n in range(n_bans)))
+            for side, n_bans in enumerate(counts)
+        ]
+        results = await both(sides[0], sides[1], size=1)
+        assert not any(isinstance(result, BaseException) for result in results), results
+        assert tuple(sides[0].learned) == sides[1].bans
+        assert tuple(sides[1].learned) == sides[0].bans
+
+    run(main())
+
+
+@pytest.mark.parametrize(("refuser", "when"), [(0, "hello"), (1, "hello"), (0, "banned")])
+def test_a_refusal_is_told_with_code_and_hint(refuser: int, when: str) -> None:
+    async def main() -> None:
+        sides = [Side(), Side()]
+        if when == "hello":
+            sides[refuser].refuses = Refused("in use at x", code="identity_in_use", hint="stop it")
+        else:
+            sides[refuser].bans_us = True
+        results = await both(sides[0], sides[1])
+        other = results[1 - refuser]
+        assert isinstance(other, Refused)
+        assert other.code == ("identity_in_use" if when == "hello" else "banned")
+        assert other.hint == ("stop it" if when == "hello" else "")
+
+    run(main())
+
+
+def test_a_follower_that_refuses_after_the_bans_ends_the_link() -> None:
+    """The leader has said Go by then: it learns of it from the end of the link."""
+
+    async def main() -> None:
+        first, second = await both(Side(), Side(bans_us=True))
+        assert isinstance(first, tuple)
+        assert isinstance(second, Refused) and second.code == "banned"
+
+    run(main())
+
+
+def test_who_was_refused_does_not_refuse_back() -> None:
+    async def main() -> None:
+        near, far = ends()
+        await far.send([framed(Refusal("banned", "you are out").encode())])
+        with pytest.raises(Refused, match="you are out"):
+            await greet(near, Side(), leader=False, settle=Side().settle)
+        assert far._in.empty()
+
+    run(main())
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_silence_ends_after_ten_seconds(leads: bool) -> None:
+    async def main() -> None:
+        near, _ = ends()
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(Broken, match="no greeting within 10 s"):
+            await greet(near, Side(), leader=leads, settle=Side().settle)
+        assert asyncio.get_running_loop().time() - began == GREETING_SECONDS
+
+    run(main())
+
+
+def test_a_peer_that_drips_is_not_given_more_time() -> None:
+    async def main() -> None:
+        near, far = ends()
+
+        async def drip() -> None:
+            for byte in framed(HELLO.encode()):
+                await far.send([bytes([byte])])
+                await asyncio.sleep(1)
+
+        began = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as group:
+            dripping = group.create_task(drip())
+            with pytest.raises(Broken, match="no greeting"):
+                await greet(near, Side(), leader=False, settle=Side().settle)
+            dripping.cancel()
+        assert asyncio.get_running_loop().time() - began == GREETING_SECONDS
+
+    run(main())
+
+
+def test_what_comes_behind_go_is_handed_on() -> None:
+    async def main() -> None:
+        near, far = ends()
+        await far.send([framed(HELLO.encode()) + framed(Go().encode()) + b"frames"])
+        side = Side(replace(HELLO, bans_digest=HELLO.bans_digest))
+        _, rest = await greet(near, side, leader=False, settle=side.settle)
+        assert rest == b"frames"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [Go()],
+        [Bans((), last=True)],
+        [HELLO, HELLO],
+        [HELLO, Bans((), last=True)],
+        [replace(HELLO, bans_digest=b"x"), Go()],
+        [replace(HELLO, bans_digest=b"x", bans_count=1), Bans((b"1", b"2"), last=True)],
+        [replace(HELLO, bans_digest=b"x", bans_count=1), Bans((b"1",), last=False), Bans((b"2",), last=True)],
+    ],
+)
+def test_out_of_order_is_refused(messages: list[Greeting]) -> None:
+    async def main() -> None:
+        near, far = ends()
+        side = Side()
+        for message in messages:
+            await far.send([framed(message.encode())])
+        with pytest.raises(RemoteProtocolError):
+            await greet(near, side, leader=False, settle=side.settle)
+
+    run(main())
+
+
+def test_a_message_too_long_is_refused_by_its_length() -> None:
+    async def main() -> None:
+        near, far = ends()
+        await far.send([(1 << 20).to_bytes(4, "big")])
+        with pytest.raises(RemoteProtocolError, match="1048576 bytes announced"):
+            await greet(near, Side(), leader=True, settle=Side().settle)
+
+    run(main())
+
+
+WORDS = st.one_of(
+    st.builds(Go),
+    st.builds(Bans, st.lists(st.binary(max_size=20), max_size=3).map(tuple), last=st.booleans()),
+    st.builds(Refusal, st.text("ab", max_size=5), st.text("cd \n", max_size=9)),
+    st.builds(
+        lambda count, digest: replace(HELLO, bans_count=count, bans_digest=digest),
+        st.integers(0, 5),
+        st.sampled_from([HELLO.bans_digest, b"other"]),
+    ),
+).map(lambda message: framed(message.encode()))
+
+
+@given(st.booleans(), st.lists(WORDS | st.binary(max_size=30), max_size=6))
+def test_whatever_a_peer_says_ends_in_a_declared_error_or_a_hello(leads: bool, said: list[bytes]) -> None:
+    async def main() -> None:
+        near, far = ends()
+        side = Side()
+        for data in said:
+            if data:
+                await far.send([data])
+        await far.aclose()
+        try:
+            hello, _ = await greet(near, side, leader=leads, settle=side.settle)
+        except (Refused, RemoteProtocolError, EndOfStream, Broken):
+            pass
+        else:
+            assert hello.name == HELLO.name
+            assert side.notes[-1] == "banned?"
+            assert "settle" in side.notes
+        parser = LengthParser()
+        while not far._in.empty():
+            parser.feed(far._in.get_nowait())
+        for message in parser.messages():
+            decode(message)  # we never say what cannot be read
+
+    run(main())

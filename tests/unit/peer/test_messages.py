@@ -1,0 +1,53 @@
+"""Whole messages over a stream: order, credit, ends in the middle."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import Broken, EndOfStream, RemoteProtocolError
+from meshd.peer.messages import MessageStream
+from meshd.wire.lengths import framed
+
+from tests.sim.loop import run
+from tests.unit.tunnel.far import streams
+
+
+@given(st.lists(st.binary(max_size=300), max_size=10), st.integers(1, 40))
+def test_messages_arrive_whole_and_give_their_credit_back(messages: list[bytes], most: int) -> None:
+    async def main() -> None:
+        near, far, port, _ = streams(most=most)
+        out, back = MessageStream(near), MessageStream(far)
+        for message in messages:
+            await out.send(message)
+        near.write_eof()
+        for message in messages:
+            assert await back.receive() == message
+        with pytest.raises(EndOfStream):
+            await back.receive()
+        assert port.unread == 0
+
+    run(main())
+
+
+def test_an_end_inside_a_message_breaks_the_rules() -> None:
+    async def main() -> None:
+        near, far, _, _ = streams()
+        await near.write(framed(b"message")[:-1])
+        near.write_eof()
+        with pytest.raises(RemoteProtocolError, match="ended inside a message"):
+            await MessageStream(far).receive()
+
+    run(main())
+
+
+def test_a_reset_is_told_and_a_long_message_refused() -> None:
+    async def main() -> None:
+        near, far, _, _ = streams()
+        near.reset(4, "gone")
+        with pytest.raises(Broken, match="gone"):
+            await MessageStream(far).receive()
+        near, far, _, _ = streams()
+        await near.write((1 << 20).to_bytes(4, "big"))
+        with pytest.raises(RemoteProtocolError, match="1048576 bytes announced"):
+            await MessageStream(far).receive()
+
+    run(main())
