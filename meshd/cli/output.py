@@ -126,15 +126,6 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
 
 
-def in_bytes(count: float) -> str:
-    """`12.3 MB`, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 def in_time(seconds: float) -> str:
     """`4 s`, `3 min`, `2 h 10 min`, `5 d 3 h`."""
     whole = round(seconds)

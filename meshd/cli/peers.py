@@ -5,8 +5,9 @@ import argparse
 from meshd.admin.api import PeerView, Status, StatusRequest
 from meshd.admin.client import ask
 from meshd.admin.codec import to_json
+from meshd.base.amounts import in_bytes
 from meshd.cli.options import Arguments
-from meshd.cli.output import Output, in_bytes
+from meshd.cli.output import Output
 from meshd.config import home_here
 
 

@@ -6,8 +6,9 @@ import time
 from meshd.admin.api import ModelView, Status, StatusRequest
 from meshd.admin.client import Client
 from meshd.admin.codec import to_json
+from meshd.base.amounts import in_bytes
 from meshd.cli.options import Arguments
-from meshd.cli.output import Output, in_bytes, in_time
+from meshd.cli.output import Output, in_time
 from meshd.cli.peers import print_peers
 from meshd.config import home_here
 

@@ -1,6 +1,6 @@
 """Configuration: option, then environment, then TOML file, then default, made into one frozen tree."""
 
-from meshd.config.check import check, is_loopback, read_join
+from meshd.config.check import check, read_join
 from meshd.config.load import Loaded, Setting, load
 from meshd.config.tree import (
     AVAILABLE_LINKS,
@@ -39,7 +39,6 @@ __all__ = [
     "find_cache",
     "find_home",
     "home_here",
-    "is_loopback",
     "load",
     "read_join",
 ]

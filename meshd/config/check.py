@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
+from meshd.base.hosts import is_loopback
 from meshd.config.tree import AVAILABLE_LINKS, Config
 
 MAX_TOKEN_BYTES = 4096
-LOOPBACK_NAMES = ("localhost", "::1")
 
 
 def check(config: Config, role: str) -> None:
@@ -46,18 +46,6 @@ def _check_serve(config: Config) -> None:
             f"the API on `{serve.host}` would answer anybody who reaches it",
             hint="give --api-key-file FILE (one key a line), or serve on 127.0.0.1",
         )
-
-
-def is_loopback(host: str) -> bool:
-    """True for addresses that only this machine reaches."""
-    import ipaddress
-
-    if host in LOOPBACK_NAMES:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_model(model: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshd.admin.api import Status
 from meshd.base import log
+from meshd.base.amounts import in_bytes
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.build.demo_model import demo_model
@@ -102,8 +103,9 @@ def _show_split(status: Status, out: DemoOutput) -> None:
         raise MeshdError("the head shows no model")
     out.line(f"model    {model.name}, loaded in {model.load_seconds:.1f} s")
     for part in model.split:
-        out.line(f"split    {part.node} {part.device}: {part.layers} layers, {_size(part.bytes)} of weights")
-    out.line(f"weights  {_size(model.weights_local_bytes)} read by the worker from its own file,")
+        size = in_bytes(part.bytes)
+        out.line(f"split    {part.node} {part.device}: {part.layers} layers, {size} of weights")
+    out.line(f"weights  {in_bytes(model.weights_local_bytes)} read by the worker from its own file,")
     out.line(f"         {model.weights_network_bytes} bytes of weights sent over the network")
 
 
@@ -119,20 +121,12 @@ async def _chat(status: Status, prompt: str, out: DemoOutput) -> int:
 
 
 def _show_wire(before: Status, after: Status, tokens: int, out: DemoOutput) -> None:
-    crossed = _crossed(after) - _crossed(before)
-    out.line(
-        f"wire     {_size(_crossed(before))} until loaded, {_size(crossed)} for prompt and {tokens} tokens"
-    )
+    loading = in_bytes(_crossed(before))
+    asking = in_bytes(_crossed(after) - _crossed(before))
+    out.line(f"wire     {loading} until loaded, {asking} for prompt and {tokens} tokens")
     if after.model is not None and after.model.bytes_per_token is not None:
-        out.line(f"         {_size(int(after.model.bytes_per_token))} a generated token, both directions")
+        out.line(f"         {in_bytes(after.model.bytes_per_token)} a generated token, both directions")
 
 
 def _crossed(status: Status) -> int:
     return sum(peer.link.sent_bytes + peer.link.received_bytes for peer in status.peers if peer.link)
-
-
-def _size(count: int) -> str:
-    for unit, step in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= step:
-            return f"{count / step:.1f} {unit}"
-    return f"{count} bytes"

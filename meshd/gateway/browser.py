@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshd.base.errors import UserError
+from meshd.base.hosts import is_loopback
 
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]{0,31}://[^/@\s]{1,260}")
@@ -62,12 +63,6 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(text)
     except ValueError:
         return None
-
-
-def is_loopback(host: str) -> bool:
-    """True for `localhost` and for loopback addresses."""
-    address = _address(host)
-    return host == "localhost" if address is None else address.is_loopback
 
 
 class BrowserGuard:

@@ -2,10 +2,10 @@
 
 import asyncio
 import errno
-import ipaddress
 import socket
 
 from meshd.base.errors import UserError
+from meshd.base.hosts import is_loopback
 from meshd.base.port_holder import port_holder
 
 BACKLOG = 128
@@ -27,7 +27,7 @@ async def resolve(host: str) -> list[tuple[socket.AddressFamily, str]]:
 
 def all_loopback(addresses: list[tuple[socket.AddressFamily, str]]) -> bool:
     """True when nobody beyond this machine reaches any of them."""
-    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for _, address in addresses)
+    return all(is_loopback(address) for _, address in addresses)
 
 
 def bind(addresses: list[tuple[socket.AddressFamily, str]], port: int) -> list[socket.socket]:

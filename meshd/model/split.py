@@ -8,6 +8,7 @@ to exactly this split (checked against `placement.place`), the bytes of every de
 from collections.abc import Sequence
 from dataclasses import replace
 
+from meshd.base.amounts import in_memory
 from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.cache import CELL_PADDING
 from meshd.model.compute import compute_bound
@@ -16,8 +17,6 @@ from meshd.model.partition import partition, share_out
 from meshd.model.placement import MAX_DEVICES, ON_CPU, place
 from meshd.model.plan import Device, DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
 
-_GIB = 1 << 30
-_MIB = 1 << 20
 _TIED_OUTPUT = "token_embd.weight=CPU"
 _OWN_OUTPUT = r"^output\.weight=CPU"
 
@@ -94,12 +93,14 @@ class _Planner:
         needed = model.weight_bytes + cache + compute
         room = self._room(order)
         parts = [
-            f"{device.label} {_size(device.free)} free, {_size(max(0, room[id(device)]))} of it for layers"
+            f"{device.label} {in_memory(device.free)} free, "
+            f"{in_memory(max(0, room[id(device)]))} of it for layers"
             for device in used
         ]
         return (
-            f"`{model.name}` does not fit: it needs {_size(needed)} (weights {_size(model.weight_bytes)}, "
-            f"cache of {shape.tokens} tokens {_size(cache)}, computing up to {_size(compute)}); "
+            f"`{model.name}` does not fit: it needs {in_memory(needed)} "
+            f"(weights {in_memory(model.weight_bytes)}, "
+            f"cache of {shape.tokens} tokens {in_memory(cache)}, computing up to {in_memory(compute)}); "
             + "; ".join(parts)
         )
 
@@ -161,8 +162,8 @@ class _Planner:
         for device in workers:
             need = max(self._costs(device))
             if room[id(device)] < need:
-                usable = _size(max(0, room[id(device)]))
-                return LeftOut(device, f"{usable} are left for layers, one needs {_size(need)}")
+                usable = in_memory(max(0, room[id(device)]))
+                return LeftOut(device, f"{usable} are left for layers, one needs {in_memory(need)}")
         return None
 
     def _by_user(self) -> Plan | None:
@@ -335,7 +336,3 @@ def _check(plan: Plan, layers: int) -> None:
     expected.append(len(plan.devices) - 1 if plan.devices else ON_CPU)
     if list(placed) != expected:
         raise LocalProtocolError(f"planned {expected}, llama.cpp would place {placed}")
-
-
-def _size(count: int) -> str:
-    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / _MIB:.0f} MiB"

@@ -13,7 +13,6 @@ from meshd.config import (
     ServeConfig,
     WorkerConfig,
     check,
-    is_loopback,
     read_join,
 )
 
@@ -77,21 +76,6 @@ def test_a_worker_needs_a_device_and_its_files() -> None:
         check(Config(worker=WorkerConfig(devices=("none",))), "worker")
     with pytest.raises(UserError, match="cannot read model file"):
         check(Config(worker=WorkerConfig(models=(Path("/nonexistent/m.gguf"),))), "worker")
-
-
-@pytest.mark.parametrize(
-    ("host", "answer"),
-    [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("::1", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("x", False),
-    ],
-)
-def test_loopback(host: str, answer: bool) -> None:
-    assert is_loopback(host) is answer
 
 
 def joined(join: str) -> str:

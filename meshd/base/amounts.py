@@ -1,0 +1,18 @@
+"""How amounts of bytes are written: what is sent or stored in powers of 1000, memory in powers of 1024."""
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+def in_bytes(count: float) -> str:
+    """`12.3 MB`, in powers of 1000, as disks and networks are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def in_memory(count: int) -> str:
+    """`1.5 GiB` or `300 MiB`, in powers of 1024, as devices tell what they have."""
+    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / _MIB:.0f} MiB"
