@@ -36,7 +36,12 @@ def run(args: Arguments, out: Output) -> int:
         from meshd.cli.offline import home_locked
 
         with home_locked(home) as store:
+            if store.load_membership() is None:
+                raise UserError(
+                    "this node is in no mesh", hint="set MESHD_HOME to the folder of the node that you mean"
+                ) from None
             store.leave(drop_root=args.force)
+        out.note("the other nodes were not told: no daemon was running; they show it as away")
     out.line("left the mesh")
     return 0
 

@@ -59,6 +59,7 @@ class Parts:
     candidates: Callable[[], tuple[Candidate, ...]]
     gateway: Callable[[], GatewayStatus | None]
     bans_changed: Callable[[], None]
+    leave: Callable[[], None]
     stop: Callable[[str], None]
 
 
@@ -153,6 +154,7 @@ class DaemonControl:
     async def leave(self, *, drop_root: bool = False) -> None:
         """See Control."""
         self._parts.home.leave(drop_root=drop_root)
+        self._parts.leave()
         self._parts.stop("this node has left the mesh")
 
     async def stop(self) -> None:

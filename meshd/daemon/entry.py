@@ -50,7 +50,7 @@ def remember(
     """Put what the token and the inviter said where it is looked for."""
     if config.node.join:
         invite = parse_token(config.node.join)
-        if invite.mesh == membership.mesh:
+        if invite.mesh == membership.mesh and bans.why_node_banned(invite.inviter) is None:
             book.hint(invite.inviter, invite.candidates)
     if admitted is None:
         return

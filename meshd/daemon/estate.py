@@ -13,11 +13,12 @@ from meshd.daemon.port import open_listener
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home, Membership
 from meshd.identity.proof import Credentials, Proven
-from meshd.identity.record import PeerRecord
+from meshd.identity.record import LEFT, PeerRecord
 from meshd.link.interface import Dialer
 from meshd.link.proving import ProvenPipe, Standing
 from meshd.link.tcp import TcpDialer, TcpListener
 from meshd.mux.config import NodeBudget
+from meshd.mux.events import Code
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node, NodeFacts
 from meshd.rendezvous.book import AddressBook
@@ -49,13 +50,14 @@ class Estate:
         self._key = key
         self._role = role
         self.membership = membership
+        self.has_left = False
         self.invites = home.load_invites(membership.mesh)
         self.bans = home.load_revocations(membership.mesh)
         self.authority = Authority(
             home=home, key=key, membership=membership, invites=self.invites, bans=self.bans
         )
         self.book = AddressBook(me=key.peer, verify=self._verify, save=self._save_book)
-        self.book.load(home.read_blob(BOOK_BLOB))
+        self.book.load(home.read_blob(BOOK_BLOB), file=str(home.path / f"{BOOK_BLOB}.blob"))
         remember(config, membership, admitted, self.book, self.bans)
         home.save_revocations(self.bans)
         self.listener = open_listener(self._make_listener, asked=config.links.listen, home=home)
@@ -118,6 +120,19 @@ class Estate:
         self.mesh.addresses_changed()
         self.mesh.record_changed()
 
+    def leave(self) -> None:
+        """Tell everybody, by a last record that they pass on, that this node is no member any more."""
+        self.has_left = True
+        self._record = self._sign_record()
+        self.mesh.record_changed()
+
+    def say_goodbye(self) -> None:
+        """End the sessions with all peers: for now, or for good."""
+        if self.has_left:
+            self.mesh.say_goodbye("the node has left the mesh", code=Code.LEFT)
+        else:
+            self.mesh.say_goodbye("the node was stopped")
+
     def bans_changed(self) -> None:
         """This node has banned somebody: close what is open, and tell the others."""
         self.node.on_bans(())
@@ -132,7 +147,7 @@ class Estate:
         return TcpListener(self.standing, host=host, port=port, on_joiner=self.admit)
 
     def _sign_record(self) -> PeerRecord:
-        candidates = self.candidates()
+        candidates = () if self.has_left else self.candidates()
         save_addresses(self._home, candidates)
         return PeerRecord.sign(
             self._key,
@@ -141,6 +156,7 @@ class Estate:
             role=self._role,
             sequence=self._home.next_sequence(),
             candidates=candidates,
+            capabilities=LEFT if self.has_left else {},
         )
 
     def _verify(self, record: PeerRecord) -> None:

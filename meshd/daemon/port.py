@@ -7,11 +7,9 @@ or kept is an error that names its holder; nobody must find another program ther
 from collections.abc import Callable
 
 from meshd.config import DEFAULT_MESH_PORT, MESH_PORT_TRIES, HostPort
-from meshd.identity.keystore import Home
+from meshd.identity.keystore import PORT_BLOB, Home
 from meshd.link.listening import PortTaken
 from meshd.link.tcp import TcpListener
-
-PORT_BLOB = "mesh-port"
 
 
 def open_listener(

@@ -87,6 +87,8 @@ class Daemon:
                 await self._serve(estate, built)
             finally:
                 estate.listener.close()
+                if estate.has_left:
+                    self._home.leave(drop_root=True)  # what was written since: bans, addresses, the book
         finally:
             for file in files:
                 file.close()
@@ -123,7 +125,9 @@ class Daemon:
                     work.start(built.role.serve(), name=self._role)
                     self._print_token(estate)
             finally:
-                estate.mesh.say_goodbye("the node was stopped")
+                if estate.has_left:
+                    await asyncio.sleep(GOODBYE_SECONDS)  # for its last record, before the sessions end
+                estate.say_goodbye()
                 await asyncio.sleep(GOODBYE_SECONDS)
 
     def _control(self, estate: Estate, built: BuiltRole) -> DaemonControl:
@@ -140,6 +144,7 @@ class Daemon:
                 candidates=estate.candidates,
                 gateway=lambda: gateway.status if gateway is not None else None,
                 bans_changed=estate.bans_changed,
+                leave=estate.leave,
                 stop=self._stop,
             )
         )

@@ -50,6 +50,13 @@ class PrivateFolder:
         """True when there is such a file."""
         return (self.path / name).exists()
 
+    def names(self, ending: str) -> list[str]:
+        """Files whose names end so; none when there is no folder."""
+        try:
+            return sorted(path.name for path in self.path.glob(f"*{ending}"))
+        except OSError as error:
+            raise _unusable(self.path, error) from None
+
     def write(self, name: str, payload: bytes) -> None:
         """Replace file `name` so that after a crash either the old or the new one is there, whole."""
         self.prepare()

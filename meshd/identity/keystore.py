@@ -35,6 +35,7 @@ from meshd.wire.message import Fields, pack, unpack
 
 INCARNATION_BYTES = 16
 MAX_BLOB_BYTES = 16 << 20
+PORT_BLOB = "mesh-port"  # the one blob that outlives a membership: it is this machine's, not the mesh's
 
 _IDENTITY, _MEMBERSHIP, _INVITES, _BANS, _COUNTERS = (
     "identity.key",
@@ -201,7 +202,7 @@ class Home:
         return membership
 
     def leave(self, *, drop_root: bool = False) -> None:
-        """Forget the mesh, its invites and bans; the key stays. Raises UserError at a founder, unless
+        """Forget the mesh, its invites, bans and blobs; the key stays. Raises UserError at a founder, unless
         `drop_root`: without its root key nobody can ever admit or ban for that mesh again."""
         data = self._folder.read(_MEMBERSHIP, limit=_MAX_SMALL)
         if data is not None and not drop_root and self._parse(_MEMBERSHIP, data, _read_membership).root_seed:
@@ -210,7 +211,8 @@ class Home:
                 hint="keep a backup with `meshd mesh export > FILE`, then run `meshd leave --force`",
             )
         # the membership goes last: after a crash in between, the node is still a member and can leave again
-        for name in (_INVITES, _BANS, _MEMBERSHIP):
+        blobs = (name for name in self._folder.names(".blob") if name != _blob(PORT_BLOB))
+        for name in (*blobs, _INVITES, _BANS, _MEMBERSHIP):
             self._folder.remove(name)
 
     def export_root(self) -> str:

@@ -24,6 +24,8 @@ MAX_RELAY_BYTES = 300
 MAX_CAPABILITIES = 32
 MAX_CAPABILITY_BYTES = 256
 
+LEFT = MappingProxyType({"left": "1"})  # capabilities of the last record of a node that leaves the mesh
+
 _CONTEXT = "meshd record v1"
 
 
@@ -46,6 +48,11 @@ class PeerRecord:
     def signature(self) -> bytes:
         """The node's, over the statement's body."""
         return self.statement.signature
+
+    @property
+    def has_left(self) -> bool:
+        """It is the node's last word: kept and passed on, so that older ones do not bring the node back."""
+        return "left" in self.capabilities
 
     def encode(self) -> bytes:
         """At most 4 KiB."""

@@ -20,6 +20,7 @@ class Code(IntEnum):
     PROTOCOL = 7
     LOST = 8  # the session ended under it
     BANNED = 9
+    LEFT = 10  # of a Goodbye: the node has given up its membership
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class PeerConnection:
         self._begun = asyncio.Event()
         self._unlinked_until: float | None = None  # the grace of a session that no link has carried yet
         self._state = PeerState.KNOWN
-        self._since = 0.0
+        self._since = node.now()
         self.member: Member | None = None
         self.name = ""
         self.role = ""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshd.base import log
 from meshd.base.errors import Broken, MeshdError, RemoteProtocolError, UserError
@@ -21,6 +21,7 @@ from meshd.wire.hello import Hello
 from meshd.wire.news import NEWS_SERVICE
 
 MAX_PEERS = 256
+FAREWELL_SECONDS = 3.0  # for the goodbye to a node that is dropped; then its links are cut
 LOG = log.get("peer")
 
 
@@ -28,6 +29,7 @@ LOG = log.get("peer")
 class _Entry:
     connection: PeerConnection
     connector: Connector
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
     news_session: bytes = b""  # the session in which we opened the news stream
 
 
@@ -109,12 +111,12 @@ class PeerMesh:
         finally:
             self._owner = None
 
-    def say_goodbye(self, reason: str) -> None:
+    def say_goodbye(self, reason: str, *, code: Code = Code.SHUTDOWN) -> None:
         """End all sessions on purpose, and make no new ones; the caller then gives the links a moment."""
         self._leaving = True
         for entry in self._peers.values():
             entry.connector.stop()
-            entry.connection.close(Code.SHUTDOWN, reason)
+            entry.connection.close(code, reason)
 
     async def accept(self, link: Link) -> None:
         """Own a link that a listener took in."""
@@ -156,12 +158,42 @@ class PeerMesh:
             entry = _Entry(connection, connector)
             self._name_from_record(connection)
             self._peers[peer] = entry
-            self._owner.start(connection.serve(), name=f"peer {peer.short}")
-            self._owner.start(connector.serve(), name=f"connector {peer.short}")
+            self._owner.start(self._live(entry), name=f"peer {peer.short}")
             self._node.changed()
         return entry
 
+    async def _live(self, entry: _Entry) -> None:
+        """Until the peer is dropped, and the goodbye to it is out."""
+        connection = entry.connection
+        async with Owner() as owner:
+            owner.start(connection.serve(), name=f"connection {connection.peer.short}")
+            owner.start(entry.connector.serve(), name=f"connector {connection.peer.short}")
+            await entry.gone.wait()
+            try:
+                async with asyncio.timeout(FAREWELL_SECONDS):
+                    seen = -1
+                    while connection.connected:
+                        seen = await self._node.wait_changed(seen)
+            except TimeoutError:
+                pass
+            connection.close(Code.NONE, "not a member any more")  # a link that was made meanwhile
+            owner.cancel()
+
+    def _drop(self, peer: PeerId, code: Code, why: str) -> None:
+        """A peer is no member any more: forget where it is, end what there is with it, show it no longer."""
+        self._book.forget(peer)
+        entry = self._peers.pop(peer, None)
+        if entry is not None:
+            entry.connector.stop()
+            entry.connection.close(code, why)
+            entry.gone.set()
+        self._node.changed()
+
     def _heard(self, record: PeerRecord) -> None:
+        if record.has_left:
+            LOG.info("peer_left", peer=record.peer.short, name=record.name)
+            self._drop(record.peer, Code.NONE, "it has left the mesh")
+            return
         entry = self._entry(record.peer)
         if entry is not None:
             self._name_from_record(entry.connection)
@@ -177,9 +209,13 @@ class PeerMesh:
             record = PeerRecord.decode(hello.record)
             if record.peer == peer and self._book.add(record):
                 self._node.changed()
+                if record.has_left:
+                    self._drop(peer, Code.NONE, "it has left the mesh")
         except RemoteProtocolError as error:
             LOG.warning("record_refused", peer=peer.short, why=error.what)
-        entry = self._peers[peer]
+        entry = self._peers.get(peer)
+        if entry is None:
+            return  # dropped while it greeted
         if entry.connection.leads and entry.news_session != entry.connection.session_id and self._owner:
             entry.news_session = entry.connection.session_id
             stream = entry.connection.open_stream(NEWS_SERVICE, {}, bulk=False)
@@ -187,14 +223,16 @@ class PeerMesh:
 
     def _said_goodbye(self, peer: PeerId, code: int) -> None:
         LOG.info("peer_left", peer=peer.short, code=code)
+        if code == Code.LEFT:
+            self._drop(peer, Code.NONE, "it has left the mesh")
 
     def _drop_banned(self) -> None:
+        bans = self._node.bans
         for peer, entry in list(self._peers.items()):
             record = self._book.record(peer)
             chain = entry.connection.member.chain if entry.connection.member else record and record.chain
-            why = self._node.bans.why_banned(chain) if chain else None
+            why = bans.why_banned(chain) if chain else bans.why_node_banned(peer)
             if why is not None:
                 LOG.warning("peer_banned", peer=peer.short, why=why)
-                entry.connection.close(Code.BANNED, why)
-                self._book.forget(peer)
+                self._drop(peer, Code.BANNED, why)
         self._node.changed()

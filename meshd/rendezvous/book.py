@@ -12,6 +12,7 @@ from meshd.identity.keys import PeerId
 from meshd.identity.record import PeerRecord
 from meshd.wire.address import Candidate
 from meshd.wire.hello import MAX_RECORD_BYTES
+from meshd.wire.limits import MAX_ITEMS
 from meshd.wire.message import Fields, Value, pack, unpack
 
 MAX_PEERS = 256
@@ -34,21 +35,23 @@ class AddressBook:
         self._save = save
         self._records: dict[PeerId, PeerRecord] = {}
         self._hints: dict[PeerId, list[Candidate]] = {}
+        self._forgotten: dict[PeerId, int] = {}  # the sequence number that others may still tell of
 
-    def load(self, blob: bytes | None) -> None:
-        """Take in what `save` was given at an earlier start; records that no longer hold are dropped."""
+    def load(self, blob: bytes | None, *, file: str = "") -> None:
+        """Take in what `save` was given at an earlier start; records that no longer hold are dropped, and
+        so is whatever is above the limits. `file` is its name for the error. Raises UserError."""
         if blob is None:
             return
         try:
             fields = unpack(blob, limit=MAX_BOOK_BYTES)
-            for raw in fields.raws("records", most=MAX_RECORD_BYTES, count=MAX_PEERS):
+            for raw in fields.raws("records", most=MAX_RECORD_BYTES, count=MAX_ITEMS)[:MAX_PEERS]:
                 self._load_record(raw)
-            for entry in fields.maps("hints", count=MAX_PEERS):
+            for entry in fields.maps("hints", count=MAX_ITEMS)[-MAX_PEERS:]:
                 self._load_hints(entry)
         except RemoteProtocolError as error:
             raise UserError(
-                f"the address book cannot be read: {error.what}",
-                hint="remove `book.blob` in the state folder; peers are found again by a new token",
+                f"the address book `{file}` cannot be read: {error.what}",
+                hint="move that file away; peers are found again by a token, or when they call",
             ) from error
 
     def _load_record(self, raw: bytes) -> None:
@@ -63,7 +66,7 @@ class AddressBook:
     def _load_hints(self, entry: Fields) -> None:
         peer = PeerId(entry.raw("peer", exact=32))
         hints = []
-        for text in entry.texts("at", most=80, count=MAX_HINTS):
+        for text in entry.texts("at", most=80, count=MAX_ITEMS)[:MAX_HINTS]:
             try:
                 hints.append(Candidate.parse(text))
             except UserError:
@@ -73,49 +76,66 @@ class AddressBook:
     def _keep(self) -> None:
         hints: list[Value] = [
             {"peer": peer.raw, "at": [str(candidate) for candidate in candidates]}
-            for peer, candidates in list(self._hints.items())[-MAX_PEERS:]  # the latest: as many as load takes
+            for peer, candidates in self._hints.items()
         ]
         self._save(pack({"records": [record.encode() for record in self._records.values()], "hints": hints}))
 
     # Book.
 
     def records(self) -> Sequence[PeerRecord]:
-        """Records of all other members known."""
-        return tuple(self._records.values())
+        """See Book."""
+        return tuple(sorted(self._records.values(), key=lambda record: record.has_left))
 
     def peers(self) -> Sequence[PeerId]:
         """See Book."""
-        return tuple(dict.fromkeys([*self._records, *self._hints]))
+        members = (peer for peer, record in self._records.items() if not record.has_left)
+        return tuple(dict.fromkeys([*members, *self._hints]))
 
     def record(self, peer: PeerId) -> PeerRecord | None:
-        """The newest record of one member."""
-        return self._records.get(peer)
+        """See Book."""
+        record = self._records.get(peer)
+        return None if record is None or record.has_left else record
 
     def add(self, record: PeerRecord) -> bool:
         """See Book. Raises RemoteProtocolError when the record is not to be trusted."""
         if record.peer == self._me:
             return False
         known = self._records.get(record.peer)
-        if known is not None and known.sequence >= record.sequence:
+        if record.sequence <= (known.sequence if known else self._forgotten.get(record.peer, -1)):
             return False
-        if known is None and len(self._records) >= MAX_PEERS:
+        if known is None and len(self._records) >= MAX_PEERS and not self._make_room():
             LOG.warning("book_full", count=len(self._records))
             return False
         self._verify(record)
         self._records[record.peer] = record
+        if record.has_left:
+            self._hints.pop(record.peer, None)
         self._keep()
         return True
+
+    def _make_room(self) -> bool:
+        """The oldest last word goes: whoever still tells of that node is long behind."""
+        gone = next((peer for peer, record in self._records.items() if record.has_left), None)
+        if gone is not None:
+            del self._records[gone]
+        return gone is not None
 
     def hint(self, peer: PeerId, candidates: Sequence[Candidate]) -> None:
         """Addresses from a token: tried after those of the record."""
         if peer == self._me:
             return
-        self._hints[peer] = list(dict.fromkeys([*candidates, *self._hints.get(peer, [])]))[:MAX_HINTS]
+        self._set_hints(peer, [*candidates, *self._hints.get(peer, [])])
+
+    def _set_hints(self, peer: PeerId, candidates: Sequence[Candidate]) -> None:
+        self._hints.pop(peer, None)  # the latest go to the end
+        self._hints[peer] = list(dict.fromkeys(candidates))[:MAX_HINTS]
+        if len(self._hints) > MAX_PEERS:
+            del self._hints[next(iter(self._hints))]
         self._keep()
 
     def candidates(self, peer: PeerId) -> Sequence[Candidate]:
         """See Book: what worked last, then the record's, then hints."""
-        record = self._records.get(peer)
+        record = self.record(peer)
         hints = self._hints.get(peer, [])
         return tuple(dict.fromkeys([*hints[:1], *(record.candidates if record else ()), *hints[1:]]))
 
@@ -127,11 +147,15 @@ class AddressBook:
             return
         hints = self._hints.get(peer, [])
         if hints[:1] != [candidate]:
-            self._hints[peer] = list(dict.fromkeys([candidate, *hints]))[:MAX_HINTS]
-            self._keep()
+            self._set_hints(peer, [candidate, *hints])
 
     def forget(self, peer: PeerId) -> None:
-        """See Book: a banned or departed member."""
-        if self._records.pop(peer, None) is not None or self._hints.pop(peer, None) is not None:
-            self._hints.pop(peer, None)
+        """See Book. A last word stays: it is what others are told."""
+        record = self.record(peer)
+        if record is not None:
+            del self._records[peer]
+            self._forgotten[peer] = record.sequence
+            if len(self._forgotten) > MAX_PEERS:
+                del self._forgotten[next(iter(self._forgotten))]
+        if self._hints.pop(peer, None) is not None or record is not None:
             self._keep()

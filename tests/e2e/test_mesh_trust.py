@@ -185,16 +185,48 @@ def test_a_banned_member_is_out_within_seconds_and_stays_out(tmp_path: Path) -> 
                     for peer in peers:
                         await disconnected(estate, peer)
                 for node in (founder, witness):
-                    await node.until(
-                        lambda s: all(p.state != "connected" for p in s.peers if p.name == "bad")
-                    )
+                    status = await node.until(lambda s: all(p.name != "bad" for p in s.peers))
+                    assert status.mesh is not None
+                    assert status.mesh.members == 2
             again = await fleet.start(fleet.spec("bad", "worker"))
             await again.until(
                 lambda s: len(s.peers) == 2 and all("banned" in peer.last_error for peer in s.peers)
             )
             for node in (founder, witness):
-                assert not [p for p in (await node.status()).peers if p.name == "bad" and p.link is not None]
+                assert not [p for p in (await node.status()).peers if p.name == "bad"]
             assert "new key" in _log(again)
+
+    play(check())
+
+
+def test_a_node_that_leaves_is_gone_everywhere_and_may_come_back(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            founder = await fleet.worker("founder")
+            token = await founder.token()
+            witness = await fleet.worker("witness", token=token)
+            leaver = await fleet.worker("leaver", token=token)
+            for node in (founder, witness):
+                await node.until(
+                    lambda s: any(p.name == "leaver" and p.state == "connected" for p in s.peers)
+                )
+            done = await cli(leaver.spec.home, "leave")
+            assert (done.returncode, done.stdout) == (0, "left the mesh\n")
+            for node in (founder, witness):
+                status = await node.until(lambda s: all(p.name != "leaver" for p in s.peers))
+                assert status.mesh is not None
+                assert status.mesh.members == 2
+            left = {path.name for path in leaver.spec.home.iterdir() if path.is_file()}
+            assert left <= {"identity.key", "counters", "lock", "mesh-port.blob", "node.log"}
+            again = await cli(leaver.spec.home, "leave")
+            assert again.returncode == 1
+            assert "this node is in no mesh" in again.stderr
+            fleet.forget(leaver)
+            await fleet.worker("leaver", token=token)
+            for node in (founder, witness):
+                await node.until(
+                    lambda s: any(p.name == "leaver" and p.state == "connected" for p in s.peers)
+                )
 
     play(check())
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from meshd.base.errors import Broken
+from meshd.mux.events import Code
 from meshd.peer.interface import PeerState, Stream
 
 from tests.sim.loop import run
@@ -104,12 +105,13 @@ def test_a_member_that_is_banned_while_connected_is_out_within_5_s() -> None:
                 judge.node.learn_bans([world.ban(out)])
                 with pytest.raises(Broken, match="banned"):
                     await stream.read()
-                for node, far in ((judge, out), (out, judge)):
-                    await node.until(lambda n=node, f=far: n.status_of(f).paths == ())  # type: ignore[misc]
+                assert judge.mesh.peers() == [], "gone at once"
+                await out.until(lambda o=out, j=judge: o.status_of(j).paths == ())  # type: ignore[misc]
                 assert asyncio.get_running_loop().time() - began < 5
                 await asyncio.sleep(300)
-                assert judge.status_of(out).state is PeerState.KNOWN
-                assert judge.book.record(out.peer) is None
+                assert judge.mesh.peers() == []
+                assert judge.mesh.member(out.peer) is None
+                assert judge.book.peers() == ()
                 assert "banned" in out.status_of(judge).last_error
                 assert out.dialer.dials < 20
 
@@ -174,5 +176,68 @@ def test_a_healthy_link_stays_when_addresses_change() -> None:
             (path,) = leader.status_of(follower).paths
             assert path.link.established_at == before
             assert world.cable("anna", "bert").made == 2
+
+    run(main())
+
+
+def _leave(node: WorldNode) -> None:
+    last = node.record(7, left=True)
+    node.node.my_record = lambda: last
+    node.mesh.record_changed()
+
+
+def _knows(node: WorldNode, other: WorldNode) -> bool:
+    return any(peer.peer == other.peer for peer in node.mesh.peers())
+
+
+def test_a_node_that_leaves_is_gone_everywhere_and_hearsay_never_brings_it_back() -> None:
+    async def main() -> None:
+        async with World() as world:
+            one, middle, other = await line(world)
+            await other.until(lambda: _knows(other, one))
+            _leave(one)
+            for node in (middle, other):
+                await node.until(lambda n=node: not _knows(n, one))  # type: ignore[misc]
+            await one.stop()
+            late = world.node("late")
+            late.knows(one, middle)  # it was away, and still tells of the old record
+            late.start()
+            await late.sees(middle, PeerState.CONNECTED)
+            await late.until(lambda: not _knows(late, one))
+            await asyncio.sleep(300)
+            for node in (late, middle, other):
+                assert not _knows(node, one)
+                assert one.peer not in node.book.peers()
+                node.reborn()
+                assert one.peer not in node.book.peers()
+            assert middle.book.add(one.record(8)), "it has joined again"
+
+    run(main())
+
+
+def test_a_goodbye_for_good_is_enough() -> None:
+    """The last record did not get through: who heard the goodbye takes the older one from nobody."""
+
+    async def main() -> None:
+        async with World() as world:
+            one, middle, other = await line(world)
+            await other.until(lambda: _knows(other, one))
+            one.mesh.say_goodbye("left the mesh", code=Code.LEFT)
+            await middle.until(lambda: not _knows(middle, one))
+            other.node.changed()
+            await asyncio.sleep(60)
+            assert not middle.book.add(one.record(1))
+            assert not _knows(middle, one)
+
+    run(main())
+
+
+def test_a_goodbye_for_now_leaves_the_peer_known() -> None:
+    async def main() -> None:
+        async with World() as world:
+            leader, follower = await pair(world)
+            follower.mesh.say_goodbye("the node was stopped")
+            await leader.until(lambda: leader.status_of(follower).state is not PeerState.CONNECTED)
+            assert _knows(leader, follower)
 
     run(main())

@@ -95,6 +95,7 @@ def test_leave_without_a_daemon_keeps_the_root_unless_forced(founder: Home) -> N
     refused(meshd("leave"), 1, "root key")
     assert founder.load_membership() is not None
     assert (meshd("leave", "--force").code, founder.load_membership()) == (0, None)
+    refused(meshd("leave"), 1, "this node is in no mesh")
     refused(meshd("invite"), 1, "is in no mesh")
 
 

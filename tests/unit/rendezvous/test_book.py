@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.identity.keys import KeyPair
 from meshd.identity.membership import Chain
-from meshd.identity.record import PeerRecord
+from meshd.identity.record import LEFT, PeerRecord
 from meshd.rendezvous.book import MAX_HINTS, MAX_PEERS, AddressBook
 from meshd.wire.address import Candidate
+from meshd.wire.message import pack
 
 from tests.unit.identity.cast import (
     FOUNDER,
@@ -48,14 +49,27 @@ class Shelf:
     def again(self) -> AddressBook:
         """As a restarted node has it."""
         book = AddressBook(me=FOUNDER.peer, verify=self.verify, save=self.save)
-        book.load(self.blob)
+        book.load(self.blob, file="/home/me/book.blob")
         return book
 
 
 def record(
-    who: KeyPair = WORKER, sequence: int = 1, *at: Candidate, chain: Chain = WORKER_CHAIN, name: str = "w"
+    who: KeyPair = WORKER,
+    sequence: int = 1,
+    *at: Candidate,
+    chain: Chain = WORKER_CHAIN,
+    name: str = "w",
+    left: bool = False,
 ) -> PeerRecord:
-    return PeerRecord.sign(who, chain=chain, name=name, role="worker", sequence=sequence, candidates=at)
+    return PeerRecord.sign(
+        who,
+        chain=chain,
+        name=name,
+        role="worker",
+        sequence=sequence,
+        candidates=at,
+        capabilities=LEFT if left else {},
+    )
 
 
 def test_the_higher_sequence_number_wins_and_is_kept() -> None:
@@ -132,6 +146,46 @@ def test_who_is_forgotten_is_gone_for_good() -> None:
         assert book.candidates(WORKER.peer) == ()
 
 
+def test_the_last_word_of_a_node_hides_it_and_is_passed_on() -> None:
+    shelf = Shelf()
+    shelf.book.add(record(WORKER, 1, HERE))
+    shelf.book.hint(WORKER.peer, [THERE])
+    assert shelf.book.add(record(WORKER, 2, left=True))
+    shelf.book.add(record(GUEST, 1, THERE, chain=GUEST_CHAIN))
+    shelf.book.forget(WORKER.peer)
+    for book in (shelf.book, shelf.again()):
+        assert book.peers() == (GUEST.peer,)
+        assert book.record(WORKER.peer) is None
+        assert book.candidates(WORKER.peer) == ()
+        assert [one.peer for one in book.records()] == [GUEST.peer, WORKER.peer]
+        assert not book.add(record(WORKER, 1, HERE))
+    assert shelf.book.add(record(WORKER, 3, HERE)), "it has joined again"
+    assert shelf.book.peers() == (WORKER.peer, GUEST.peer)
+
+
+def test_who_is_forgotten_is_not_brought_back_by_the_same_record() -> None:
+    shelf = Shelf()
+    shelf.book.add(record(WORKER, 5, HERE))
+    shelf.book.forget(WORKER.peer)
+    assert not shelf.book.add(record(WORKER, 5, HERE))
+    assert shelf.book.add(record(WORKER, 6, HERE))
+
+
+def test_hints_above_the_limits_are_dropped_when_written_and_when_read() -> None:
+    shelf = Shelf()
+    peers = [key(f"hint {number}").peer for number in range(MAX_PEERS + 3)]
+    for peer in peers:
+        shelf.book.hint(peer, [HERE])
+    assert shelf.book.peers() == tuple(peers[3:])
+    many = [str(Candidate("10.0.0.1", port)) for port in range(1, 20)]
+    shelf.blob = pack(
+        {"records": [], "hints": [{"peer": peer.raw, "at": many} for peer in peers]},
+    )
+    book = shelf.again()
+    assert book.peers() == tuple(peers[3:])
+    assert len(book.candidates(peers[-1])) == MAX_HINTS
+
+
 def test_a_record_that_no_longer_holds_is_dropped_at_the_start() -> None:
     shelf = Shelf()
     shelf.book.add(record(WORKER, 1, HERE))
@@ -150,6 +204,9 @@ def test_a_full_book_takes_no_new_member_but_news_of_old_ones() -> None:
         shelf.book.hint(one.peer, [THERE])
     assert not shelf.book.add(record(keys[-1], 1, HERE, chain=chains[-1]))
     assert shelf.book.add(record(keys[0], 2, HERE, chain=chains[0]))
+    gone, late = keys[5], keys[-1]
+    assert shelf.book.add(record(gone, 2, chain=chains[5], left=True))
+    assert shelf.book.add(record(late, 1, HERE, chain=chains[-1])), "in the place of one that has left"
     for number in range(20):  # of members that have no record any more
         shelf.book.hint(key(f"old {number}").peer, [HERE])
     assert len(shelf.again().records()) == MAX_PEERS
@@ -165,7 +222,7 @@ def test_a_book_that_cannot_be_read_says_what_to_do(blob: bytes) -> None:
     shelf.blob = blob
     with pytest.raises(UserError, match="address book") as caught:
         shelf.again()
-    assert "book.blob" in caught.value.hint
+    assert "`/home/me/book.blob`" in caught.value.what
 
 
 @given(st.data())
