@@ -1,0 +1,205 @@
+"""Joining over real TCP, in one process: what a newcomer keeps, and why it is turned away."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.admin.interface import SOCKET_NAME
+from meshd.base.errors import MeshdError, Refused, UserError
+from meshd.base.tasks import Owner
+from meshd.config import Config, HostPort, LinksConfig, NodeConfig
+from meshd.daemon.entry import enter
+from meshd.daemon.estate import Estate
+from meshd.daemon.kit import machine_id
+from meshd.identity.invite import parse_token
+from meshd.identity.keys import KeyPair
+from meshd.identity.keystore import Home
+from meshd.peer.interface import PeerState
+from meshd.wire.hello import NativeVersion
+
+from tests.conformance.run import run
+
+NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
+
+
+def config_of(name: str, join: str = "") -> Config:
+    return replace(
+        Config(),
+        node=NodeConfig(name=name, join=join),
+        links=LinksConfig(listen=HostPort("127.0.0.1", 0)),
+    )
+
+
+class Machine:
+    """A home, and the estate of the daemon that runs in it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.home = Home(folder / name)
+        self.name = name
+        self.key: KeyPair = self.home.load_or_create_identity()
+
+    async def enter(self, join: str = "", *, role: str = "worker") -> Estate:
+        config = config_of(self.name, join)
+        membership, admitted = await enter(self.home, self.key, config, role)
+        return Estate(
+            config=config,
+            home=self.home,
+            key=self.key,
+            membership=membership,
+            admitted=admitted,
+            role=role,
+            native=NATIVE,
+        )
+
+    @asynccontextmanager
+    async def live(self, join: str = "") -> AsyncIterator[Estate]:
+        estate = await self.enter(join)
+        try:
+            async with Owner() as owner:
+                owner.start(estate.mesh.serve(), name="mesh")
+                owner.start(estate.listener.serve(estate.mesh.accept), name="listener")
+                try:
+                    yield estate
+                finally:
+                    owner.cancel()
+        finally:
+            estate.listener.close()
+
+
+async def sees(estate: Estate, name: str) -> None:
+    seen = -1
+    async with asyncio.timeout(20):
+        while not any(
+            peer.name == name and peer.state is PeerState.CONNECTED for peer in estate.mesh.peers()
+        ):
+            seen = await estate.mesh.changed(seen)
+
+
+def token_of(estate: Estate) -> str:
+    token = estate.printed_token()
+    assert token is not None
+    return token
+
+
+def test_a_newcomer_joins_is_connected_and_needs_no_token_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")
+        async with founder.live() as first:
+            async with guest.live(token_of(first)) as second:
+                assert second.membership.mesh == first.membership.mesh
+                assert second.membership.roles == {"use", "work"}
+                await sees(first, "guest")
+                await sees(second, "founder")
+            async with guest.live() as again:
+                assert again.membership == second.membership
+                await sees(again, "founder")
+            assert first.invites.entries()[0].left == 9
+
+    run(main())
+
+
+def test_with_the_token_again_the_membership_stands(tmp_path: Path) -> None:
+    async def main() -> None:
+        founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")
+        async with founder.live() as first:
+            token = token_of(first)
+            (await guest.enter(token)).listener.close()
+        again = await guest.enter(token)  # nobody is there to ask
+        again.listener.close()
+        assert founder.key.peer in again.book.peers()
+
+    run(main())
+
+
+def test_a_token_of_another_mesh_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    async def main() -> None:
+        founder, other = Machine(tmp_path, "founder"), Machine(tmp_path, "other")
+        async with founder.live() as first:
+            (await other.enter()).listener.close()
+            with pytest.raises(UserError, match="this node is in mesh") as caught:
+                await other.enter(token_of(first))
+            assert "meshd leave" in caught.value.hint
+
+    run(main())
+
+
+def test_who_made_the_token_is_not_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")
+        async with founder.live() as first:
+            token = token_of(first)
+        with pytest.raises(MeshdError, match="cannot reach the node that made the token") as caught:
+            await guest.enter(token)
+        assert caught.value.hint
+        assert guest.home.load_membership() is None
+
+    run(main())
+
+
+def test_another_node_at_that_address_is_not_asked(tmp_path: Path) -> None:
+    async def main() -> None:
+        founder, squatter, guest = (Machine(tmp_path, name) for name in ("founder", "squatter", "guest"))
+        async with founder.live() as first:
+            token = token_of(first)
+            port = first.listener.port
+        squatter.home.write_blob("mesh-port", str(port).encode())
+        async with squatter.live() as wrong:
+            assert wrong.listener.port == port
+            with pytest.raises(MeshdError, match="cannot reach"):
+                await guest.enter(token)
+            assert wrong.invites.entries() == ()
+
+    run(main())
+
+
+@pytest.mark.parametrize("why", ["used_up", "revoked"])
+def test_a_refusal_comes_with_reason_and_remedy(tmp_path: Path, why: str) -> None:
+    async def main() -> None:
+        founder, guest, late = (Machine(tmp_path, name) for name in ("founder", "guest", "late"))
+        async with founder.live() as first:
+            reply = first.authority.invite(
+                now=int(time.time()),
+                expires_s=3600,
+                uses=1,
+                roles=("use",),
+                secret=secrets.token_bytes(16),
+                candidates=first.candidates(),
+            )
+            if why == "used_up":
+                (await guest.enter(reply.token)).listener.close()
+            else:
+                first.invites.revoke(first.invites.entries()[0].invite_id)
+            with pytest.raises(Refused, match="not admitted") as caught:
+                await late.enter(reply.token)
+            assert caught.value.code == why and caught.value.hint
+            assert late.home.load_membership() is None
+
+    run(main())
+
+
+def test_a_founder_keeps_its_mesh_and_its_token(tmp_path: Path) -> None:
+    async def main() -> None:
+        founder = Machine(tmp_path, "founder")
+        first = await founder.enter()
+        token = token_of(first)
+        first.listener.close()
+        again = await founder.enter()
+        again.listener.close()
+        assert again.membership == first.membership
+        assert parse_token(token_of(again)).secret == parse_token(token).secret
+
+    run(main())
+
+
+def test_nodes_of_one_mesh_on_one_machine_have_one_machine_id() -> None:
+    assert machine_id(b"mesh") == machine_id(b"mesh") != machine_id(b"other")
+    assert len(machine_id(b"mesh")) == 32
+
+
+def test_llama_servers_socket_fits_where_the_control_socket_fits() -> None:
+    assert len("llama.sock") <= len(SOCKET_NAME)
