@@ -14,7 +14,7 @@ from meshd.admin.api import Status
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
-from meshd.fleet.node import LocalNode, NodeSpec, model_failed, model_ready, start_all
+from meshd.fleet.node import LocalNode, NodeSpec, ready_or_raise, start_all
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
 from meshd.process.ports import listening_socket
@@ -62,19 +62,12 @@ async def pair(
                 )
             )
             await start_all(owner, head)
-            status = await head.until(_ready)
+            status = await head.until(ready_or_raise)
             argv = _arguments(status)
             direct = folder / "direct.sock"
             await _start_direct(owner, native, argv, direct, folder)
             yield Pair(meshd=Path(_value(argv, "--host")), direct=direct)
             owner.cancel()
-
-
-def _ready(status: Status) -> bool:
-    failure = model_failed(status)
-    if failure is not None:
-        raise failure
-    return model_ready(status)
 
 
 def _arguments(status: Status) -> list[str]:

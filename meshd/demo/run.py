@@ -15,7 +15,7 @@ from meshd.build.interface import Progress
 from meshd.build.native import build, find
 from meshd.demo.chat import chat
 from meshd.demo.interface import DemoArgs, DemoOutput
-from meshd.fleet.node import LocalNode, NodeSpec, model_failed, model_ready, start_all
+from meshd.fleet.node import LocalNode, NodeSpec, ready_or_raise, start_all
 
 PROMPT = "Write three sentences about the sea."
 MAX_TOKENS = 96
@@ -53,7 +53,7 @@ async def _demo(args: DemoArgs, out: DemoOutput, folder: Path) -> None:
         head = LocalNode(_head_spec(model, args.cache, folder, await worker.token()))
         out.progress("starting the head")
         await start_all(owner, head)
-        status = await head.until(_ready_or_raise, told=lambda status: _tell(status, out))
+        status = await head.until(ready_or_raise, told=lambda status: _tell(status, out))
         _show_split(status, out)
         tokens = await _chat(status, args.prompt or PROMPT, out)
         _show_wire(status, await head.status(), tokens, out)
@@ -83,13 +83,6 @@ def other_copy(model: Path, folder: Path, *, whole: bool) -> Path:
 def _head_spec(model: Path, cache: Path, folder: Path, token: str) -> NodeSpec:
     options = ("--model", str(model), "--port", "0")
     return NodeSpec("head", "serve", folder / "head", cache, options, environment={"MESHD_JOIN": token})
-
-
-def _ready_or_raise(status: Status) -> bool:
-    failure = model_failed(status)
-    if failure is not None:
-        raise failure
-    return model_ready(status)
 
 
 def _tell(status: Status, out: DemoOutput) -> None:

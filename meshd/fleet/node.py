@@ -125,11 +125,11 @@ def model_ready(status: Status) -> bool:
     return status.model is not None and status.model.state == "ready"
 
 
-def model_failed(status: Status) -> MeshdError | None:
-    """The reason, when the model cannot be served as things stand."""
+def ready_or_raise(status: Status) -> bool:
+    """As `model_ready`. Raises MeshdError with the reason when the model cannot be served as things stand."""
     if status.model is not None and status.model.state == "failed":
-        return MeshdError(status.model.reason)
-    return None
+        raise MeshdError(status.model.reason)
+    return model_ready(status)
 
 
 async def start_all(owner: Owner, *nodes: LocalNode) -> None:

@@ -16,7 +16,7 @@ from meshd.admin.api import ModelView, PeerView, PingReply, PingRequest, Status
 from meshd.admin.client import ask
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
-from meshd.fleet.node import LocalNode, NodeSpec, model_failed, model_ready
+from meshd.fleet.node import LocalNode, NodeSpec, ready_or_raise
 
 from tests.conformance.run import run as run_to_end
 from tests.e2e.api_client import Api, Connect
@@ -97,12 +97,11 @@ class Fleet:
         """Wait until the model answers. Raises MeshdError when it cannot, or when a node has ended."""
 
         def done(status: Status) -> bool:
-            if (failure := model_failed(status)) is not None:
-                raise failure
+            ready = ready_or_raise(status)
             for node in self._nodes:
                 if node.pid is None:
                     raise MeshdError(f"node `{node.spec.name}` has ended")
-            return model_ready(status)
+            return ready
 
         return await head.until(done)
 

@@ -1,0 +1,34 @@
+"""When a fleet's model is ready, and when waiting for it has become pointless."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from meshd.admin.api import Status
+from meshd.base.errors import MeshdError
+from meshd.fleet.node import model_ready, ready_or_raise
+
+from tests.unit.admin.fake import MODEL, full_status
+
+State = Literal["waiting", "loading", "ready", "degraded", "failed"]
+
+
+def status_of(state: State) -> Status:
+    return replace(full_status(), model=replace(MODEL, state=state, reason="because"))
+
+
+@pytest.mark.parametrize(
+    ("state", "ready"), [("waiting", False), ("loading", False), ("ready", True), ("degraded", False)]
+)
+def test_ready_is_ready_alone(state: State, ready: bool) -> None:
+    assert model_ready(status_of(state)) is ready_or_raise(status_of(state)) is ready
+
+
+def test_a_model_that_failed_is_not_waited_for() -> None:
+    assert not model_ready(status_of("failed"))
+    with pytest.raises(MeshdError, match="because"):
+        ready_or_raise(status_of("failed"))
+
+
+def test_a_node_without_a_model_is_not_ready() -> None:
+    assert not ready_or_raise(replace(full_status(), model=None))
