@@ -29,11 +29,11 @@ from meshd.identity.membership import (
     check_chain,
 )
 from meshd.identity.signed import Statement
+from meshd.wire.limits import MAX_BAN_BYTES
 from meshd.wire.message import pack, unpack
 
 MAX_BANS = 4096
 MAX_BANS_PER_ISSUER = 256  # of an admin or inviter; the root may fill the set
-MAX_BAN_BYTES = 3 << 10
 MAX_SET_BYTES = MAX_BANS * MAX_BAN_BYTES + 1024
 
 _CONTEXT = "meshd ban v1"

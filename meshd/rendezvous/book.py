@@ -11,8 +11,7 @@ from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.identity.keys import PeerId
 from meshd.identity.record import PeerRecord
 from meshd.wire.address import Candidate
-from meshd.wire.hello import MAX_RECORD_BYTES
-from meshd.wire.limits import MAX_ITEMS
+from meshd.wire.limits import MAX_ITEMS, MAX_RECORD_BYTES
 from meshd.wire.message import Fields, Value, pack, unpack
 
 MAX_PEERS = 256

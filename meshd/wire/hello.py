@@ -8,14 +8,12 @@ theirs; then the leader says Go. Format: docs/protocol.md, "Greeting".
 from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire.limits import MAX_ITEMS, MAX_NAME_BYTES, MAX_TEXT_BYTES
+from meshd.wire.limits import MAX_BAN_BYTES, MAX_ITEMS, MAX_NAME_BYTES, MAX_RECORD_BYTES, MAX_TEXT_BYTES
 from meshd.wire.message import Fields, pack, plain, unpack
 
 WIRE_VERSION = 1
 ID_BYTES = 16
 HALF_ID_BYTES = 8
-MAX_RECORD_BYTES = 4 << 10
-MAX_BAN_BYTES = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)

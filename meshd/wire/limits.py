@@ -7,5 +7,7 @@ MAX_STREAMS = 1024  # open streams of one session; llama.cpp uses some dozens
 MAX_TEXT_BYTES = 1024  # any human text from a peer (reason, hint)
 MAX_NAME_BYTES = 64  # a node's name, a service's name
 MAX_CANDIDATES = 32  # addresses of one peer
+MAX_RECORD_BYTES = 4 << 10  # a signed record of a node
+MAX_BAN_BYTES = 3 << 10  # a signed ban; one by an inviter with its evidence has about 1100
 MAX_NESTING = 8  # depth of a msgpack value
 MAX_ITEMS = 4096  # entries of one msgpack list or map

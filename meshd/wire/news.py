@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire.hello import MAX_BAN_BYTES, MAX_RECORD_BYTES
+from meshd.wire.limits import MAX_BAN_BYTES, MAX_RECORD_BYTES
 from meshd.wire.message import pack, unpack
 
 NEWS_SERVICE = "news"

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.membership import Chain
-from meshd.identity.record import MAX_RECORD_BYTES, PeerRecord
+from meshd.identity.record import PeerRecord
 from meshd.identity.signed import Statement
 from meshd.wire.address import Candidate
-from meshd.wire.limits import MAX_CANDIDATES
+from meshd.wire.limits import MAX_CANDIDATES, MAX_RECORD_BYTES
 from meshd.wire.message import Value, pack
 
 from tests.unit.identity.cast import GUEST, GUEST_CHAIN, MESH, STRANGER, damaged, thorough

@@ -9,7 +9,8 @@ from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.identity import revocation
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.membership import ALL_ROLES, Certificate, Chain, Role
-from meshd.identity.revocation import MAX_BAN_BYTES, Ban, BanKind, RevocationSet, ban
+from meshd.identity.revocation import Ban, BanKind, RevocationSet, ban
+from meshd.wire.limits import MAX_BAN_BYTES
 
 from tests.unit.identity.cast import (
     ADMIN,
