@@ -22,6 +22,7 @@ from meshd.process.connections import owns_connection
 from meshd.process.handover import ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec
 from meshd.process.ports import listening_socket
+from meshd.process.ready import LineSeen, http_200
 from meshd.process.run import run_to_end
 from meshd.role.interface import Kit, Native
 from meshd.tunnel.expose import connect_through
@@ -92,6 +93,8 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         run_to_end=run_to_end,
         make_tunnel=make_tunnel,
         connect_through=connect,
+        http_ready=http_200,
+        line_ready=LineSeen,
         hand_over=pipe_with,
         make_report=ReportPipe,
         listening=_listening,

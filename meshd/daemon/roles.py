@@ -11,7 +11,7 @@ from meshd.gateway.interface import GatewayConfig
 from meshd.role.interface import Native, Role
 from meshd.role.plan import HeadOptions
 from meshd.role.serve import Serve
-from meshd.role.worker import Worker, WorkerOptions
+from meshd.role.worker import Worker, WorkerOptions, check_may_work
 from meshd.store.model_file import ModelFile
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ async def build_role(
     kit = make_kit(config, estate.mesh, native)
     machine = machine_id(estate.membership.mesh.raw)
     if name == "worker":
+        check_may_work(estate.membership.roles)
         options = WorkerOptions(devices=config.worker.devices, memory=config.worker.memory, machine=machine)
         worker = Worker(kit, files, options)
         await worker.prepare()

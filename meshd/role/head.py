@@ -6,19 +6,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshd.base import log
-from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
+from meshd.base.errors import MeshdError, Refused
 from meshd.base.tasks import Owner, first_error
+from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers
 from meshd.model.plan import Plan
-from meshd.model.weights_index import WeightsIndex, encode_index
+from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerStatus
-from meshd.process.interface import Child, ChildSpec, ChildState, ChildStatus
-from meshd.role import command
+from meshd.process.interface import ChildStatus
 from meshd.role.devices import list_devices, pick
-from meshd.role.interface import Kit, Report, SplitPart
+from meshd.role.interface import Kit, SplitPart
 from meshd.role.lender import Lender
-from meshd.role.outgoing import Outgoing
-from meshd.role.plan import HeadOptions, Lent, PlainRpc, make_plan, reservations, split_of
+from meshd.role.plan import (
+    HeadOptions,
+    Lent,
+    PlainRpc,
+    make_plan,
+    reservations,
+    split_of,
+    why_idle,
+    without_idle,
+)
+from meshd.role.server import LlamaServer
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import TunnelStatus
@@ -27,6 +36,7 @@ from meshd.wire.lease import Acquire, Device
 # Generated at the end of a load, to measure what a token costs on the wire. The second token of an answer
 # still carries the graph of its shape, so two answers are compared that differ by later tokens only.
 SHORT_TOKENS, SAMPLE_TOKENS = 2, 4
+LEASE_WORD_SECONDS = 1.0  # llama-server aborts when a worker is lost; the lease tells it a moment later
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
 LOG = log.get("serve")
 
@@ -42,8 +52,19 @@ class Loaded:
     report: WeightsReport = field(default_factory=lambda: WeightsReport({}))
 
 
+@dataclass(frozen=True, slots=True)
+class ServerDied:
+    """llama-server ended, or made no token, before it was ready: with which split, and its last lines."""
+
+    split: tuple[SplitPart, ...]
+    tail: tuple[str, ...]
+
+
 class HeadRun:
-    """Run once. `told` gets what it is waiting for, `on_loaded` is called when a real token came."""
+    """Run once. `told` gets what it is waiting for, `on_loaded` is called when a real token came.
+
+    What the next life should know is left in `blamed`, `server_died` and `started`.
+    """
 
     def __init__(
         self,
@@ -70,16 +91,22 @@ class HeadRun:
         self._told = told
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
-        self._child: Child | None = None
-        self._outgoing = Outgoing()
-        self._report_pipe: Report | None = None
-        self._report = WeightsReport({})
+        self._server = LlamaServer(kit, file=file, index=index, options=options, socket=socket, alias=alias)
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.started = False
+        self.loaded = False
+        self.blamed: dict[PeerId, str] = {}
+        self.server_died: ServerDied | None = None
 
     @property
     def children(self) -> Sequence[ChildStatus]:
         """llama-server, once it is there."""
-        return (self._child.status,) if self._child is not None else ()
+        return (self._server.status,) if self._server.status is not None else ()
+
+    @property
+    def workers(self) -> Sequence[PeerId]:
+        """Those that take part."""
+        return [lender.peer for lender in self._lenders]
 
     @property
     def tunnels(self) -> Sequence[TunnelStatus]:
@@ -90,29 +117,21 @@ class HeadRun:
         """From asking the workers to the first loss; returns why it ended. Raises MeshdError."""
         began = asyncio.get_running_loop().time()
         try:
-            lent = await self._ask(workers)
-            plan = make_plan(
-                self._layers,
-                lent=lent,
-                plain=self._plain,
-                own=await self._own_devices(),
-                options=self._options,
-            )
+            plan, lent = await self._plan(workers)
             LOG.info("plan", why=plan.why)
             async with Owner() as owner:
                 await self._reserve(plan, lent, owner)
-                self._start(plan, owner)
-                owner.start(self._load(plan, began), name="load")
+                self._server.start(plan, self._lenders, self._plain, owner)
+                self.started = True
+                self._told("loading the model")
+                owner.start(self._run_server(plan, began), name="load")
                 why = await self._lost
                 owner.cancel()
             return why
         except ExceptionGroup as group:
             raise first_error(group) from None
         finally:
-            self._socket.unlink(missing_ok=True)  # llama-server leaves it there
-            self._outgoing.close()
-            if self._report_pipe is not None:
-                self._report_pipe.close()
+            self._server.close()
             for lender in self._lenders:
                 lender.release()
 
@@ -123,7 +142,35 @@ class HeadRun:
 
     # Asking and planning.
 
-    async def _ask(self, workers: Sequence[PeerStatus]) -> list[Lent]:
+    async def _plan(self, workers: Sequence[PeerStatus]) -> tuple[Plan, list[Lent]]:
+        """A plan, and the offers that it uses; the other workers are sent home. Raises MeshdError."""
+        refusals: list[MeshdError] = []
+        lent = await self._ask(workers, refusals)
+        planned = make_plan(
+            self._layers,
+            lent=lent,
+            plain=self._plain,
+            own=await self._own_devices(),
+            options=self._options,
+        )
+        plan, used = without_idle(planned, lent)
+        reasons = [error.what for error in refusals]
+        for lender in list(self._lenders):
+            if all(item.node != lender.name for item in used):
+                reasons.append(why_idle(planned, lender.name))
+                LOG.warning("worker_left_out", peer=lender.peer.short, name=lender.name, why=reasons[-1])
+                lender.release()
+                self._lenders.remove(lender)
+        least = self._options.min_workers
+        if len(used) < least:
+            raise Refused(
+                f"{len(used)} of {least} workers can take part",
+                code="workers",
+                hint="; ".join(reasons) or "start another worker, or give a lower `--min-workers`",
+            )
+        return plan, used
+
+    async def _ask(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> list[Lent]:
         """Ask all at once; who says no is left out as long as enough remain."""
         version = self._kit.native.version
         acquire = Acquire(
@@ -134,14 +181,13 @@ class HeadRun:
             native_patches=version.patches,
         )
         self._told(f"asking {len(workers)} workers" if workers else "planning")
-        refusals: list[MeshdError] = []
         async with Owner() as owner:
             for worker in workers:
                 lender = Lender(
                     self._kit,
                     peer=worker.peer,
                     name=self._label(worker, workers),
-                    owner_pid=lambda: self._child.status.pid if self._child is not None else None,
+                    owner_pid=self._server_pid,
                     told=self._told,
                 )
                 self._lenders.append(lender)
@@ -150,6 +196,10 @@ class HeadRun:
         if len(self._lenders) < self._options.min_workers and refusals:
             raise refusals[0]
         return [Lent(lender.name, lender.offer) for lender in self._lenders if lender.offer is not None]
+
+    def _server_pid(self) -> int | None:
+        status = self._server.status
+        return status.pid if status is not None else None
 
     def _label(self, worker: PeerStatus, workers: Sequence[PeerStatus]) -> str:
         """Its name, with the id where two nodes of this split have the same one."""
@@ -163,6 +213,8 @@ class HeadRun:
             LOG.warning("worker_left_out", peer=lender.peer.short, name=lender.name, why=error.what)
             lender.release()
             refusals.append(error)
+            if not isinstance(error, Refused):  # it said nothing, or what makes no sense
+                self.blamed[lender.peer] = error.what
 
     async def _own_devices(self) -> tuple[Device, ...]:
         listed = await list_devices(
@@ -178,100 +230,64 @@ class HeadRun:
     async def _reserve(self, plan: Plan, lent: Sequence[Lent], owner: Owner) -> None:
         for lender, wanted in zip(self._lenders, reservations(plan, lent), strict=True):
             self._told(f"{lender.name}: starting its rpc-server")
-            tunnel = await lender.reserve(wanted)
-            self._report.names[tunnel.endpoint] = lender.name
+            try:
+                tunnel = await lender.reserve(wanted)
+            except MeshdError as error:
+                self.blamed[lender.peer] = error.what
+                raise
+            self._server.report.names[tunnel.endpoint] = lender.name
             owner.start(tunnel.serve(), name=f"tunnel {lender.name}")
             owner.start(self._watch_lease(lender), name=f"lease {lender.name}")
 
     async def _watch_lease(self, lender: Lender) -> None:
-        self.lose(f"worker {lender.name} is lost: {await lender.until_lost()}")
+        why = await lender.until_lost()
+        if not self.loaded:
+            self.blamed[lender.peer] = why
+        self.lose(f"worker {lender.name} is lost: {why}")
 
     # llama-server.
 
-    def _start(self, plan: Plan, owner: Owner) -> None:
-        self._socket.unlink(missing_ok=True)
-        try:
-            report = self._kit.make_report()
-        except OSError as error:
-            raise MeshdError(f"llama-server cannot be started: {error.strerror}") from None
-        self._report_pipe = report
-        self._outgoing.add(report.child_end)
-        child = self._kit.make_child(lambda: self._spec(plan, report), "llama-server")
-        self._child = child
-        self._told("loading the model")
-        owner.start(child.serve(), name="llama-server")
-        owner.start(self._watch_child(child), name="llama-server end")
-        owner.start(self._read_report(report), name="llama-server report")
+    async def _run_server(self, plan: Plan, began: float) -> None:
+        ended = await self._server.until_ready()
+        if ended is None:
+            await self._load(plan, began)
+            ended = await self._server.until_ended()
+        last = f"; last lines: {' | '.join(ended.tail[-3:])}" if ended.tail else ""
+        await self._server_lost(f"llama-server ended: {ended.reason}{last}", plan, ended.tail)
 
-    def _spec(self, plan: Plan, report: Report) -> ChildSpec:
-        options = self._options
-        endpoints = [lender.tunnel.endpoint for lender in self._lenders if lender.tunnel is not None]
-        secrets = {
-            lender.tunnel.endpoint: lender.secret
-            for lender in self._lenders
-            if lender.tunnel is not None and lender.secret
-        }
-        weights = secrets_end = -1
-        if self._kit.native.patched:
-            weights = self._outgoing.add(self._kit.hand_over(encode_index(self._index)))
-            secrets_end = self._outgoing.add(self._kit.hand_over(command.secrets_text(secrets)))
-        head = command.Head(
-            model=str(self._file.paths[0]),
-            socket=str(self._socket),
-            alias=self._alias,
-            endpoints=(*endpoints, *(server.endpoint for server in self._plain)),
-            plan=command.without_overridden(plan.arguments, options.extra),
-            load_mode=options.load_mode,
-            extra=options.extra,
-        )
-        return ChildSpec(
-            name="llama-server",
-            argv=command.llama_server(str(self._kit.native.llama_server), head),
-            log=self._kit.logs / "llama-server.log",
-            env=command.head_environment(weights=weights, secrets=secrets_end, report=report.child_end),
-            hand_over=self._outgoing.give(),
-            ready_timeout=None,
-            redact=tuple(secret.hex() for secret in secrets.values()),
-        )
-
-    async def _watch_child(self, child: Child) -> None:
-        await child.ensure_ready()
-        status = child.status
-        while status.state in (ChildState.READY, ChildState.STARTING):
-            status = await child.wait_changed(status)
-        last = f"; last lines: {' | '.join(status.tail[-3:])}" if status.tail else ""
-        self.lose(f"llama-server ended: {status.reason}{last}")
-
-    async def _read_report(self, report: Report) -> None:
-        try:
-            while True:
-                self._report.line(await report.line())
-        except (EndOfStream, Closed, Broken):
-            return
+    async def _server_lost(self, why: str, plan: Plan, tail: tuple[str, ...]) -> None:
+        """Before it was ready that may be a worker's doing: its word is waited for, and comes first."""
+        if not self.loaded:
+            await asyncio.wait([self._lost], timeout=LEASE_WORD_SECONDS)
+            if not self._lost.done():
+                self.server_died = ServerDied(split_of(plan), tail)
+        self.lose(why)
 
     async def _load(self, plan: Plan, began: float) -> None:
+        report = self._server.report
         ready = await self._kit.one_token(self._socket)
         if not ready.ready:
-            self.lose(ready.reason)
+            await self._server_lost(ready.reason, plan, ())
             return
         if not (self._file.stat_unchanged() and self._file.paths_unchanged()):
             self.lose(f"the model file `{self._file.name}` was changed while it was loaded")
             return
         if not self._kit.native.patched:  # it reports nothing, and sends every weight
-            self._report.network_bytes = sum(s.weights for s in plan.shares if not s.device.is_head)
+            report.network_bytes = sum(s.weights for s in plan.shares if not s.device.is_head)
         per_token = await self._measure_token()
         now = asyncio.get_running_loop().time()
-        for weight in self._report.from_network[:SHOWN_WEIGHTS]:
+        for weight in report.from_network[:SHOWN_WEIGHTS]:
             LOG.warning("weight_from_network", tensor=weight.name, node=weight.node, why=weight.reason)
-        if len(self._report.from_network) > SHOWN_WEIGHTS:
-            LOG.warning("weights_from_network", count=len(self._report.from_network))
+        if len(report.from_network) > SHOWN_WEIGHTS:
+            LOG.warning("weights_from_network", count=len(report.from_network))
+        self.loaded = True
         self._on_loaded(
             Loaded(
                 seconds=now - began,
                 why=plan.why,
                 split=split_of(plan),
                 bytes_per_token=per_token,
-                report=self._report,
+                report=report,
             )
         )
 

@@ -14,7 +14,7 @@ from meshd.base.errors import MeshdError
 from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue, Stream
-from meshd.process.interface import Child, ChildSpec, ChildStatus, RunToEnd
+from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.hello import NativeVersion
 
@@ -76,6 +76,13 @@ class Report(Protocol):
     def close(self) -> None: ...
 
 
+class LineProbe(Protocol):
+    """A ReadyProbe that is passed when a line of output was seen (process/ready.py); one for each start."""
+
+    def see(self, line: str) -> None: ...
+    async def __call__(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Kit:
     """What the daemon lends a role."""
@@ -86,6 +93,10 @@ class Kit:
     run_to_end: RunToEnd
     make_tunnel: MakeTunnel
     connect_through: ConnectThrough
+    http_ready: Callable[[Path], ReadyProbe]
+    """Passed when a GET of /health on this unix socket gives 200."""
+    line_ready: Callable[[str], LineProbe]
+    """Passed when a line matches this pattern."""
     hand_over: Callable[[bytes], int]
     make_report: Callable[[], Report]
     listening: Callable[[], tuple[int, int]]

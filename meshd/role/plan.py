@@ -1,12 +1,13 @@
 """From the workers' offers and this machine's devices to a plan, and from the plan to reservations: pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshd.model.layers import ModelLayers
 from meshd.model.plan import Device as PlanDevice
-from meshd.model.plan import Plan, SplitOptions, default_shape
+from meshd.model.plan import Plan, SplitOptions
 from meshd.model.split import plan_split
+from meshd.role.extra import read_extra
 from meshd.role.interface import SplitPart
 from meshd.wire.lease import Device, Offer
 
@@ -82,7 +83,7 @@ def make_plan(
         layers,
         devices,
         SplitOptions(
-            shape=default_shape(layers, tokens=options.ctx_size),
+            shape=read_extra(options.extra).shape(layers, tokens=options.ctx_size),
             tensor_split=options.tensor_split,
             head_layers=options.devices != ("none",),
         ),
@@ -102,6 +103,46 @@ def _remote(node: str, device: Device, machine: str) -> PlanDevice:
 def _pool(device: Device, machine: str) -> str:
     """Nodes on one machine share its main memory; whether they share a card is not known here."""
     return f"{machine} memory" if machine and device.kind == "cpu" else ""
+
+
+def without_idle(plan: Plan, lent: Sequence[Lent]) -> tuple[Plan, list[Lent]]:
+    """The plan without workers that hold no layer, and those that stay.
+
+    `RPC<i>` counts the devices behind `--rpc`, so those that come after one that is left out move up.
+    """
+    busy = {share.device.node for share in plan.shares if share.layers and not share.device.is_head}
+    renamed: dict[str, str] = {}
+    before = 0
+    for item in lent:
+        for _ in item.offer.devices:
+            if item.node in busy:
+                renamed[f"RPC{before}"] = f"RPC{len(renamed)}"
+            before += 1
+    gone = before - len(renamed)
+    return (
+        replace(
+            plan,
+            shares=tuple(
+                replace(share, llama_name=_moved(share.llama_name, renamed, before, gone))
+                for share in plan.shares
+            ),
+            devices=tuple(_moved(name, renamed, before, gone) for name in plan.devices),
+        ),
+        [item for item in lent if item.node in busy],
+    )
+
+
+def _moved(name: str, renamed: dict[str, str], lent: int, gone: int) -> str:
+    number = name.removeprefix("RPC")
+    if name in renamed or not name.startswith("RPC") or not number.isdigit():
+        return renamed.get(name, name)
+    return f"RPC{int(number) - gone}" if int(number) >= lent else name  # a plain rpc-server of the LAN
+
+
+def why_idle(plan: Plan, node: str) -> str:
+    """Why a worker got no layer."""
+    reasons = [f"{item.device.label}: {item.why}" for item in plan.left_out if item.device.node == node]
+    return "; ".join(reasons) or f"{node}: no layer was left for it"
 
 
 def reservations(plan: Plan, lent: Sequence[Lent]) -> list[tuple[int, ...]]:

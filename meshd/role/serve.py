@@ -7,26 +7,32 @@ llama-server gone) leads back to its beginning with the reason in the status. Th
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.gateway.interface import ModelState, Readiness
+from meshd.identity.membership import Role as MemberRole
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerState, PeerStatus
-from meshd.process.interface import ChildStatus
-from meshd.role.head import HeadRun, Loaded
+from meshd.process.interface import ChildState, ChildStatus
+from meshd.role.extra import read_extra
+from meshd.role.head import HeadRun, Loaded, ServerDied
 from meshd.role.interface import Kit, ModelStatus, RoleStatus
 from meshd.role.plain import ask_plain
-from meshd.role.plan import HeadOptions
+from meshd.role.plan import HeadOptions, PlainRpc
+from meshd.role.standing import Standings
 from meshd.store.interface import HashProgress, WeightsFile
 from meshd.tunnel.interface import TunnelStatus
 
 MORE_WORKERS_SECONDS = 3.0  # for others that are known, once enough are there
 TRY_AGAIN_SECONDS = 20.0
 RETRY = Backoff(first=0.3, factor=2.0, most=15.0)
+SERVER_TRIES = 3  # of llama-server with one split: then it is not chance
+SERVER_RETRY = Backoff(first=30.0, factor=2.0, most=600.0)
 LOG = log.get("serve")
 
 
@@ -37,12 +43,17 @@ class Serve:
         self._kit = kit
         self._file = file
         self._options = options
+        read_extra(options.extra)  # what cannot be given is an error at the start
         self._layers: ModelLayers = read_layers(file.headers, name=file.name)
         self._index: WeightsIndex | None = None
         self._readiness = Readiness(ModelState.WAITING, "starting")
         self._run: HeadRun | None = None
         self._loaded = Loaded()
         self._failures = 0
+        self._standings = Standings()
+        self._server_runs = 0
+        self._server_failures = 0
+        self._server_died: ServerDied | None = None
 
     # Upstream.
 
@@ -76,8 +87,11 @@ class Serve:
         children: Sequence[ChildStatus] = ()
         tunnels: Sequence[TunnelStatus] = ()
         if self._run is not None:
-            children = self._run.children
+            # each life of the model has a llama-server of its own; its user sees one that is restarted
+            children = [replace(child, restarts=self._server_runs) for child in self._run.children]
             tunnels = self._run.tunnels
+        elif self._readiness.state is ModelState.FAILED and self._server_died is not None:
+            children = [self._dead_server(self._server_died)]
         loaded = self._loaded
         model = ModelStatus(
             name=self.model_name,
@@ -94,6 +108,17 @@ class Serve:
         )
         return RoleStatus(children=children, tunnels=tunnels, model=model)
 
+    def _dead_server(self, died: ServerDied) -> ChildStatus:
+        return ChildStatus(
+            name="llama-server",
+            state=ChildState.FAILED,
+            pid=None,
+            restarts=max(0, self._server_runs - 1),
+            reason=f"ended {self._server_failures} times in a row before it was ready",
+            tail=died.tail,
+            crash_loop=True,
+        )
+
     async def serve(self) -> None:
         """See Role."""
         self._tell(ModelState.LOADING, "reading the model file once to know its weights by content")
@@ -101,6 +126,7 @@ class Serve:
         while True:
             why = await self._cycle()
             self._failures += 1
+            self._loaded = Loaded()
             self._tell(ModelState.LOADING, why)
             LOG.warning("model_lost", why=why)
             await asyncio.sleep(RETRY.delay(self._failures - 1, 0.0))
@@ -127,14 +153,28 @@ class Serve:
     async def _cycle(self) -> str:
         """One life of the model; returns why it ended."""
         workers = await self._wait_for_workers()
-        self._loaded = Loaded()
         try:
             await self._know_file()
             plain = await ask_plain(self._options.rpc, protocol=self._kit.native.version.rpc)
         except MeshdError as error:
             return await self._failed(error)
+        run = self._run = self._new_run(plain)
+        try:
+            why = await run.run(workers)
+        except MeshdError as error:
+            self._end_run(run, workers)
+            return _text(error) if run.blamed else await self._failed(error)
+        except OSError as error:  # no descriptor is free, the disk is full: that may pass
+            return f"the model cannot be run: {(error.strerror or str(error)).lower()}"
+        finally:
+            self._end_run(run, workers)
+        if run.server_died is not None and self._server_failures >= SERVER_TRIES:
+            await self._server_failed(why)
+        return why
+
+    def _new_run(self, plain: Sequence[PlainRpc]) -> HeadRun:
         assert self._index is not None
-        self._run = HeadRun(
+        return HeadRun(
             kit=self._kit,
             file=self._file,
             index=self._index,
@@ -146,23 +186,45 @@ class Serve:
             told=lambda text: self._tell(ModelState.LOADING, text),
             on_loaded=self._on_loaded,
         )
-        try:
-            return await self._run.run(workers)
-        except MeshdError as error:
-            return await self._failed(error)
-        except OSError as error:  # no descriptor is free, the disk is full: that may pass
-            return f"the model cannot be run: {(error.strerror or str(error)).lower()}"
-        finally:
-            self._run = None
+
+    def _end_run(self, run: HeadRun, workers: Sequence[PeerStatus]) -> None:
+        """Remember what the next life should know, once; what the split was is over."""
+        if self._run is not run:
+            return
+        self._run = None
+        self._loaded = Loaded()
+        self._server_runs += run.started
+        now = asyncio.get_running_loop().time()
+        for worker in workers:
+            if worker.peer in run.blamed:
+                self._standings.failed(worker, run.blamed[worker.peer], now)
+        died, before = run.server_died, self._server_died
+        if died is None:
+            self._server_failures = 0 if run.loaded else self._server_failures
+        elif before is not None and before.split == died.split:
+            self._server_failures += 1
+        else:
+            self._server_failures = 1
+        self._server_died = died or (None if run.loaded else before)
 
     def _on_loaded(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self._failures = 0
-        self._tell(ModelState.READY, loaded.why)
+        if self._run is not None:
+            self._standings.worked(self._run.workers)
+        self._tell(ModelState.READY, "; ".join([loaded.why, *self._left_out()]))
+
+    async def _server_failed(self, why: str) -> None:
+        """It ends each time before it is ready: say so, and try again when something may have changed."""
+        extra = " ".join(self._options.extra)
+        hint = f"look at what stands after `--`: `{extra}`" if extra else "`meshd logs llama-server` has all"
+        self._tell(ModelState.FAILED, f"{self._server_failures} times in a row: {why} ({hint})")
+        LOG.error("model_failed", why=why, hint=hint)
+        await self._until_peers_change(SERVER_RETRY.delay(self._server_failures - SERVER_TRIES, 0.0))
 
     async def _failed(self, error: MeshdError) -> str:
         """A failure that the next try would meet again waits for another state of the mesh."""
-        why = f"{error.what} ({error.hint})" if error.hint else error.what
+        why = _text(error)
         if isinstance(error, UserError):
             self._tell(ModelState.FAILED, why)
             LOG.error("model_failed", why=error.what, hint=error.hint)
@@ -172,12 +234,12 @@ class Serve:
             await self._until_peers_change()
         return why
 
-    async def _until_peers_change(self) -> None:
+    async def _until_peers_change(self, seconds: float = TRY_AGAIN_SECONDS) -> None:
         """Or for a while: free memory comes back without a word to anybody."""
         before = {peer.peer for peer in self._workers()}
         seen = -1
         try:
-            async with asyncio.timeout(TRY_AGAIN_SECONDS):
+            async with asyncio.timeout(seconds):
                 while {peer.peer for peer in self._workers()} == before:
                     seen = await self._kit.mesh.changed(seen)
         except TimeoutError:
@@ -185,20 +247,39 @@ class Serve:
 
     # Waiting.
 
-    def _workers(self) -> list[PeerStatus]:
+    def _connected(self) -> list[PeerStatus]:
         peers = [peer for peer in self._kit.mesh.peers() if peer.role == "worker"]
         return sorted(
             (peer for peer in peers if peer.state is PeerState.CONNECTED),
             key=lambda peer: (peer.name, peer.peer),
         )
 
+    def _workers(self) -> list[PeerStatus]:
+        """Those that may be asked now."""
+        return [peer for peer in self._connected() if self._why_not(peer) is None]
+
+    def _why_not(self, peer: PeerStatus) -> str | None:
+        member = self._kit.mesh.member(peer.peer)
+        if member is None or not member.may(MemberRole.WORK):
+            return f"{peer.name} may not lend its devices (role `work` is missing)"
+        return self._standings.why_not(peer, asyncio.get_running_loop().time())
+
+    def _left_out(self) -> list[str]:
+        return [why for peer in self._connected() if (why := self._why_not(peer)) is not None]
+
     async def _wait_for_workers(self) -> list[PeerStatus]:
         least = self._options.min_workers
         seen = -1
         while len(self._workers()) < least:
-            there = len(self._workers())
-            self._tell(ModelState.WAITING, f"waiting for workers: {there} of {least} connected")
-            seen = await self._kit.mesh.changed(seen)
+            there, left_out = len(self._connected()), self._left_out()
+            why = f"waiting for workers: {there} of {least} connected"
+            self._tell(ModelState.WAITING, "; ".join([why, *left_out]))
+            now = asyncio.get_running_loop().time()
+            try:
+                async with asyncio.timeout_at(self._standings.next_try(self._connected(), now)):
+                    seen = await self._kit.mesh.changed(seen)
+            except TimeoutError:
+                LOG.info("worker_tried_again")
         if least:
             await self._wait_for_more()
         return self._workers()
@@ -215,3 +296,7 @@ class Serve:
                     seen = await self._kit.mesh.changed(seen)
         except TimeoutError:
             return
+
+
+def _text(error: MeshdError) -> str:
+    return f"{error.what} ({error.hint})" if error.hint else error.what

@@ -48,11 +48,22 @@ from meshd.wire.lease import (
 )
 
 SECRET_BYTES = 32
+READY_LINE = r"^  transport +:"  # the last of rpc-server's banner, flushed when it takes connections
 UNKNOWN_PIN = "unknown"
 KEPT_LOGS = 8  # of rpc-servers, the oldest is written over
 PROGRESS_SECONDS = 2.0
 RESERVE_SECONDS = 60.0  # the head plans in milliseconds; a silent one must not hold an offer open
 LOG = log.get("worker")
+
+
+def check_may_work(roles: frozenset[Role]) -> None:
+    """Raises UserError when a node whose certificate has these roles may not lend devices."""
+    if Role.WORK not in roles:
+        raise UserError(
+            "this node may not lend its devices: its certificate has not the role `work`",
+            hint="get a token that gives it (`meshd invite --role work` on a member that may), run `meshd "
+            "leave` here, then start again with `--join TOKEN`",
+        )
 
 
 @dataclass(slots=True)
@@ -302,6 +313,7 @@ class Worker:
             listen, running.port = self._kit.listening()
             outgoing.add(listen)
             weights, data = self._weights(outgoing)
+            ready = self._kit.line_ready(READY_LINE)
             descriptors = command.Descriptors(
                 listen=listen,
                 secret=outgoing.add(self._kit.hand_over(secret)),
@@ -312,6 +324,8 @@ class Worker:
                 name="rpc-server",
                 argv=command.rpc_server(program, devices=devices, memory=memory, descriptors=descriptors),
                 log=log_path,
+                probe=ready,
+                on_line=ready.see,
                 pass_fds=data,
                 hand_over=outgoing.give(),
             )

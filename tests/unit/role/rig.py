@@ -18,6 +18,7 @@ from meshd.peer.interface import Allow, Handler, MetadataValue, PeerState, PeerS
 from meshd.process.handover import ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec, ChildState, ChildStatus, Ended
 from meshd.process.ports import listening_socket
+from meshd.process.ready import LineSeen, http_200
 from meshd.role.interface import Kit, Native, Tunnel
 from meshd.store.interface import HashProgress, ProgressCallback
 from meshd.tunnel.interface import TunnelStatus
@@ -135,6 +136,7 @@ class FakeMesh:
         self.member_here = Member(peer=key.peer, mesh=MESH, roles=roles, chain=WORKER_CHAIN)
         self.services: dict[str, tuple[Handler, Allow]] = {}
         self.state = PeerState.CONNECTED
+        self.since = 0.0
         self.version = 0
         self._changed = asyncio.Event()
         self.streams: list[Stream] = []  # near ends of those that this node opened
@@ -150,7 +152,7 @@ class FakeMesh:
                 native=NATIVE,
                 software="",
                 resumes=0,
-                since=0.0,
+                since=other.since,
                 last_error="",
                 clock_offset=None,
             )
@@ -240,6 +242,8 @@ class Bench:
             run_to_end=self._run_to_end,
             make_tunnel=self._make_tunnel,
             connect_through=self._connect,
+            http_ready=http_200,
+            line_ready=LineSeen,
             hand_over=self._hand_over,
             make_report=self._make_report,
             listening=_listening,

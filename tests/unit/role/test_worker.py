@@ -12,7 +12,7 @@ from meshd.identity.membership import Role
 from meshd.mux.events import Code
 from meshd.peer.messages import MessageStream
 from meshd.process.interface import ChildFailed, ChildState
-from meshd.role.worker import Worker, WorkerOptions
+from meshd.role.worker import Worker, WorkerOptions, check_may_work
 from meshd.wire.lease import (
     Acquire,
     Grant,
@@ -355,3 +355,10 @@ def test_a_device_that_is_not_there_is_an_error_at_the_start(tmp_path: Path) -> 
                 await worker.prepare()
 
     run(main())
+
+
+def test_a_node_without_work_is_told_how_to_get_it() -> None:
+    check_may_work(frozenset({Role.WORK}))
+    with pytest.raises(UserError, match="`work`") as caught:
+        check_may_work(frozenset(Role) - {Role.WORK})
+    assert "meshd invite --role work" in caught.value.hint

@@ -1,0 +1,181 @@
+"""What the user gives llama-server after `--`: what is meshd's own is refused, what decides memory is read.
+
+Pure. llama.cpp takes `_` for `-` in long names, and each value as an argument of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from meshd.base.errors import UserError
+from meshd.model.cache import ContextShape
+from meshd.model.layers import ModelLayers
+from meshd.model.plan import default_shape
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # of the pin
+MOST_TOKENS = 1 << 31
+
+_SPLIT = "meshd plans the split: see `--tensor-split` and `--device`"
+_KEY = "use `--api-key-file FILE` of meshd"
+_MODEL = "use `--model FILE` of meshd"
+_RESERVED = {
+    "--host": "use `--host` of meshd, before `--`",
+    "--port": "use `--port` of meshd, before `--`",
+    "-m": _MODEL,
+    "--model": _MODEL,
+    "-mu": _MODEL,
+    "--model-url": _MODEL,
+    "-hf": _MODEL,
+    "-hfr": _MODEL,
+    "--hf-repo": _MODEL,
+    "--rpc": "use `--rpc HOST:PORT` of meshd, before `--`",
+    "-dev": "use `--device` of meshd, before `--`",
+    "--device": "use `--device` of meshd, before `--`",
+    "-ngl": _SPLIT,
+    "--gpu-layers": _SPLIT,
+    "--n-gpu-layers": _SPLIT,
+    "-ts": "use `--tensor-split` of meshd, before `--`",
+    "--tensor-split": "use `--tensor-split` of meshd, before `--`",
+    "-sm": _SPLIT,
+    "--split-mode": _SPLIT,
+    "-mg": _SPLIT,
+    "--main-gpu": _SPLIT,
+    "-fit": _SPLIT,
+    "--fit": _SPLIT,
+    "-lm": "use `--load-mode` of meshd, before `--`",
+    "--load-mode": "use `--load-mode` of meshd, before `--`",
+    "--api-key": _KEY,
+    "--api-key-file": _KEY,
+    "--api-prefix": "meshd's own API stands before llama-server",
+    "--ssl-key-file": "meshd's own API stands before llama-server: put a proxy with TLS before that",
+    "--ssl-cert-file": "meshd's own API stands before llama-server: put a proxy with TLS before that",
+    "-a": "the name is that of the model file",
+    "--alias": "the name is that of the model file",
+}
+_COUNTS = {
+    "-c": "tokens",
+    "--ctx-size": "tokens",
+    "-np": "parallel",
+    "--parallel": "parallel",
+    "-b": "batch",
+    "--batch-size": "batch",
+    "-ub": "micro_batch",
+    "--ubatch-size": "micro_batch",
+}
+_TYPES = {"-ctk": "key", "--cache-type-k": "key", "-ctv": "value", "--cache-type-v": "value"}
+_FLAGS = {
+    "-kvu": ("unified", True),
+    "--kv-unified": ("unified", True),
+    "-no-kvu": ("unified", False),
+    "--no-kv-unified": ("unified", False),
+    "--swa-full": ("windows", True),
+}
+_FLASH = ("-fa", "--flash-attn")
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """What was read; `rest` is for llama-server as it stands. None: not given. `tokens` 0: as trained."""
+
+    rest: tuple[str, ...] = ()
+    tokens: int | None = None
+    parallel: int | None = None
+    batch: int | None = None
+    micro_batch: int | None = None
+    key_type: str | None = None
+    value_type: str | None = None
+    unified: bool | None = None
+    full_windows: bool = False
+    flash_attention: bool = True
+
+    def shape(self, layers: ModelLayers, *, tokens: int | None) -> ContextShape:
+        """The context that llama-server will make; what stood after `--` wins over `tokens`."""
+        given = self.tokens if self.tokens is not None else tokens
+        if given == 0:
+            given = layers.trained_context or None
+        usual = default_shape(layers, tokens=given)
+        return replace(
+            usual,
+            parallel=self.parallel or usual.parallel,
+            unified=usual.unified if self.unified is None else self.unified,
+            batch=self.batch or usual.batch,
+            micro_batch=self.micro_batch or usual.micro_batch,
+            key_type=self.key_type or usual.key_type,
+            value_type=self.value_type or usual.value_type,
+            full_windows=self.full_windows,
+            flash_attention=self.flash_attention,
+        )
+
+
+def read_extra(extra: Sequence[str]) -> Extra:
+    """Read what stands after `--`. Raises UserError for an option that is meshd's own, or a bad value."""
+    counts: dict[str, int] = {}
+    types: dict[str, str] = {}
+    flags: dict[str, bool] = {}
+    flash = True
+    rest: list[str] = []
+    left = list(extra)
+    while left:
+        given = left.pop(0)
+        name = given.replace("_", "-") if given.startswith("--") else given
+        if (instead := _RESERVED.get(name)) is not None:
+            raise UserError(f"`{given}` cannot be given after `--`", hint=instead)
+        if name in _COUNTS:
+            what = _COUNTS[name]
+            counts[what] = _count(given, left, low=0 if what == "tokens" else 1)
+        elif name in _TYPES:
+            types[_TYPES[name]] = _one_of(given, left, CACHE_TYPES)
+        elif name in _FLAGS:
+            flag, value = _FLAGS[name]
+            flags[flag] = value
+        elif name in _FLASH:
+            flash, kept = _flash(given, left)
+            rest += kept
+        else:
+            rest.append(given)
+    return Extra(
+        rest=tuple(rest),
+        tokens=counts.get("tokens"),
+        parallel=counts.get("parallel"),
+        batch=counts.get("batch"),
+        micro_batch=counts.get("micro_batch"),
+        key_type=types.get("key"),
+        value_type=types.get("value"),
+        unified=flags.get("unified"),
+        full_windows=flags.get("windows", False),
+        flash_attention=flash,
+    )
+
+
+def _value(given: str, left: list[str]) -> str:
+    if not left:
+        raise UserError(f"`{given}` after `--` has no value")
+    return left.pop(0)
+
+
+def _count(given: str, left: list[str], *, low: int) -> int:
+    text = _value(given, left)
+    if not (text.isascii() and text.isdigit() and len(text) < 12 and low <= int(text) < MOST_TOKENS):
+        raise UserError(
+            f"`{given} {text}` after `--` is no number that can be used",
+            hint=f"meshd plans the memory before a load: give a whole number of at least {low}",
+        )
+    return int(text)
+
+
+def _one_of(given: str, left: list[str], allowed: Sequence[str]) -> str:
+    text = _value(given, left)
+    if text not in allowed:
+        raise UserError(f"`{given} {text}` after `--` is not known", hint=f"one of: {', '.join(allowed)}")
+    return text
+
+
+def _flash(given: str, left: list[str]) -> tuple[bool, list[str]]:
+    """Whether flash attention may be counted on, and what llama-server is still to be given."""
+    text = left.pop(0) if left and not left[0].startswith("-") else "on"
+    if text in ("off", "disabled", "false", "0"):
+        return False, []  # the plan gives `-fa off` itself
+    if text in ("on", "enabled", "true", "1"):
+        return True, ["-fa", "on"]
+    if text in ("auto", "-1"):
+        return True, []
+    raise UserError(f"`{given} {text}` after `--` is not known", hint="one of: on, off, auto")

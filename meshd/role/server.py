@@ -1,0 +1,124 @@
+"""The llama-server of one life of a model: its command line, its descriptors, its reports, its end."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
+from meshd.base.tasks import Owner
+from meshd.model.plan import Plan
+from meshd.model.weights_index import WeightsIndex, encode_index
+from meshd.process.interface import Child, ChildFailed, ChildSpec, ChildState, ChildStatus
+from meshd.role import command
+from meshd.role.extra import read_extra
+from meshd.role.interface import Kit, Report
+from meshd.role.lender import Lender
+from meshd.role.outgoing import Outgoing
+from meshd.role.plan import HeadOptions, PlainRpc
+from meshd.role.weights_report import WeightsReport
+from meshd.store.interface import WeightsFile
+
+
+class LlamaServer:
+    """One process; `start` once, `close` at the end. What it reports is summed up in `report`."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        *,
+        file: WeightsFile,
+        index: WeightsIndex,
+        options: HeadOptions,
+        socket: Path,
+        alias: str,
+    ) -> None:
+        self._kit = kit
+        self._file = file
+        self._index = index
+        self._options = options
+        self._socket = socket
+        self._alias = alias
+        self._child: Child | None = None
+        self._outgoing = Outgoing()
+        self._pipe: Report | None = None
+        self.report = WeightsReport({})
+
+    @property
+    def status(self) -> ChildStatus | None:
+        """None before its start."""
+        return self._child.status if self._child is not None else None
+
+    def start(self, plan: Plan, lenders: Sequence[Lender], plain: Sequence[PlainRpc], owner: Owner) -> None:
+        """Begin to run it in tasks of `owner`. Raises MeshdError."""
+        self._socket.unlink(missing_ok=True)
+        try:
+            pipe = self._pipe = self._kit.make_report()
+        except OSError as error:
+            raise MeshdError(f"llama-server cannot be started: {error.strerror}") from None
+        self._outgoing.add(pipe.child_end)
+        child = self._kit.make_child(lambda: self._spec(plan, lenders, plain, pipe), "llama-server")
+        self._child = child
+        owner.start(child.serve(), name="llama-server")
+        owner.start(self._read_report(pipe), name="llama-server report")
+
+    def _spec(
+        self, plan: Plan, lenders: Sequence[Lender], plain: Sequence[PlainRpc], pipe: Report
+    ) -> ChildSpec:
+        options = self._options
+        rest = read_extra(options.extra).rest
+        tunnels = [(lender.tunnel.endpoint, lender.secret) for lender in lenders if lender.tunnel is not None]
+        secrets = {endpoint: secret for endpoint, secret in tunnels if secret}
+        weights = secrets_end = -1
+        if self._kit.native.patched:
+            weights = self._outgoing.add(self._kit.hand_over(encode_index(self._index)))
+            secrets_end = self._outgoing.add(self._kit.hand_over(command.secrets_text(secrets)))
+        head = command.Head(
+            model=str(self._file.paths[0]),
+            socket=str(self._socket),
+            alias=self._alias,
+            endpoints=(*(endpoint for endpoint, _ in tunnels), *(server.endpoint for server in plain)),
+            plan=command.without_overridden(plan.arguments, rest),
+            load_mode=options.load_mode,
+            extra=rest,
+        )
+        return ChildSpec(
+            name="llama-server",
+            argv=command.llama_server(str(self._kit.native.llama_server), head),
+            log=self._kit.logs / "llama-server.log",
+            probe=self._kit.http_ready(self._socket),
+            env=command.head_environment(weights=weights, secrets=secrets_end, report=pipe.child_end),
+            hand_over=self._outgoing.give(),
+            ready_timeout=None,
+            redact=tuple(secret.hex() for secret in secrets.values()),
+        )
+
+    async def until_ready(self) -> ChildStatus | None:
+        """None when it answers that it has loaded, else how it ended. Raises UserError."""
+        assert self._child is not None
+        try:
+            await self._child.ensure_ready()
+        except ChildFailed as error:
+            status = self._child.status
+            return ChildStatus(status.name, ChildState.FAILED, None, status.restarts, error.what, error.tail)
+        return None
+
+    async def until_ended(self) -> ChildStatus:
+        """How it ended."""
+        assert self._child is not None
+        status = self._child.status
+        while status.state in (ChildState.READY, ChildState.STARTING):
+            status = await self._child.wait_changed(status)
+        return status
+
+    async def _read_report(self, pipe: Report) -> None:
+        try:
+            while True:
+                self.report.line(await pipe.line())
+        except (EndOfStream, Closed, Broken):
+            return
+
+    def close(self) -> None:
+        """Close what is ours; its owner has ended the process before."""
+        self._socket.unlink(missing_ok=True)  # llama-server leaves it there
+        self._outgoing.close()
+        if self._pipe is not None:
+            self._pipe.close()
