@@ -39,6 +39,7 @@ class Cable(MemoryWire):
     def __init__(self) -> None:
         super().__init__()
         self.unplugged = False
+        self.garble = 0  # so many of the next byte strings are nonsense of the same length
         self.stays_out = False  # a cut that is due unplugs it as well
         self.due: deque[int] = deque()  # after so many bytes, of both directions, it is cut; again and again
         self.made = 0
@@ -76,6 +77,9 @@ class _CablePipe(MemoryPipe):
     def _put(self, data: Sequence[bytes | memoryview]) -> None:
         whole = b"".join(data)
         cable = self._cable
+        if cable.garble and whole:
+            cable.garble -= 1
+            whole = b"\xff" * len(whole)
         if not cable.due or len(whole) < cable.due[0]:
             if cable.due:
                 cable.due[0] -= len(whole)
