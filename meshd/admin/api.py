@@ -68,6 +68,7 @@ class PeerView:
     native: str = ""  # pin + patches, to see builds that differ
     state_s: float | None = None  # how long it has been in this state
     last_error: str = ""
+    says_banned: str = ""  # the peer's words when it holds this node for banned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,12 @@ from meshd.admin.api import HealthWarning, PeerView, Status
 SUSPENDED_SECONDS = 10.0  # shorter gaps are what sessions are made for
 CLOCK_SECONDS = 120.0
 RESTARTS = 3
+AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, no fault to be mended
 MAX_NAMED = 3
 
 CODES = (
     "not_in_mesh",
+    "banned",
     "peer_suspended",
     "peer_lost",
     "peer_unreachable",
@@ -38,6 +40,7 @@ def examine(status: Status, *, clock_offsets: dict[str, float] | None = None, na
     """
     found = [
         *_mesh(status),
+        *_banned(status),
         *(w for peer in status.peers for w in _peer(peer, status, (clock_offsets or {}), native)),
         *_children(status),
         *_model(status),
@@ -55,6 +58,25 @@ def _mesh(status: Status) -> Iterator[HealthWarning]:
         )
 
 
+def _banned(status: Status) -> Iterator[HealthWarning]:
+    judges = [peer for peer in status.peers if peer.says_banned]
+    if judges:
+        others = f" and {len(judges) - 1} more" if len(judges) > 1 else ""
+        yield HealthWarning(
+            code="banned",
+            severity="error",
+            what=f"this node is banned, says `{judges[0].name}`{others}: {judges[0].says_banned}",
+            hint="to come back, take a new key and a new token: `meshd stop`, `meshd leave "
+            "--new-identity`, then start it with --join TOKEN",
+        )
+
+
+def is_away(peer: PeerView) -> bool:
+    """Gone, or never seen, for so long that nobody waits for it; once started it is back by itself."""
+    gone = peer.state in ("known", "connecting", "lost") and not peer.says_banned
+    return gone and peer.state_s is not None and peer.state_s >= AWAY_SECONDS
+
+
 def _peer(peer: PeerView, status: Status, clocks: dict[str, float], native: str) -> Iterator[HealthWarning]:
     who = f"`{peer.name}` ({peer.id[:10]})"
     long = peer.state_s if peer.state_s is not None else 0.0
@@ -65,14 +87,15 @@ def _peer(peer: PeerView, status: Status, clocks: dict[str, float], native: str)
             what=f"no link to {who} for {long:.0f} s{_because(peer.last_error)}",
             hint="its streams wait and go on when a link is back; check its network, power and sleep",
         )
-    if peer.state == "lost":
+    if peer.state == "lost" and not is_away(peer):
         yield HealthWarning(
             code="peer_lost",
             severity="error",
             what=f"{who} has been gone for longer than the grace time{_because(peer.last_error)}",
             hint="start it again; it comes back by itself, without a token",
         )
-    if peer.state in ("known", "connecting") and peer.last_error and long >= SUSPENDED_SECONDS:
+    unseen = peer.state in ("known", "connecting") and not peer.says_banned and not is_away(peer)
+    if unseen and peer.last_error and long >= SUSPENDED_SECONDS:
         yield HealthWarning(
             code="peer_unreachable",
             severity="warning",

@@ -5,9 +5,10 @@ import argparse
 from meshd.admin.api import PeerView, Status, StatusRequest
 from meshd.admin.client import ask
 from meshd.admin.codec import to_json
+from meshd.admin.health import is_away
 from meshd.base.amounts import in_bytes
 from meshd.cli.options import Arguments
-from meshd.cli.output import Output
+from meshd.cli.output import Output, in_time
 from meshd.config import home_here
 
 
@@ -46,7 +47,7 @@ def _row(peer: PeerView) -> tuple[str, ...]:
         peer.name,
         peer.id[:10],
         peer.role,
-        peer.state,
+        f"away {in_time(peer.state_s or 0.0)}" if is_away(peer) else peer.state,
         "-" if link is None else f"{link.kind} {link.path} {link.remote}",
         "-" if link is None or link.rtt_ms is None else f"{link.rtt_ms:.2f} ms",
         "-" if link is None else in_bytes(link.sent_bytes),

@@ -58,6 +58,7 @@ class PeerConnection:
         self.software = ""
         self.resumes = 0
         self.last_error = ""
+        self.says_banned = ""
         self._fault: RemoteProtocolError | None = None
         self.clock_offset: float | None = None
         self.dialling = False
@@ -107,6 +108,7 @@ class PeerConnection:
             since=self._since,
             last_error=self.last_error,
             clock_offset=self.clock_offset,
+            says_banned=self.says_banned,
         )
 
     def open_stream(self, service: str, metadata: Mapping[str, MetadataValue], *, bulk: bool) -> MeshStream:
@@ -136,6 +138,12 @@ class PeerConnection:
         if self._streams is not None:
             self._streams.session.goodbye(code, reason)
         self._end_session(reason, PeerState.KNOWN)
+
+    def refused(self, error: Refused) -> None:
+        """The peer would not have a link with us."""
+        self.last_error = error.what
+        if error.code == "banned":
+            self.says_banned = error.what
 
     def take_fault(self) -> RemoteProtocolError | None:
         """What the peer broke since this was asked last; a new link would most likely end the same way."""
@@ -305,7 +313,7 @@ class PeerConnection:
         self.clock_offset = float(hello.clock - self._node.wall_clock())
         if self._state is PeerState.SUSPENDED:
             self.resumes += 1
-        self.last_error = ""
+        self.last_error = self.says_banned = ""
         self._unlinked_until = None
         self._set_state(PeerState.CONNECTED)
         self._dispatch(carrier.session, happened)
@@ -358,6 +366,8 @@ class PeerConnection:
                     self._links.heard(event)
                 case events.GoodbyeReceived(code=code, reason=reason):
                     self._end_session(reason or "the peer said goodbye", PeerState.KNOWN)
+                    if code == Code.BANNED:
+                        self.says_banned = reason or "this node is banned"
                     self._node.on_goodbye(self.peer, code)
                 case events.SessionLost(reason=reason):
                     self._end_session(reason, PeerState.LOST)

@@ -56,6 +56,7 @@ class Connector:
                 if error is not None:
                     self._connection.last_error = error.what
                     if isinstance(error, Refused):
+                        self._connection.refused(error)
                         LOG.warning(
                             "peer_refuses", peer=self._connection.label, why=error.what, hint=error.hint
                         )

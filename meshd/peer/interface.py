@@ -57,6 +57,7 @@ class PeerStatus:
     since: float
     last_error: str
     clock_offset: float | None  # their wall clock minus ours, seconds
+    says_banned: str = ""  # its words when it holds this node for banned
 
 
 class Stream(Protocol):

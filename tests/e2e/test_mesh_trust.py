@@ -192,6 +192,8 @@ def test_a_banned_member_is_out_within_seconds_and_stays_out(tmp_path: Path) -> 
             await again.until(
                 lambda s: len(s.peers) == 2 and all("banned" in peer.last_error for peer in s.peers)
             )
+            [told] = [w for w in (await again.status()).warnings if w.code == "banned"]
+            assert "new-identity" in told.hint
             for node in (founder, witness):
                 assert not [p for p in (await node.status()).peers if p.name == "bad"]
             assert "new key" in _log(again)

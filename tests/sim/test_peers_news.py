@@ -113,6 +113,7 @@ def test_a_member_that_is_banned_while_connected_is_out_within_5_s() -> None:
                 assert judge.mesh.member(out.peer) is None
                 assert judge.book.peers() == ()
                 assert "banned" in out.status_of(judge).last_error
+                assert "banned" in out.status_of(judge).says_banned
                 assert out.dialer.dials < 20
 
     run(main())

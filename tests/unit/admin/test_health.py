@@ -40,6 +40,7 @@ def codes(status: Status, **more: object) -> list[str]:
 
 CASES: list[tuple[str, Change]] = [
     ("not_in_mesh", lambda status: replace(status, mesh=None)),
+    ("banned", peer(state="known", link=None, last_error="out", says_banned="out", state_s=9999.0)),
     ("peer_suspended", peer(state="suspended", state_s=10.0, link=None, last_error="no route")),
     ("peer_lost", peer(state="lost", link=None)),
     ("peer_unreachable", peer(state="connecting", link=None, last_error="refused")),
@@ -73,6 +74,8 @@ def test_each_state_has_its_warning(code: str, change: Change) -> None:
         peer(state="connecting", link=None, last_error="refused", state_s=1.0),
         peer(state="known", link=None, last_error=""),
         peer(version=""),
+        peer(state="lost", link=None, last_error="gone", state_s=600.0),
+        peer(state="known", link=None, last_error="refused", state_s=600.0),
         child(restarts=2),
     ],
 )
@@ -94,7 +97,7 @@ def test_clocks_are_compared(offset: float, word: str) -> None:
 
 
 def test_the_reason_and_the_names_are_told() -> None:
-    assert "no route" in examine(CASES[1][1](calm())).warnings[0].what
+    assert "no route" in examine(CASES[2][1](calm())).warnings[0].what
     told = examine(replace(calm(), model=MODEL)).warnings[0]
     assert "blk.3.ffn_up.weight" in told.what and "hash" in told.hint
 
