@@ -144,6 +144,7 @@ class PeerConnection:
         self.last_error = error.what
         if error.code == "banned":
             self.says_banned = error.what
+            self._node.changed()
 
     def take_fault(self) -> RemoteProtocolError | None:
         """What the peer broke since this was asked last; a new link would most likely end the same way."""

@@ -265,7 +265,12 @@ class Serve:
         return self._standings.why_not(peer, asyncio.get_running_loop().time())
 
     def _left_out(self) -> list[str]:
-        return [why for peer in self._connected() if (why := self._why_not(peer)) is not None]
+        banned = [
+            f"this node is banned, says `{peer.name}`: {peer.says_banned}"
+            for peer in self._kit.mesh.peers()
+            if peer.says_banned
+        ]
+        return banned[:1] + [why for peer in self._connected() if (why := self._why_not(peer)) is not None]
 
     async def _wait_for_workers(self) -> list[PeerStatus]:
         least = self._options.min_workers

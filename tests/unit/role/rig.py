@@ -137,6 +137,7 @@ class FakeMesh:
         self.services: dict[str, tuple[Handler, Allow]] = {}
         self.state = PeerState.CONNECTED
         self.since = 0.0
+        self.says_banned = ""
         self.version = 0
         self._changed = asyncio.Event()
         self.streams: list[Stream] = []  # near ends of those that this node opened
@@ -155,6 +156,7 @@ class FakeMesh:
                 since=other.since,
                 last_error="",
                 clock_offset=None,
+                says_banned=other.says_banned,
             )
             for other in self.net.meshes.values()
             if other is not self

@@ -257,3 +257,14 @@ def test_an_option_of_meshds_own_is_refused_at_the_start(tmp_path: Path) -> None
                 Serve(it.bench.kit, FakeFile(), HeadOptions(extra=("--port", "1")))
 
     run(main())
+
+
+def test_a_head_that_is_banned_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            judge = it.net.mesh("judge")
+            judge.state, judge.says_banned = PeerState.KNOWN, "node `abc` is banned from this mesh"
+            model = await until(it.serve(), lambda model: "waiting for workers" in model.reason)
+            assert "this node is banned, says `judge`: node `abc`" in model.reason
+
+    run(main())
