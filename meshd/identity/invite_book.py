@@ -4,7 +4,6 @@ The order that makes a crash harmless: `reserve`, persist, `certify`, persist, a
 again is given what it was given before and never counts twice.
 """
 
-import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -200,13 +199,6 @@ class InviteBook:
         if invite_id not in self._keys:
             self._keys[invite_id] = derive(entry.secret)
         return self._keys[invite_id]
-
-    def match_hmac(self, invite_id: bytes, data: bytes, mac: bytes) -> InviteEntry | None:
-        """The invite whose join key made `mac` (HMAC-SHA256) over `data`, else None."""
-        keys = self.join_keys(invite_id)
-        if keys is None or not hmac.compare_digest(hmac.digest(keys.join_key, data, "sha256"), mac):
-            return None
-        return self._entries[invite_id]
 
     def encode(self) -> bytes:
         """For the key store: it holds secrets."""

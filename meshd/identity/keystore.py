@@ -281,10 +281,6 @@ class Home:
             raise LocalProtocolError(f"blob `{name}` of {len(data)} bytes")
         self._folder.write(_blob(name), data)
 
-    def remove_blob(self, name: str) -> None:
-        """Forget it; none is fine."""
-        self._folder.remove(_blob(name))
-
     def next_incarnation(self, random: Random = os.urandom) -> bytes:
         """16 bytes, greater at each call: an 8-byte count, then chance (a copied home differs)."""
         count = self._count("incarnation")

@@ -230,11 +230,6 @@ class RevocationSet:
             self._digest = hashlib.sha256(b"meshd bans v1\0" + b"".join(sorted(self._known))).digest()
         return self._digest
 
-    @property
-    def epoch(self) -> int:
-        """How many bans there are."""
-        return len(self._kept)
-
     def why_banned(self, chain: Chain) -> str | None:
         """Why the node of `chain` is out (it, whoever admitted it, or an invite in between), else None."""
         for place, certificate in enumerate(chain.certificates):

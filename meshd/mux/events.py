@@ -17,7 +17,6 @@ class Code(IntEnum):
     CANCELLED = 4  # its user went away
     BROKEN = 5  # the local socket behind the stream was reset
     SHUTDOWN = 6
-    PROTOCOL = 7
     LOST = 8  # the session ended under it
     BANNED = 9
     LEFT = 10  # of a Goodbye: the node has given up its membership

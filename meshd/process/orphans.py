@@ -210,15 +210,6 @@ def write_pid_file(path: Path, record: PidRecord) -> None:
         path.write_text(f"{record.pid} {record.group} {record.owner} {record.name}\n", encoding="utf-8")
 
 
-def read_pid_file(path: Path) -> PidRecord | None:
-    """The record, or None when there is none that can be read."""
-    try:
-        pid, group, owner, name = path.read_text(encoding="utf-8")[:4096].rstrip("\n").split(" ", 3)
-        return PidRecord(name=name, pid=int(pid), group=int(group), owner=int(owner))
-    except (OSError, ValueError):
-        return None
-
-
 def remove_pid_file(path: Path) -> None:
     """The child ended as it should."""
     with contextlib.suppress(OSError):

@@ -1,14 +1,11 @@
-"""When to start a child again: pure policy, and the order of stopping several.
+"""When to start a child again: pure policy.
 
 Two questions are kept apart. *Did it ever work?* A child that was ready for a while and then died (a worker
 that was killed) is wanted back at once. One that never gets that far fails for a reason that waiting does
 not cure: it gets a few quick tries, then pauses of 15 s that grow to minutes, and is called a crash loop.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from meshd.process.interface import Child
 
 HALF_LIFE = 30.0  # seconds in which a failure loses half its weight
 THRESHOLD = 5.0  # weight from which failures are a loop
@@ -57,9 +54,3 @@ class FailureRecord:
 def worked(ready_at: float | None, now: float) -> bool:
     """Whether a run that was ready since `ready_at` (None: never) and ended `now` is one that worked."""
     return ready_at is not None and now - ready_at >= WORKED_AFTER
-
-
-async def stop_in_order(children: Sequence[Child]) -> None:
-    """Stop children one after the other, the last first: what was started later may use what came before."""
-    for child in reversed(children):
-        await child.stop()

@@ -14,7 +14,6 @@ CAPS_BYTES = 24
 MAX_DEVICES = 16
 _HEADER = struct.Struct("<BQ")
 SIZE = struct.Struct("<Q")
-HELLO_ANSWER_BYTES = 4 + CAPS_BYTES
 
 
 @dataclass(frozen=True, slots=True)

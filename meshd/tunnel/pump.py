@@ -46,7 +46,7 @@ async def pump(
         local.abort()
         on_broken(error)
     except BaseException:
-        stream.reset(Code.BROKEN, "cancelled")
+        stream.reset(Code.CANCELLED, "cancelled")
         local.abort()
         raise
     else:

@@ -1,4 +1,4 @@
-"""Candidates: addresses under which a node may be reached, as text, as bytes and as message fields.
+"""Candidates: addresses under which a node may be reached, as text and as bytes.
 
 Only IP literals: names would need a resolver, and a peer must not choose what this node looks up.
 Addresses that no connection can be made to (unspecified, multicast, broadcast) are refused; so are
@@ -6,15 +6,12 @@ IPv6 zones (`%eth0`), which mean nothing on another machine.
 """
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
 from meshd.wire.limits import MAX_CANDIDATES
-from meshd.wire.message import Fields, Value
-
-MAX_HOST_BYTES = 45  # the longest IPv6 literal
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -115,21 +112,6 @@ class Candidate:
         flags = self.is_v6 | (self.proto == "udp") << 1 | _KINDS.index(self.kind) << 2
         return bytes([flags]) + self.ip.packed + self.port.to_bytes(2, "big")
 
-    def to_fields(self) -> Mapping[str, Value]:
-        """A map for a message."""
-        return {"host": self.host, "port": self.port, "proto": self.proto, "kind": self.kind}
-
-    @classmethod
-    def from_fields(cls, fields: Fields) -> "Candidate":
-        """Read what `to_fields` gave. Raises RemoteProtocolError (code `message`)."""
-        host = fields.text("host", most=MAX_HOST_BYTES)
-        port = fields.number("port", low=1, high=65535)
-        proto, kind = fields.text("proto", most=8), fields.text("kind", most=8)
-        try:
-            return cls(str(_address(host)), port, _proto(proto), _kind(kind))
-        except ValueError as error:
-            raise RemoteProtocolError(f"not a candidate: {error}", code="message") from None
-
 
 def _address(host: str) -> Address:
     """The address that `host` writes, IPv4-mapped IPv6 as IPv4. Raises ValueError."""
@@ -190,16 +172,6 @@ def unpack_candidates(data: bytes) -> tuple[Candidate, ...]:
     if len(found) > MAX_CANDIDATES:
         raise RemoteProtocolError(f"more than {MAX_CANDIDATES} candidates", code="message")
     return tuple(found)
-
-
-def candidates_field(candidates: Iterable[Candidate]) -> list[Value]:
-    """A list of maps for a message; `read_candidates` is its inverse."""
-    return [candidate.to_fields() for candidate in candidates]
-
-
-def read_candidates(fields: Fields, name: str) -> tuple[Candidate, ...]:
-    """The list of candidates in field `name`, at most 32. Raises RemoteProtocolError (code `message`)."""
-    return tuple(Candidate.from_fields(item) for item in fields.maps(name, count=MAX_CANDIDATES))
 
 
 def _rank(candidate: Candidate) -> int:

@@ -1,13 +1,11 @@
-"""When a child is started again, and in which order several are stopped."""
+"""When a child is started again."""
 
-import asyncio
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.process.interface import ChildState, ChildStatus
-from meshd.process.supervisor import LOOP_FIRST, LOOP_MOST, QUICK_MOST, FailureRecord, stop_in_order, worked
+from meshd.process.supervisor import LOOP_FIRST, LOOP_MOST, QUICK_MOST, FailureRecord, worked
 
 
 def failing(count: int, *, every: float = 0.0, works: bool = False) -> list[FailureRecord]:
@@ -71,31 +69,3 @@ def test_delays_are_bounded(failures: list[tuple[float, bool]]) -> None:
 @pytest.mark.parametrize(("ready_at", "expected"), [(None, False), (9.5, False), (9.0, True), (1.0, True)])
 def test_worked(ready_at: float | None, expected: bool) -> None:
     assert worked(ready_at, 10.0) is expected
-
-
-class Noted:
-    """A child that notes when it is told to stop."""
-
-    def __init__(self, name: str, order: list[str]) -> None:
-        self._name = name
-        self._order = order
-
-    @property
-    def status(self) -> ChildStatus:
-        return ChildStatus(self._name, ChildState.READY, 1, 0, "", ())
-
-    async def serve(self) -> None: ...
-
-    async def ensure_ready(self) -> None: ...
-
-    async def stop(self) -> None:
-        self._order.append(self._name)
-
-    async def wait_changed(self, seen: ChildStatus) -> ChildStatus:
-        return seen
-
-
-def test_the_last_is_stopped_first() -> None:
-    order: list[str] = []
-    asyncio.run(stop_in_order([Noted("a", order), Noted("b", order), Noted("c", order)]))
-    assert order == ["c", "b", "a"]

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import Broken, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.base.tasks import Owner, cancel_and_wait
+from meshd.mux.events import Code
 from meshd.tunnel.interface import Inspector
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, pump
@@ -309,7 +310,7 @@ def test_cancelled_at_any_turn_both_sides_are_reset() -> None:
                 started = turns > 0
                 await cancel_and_wait(it.task)
                 if started:
-                    assert [code for code, _ in it.near_port.resets] == [5]
+                    assert [code for code, _ in it.near_port.resets] == [Code.CANCELLED]
 
     run(main())
 
