@@ -87,6 +87,8 @@ class ServeConfig:
     rpc: tuple[HostPort, ...] = ()
     load_mode: str | None = None
     api_key_file: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     llama_args: tuple[str, ...] = ()
 
 

@@ -72,6 +72,8 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "serve.rpc": ("10.0.0.2:50052", (HostPort("10.0.0.2", 50052),)),
     "serve.load_mode": ("mmap", "mmap"),
     "serve.api_key_file": ("/k", Path("/k")),
+    "serve.allowed_hosts": ("box.lan,box", ("box.lan", "box")),
+    "serve.allowed_origins": ("https://a.example", ("https://a.example",)),
     "serve.llama_args": ("", ("-np", "2")),
     "paths.home": ("/h", Path("/h")),
     "paths.cache": ("/c", Path("/c")),
