@@ -1,0 +1,143 @@
+"""Three nodes under anything that happens to nodes and cables: when it is over, all is as it should be."""
+
+import asyncio
+import itertools
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meshd.base.errors import Broken, Refused
+from meshd.peer.interface import PeerState
+
+from tests.sim.loop import run
+from tests.sim.test_peers_sessions import exchange, serve_echo
+from tests.sim.world import World, WorldNode
+
+NAMES = ("anna", "bert", "carl")
+ACTIONS = (
+    "cut",
+    "cut later",
+    "stall",
+    "unplug",
+    "plug",
+    "restart",
+    "power off",
+    "move",
+    "use",
+    "garble",
+    "wait",
+)
+
+
+class Chaos:
+    """The nodes, and what may be done to them."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world = world
+        self.chance = random.Random(seed)
+        self.nodes = [world.node(name, grace=20) for name in NAMES]
+        for one, other in itertools.permutations(self.nodes, 2):
+            one.knows(other)
+        for node in self.nodes:
+            self.begin(node)
+
+    def begin(self, node: WorldNode) -> None:
+        serve_echo(node)
+        node.start()
+
+    async def act(self, action: str) -> None:
+        node, other = self.chance.sample(self.nodes, 2)
+        cable = self.world.cable(node.name, other.name)
+        match action:
+            case "cut":
+                cable.cut()
+            case "cut later":
+                cable.due.append(self.chance.randint(1, 5000))
+            case "stall":  # what there is goes silent, new links flow
+                cable.stall()
+                cable.ups.clear()
+                cable.downs.clear()
+            case "unplug":
+                cable.unplug()
+            case "plug":
+                cable.plug()
+            case "restart" | "power off":
+                await node.stop(cut=action == "restart")
+                if action == "power off":
+                    for third in self.nodes:
+                        if third is not node:
+                            dead = self.world.cable(node.name, third.name)
+                            dead.ups.clear()
+                            dead.downs.clear()
+                await asyncio.sleep(self.chance.random() * 3)
+                node.reborn()
+                self.begin(node)
+            case "move":
+                node.mesh.addresses_changed()
+                node.mesh.record_changed()
+            case "use":
+                await self.use(node, other)
+            case "garble":
+                cable.garble = 1
+            case "wait":
+                await asyncio.sleep(self.chance.random() * 30)
+
+    async def use(self, node: WorldNode, other: WorldNode) -> None:
+        """A stream either breaks or brings back what was sent, whatever happens meanwhile."""
+        try:
+            stream = node.mesh.open_stream(other.peer, "echo", metadata={})
+        except Broken:
+            return
+
+        async def talk() -> None:
+            data = self.chance.randbytes(self.chance.randint(1, 200_000))
+            try:
+                assert await exchange(stream, data) == data
+            except (Broken, Refused):
+                pass
+
+        self.world.owner.start(talk(), name="talk")
+        await asyncio.sleep(0)
+
+    async def settle(self) -> None:
+        """No more of it, and time for every back-off and grace."""
+        for one, other in itertools.combinations(self.nodes, 2):
+            cable = self.world.cable(one.name, other.name)
+            cable.plug()
+            cable.due.clear()
+            cable.garble = 0
+        await asyncio.sleep(200)
+
+    async def check(self) -> None:
+        for one, other in itertools.permutations(self.nodes, 2):
+            status = one.status_of(other)
+            assert status.state is PeerState.CONNECTED, status
+            assert len(status.paths) == 1, status
+            ids = [
+                near.mesh._peers[far.peer].connection.session_id for near, far in ((one, other), (other, one))
+            ]
+            assert ids[0] == ids[1] != b""
+            stream = one.mesh.open_stream(other.peer, "echo", metadata={})
+            assert await exchange(stream, b"well" * 20_000) == b"well" * 20_000
+            stream.write_eof()
+        for node in self.nodes:
+            assert len(node.mesh.peers()) == 2
+            node.dialer.dials = 0
+        await asyncio.sleep(60)
+        assert [node.dialer.dials for node in self.nodes] == [0, 0, 0]
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 1 << 32), st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=25))
+def test_after_anything_all_nodes_are_connected_once_and_work(seed: int, actions: list[str]) -> None:
+    async def main() -> None:
+        async with World() as world:
+            chaos = Chaos(world, seed)
+            await asyncio.sleep(5)
+            for action in actions:
+                await chaos.act(action)
+                await asyncio.sleep(chaos.chance.choice([0, 0, 0.01, 0.3, 2]))
+            await chaos.settle()
+            await chaos.check()
+
+    run(main())
