@@ -6,9 +6,8 @@ import socket
 
 from meshd.base.errors import UserError
 from meshd.base.hosts import is_loopback
+from meshd.base.listening import listen_at
 from meshd.base.port_holder import port_holder
-
-BACKLOG = 128
 
 
 async def resolve(host: str) -> list[tuple[socket.AddressFamily, str]]:
@@ -40,7 +39,8 @@ def bind(addresses: list[tuple[socket.AddressFamily, str]], port: int) -> list[s
     try:
         for family, address in addresses:
             try:
-                listener = _bind_one(family, address, port)
+                listener = listen_at(family, address, port)
+                listener.setblocking(False)
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise _explained(error, address, port) from error
@@ -55,22 +55,6 @@ def bind(addresses: list[tuple[socket.AddressFamily, str]], port: int) -> list[s
             listener.close()
         raise
     return bound
-
-
-def _bind_one(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        # a restart must not wait for old connections in TIME_WAIT
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind((address, port))
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
 
 
 def _explained(error: OSError, address: str, port: int) -> UserError:

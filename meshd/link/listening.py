@@ -7,10 +7,10 @@ import socket
 from collections.abc import Callable
 
 from meshd.base.errors import UserError
+from meshd.base.listening import listen_at
 from meshd.base.log import get
 from meshd.base.port_holder import port_holder
 
-BACKLOG = 128  # connections that the kernel holds until the daemon serves
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_SECONDS = 1.0  # until something has been freed
 _TRIES = 8  # for one free port in both families at once
@@ -64,36 +64,19 @@ def _listen_at(places: list[tuple[socket.AddressFamily, str]], port: int) -> lis
         failure: UserError | None = None
         for family, host in places:
             try:
-                sock = opened.enter_context(_listening(family, host, port))
+                sock = opened.enter_context(listen_at(family, host, port))
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     raise PortTaken(port, host, port_holder(host, port)) from None
                 failure = failure or _cannot(host, port, error)
                 continue  # "all addresses" on a machine with one family only
+            sock.setblocking(False)
             port = sock.getsockname()[1]
             sockets.append(sock)
         if not sockets and failure is not None:
             raise failure
         opened.pop_all()
         return sockets
-
-
-def _listening(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        sock.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # a restart must not wait for old connections
-        if family == socket.AF_INET6:
-            # two sockets rather than one for both: then peers' addresses never come as ::ffff:1.2.3.4
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind((host, port))
-        sock.listen(BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 async def accept_from(server: socket.socket, fresh: Callable[[], asyncio.BaseProtocol]) -> None:

@@ -1,10 +1,14 @@
 """Who holds a port, from the texts of /proc/net/tcp and lsof."""
 
+import os
+import shutil
+import socket
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.base import port_holder
 from meshd.base.port_holder import parse_listeners, parse_lsof, proc_address
 
 TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -54,3 +58,27 @@ def test_lsof(text: str, holder: str | None) -> None:
 @given(st.text(max_size=300))
 def test_any_lsof_is_read_without_error(text: str) -> None:
     parse_lsof(text)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "name"])
+def test_this_program_is_found_until_it_lets_go(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        found = port_holder.port_holder(host, port)
+        assert found is not None
+        assert f"(pid {os.getpid()})" in found
+    assert port_holder.port_holder(host, port) is None
+
+
+@pytest.mark.skipif(shutil.which("lsof") is None, reason="no lsof")
+def test_lsof_tells_the_same_where_it_is() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        holder = port_holder._holder_by_lsof(listener.getsockname()[1])
+    assert holder is not None
+    assert f"(pid {os.getpid()})" in holder
+
+
+def test_without_lsof_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_args, **_more: None)
+    assert port_holder._holder_by_lsof(1) is None

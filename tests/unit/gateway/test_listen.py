@@ -6,6 +6,7 @@ import socket
 
 import pytest
 from meshd.base.errors import UserError
+from meshd.base.listening import listen_at
 from meshd.gateway import listen
 from meshd.gateway.listen import all_loopback, bind, resolve
 
@@ -43,7 +44,7 @@ def test_each_reason_has_words(monkeypatch: pytest.MonkeyPatch, code: int, says:
     def refuse(*_: object) -> socket.socket:
         raise OSError(code, "Some Reason")
 
-    monkeypatch.setattr(listen, "_bind_one", refuse)
+    monkeypatch.setattr(listen, "listen_at", refuse)
     monkeypatch.setattr(listen, "port_holder", lambda host, port: "`nginx` (pid 1)")
     with pytest.raises(UserError) as caught:
         bind([(V4, "127.0.0.1")], 80)
@@ -54,14 +55,14 @@ def test_each_reason_has_words(monkeypatch: pytest.MonkeyPatch, code: int, says:
 def test_a_family_that_is_missing_does_not_matter_when_another_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = listen._bind_one
+    real = listen_at
 
     def v4_only(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
         if family == V6:
             raise OSError(errno.EAFNOSUPPORT, "no v6 here")
         return real(family, address, port)
 
-    monkeypatch.setattr(listen, "_bind_one", v4_only)
+    monkeypatch.setattr(listen, "listen_at", v4_only)
     sockets = bind([(V6, "::1"), (V4, "127.0.0.1")], 0)
     assert [found.family for found in sockets] == [V4]
     for found in sockets:
