@@ -85,6 +85,8 @@ class LinkState:
 
     def on_ping(self, number: int, hold: bool, now: float) -> None:
         """The peer asks for a Pong, and perhaps for a moment without data."""
+        if self.hold_until and not hold:
+            self.pacing.refill()
         self.hold_until = now + _HOLD if hold else 0.0
         self.pongs_due.append(number)
         del self.pongs_due[:-_MOST_PINGS]
@@ -163,8 +165,9 @@ class LinkState:
         if self._unacked_since is not None and now >= self._unacked_since + _ACK_DELAY:
             self._unacked_since = None
             self._ack_ripe = True
-        if now >= self.hold_until:
+        if self.hold_until and now >= self.hold_until:
             self.hold_until = 0.0
+            self.pacing.refill()
 
     def ping_due(self, now: float) -> bool:
         """Is it time for a ping? Says so once for each interval."""

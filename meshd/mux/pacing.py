@@ -6,7 +6,9 @@ the link delivers (from the peer's LinkAcks) and keeps in flight no more than
     rate x shortest round trip  +  50 ms of the rate (16 to 256 KiB).
 
 The estimate is that of BBR (draft-ietf-ccwg-bbr, delivery rate estimation): the highest rate of the last
-10 s, never lowered by samples during which the application had nothing to send. Where 256 KiB are less than
+10 s, never lowered by samples during which the application had nothing to send. Such a sample can be as short
+as a round trip, and many a limiter lets a burst pass at once (token buckets): so it counts for no more than
+1.25 times what the link carried over some 100 ms. Where 256 KiB are less than
 4 ms of the rate, 4 ms are taken: an event loop is not finer than that, and control does not suffer.
 
 All control frames are exempt: they count as in flight and are never held back.
@@ -21,6 +23,8 @@ _QUEUE_TIME = 0.05
 _QUEUE_LEAST = 16 << 10
 _QUEUE_MOST = 256 << 10
 _COARSE_TIME = 0.004
+_LONG_TIME = 0.1  # seconds of a long sample, at least: a limiter's burst does not fill it
+_LONG_FACTOR = 1.25
 _START_GAIN = 1.25  # with the queue's share, the rate still grows by 3/4 in each round trip of 100 ms
 _START_GROWTH = 1.1
 _PROBE_GAIN = 1.25  # in one round of eight, or a rate once measured too low would never rise again
@@ -45,6 +49,32 @@ class _Mark:
     limited: bool  # the application had no more to send
 
 
+class _Highest:
+    """The highest rate of the last 10 s."""
+
+    __slots__ = ("_rates",)
+
+    def __init__(self) -> None:
+        self._rates: deque[tuple[float, float]] = deque()  # (time, rate), rates falling
+
+    @property
+    def value(self) -> float | None:
+        """Bytes a second; None before the first sample."""
+        return self._rates[0][1] if self._rates else None
+
+    def add(self, rate: float, now: float, *, limited: bool) -> bool:
+        """Take a sample in; one that the application limited counts only if it is the highest."""
+        rates = self._rates
+        if limited and rates and rate <= rates[0][1]:
+            return False
+        while rates and rates[-1][1] <= rate:
+            rates.pop()
+        rates.append((now, rate))
+        while rates[0][0] < now - _MEMORY:
+            rates.popleft()
+        return True
+
+
 class Pacing:
     """One link's measurement. All times are loop time in seconds."""
 
@@ -60,7 +90,11 @@ class Pacing:
         self._marks: deque[_Mark] = deque()
         self._limited_until = 0
         self._ramp: float | None = None  # bytes: a drained path is not filled in one burst
-        self._rates: deque[tuple[float, float]] = deque()  # (time, rate), rates falling
+        self._rates = _Highest()
+        self._long_rates = _Highest()
+        self._long_at = now  # when the long sample under way began, from which byte, and whether
+        self._long_from = 0  # the application had nothing to send for a while of it
+        self._long_limited = False
         self._measured = False  # by a sample that the application did not limit
         self._starting = True
         self._round_end = 0
@@ -76,13 +110,14 @@ class Pacing:
     @property
     def rate(self) -> float | None:
         """Bytes a second that the link delivers, as far as is known."""
-        return self._rates[0][1] if self._rates else None
+        short, long = self._rates.value, self._long_rates.value
+        return short if short is None or long is None else min(short, long * _LONG_FACTOR)
 
     def allowance(self) -> int:
         """Bytes that may be in flight."""
-        if not self._rates:
+        rate = self.rate
+        if rate is None:
             return FIRST_ALLOWANCE
-        rate = self._rates[0][1]
         on_the_way = rate * (self.rtt_min or 0.0)
         if self.probing:
             return max(int(on_the_way / 2), _FRAME_LEAST)
@@ -96,13 +131,17 @@ class Pacing:
                 self._ramp = None
             else:
                 target = self._ramp
+        if self._long_rates.value is None:
+            # nothing but short samples yet: no more than what came through shows that it is true
+            target = min(target, FIRST_ALLOWANCE + (self.acked if self._starting else 0))
         return int(target) if self._measured else max(int(target), FIRST_ALLOWANCE)
 
     def frame_size(self) -> int:
         """Payload of a frame that holds up nothing for long."""
-        if not self._rates:
+        rate = self.rate
+        if rate is None:
             return _FRAME_UNKNOWN
-        return int(min(max(self._rates[0][1] * _FRAME_TIME, _FRAME_LEAST), _FRAME_MOST))
+        return int(min(max(rate * _FRAME_TIME, _FRAME_LEAST), _FRAME_MOST))
 
     def on_sent(self, count: int, now: float, *, starved: bool) -> None:
         """`count` bytes were handed to the link; `starved`: there was room for more, and nothing to send.
@@ -110,11 +149,14 @@ class Pacing:
         What is in flight after that says nothing about the link's rate.
         """
         if self.sent == self.acked:  # idle until now: the time before says nothing about the link
+            if now > self._acked_at:
+                self._begin_long(now)
             self._acked_at = self._first_sent_at = now
         self.sent += count
         limited = starved or self.acked < self._limited_until
         if starved:
             self._limited_until = self.sent
+            self._long_limited = True
         marks = self._marks
         if len(marks) >= _MOST_MARKS:
             marks[-1].end = self.sent
@@ -132,6 +174,7 @@ class Pacing:
         mark = None
         while self._marks and self._marks[0].end <= total:
             mark = self._marks.popleft()
+        self._on_long(now)
         if mark is None:
             return
         self._first_sent_at = mark.sent_at
@@ -145,11 +188,27 @@ class Pacing:
         if total >= self._round_end:
             self._on_round(mark.limited)
 
+    def refill(self) -> None:
+        """The path has run dry because the peer asked us to hold: no burst fills it again."""
+        if self.rate is not None:
+            self._ramp = self.in_flight + _queue_share(self.rate)
+
+    def _on_long(self, now: float) -> None:
+        elapsed = now - self._long_at
+        if elapsed >= max(_LONG_TIME, self.rtt_min or 0.0):
+            self._long_rates.add((self.acked - self._long_from) / elapsed, now, limited=self._long_limited)
+            self._begin_long(now)
+
+    def _begin_long(self, now: float) -> None:
+        self._long_at = now
+        self._long_from = self.acked
+        self._long_limited = self.acked < self._limited_until
+
     def on_pong(self, rtt: float, now: float, *, probe: bool) -> None:
         """A ping came back; `probe` if it was sent to end `probing`."""
         if probe and self.probing:
             self.probing = False
-            self._ramp = _queue_share(self._rates[0][1]) if self._rates else None
+            self._ramp = None if self.rate is None else _queue_share(self.rate)
             self.rtt_min = rtt
             self._rtt_min_at = now
         self._shorten(rtt, now)
@@ -169,20 +228,13 @@ class Pacing:
             self._rtt_min_at = now
 
     def _on_rate(self, rate: float, limited: bool, now: float) -> None:
-        rates = self._rates
-        if limited and rates and rate <= rates[0][1]:
-            return
-        self._measured = self._measured or not limited
-        while rates and rates[-1][1] <= rate:
-            rates.pop()
-        rates.append((now, rate))
-        while rates[0][0] < now - _MEMORY:
-            rates.popleft()
+        if self._rates.add(rate, now, limited=limited):
+            self._measured = self._measured or not limited
 
     def _on_round(self, limited: bool) -> None:
         self._round_end = self.sent
         self._rounds += 1
-        rate = self._rates[0][1] if self._rates else 0.0
+        rate = self._rates.value or 0.0
         if rate >= self._round_rate * _START_GROWTH:
             self._round_rate = rate
             self._rounds_flat = 0

@@ -1,5 +1,6 @@
 """The estimate of what a link bears, step by step (tests/sim has whole links)."""
 
+import pytest
 from meshd.mux.pacing import FIRST_ALLOWANCE, Pacing
 
 KIB = 1 << 10
@@ -43,7 +44,7 @@ def test_distance_is_added() -> None:
 
 
 def test_a_fast_link_may_have_more_in_flight() -> None:
-    pacing = loaded(500 * MB, 0.0002, seconds=0.2)
+    pacing = loaded(500 * MB, 0.0002, seconds=0.5)
     assert pacing.allowance() > 2 * MB
     assert pacing.frame_size() == 256 * KIB
 
@@ -121,3 +122,36 @@ def test_marks_are_bounded() -> None:
     assert len(pacing._marks) <= 256
     pacing.on_acked(10_000, 11.0)
     assert pacing.in_flight == 0
+
+
+@pytest.mark.parametrize("chunk", [4 * KIB, 16 * KIB, 64 * KIB])
+def test_the_rate_of_a_burst_is_not_believed(chunk: int) -> None:
+    """A limiter that passes up to `chunk` bytes at once and then rests, 1 MB/s over all."""
+    pacing = Pacing(0.0)
+    now = rests_until = 0.0
+    waiting: list[tuple[float, int, int]] = []  # (when sent, size, total)
+    worst = 0
+    while now < 20:
+        while (room := pacing.allowance() - pacing.in_flight) > 0:
+            size = min(room, pacing.frame_size())
+            pacing.on_sent(size, now, starved=False)
+            waiting.append((now, size, pacing.sent))
+        now = max(now, rests_until) + 0.0005
+        passed = 0
+        total = pacing.acked
+        while waiting and (not passed or passed + waiting[0][1] <= chunk):
+            _, size, total = waiting.pop(0)
+            passed += size
+        rests_until = now + passed / MB
+        pacing.on_acked(total, now)
+        if now > 1:
+            worst = max(worst, pacing.in_flight)
+    assert worst < 100_000 + chunk
+
+
+def test_a_first_short_sample_does_not_open_the_gates() -> None:
+    pacing = Pacing(0.0)
+    pacing.on_sent(20_000, 0.0, starved=False)
+    pacing.on_sent(40_000, 0.0005, starved=False)
+    pacing.on_acked(20_000, 0.001)  # 20 MB/s, if it were to be believed
+    assert pacing.allowance() <= 64 * KIB + 20_000
