@@ -93,3 +93,27 @@ def test_a_session_that_no_link_ever_carried_ends_with_its_grace() -> None:
         assert settled
 
     run(main())
+
+
+def test_a_ban_that_comes_during_the_last_flight_counts() -> None:
+    async def main() -> None:
+        async with World() as world:
+            one, other = world.node("anna"), world.node("bert")
+            leader, follower = (one, other) if one.peer > other.peer else (other, one)
+            leader.knows(follower)
+            cable = world.cable("anna", "bert")
+            follower.start()
+            leader.start()
+            for _ in range(1000):
+                await asyncio.sleep(0)
+                if follower.mesh.peers() and session_of(follower, leader):
+                    break
+            assert follower.status_of(leader).paths == ()  # it waits for Go
+            cable.stall()
+            follower.bans.merge([world.ban(leader)])
+            cable.flow()
+            await asyncio.sleep(1)
+            assert follower.status_of(leader).paths == ()
+            assert "banned" in follower.status_of(leader).last_error
+
+    run(main())
