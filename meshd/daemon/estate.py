@@ -9,14 +9,14 @@ from meshd.base import log
 from meshd.base.errors import RemoteProtocolError
 from meshd.config import Config
 from meshd.daemon.entry import remember
-from meshd.daemon.port import open_listener
+from meshd.daemon.port import Doorway
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home, Membership
 from meshd.identity.proof import Credentials, Proven
 from meshd.identity.record import LEFT, PeerRecord
 from meshd.link.interface import Dialer
 from meshd.link.proving import ProvenPipe, Standing
-from meshd.link.tcp import TcpDialer, TcpListener
+from meshd.link.tcp import TcpDialer
 from meshd.mux.config import NodeBudget
 from meshd.mux.events import Code
 from meshd.peer.mesh import PeerMesh
@@ -44,6 +44,7 @@ class Estate:
         admitted: Admitted | None,
         role: str,
         native: NativeVersion,
+        doorway: Doorway,
     ) -> None:
         self._config = config
         self._home = home
@@ -60,7 +61,7 @@ class Estate:
         self.book.load(home.read_blob(BOOK_BLOB), file=str(home.path / f"{BOOK_BLOB}.blob"))
         remember(config, membership, admitted, self.book, self.bans)
         home.save_revocations(self.bans)
-        self.listener = open_listener(self._make_listener, asked=config.links.listen, home=home)
+        self.listener = doorway.listener
         self._record = self._sign_record()
         self.node = Node(
             facts=NodeFacts(
@@ -90,6 +91,7 @@ class Estate:
             random=secrets.token_bytes,
             wall_clock=lambda: int(time.time()),
         )
+        doorway.answer_as(self.standing, self.admit)
 
     def standing(self) -> Standing:
         """What links show and check, as of now."""
@@ -142,9 +144,6 @@ class Estate:
         await self._inviter.admit(
             pipe, joiner=proven.peer, invite_id=proven.invite_id or b"", leftover=proven.leftover
         )
-
-    def _make_listener(self, host: str, port: int) -> TcpListener:
-        return TcpListener(self.standing, host=host, port=port, on_joiner=self.admit)
 
     def _sign_record(self) -> PeerRecord:
         candidates = () if self.has_left else self.candidates()

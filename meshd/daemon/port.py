@@ -6,10 +6,42 @@ or kept is an error that names its holder; nobody must find another program ther
 
 from collections.abc import Callable
 
+from meshd.base.errors import LocalProtocolError
 from meshd.config import DEFAULT_MESH_PORT, MESH_PORT_TRIES, HostPort
 from meshd.identity.keystore import PORT_BLOB, Home
+from meshd.identity.proof import Proven
 from meshd.link.listening import PortTaken
-from meshd.link.tcp import TcpListener
+from meshd.link.proving import ProvenPipe, Standing
+from meshd.link.tcp import OnJoiner, TcpListener
+
+
+class Doorway:
+    """The mesh port, bound before it is known as which member this node answers there.
+
+    Whoever connects waits until the listener is served, which is after `answer_as`.
+    """
+
+    def __init__(self, *, asked: HostPort | None, home: Home) -> None:
+        """Raises UserError (PortTaken)."""
+        self._standing: Callable[[], Standing] | None = None
+        self._on_joiner: OnJoiner | None = None
+        self.listener = open_listener(self._make, asked=asked, home=home)
+
+    def answer_as(self, standing: Callable[[], Standing], on_joiner: OnJoiner) -> None:
+        """What its links show and check, and who admits joiners."""
+        self._standing, self._on_joiner = standing, on_joiner
+
+    def _make(self, host: str, port: int) -> TcpListener:
+        return TcpListener(self._as_member, host=host, port=port, on_joiner=self._admit)
+
+    def _as_member(self) -> Standing:
+        if self._standing is None:
+            raise LocalProtocolError("a link came in before this node was a member")
+        return self._standing()
+
+    async def _admit(self, pipe: ProvenPipe, proven: Proven) -> None:
+        if self._on_joiner is not None:
+            await self._on_joiner(pipe, proven)
 
 
 def open_listener(

@@ -1,18 +1,16 @@
 """The role of this node, built from the configuration."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.config import Config
+from meshd.daemon.claims import Claims
 from meshd.daemon.estate import Estate
 from meshd.daemon.kit import machine_id, make_kit
-from meshd.gateway.interface import GatewayConfig
 from meshd.role.interface import Native, Role
 from meshd.role.plan import HeadOptions
 from meshd.role.serve import Serve
 from meshd.role.worker import Worker, WorkerOptions, check_may_work
-from meshd.store.model_file import ModelFile
 
 if TYPE_CHECKING:
     from meshd.gateway.server import Gateway
@@ -29,7 +27,7 @@ class BuiltRole:
 
 
 async def build_role(
-    name: str, *, config: Config, native: Native, estate: Estate, files: Sequence[ModelFile]
+    name: str, *, config: Config, native: Native, estate: Estate, claims: Claims
 ) -> BuiltRole:
     """Raises MeshdError when the role cannot be played here."""
     kit = make_kit(config, estate.mesh, native)
@@ -37,16 +35,15 @@ async def build_role(
     if name == "worker":
         check_may_work(estate.membership.roles)
         options = WorkerOptions(devices=config.worker.devices, memory=config.worker.memory, machine=machine)
-        worker = Worker(kit, files, options)
+        worker = Worker(kit, claims.files, options)
         await worker.prepare()
         return BuiltRole(worker, None)
-    from meshd.gateway.auth import load_keys  # aiohttp: 11 MB that a worker does without
-    from meshd.gateway.server import Gateway
+    from meshd.gateway.server import Gateway  # aiohttp: 11 MB that a worker does without
 
     serve = config.serve
     head = Serve(
         kit,
-        files[0],
+        claims.files[0],
         HeadOptions(
             min_workers=serve.min_workers,
             tensor_split=serve.tensor_split,
@@ -60,12 +57,5 @@ async def build_role(
             incarnation=estate.node.facts.incarnation,
         ),
     )
-    gateway = Gateway(
-        GatewayConfig(
-            host=serve.host,
-            port=serve.port,
-            api_keys=load_keys(serve.api_key_file) if serve.api_key_file is not None else (),
-        ),
-        head,
-    )
-    return BuiltRole(head, gateway)
+    assert claims.api is not None
+    return BuiltRole(head, Gateway(claims.api.config, head, claims.api))

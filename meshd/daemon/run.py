@@ -8,6 +8,7 @@ from meshd.admin.server import AdminServer
 from meshd.base import log
 from meshd.base.tasks import Owner, first_error
 from meshd.config import Config
+from meshd.daemon.claims import Claims
 from meshd.daemon.control import DaemonControl, Parts
 from meshd.daemon.entry import enter
 from meshd.daemon.estate import Estate
@@ -15,8 +16,6 @@ from meshd.daemon.kit import find_native
 from meshd.daemon.roles import BuiltRole, build_role
 from meshd.identity.keystore import Home
 from meshd.link import interfaces
-from meshd.store.hash_cache import HashCache
-from meshd.store.model_file import ModelFile
 
 ADDRESS_SECONDS = 2.0  # how often this machine's addresses are looked at
 GOODBYE_SECONDS = 0.3  # for the last frames to leave
@@ -67,7 +66,7 @@ class Daemon:
 
     async def _node(self) -> None:
         native = find_native(self._config)
-        files = await self._open_models()
+        claims = await Claims.make(self._role, self._config, native, self._home)
         try:
             key = self._home.load_or_create_identity()
             membership, admitted = await enter(self._home, key, self._config, self._role)
@@ -79,34 +78,18 @@ class Daemon:
                 admitted=admitted,
                 role=self._role,
                 native=native.version,
+                doorway=claims.doorway,
             )
             try:
                 built = await build_role(
-                    self._role, config=self._config, native=native, estate=estate, files=files
+                    self._role, config=self._config, native=native, estate=estate, claims=claims
                 )
                 await self._serve(estate, built)
             finally:
-                estate.listener.close()
                 if estate.has_left:
                     self._home.leave(drop_root=True)  # what was written since: bans, addresses, the book
         finally:
-            for file in files:
-                file.close()
-
-    async def _open_models(self) -> list[ModelFile]:
-        config = self._config
-        cache = HashCache(config.paths.cache / "weights")
-        models = config.worker.models if self._role == "worker" else (config.serve.model,)
-        files: list[ModelFile] = []
-        try:
-            for path in models:
-                if path is not None:
-                    files.append(await ModelFile.open(path, cache=cache))
-        except BaseException:
-            for file in files:
-                file.close()
-            raise
-        return files
+            claims.release()
 
     async def _serve(self, estate: Estate, built: BuiltRole) -> None:
         """Run everything. At the end the role goes first: its children, then the peers, then the links."""

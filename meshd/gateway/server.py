@@ -3,6 +3,8 @@
 import asyncio
 import ipaddress
 import socket
+from dataclasses import dataclass
+from typing import Self
 
 from aiohttp import web
 
@@ -22,14 +24,55 @@ SHUTDOWN_SECONDS = 1.0  # for clients to take the last event; who does not read 
 _log = get("gateway")
 
 
-class Gateway:
-    """The OpenAI-compatible API of one serving node."""
+@dataclass(frozen=True, slots=True)
+class ApiPort:
+    """The API's port, bound and with its guards, before there is anything to answer: connections wait."""
 
-    def __init__(self, config: GatewayConfig, upstream: Upstream) -> None:
+    config: GatewayConfig
+    guard: BrowserGuard
+    keys: KeyRing
+    sockets: list[socket.socket]
+
+    @classmethod
+    async def claim(cls, config: GatewayConfig) -> Self:
+        """Raises UserError when the port cannot be had, when the API would be open to a network without a
+        key, or for an allowed host or origin that is none."""
+        addresses = await resolve(config.host)
+        loopback_only = all_loopback(addresses)
+        keys = KeyRing(config.api_keys)
+        if not loopback_only and not keys:
+            raise UserError(
+                f"the API on `{config.host}` would be open to everyone in the network",
+                hint="give API keys with `--api-key-file FILE`, or listen on 127.0.0.1",
+            )
+        guard = BrowserGuard(
+            bound_host=config.host,
+            names=(*config.allowed_hosts, *(() if loopback_only else _own_names())),
+            origins=config.allowed_origins,
+        )
+        return cls(config, guard, keys, bind(addresses, config.port))
+
+    @property
+    def port(self) -> int:
+        """The real one, where 0 was asked for."""
+        port: int = self.sockets[0].getsockname()[1]
+        return port
+
+    def close(self) -> None:
+        """Idempotent."""
+        for listener in self.sockets:
+            listener.close()
+
+
+class Gateway:
+    """The OpenAI-compatible API of one serving node. `claimed`: its port, else bound by `serve`."""
+
+    def __init__(self, config: GatewayConfig, upstream: Upstream, claimed: ApiPort | None = None) -> None:
         self._config = config
         self._upstream = upstream
+        self._claimed = claimed
         self._tally = Tally()
-        self._port = config.port
+        self._port = config.port if claimed is None else claimed.port
         self.started = asyncio.Event()
 
     @property
@@ -58,38 +101,24 @@ class Gateway:
     async def serve(self) -> None:
         """Listen and answer until cancelled; returns when every connection is closed.
 
-        Raises UserError when the port cannot be had, or when the API would be open to a network without
-        a key.
+        Raises UserError as `ApiPort.claim` does.
         """
         config = self._config
-        addresses = await resolve(config.host)
-        loopback_only = all_loopback(addresses)
-        keys = KeyRing(config.api_keys)
-        if not loopback_only and not keys:
-            raise UserError(
-                f"the API on `{config.host}` would be open to everyone in the network",
-                hint="give API keys with `--api-key-file FILE`, or listen on 127.0.0.1",
-            )
-        guard = BrowserGuard(
-            bound_host=config.host,
-            names=(*config.allowed_hosts, *(() if loopback_only else _own_names())),
-            origins=config.allowed_origins,
-        )
+        claimed = self._claimed or await ApiPort.claim(config)
+        self._port = claimed.port
         bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
         proxy = Proxy(self._upstream, silence=config.keepalive_seconds, count_tokens=self._tally.add_tokens)
         router = Router(
             upstream=self._upstream,
             proxy=proxy,
-            guard=guard,
-            keys=keys,
+            guard=claimed.guard,
+            keys=claimed.keys,
             bodies=bodies,
             tally=self._tally,
             max_requests=config.max_requests,
         )
-        sockets = bind(addresses, config.port)
-        self._port = sockets[0].getsockname()[1]
         async with proxy:
-            await self._run(router, proxy, sockets)
+            await self._run(router, proxy, claimed.sockets)
 
     async def _run(self, router: Router, proxy: Proxy, sockets: list[socket.socket]) -> None:
         server = web.Server(

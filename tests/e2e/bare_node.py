@@ -17,6 +17,7 @@ from meshd.config import Config
 from meshd.config.tree import HostPort, LinksConfig, NodeConfig, Paths
 from meshd.daemon.entry import enter
 from meshd.daemon.estate import Estate
+from meshd.daemon.port import Doorway
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
 from meshd.peer.interface import PeerState, Stream
@@ -49,6 +50,7 @@ async def bare_node(home: Path, *, token: str = "", name: str = "bare") -> Async
             admitted=admitted,
             role="client",
             native=NativeVersion(rpc="", pin="", patches="", backend=""),
+            doorway=Doorway(asked=config.links.listen, home=place),
         )
         try:
             async with Owner() as owner:

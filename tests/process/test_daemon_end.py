@@ -89,6 +89,8 @@ def test_a_taken_port_names_its_holder(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert str(port) in done.stderr
         assert "pid" in done.stderr
+        for home in ("worker", "head"):
+            assert not (tmp_path / home / "membership").exists(), "no mesh was founded in vain"
 
 
 @pytest.mark.parametrize("role", ["worker", "serve"])

@@ -16,6 +16,7 @@ from meshd.config import Config, HostPort, LinksConfig, NodeConfig
 from meshd.daemon.entry import enter
 from meshd.daemon.estate import Estate
 from meshd.daemon.kit import machine_id
+from meshd.daemon.port import Doorway
 from meshd.identity.invite import parse_token
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
@@ -54,6 +55,7 @@ class Machine:
             admitted=admitted,
             role=role,
             native=NATIVE,
+            doorway=Doorway(asked=config.links.listen, home=self.home),
         )
 
     @asynccontextmanager
