@@ -24,7 +24,7 @@ _HALF_ABLE = ("BLAS", "ACCEL", "AMX")  # accelerators that lack operations: neve
 
 def parse_devices(lines: Sequence[str]) -> tuple[Device, ...]:
     """The devices in the program's output."""
-    devices = []
+    devices: dict[str, Device] = {}  # by name: two of one name could not be told apart in a command line
     for line in lines:
         if (match := _LINE.match(line)) is None:
             continue
@@ -32,8 +32,8 @@ def parse_devices(lines: Sequence[str]) -> tuple[Device, ...]:
         kind = "cpu" if name == "CPU" or name.startswith(_HALF_ABLE) else "gpu"
         description = "".join(c for c in match["text"] if c.isprintable())[:200]
         device = Device(name, kind, description, int(match["free"]) * _MIB, int(match["total"]) * _MIB)
-        devices.append(device)
-    return tuple(devices[:MAX_DEVICES])
+        devices.setdefault(device.name, device)
+    return tuple(devices.values())[:MAX_DEVICES]
 
 
 def pick(devices: Sequence[Device], asked: Sequence[str]) -> tuple[Device, ...]:

@@ -281,6 +281,8 @@ class HeadRun:
         if len(report.from_network) > SHOWN_WEIGHTS:
             LOG.warning("weights_from_network", count=len(report.from_network))
         self.loaded = True
+        for lender in self._lenders:
+            await lender.say_loaded()
         self._on_loaded(
             Loaded(
                 seconds=now - began,

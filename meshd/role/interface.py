@@ -154,6 +154,8 @@ class RoleStatus:
     children: Sequence[ChildStatus]
     tunnels: Sequence[TunnelStatus]
     model: ModelStatus | None
+    notes: tuple[str, ...] = ()
+    """What somebody should know, a line each."""
 
 
 class Role(Protocol):

@@ -11,11 +11,21 @@ MAX_LEASES = 8
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A granted part: bytes by device name (only devices with more than 0)."""
+    """A granted part: bytes by device name (only devices with more than 0), and how many are loaded."""
 
     lease_id: bytes
     peer: PeerId
     memory: Mapping[str, int]
+    loaded: int = 0
+
+    def pending(self, device: str) -> int:
+        """Bytes that it may still take of what the device shows as free.
+
+        What its server has loaded is known for all devices together, and taken as spread evenly.
+        """
+        reserved = self.memory.get(device, 0)
+        total = sum(self.memory.values())
+        return reserved - reserved * min(self.loaded, total) // total if total else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,30 +36,41 @@ class Ledger:
     leases: tuple[Lease, ...] = ()
 
     def offer(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """The devices with what is left of them: what is free, and no more than the limit leaves."""
+        """The devices with what is left of them: free, not promised to a lease, and within the limit.
+
+        `devices` must have been listed after this ledger was looked at: what a lease loads in between is
+        held back twice then, and never promised twice.
+        """
         return tuple(
             replace(
                 device,
-                free_bytes=min(device.free_bytes, self._left(device)),
+                free_bytes=max(0, min(device.free_bytes - self._pending(device), self._left(device))),
                 total_bytes=min(device.total_bytes, self.limit or device.total_bytes),
             )
             for device in devices
         )
+
+    def _pending(self, device: Device) -> int:
+        return sum(lease.pending(device.name) for lease in self.leases)
 
     def _left(self, device: Device) -> int:
         allowed = device.total_bytes if self.limit is None else min(self.limit, device.total_bytes)
         taken = sum(lease.memory.get(device.name, 0) for lease in self.leases)
         return max(0, allowed - taken)
 
-    def why_not(self, offered: Sequence[Device], wanted: Sequence[int]) -> str | None:
-        """Why this reservation cannot be had of what was offered, or None."""
+    def why_not(self, offered: Sequence[Device], wanted: Sequence[int], *, before: "Ledger") -> str | None:
+        """Why this reservation cannot be had of what was offered, or None; `before` made the offer."""
         if len(self.leases) >= MAX_LEASES:
             return f"{MAX_LEASES} heads use this worker already"
         if len(wanted) != len(offered) or not any(wanted):
             return "the reservation does not fit the offer"
-        for device, count in zip(self.offer(offered), wanted, strict=True):
-            if count > device.free_bytes:
-                left, asked = device.free_bytes >> 20, count >> 20
+        known = {lease.lease_id for lease in before.leases}
+        newer = [lease for lease in self.leases if lease.lease_id not in known]
+        for device, count in zip(offered, wanted, strict=True):
+            taken = sum(lease.memory.get(device.name, 0) for lease in newer)
+            free = max(0, device.free_bytes - taken)
+            if count > free:
+                left, asked = free >> 20, count >> 20
                 return f"device {device.name} has {left} MiB left, {asked} MiB were asked"
         return None
 
@@ -57,12 +78,15 @@ class Ledger:
         """With one lease more."""
         return replace(self, leases=(*self.leases, lease))
 
+    def loaded(self, lease_id: bytes, count: int) -> "Ledger":
+        """With so many bytes loaded by this lease."""
+        return replace(
+            self,
+            leases=tuple(
+                replace(lease, loaded=count) if lease.lease_id == lease_id else lease for lease in self.leases
+            ),
+        )
+
     def release(self, lease_id: bytes) -> "Ledger":
         """Without it."""
         return replace(self, leases=tuple(lease for lease in self.leases if lease.lease_id != lease_id))
-
-    def of(self, lease_id: bytes, peer: PeerId) -> Lease | None:
-        """The live lease with this id, if it is that peer's."""
-        return next(
-            (lease for lease in self.leases if lease.lease_id == lease_id and lease.peer == peer), None
-        )

@@ -1,6 +1,7 @@
 """The head's side of one lease: asks a worker, holds the lease and the tunnel to its rpc-server."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from meshd.base import log
@@ -14,6 +15,7 @@ from meshd.wire.lease import (
     Acquire,
     Grant,
     LeaseMessage,
+    Loaded,
     Lost,
     Offer,
     Progress,
@@ -75,6 +77,12 @@ class Lender:
             on_broken=self._tunnel_broken,
         )
         return self.tunnel
+
+    async def say_loaded(self) -> None:
+        """The worker may lend what is free then. A lease that is lost meanwhile is `until_lost`'s matter."""
+        if self._messages is not None:
+            with contextlib.suppress(Broken):
+                await self._messages.send(Loaded().encode())
 
     def _tunnel_broken(self, error: MeshdError) -> None:
         LOG.warning("tunnel_broken", peer=self.peer.short, why=error.what)

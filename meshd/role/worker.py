@@ -6,13 +6,13 @@ ended, so its memory is back for certain.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.base import log
 from meshd.base.errors import (
     Broken,
-    Closed,
     EndOfStream,
     MeshdError,
     Refused,
@@ -22,17 +22,17 @@ from meshd.base.errors import (
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
-from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.peer.messages import MessageStream
-from meshd.process.interface import Child, ChildSpec, ChildState, ChildStatus
-from meshd.role import command
-from meshd.role.devices import list_devices, pick
-from meshd.role.interface import Kit, Report, RoleStatus
-from meshd.role.lease import Lease, Ledger
+from meshd.process.interface import ChildStatus
+from meshd.role.devices import pick
+from meshd.role.interface import Kit, RoleStatus
+from meshd.role.known_files import KnownFiles, Weights
+from meshd.role.lease import MAX_LEASES, Lease, Ledger
+from meshd.role.listing import Listing
 from meshd.role.outgoing import Outgoing
-from meshd.role.weights_report import count_of
-from meshd.store.interface import HashProgress, WeightsFile
+from meshd.role.rpc_server import RpcServer
+from meshd.store.interface import WeightsFile
 from meshd.wire.lease import (
     LEASE_ID_BYTES,
     LEASE_SERVICE,
@@ -40,6 +40,8 @@ from meshd.wire.lease import (
     Acquire,
     Device,
     Grant,
+    LeaseMessage,
+    Loaded,
     Lost,
     Offer,
     Progress,
@@ -47,12 +49,10 @@ from meshd.wire.lease import (
     decode,
 )
 
-SECRET_BYTES = 32
-READY_LINE = r"^  transport +:"  # the last of rpc-server's banner, flushed when it takes connections
 UNKNOWN_PIN = "unknown"
-KEPT_LOGS = 8  # of rpc-servers, the oldest is written over
-PROGRESS_SECONDS = 2.0
-RESERVE_SECONDS = 60.0  # the head plans in milliseconds; a silent one must not hold an offer open
+ANSWER_SECONDS = 60.0  # the head plans in milliseconds; a silent one must not hold an offer open
+MAX_ASKING = 8  # leases that are negotiated at once: each may hold descriptors of all files
+MAX_ASKING_PEER = 2
 LOG = log.get("worker")
 
 
@@ -64,18 +64,6 @@ def check_may_work(roles: frozenset[Role]) -> None:
             hint="get a token that gives it (`meshd invite --role work` on a member that may), run `meshd "
             "leave` here, then start again with `--join TOKEN`",
         )
-
-
-@dataclass(slots=True)
-class _Running:
-    """A lease with its process."""
-
-    lease: Lease
-    child: Child
-    port: int
-    secret: bytes
-    loaded_bytes: int = 0
-    missed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,61 +80,33 @@ class Worker:
 
     def __init__(self, kit: Kit, files: Sequence[WeightsFile], options: WorkerOptions) -> None:
         self._kit = kit
-        self._files = files
+        self._files = KnownFiles(files)
         self._options = options
+        self._listing = Listing(kit)
         self._ledger = Ledger(limit=options.memory)
-        self._running: dict[bytes, _Running] = {}
-        self._index: WeightsIndex | None = None
-        self._indexed = asyncio.Event()
-        self._stale = asyncio.Event()
-        self._hashing = ""
-        self._log_number = 0
+        self._running: dict[bytes, RpcServer] = {}
+        self._asking: Counter[PeerId] = Counter()
+        self._logs: deque[int] = deque(range(1, MAX_LEASES + 1))
         kit.mesh.handle(LEASE_SERVICE, self._serve_lease, allow=self._may_lease)
         kit.mesh.handle(RPC_SERVICE, self._serve_rpc, allow=self._may_rpc)
 
     @property
     def status(self) -> RoleStatus:
         """See Role."""
-        children: list[ChildStatus] = [running.child.status for running in self._running.values()]
-        return RoleStatus(children=children, tunnels=(), model=None)
+        children: list[ChildStatus] = [server.child.status for server in self._running.values()]
+        return RoleStatus(children=children, tunnels=(), model=None, notes=self._files.notes)
 
     async def prepare(self) -> None:
         """Look at the devices once: a wrong `--device` is an error at the start. Raises MeshdError."""
-        devices = await self._devices()
-        for device in devices:
+        for device in await self._devices():
             LOG.info("device", device=device.name, kind=device.kind, free=device.free_bytes)
 
     async def serve(self) -> None:
         """See Role: knows its files by content, and again when one has changed before a lease."""
-        await self._know_files()
-        while True:
-            self._stale.clear()
-            self._indexed.set()
-            await self._stale.wait()
-            try:
-                await self._know_files()
-            except UserError as error:  # cut short, say: the weights come over the network then
-                LOG.warning("weights_unknown", why=error.what, hint=error.hint)
-
-    async def _know_files(self) -> None:
-        self._index = None
-        if self._files:
-            indexes = [await file.index(self._hash_progress) for file in self._files]
-            self._index = join_indexes(indexes)
-            LOG.info("weights_known", count=len(self._index.tensors), bytes=self._index.weight_bytes)
-
-    def _hash_progress(self, progress: HashProgress) -> None:
-        if progress.text != self._hashing:
-            LOG.info("hashing", what=progress.text)
-        self._hashing = progress.text
+        await self._files.serve()
 
     async def _devices(self) -> tuple[Device, ...]:
-        listed = await list_devices(
-            self._kit.native.rpc_server,
-            run_to_end=self._kit.run_to_end,
-            log=self._kit.logs / "devices.log",
-        )
-        return pick(listed, self._options.devices)
+        return pick(await self._listing.devices(), self._options.devices)
 
     # Who may.
 
@@ -158,29 +118,31 @@ class Worker:
             return "this member may not use workers (role `use` is missing)"
         return None if self._find(member.peer, metadata) is not None else "no live lease with this id"
 
-    def _find(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> _Running | None:
+    def _find(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> RpcServer | None:
         lease_id = metadata.get("lease")
         if not isinstance(lease_id, bytes):
             return None
-        running = self._running.get(lease_id)
-        return running if running is not None and running.lease.peer == peer else None
+        server = self._running.get(lease_id)
+        return server if server is not None and server.lease.peer == peer else None
 
     # Services.
 
     async def _serve_rpc(self, stream: Stream) -> None:
-        running = self._find(stream.peer, stream.metadata)
-        if running is None:
+        server = self._find(stream.peer, stream.metadata)
+        if server is None:
             raise Broken("the lease has ended")
-        await self._kit.connect_through(stream, "127.0.0.1", running.port, secret=running.secret)
+        port, secret = server.address
+        await self._kit.connect_through(stream, "127.0.0.1", port, secret=secret)
 
     async def _serve_lease(self, stream: Stream) -> None:
         messages = MessageStream(stream)
+        outgoing = Outgoing()
         try:
-            lease, devices = await self._agree(messages)
+            agreed = await self._negotiate(messages, outgoing)
             try:
-                await self._run_lease(messages, lease, devices)
+                await self._run_lease(messages, agreed, outgoing)
             finally:
-                self._ledger = self._ledger.release(lease.lease_id)
+                self._ledger = self._ledger.release(agreed.lease.lease_id)
         except Broken:
             return  # the head has gone, and everything of its lease with it
         except EndOfStream:
@@ -193,25 +155,41 @@ class Worker:
         except MeshdError as error:
             LOG.warning("lease_failed", peer=stream.peer.short, why=error.what)
             await messages.send(Lost("failed", error.what, error.hint).encode())
+        finally:
+            outgoing.close()
         stream.write_eof()
 
-    async def _agree(self, messages: MessageStream) -> tuple[Lease, tuple[Device, ...]]:
-        acquire = decode(await messages.receive())
+    async def _negotiate(self, messages: MessageStream, outgoing: Outgoing) -> "_Agreed":
+        """Agree on a lease; few are negotiated at once. Raises Refused."""
+        peer = messages.stream.peer
+        if self._asking[peer] >= MAX_ASKING_PEER or self._asking.total() >= MAX_ASKING:
+            raise Refused(
+                "too many leases are being negotiated", code="busy", hint="ask again in a few seconds"
+            )
+        self._asking[peer] += 1
+        try:
+            return await self._agree(messages, outgoing)
+        finally:
+            self._asking[peer] -= 1
+            self._asking += Counter()  # drops those at zero
+
+    async def _agree(self, messages: MessageStream, outgoing: Outgoing) -> "_Agreed":
+        acquire = await _within(messages)
         if not isinstance(acquire, Acquire):
             raise RemoteProtocolError("lease: expected `acquire`", code="lease")
         self._check_version(acquire)
-        await self._until_indexed(messages)
-        devices = self._ledger.offer(await self._devices())
-        offer = Offer(devices, has_model=self._index is not None, machine=self._options.machine)
-        await messages.send(offer.encode())
         try:
-            async with asyncio.timeout(RESERVE_SECONDS):
-                reserve = decode(await messages.receive())
-        except TimeoutError:
-            raise Refused("no reservation came", code="timeout") from None
+            weights = await self._files.take(outgoing, _teller(messages))
+        except OSError as error:
+            raise MeshdError(f"no lease can be made: {error.strerror}") from None
+        before = self._ledger  # looked at before the devices: see Ledger.offer
+        devices = before.offer(await self._devices())
+        offer = Offer(devices, has_model=weights is not None, machine=self._options.machine)
+        await messages.send(offer.encode())
+        reserve = await _within(messages)
         if not isinstance(reserve, Reserve):
             raise RemoteProtocolError("lease: expected `reserve`", code="lease")
-        why_not = self._ledger.why_not(devices, reserve.bytes_per_device)
+        why_not = self._ledger.why_not(devices, reserve.bytes_per_device, before=before)
         if why_not is not None:
             raise Refused(why_not, code="memory", hint="ask again: what is free has changed")
         memory = {
@@ -221,7 +199,7 @@ class Worker:
         }
         lease = Lease(self._kit.random(LEASE_ID_BYTES), messages.stream.peer, memory)
         self._ledger = self._ledger.take(lease)
-        return lease, devices
+        return _Agreed(lease, tuple(memory), weights)
 
     def _check_version(self, acquire: Acquire) -> None:
         mine = self._kit.native.version
@@ -233,108 +211,84 @@ class Worker:
                 hint="install the same version of meshd on both and run `meshd native build`",
             )
 
-    async def _until_indexed(self, messages: MessageStream) -> None:
-        if self._index is not None and not all(file.stat_unchanged() for file in self._files):
-            self._indexed.clear()
-            self._stale.set()
-        while not self._indexed.is_set():
-            try:
-                async with asyncio.timeout(PROGRESS_SECONDS):
-                    await self._indexed.wait()
-            except TimeoutError:
-                await messages.send(Progress(self._hashing or "getting ready").encode())
-
-    async def _run_lease(self, messages: MessageStream, lease: Lease, devices: tuple[Device, ...]) -> None:
-        names = [device.name for device in devices if device.name in lease.memory]
+    async def _run_lease(self, messages: MessageStream, agreed: "_Agreed", outgoing: Outgoing) -> None:
+        lease = agreed.lease
+        number = self._logs.popleft()  # there is one for each lease: none is shared with a live one
         try:
-            report = self._kit.make_report()
-        except OSError as error:
-            raise MeshdError(f"no rpc-server can be started: {error.strerror}") from None
-        outgoing = Outgoing()
-        outgoing.add(report.child_end)
-        running = self._start(lease, names, report, outgoing)
+            server = RpcServer(
+                self._kit,
+                lease,
+                devices=agreed.devices,
+                weights=agreed.weights,
+                outgoing=outgoing,
+                log_path=self._kit.logs / f"rpc-server-{number}.log",
+            )
+            try:
+                await self._lend(messages, server)
+            finally:
+                server.close()
+                self._running.pop(lease.lease_id, None)
+                LOG.info("lease_ended", peer=lease.peer.short)
+        finally:
+            self._logs.append(number)
+
+    async def _lend(self, messages: MessageStream, server: RpcServer) -> None:
+        """From the start of its process to the end of the lease, whoever ends it."""
         try:
             async with Owner() as owner:
-                owner.start(running.child.serve(), name="rpc-server")
-                owner.start(self._read_report(report, running), name="rpc-server report")
-                await running.child.ensure_ready()
-                self._running[lease.lease_id] = running
-                LOG.info("lease_granted", peer=lease.peer.short, pid=running.child.status.pid)
-                await messages.send(Grant(lease.lease_id).encode())
-                ended = owner.start(self._until_child_ends(running.child), name="rpc-server end")
-                released = owner.start(self._until_released(messages), name="lease release")
+                owner.start(server.child.serve(), name="rpc-server")
+                owner.start(server.read_report(self._count_loaded(server.lease)), name="rpc-server report")
+                released = owner.start(self._until_released(messages, server.lease), name="lease release")
+                ended = owner.start(self._serve_head(messages, server), name="rpc-server end")
                 await asyncio.wait([ended, released], return_when=asyncio.FIRST_COMPLETED)
-                if ended.done():
-                    await messages.send(Lost("rpc_server_ended", ended.result().reason).encode())
                 owner.cancel()
         except ExceptionGroup as group:
             raise first_error(group) from None
-        finally:
-            report.close()
-            outgoing.close()
-            self._running.pop(lease.lease_id, None)
-            LOG.info("lease_ended", peer=lease.peer.short)
 
-    async def _read_report(self, report: Report, running: _Running) -> None:
-        while True:
-            try:
-                line = await report.line()
-            except (EndOfStream, Closed, Broken):
-                return
-            match line.split(" "):
-                case ["loaded", _count, size] if (loaded := count_of(size)) is not None:
-                    running.loaded_bytes += loaded
-                    LOG.info("weights_loaded", peer=running.lease.peer.short, bytes=loaded)
-                case ["miss", reason, *name]:
-                    running.missed += 1
-                    LOG.warning("weight_missed", tensor=" ".join(name), why=reason)
+    async def _serve_head(self, messages: MessageStream, server: RpcServer) -> None:
+        lease = server.lease
+        await server.until_ready(_teller(messages))
+        self._running[lease.lease_id] = server
+        LOG.info("lease_granted", peer=lease.peer.short, pid=server.child.status.pid)
+        await messages.send(Grant(lease.lease_id).encode())
+        ended = await server.until_ended()
+        await messages.send(Lost("rpc_server_ended", ended.reason).encode())
 
-    async def _until_child_ends(self, child: Child) -> ChildStatus:
-        status = child.status
-        while status.state in (ChildState.READY, ChildState.STARTING):
-            status = await child.wait_changed(status)
-        return status
+    def _count_loaded(self, lease: Lease) -> Callable[[int], None]:
+        def loaded(count: int) -> None:
+            self._ledger = self._ledger.loaded(lease.lease_id, count)
 
-    async def _until_released(self, messages: MessageStream) -> None:
+        return loaded
+
+    async def _until_released(self, messages: MessageStream, lease: Lease) -> None:
         try:
             while True:
-                decode(await messages.receive())  # nothing is said after the grant in this version
+                if isinstance(decode(await messages.receive()), Loaded):
+                    self._ledger = self._ledger.loaded(lease.lease_id, sum(lease.memory.values()))
         except (EndOfStream, Broken):
             return
 
-    def _start(self, lease: Lease, devices: Sequence[str], report: Report, outgoing: Outgoing) -> _Running:
-        secret = self._kit.random(SECRET_BYTES)
-        self._log_number = self._log_number % KEPT_LOGS + 1
-        log_path = self._kit.logs / f"rpc-server-{self._log_number}.log"
-        program = str(self._kit.native.rpc_server)
-        memory = [lease.memory[name] for name in devices]
 
-        def spec() -> ChildSpec:
-            listen, running.port = self._kit.listening()
-            outgoing.add(listen)
-            weights, data = self._weights(outgoing)
-            ready = self._kit.line_ready(READY_LINE)
-            descriptors = command.Descriptors(
-                listen=listen,
-                secret=outgoing.add(self._kit.hand_over(secret)),
-                weights=weights,
-                report=report.child_end,
-            )
-            return ChildSpec(
-                name="rpc-server",
-                argv=command.rpc_server(program, devices=devices, memory=memory, descriptors=descriptors),
-                log=log_path,
-                probe=ready,
-                on_line=ready.see,
-                pass_fds=data,
-                hand_over=outgoing.give(),
-            )
+@dataclass(frozen=True, slots=True)
+class _Agreed:
+    """A lease that is taken: its devices in the order of the offer, and the weights known at that moment."""
 
-        running = _Running(lease, self._kit.make_child(spec, "rpc-server"), 0, secret)
-        return running
+    lease: Lease
+    devices: tuple[str, ...]
+    weights: Weights | None
 
-    def _weights(self, outgoing: Outgoing) -> tuple[int, tuple[int, ...]]:
-        if self._index is None:
-            return -1, ()
-        data = tuple(descriptor for file in self._files for descriptor in file.descriptors)
-        return outgoing.add(self._kit.hand_over(encode_index(self._index, data))), data
+
+def _teller(messages: MessageStream) -> Callable[[str], Awaitable[None]]:
+    async def told(text: str) -> None:
+        await messages.send(Progress(text).encode())
+
+    return told
+
+
+async def _within(messages: MessageStream) -> LeaseMessage:
+    """The next message of a head that must not keep us waiting."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return decode(await messages.receive())
+    except TimeoutError:
+        raise Refused("the head said nothing in time", code="timeout") from None

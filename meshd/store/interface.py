@@ -72,4 +72,12 @@ class WeightsFile(Protocol):
         """Whether the paths still lead to the open files: false once one was replaced by another file."""
         ...
 
+    async def follow(self) -> bool:
+        """Open what the paths lead to now, in place of what is open; `index` then reads that.
+
+        False when they lead to the open files still. Raises UserError, and leaves all as it was. Descriptors
+        that were asked for before are closed: duplicate what must outlive this.
+        """
+        ...
+
     def close(self) -> None: ...

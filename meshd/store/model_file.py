@@ -35,14 +35,7 @@ class ModelFile:
     @classmethod
     async def open(cls, path: Path, *, cache: HashCache) -> "ModelFile":
         """Open `path` and, when it is one shard of several, all of them. Raises UserError."""
-        # in a thread: on a network share opening and reading the header can take seconds
-        opening = asyncio.get_running_loop().run_in_executor(None, open_shards, path)
-        try:
-            shards = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close_opened)
-            raise
-        return cls(shards, cache)
+        return cls(await _opened(path), cache)
 
     @property
     def name(self) -> str:
@@ -99,6 +92,18 @@ class ModelFile:
         except OSError:
             return False
 
+    async def follow(self) -> bool:
+        """See WeightsFile."""
+        async with self._hashing:
+            shards = await _opened(self._shards[0].path)
+            new = [(shard.state.inode, shard.state.device) for shard in shards]
+            if self._closed or new == [(shard.state.inode, shard.state.device) for shard in self._shards]:
+                close_all(shards)
+                return False
+            old, self._shards, self._index = self._shards, tuple(shards), None
+            close_all(old)
+            return True
+
     def close(self) -> None:
         """Close the descriptors; idempotent."""
         if not self._closed:
@@ -134,6 +139,16 @@ class ModelFile:
         )
         files = tuple(shard.state.entry for shard in self._shards)
         return WeightsIndex(files, tensors, fingerprint(self.headers, digests))
+
+
+async def _opened(path: Path) -> list[Shard]:
+    # in a thread: on a network share opening and reading the header can take seconds
+    opening = asyncio.get_running_loop().run_in_executor(None, open_shards, path)
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close_opened)
+        raise
 
 
 def _close_opened(opening: "asyncio.Future[list[Shard]]") -> None:

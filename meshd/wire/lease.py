@@ -2,7 +2,8 @@
 
 The head opens the stream and asks (Acquire); the worker says what it could lend (Offer); the head plans and
 takes a part (Reserve); the worker starts an rpc-server held to that (Grant). Progress may come before any
-answer, Lost at any time. The lease lives exactly as long as the stream: ended, reset or lost, it is over.
+answer, Lost at any time. Once its model is loaded the head says so (Loaded): all memory is taken then. The
+lease lives exactly as long as the stream: ended, reset or lost, it is over.
 """
 
 from dataclasses import dataclass
@@ -107,6 +108,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """The head's model is loaded: what the lease needs of the memory, it has."""
+
+    def encode(self) -> bytes:
+        return pack({"type": "loaded"})
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """The lease has ended on the worker's side: why, in words."""
 
@@ -118,7 +127,7 @@ class Lost:
         return pack({"type": "lost", "code": self.code, "text": plain(self.text), "hint": plain(self.hint)})
 
 
-LeaseMessage = Acquire | Offer | Reserve | Grant | Progress | Lost
+LeaseMessage = Acquire | Offer | Reserve | Grant | Loaded | Progress | Lost
 
 
 def decode(data: bytes) -> LeaseMessage:
@@ -135,13 +144,16 @@ def decode(data: bytes) -> LeaseMessage:
         )
     if kind == "offer":
         rows = fields.lists("devices", count=MAX_DEVICES)
-        return Offer(
-            tuple(_device(row) for row in rows), fields.flag("has_model"), fields.text("machine", most=64)
-        )
+        devices = tuple(_device(row) for row in rows)
+        if len({device.name for device in devices}) != len(devices):
+            raise RemoteProtocolError("field `devices` names a device twice", code="message")
+        return Offer(devices, fields.flag("has_model"), fields.text("machine", most=64))
     if kind == "reserve":
         return Reserve(fields.numbers("bytes", low=0, high=(1 << 60) - 1, count=MAX_DEVICES))
     if kind == "grant":
         return Grant(fields.raw("lease_id", exact=LEASE_ID_BYTES))
+    if kind == "loaded":
+        return Loaded()
     if kind == "progress":
         return Progress(fields.text("text", most=MAX_TEXT_BYTES))
     if kind == "lost":

@@ -23,8 +23,9 @@ from meshd.peer.stream import MeshStream
 from meshd.process.child import OwnedChild
 from meshd.process.handover import ReportPipe
 from meshd.process.interface import Child
+from meshd.process.ready import LineSeen
 from meshd.rendezvous.book import AddressBook
-from meshd.role.interface import Report, Role, Tunnel
+from meshd.role.interface import LineProbe, Report, Role, Tunnel
 from meshd.role.serve import Serve
 from meshd.role.worker import Worker
 from meshd.store.interface import WeightsFile
@@ -70,6 +71,10 @@ def report(one: ReportPipe) -> Report:
     return one
 
 
+def line_probe(one: LineSeen) -> LineProbe:
+    return one
+
+
 def weights(one: ModelFile) -> WeightsFile:
     return one
 
@@ -108,6 +113,7 @@ FITS: tuple[Callable[..., object], ...] = (
     child,
     tunnel,
     report,
+    line_probe,
     weights,
     worker_role,
     serve_role,

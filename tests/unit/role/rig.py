@@ -42,6 +42,7 @@ class StubChild(Child):
         self.spec: ChildSpec | None = None
         self.status_now = ChildStatus(name, ChildState.STOPPED, None, 0, "", ())
         self.refuses: MeshdError | None = None
+        self.start_seconds = 0.0
         self.ended = False
 
     @property
@@ -56,7 +57,7 @@ class StubChild(Child):
             self.ended = True
 
     async def ensure_ready(self) -> None:
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.start_seconds)
         if self.refuses is not None:
             raise self.refuses
         try:
@@ -232,6 +233,9 @@ class Bench:
         self.connected: list[tuple[int, bytes]] = []
         self.device_lines: Sequence[str] = DEVICE_LINES
         self.child_refuses: MeshdError | None = None
+        self.start_seconds = 0.0
+        self.listings = 0
+        self.listing_seconds = 0.0
         self.report_fails = False
         self.hand_over_fails_at: int | None = None
         self.ready: asyncio.Future[ReadyReport] | None = None
@@ -259,11 +263,14 @@ class Bench:
     def _make_child(self, spec: Callable[[], ChildSpec], name: str) -> Child:
         child = StubChild(spec, name)
         child.refuses = self.child_refuses
+        child.start_seconds = self.start_seconds
         self.children.append(child)
         return child
 
     async def _run_to_end(self, spec: ChildSpec) -> Ended:
         assert spec.on_line is not None
+        self.listings += 1
+        await asyncio.sleep(self.listing_seconds)
         for line in self.device_lines:
             spec.on_line(line)
         return Ended(1, None, tuple(self.device_lines))
@@ -329,6 +336,8 @@ class FakeFile:
         self.hashed.set()
         self.progress: ProgressCallback | None = None
         self.unchanged = True
+        self.replaced = False
+        self.follows = 0
 
     async def index(self, progress: ProgressCallback | None = None) -> WeightsIndex:
         self.progress = progress
@@ -341,7 +350,12 @@ class FakeFile:
         return self.unchanged
 
     def paths_unchanged(self) -> bool:
-        return True
+        return not self.replaced
+
+    async def follow(self) -> bool:
+        self.follows += 1
+        replaced, self.replaced = self.replaced, False
+        return replaced
 
     def close(self) -> None:
         """Nothing is open."""

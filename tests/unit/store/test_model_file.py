@@ -392,3 +392,28 @@ def test_a_budget_follows_the_speed() -> None:
     assert hashes._next_budget(8 * mib, 100) == 2 * mib  # at least a quarter
     assert hashes._next_budget(512 * mib, 0.01) == 512 * mib
     assert hashes._next_budget(mib, 100) == mib
+
+
+def test_a_replaced_file_can_be_followed(tmp_path: Path, cache: HashCache) -> None:
+    path, new = tmp_path / "model.gguf", tmp_path / "new.gguf"
+    _write(path)
+    _write(new, fill=9)
+
+    async def run() -> None:
+        file = await ModelFile.open(path, cache=cache)
+        try:
+            before = await file.index()
+            assert not await file.follow()
+            new.replace(path)
+            assert await file.follow()
+            assert file.paths_unchanged()
+            after = await file.index()
+            assert [t.digest for t in after.tensors] != [t.digest for t in before.tensors]
+            path.unlink()
+            with pytest.raises(UserError):
+                await file.follow()
+            assert os.fstat(file.descriptors[0]).st_size > 0  # what was open is open still
+        finally:
+            file.close()
+
+    asyncio.run(run())

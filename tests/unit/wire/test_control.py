@@ -10,7 +10,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.wire import hello, joining, lease, news
 from meshd.wire.hello import Bans, Go, Hello, NativeVersion, Refusal
 from meshd.wire.joining import JoinRequest, NotAdmitted, Welcome
-from meshd.wire.lease import Acquire, Device, Grant, Lost, Offer, Progress, Reserve
+from meshd.wire.lease import Acquire, Device, Grant, Loaded, Lost, Offer, Progress, Reserve
 from meshd.wire.news import BanNews, RecordNews
 
 from tests.unit.identity.cast import damaged
@@ -47,6 +47,7 @@ MESSAGES: list[tuple[Decode, object]] = [
     (lease.decode, Acquire(bytes(16), "model", "f" * 64, "pin", "patches")),
     (lease.decode, Offer((CPU,), has_model=True, machine="m")),
     (lease.decode, Reserve((1, 0, (1 << 60) - 1))),
+    (lease.decode, Loaded()),
     (lease.decode, Grant(bytes(16))),
     (lease.decode, Progress("hashing")),
     (lease.decode, Lost("failed", "it died", "start it again")),
@@ -107,6 +108,7 @@ def test_noise_raises_only_the_declared_error(decode: Decode, noise: bytes) -> N
 @pytest.mark.parametrize(
     ("message", "fields", "named"),
     [
+        (Offer((CPU,), True, "m"), {"devices": [["CPU", "cpu", "", 1, 1]] * 2}, "devices"),
         (HELLO, {"incarnation": bytes(15)}, "incarnation"),
         (HELLO, {"current": bytes(15)}, "current"),
         (HELLO, {"fresh": bytes(16)}, "fresh"),

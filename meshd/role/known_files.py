@@ -1,0 +1,107 @@
+"""The model files of a worker, known by content: hashed once, and again when one has changed or was replaced.
+
+A lease takes index and descriptors together, once (`take`): hashing anew for a later lease changes nothing
+for one that is being granted, and a stale index is found by the native server, which looks at size and times.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+
+from meshd.base import log
+from meshd.base.errors import UserError
+from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
+from meshd.role.interface import Kit
+from meshd.role.outgoing import Outgoing
+from meshd.store.interface import HashProgress, WeightsFile
+
+PROGRESS_SECONDS = 2.0
+LOG = log.get("worker")
+
+
+class Weights:
+    """Index and open files of one lease. The descriptors are of its own until they are given to a child."""
+
+    def __init__(self, index: WeightsIndex, files: Sequence[WeightsFile], outgoing: Outgoing) -> None:
+        """Duplicates go into `outgoing`. Raises OSError."""
+        self._index = index
+        self._descriptors = tuple(
+            outgoing.add(os.dup(descriptor)) for file in files for descriptor in file.descriptors
+        )
+
+    def hand_over(self, kit: Kit, outgoing: Outgoing) -> int:
+        """A descriptor with the index as text. Raises OSError."""
+        return outgoing.add(kit.hand_over(encode_index(self._index, self._descriptors)))
+
+
+class KnownFiles:
+    """`serve` runs as long as the worker; `notes` says what somebody should know."""
+
+    def __init__(self, files: Sequence[WeightsFile]) -> None:
+        self._files = tuple(files)
+        self._index: WeightsIndex | None = None
+        self._known = asyncio.Event()
+        self._stale = asyncio.Event()
+        self._hashing = ""
+        self._replaced: set[str] = set()
+        self._unknown = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For status, one line each."""
+        replaced = [f"`{name}` was replaced by another file, which is used now" for name in self._replaced]
+        return (*sorted(replaced), *([self._unknown] if self._unknown else []))
+
+    async def serve(self) -> None:
+        """Know the files, and again when one is found changed before a lease. Raises UserError at first."""
+        await self._know()
+        while True:
+            self._stale.clear()
+            self._known.set()
+            await self._stale.wait()
+            try:
+                await self._follow()
+                await self._know()
+                self._unknown = ""
+            except UserError as error:  # cut short, say: the weights come over the network then
+                LOG.warning("weights_unknown", why=error.what, hint=error.hint)
+                self._unknown = f"{error.what}: its weights come over the network"
+
+    async def take(self, outgoing: Outgoing, told: Callable[[str], Awaitable[None]]) -> Weights | None:
+        """What is known of the present files, waiting until it is; None without files. Raises OSError."""
+        if not all(file.stat_unchanged() and file.paths_unchanged() for file in self._files):
+            self._known.clear()
+            self._stale.set()
+        while not self._known.is_set():
+            try:
+                async with asyncio.timeout(PROGRESS_SECONDS):
+                    await self._known.wait()
+            except TimeoutError:
+                await told(self._hashing or "getting ready")
+        return Weights(self._index, self._files, outgoing) if self._index is not None else None
+
+    async def _follow(self) -> None:
+        """Open what a path leads to now, in place of the file that lay there."""
+        for file in self._files:
+            if file.paths_unchanged():
+                continue
+            try:
+                replaced = await file.follow()
+            except UserError as error:  # removed, say: what is open stays good
+                LOG.warning("model_file_gone", file=file.name, why=error.what)
+                continue
+            if replaced:
+                LOG.warning("model_file_replaced", file=file.name)
+                self._replaced.add(file.name)
+
+    async def _know(self) -> None:
+        self._index = None
+        if self._files:
+            indexes = [await file.index(self._hash_progress) for file in self._files]
+            self._index = join_indexes(indexes)
+            LOG.info("weights_known", count=len(self._index.tensors), bytes=self._index.weight_bytes)
+
+    def _hash_progress(self, progress: HashProgress) -> None:
+        if progress.text != self._hashing:
+            LOG.info("hashing", what=progress.text)
+        self._hashing = progress.text

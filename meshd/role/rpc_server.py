@@ -1,0 +1,118 @@
+"""The rpc-server of one lease: started for it, ready when it says so, ended with it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
+from meshd.process.interface import ChildSpec, ChildState, ChildStatus
+from meshd.role import command
+from meshd.role.interface import Kit
+from meshd.role.known_files import Weights
+from meshd.role.lease import Lease
+from meshd.role.outgoing import Outgoing
+from meshd.role.weights_report import count_of
+
+SECRET_BYTES = 32
+READY_LINE = r"^  transport +:"  # the last of rpc-server's banner, flushed when it takes connections
+PROGRESS_SECONDS = 2.0
+LOG = log.get("worker")
+
+
+class RpcServer:
+    """`child` and `read_report` run in tasks of the lease; `close` after them."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        lease: Lease,
+        *,
+        devices: Sequence[str],
+        weights: Weights | None,
+        outgoing: Outgoing,
+        log_path: Path,
+    ) -> None:
+        """`outgoing` holds the descriptors of `weights`. Raises MeshdError."""
+        self._kit = kit
+        self._devices = devices
+        self._weights = weights
+        self._outgoing = outgoing
+        self._log_path = log_path
+        self._secret = kit.random(SECRET_BYTES)
+        self._port = 0
+        self.lease = lease
+        self.loaded_bytes = 0
+        self.missed = 0
+        try:
+            self._report = kit.make_report()
+        except OSError as error:
+            raise MeshdError(f"no rpc-server can be started: {error.strerror}") from None
+        outgoing.add(self._report.child_end)
+        self.child = kit.make_child(self._spec, "rpc-server")
+
+    @property
+    def address(self) -> tuple[int, bytes]:
+        """Its port, and the secret that comes first on every connection."""
+        return self._port, self._secret
+
+    def _spec(self) -> ChildSpec:
+        listen, self._port = self._kit.listening()
+        self._outgoing.add(listen)
+        weights = self._weights.hand_over(self._kit, self._outgoing) if self._weights is not None else -1
+        ready = self._kit.line_ready(READY_LINE)
+        descriptors = command.Descriptors(
+            listen=listen,
+            secret=self._outgoing.add(self._kit.hand_over(self._secret)),
+            weights=weights,
+            report=self._report.child_end,
+        )
+        return ChildSpec(
+            name="rpc-server",
+            argv=command.rpc_server(
+                str(self._kit.native.rpc_server),
+                devices=self._devices,
+                memory=[self.lease.memory[name] for name in self._devices],
+                descriptors=descriptors,
+            ),
+            log=self._log_path,
+            probe=ready,
+            on_line=ready.see,
+            hand_over=self._outgoing.give(),
+        )
+
+    async def until_ready(self, told: Callable[[str], Awaitable[None]]) -> None:
+        """Raises MeshdError when it cannot start."""
+        while True:
+            try:
+                async with asyncio.timeout(PROGRESS_SECONDS):
+                    return await self.child.ensure_ready()
+            except TimeoutError:
+                await told("starting the rpc-server")
+
+    async def until_ended(self) -> ChildStatus:
+        """How it ended."""
+        status = self.child.status
+        while status.state in (ChildState.READY, ChildState.STARTING):
+            status = await self.child.wait_changed(status)
+        return status
+
+    async def read_report(self, loaded: Callable[[int], None]) -> None:
+        """Count what it says; `loaded` gets the bytes of weights that are in its memory now."""
+        while True:
+            try:
+                line = await self._report.line()
+            except (EndOfStream, Closed, Broken):
+                return
+            match line.split(" "):
+                case ["loaded", _count, size] if (count := count_of(size)) is not None:
+                    self.loaded_bytes += count
+                    LOG.info("weights_loaded", peer=self.lease.peer.short, bytes=count)
+                    loaded(self.loaded_bytes)
+                case ["miss", reason, *name]:
+                    self.missed += 1
+                    LOG.warning("weight_missed", tensor=" ".join(name), why=reason)
+
+    def close(self) -> None:
+        """The child has ended before."""
+        self._report.close()

@@ -1,0 +1,161 @@
+"""A worker with several heads and a file that changes: what each gets, and what is never shared."""
+
+import asyncio
+from pathlib import Path
+
+from meshd.mux.events import Code
+from meshd.wire.lease import Grant, Loaded, Lost, Offer, Progress, Reserve
+
+from tests.sim.loop import run
+from tests.unit.role.calls import ACQUIRE, MIB, scene
+from tests.unit.role.rig import FakeFile
+
+
+def test_few_leases_are_negotiated_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            calls = [it.call(f"head-{number // 2}") for number in range(8)]
+            for call in calls:
+                await call.offer()
+            for name in ("head-0", "another"):
+                more = it.call(name)
+                await more.says(ACQUIRE)
+                answer = await more.hears()
+                assert isinstance(answer, Lost) and answer.code == "busy"
+            calls[0].stream.write_eof()
+            await calls[0].is_over()
+            await it.call("head-0").offer()
+
+    run(main())
+
+
+def test_the_third_of_one_head_has_to_wait(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            for _ in range(2):
+                await it.call().offer()
+            third = it.call()
+            await third.says(ACQUIRE)
+            answer = await third.hears()
+            assert isinstance(answer, Lost) and answer.code == "busy"
+            await it.call("another").lease()
+
+    run(main())
+
+
+def test_those_who_ask_at_once_share_a_listing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            before = it.bench.listings
+            it.bench.listing_seconds = 1.0
+            calls = [it.call(f"head-{number}") for number in range(6)]
+            for call in calls:
+                await call.says(ACQUIRE)
+            for call in calls:
+                assert isinstance(await call.hears(), Offer)
+            assert it.bench.listings - before == 2  # one for the first, one for those who came meanwhile
+
+    run(main())
+
+
+def test_memory_that_is_promised_and_not_yet_taken_is_held_back(tmp_path: Path) -> None:
+    """No limit is set: the device shows 3000 MiB as free until the first head loads."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            one = it.call("one")
+            await one.lease(1000)
+            assert (await it.call("two").offer()).devices[0].free_bytes == 2000 * MIB
+            it.bench.children[0].report(f"loaded 1 {750 * MIB}")
+            await asyncio.sleep(1)
+            assert (await it.call("two").offer()).devices[0].free_bytes == 2750 * MIB
+            await one.says(Loaded())
+            await asyncio.sleep(1)
+            assert (await it.call("three").offer()).devices[0].free_bytes == 3000 * MIB
+
+    run(main())
+
+
+def test_two_heads_that_ask_at_once_get_different_memory(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            one, two = it.call("one"), it.call("two")
+            for call in (one, two):
+                assert (await call.offer()).devices[0].free_bytes == 3000 * MIB
+            await one.says(Reserve((2000 * MIB,)))
+            assert isinstance(await one.hears(), Grant)
+            await two.says(Reserve((2000 * MIB,)))
+            answer = await two.hears()
+            assert isinstance(answer, Lost) and answer.code == "memory"
+
+    run(main())
+
+
+def test_no_log_is_shared_with_a_live_lease(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            await it.call("kept").lease(1)
+            for _ in range(12):
+                call = it.call("short")
+                await call.lease(1)
+                call.stream.write_eof()
+                await call.is_over()
+            specs = [child.spec for child in it.bench.children]
+            logs = [spec.log for spec in specs if spec is not None]
+            assert len(logs) == 13 and logs[0] not in logs[1:]
+
+    run(main())
+
+
+def test_a_replaced_file_is_followed_and_said(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = FakeFile()
+        async with scene(tmp_path, file=file) as it:
+            await it.call("one").lease()
+            assert (file.follows, it.worker.status.notes) == (0, ())
+            file.replaced = True
+            file.hashed.clear()
+            two = it.call("two")
+            await two.says(ACQUIRE)
+            assert isinstance(await two.hears(), Progress)  # the new file is read first
+            file.hashed.set()
+            assert isinstance(await two.hears(), Offer)
+            (note,) = it.worker.status.notes
+            assert file.follows == 1 and "tiny.gguf" in note and "replaced" in note
+
+    run(main())
+
+
+def test_hashing_anew_does_not_touch_a_lease_that_is_being_granted(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = FakeFile()
+        async with scene(tmp_path, file=file) as it:
+            one = it.call("one")
+            await one.offer()
+            file.replaced = True
+            file.hashed.clear()
+            await it.call("two").says(ACQUIRE)
+            await asyncio.sleep(1)
+            await one.says(Reserve((100 * MIB,)))
+            assert isinstance(await one.hears(), Grant)
+            spec = it.bench.children[0].spec
+            assert spec is not None and "--weights-fd" in spec.argv
+
+    run(main())
+
+
+def test_a_head_that_goes_while_the_server_starts_leaves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, memory=100 * MIB) as it:
+            it.bench.start_seconds = 1000.0
+            call = it.call()
+            await call.offer()
+            await call.says(Reserve((100 * MIB,)))
+            assert isinstance(await call.hears(), Progress)
+            call.stream.reset(Code.LOST, "gone")
+            await asyncio.sleep(1)
+            assert [child.ended for child in it.bench.children] == [True]
+            it.bench.start_seconds = 0.0
+            await it.call().lease(100)
+
+    run(main())
