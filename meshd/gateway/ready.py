@@ -44,7 +44,7 @@ async def generate(socket_path: Path, tokens: int) -> int:
             async with session.post(
                 "http://localhost/completion", json={**_REQUEST, "n_predict": tokens}
             ) as answer:
-                parsed = _parsed(await answer.content.read(_ANSWER_BYTES))
+                parsed = _parsed(await _body(answer))
         except (aiohttp.ClientError, OSError):
             return 0
     count = parsed.get("tokens_predicted")
@@ -57,9 +57,7 @@ async def _ask(session: aiohttp.ClientSession) -> ReadyReport | None:
     began = loop.time()
     try:
         async with session.post("http://localhost/completion", json=_REQUEST) as answer:
-            body = await answer.content.read(_ANSWER_BYTES)
-            while not answer.content.at_eof() and len(body) < _ANSWER_BYTES:
-                body += await answer.content.read(_ANSWER_BYTES)
+            body = await _body(answer)
     except aiohttp.ClientConnectorError:
         return None
     except (aiohttp.ClientError, OSError):
@@ -71,6 +69,14 @@ async def _ask(session: aiohttp.ClientSession) -> ReadyReport | None:
     if not _has_token(body):
         return ReadyReport(False, "llama-server answered without a token")
     return ReadyReport(True, "", seconds=loop.time() - began)
+
+
+async def _body(answer: aiohttp.ClientResponse) -> bytes:
+    """All of it, however many pieces it comes in; what is longer than an answer can be is cut."""
+    body = await answer.content.read(_ANSWER_BYTES)
+    while not answer.content.at_eof() and len(body) < _ANSWER_BYTES:
+        body += await answer.content.read(_ANSWER_BYTES)
+    return body
 
 
 def _parsed(body: bytes) -> dict[str, object]:
