@@ -14,23 +14,6 @@ RESTARTS = 3
 AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, no fault to be mended
 MAX_NAMED = 3
 
-CODES = (
-    "not_in_mesh",
-    "banned",
-    "peer_suspended",
-    "peer_lost",
-    "peer_unreachable",
-    "version_mismatch",
-    "native_mismatch",
-    "clock_off",
-    "relayed",
-    "child_failed",
-    "child_restarts",
-    "tensors_from_network",
-    "model_failed",
-    "model_waiting",
-)
-
 
 def examine(status: Status, *, clock_offsets: dict[str, float] | None = None, native: str = "") -> Status:
     """The same status with its warnings.
