@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from meshd.base.errors import Broken, Refused
 from meshd.peer.interface import PeerState
 
+from tests.sim.echo import exchange, serve_echo
 from tests.sim.loop import run
-from tests.sim.test_peers_sessions import exchange, serve_echo
 from tests.sim.world import World, WorldNode
 
 NAMES = ("anna", "bert", "carl")

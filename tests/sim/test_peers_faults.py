@@ -7,8 +7,8 @@ from meshd.base.errors import Broken, Busy
 from meshd.peer.interface import PeerState
 from meshd.wire.limits import MAX_STREAMS
 
+from tests.sim.echo import exchange, serve_echo
 from tests.sim.loop import run
-from tests.sim.test_peers_sessions import exchange, serve_echo
 from tests.sim.world import World, pair
 
 

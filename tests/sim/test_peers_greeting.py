@@ -6,8 +6,8 @@ import pytest
 from meshd.base.errors import Broken
 from meshd.peer.interface import PeerState
 
+from tests.sim.echo import exchange, serve_echo
 from tests.sim.loop import run
-from tests.sim.test_peers_sessions import exchange, serve_echo
 from tests.sim.world import World, WorldNode, pair
 
 

@@ -4,36 +4,11 @@ import asyncio
 
 import pytest
 from meshd.base.errors import Broken, EndOfStream
-from meshd.peer.interface import PeerState, Stream
+from meshd.peer.interface import PeerState
 
+from tests.sim.echo import exchange, serve_echo
 from tests.sim.loop import run
 from tests.sim.world import World, WorldNode, pair
-
-
-def serve_echo(node: WorldNode) -> None:
-    """A service that sends back what it gets."""
-
-    async def echo(stream: Stream) -> None:
-        try:
-            while True:
-                data = bytes(await stream.read())
-                await stream.write(data)
-                stream.consumed(len(data))
-        except EndOfStream:
-            stream.write_eof()
-
-    node.mesh.handle("echo", echo, allow=lambda _member, _metadata: None)
-
-
-async def exchange(stream: Stream, data: bytes) -> bytes:
-    """Send it and read as much back."""
-    await stream.write(data)
-    back = b""
-    while len(back) < len(data):
-        chunk = await stream.read()
-        back += chunk
-        stream.consumed(len(chunk))
-    return back
 
 
 def only_path(node: WorldNode, other: WorldNode) -> None:

@@ -12,6 +12,7 @@ from meshd.mux.config import MuxConfig
 from meshd.mux.events import Code
 from meshd.peer.interface import PeerState, Stream
 
+from tests.sim.echo import serve_echo
 from tests.sim.loop import run
 from tests.sim.world import World, WorldNode, pair
 
@@ -158,17 +159,8 @@ def test_cuts_at_any_byte_lose_double_and_reorder_nothing(
             leader, follower = await pair(world, grace=3600)
             cable = world.cable("anna", "bert")
 
-            async def echo(stream: Stream) -> None:
-                try:
-                    while True:
-                        chunk = await stream.read()
-                        await stream.write(bytes(chunk))
-                        stream.consumed(len(chunk))
-                except EndOfStream:
-                    stream.write_eof()
-
             for node in (leader, follower):
-                node.mesh.handle("echo", echo, allow=ANYBODY)
+                serve_echo(node)
 
             async def talk(near: WorldNode, far: WorldNode, data: bytes) -> None:
                 stream = near.mesh.open_stream(far.peer, "echo", metadata={})
@@ -215,16 +207,7 @@ def test_cancel_at_every_turn_leaves_the_session_whole() -> None:
         async with World() as world:
             leader, follower = await pair(world)
 
-            async def echo(stream: Stream) -> None:
-                try:
-                    while True:
-                        chunk = await stream.read()
-                        await stream.write(bytes(chunk))
-                        stream.consumed(len(chunk))
-                except EndOfStream:
-                    stream.write_eof()
-
-            follower.mesh.handle("echo", echo, allow=ANYBODY)
+            serve_echo(follower)
 
             async def use() -> None:
                 stream = leader.mesh.open_stream(follower.peer, "echo", metadata={})
