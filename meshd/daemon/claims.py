@@ -15,6 +15,7 @@ from meshd.gateway.interface import GatewayConfig
 from meshd.identity.keystore import Home
 from meshd.process.run import run_to_end
 from meshd.role.devices import list_devices, pick
+from meshd.role.extra import read_extra
 from meshd.role.interface import Native
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
@@ -37,6 +38,8 @@ class Claims:
     @classmethod
     async def make(cls, role: str, config: Config, native: Native, home: Home) -> Self:
         """Raises UserError for the first thing that cannot be had."""
+        if role == "serve":
+            read_extra(config.serve.llama_args)
         with contextlib.ExitStack() as held:
             files = []
             cache = HashCache(config.paths.cache / "weights")

@@ -96,3 +96,9 @@ def test_a_worker_claims_no_api(tmp_path: Path) -> None:
     claims.release()
     with pytest.raises(UserError, match="no device `CUDA0`"):
         claim(tmp_path, replace(config, worker=WorkerConfig(devices=("CUDA0",))), "worker")
+
+
+def test_an_option_after_the_dashes_that_is_meshds_own_is_found(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--model") as caught:
+        claim(tmp_path, config_for(tmp_path, llama_args=("--model", "other.gguf")))
+    assert "--model" in caught.value.hint
