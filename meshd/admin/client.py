@@ -33,11 +33,22 @@ class NotRunning(UserError):
         )
 
 
+class NotAnswering(UserError):
+    """A daemon of this home is there, process `pid`, but has no control socket: it starts, or ends."""
+
+    def __init__(self, home: Path, pid: int) -> None:
+        super().__init__(
+            f"the daemon of `{home}` (process {pid}) is starting or ending, and does not answer yet",
+            hint="try again in a moment; `meshd logs` shows what it does, `meshd stop` ends it",
+        )
+        self.pid = pid
+
+
 class Client:
     """One connection to the daemon of `home`; a context manager.
 
-    Raises NotRunning when there is none, UserError when it cannot be reached, Refused with the daemon's own
-    reason, Broken when it goes away before it has answered.
+    Raises NotRunning when there is none, NotAnswering when it has not come so far, UserError when it cannot
+    be reached, Refused with the daemon's own reason, Broken when it goes away before it has answered.
     """
 
     def __init__(self, home: Path) -> None:
@@ -62,7 +73,7 @@ class Client:
         try:
             _connect_patiently(self._socket, path)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
-            raise NotRunning(self._home) from None
+            raise _absent(self._home) from None
         except PermissionError:
             raise UserError(
                 f"not allowed to use the control socket `{path}`",
@@ -116,6 +127,13 @@ class Client:
         return Broken(
             f"the daemon of `{self._home}` ended before it answered", hint="`meshd logs` shows why it ended"
         )
+
+
+def _absent(home: Path) -> UserError:
+    from meshd.identity.folder import DAEMON, lock_holder
+
+    pid = lock_holder(home, purpose=DAEMON)
+    return NotRunning(home) if pid is None else NotAnswering(home, pid)
 
 
 def _connect_patiently(connection: socket.socket, path: Path) -> None:

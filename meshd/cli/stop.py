@@ -4,12 +4,13 @@ import argparse
 import contextlib
 import os
 import select
+import signal
 import sys
 import time
 from pathlib import Path
 
 from meshd.admin.api import Done, LeaveRequest, Status, StatusRequest, StopRequest
-from meshd.admin.client import Client
+from meshd.admin.client import Client, NotAnswering
 from meshd.base.errors import Broken, UserError
 from meshd.cli.options import Arguments, number
 from meshd.cli.output import Output
@@ -32,9 +33,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: Arguments, out: Output) -> int:
     """Ask it to stop, and wait."""
     seconds = number("--timeout", args.timeout, 1, 86400)
-    status = end_daemon(home_here(), StopRequest(), seconds)
-    out.line(f"stopped {status.node.name} (process {status.node.pid})")
+    home = home_here()
+    try:
+        status = end_daemon(home, StopRequest(), seconds)
+    except NotAnswering as early:
+        _end_early(early, seconds)
+        out.line(f"stopped a daemon that had not started (process {early.pid})")
+    else:
+        out.line(f"stopped {status.node.name} (process {status.node.pid})")
     return 0
+
+
+def _end_early(early: NotAnswering, seconds: float) -> None:
+    """By a signal: it has no control socket yet, nor children that know of no better end."""
+    with Watched(early.pid) as daemon:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(early.pid, signal.SIGTERM)
+        if not daemon.wait(time.monotonic() + seconds):
+            raise _still_there(early.pid, seconds)
+
+
+def _still_there(pid: int, seconds: float) -> UserError:
+    return UserError(
+        f"the daemon (process {pid}) has not ended within {seconds:.0f} s",
+        hint=f"`meshd logs` shows what it waits for; `kill -9 {pid}` ends it and its children",
+    )
 
 
 def end_daemon(home: Path, request: StopRequest | LeaveRequest, seconds: float) -> Status:
@@ -54,10 +77,7 @@ def end_daemon(home: Path, request: StopRequest | LeaveRequest, seconds: float) 
             client.ask(request, Done)
         client.close()
         if not daemon.wait(deadline):
-            raise UserError(
-                f"the daemon (process {daemon.pid}) has not ended within {seconds:.0f} s",
-                hint=f"`meshd logs` shows what it waits for; `kill -9 {daemon.pid}` ends it and its children",
-            )
+            raise _still_there(daemon.pid, seconds)
         left = [child.pid for child in children if not child.wait(deadline)]
         if left:
             numbers = ", ".join(map(str, left))

@@ -26,7 +26,7 @@ def run(config: Config, role: str, out: Callable[[str], None]) -> int:
     """Be a node until stopped; `out` gets the token line. Returns the exit code. Raises MeshdError."""
     log.set_up(level=config.log.level, form=config.log.format, file=config.paths.logs / "meshd.log")
     home = Home(config.paths.home)
-    with home.lock():
+    with home.lock(daemon=True):
         try:
             return asyncio.run(Daemon(config, role, out, home).main())
         except ExceptionGroup as group:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshd.admin.api import Status, StatusRequest
-from meshd.admin.client import NotRunning, ask
+from meshd.admin.client import NotAnswering, NotRunning, ask
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.tasks import Owner
 from meshd.process.child import OwnedChild
@@ -102,7 +102,7 @@ class LocalNode:
             self._check_alive()
             try:
                 status = await self.status()
-            except (NotRunning, Broken):
+            except (NotRunning, NotAnswering, Broken):
                 pass  # not up yet
             else:
                 if ready(status):

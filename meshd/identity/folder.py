@@ -15,9 +15,12 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 
+DAEMON = "daemon"  # purpose of the lock that a daemon holds on its home
+
 _VERSION = 1
 _LOOSE = 0o077
 _WRITABLE = 0o022
+_MAX_LOCK_BYTES = 64
 
 
 class PrivateFolder:
@@ -94,10 +97,10 @@ class PrivateFolder:
             raise _unusable(self.path, error) from None
 
     @contextmanager
-    def lock(self, *, holder: str) -> Iterator[None]:
+    def lock(self, *, holder: str, purpose: str = "") -> Iterator[None]:
         """Hold the folder alone; the operating system lets go when the process ends, however it ends.
 
-        Raises UserError naming the pid that holds it.
+        `purpose` is one word for `lock_holder`. Raises UserError naming the pid that holds it.
         """
         self.prepare()
         path = self.path / "lock"
@@ -109,13 +112,13 @@ class PrivateFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                pid = file.read(20).decode("ascii", "replace").strip() or "not known"
+                pid = _lock_words(file.read(_MAX_LOCK_BYTES))[0] or "not known"
                 raise UserError(
                     f"`{self.path}` is in use by another {holder} (pid {pid})",
                     hint="end it with `meshd stop`, or give this one a folder of its own by MESHD_HOME",
                 ) from None
             file.truncate(0)
-            file.write(f"{os.getpid()}\n".encode())
+            file.write(f"{os.getpid()} {purpose}".strip().encode() + b"\n")
             self._sweep()
             yield
 
@@ -151,6 +154,28 @@ class PrivateFolder:
         for left in self.path.glob(".*.tmp"):
             with suppress(OSError):
                 left.unlink()
+
+
+def lock_holder(path: Path, *, purpose: str) -> int | None:
+    """The process that holds the lock of folder `path` for `purpose`; None when nobody does."""
+    try:
+        with (path / "lock").open("rb") as file:
+            pid, word = _lock_words(file.read(_MAX_LOCK_BYTES))
+            if word != purpose or not pid.isdecimal():
+                return None
+            try:
+                os.kill(int(pid), 0)  # first: trying the lock could be in the way of one that just starts
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(pid)
+    except OSError:
+        pass
+    return None
+
+
+def _lock_words(data: bytes) -> tuple[str, str]:
+    words = [*data.decode("ascii", "replace").split(), "", ""]
+    return words[0], words[1]
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:

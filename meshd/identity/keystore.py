@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
 from meshd.identity.armour import Armour
-from meshd.identity.folder import PrivateFolder, damaged
+from meshd.identity.folder import DAEMON, PrivateFolder, damaged
 from meshd.identity.invite_book import MAX_BOOK_BYTES, InviteBook
 from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
 from meshd.identity.membership import (
@@ -123,9 +123,9 @@ class Home:
         self.path = path
         self._folder = PrivateFolder(path, mark=_IDENTITY)
 
-    def lock(self) -> AbstractContextManager[None]:
+    def lock(self, *, daemon: bool = False) -> AbstractContextManager[None]:
         """Held by the one daemon (or verb) that uses this home. Raises UserError naming the holder's pid."""
-        return self._folder.lock(holder="meshd")
+        return self._folder.lock(holder="meshd", purpose=DAEMON if daemon else "")
 
     # -- who this node is
 

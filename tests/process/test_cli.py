@@ -182,6 +182,30 @@ def test_stop_returns_when_daemon_and_children_are_gone(environ: dict[str, str],
         assert meshd(environ, "stop").returncode == 1
 
 
+STARTS = (
+    "import sys; from pathlib import Path; from meshd.identity.keystore import Home\n"
+    "with Home(Path(sys.argv[1])).lock(daemon=True):\n"
+    "    print('held', flush=True)\n"
+    "    sys.stdin.read()\n"
+)
+
+
+def test_a_daemon_that_starts_is_named_and_stopped(environ: dict[str, str]) -> None:
+    argv = [sys.executable, "-c", STARTS, environ["MESHD_HOME"]]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        for verb in ("status", "leave", "invite"):
+            ran = meshd(environ, verb)
+            assert (ran.returncode, ran.stdout) == (1, "")
+            assert f"(process {process.pid}) is starting" in ran.stderr
+        ran = meshd(environ, "stop")
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.stdout == f"stopped a daemon that had not started (process {process.pid})\n"
+        assert process.wait(DEADLINE) == -signal.SIGTERM
+        assert meshd(environ, "stop").returncode == 1
+
+
 def test_stop_names_a_daemon_that_does_not_end(environ: dict[str, str]) -> None:
     with daemon(environ, "deaf") as (process, _):
         ran = meshd(environ, "stop", "--timeout", "1")

@@ -10,7 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from meshd.identity.invite import Invite, encode_token
+from meshd.identity.keys import MeshId
+from meshd.wire.address import Candidate
 
+from tests.conformance.nodes import fresh_key
 from tests.e2e.models import cache_folder, smollm2
 from tests.e2e.nodes import PROMPT, Fleet, api_of, cli, descendants, gone, meshd, parent_of, play
 
@@ -103,6 +107,33 @@ def test_a_model_that_cannot_be_read_is_an_error_with_its_path(tmp_path: Path, r
         assert path.name in done.stderr
         assert "Traceback" not in done.stderr
         assert done.stdout == ""
+
+
+def test_a_daemon_that_waits_for_its_inviter_is_stopped(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        invite = Invite(
+            mesh=MeshId.of(fresh_key().peer),
+            inviter=fresh_key().peer,
+            secret=bytes(16),
+            expires_at=1 << 33,
+            candidates=(Candidate("127.0.0.1", mute.getsockname()[1]),),
+        )
+        environment = {
+            "MESHD_HOME": str(tmp_path),
+            "MESHD_CACHE": str(cache_folder()),
+            "PATH": "/usr/bin:/bin",
+        }
+        with subprocess.Popen(
+            [sys.executable, "-m", "meshd", "worker", "--listen", "127.0.0.1:0"],
+            env={**environment, "MESHD_JOIN": encode_token(invite)},
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            mute.settimeout(START_SECONDS)
+            knocked, _ = mute.accept()
+            with knocked:
+                done = meshd(tmp_path, "stop")
+                assert (done.returncode, done.stderr) == (0, "")
+                assert process.wait(START_SECONDS) == 0
 
 
 def test_a_second_daemon_of_one_home_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.identity.folder import PrivateFolder
+from meshd.identity.folder import PrivateFolder, lock_holder
 
 
 def folder(path: Path) -> PrivateFolder:
@@ -190,6 +190,22 @@ def test_one_holder_at_a_time_and_the_other_hears_who_it_is(tmp_path: Path) -> N
         assert mode(tmp_path / "lock") == 0o600
 
 
+def test_the_holder_is_known_by_what_it_holds_for(tmp_path: Path) -> None:
+    assert lock_holder(tmp_path, purpose="daemon") is None
+    with folder(tmp_path).lock(holder="meshd", purpose="daemon"):
+        assert lock_holder(tmp_path, purpose="daemon") == os.getpid()
+        assert lock_holder(tmp_path, purpose="other") is None
+    assert lock_holder(tmp_path, purpose="daemon") is None, "the file is left, the lock is not"
+    with folder(tmp_path).lock(holder="meshd"):
+        assert lock_holder(tmp_path, purpose="daemon") is None
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff", b"x daemon", b"999999999 daemon", b"-1 daemon", b"daemon"])
+def test_a_lock_file_that_says_nothing_names_nobody(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "lock").write_bytes(text)
+    assert lock_holder(tmp_path, purpose="daemon") is None
+
+
 def test_the_lock_goes_with_a_killed_holder(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from meshd.identity.folder import PrivateFolder\n"
@@ -202,7 +218,10 @@ def test_the_lock_goes_with_a_killed_holder(tmp_path: Path) -> None:
         assert child.stdout is not None
         try:
             assert child.stdout.readline() == b"held\n"
-            with pytest.raises(UserError, match=f"pid {child.pid}"), folder(tmp_path).lock(holder="meshd"):
+            with (
+                pytest.raises(UserError, match=rf"\(pid {child.pid}\)"),
+                folder(tmp_path).lock(holder="meshd"),
+            ):
                 raise AssertionError("two holders")
         finally:
             child.send_signal(signal.SIGKILL)
