@@ -125,7 +125,7 @@ def test_a_daemon_that_waits_for_its_inviter_is_stopped(tmp_path: Path) -> None:
         }
         with subprocess.Popen(
             [sys.executable, "-m", "meshd", "worker", "--listen", "127.0.0.1:0"],
-            env={**environment, "MESHD_JOIN": encode_token(invite)},
+            env={**place, "MESHD_JOIN": encode_token(invite)},
             stderr=subprocess.DEVNULL,
         ) as process:
             mute.settimeout(START_SECONDS)
