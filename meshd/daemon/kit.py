@@ -1,5 +1,7 @@
 """What the roles get to work with: real children, tunnels, pipes and the native binaries."""
 
+import contextlib
+import functools
 import hashlib
 import os
 import secrets
@@ -9,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from meshd.admin.place import socket_folder
+from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.build.native import find, read_bin_dir
@@ -20,7 +23,7 @@ from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.child import OwnedChild
 from meshd.process.connections import owns_connection
 from meshd.process.handover import ReportPipe, pipe_with
-from meshd.process.interface import Child, ChildSpec
+from meshd.process.interface import Child, ChildSpec, ReadyProbe
 from meshd.process.ports import listening_socket
 from meshd.process.ready import LineSeen, http_200
 from meshd.process.run import run_to_end
@@ -29,6 +32,8 @@ from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
 from meshd.tunnel.pump import Counter
 from meshd.wire.hello import NativeVersion
+
+LOG = log.get("daemon")
 
 
 def find_native(config: Config) -> Native:
@@ -93,7 +98,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         run_to_end=run_to_end,
         make_tunnel=make_tunnel,
         connect_through=connect,
-        http_ready=http_200,
+        http_ready=_answers,
         line_ready=LineSeen,
         hand_over=pipe_with,
         make_report=ReportPipe,
@@ -104,6 +109,18 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         logs=config.paths.logs,
         run_dir=socket_folder(config.paths.home, os.environ),
     )
+
+
+def _answers(place: Path) -> ReadyProbe:
+    """llama-server answers at its socket, which is closed to other users whatever its umask made it."""
+    ask = http_200(place)
+
+    async def ready() -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            place.chmod(0o600)
+        return await ask()
+
+    return ready
 
 
 async def _one_token(place: Path) -> ReadyReport:
@@ -119,13 +136,24 @@ async def _complete(place: Path, tokens: int) -> int:
 
 
 def _owned_by(pid: Callable[[], int | None]) -> Callable[[tuple[str, int], tuple[str, int]], bool]:
-    """For a stock llama-server, which shows no secret: the system must say that the connection is its own."""
+    """For a stock llama-server, which shows no secret: the system must say that the connection is its own.
+
+    Where it does not tell, whoever reaches the loopback port is taken for it, and that is said once.
+    """
 
     def is_ours(client: tuple[str, int], server: tuple[str, int]) -> bool:
         child = pid()
-        return child is not None and owns_connection(child, client, server) is not False
+        owns = child is not None and owns_connection(child, client, server)
+        if owns is None:
+            _warn_owner_unknown()
+        return owns is not False
 
     return is_ours
+
+
+@functools.cache  # once a daemon
+def _warn_owner_unknown() -> None:
+    LOG.warning("tunnel_owner_unknown", why="this system does not tell whose a connection is")
 
 
 def _listening() -> tuple[int, int]:
