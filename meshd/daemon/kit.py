@@ -116,11 +116,15 @@ def _answers(place: Path) -> ReadyProbe:
     ask = http_200(place)
 
     async def ready() -> bool:
-        with contextlib.suppress(FileNotFoundError):
-            place.chmod(0o600)
+        _make_private(place)
         return await ask()
 
     return ready
+
+
+def _make_private(place: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        place.chmod(0o600)
 
 
 async def _one_token(place: Path) -> ReadyReport:

@@ -40,11 +40,13 @@ def test_without_a_child_no_connection_is_its_own() -> None:
 
 
 def test_the_models_socket_is_closed_to_others() -> None:
+    async def ready(place: Path) -> bool:
+        return await kit._answers(place)()
+
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
         place = Path(folder) / "s"
-        ready = kit._answers(place)
-        assert not asyncio.run(ready())
+        assert asyncio.run(ready(place)) is False
         server.bind(str(place))
         place.chmod(0o755)
-        assert not asyncio.run(ready())
+        assert asyncio.run(ready(place)) is False
         assert stat.S_IMODE(place.stat().st_mode) == 0o600
