@@ -178,16 +178,16 @@ class LinkState:
 
     def dead(self, now: float) -> str:
         """Why the link is dead; empty if it is not."""
-        silent = now - self.last_heard
-        unproven = now - self.confirmed_at
-        if max(silent, unproven) < self._dead_after:
+        # the very sum of next_timeout: a difference may round to "not yet" at that time, again and again
+        due = min(self.last_heard, self.confirmed_at) + self._dead_after
+        if now < due:
             return ""
-        if min(self.last_heard, self.confirmed_at) + self._dead_after < now - _LATE:
+        if due < now - _LATE:
             # Nobody asked for more than a second after it was due: this process slept, not the link.
             recently = now - self._dead_after + self._interval
             self.last_heard = max(self.last_heard, recently)
             self.confirmed_at = max(self.confirmed_at, recently)
             return ""
-        if silent >= self._dead_after:
-            return f"nothing heard for {silent:.1f} s"
-        return f"the peer has not heard us for {unproven:.1f} s"
+        if now >= self.last_heard + self._dead_after:
+            return f"nothing heard for {now - self.last_heard:.1f} s"
+        return f"the peer has not heard us for {now - self.confirmed_at:.1f} s"

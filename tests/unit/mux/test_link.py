@@ -1,6 +1,8 @@
 """Is a link alive? Pings, both directions proven, late clocks, and when acknowledgements leave."""
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from meshd.mux.config import MuxConfig
 from meshd.mux.events import LinkDead
 from meshd.mux.link import LinkState
@@ -160,3 +162,12 @@ def test_deaths_name_the_link() -> None:
     assert {death.link_id for death in two.leader.dead} == {first.link_id}
     assert isinstance(two.leader.dead[0], LinkDead)
     assert two.leader.session.data_link == two.follower.session.data_link == second.link_id
+
+
+@given(st.floats(0, 1e9))
+@example(1020.4094169084279)  # of which 4.5 s later is 4.4999999999998863 s ago
+def test_at_the_time_that_it_names_the_link_is_dead(heard: float) -> None:
+    link = LinkState(1, heard, CONFIG)
+    while link.ping_due(at := link.next_timeout()):
+        assert not link.dead(at)
+    assert link.dead(at)
