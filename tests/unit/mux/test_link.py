@@ -164,10 +164,13 @@ def test_deaths_name_the_link() -> None:
     assert two.leader.session.data_link == two.follower.session.data_link == second.link_id
 
 
-@given(st.floats(0, 1e9))
+@given(st.floats(0, 1e8))
 @example(1020.4094169084279)  # of which 4.5 s later is 4.4999999999998863 s ago
-def test_at_the_time_that_it_names_the_link_is_dead(heard: float) -> None:
+def test_at_the_time_that_it_names_there_is_something_to_do(heard: float) -> None:
     link = LinkState(1, heard, CONFIG)
-    while link.ping_due(at := link.next_timeout()):
-        assert not link.dead(at)
-    assert link.dead(at)
+    for _ in range(10):
+        at = link.next_timeout()
+        if link.dead(at):
+            return
+        assert link.ping_due(at)
+    raise AssertionError("a silent link never dies")
