@@ -4,17 +4,13 @@
 docs/models.md). `fingerprint` says whether two models are the same, whatever their paths, names and shards.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blake3 import blake3
 
-from meshd.base.errors import UserError
 from meshd.model.gguf import Header
 
-MAX_INDEX_TENSORS = 1_000_000  # what the native reader accepts
-MAX_INDEX_FILES = 1024
 _MAGIC = "meshd-weights 1"
 _NO_DESCRIPTOR = -1
 
@@ -113,79 +109,3 @@ def join_indexes(indexes: Sequence[WeightsIndex]) -> WeightsIndex:
         )
     joined = blake3("\n".join(index.fingerprint for index in indexes).encode()).hexdigest()
     return WeightsIndex(tuple(files), tuple(tensors), indexes[0].fingerprint if len(indexes) == 1 else joined)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedIndex:
-    """What an index text says: the descriptors beside the entries."""
-
-    descriptors: tuple[int, ...]
-    files: tuple[FileEntry, ...]
-    tensors: tuple[TensorEntry, ...]
-
-
-def decode_index(text: bytes) -> DecodedIndex:
-    """Parse an index text with the rules of the native reader. Raises UserError that names the line."""
-    if not text.endswith(b"\nend\n"):
-        raise UserError("weights index: the last line is not `end`", hint="the index was cut short")
-    try:
-        lines = text.decode().split("\n")[:-2]
-    except UnicodeDecodeError:
-        raise UserError("weights index: not UTF-8 text") from None
-    if lines[0] != _MAGIC:
-        raise UserError(f"weights index: begins with `{lines[0][:40]}`, expected `{_MAGIC}`")
-    descriptors: list[int] = []
-    files: list[FileEntry] = []
-    tensors: list[TensorEntry] = []
-    for number, line in enumerate(lines[1:], start=2):
-        try:
-            if line.startswith("file "):
-                descriptor, entry = _file_line(line, expected=len(files))
-                descriptors.append(descriptor)
-                files.append(entry)
-            else:
-                tensors.append(_tensor_line(line, files))
-        except ValueError as error:
-            raise UserError(f"weights index: line {number}: {error}: `{line[:80]}`") from None
-    if len(files) > MAX_INDEX_FILES or len(tensors) > MAX_INDEX_TENSORS:
-        raise UserError(f"weights index: {len(files)} files and {len(tensors)} tensors are too many")
-    return DecodedIndex(tuple(descriptors), tuple(files), tuple(tensors))
-
-
-def _number(field: str, *, least: int = 0) -> int:
-    if not field.removeprefix("-").isascii() or not field.removeprefix("-").isdigit() or len(field) > 20:
-        raise ValueError(f"`{field[:24]}` is not a number")
-    value = int(field)
-    if value < least:
-        raise ValueError(f"{value} is too small")
-    return value
-
-
-def _file_line(line: str, *, expected: int) -> tuple[int, FileEntry]:
-    fields = line.split(" ")
-    if len(fields) != 7:
-        raise ValueError("expected 7 fields")
-    if _number(fields[1]) != expected:
-        raise ValueError(f"expected file {expected}")
-    entry = FileEntry(
-        size=_number(fields[3]),
-        mtime_ns=_number(fields[4], least=-(1 << 63)),
-        ctime_ns=_number(fields[5], least=-(1 << 63)),
-        inode=_number(fields[6]),
-    )
-    return _number(fields[2], least=_NO_DESCRIPTOR), entry
-
-
-def _tensor_line(line: str, files: Sequence[FileEntry]) -> TensorEntry:
-    fields = line.split(" ", 6)
-    if len(fields) != 7 or fields[0] != "tensor" or not fields[6]:
-        raise ValueError("expected a file or tensor line")
-    file = _number(fields[1])
-    if file >= len(files):
-        raise ValueError(f"file {file} is not listed")
-    offset, size = _number(fields[3]), _number(fields[4])
-    if offset + size > files[file].size:
-        raise ValueError("the tensor reaches beyond its file")
-    if not re.fullmatch(r"[0-9a-f]{64}", fields[5], re.ASCII):
-        raise ValueError("the hash is not 64 hexadecimal digits in lower case")
-    return TensorEntry(file, _number(fields[2]), offset, size, bytes.fromhex(fields[5]), fields[6])
