@@ -3,7 +3,7 @@
 Codes are stable and listed in docs/errors.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshd.admin.api import HealthWarning, PeerView, Status
@@ -15,11 +15,17 @@ AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, 
 MAX_NAMED = 3
 
 
-def examine(status: Status, *, clock_offsets: dict[str, float] | None = None, native: str = "") -> Status:
+def examine(
+    status: Status,
+    *,
+    clock_offsets: dict[str, float] | None = None,
+    native: str = "",
+    file_notes: Sequence[str] = (),
+) -> Status:
     """The same status with its warnings.
 
     `clock_offsets`: seconds that a peer's wall clock (by id) is ahead of ours. `native`: our own pin and
-    patches, to compare with those of the peers.
+    patches, to compare with those of the peers. `file_notes`: what became of this worker's model files.
     """
     found = [
         *_mesh(status),
@@ -27,6 +33,7 @@ def examine(status: Status, *, clock_offsets: dict[str, float] | None = None, na
         *(w for peer in status.peers for w in _peer(peer, status, (clock_offsets or {}), native)),
         *_children(status),
         *_model(status),
+        *_files(file_notes),
     ]
     return replace(status, warnings=tuple(found))
 
@@ -166,6 +173,16 @@ def _model(status: Status) -> Iterator[HealthWarning]:
             severity="warning",
             what=f"{len(tensors)} tensors ({size} bytes) came over the network: {names}",
             hint=f"first reason: {tensors[0].reason}; give the workers the same file by --model",
+        )
+
+
+def _files(notes: Sequence[str]) -> Iterator[HealthWarning]:
+    for note in notes:
+        yield HealthWarning(
+            code="model_file",
+            severity="warning",
+            what=note,
+            hint="if that was not meant, put the right file there: the next lease takes what lies there then",
         )
 
 

@@ -101,7 +101,12 @@ class DaemonControl:
         )
         offsets = {str(peer.peer): peer.clock_offset for peer in peers if peer.clock_offset is not None}
         native = facts.native
-        return examine(view, clock_offsets=offsets, native=f"{native.pin}+{native.patches[:12]}")
+        return examine(
+            view,
+            clock_offsets=offsets,
+            native=f"{native.pin}+{native.patches[:12]}",
+            file_notes=role.notes,
+        )
 
     async def ping(self, peer: str, timeout: float) -> PingReply:
         """See Control."""
