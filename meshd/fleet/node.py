@@ -58,11 +58,12 @@ class LocalNode:
             log=spec.home / "node.log",
             env={"MESHD_HOME": str(spec.home), "MESHD_CACHE": str(spec.cache), **spec.environment},
             on_line=self._line,
+            shown=without_token,
             stop_timeout=STOP_SECONDS,
         )
 
     def _line(self, line: str) -> None:
-        if line.startswith(TOKEN_PREFIX) and " " not in line:
+        if is_token(line):
             self._token = line
 
     @property
@@ -118,6 +119,16 @@ class LocalNode:
             raise ChildFailed(
                 f"node `{self.spec.name}` has ended: {status.reason}", hint=lines, tail=status.tail
             )
+
+
+def is_token(line: str) -> bool:
+    """Whether a line of output is an invite token."""
+    return line.startswith(TOKEN_PREFIX) and " " not in line
+
+
+def without_token(line: str) -> str:
+    """A line as the node's log may have it: whoever has a token may join."""
+    return "[the invite token]" if is_token(line) else line
 
 
 def model_ready(status: Status) -> bool:

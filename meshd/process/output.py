@@ -100,6 +100,7 @@ class Output:
         limit: int,
         redact: tuple[str, ...] = (),
         on_line: Callable[[str], None] | None = None,
+        shown: Callable[[str], str] | None = None,
     ) -> None:
         """Raises UserError when the log cannot be written. `limit` in bytes, see RotatedFile."""
         self._loop = asyncio.get_running_loop()
@@ -107,6 +108,7 @@ class Output:
         self._budget = WriteBudget(self._loop.time())
         self._left_out = 0
         self._on_line = on_line
+        self._shown = shown
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._read_end = -1
         self._slice_ends = 0.0
@@ -187,8 +189,9 @@ class Output:
         self._loop.add_reader(self._read_end, self._readable)
 
     def _keep(self, line: str) -> None:
-        self._tail.append(line)
-        data = f"{line}\n".encode("utf-8", errors="replace")
+        shown = line if self._shown is None else self._shown(line)
+        self._tail.append(shown)
+        data = f"{shown}\n".encode("utf-8", errors="replace")
         if self._budget.take(len(data), self._loop.time()):
             if self._left_out:
                 self.note(f"{self._left_out} bytes of output left out: it printed too much")

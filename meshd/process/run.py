@@ -34,7 +34,9 @@ class Run:
         """Raises UserError when only the user can mend it, MeshdError when trying again may help."""
         spec = self._spec
         try:
-            self._output = Output(spec.log, limit=spec.log_bytes, redact=spec.redact, on_line=spec.on_line)
+            self._output = Output(
+                spec.log, limit=spec.log_bytes, redact=spec.redact, on_line=spec.on_line, shown=spec.shown
+            )
             write_end = self._output.attach()
             try:
                 self._group = await Group.spawn(spec, output=write_end)

@@ -218,6 +218,8 @@ def test_a_node_that_leaves_is_gone_everywhere_and_may_come_back(tmp_path: Path)
                 status = await node.until(lambda s: all(p.name != "leaver" for p in s.peers))
                 assert status.mesh is not None
                 assert status.mesh.members == 2
+            for node in (founder, witness):
+                assert token not in _log(node), "a token is a secret"
             left = {path.name for path in leaver.spec.home.iterdir() if path.is_file()}
             assert left <= {"identity.key", "counters", "lock", "mesh-port.blob", "node.log"}
             again = await cli(leaver.spec.home, "leave")

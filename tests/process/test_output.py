@@ -1,6 +1,7 @@
 """What a real child prints: a flood is bounded on disk and in memory, secrets stay out."""
 
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,16 @@ def test_a_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
             await run_to_end(spec(tmp_path))
 
     play(scene)
+
+
+def test_a_line_may_be_shown_otherwise_than_it_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    async def scene() -> None:
+        made = replace(spec(tmp_path), on_line=told.append, shown=lambda line: line.replace("last", "final"))
+        ended = await run_to_end(made)
+        assert ended.tail == ("ready", "final words")
+
+    play(scene)
+    assert told == ["ready", "last words"]
+    assert "last" not in (tmp_path / "child.log").read_text()
