@@ -25,6 +25,7 @@ _QUEUE_MOST = 256 << 10
 _COARSE_TIME = 0.004
 _LONG_TIME = 0.1  # seconds of a long sample, at least: a limiter's burst does not fill it
 _LONG_FACTOR = 1.25
+_PAUSE = 0.01  # seconds with nothing in flight that end a long sample; an event loop makes shorter ones
 _START_GAIN = 1.25  # with the queue's share, the rate still grows by 3/4 in each round trip of 100 ms
 _START_GROWTH = 1.1
 _PROBE_GAIN = 1.25  # in one round of eight, or a rate once measured too low would never rise again
@@ -149,7 +150,7 @@ class Pacing:
         What is in flight after that says nothing about the link's rate.
         """
         if self.sent == self.acked:  # idle until now: the time before says nothing about the link
-            if now > self._acked_at:
+            if now > self._acked_at + _PAUSE:
                 self._begin_long(now)
             self._acked_at = self._first_sent_at = now
         self.sent += count

@@ -155,3 +155,15 @@ def test_a_first_short_sample_does_not_open_the_gates() -> None:
     pacing.on_sent(40_000, 0.0005, starved=False)
     pacing.on_acked(20_000, 0.001)  # 20 MB/s, if it were to be believed
     assert pacing.allowance() <= 64 * KIB + 20_000
+
+
+def test_short_pauses_of_the_sender_do_not_keep_a_fast_link_slow() -> None:
+    """Each allowance is acknowledged whole, a little late, and the next one leaves a little later."""
+    pacing = Pacing(0.0)
+    now = 0.0
+    while now < 2:
+        pacing.on_sent(max(pacing.allowance() - pacing.in_flight, 1), now, starved=False)
+        now += 0.002
+        pacing.on_acked(pacing.sent, now)
+        now += 0.0005
+    assert pacing.allowance() > 256 * KIB
