@@ -1,0 +1,77 @@
+"""Things that go wrong before an answer: a bad option, a role that is missing, a file that is replaced."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from meshd.fleet.node import model_ready
+
+from tests.e2e.alone import alone
+from tests.e2e.models import copy_to, flipped_byte, smollm2
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, model_of, play
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+
+
+def test_an_option_that_llama_server_does_not_know_is_called_a_failure(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            extra = ("--", "--no-such-option", "1")
+            head = await fleet.head(smollm2(), "--min-workers", "0", *extra)
+            status = await head.until(lambda s: s.model is not None and s.model.state == "failed")
+            model = model_of(status)
+            assert "3 times in a row" in model.reason
+            assert "--no-such-option 1" in model.reason
+            assert model.split == ()
+            assert "child_failed" in {warning.code for warning in status.warnings}
+
+    play(check())
+
+
+def test_an_option_of_meshds_own_is_refused_at_the_start(tmp_path: Path) -> None:
+    async def check() -> None:
+        words = ("serve", "--model", str(smollm2()), "--port", "0", "--listen", "127.0.0.1:0")
+        done = await cli(tmp_path / "home", *words, "--", "--api-key", "x")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "`--api-key`" in done.stderr and "--api-key-file" in done.stderr
+
+    play(check())
+
+
+def test_a_token_without_work_makes_no_worker(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            founder = await fleet.worker("founder")
+            await founder.token()
+            invited = await cli(founder.spec.home, "invite", "--role", "use")
+            token = invited.stdout.strip()
+            words = ("worker", "--listen", "127.0.0.1:0")
+            done = await cli(tmp_path / "guest", *words, MESHD_JOIN=token)
+            assert done.returncode == 1
+            assert "role `work`" in done.stderr and "meshd invite --role work" in done.stderr
+
+    play(check())
+
+
+def test_a_replaced_file_is_taken_for_the_next_lease(tmp_path: Path) -> None:
+    """The worker's file is replaced while it serves; killed and loaded again, it reads the new one."""
+    reference = alone(smollm2(), 16)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            copy = copy_to(flipped_byte(), tmp_path, "model.gguf")
+            token, [worker] = await fleet.workers(copy)
+            head = await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=token)
+            first = model_of(await fleet.ready(head))
+            assert first.weights_network_bytes > 0
+            copy_to(smollm2(), tmp_path, "new.gguf").replace(copy)
+            pid = child_pid(await worker.status(), "rpc-server")
+            os.kill(pid, signal.SIGKILL)
+            again = await head.until(
+                lambda s: model_ready(s) and s.model is not None and s.model.weights_network_bytes == 0
+            )
+            assert await api_of(again).complete(PROMPT, 16) == reference
+            assert "model_file" in {warning.code for warning in (await worker.status()).warnings}
+
+    play(check())
