@@ -37,7 +37,7 @@ from meshd.base.errors import UserError
 from meshd.gateway.interface import GatewayStatus, ModelState
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home, Membership
-from meshd.peer.mesh import PeerMesh
+from meshd.peer.mesh import PeerMesh, UnknownPeer
 from meshd.peer.node import Node
 from meshd.role.interface import ModelStatus, Role
 from meshd.wire.address import Candidate
@@ -152,8 +152,11 @@ class DaemonControl:
     def _find(self, text: str) -> tuple[PeerId, str]:
         try:
             found = self._parts.mesh.find(text)
-        except UserError:
-            return self._parts.authority.find_admitted(text), ""
+        except UnknownPeer as unknown:
+            try:
+                return self._parts.authority.find_admitted(text), ""
+            except UserError:
+                raise unknown from None
         return found, next((p.name for p in self._parts.mesh.peers() if p.peer == found), "")
 
     async def leave(self, *, drop_root: bool = False) -> None:

@@ -25,6 +25,10 @@ FAREWELL_SECONDS = 3.0  # for the goodbye to a node that is dropped; then its li
 LOG = log.get("peer")
 
 
+class UnknownPeer(UserError):
+    """No peer has that name or id."""
+
+
 @dataclass(slots=True)
 class _Entry:
     connection: PeerConnection
@@ -88,14 +92,20 @@ class PeerMesh:
         return await entry.connection.ping(within)
 
     def find(self, text: str) -> PeerId:
-        """A peer by its name, its id, or the beginning of its id. Raises UserError."""
-        names = [peer for peer, entry in self._peers.items() if entry.connection.name == text]
-        ids = [peer for peer in self._peers if len(text) >= 4 and str(peer).startswith(text.lower())]
-        found = list(dict.fromkeys(names or ids))
+        """A peer by its name, its id, or the beginning of its id. Raises UnknownPeer, or UserError when it
+        is this node, or fits several."""
+        me = self._node.facts
+        known = {me.peer: me.name, **{peer: entry.connection.name for peer, entry in self._peers.items()}}
+        names = [peer for peer, name in known.items() if name == text]
+        ids = [peer for peer in known if len(text) >= 4 and str(peer).startswith(text.lower())]
+        found = names or ids
         if not found:
-            raise UserError(f"no peer `{text}`", hint="`meshd peers` lists names and ids")
+            raise UnknownPeer(f"no node `{text}` is known", hint="`meshd peers` lists names and ids")
         if len(found) > 1:
-            raise UserError(f"`{text}` fits {len(found)} peers", hint="give more of the id")
+            shown = ", ".join("this node" if peer == me.peer else str(peer)[:10] for peer in found)
+            raise UserError(f"`{text}` fits {len(found)} nodes: {shown}", hint="give the beginning of its id")
+        if found == [me.peer]:
+            raise UserError(f"`{text}` is this node itself", hint="give the name or id of another one")
         return found[0]
 
     # Life.

@@ -177,6 +177,10 @@ def test_a_banned_member_is_out_within_seconds_and_stays_out(tmp_path: Path) -> 
             founder = await fleet.worker("founder")
             token = await founder.token()
             witness = await fleet.worker("witness", token=token)
+            for name, why in (("founder", "is this node itself"), ("nobody", "no node `nobody` is known")):
+                done = await cli(founder.spec.home, "revoke", name)
+                assert (done.returncode, done.stdout) == (1, "")
+                assert why in done.stderr
             async with bare_node(tmp_path / "bad", token=token, name="bad") as estate:
                 peers = [await connected(estate, name) for name in ("founder", "witness")]
                 async with asyncio.timeout(BAN_SECONDS):

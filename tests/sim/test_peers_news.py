@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
-from meshd.base.errors import Broken
+from meshd.base.errors import Broken, UserError
 from meshd.mux.events import Code
 from meshd.peer.interface import PeerState, Stream
+from meshd.peer.mesh import UnknownPeer
 
 from tests.sim.loop import run
 from tests.sim.world import World, WorldNode, pair
@@ -240,5 +241,31 @@ def test_a_goodbye_for_now_leaves_the_peer_known() -> None:
             follower.mesh.say_goodbye("the node was stopped")
             await leader.until(lambda: leader.status_of(follower).state is not PeerState.CONNECTED)
             assert _knows(leader, follower)
+
+    run(main())
+
+
+def test_a_node_is_found_by_name_or_id_and_never_by_guessing() -> None:
+    async def main() -> None:
+        async with World() as world:
+            one, middle, other = await line(world)
+            await one.until(lambda: one.book.record(other.peer) is not None)
+            find = one.mesh.find
+            assert (
+                find("bert") == find(str(middle.peer)) == find(str(middle.peer)[:12].upper()) == middle.peer
+            )
+            with pytest.raises(UnknownPeer, match="no node `dora`"):
+                find("dora")
+            for mine in ("anna", str(one.peer)):
+                with pytest.raises(UserError, match="is this node itself"):
+                    find(mine)
+            assert one.mesh._peers[other.peer].connection.name == "carl"
+            one.mesh._peers[other.peer].connection.name = "bert"
+            with pytest.raises(UserError, match="fits 2 nodes") as caught:
+                find("bert")
+            assert str(other.peer)[:10] in caught.value.what
+            one.mesh._peers[other.peer].connection.name = "anna"
+            with pytest.raises(UserError, match="fits 2 nodes: this node, "):
+                find("anna")
 
     run(main())
