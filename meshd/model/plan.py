@@ -49,7 +49,6 @@ class DeviceShare:
 
     device: Device
     llama_name: str
-    first_layer: int
     layers: int
     weights: int
     cache: int

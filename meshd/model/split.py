@@ -281,7 +281,6 @@ class _Planner:
                 DeviceShare(
                     device=device,
                     llama_name=self._names[id(device)],
-                    first_layer=begin,
                     layers=count,
                     weights=sum(weights[begin:end]) + self._fixed(device, taking),
                     cache=sum(cache[begin:end]),

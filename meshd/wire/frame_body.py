@@ -58,8 +58,6 @@ _PING = struct.Struct(">II?")
 _PONG = struct.Struct(">II")
 _MOST_ENTRIES = 4 * MAX_STREAMS  # both sides' streams, and as many that are about to be forgotten
 
-Metadata = Mapping[str, str | int | bytes]
-
 
 def encode_hello(payload: bytes) -> bytes:
     """The first frame on every link, each way; `payload` is a packed message of at most 64 KiB."""
