@@ -16,6 +16,7 @@ from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig, Paths
 from meshd.daemon.entry import enter
 from meshd.daemon.estate import Estate
+from meshd.daemon.port import Doorway
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.keystore import Home
 from meshd.link.tls import dialer_context, listener_context
@@ -71,6 +72,7 @@ async def _estate(folder: Path, role: str, token: str) -> Estate:
         links=LinksConfig(listen=HostPort("127.0.0.1", 0)),
         paths=Paths(home=folder, cache=folder / "cache"),
     )
+    doorway = Doorway(asked=config.links.listen, home=home)
     key = home.load_or_create_identity()
     membership, admitted = await enter(home, key, config, role)
     return Estate(
@@ -81,6 +83,7 @@ async def _estate(folder: Path, role: str, token: str) -> Estate:
         admitted=admitted,
         role=role,
         native=NativeVersion("0", "none", "none", "cpu"),
+        doorway=doorway,
     )
 
 
