@@ -1,4 +1,4 @@
-"""Things that go wrong before an answer: a bad option, a role that is missing, a file that is replaced."""
+"""Things that go wrong before an answer: bad workers, options and roles, a file that is replaced."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import pytest
 from meshd.fleet.node import model_ready
 
 from tests.e2e.alone import alone
-from tests.e2e.models import copy_to, flipped_byte, smollm2
+from tests.e2e.models import copy_to, flipped_byte, patched, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, model_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -73,5 +73,35 @@ def test_a_replaced_file_is_taken_for_the_next_lease(tmp_path: Path) -> None:
             )
             assert await api_of(again).complete(PROMPT, 16) == reference
             assert "model_file" in {warning.code for warning in (await worker.status()).warnings}
+
+    play(check())
+
+
+def _broken_native(folder: Path) -> Path:
+    """Binaries whose rpc-server lists its devices and never serves."""
+    folder.mkdir()
+    info = patched()
+    (folder / "llama-server").symlink_to(info.binaries["llama-server"])
+    server = folder / "rpc-server"
+    real = info.binaries["rpc-server"]
+    server.write_text(f'#!/bin/sh\n[ "$2" = "?" ] && exec {real} "$@"\necho no such luck >&2\nexit 3\n')
+    server.chmod(0o755)
+    return folder
+
+
+def test_a_bad_worker_does_not_keep_a_good_one_from_serving(tmp_path: Path) -> None:
+    reference = alone(smollm2(), 16)
+    bad_native = _broken_native(tmp_path / "native")
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            good = await fleet.worker("good", model=smollm2())
+            token = await good.token()
+            await fleet.worker("bad", "--native-bin", str(bad_native), model=smollm2(), token=token)
+            head = await fleet.head(smollm2(), *SAME_THREADS, token=token)
+            status = await head.until(lambda s: model_ready(s) and "left out" in model_of(s).reason)
+            assert "worker bad is left out" in model_of(status).reason
+            assert {part.node for part in model_of(status).split} == {"good", "head"}
+            assert await api_of(status).complete(PROMPT, 16) == reference
 
     play(check())

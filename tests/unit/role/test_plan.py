@@ -2,7 +2,7 @@
 
 import pytest
 from meshd.model.layers import ModelLayers, read_layers
-from meshd.model.plan import NotEnoughMemory
+from meshd.model.plan import NotEnoughMemory, Plan
 from meshd.role.plan import (
     SLACK_BYTES,
     UNUSED_BYTES,
@@ -12,6 +12,8 @@ from meshd.role.plan import (
     make_plan,
     reservations,
     split_of,
+    why_idle,
+    without_idle,
 )
 from meshd.wire.lease import Device, Offer
 
@@ -96,3 +98,42 @@ def test_a_plain_rpc_server_comes_behind_the_workers() -> None:
     )
     assert [part.node for part in split_of(plan) if part.layers] == ["a", "10.0.0.9:50052"]
     assert len(reservations(plan, offers)) == 1
+
+
+def placed(plan: Plan) -> list[tuple[str, str, int]]:
+    return [(share.device.node, share.llama_name, share.layers) for share in plan.shares if share.layers]
+
+
+def test_workers_without_layers_are_sent_home_and_the_others_move_up() -> None:
+    server = PlainRpc("10.0.0.9:50052", (gpu(name="RPC0"),))
+    offers = [
+        lent("full", cpu(0.001), gpu(0.001)),
+        lent("b", gpu(), gpu(name="CUDA1")),
+        lent("c", cpu(0.001)),
+    ]
+    plan = make_plan(model(), lent=offers, plain=[server], own=[cpu()], options=OPTIONS)
+    kept, used = without_idle(plan, offers)
+    assert [item.node for item in used] == ["b"]
+    assert [(node, layers) for node, _, layers in placed(kept)] == [
+        (node, layers) for node, _, layers in placed(plan)
+    ]
+    assert [name for _, name, _ in placed(kept)] == ["RPC0", "RPC1", "RPC2"]
+    assert kept.devices == ("RPC0", "RPC1", "RPC2")
+    assert "are left for layers" in why_idle(plan, "full") and "full CUDA0" in why_idle(plan, "full")
+
+
+def test_a_plan_in_which_all_take_part_stays_as_it_is() -> None:
+    offers = [lent("a", gpu(), cpu()), lent("b", cpu())]
+    for split in ((), (4, 0, 3, 1)):
+        plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=HeadOptions(tensor_split=split))
+        assert without_idle(plan, offers) == (plan, offers)
+
+
+def test_a_share_of_nothing_is_a_reason_too() -> None:
+    offers = [lent("a", cpu()), lent("b", cpu())]
+    options = HeadOptions(tensor_split=(0, 4, 4))
+    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=options)
+    kept, used = without_idle(plan, offers)
+    assert [item.node for item in used] == ["b"]
+    assert kept.devices == ("RPC0",)
+    assert "no share in the tensor split" in why_idle(plan, "a")
