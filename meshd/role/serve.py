@@ -32,6 +32,7 @@ MORE_WORKERS_SECONDS = 3.0  # for others that are known, once enough are there
 TRY_AGAIN_SECONDS = 20.0
 RETRY = Backoff(first=0.3, factor=2.0, most=15.0)
 SERVER_TRIES = 3  # of llama-server with one split: then it is not chance
+SERVER_TRIES_ANY = 6  # with whatever split: free memory, and so the split, may be another each time
 SERVER_RETRY = Backoff(first=30.0, factor=2.0, most=600.0)
 LOG = log.get("serve")
 
@@ -52,7 +53,8 @@ class Serve:
         self._failures = 0
         self._standings = Standings()
         self._server_runs = 0
-        self._server_failures = 0
+        self._server_failures = 0  # in a row
+        self._server_failures_same = 0  # of them, the last with one split
         self._server_died: ServerDied | None = None
 
     # Upstream.
@@ -168,7 +170,8 @@ class Serve:
             return f"the model cannot be run: {(error.strerror or str(error)).lower()}"
         finally:
             self._end_run(run, workers)
-        if run.server_died is not None and self._server_failures >= SERVER_TRIES:
+        tried_enough = self._server_failures_same >= SERVER_TRIES or self._server_failures >= SERVER_TRIES_ANY
+        if run.server_died is not None and tried_enough:
             await self._server_failed(why)
         return why
 
@@ -198,14 +201,14 @@ class Serve:
         for worker in workers:
             if worker.peer in run.blamed:
                 self._standings.failed(worker, run.blamed[worker.peer], now)
-        died, before = run.server_died, self._server_died
-        if died is None:
-            self._server_failures = 0 if run.loaded else self._server_failures
-        elif before is not None and before.split == died.split:
+        if run.loaded:
+            self._server_failures, self._server_died = 0, None
+        elif run.server_died is not None:
+            died, before = run.server_died, self._server_died
+            same = before is not None and before.split == died.split
             self._server_failures += 1
-        else:
-            self._server_failures = 1
-        self._server_died = died or (None if run.loaded else before)
+            self._server_failures_same = self._server_failures_same + 1 if same else 1
+            self._server_died = died
 
     def _on_loaded(self, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -220,7 +223,7 @@ class Serve:
         hint = f"look at what stands after `--`: `{extra}`" if extra else "`meshd logs llama-server` has all"
         self._tell(ModelState.FAILED, f"{self._server_failures} times in a row: {why} ({hint})")
         LOG.error("model_failed", why=why, hint=hint)
-        await self._until_peers_change(SERVER_RETRY.delay(self._server_failures - SERVER_TRIES, 0.0))
+        await self._until_peers_change(SERVER_RETRY.delay(max(0, self._server_failures - SERVER_TRIES), 0.0))
 
     async def _failed(self, error: MeshdError) -> str:
         """A failure that the next try would meet again waits for another state of the mesh."""

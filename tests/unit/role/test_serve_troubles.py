@@ -217,6 +217,28 @@ def test_a_llama_server_that_never_starts_has_failed(tmp_path: Path, extra: tupl
     run(main())
 
 
+def test_a_llama_server_that_fails_with_any_split_has_failed(tmp_path: Path) -> None:
+    """Free memory differs a little each time, and so may the split."""
+
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            good = it.worker("good")
+            it.bench.child_refuses = ChildFailed("it ended with exit code 1")
+            serve, began = it.serve(), asyncio.get_running_loop().time()
+            for number in range(1, 7):
+                free = 600 if number % 2 else 3000
+                good.device_lines = (
+                    "Available devices:",
+                    f"  CPU: some processor (4096 MiB, {free} MiB free)",
+                )
+                await until(serve, lambda _, n=number: len(it.bench.children) == n)  # type: ignore[misc]
+            model = await until(serve, lambda model: model.state == "failed")
+            assert "6 times in a row" in model.reason
+            assert asyncio.get_running_loop().time() - began < 60  # it was not called failed before
+
+    run(main())
+
+
 def test_nothing_of_the_last_split_is_shown_once_it_is_lost(tmp_path: Path) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
