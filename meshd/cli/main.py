@@ -14,7 +14,7 @@ from typing import Protocol
 from meshd import __version__
 from meshd.base.errors import MeshdError, UsageError
 from meshd.cli.options import NOT_HERE, Arguments, Parser, split_rest
-from meshd.cli.output import Output, standard
+from meshd.cli.output import Output, Unwritable, standard
 
 INTERRUPTED = 130
 
@@ -154,13 +154,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = standard()
     try:
         code = dispatch(list(sys.argv[1:] if argv is None else argv), out)
-        sys.stdout.flush()  # a reader that has gone shows here, not at exit with a traceback
-        return code
     except BrokenPipeError:
         _drop_stdout()
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
+    try:
+        sys.stdout.flush()  # what does not get out shows here, not at exit with a traceback
+    except OSError as error:
+        _drop_stdout()
+        if code == 0 and not isinstance(error, BrokenPipeError):  # argparse keeps it to itself
+            unwritable = Unwritable(error)
+            out.error(unwritable.what, unwritable.hint)
+        return code or 1
+    return code
 
 
 def dispatch(argv: list[str], out: Output) -> int:

@@ -10,11 +10,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+from meshd.base.errors import MeshdError
+
 DEFAULT_WIDTH = 100
 BAR_CHARS = 24
 _BOLD, _RED, _DIM, _RESET = "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+
+
+class Unwritable(MeshdError):
+    """Standard output does not take the result."""
+
+    def __init__(self, error: OSError) -> None:
+        reason = (error.strerror or type(error).__name__).lower()
+        super().__init__(f"cannot write to standard output: {reason}", hint="send it to another place")
 
 
 class Output:
@@ -37,40 +47,47 @@ class Output:
     def line(self, text: str = "") -> None:
         """One line of the result, out at once."""
         self._wipe()
-        self._stdout.write(clean(text) + "\n")
-        self._stdout.flush()
+        self._print(clean(text) + "\n")
 
     def json(self, value: Json, *, compact: bool = False) -> None:
         """The result for a script: one document."""
         self._wipe()
         text = json.dumps(value, indent=None if compact else 2, allow_nan=False)
-        self._stdout.write(text + "\n")
-        self._stdout.flush()
+        self._print(text + "\n")
 
     def raw(self, text: str) -> None:
         """Text of the result as it is: a log, a streamed answer."""
         self._wipe()
-        self._stdout.write(text)
-        self._stdout.flush()
+        self._print(text)
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Columns as wide as their content; the last one is cut at the terminal's edge."""
         cells = [list(map(clean, row)) for row in rows]
         widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+        lines = []
         for number, row in enumerate([list(headers), *cells]):
             padded = "  ".join(text.ljust(size) for text, size in zip(row, widths, strict=True)).rstrip()
             if self.terminal and len(padded) > self.width:
                 padded = padded[: self.width - 1] + "…"
             if number == 0 and self._colour_out:
-                self._stdout.write(f"{_BOLD}{padded}{_RESET}\n")
-            else:
-                self._stdout.write(padded + "\n")
-        self._stdout.flush()
+                padded = f"{_BOLD}{padded}{_RESET}"
+            lines.append(padded + "\n")
+        self._print("".join(lines))
 
     def clear(self) -> None:
         """Begin a new picture (terminals only)."""
         if self.terminal:
-            self._stdout.write("\x1b[H\x1b[2J")
+            self._print("\x1b[H\x1b[2J")
+
+    def _print(self, text: str) -> None:
+        """The result that cannot be delivered is a failure, whatever was done before."""
+        try:
+            self._stdout.write(text)
+            self._stdout.flush()
+        except BrokenPipeError:
+            raise  # the reader has seen enough
+        except OSError as error:
+            raise Unwritable(error) from None
 
     def note(self, text: str) -> None:
         """A remark that is no result."""

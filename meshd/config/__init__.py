@@ -1,6 +1,6 @@
 """Configuration: option, then environment, then TOML file, then default, made into one frozen tree."""
 
-from meshd.config.check import check, read_join
+from meshd.config.check import check, read_join, without_effect
 from meshd.config.load import Loaded, Setting, load
 from meshd.config.tree import (
     AVAILABLE_LINKS,
@@ -41,4 +41,5 @@ __all__ = [
     "home_here",
     "load",
     "read_join",
+    "without_effect",
 ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
 from meshd.base.hosts import is_loopback
-from meshd.config.tree import AVAILABLE_LINKS, Config
+from meshd.config.tree import AVAILABLE_LINKS, Config, LinksConfig
 
 MAX_TOKEN_BYTES = 4096
 
@@ -28,6 +28,17 @@ def check(config: Config, role: str) -> None:
             )
     if role == "serve":
         _check_serve(config)
+
+
+def without_effect(links: LinksConfig) -> tuple[str, ...]:
+    """The options given that only links of a later version use, as they are written."""
+    given = LinksConfig()
+    asked = () if links.kinds == given.kinds else set(links.kinds) - set(AVAILABLE_LINKS)
+    found = [f"`--links {','.join(kind for kind in links.kinds if kind in asked)}`"] if asked else []
+    found += ["`--stun`"] if links.stun else []
+    found += ["`--relay`"] if links.relays else []
+    found += ["`--no-mdns`"] if links.no_mdns else []
+    return tuple(found)
 
 
 def _check_serve(config: Config) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from meshd.admin.server import AdminServer
 from meshd.base import log
 from meshd.base.tasks import Owner, first_error
-from meshd.config import Config
+from meshd.config import Config, without_effect
 from meshd.daemon.claims import Claims
 from meshd.daemon.control import DaemonControl, Parts
 from meshd.daemon.entry import enter
@@ -22,13 +22,18 @@ GOODBYE_SECONDS = 0.3  # for the last frames to leave
 LOG = log.get("daemon")
 
 
-def run(config: Config, role: str, out: Callable[[str], None]) -> int:
-    """Be a node until stopped; `out` gets the token line. Returns the exit code. Raises MeshdError."""
+def run(config: Config, role: str, out: Callable[[str], None], note: Callable[[str], None]) -> int:
+    """Be a node until stopped. Returns the exit code. Raises MeshdError.
+
+    `out` gets the token line, `note` remarks that a person must see whatever the level of the log.
+    """
     log.set_up(level=config.log.level, form=config.log.format, file=config.paths.logs / "meshd.log")
+    if unused := without_effect(config.links):
+        LOG.warning("options_unused", why=f"this version has no use for {', '.join(unused)}")
     home = Home(config.paths.home)
     with home.lock(daemon=True):
         try:
-            return asyncio.run(Daemon(config, role, out, home).main())
+            return asyncio.run(Daemon(config, role, home, out=out, note=note).main())
         except ExceptionGroup as group:
             raise first_error(group) from None
 
@@ -36,10 +41,19 @@ def run(config: Config, role: str, out: Callable[[str], None]) -> int:
 class Daemon:
     """One node."""
 
-    def __init__(self, config: Config, role: str, out: Callable[[str], None], home: Home) -> None:
+    def __init__(
+        self,
+        config: Config,
+        role: str,
+        home: Home,
+        *,
+        out: Callable[[str], None],
+        note: Callable[[str], None],
+    ) -> None:
         self._config = config
         self._role = role
         self._out = out
+        self._note = note
         self._home = home
         self._stopping = asyncio.Event()
         self._exit_code = 0
@@ -135,7 +149,8 @@ class Daemon:
     def _print_token(self, estate: Estate) -> None:
         token = estate.printed_token()
         if token is None:
-            LOG.info("no_invite", why="this node may not invite others; ask a member that may")
+            LOG.info("no_invite")
+            self._note("no invite token: this node may not invite others, ask a member that may")
             return
         self._out(token)
 

@@ -167,6 +167,18 @@ def test_a_reader_that_goes_ends_it_quietly(environ: dict[str, str]) -> None:
         assert talking.stderr.read() == b""
 
 
+@pytest.mark.parametrize(
+    "verb", ["--version", "--help", "config show", "config show --json", "status --help"]
+)
+def test_a_full_disk_behind_stdout_is_one_line(environ: dict[str, str], verb: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        argv = [sys.executable, "-m", "meshd", *verb.split()]
+        ran = subprocess.run(argv, env=environ, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("error: cannot write to standard output: no space left on device\n\nhint: ")
+    assert "Traceback" not in ran.stderr and "Exception" not in ran.stderr
+
+
 @pytest.mark.parametrize("verb", ["stop", "leave"])
 def test_stop_returns_when_daemon_and_children_are_gone(environ: dict[str, str], verb: str) -> None:
     with daemon(environ) as (process, child):

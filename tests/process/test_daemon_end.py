@@ -136,6 +136,22 @@ def test_a_daemon_that_waits_for_its_inviter_is_stopped(tmp_path: Path) -> None:
                 assert process.wait(START_SECONDS) == 0
 
 
+def test_a_daemon_that_cannot_print_its_token_ends(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "meshd", "worker", "--listen", "127.0.0.1:0", "--log-level", "error"],
+            env={"MESHD_HOME": str(tmp_path), "MESHD_CACHE": str(cache_folder()), "PATH": "/usr/bin:/bin"},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=START_SECONDS,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: cannot write to standard output: no space left on device\n")
+    assert "Traceback" not in done.stderr
+
+
 def test_a_second_daemon_of_one_home_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
     with _daemon(tmp_path) as first:
         done = meshd(tmp_path, "worker", "--listen", "127.0.0.1:0")

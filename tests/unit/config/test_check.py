@@ -14,6 +14,7 @@ from meshd.config import (
     WorkerConfig,
     check,
     read_join,
+    without_effect,
 )
 
 
@@ -108,3 +109,19 @@ def test_a_token_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ):
         with pytest.raises(UserError, match=words):
             joined(join)
+
+
+@pytest.mark.parametrize(
+    ("links", "named"),
+    [
+        (LinksConfig(), ()),
+        (LinksConfig(kinds=("tcp",)), ()),
+        (LinksConfig(kinds=("tcp", "quic", "relay")), ("`--links quic,relay`",)),
+        (
+            LinksConfig(stun=("stun.example.org:3478",), relays=("https://r",), no_mdns=True),
+            ("`--stun`", "`--relay`", "`--no-mdns`"),
+        ),
+    ],
+)
+def test_options_of_later_versions_are_named(links: LinksConfig, named: tuple[str, ...]) -> None:
+    assert without_effect(links) == named
