@@ -14,7 +14,7 @@ from typing import Protocol
 from meshd import __version__
 from meshd.base.errors import MeshdError, UsageError
 from meshd.cli.options import NOT_HERE, Arguments, Parser, split_rest
-from meshd.cli.output import Output, Unwritable, standard
+from meshd.cli.output import Output, standard
 
 INTERRUPTED = 130
 
@@ -161,11 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     try:
         sys.stdout.flush()  # what does not get out shows here, not at exit with a traceback
-    except OSError as error:
+    except OSError:  # told already, unless the reader has gone
         _drop_stdout()
-        if code == 0 and not isinstance(error, BrokenPipeError):  # argparse keeps it to itself
-            unwritable = Unwritable(error)
-            out.error(unwritable.what, unwritable.hint)
         return code or 1
     return code
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from meshd.base.errors import UsageError, UserError
+from meshd.cli.output import standard
 from meshd.config import Loaded, load
 from meshd.config.forms import parse_duration, whole
 from meshd.config.keys import KEYS, ROLES
@@ -29,6 +30,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UsageError instead of printing."""
         raise UsageError(f"{self.prog}: {message}", hint=f"`{self.prog} --help` tells how it is used")
+
+    def print_help(self, file: object = None) -> None:
+        """On stdout; argparse's own drops what cannot be written, and ends with 0."""
+        standard().raw(self.format_help())
 
 
 def add_config_file(parser: argparse.ArgumentParser) -> None:
