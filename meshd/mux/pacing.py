@@ -8,7 +8,7 @@ the link delivers (from the peer's LinkAcks) and keeps in flight no more than
 The estimate is that of BBR (draft-ietf-ccwg-bbr, delivery rate estimation): the highest rate of the last
 10 s, never lowered by samples during which the application had nothing to send. Such a sample can be as short
 as a round trip, and many a limiter lets a burst pass at once (token buckets): so it counts for no more than
-1.25 times what the link carried over some 100 ms. Where 256 KiB are less than
+1.25 times what the link carried over a quarter of a second. Where 256 KiB are less than
 4 ms of the rate, 4 ms are taken: an event loop is not finer than that, and control does not suffer.
 
 All control frames are exempt: they count as in flight and are never held back.
@@ -23,7 +23,7 @@ _QUEUE_TIME = 0.05
 _QUEUE_LEAST = 16 << 10
 _QUEUE_MOST = 256 << 10
 _COARSE_TIME = 0.004
-_LONG_TIME = 0.1  # seconds of a long sample, at least: a limiter's burst does not fill it
+_LONG_TIME = 0.25  # seconds of a long sample, at least: a burst of a limiter must not fill it
 _LONG_FACTOR = 1.25
 _PAUSE = 0.01  # seconds with nothing in flight that end a long sample; an event loop makes shorter ones
 _START_GAIN = 1.25  # with the queue's share, the rate still grows by 3/4 in each round trip of 100 ms
@@ -122,9 +122,9 @@ class Pacing:
         on_the_way = rate * (self.rtt_min or 0.0)
         if self.probing:
             return max(int(on_the_way / 2), _FRAME_LEAST)
-        target = (on_the_way + _queue_share(rate)) * (
-            _PROBE_GAIN if self._rounds % _PROBE_EVERY == 0 else 1.0
-        )
+        target = on_the_way + _queue_share(rate)
+        if self._rounds % _PROBE_EVERY == 0:  # on a short path the queue's share is room enough to find more
+            target = max(target, on_the_way * _PROBE_GAIN)
         if self._starting:
             target += on_the_way * (_START_GAIN - 1.0)
         if self._ramp is not None:
