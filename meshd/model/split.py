@@ -38,7 +38,16 @@ def plan_split(model: ModelLayers, devices: Sequence[Device], options: SplitOpti
         hint = f"use `--ctx-size {largest}`, the longest context that fits, or add a worker"
     else:
         hint = "not even the shortest context fits: add a worker, free memory or use a smaller quantisation"
+    if not options.head_layers:
+        hint = f"{_without_the_head(model, devices, options)}; else {hint}"
     raise NotEnoughMemory(planner.shortage(), hint=hint, largest_context=largest)
+
+
+def _without_the_head(model: ModelLayers, devices: Sequence[Device], options: SplitOptions) -> str:
+    """What `--device none` has to do with it."""
+    if _Planner(model, devices, replace(options, head_layers=True, tensor_split=())).plan() is not None:
+        return "leave `--device none` out: with this node's memory it fits"
+    return "leave `--device none` out, which keeps all layers off this node"
 
 
 class _Planner:

@@ -194,6 +194,20 @@ def test_one_memory_is_not_counted_twice() -> None:
     assert sum(share.total for share in fits.shares) <= 0.6 * GIB
 
 
+@pytest.mark.parametrize(
+    ("own", "words"), [(4.0, "with this node's memory it fits"), (0.15, "keeps all layers off this node")]
+)
+def test_a_head_that_takes_no_layers_is_named_as_the_cause(own: float, words: str) -> None:
+    devices = [_cpu("a", 0.15), _cpu("head", own, head=True)]
+    with pytest.raises(NotEnoughMemory) as caught:
+        plan_split(_model(), devices, SplitOptions(ContextShape(8192), head_layers=False))
+    assert caught.value.hint.startswith("leave `--device none` out")
+    assert words in caught.value.hint
+    with pytest.raises(NotEnoughMemory) as caught:
+        plan_split(_model(), [_cpu("a", 0.15), _cpu("head", 0.15, head=True)], OPTIONS)
+    assert "--device none" not in caught.value.hint
+
+
 def test_too_little_memory_gives_the_numbers_and_a_context_that_fits() -> None:
     devices = [_cpu("a", 0.15), _cpu("head", 0.15, head=True)]
     with pytest.raises(NotEnoughMemory) as caught:
