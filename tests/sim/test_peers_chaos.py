@@ -127,7 +127,7 @@ class Chaos:
         assert [node.dialer.dials for node in self.nodes] == [0, 0, 0]
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.integers(0, 1 << 32), st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=25))
 def test_after_anything_all_nodes_are_connected_once_and_work(seed: int, actions: list[str]) -> None:
     async def main() -> None:
