@@ -331,7 +331,7 @@ class FakeFile:
         self.name = "tiny.gguf"
         self.paths = (Path("/models/tiny.gguf"),)
         self.headers: tuple[Header, ...] = (parse(gguf(*language_model(layers=layers))),)
-        self.descriptors = ()
+        self.descriptors: tuple[int, ...] = ()
         self.hashed = asyncio.Event()
         self.hashed.set()
         self.progress: ProgressCallback | None = None

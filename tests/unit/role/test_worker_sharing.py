@@ -1,9 +1,12 @@
 """A worker with several heads and a file that changes: what each gets, and what is never shared."""
 
 import asyncio
+import os
 from pathlib import Path
 
+from meshd.model.weights_index import FileEntry, WeightsIndex
 from meshd.mux.events import Code
+from meshd.store.interface import ProgressCallback
 from meshd.wire.lease import Grant, Loaded, Lost, Offer, Progress, Reserve
 
 from tests.sim.loop import run
@@ -140,6 +143,41 @@ def test_hashing_anew_does_not_touch_a_lease_that_is_being_granted(tmp_path: Pat
             assert isinstance(await one.hears(), Grant)
             spec = it.bench.children[0].spec
             assert spec is not None and "--weights-fd" in spec.argv
+
+    run(main())
+
+
+class OpenFile(FakeFile):
+    """With a real descriptor, that of `path`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        path.write_bytes(b"weights")
+        self.held = os.open(path, os.O_RDONLY)
+        self.descriptors = (self.held,)
+
+    async def index(self, progress: ProgressCallback | None = None) -> WeightsIndex:
+        return WeightsIndex((FileEntry(7, 1, 1, 1),), (), "f" * 64)
+
+
+def test_a_lease_keeps_the_files_of_its_offer(tmp_path: Path) -> None:
+    """Following a replaced file closes the old one; a lease that was offered it has it still."""
+
+    async def main() -> None:
+        file = OpenFile(tmp_path / "model.gguf")
+        async with scene(tmp_path, file=file) as it:
+            call = it.call()
+            await call.offer()
+            os.close(file.held)
+            await call.says(Reserve((100 * MIB,)))
+            assert isinstance(await call.hears(), Grant)
+            spec = it.bench.children[0].spec
+            assert spec is not None
+            argv = list(spec.argv)
+            text = os.read(int(argv[argv.index("--weights-fd") + 1]), 1 << 16).decode()
+            (line,) = [line for line in text.splitlines() if line.startswith("file 0 ")]
+            descriptor = int(line.split()[2])
+            assert descriptor in spec.hand_over and os.pread(descriptor, 7, 0) == b"weights"
 
     run(main())
 
