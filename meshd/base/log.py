@@ -72,11 +72,18 @@ def _to_stream(stream: IO[str] | None) -> Callable[[str], object]:
     return write
 
 
+def _worth_a_line(record: logging.LogRecord) -> bool:
+    # Ctrl-C that kills a child while it is being started: asyncio itself has reaped it, and its own watcher
+    # (of threads or of pidfds) then says so. Nobody waits for that exit code.
+    return "will report returncode 255" not in str(record.msg)
+
+
 def set_up(
     *, level: str = "info", form: str = "text", stream: IO[str] | None = None, file: Path | None = None
 ) -> None:
     """Send logs of `level` and above to `stream` (stderr) and `file`, as lines of text or JSON."""
     global _file
+    logging.getLogger("asyncio").addFilter(_worth_a_line)  # the same one again is no second filter
     if _file is not None:
         _file.close()
     _file = RotatedFile(file, most=MAX_LOG_BYTES) if file is not None else None

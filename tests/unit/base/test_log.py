@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -87,3 +88,12 @@ def test_a_stream_that_has_gone_costs_nothing(tmp_path: Path) -> None:
             stream.close()
     text = path.read_text()
     assert text.count("\n") == 2 and text.index("link_lost") < text.index("link_up")
+
+
+def test_a_child_that_asyncio_has_reaped_itself_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    log.set_up()
+    asyncio_log = logging.getLogger("asyncio")
+    asyncio_log.warning("Unknown child process pid %d, will report returncode 255", 7)
+    asyncio_log.warning("child process pid %d exit status already read:  will report returncode 255", 7)
+    asyncio_log.warning("something else")
+    assert [record.message for record in caplog.records] == ["something else"]
