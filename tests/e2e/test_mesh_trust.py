@@ -151,7 +151,7 @@ def test_a_member_that_refuses_the_news_ends_nobodys_daemon(tmp_path: Path) -> N
             peer = PeerId.parse((await worker.status()).node.id)
             home = next(
                 home
-                for home in (tmp_path / f"rude-{number}" for number in range(64))
+                for home in (tmp_path / f"rude-{number}" for number in range(4096))
                 if Home(home).load_or_create_identity().peer < peer
             )
             async with bare_node(home, token=token, name="rude") as estate:
