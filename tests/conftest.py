@@ -5,6 +5,7 @@ pytest-randomly prints the seed of the order; `--randomly-seed=N` brings it back
 """
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -17,6 +18,10 @@ settings.register_profile(
     "soak", deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell's background job begins so, and every child of a test would ignore Ctrl-C too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _failed = pytest.StashKey[bool]()
 
