@@ -8,7 +8,7 @@ Words: *link* is one transport connection; *dialer* makes one to a candidate; *l
 inside the link that shows who both ends are.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -99,10 +99,15 @@ class Link(Protocol):
 
 
 class Signals(Protocol):
-    """Small signed messages to a peer beside any link (offers, candidates)."""
+    """Small signed messages to a peer beside any link (offers, answers), for one kind of link."""
 
-    async def send(self, peer: PeerId, payload: bytes) -> None: ...
-    def offers(self) -> AsyncIterator[tuple[PeerId, bytes]]: ...
+    async def send(self, peer: PeerId, payload: bytes) -> None:
+        """Hand at most 4096 bytes to whatever way there is to the peer. Raises Broken: there is none now."""
+        ...
+
+    async def receive(self) -> tuple[PeerId, bytes]:
+        """The next verified message of any peer; few are kept, the oldest are dropped."""
+        ...
 
 
 class Dialer(Protocol):

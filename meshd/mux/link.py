@@ -11,9 +11,9 @@ from meshd.wire.frame import FrameParser
 _ACK_BYTES = 16 << 10  # received since the last LinkAck that make one worth while, if _ACK_PAUSE has passed
 _ACK_PAUSE = 0.001
 _ACK_AT_ONCE = 256 << 10
-_ACK_LEAST = 2 << 10  # below it, it waits for company: a LinkAck must not provoke a LinkAck
+_ACK_LEAST = 8 << 10  # below it, it waits for company: an answer, say, to the request that it acknowledges
 _ACK_CRUMBS = 512  # below it, not even in company: a question and its answer cost a third less without
-_ACK_DELAY = 0.005  # seconds until _ACK_LEAST or more are acknowledged anyway
+_ACK_DELAY = 0.02  # seconds until _ACK_LEAST or more are acknowledged anyway
 _MOST_PINGS = 64  # unanswered ones remembered, and unanswered ones of the peer's
 _HOLD = 1.0  # seconds at most that the peer's measurement stops our data
 _LATE = 1.0  # seconds by which our own timer may be late before we doubt ourselves and not the link

@@ -128,10 +128,11 @@ class Outbound:
             out.extend(map(encode, state.late_acks.values()))
             state.late_acks.clear()
         state.ripen(now)
+        crumbs = state.acks_ripe or state.acks_waited(now)
         for stream_id in list(state.acks_due):
             stream = state.streams[stream_id]
             receive = stream.receive
-            if not state.acks_ripe and receive.received - receive.acked < _ACK_CRUMB and not receive.ended:
+            if not crumbs and receive.received - receive.acked < _ACK_CRUMB and not receive.ended:
                 continue
             del state.acks_due[stream_id]
             receive.acked = receive.received

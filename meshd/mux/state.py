@@ -13,7 +13,8 @@ from meshd.mux.stream import Stream
 from meshd.mux.window import SessionCredit
 from meshd.wire.frame_types import Ack, Goodbye
 
-ACK_DELAY = 0.02  # seconds that an Ack waits for data to travel with
+ACK_DELAY = 0.06  # seconds that an Ack waits for data to travel with
+ACK_CRUMB_DELAY = 0.01  # seconds after which one of a few bytes travels with any data
 _WAKE_BYTES = 32 << 10  # room that is worth waking a writer for
 
 
@@ -94,6 +95,10 @@ class State:
         if self.acks_at is not None and now >= self.acks_at:
             self.acks_at = None
             self.acks_ripe = True
+
+    def acks_waited(self, now: float) -> bool:
+        """Have acks waited long enough to go with any data?"""
+        return self.acks_at is not None and now >= self.acks_at - ACK_DELAY + ACK_CRUMB_DELAY
 
     def answer(self, stream: Stream) -> None:
         """The peer is known to know the stream: its Open need not be repeated."""

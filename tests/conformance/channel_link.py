@@ -156,7 +156,8 @@ class ChannelEndpoint:
 
     async def serve(self) -> None:
         """Sort signals until cancelled."""
-        async for peer, payload in self.signals.offers():
+        while True:
+            peer, payload = await self.signals.receive()
             kind, attempt, fingerprint = payload[:1], payload[1 : 1 + ID_BYTES], payload[1 + ID_BYTES :]
             if kind == _OFFER:
                 await self.offers.put((peer, attempt))

@@ -8,7 +8,7 @@ other way (`Signals`); and who is there is known by a fingerprint inside those.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from meshd.identity.keys import PeerId
 
@@ -140,7 +140,5 @@ class PostSignals:
     async def send(self, peer: PeerId, payload: bytes) -> None:
         await self._post.box(peer).put((self._owner, self._post.tamper(payload)))
 
-    async def offers(self) -> AsyncIterator[tuple[PeerId, bytes]]:
-        box = self._post.box(self._owner)
-        while True:
-            yield await box.get()
+    async def receive(self) -> tuple[PeerId, bytes]:
+        return await self._post.box(self._owner).get()

@@ -108,38 +108,38 @@ def test_unanswered_pings_are_not_kept_for_ever() -> None:
 
 def test_small_traffic_is_acknowledged_in_company_only() -> None:
     link = LinkState(1, 0.0, CONFIG)
-    link.heard(2 * KIB - 1, 0.0)
+    link.heard(8 * KIB - 1, 0.0)
     assert not link.ack_due(100.0)
-    assert link.ack(100.0) == 2 * KIB - 1
+    assert link.ack(100.0) == 8 * KIB - 1
     link.heard(511, 100.0)
     assert link.ack(101.0) is None, "crumbs are not worth a frame"
     link.heard(1, 100.0)
-    assert link.ack(101.0) == 2 * KIB + 511
+    assert link.ack(101.0) == 8 * KIB + 511
 
 
 def test_larger_traffic_is_acknowledged_in_time() -> None:
     link = LinkState(1, 0.0, CONFIG)
-    link.heard(4 * KIB, 1.0)
-    assert not link.ack_due(1.004)
+    link.heard(8 * KIB, 1.0)
+    assert not link.ack_due(1.019)
     assert link.next_timeout() == 0.0  # the first ping
-    assert link.ack_due(1.005)
-    link.ack(1.005)
-    link.heard(16 * KIB, 1.0051)
-    assert not link.ack_due(1.0055), "not more often than a millisecond"
-    assert link.ack_due(1.0061)
-    link.ack(1.0061)
-    link.heard(256 * KIB, 1.0062)
-    assert link.ack_due(1.0062), "but at once when much has come"
+    assert link.ack_due(1.02)
+    link.ack(1.02)
+    link.heard(16 * KIB, 1.0201)
+    assert not link.ack_due(1.0205), "not more often than a millisecond"
+    assert link.ack_due(1.0211)
+    link.ack(1.0211)
+    link.heard(256 * KIB, 1.0212)
+    assert link.ack_due(1.0212), "but at once when much has come"
 
 
 def test_a_clogged_link_keeps_no_timer_running() -> None:
     link = LinkState(1, 0.0, CONFIG)
     link.ping_due(0.0)
-    link.heard(4 * KIB, 1.0)
-    assert link.next_timeout() == pytest.approx(1.005)
-    link.ripen(1.005)
+    link.heard(8 * KIB, 1.0)
+    assert link.next_timeout() == pytest.approx(1.02)
+    link.ripen(1.02)
     assert link.next_timeout() == 1.5
-    assert link.ack_due(1.006)
+    assert link.ack_due(1.021)
 
 
 def test_a_peer_that_measures_gets_a_moment_without_data() -> None:
