@@ -8,11 +8,16 @@ import argparse
 import sys
 import time
 
-from tests.fuzz import frames, texts, trust
+from tests.fuzz import frames, punching, texts, trust
 from tests.fuzz.run import Found, Outcome, run_target
 from tests.fuzz.target import Target
 
-TARGETS: tuple[Target, ...] = (*texts.TARGETS, *frames.TARGETS, *trust.TARGETS)
+TARGETS: tuple[Target, ...] = (
+    *texts.TARGETS,
+    *frames.TARGETS,
+    *trust.TARGETS,
+    *punching.TARGETS,
+)
 DEFAULT_INPUTS = 1_000_000
 
 

@@ -1,0 +1,51 @@
+"""Targets that anybody on the network can reach before a link is there: STUN."""
+
+import random
+import zlib
+from collections.abc import Sequence
+
+from meshd.base.errors import RemoteProtocolError
+from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
+
+from tests.fuzz.mutate import flip
+from tests.fuzz.target import Target
+
+KEY = b"a key of thirty-two bytes, or so"
+SEEN = Endpoint("203.0.113.7", 40_000)
+MESSAGES = (
+    StunMessage(kind=StunKind.REQUEST, transaction=bytes(12), change_ip=True, username=b"me:you"),
+    StunMessage(kind=StunKind.SUCCESS, transaction=bytes(12), mapped=SEEN, other=SEEN, origin=SEEN),
+    StunMessage(kind=StunKind.SUCCESS, transaction=bytes(12), mapped=Endpoint("2001:db8::7", 7)),
+    StunMessage(kind=StunKind.ERROR, transaction=bytes(12), error=420, reason="no", unknown=(7, 9)),
+)
+
+
+def _make_stun(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+    good = chance.choice(samples)
+    if chance.random() < 0.3:
+        return flip(chance, good, samples)
+    # attributes broken under a head that is right and, half the time, a fingerprint that is
+    body = flip(chance, good[20:-8], samples)[:2000]
+    body += bytes(-len(body) % 4)
+    kind = good[:2] if chance.random() < 0.9 else chance.randbytes(2)
+    if chance.random() < 0.5:
+        return kind + len(body).to_bytes(2, "big") + good[4:20] + body
+    covered = kind + (len(body) + 8).to_bytes(2, "big") + good[4:20] + body
+    return covered + b"\x80\x28\x00\x04" + (zlib.crc32(covered) ^ 0x5354554E).to_bytes(4, "big")
+
+
+def _feed_stun(data: bytes) -> None:
+    read = decode(data)
+    assert read.unknown or decode(encode(read)) == read
+
+
+TARGETS = (
+    Target(
+        name="stun",
+        samples=tuple(encode(message, key=key) for message in MESSAGES for key in (b"", KEY)),
+        make=_make_stun,
+        feed=_feed_stun,
+        allowed=(RemoteProtocolError,),
+        share=6,
+    ),
+)
