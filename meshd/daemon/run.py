@@ -1,6 +1,7 @@
 """One daemon from its start to its end: a home, a mesh, links, a role, and the order in which they end."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable
 
@@ -120,6 +121,8 @@ class Daemon:
                         work.start(built.gateway.serve(), name="gateway")
                         await built.gateway.started.wait()
                     work.start(built.role.serve(), name=self._role)
+                    gc.collect()
+                    gc.freeze()  # what is there now stays: later collections need not walk it each time
                     self._print_token(estate)
             finally:
                 if estate.has_left:

@@ -87,7 +87,9 @@ class ProvenPipe:
         first, self._leftover = self._leftover, b""
         if first and not take(first):
             self._leftover = first
-        self._pipe.divert(lambda data: not self._leftover and take(data))
+            self._pipe.divert(lambda data: not self._leftover and take(data))
+        else:
+            self._pipe.divert(take)
 
     async def receive(self) -> bytes:
         """The next chunk. Raises EndOfStream, Broken, Closed."""

@@ -12,7 +12,6 @@ import ssl
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 from meshd.base.errors import EndOfStream, RemoteProtocolError
 from meshd.identity.certificate import LinkCertificate
@@ -84,6 +83,9 @@ class TlsEngine:
 
     def seal(self, pieces: Sequence[bytes | memoryview]) -> bytes:
         """The pieces, in order, as bytes for the network (with whatever else was waiting to go out)."""
+        if len(pieces) == 1 or sum(map(len, pieces)) <= RECORD_BYTES:
+            self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))  # a record more costs more
+            return self._out.read()
         small: list[bytes | memoryview] = []
         held = 0
         for piece in pieces:
@@ -91,19 +93,21 @@ class TlsEngine:
                 small.append(piece)
                 held += len(piece)
                 continue
-            self._write(small)
+            self._write(b"".join(small))
             if len(piece) < _JOIN_BELOW:
                 small, held = [piece], len(piece)
             else:
                 small, held = [], 0
-                self._write([piece])
-        self._write(small)
+                self._write(piece)
+        self._write(b"".join(small))
         return self._out.read()
 
-    def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        view = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-        while view:
-            view = view[self._tls.write(view) :]  # one record at each call
+    def _write(self, data: bytes | memoryview) -> None:
+        count = self._tls.write(data) if data else 0  # one record at each call
+        if count < len(data):
+            view = memoryview(data)
+            while count < len(view):
+                count += self._tls.write(view[count:])
 
     def unseal(self, space: memoryview) -> int:
         """Read plain bytes into `space` until it is full or no more are there; returns how many.
@@ -115,7 +119,7 @@ class TlsEngine:
         try:
             while filled < len(space):
                 # the stubs say bytes for both of its forms; into a buffer it returns a count
-                count = cast(int, self._tls.read(len(space) - filled, space[filled:]))
+                count: int = self._tls.read(len(space) - filled, space[filled:])  # type: ignore[assignment]
                 if not count:
                     raise ssl.SSLZeroReturnError
                 filled += count

@@ -39,7 +39,7 @@ class StreamAccepted:
     stream_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every message, and that would take thrice as long
 class DataReceived:
     """Next bytes of a stream, in order. Say `consumed` once they have been handed on.
 

@@ -12,7 +12,7 @@ _ACK_BYTES = 16 << 10  # received since the last LinkAck that make one worth whi
 _ACK_PAUSE = 0.001
 _ACK_AT_ONCE = 256 << 10
 _ACK_LEAST = 8 << 10  # below it, it waits for company: an answer, say, to the request that it acknowledges
-_ACK_CRUMBS = 512  # below it, not even in company: a question and its answer cost a third less without
+_ACK_CRUMB_DELAY = 0.05  # seconds since the last one until less than _ACK_LEAST goes, in company
 _ACK_DELAY = 0.02  # seconds until _ACK_LEAST or more are acknowledged anyway
 _MOST_PINGS = 64  # unanswered ones remembered, and unanswered ones of the peer's
 _HOLD = 1.0  # seconds at most that the peer's measurement stops our data
@@ -53,12 +53,14 @@ class LinkState:
 
     # receiving
 
-    def heard(self, count: int, now: float) -> None:
-        """`count` bytes came in."""
+    def heard(self, count: int, now: float) -> bool:
+        """`count` bytes came in; true when an acknowledgement of them now has a time."""
         self.received += count
         self.last_heard = now
         if self._unacked_since is None and not self._ack_ripe and self.received - self._acked >= _ACK_LEAST:
             self._unacked_since = now
+            return True
+        return False
 
     def on_link_ack(self, total: int, now: float) -> None:
         """The peer has received `total` bytes of ours (some time ago: no proof that it hears us now)."""
@@ -92,6 +94,18 @@ class LinkState:
         del self.pongs_due[:-_MOST_PINGS]
 
     # sending
+
+    def control_due(self) -> bool:
+        """May there be a control frame of the link's own to send? Asked with every message."""
+        return bool(
+            self.pongs_due
+            or self.pings_due
+            or self.resume_due
+            or self.goodbye_due
+            or self.pacing.probing
+            or self.switch_due is not None
+            or self.lost_due is not None
+        )
 
     def ask(self, number: int) -> None:
         """The application wants a ping."""
@@ -142,8 +156,12 @@ class LinkState:
         return self._ack_ripe
 
     def ack(self, now: float) -> int | None:
-        """The total to acknowledge, if it has changed by more than crumbs."""
-        if self.received - self._acked < _ACK_CRUMBS:
+        """The total to acknowledge, with whatever else is sent; crumbs not each time.
+
+        A question and its answer cost a third less without one.
+        """
+        pending = self.received - self._acked
+        if not pending or (pending < _ACK_LEAST and now - self._acked_at < _ACK_CRUMB_DELAY):
             return None
         self._acked = self.received
         self._acked_at = now

@@ -20,7 +20,7 @@ from meshd.wire.frame_types import (
     Switch,
 )
 
-_ACK_CRUMB = 4 << 10  # bytes of a stream that are acknowledged with company only if they have waited
+_ACK_CRUMB = 16 << 10  # bytes of a stream that are acknowledged with company only if they have waited
 _LEAST = 4 << 10  # what a frame may hold even if less room is left: crumbs cost more than they save
 
 
@@ -35,17 +35,23 @@ class Outbound:
         out: list[Piece] = []
         data: list[Piece] = []
         state = self._state
-        self._link_control(link, now, out)
+        if link.control_due():
+            self._link_control(link, now, out)
         carries = link.link_id == state.data_link and not state.over
-        if carries:
+        if carries and (state.opens_due or state.resets_due or state.late_reset_acks):
             self._stream_control(out, budget)
-        count = sum(map(len, out))
-        starved = False
+        starved = open_road = False
         if carries and not state.opens_due and not link.awaits_resume:
-            starved = now < link.hold_until or self._data(link, data, count, budget)
-        if out or data or link.ack_due(now) or (carries and self._acks_due(now)):
+            if now < link.hold_until:
+                starved = True
+            elif state.schedule.waiting:
+                starved = self._data(link, data, sum(map(len, out)), budget)
+            else:
+                open_road = True
+        if out or data or link.ack_due(now) or (carries and state.acks_worth_sending(now)):
             self._acknowledge(link, now, out, carries)
             out += data
+            starved = starved or (open_road and link.pacing.in_flight < link.pacing.allowance())
             link.pacing.on_sent(sum(map(len, out)), now, starved=starved)
         return out
 
@@ -104,12 +110,6 @@ class Outbound:
         out.extend(encode(ResetAck(stream_id)) for stream_id in state.late_reset_acks)
         state.late_reset_acks.clear()
 
-    def _acks_due(self, now: float) -> bool:
-        """Are acknowledgements worth sending without company?"""
-        state = self._state
-        state.ripen(now)
-        return state.acks_ripe or bool(state.late_acks) or state.credit.due()
-
     def _acknowledge(self, link: LinkState, now: float, out: list[Piece], carries: bool) -> None:
         """Something is sent anyway: all acknowledgements go with it, but crumbs.
 
@@ -152,7 +152,7 @@ class Outbound:
         state = self._state
         schedule = state.schedule
         pacing = link.pacing
-        room = min(budget, pacing.allowance() - pacing.in_flight) - count
+        room = min(budget, pacing.allowance() - pacing.sent + pacing.acked) - count
         most = pacing.frame_size()
         held_back = 0  # streams in a row that only the session's credit stops
         while room > 0:
@@ -165,7 +165,7 @@ class Outbound:
                 schedule.add(stream_id, stream.priority)
             room -= size
             held_back = 0 if size else held_back + 1
-            if held_back > len(schedule):
+            if held_back > len(schedule.waiting):
                 return True
         return False
 

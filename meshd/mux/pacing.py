@@ -84,6 +84,7 @@ class Pacing:
         self.acked = 0
         self.rtt_min: float | None = None
         self.rtt_loaded: float | None = None  # smoothed, with the acknowledgement's delay
+        self.rate: float | None = None  # bytes a second that the link delivers, as far as is known
         self.probing = False  # the shortest round trip is being measured anew
         self._rtt_min_at = now
         self._acked_at = now
@@ -107,12 +108,6 @@ class Pacing:
     def in_flight(self) -> int:
         """Bytes sent and not yet acknowledged on this link."""
         return self.sent - self.acked
-
-    @property
-    def rate(self) -> float | None:
-        """Bytes a second that the link delivers, as far as is known."""
-        short, long = self._rates.value, self._long_rates.value
-        return short if short is None or long is None else min(short, long * _LONG_FACTOR)
 
     def allowance(self) -> int:
         """Bytes that may be in flight."""
@@ -198,7 +193,12 @@ class Pacing:
         elapsed = now - self._long_at
         if elapsed >= max(_LONG_TIME, self.rtt_min or 0.0):
             self._long_rates.add((self.acked - self._long_from) / elapsed, now, limited=self._long_limited)
+            self._set_rate()
             self._begin_long(now)
+
+    def _set_rate(self) -> None:
+        short, long = self._rates.value, self._long_rates.value
+        self.rate = short if short is None or long is None else min(short, long * _LONG_FACTOR)
 
     def _begin_long(self, now: float) -> None:
         self._long_at = now
@@ -230,6 +230,7 @@ class Pacing:
 
     def _on_rate(self, rate: float, limited: bool, now: float) -> None:
         if self._rates.add(rate, now, limited=limited):
+            self._set_rate()
             self._measured = self._measured or not limited
 
     def _on_round(self, limited: bool) -> None:

@@ -16,16 +16,13 @@ class Schedule:
 
     def __init__(self) -> None:
         self._rings: tuple[deque[int], deque[int]] = (deque(), deque())
-        self._waiting: set[int] = set()
+        self.waiting: set[int] = set()  # all of them
         self._turns = 0  # of interactive streams while bulk waited
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def add(self, stream_id: int, priority: Priority) -> None:
         """The stream has something to send. Nothing, if it waits already."""
-        if stream_id not in self._waiting:
-            self._waiting.add(stream_id)
+        if stream_id not in self.waiting:
+            self.waiting.add(stream_id)
             self._rings[priority].append(stream_id)
 
     def next(self) -> int | None:
@@ -38,11 +35,11 @@ class Schedule:
             return None
         self._turns = self._turns + 1 if ring is interactive and bulk else 0
         stream_id = ring.popleft()
-        self._waiting.discard(stream_id)
+        self.waiting.discard(stream_id)
         return stream_id
 
     def remove(self, stream_id: int, priority: Priority) -> None:
         """The stream is gone."""
-        if stream_id in self._waiting:
-            self._waiting.discard(stream_id)
+        if stream_id in self.waiting:
+            self.waiting.discard(stream_id)
             self._rings[priority].remove(stream_id)

@@ -118,9 +118,10 @@ class Session:
             return 0
         if isinstance(data, bytearray) or (isinstance(data, memoryview) and not data.readonly):
             data = bytes(data)
-        stream.send.write(data)
+        send = stream.send
+        send.write(data)
         state.send_buffered += size
-        if stream.send.sendable() > 0:
+        if send.cursor < send.credit:
             state.schedule.add(stream_id, stream.priority)
         return size
 
@@ -146,12 +147,15 @@ class Session:
             start_reset(state, stream, code, reason)
         state.wake_writers()
 
-    def consumed(self, stream_id: int, count: int) -> None:
-        """The application handed on `count` bytes of DataReceived: the peer may send as many more."""
+    def consumed(self, stream_id: int, count: int) -> bool:
+        """The application handed on `count` bytes of DataReceived: the peer may send as many more.
+
+        True when that is worth telling at once.
+        """
         state = self._state
         stream = state.streams.get(stream_id)
         if stream is None or stream.resetting:
-            return
+            return False
         receive = stream.receive
         if not 0 <= count <= receive.received - receive.window.consumed:
             raise LocalProtocolError(f"stream {stream_id}: {count} bytes consumed that were not received")
@@ -159,8 +163,11 @@ class Session:
         state.credit.consumed += count
         if receive.ended:
             state.forget_if_finished(stream)
-        elif receive.window.due():
+            return True
+        if receive.window.due():
             state.want_ack(stream, now=True)
+            return True
+        return state.credit.due()
 
     def ping(self, link_id: int, now: float) -> int:
         """Send a ping at the next `transmit`; its PongReceived carries the id returned. Raises Closed."""
@@ -221,7 +228,8 @@ class Session:
         link = state.links.get(link_id)
         if link is None or state.over:
             return state.drain_events()
-        link.heard(len(data), now)
+        if link.heard(len(data), now):
+            state.timer_moved = True
         act = self._inbound.act
         try:
             for frame in link.parser.feed(data):
@@ -242,9 +250,15 @@ class Session:
         link = self._state.links.get(link_id)
         return [] if link is None else self._outbound.transmit(link, now, budget)
 
+    @property
+    def timer_moved(self) -> bool:
+        """May `next_timeout` be sooner than when it was last asked? It is after each call but `receive`."""
+        return self._state.timer_moved
+
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called (and `transmit` after it); may change with any call."""
         state = self._state
+        state.timer_moved = False
         if state.events:
             return state.now
         if state.over:

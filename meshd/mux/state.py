@@ -13,8 +13,8 @@ from meshd.mux.stream import Stream
 from meshd.mux.window import SessionCredit
 from meshd.wire.frame_types import Ack, Goodbye
 
-ACK_DELAY = 0.06  # seconds that an Ack waits for data to travel with
-ACK_CRUMB_DELAY = 0.01  # seconds after which one of a few bytes travels with any data
+ACK_DELAY = 0.1  # seconds that an Ack waits for data to travel with
+ACK_CRUMB_DELAY = 0.04  # seconds after which one of a few bytes travels with any data
 _WAKE_BYTES = 32 << 10  # room that is worth waking a writer for
 
 
@@ -55,6 +55,7 @@ class State:
         self.acks_due: dict[int, None] = {}
         self.acks_at: float | None = None  # when they go even without company
         self.acks_ripe = False
+        self.timer_moved = False  # something may now be due sooner than before
         self.late_acks: dict[int, Ack] = {}  # answers about streams that are forgotten
         self.late_reset_acks: dict[int, None] = {}
         self.resent = 0
@@ -89,12 +90,19 @@ class State:
             self.acks_ripe = True
         elif self.acks_at is None and not self.acks_ripe:
             self.acks_at = self.now + ACK_DELAY
+            self.timer_moved = True
 
     def ripen(self, now: float) -> None:
         """Acks that have waited their time are due."""
         if self.acks_at is not None and now >= self.acks_at:
             self.acks_at = None
             self.acks_ripe = True
+
+    def acks_worth_sending(self, now: float) -> bool:
+        """Are acknowledgements worth sending without company?"""
+        if self.acks_at is not None and now >= self.acks_at:
+            self.ripen(now)
+        return self.acks_ripe or bool(self.late_acks) or self.credit.due()
 
     def acks_waited(self, now: float) -> bool:
         """Have acks waited long enough to go with any data?"""

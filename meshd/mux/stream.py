@@ -61,7 +61,8 @@ class SendHalf:
             if len(self._gathered) >= _GATHERED:
                 self._close_gathered()
         else:
-            self._close_gathered()
+            if self._gathered:
+                self._close_gathered()
             self._unsent.append(data)
 
     def sendable(self) -> int:

@@ -130,7 +130,8 @@ class Carrier:
         finally:
             self._taking = False
         self.wake()
-        self._rearm()
+        if self.session.timer_moved:
+            self._rearm()
 
     async def _farewell(self) -> None:
         try:

@@ -17,7 +17,7 @@ class MuxPort(Protocol):
     def write(self, stream_id: int, data: bytes | memoryview) -> int: ...
     def write_eof(self, stream_id: int) -> None: ...
     def reset(self, stream_id: int, code: int, reason: str) -> None: ...
-    def consumed(self, stream_id: int, count: int) -> None: ...
+    def consumed(self, stream_id: int, count: int) -> bool: ...
 
 
 class MeshStream:
@@ -100,10 +100,10 @@ class MeshStream:
         """See Stream."""
         if self._error is None:
             try:
-                self._port.consumed(self._id, count)
+                if self._port.consumed(self._id, count):
+                    self._wake()
             except Closed as error:
                 self.break_with(_broken(error))
-            self._wake()
 
     async def write(self, data: bytes | memoryview) -> None:
         """See Stream."""

@@ -50,11 +50,17 @@ class Streams:
         for stream in streams.values():
             stream.break_with(Broken(reason))
 
+    def feed_data(self, event: events.DataReceived) -> None:
+        """As `feed`, for what comes most."""
+        stream = self._streams.get(event.stream_id)
+        if stream is not None:
+            stream.feed(event.data)
+
     def feed(self, event: events.Event, member: Member | None) -> None:
         """Act on a stream's event; others, and those of a stream that has just gone, are left alone."""
         match event:
-            case events.DataReceived(stream_id=stream_id) if stream_id in self._streams:
-                self._streams[stream_id].feed(event.data)
+            case events.DataReceived():
+                self.feed_data(event)
             case events.Writable(stream_id=stream_id) if stream_id in self._streams:
                 self._streams[stream_id].wake_writer()
             case events.StreamAccepted(stream_id=stream_id) if stream_id in self._streams:

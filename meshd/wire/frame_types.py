@@ -59,7 +59,7 @@ class Open:
     window: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every message, and that would take thrice as long
 class Data:
     """Bytes of a stream from `offset` on; `fin`: nothing comes after them."""
 

@@ -111,10 +111,10 @@ def test_small_traffic_is_acknowledged_in_company_only() -> None:
     link.heard(8 * KIB - 1, 0.0)
     assert not link.ack_due(100.0)
     assert link.ack(100.0) == 8 * KIB - 1
-    link.heard(511, 100.0)
-    assert link.ack(101.0) is None, "crumbs are not worth a frame"
-    link.heard(1, 100.0)
-    assert link.ack(101.0) == 8 * KIB + 511
+    link.heard(512, 100.0)
+    assert link.ack(100.04) is None, "crumbs are not worth a frame each time"
+    assert link.ack(100.06) == 8 * KIB + 511
+    assert link.ack(101.0) is None
 
 
 def test_larger_traffic_is_acknowledged_in_time() -> None:

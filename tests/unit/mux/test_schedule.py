@@ -30,7 +30,7 @@ def test_waiting_twice_is_waiting_once_and_leaving_is_leaving() -> None:
     schedule.add(1, Priority.BULK)
     schedule.add(1, Priority.BULK)
     schedule.remove(9, Priority.BULK)
-    assert len(schedule) == 1
+    assert len(schedule.waiting) == 1
     schedule.remove(1, Priority.BULK)
     assert schedule.next() is None
 
@@ -48,6 +48,6 @@ def test_nobody_is_lost_or_doubled(steps: list[tuple[int, bool, bool]]) -> None:
         else:
             schedule.add(key, priority)
             waiting.add(key)
-        assert len(schedule) == len(waiting)
+        assert len(schedule.waiting) == len(waiting)
     assert {schedule.next() for _ in range(len(waiting))} == waiting
     assert schedule.next() is None
