@@ -81,6 +81,21 @@ def hosts() -> tuple[str, ...]:
     return choose(enumerate_addresses())
 
 
+def neighbourhood() -> tuple[tuple[str, str], ...]:
+    """(interface, host) of the networks in which neighbours may be found by multicast, as known now.
+
+    Real interfaces only: what containers, virtual machines and VPNs have leads to no neighbour.
+    """
+    return tuple(
+        (item.interface, item.host)
+        for item in enumerate_addresses()
+        if item.interface
+        and not item.interface.startswith((*_INSIDE, *_VPN))
+        and not item.ip.is_loopback
+        and not (item.ip.version == 6 and item.ip.is_link_local)
+    )
+
+
 def addresses() -> frozenset[str]:
     """Every address that may carry links, VPNs too; when it changes, paths have changed.
 

@@ -1,0 +1,195 @@
+"""Multicast DNS (RFC 6762, 6763): nodes of a mesh in one network find each other without being told.
+
+Each network is told its own addresses and nothing of the others; one that comes up is joined within seconds,
+one that changes its addresses begins anew under another name. What is heard is an address to try and no more
+(mdns_text.py says what a record holds, and what strangers see of it).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshd.base import log
+from meshd.base.tasks import Owner, cancel_and_wait
+from meshd.identity.keys import MeshId, PeerId
+from meshd.rendezvous.mdns_neighbours import Neighbours
+from meshd.rendezvous.mdns_network import Network
+from meshd.rendezvous.mdns_places import Place, places
+from meshd.rendezvous.mdns_text import NONCE_BYTES, Sign
+from meshd.wire.address import Candidate
+
+LOOK_SECONDS = 2.0  # how often the networks of this machine are looked at
+AGAIN_SECONDS = 30.0  # a network that could not be joined is tried again after that
+SILENT_SECONDS = 15.0  # nothing heard for so long after the start: multicast may be filtered
+MAX_NETWORKS = 16
+LOG = log.get("mdns")
+
+
+@dataclass(frozen=True, slots=True)
+class MdnsStatus:
+    """`networks` are interfaces that are joined; `members` of this mesh are seen there now.
+
+    `silent`: no other node of any mesh has been heard since the start, and there was time for it.
+    """
+
+    networks: tuple[str, ...]
+    members: int
+    silent: bool
+    why: str  # what keeps it from working, in words; empty when nothing is known to
+
+
+class Mdns:
+    """Announces this node in every network that it can be reached in, and looks for the others."""
+
+    def __init__(
+        self,
+        *,
+        mesh: MeshId,
+        me: PeerId,
+        addresses: Callable[[], Sequence[tuple[str, str]]],
+        candidates: Callable[[], Sequence[Candidate]],
+        peers: Callable[[], Sequence[PeerId]],
+        found: Callable[[PeerId, Sequence[Candidate]], None],
+        random: Callable[[int], bytes],
+    ) -> None:
+        """`addresses`: (interface, host) of the real interfaces now; `candidates`: what the listeners offer.
+
+        `peers`: who is looked for (asked every 2 s); `found` gets all addresses at which one is seen, none
+        when it has gone, at most once in 5 s for each peer. `random(n)` gives n random bytes.
+        """
+        self._me = me
+        self._addresses = addresses
+        self._candidates = candidates
+        self._peers = peers
+        self._found = found
+        self._random = random
+        self._neighbours = Neighbours(mesh, me)
+        self._networks: dict[str, _Joined] = {}
+        self._failed: dict[str, tuple[Place, float, str]] = {}
+        self._news = asyncio.Event()
+        self._began: float | None = None
+        self._now: Callable[[], float] = lambda: 0.0
+
+    @property
+    def status(self) -> MdnsStatus:
+        """As of now."""
+        joined = tuple(sorted(name for name, one in self._networks.items() if one.is_up))
+        waited = self._began is not None and self._now() - self._began >= SILENT_SECONDS
+        silent = waited and bool(joined) and self._neighbours.heard_at is None
+        why = "; ".join(f"{name}: {text}" for name, (_, _, text) in sorted(self._failed.items()))
+        if silent:
+            why = why or "no other node is heard: there is none, or this network filters multicast"
+        return MdnsStatus(joined, self._neighbours.members, silent, why)
+
+    async def serve(self) -> None:
+        """Until cancelled; says goodbye to each network then (0.3 s)."""
+        self._now = asyncio.get_running_loop().time
+        self._began = self._now()
+        async with Owner() as owner:
+            while True:
+                await self._adapt(owner)
+                self._neighbours.know(self._peers())
+                for peer, candidates in self._neighbours.tell(self._now()):
+                    LOG.debug("neighbour", peer=peer.short, at=[str(one) for one in candidates])
+                    self._found(peer, candidates)
+                self._news.clear()
+                try:
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self._news.wait()
+                except TimeoutError:
+                    pass
+
+    async def _adapt(self, owner: Owner) -> None:
+        """Join the networks that are new, leave those that have gone or changed."""
+        wanted = places(self._addresses(), self._candidates())[:MAX_NETWORKS]
+        by_name = {place.interface: place for place in wanted}
+        gone = [one for name, one in self._networks.items() if by_name.get(name) != one.place or one.ended]
+        for one in gone:
+            one.task.cancel()
+        for one in gone:
+            await cancel_and_wait(one.task)
+            del self._networks[one.place.interface]
+            self._neighbours.lost_network(one.place.interface)
+            if one.failure:
+                self._failed[one.place.interface] = (one.place, self._now(), one.failure)
+        for name, (place, since, _) in list(self._failed.items()):
+            if by_name.get(name) != place or self._now() - since >= AGAIN_SECONDS:
+                del self._failed[name]
+        for place in wanted:
+            if place.interface not in self._networks and place.interface not in self._failed:
+                network = Network(
+                    place,
+                    neighbours=self._neighbours,
+                    news=self._news,
+                    sign=self._sign(place),
+                    random=self._random,
+                )
+                task = owner.start(network.serve(), name=f"mdns {place.interface}")
+                self._networks[place.interface] = _Joined(network, task)
+
+    def _sign(self, place: Place) -> Sign | None:
+        if not place.port:
+            return None
+        nonce = self._random(NONCE_BYTES)
+        return Sign.of(self._neighbours.mesh, self._me, nonce=nonce, udp_port=place.udp_port)
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    network: Network
+    task: asyncio.Task[None]
+
+    @property
+    def place(self) -> Place:
+        return self.network.place
+
+    @property
+    def is_up(self) -> bool:
+        return self.network.is_up
+
+    @property
+    def ended(self) -> bool:
+        return self.task.done()
+
+    @property
+    def failure(self) -> str:
+        return self.network.failure
+
+
+async def find(
+    *,
+    mesh: MeshId,
+    peer: PeerId,
+    addresses: Callable[[], Sequence[tuple[str, str]]],
+    random: Callable[[int], bytes],
+    seconds: float,
+) -> tuple[Candidate, ...]:
+    """Where `peer` of `mesh` is in the networks of this machine; empty when it was not seen in `seconds`.
+
+    For a joiner whose token has no address that works: it says nothing of itself, and only asks.
+    """
+    seen: asyncio.Future[tuple[Candidate, ...]] = asyncio.get_running_loop().create_future()
+
+    def found(_peer: PeerId, candidates: Sequence[Candidate]) -> None:
+        if candidates and not seen.done():
+            seen.set_result(tuple(candidates))
+
+    search = Mdns(
+        mesh=mesh,
+        me=PeerId(random(32)),  # nobody's
+        addresses=addresses,
+        candidates=tuple,
+        peers=lambda: (peer,),
+        found=found,
+        random=random,
+    )
+    async with Owner() as owner:
+        task = owner.start(search.serve(), name="mdns search")
+        try:
+            async with asyncio.timeout(seconds):
+                await seen
+        except TimeoutError:
+            return ()
+        finally:
+            task.cancel()
+    return seen.result()

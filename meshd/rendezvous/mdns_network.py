@@ -1,0 +1,183 @@
+"""One network of multicast DNS: only this file knows `zeroconf`; it imports it to join one.
+
+Whoever switches mDNS off never pays for the library (5 MB). It keeps what it hears within bounds of its own
+(10,000 records); what gets past it is still hostile.
+"""
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from meshd.base import log
+from meshd.base.errors import RemoteProtocolError
+from meshd.base.tasks import Owner, first_error
+from meshd.rendezvous.mdns_neighbours import Neighbours
+from meshd.rendezvous.mdns_places import Place
+from meshd.rendezvous.mdns_text import SERVICE_TYPE, Sign
+
+if TYPE_CHECKING:
+    from zeroconf import ServiceStateChange, Zeroconf
+    from zeroconf.asyncio import AsyncZeroconf
+
+TTL_SECONDS = 120  # a node that was killed is forgotten after that, or a little later
+ASK_MILLISECONDS = 1500
+MAX_WAITING = 64  # names of which not everything is known yet
+_IP_MULTICAST_ALL, _IPV6_MULTICAST_ALL = 49, 29  # ip(7), ipv6(7); the socket module has not got them
+LOG = log.get("mdns")
+
+
+class Network:
+    """A responder and a browser on the addresses of one interface; without `sign` it only looks."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        neighbours: Neighbours,
+        news: asyncio.Event,
+        sign: Sign | None,
+        random: Callable[[int], bytes],
+    ) -> None:
+        self.place = place
+        self.is_up = False
+        self.failure = ""
+        self._neighbours = neighbours
+        self._news = news
+        self._sign = sign
+        self._name = f"{random(8).hex()}.{SERVICE_TYPE}"  # as random as the nonce: it shows nothing either
+        self._host = f"{random(8).hex()}.local."
+        self._waiting: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING)
+        self._asked: set[str] = set()
+
+    async def serve(self) -> None:
+        """Until cancelled. Leaves the reason in `failure` when the network cannot be joined."""
+        from zeroconf import Error
+        from zeroconf.asyncio import AsyncZeroconf
+
+        logging.getLogger("zeroconf").setLevel(logging.CRITICAL)  # what strangers send it is not worth a line
+        try:
+            zeroconf = AsyncZeroconf(interfaces=self._interfaces())
+        except (OSError, RuntimeError) as error:
+            self._fail(error)
+            return
+        try:
+            await self._live(zeroconf)
+        except* (OSError, Error) as group:
+            self._fail(first_error(group))
+        finally:
+            try:
+                await zeroconf.async_close()
+            except asyncio.CancelledError:
+                await zeroconf.async_close()  # without the goodbyes that it was about to repeat
+                raise
+
+    async def _live(self, zeroconf: "AsyncZeroconf") -> None:
+        from zeroconf.asyncio import AsyncServiceBrowser
+
+        await zeroconf.zeroconf.async_wait_for_start()
+        if not zeroconf.zeroconf.engine.senders:
+            raise OSError("the interface takes no multicast")
+        _hear_this_network_only(zeroconf)
+        browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE_TYPE, handlers=[self._changed])
+        try:
+            self.is_up = True
+            LOG.info("network_joined", interface=self.place.interface, at=list(self.place.hosts))
+            async with Owner() as owner:
+                owner.start(self._announce(zeroconf), name="mdns announce")
+                owner.start(self._complete(zeroconf.zeroconf), name="mdns ask")
+        finally:
+            self.is_up = False
+            await browser.async_cancel()
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = str(error)[:200].lower()
+        LOG.info("network_not_joined", interface=self.place.interface, why=self.failure)
+
+    def _interfaces(self) -> list[str | int | tuple[tuple[str, int, int], int]]:
+        """One address for IPv4, and the interface's number if it has IPv6."""
+        hosts: list[str | int | tuple[tuple[str, int, int], int]] = []
+        hosts += [host for host in self.place.hosts if ":" not in host][:1]
+        if any(":" in host for host in self.place.hosts):
+            hosts.append(socket.if_nametoindex(self.place.interface))
+        return hosts
+
+    async def _announce(self, zeroconf: "AsyncZeroconf") -> None:
+        if self._sign is None:
+            return
+        from zeroconf import ServiceInfo
+
+        info = ServiceInfo(
+            SERVICE_TYPE,
+            self._name,
+            port=self.place.port,
+            properties=self._sign.encode(),
+            server=self._host,
+            host_ttl=TTL_SECONDS,
+            other_ttl=TTL_SECONDS,
+            parsed_addresses=list(self.place.hosts),
+        )
+        # The name is random: asking whether somebody else has it would only cost time.
+        await (await zeroconf.async_register_service(info, cooperating_responders=True))
+
+    def _changed(
+        self, *, zeroconf: "Zeroconf", service_type: str, name: str, state_change: "ServiceStateChange"
+    ) -> None:
+        from zeroconf import ServiceStateChange
+        from zeroconf.asyncio import AsyncServiceInfo
+
+        if service_type != SERVICE_TYPE or name.lower() == self._name:
+            return
+        if state_change is ServiceStateChange.Removed:
+            self._asked.discard(name)
+            if self._neighbours.lost((self.place.interface, name)):
+                self._news.set()
+            return
+        info = AsyncServiceInfo(SERVICE_TYPE, name)
+        if info.load_from_cache(zeroconf):
+            self._saw(info.name, info.text, info.parsed_addresses(), info.port or 0)
+        elif name not in self._asked and not self._waiting.full():
+            self._waiting.put_nowait(name)
+
+    def _saw(self, name: str, text: bytes | None, hosts: Sequence[str], port: int) -> None:
+        where = (self.place.interface, name)
+        now = asyncio.get_running_loop().time()
+        own = self.place.hosts
+        try:
+            if self._neighbours.saw(where, text or b"", hosts=hosts, port=port, own=own, now=now):
+                self._news.set()
+        except RemoteProtocolError as error:
+            LOG.debug("record_refused", interface=self.place.interface, why=error.what)
+
+    async def _complete(self, zeroconf: "Zeroconf") -> None:
+        """Ask for what was not told of a name at once, one at a time and each once."""
+        from zeroconf.asyncio import AsyncServiceInfo
+
+        while True:
+            name = await self._waiting.get()
+            if len(self._asked) < MAX_WAITING:
+                self._asked.add(name)
+            info = AsyncServiceInfo(SERVICE_TYPE, name)
+            if await info.async_request(zeroconf, ASK_MILLISECONDS):
+                self._saw(info.name, info.text, info.parsed_addresses(), info.port or 0)
+
+
+def _hear_this_network_only(zeroconf: "AsyncZeroconf") -> None:
+    """Linux gives a socket what any socket of the machine has joined, in other networks too, unless told."""
+    if sys.platform != "linux":
+        return
+    options: Mapping[int, tuple[int, int]] = {
+        socket.AF_INET: (socket.IPPROTO_IP, _IP_MULTICAST_ALL),
+        socket.AF_INET6: (socket.IPPROTO_IPV6, _IPV6_MULTICAST_ALL),
+    }
+    for reader in zeroconf.zeroconf.engine.readers:
+        sock = reader.transport.get_extra_info("socket")
+        for family, (level, option) in options.items():
+            # a socket of IPv6 takes IPv4's option as well, and needs it where it stands for both
+            if sock.family == family or sock.family == socket.AF_INET6:
+                try:
+                    sock.setsockopt(level, option, 0)
+                except OSError:
+                    continue  # an older kernel: we hear more than we need
