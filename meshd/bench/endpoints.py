@@ -31,9 +31,12 @@ READ_BYTES = 256 << 10
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(READ_BYTES):
-        writer.write(data)
-        await writer.drain()
+    try:
+        while data := await reader.read(READ_BYTES):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass  # one side hung up: so does the other
     writer.close()
 
 
@@ -41,16 +44,26 @@ async def _serve_pump(
     onward: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]],
     context: ssl.SSLContext | None,
 ) -> None:
-    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await onward()
-        async with Owner() as owner:
-            owner.start(_pump(reader, there_writer), name="out")
-            owner.start(_pump(there_reader, writer), name="in")
+    async with Owner() as owner:
 
-    server = await asyncio.start_server(client, "127.0.0.1", 0, ssl=context, limit=READ_BYTES)
-    print_line(str(server.sockets[0].getsockname()[1]))
-    async with server:
-        await until_stdin_ends()
+        async def both(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there_reader, there_writer = await onward()
+            try:
+                async with Owner() as pumps:
+                    pumps.start(_pump(reader, there_writer), name="out")
+                    pumps.start(_pump(there_reader, writer), name="in")
+            finally:
+                writer.close()
+                there_writer.close()
+
+        def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            owner.start(both(reader, writer), name="connection")
+
+        server = await asyncio.start_server(client, "127.0.0.1", 0, ssl=context, limit=READ_BYTES)
+        print_line(str(server.sockets[0].getsockname()[1]))
+        async with server:
+            await until_stdin_ends()
+            owner.cancel()
 
 
 async def tls_near(port: int) -> None:
