@@ -7,7 +7,6 @@ out; beyond that the socket stops being read, or `send` waits.
 """
 
 import asyncio
-import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,8 +20,11 @@ from meshd.base.errors import (
     MeshdError,
     RemoteProtocolError,
 )
+from meshd.link.tcp_options import tune
 from meshd.link.tls import TlsEngine
 from meshd.wire.limits import MAX_FRAME_BYTES, MAX_UNPROVEN_BYTES
+from meshd.wire.stun import Endpoint
+from meshd.wire.stun_answer import StreamAnswers
 
 SEND_HIGH_BYTES = 64 << 10  # in our own buffer; the kernel's comes on top
 SEND_LOW_BYTES = 16 << 10
@@ -67,6 +69,7 @@ class TcpPipe(asyncio.BufferedProtocol):
         self._writable.set()
         self._lost = asyncio.Event()  # the socket is closed
         self._take: Callable[[bytes], bool] | None = None
+        self._stun: StreamAnswers | None = None  # the other side asks where it comes from: no link
 
     # --- what the event loop calls
 
@@ -77,7 +80,7 @@ class TcpPipe(asyncio.BufferedProtocol):
         self.local_host, self.local = _place(transport.get_extra_info("sockname"))
         self.remote_host, self.remote = _place(transport.get_extra_info("peername"))
         transport.set_write_buffer_limits(high=SEND_HIGH_BYTES, low=SEND_LOW_BYTES)
-        _tune(transport.get_extra_info("socket"))
+        tune(transport.get_extra_info("socket"))
         if self._on_made is not None:
             self._on_made(self)
         if not self._server_side and self._end is None:
@@ -91,6 +94,9 @@ class TcpPipe(asyncio.BufferedProtocol):
         """Bytes came: handshake first, then plain bytes for `receive`."""
         if self._end is not None:
             return  # closing: whatever comes now is thrown away
+        if not self._secured and self._is_stun():
+            self._answer_stun(bytes(self._raw[:nbytes]))
+            return
         self._engine.feed(self._raw[:nbytes])
         if not self._secured:
             self._handshake_bytes += nbytes
@@ -248,8 +254,24 @@ class TcpPipe(asyncio.BufferedProtocol):
         if self._secured:
             self._readable.set()
 
+    def _is_stun(self) -> bool:
+        """Whether STUN is spoken here: TLS never begins with a zero, a binding request always does."""
+        first = self._server_side and not self._handshake_bytes and self.remote_host
+        if self._stun is None and first and not self._raw[0]:
+            port = int(self.remote.rpartition(":")[2])
+            self._stun = StreamAnswers(Endpoint(self.remote_host, port))
+        return self._stun is not None
+
+    def _answer_stun(self, data: bytes) -> None:
+        assert self._stun is not None
+        try:
+            self._write(self._stun.feed(data))
+        except RemoteProtocolError as error:
+            self._fail(RemoteProtocolError, error.what)
+
     def _put(self, data: Sequence[bytes | memoryview]) -> None:
-        self._check_send()
+        if self._end is not None:
+            self._check_send()
         size = sum(map(len, data))
         if size > MAX_SEND_BYTES:
             raise LocalProtocolError(f"{size} bytes in one send, at most {MAX_SEND_BYTES}")
@@ -334,23 +356,3 @@ def _place(address: object) -> tuple[str, str]:
 
 def _reason(error: Exception) -> str:
     return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-
-
-def _tune(sock: socket.socket) -> None:
-    """Options that make TCP quick to send and quick to notice that nobody is there."""
-    options = [
-        (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
-        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 15),  # seconds; pings of the session find most deaths before
-        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
-        (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
-        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 30_000),  # ms that sent bytes may stay unconfirmed
-    ]
-    for level, name, value in options:
-        number = getattr(socket, name, None)
-        if number is None:
-            continue
-        try:
-            sock.setsockopt(level, number, value)
-        except OSError:
-            continue  # the other side is gone already, or the platform takes it on listeners only

@@ -78,7 +78,7 @@ class StunMessage:
     unknown: tuple[int, ...] = ()
 
 
-def looks_like_stun(data: bytes | memoryview) -> bool:
+def looks_like_stun(data: bytes | bytearray | memoryview) -> bool:
     """True for a datagram or the start of a stream (20 bytes at least) that nothing else begins like.
 
     QUIC, DTLS and TLS differ in the first two bits or in the magic (RFC 7983, RFC 9443).
@@ -88,7 +88,7 @@ def looks_like_stun(data: bytes | memoryview) -> bool:
     return bytes(data[4:8]) == MAGIC and data[3] & 3 == 0
 
 
-def message_bytes(data: bytes | memoryview) -> int | None:
+def message_bytes(data: bytes | bytearray | memoryview) -> int | None:
     """How long the message at the start of a stream is (RFC 8489 6.2.2), or None for "need more".
 
     Raises RemoteProtocolError when it is no STUN, or too long.
