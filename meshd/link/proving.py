@@ -155,6 +155,13 @@ async def prove_accepted(
         why_banned=standing.why_banned,
         why_node_banned=standing.why_node_banned,
     )
+    return await run_proof(pipe, proof, seconds=seconds)
+
+
+async def run_proof(
+    pipe: RawPipe, proof: DialProof | ListenProof, *, seconds: float = PROOF_SECONDS
+) -> Proven:
+    """Run a proof made by the caller; a dialler's `start` was sent before. Raises as `prove_dialled`."""
     async with asyncio.timeout(seconds):
         return await _exchange(pipe, proof)
 
