@@ -22,6 +22,7 @@ from meshd.peer.greeting import greet
 from meshd.peer.interface import MetadataValue, PathStatus, PeerState, PeerStatus
 from meshd.peer.links import Links
 from meshd.peer.node import Node
+from meshd.peer.paths import SILENT_AFTER
 from meshd.peer.stream import MeshStream
 from meshd.peer.streams import Streams
 from meshd.wire.hello import Hello, NativeVersion
@@ -79,6 +80,13 @@ class PeerConnection:
     def session_id(self) -> bytes:
         """Another one whenever streams could not survive; empty without a session."""
         return self._session_id if self._streams is not None else b""
+
+    @property
+    def hears(self) -> bool:
+        """True when something was heard from the peer a moment ago."""
+        if self._streams is None:
+            return False
+        return self._links.heard_since(self._streams.session, self._node.now() - SILENT_AFTER)
 
     def carries(self, link: Link) -> bool:
         """True once `link` is attached."""
@@ -362,6 +370,9 @@ class PeerConnection:
             streams = self._streams
             if streams is None or session is not streams.session:
                 return  # the end of an older session: its streams are broken already
+            if type(event) is events.DataReceived:  # nearly all of them
+                streams.feed_data(event)
+                continue
             match event:
                 case events.PongReceived() | events.LinkDead():
                     self._links.heard(event)

@@ -37,6 +37,10 @@ class Links:
     def __len__(self) -> int:
         return len(self._carriers)
 
+    def heard_since(self, session: Session, at: float) -> bool:
+        """Has anything come in over one of them since then (loop time)?"""
+        return any(numbers.last_heard >= at for numbers in self._numbers(session))
+
     def has(self, link: Link) -> bool:
         """True while `link` is attached."""
         return any(carrier.link is link for carrier in self._carriers.values())

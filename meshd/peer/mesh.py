@@ -80,6 +80,15 @@ class PeerMesh:
         """See Mesh."""
         self._node.services[service] = Service(handler, allow)
 
+    def reachable(self) -> Sequence[PeerId]:
+        """See signals.Carriers."""
+        return [peer for peer, entry in self._peers.items() if entry.connection.connected]
+
+    def hears(self, peer: PeerId) -> bool:
+        """See signals.Carriers."""
+        entry = self._peers.get(peer)
+        return entry is not None and entry.connection.hears
+
     async def changed(self, seen: int) -> int:
         """See Mesh."""
         return await self._node.wait_changed(seen)
@@ -142,6 +151,12 @@ class PeerMesh:
     def expect(self, peer: PeerId) -> None:
         """Begin to connect to a peer that is known by address only (from a token)."""
         self._entry(peer)
+
+    def seen_nearby(self, peer: PeerId) -> None:
+        """It was just seen in one of our networks: dial now, unless it is connected."""
+        entry = self._entry(peer)
+        if entry is not None:
+            entry.connector.poke()
 
     def addresses_changed(self) -> None:
         """Our own addresses are others now: old links may be dead without knowing it."""

@@ -1,4 +1,4 @@
-"""Targets of trust: both sides of the proof, certificate chains, bans, records.
+"""Targets of trust: both sides of the proof, certificate chains, bans, records, signals.
 
 Half of the inputs are signed anew after they were broken, by somebody who may: a member can be hostile too.
 """
@@ -15,8 +15,11 @@ from meshd.identity.membership import Chain, Role, check_chain
 from meshd.identity.proof import DialProof
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import Ban, RevocationSet, ban
+from meshd.identity.signal import Signal
+from meshd.identity.signal_guard import SignalGuard
 from meshd.identity.signed import Statement
 from meshd.wire.message import pack
+from meshd.wire.signal import SignalBody
 
 from tests.fuzz.mutate import either, flip, repack
 from tests.fuzz.target import Feed, Make, Target
@@ -82,6 +85,13 @@ def _feed_record(data: bytes) -> None:
     record = PeerRecord.decode(data)
     record.verify(MESH)
     assert record.peer == GUEST.peer
+
+
+def _feed_signal(data: bytes) -> None:
+    signal = Signal.decode(data)
+    signal.verify(MESH)
+    assert signal.sender == GUEST.peer
+    SignalGuard(b"salt").take(signal, now=1e6, wall=1_800_000_000)
 
 
 def _break_message(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
@@ -160,6 +170,23 @@ _RECORD = PeerRecord.sign(
     capabilities={"backend": "cpu"},
 )
 
+_SIGNAL = Signal.sign(
+    GUEST,
+    SignalBody(
+        sender=GUEST.peer.raw,
+        to=FOUNDER.peer.raw,
+        topic="webrtc",
+        start=bytes(16),
+        sequence=1,
+        at=1_800_000_000,
+        life=30,
+        cookie=bytes(8),
+        echo=b"",
+        payload=b"an offer",
+        chain=GUEST_CHAIN.encode(),
+    ),
+)
+
 TARGETS = (
     _target("listen-member", _MEMBER_DIALLED, _make_side, _feed_listener, 5, ProofFailed, Refused),
     _target("listen-join", _JOIN_DIALLED, _make_side, _feed_listener, 4, ProofFailed, Refused),
@@ -174,4 +201,5 @@ TARGETS = (
         4,
     ),
     _target("record", (_RECORD.encode(),), _statements((GUEST,), "meshd record v1"), _feed_record, 4),
+    _target("signal", (_SIGNAL.encode(),), _statements((GUEST,), "meshd signal v1"), _feed_signal, 4),
 )

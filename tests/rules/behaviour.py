@@ -60,6 +60,7 @@ PURE_FILES = frozenset(
         "meshd/base/backoff.py",
         "meshd/peer/paths.py",
         "meshd/peer/attempts.py",
+        "meshd/peer/rates.py",
         "meshd/process/lifecycle.py",
         "meshd/role/command.py",
         "meshd/role/extra.py",
@@ -75,6 +76,8 @@ PURE_FILES = frozenset(
         "meshd/identity/exchange.py",
         "meshd/identity/record.py",
         "meshd/identity/revocation.py",
+        "meshd/identity/signal.py",
+        "meshd/identity/signal_guard.py",
     }
 )
 IMPURE = frozenset(

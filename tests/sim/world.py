@@ -22,6 +22,8 @@ from meshd.mux.config import MuxConfig, NodeBudget
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node, NodeFacts
+from meshd.peer.signal_ways import Mail
+from meshd.peer.signals import SignalService
 from meshd.rendezvous.book import AddressBook
 from meshd.wire.address import Candidate
 from meshd.wire.hello import NativeVersion
@@ -141,7 +143,8 @@ class WorldNode:
         self._role, self._grace = role, grace
         self._starts = 0
         self._task: asyncio.Task[None] | None = None
-        self.book, self.node, self.mesh = self._build()
+        self.mail: Mail | None = None
+        self.book, self.node, self.mesh, self.signals = self._build()
 
     @property
     def peer(self) -> PeerId:
@@ -177,7 +180,7 @@ class WorldNode:
         if (why := self.bans.why_banned(member.chain)) is not None:
             raise RemoteProtocolError(why, code="banned")
 
-    def _build(self) -> tuple[AddressBook, Node, PeerMesh]:
+    def _build(self) -> tuple[AddressBook, Node, PeerMesh, SignalService]:
         def save(blob: bytes) -> None:
             self.book_blob = blob
 
@@ -201,8 +204,11 @@ class WorldNode:
             my_record=lambda: record,
             config=MuxConfig(),
         )
+        signals = SignalService(node=node, key=self.key, chain=lambda: self.chain, mail=self.mail)
         mesh = PeerMesh(node=node, book=book, dialers=(self.dialer,), chance=lambda: 0.5)
-        return book, node, mesh
+        signals.attach(mesh)
+        signals.topic("webrtc")  # what no kind of link asks for is dropped
+        return book, node, mesh, signals
 
     def start(self) -> None:
         """Live from here on."""
@@ -214,6 +220,7 @@ class WorldNode:
         listener = MemoryListener(net, self.standing, self.place)
         async with Owner() as owner:
             owner.start(self.mesh.serve(), name=f"mesh of {self.name}")
+            owner.start(self.signals.serve(), name=f"signals of {self.name}")
             owner.start(listener.serve(self.mesh.accept), name=f"listener of {self.name}")
 
     async def stop(self, *, cut: bool = True) -> None:
@@ -227,7 +234,7 @@ class WorldNode:
 
     def reborn(self) -> None:
         """A new process on the same state, not yet started."""
-        self.book, self.node, self.mesh = self._build()
+        self.book, self.node, self.mesh, self.signals = self._build()
 
     def status_of(self, other: "WorldNode") -> PeerStatus:
         """How it sees the other."""

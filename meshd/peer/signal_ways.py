@@ -1,0 +1,201 @@
+"""Ways of a signal to a peer: a session with it, one hop through a member, a relay's mailbox.
+
+A live session is enough; without one all others are tried at once, and the receiver drops what comes twice.
+One stream of service `signal` carries one signal: nothing is kept between two of them, and a session that
+comes and goes needs no care.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+from meshd.base import log
+from meshd.base.errors import Broken, MeshdError
+from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import Allow, Handler, MetadataValue, Stream
+from meshd.wire.signal import SIGNAL_SERVICE
+
+MAX_PEERS = 256  # of whom anything is remembered
+MAX_UNDER_WAY = 64  # ways being tried at once
+FORWARDERS = 3  # members asked at once to pass a signal on
+WAY_SECONDS = 3.0  # that a way may take; then it counts as none
+TO = "to"  # metadata of a stream whose signal is to be passed on: the node id
+LOG = log.get("peer")
+T = TypeVar("T")
+Work = Callable[[], Coroutine[object, object, None]]
+
+
+class Mail(Protocol):
+    """A relay's mailbox: for peers with which nothing else is shared. Blobs have at most 6 KiB."""
+
+    async def send_mail(self, to: PeerId, blob: bytes) -> None:
+        """Hand it to the relay. Raises MeshdError when that cannot be done now."""
+        ...
+
+    async def receive_mail(self) -> tuple[PeerId, bytes]:
+        """The next blob, and from whom the relay says it is; waits through losses of the relay."""
+        ...
+
+
+class Carriers(Protocol):
+    """What signals need of the mesh (peer/mesh.py)."""
+
+    def reachable(self) -> Sequence[PeerId]:
+        """Peers with a link now."""
+        ...
+
+    def hears(self, peer: PeerId) -> bool:
+        """Is there a link to it from which something was heard a moment ago?"""
+        ...
+
+    def open_stream(
+        self, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
+    ) -> Stream: ...
+    def handle(self, service: str, handler: Handler, *, allow: Allow) -> None: ...
+
+
+class SignalWays:
+    """Hands blobs to whatever way there is. `serve` must run for any way but a live session."""
+
+    def __init__(self, mail: Mail | None) -> None:
+        self._mail = mail
+        self._carriers: Carriers | None = None
+        self._through: dict[PeerId, PeerId] = {}  # the member by which the last signal of a peer came
+        self._owner: Owner | None = None
+        self._under_way = 0
+
+    def attach(self, carriers: Carriers) -> None:
+        """Sessions carry signals from here on."""
+        self._carriers = carriers
+
+    async def serve(self, works: Sequence[Work]) -> None:
+        """Own what is under way, and `works`, until cancelled."""
+        try:
+            async with Owner() as owner:
+                self._owner = owner
+                for work in works:
+                    owner.start(work(), name="signals")
+                await asyncio.Event().wait()  # until cancelled
+        finally:
+            self._owner = None
+
+    def came_through(self, peer: PeerId, member: PeerId) -> None:
+        """A good signal of `peer` came by `member`: so it has a session with it."""
+        bounded(self._through, peer, member)
+
+    def reaches(self, peer: object) -> bool:
+        """Is there a link to the node with this id (raw bytes)?"""
+        return self._carriers is not None and any(one.raw == peer for one in self._carriers.reachable())
+
+    def start(self, work: Work, peer: PeerId) -> None:
+        """Own `work`, unless there is too much already."""
+        if self._owner is not None and self._under_way < MAX_UNDER_WAY:
+            self._under_way += 1
+            self._owner.start(self._counted(work), name=f"signal to {peer.short}")
+
+    async def _counted(self, work: Work) -> None:
+        try:
+            await work()
+        except Broken as error:
+            LOG.debug("signal_way_failed", why=error.what)
+        finally:
+            self._under_way -= 1
+
+    async def hand(self, peer: PeerId, blob: bytes) -> None:
+        """Returns when one way has taken it. Raises Broken when none has."""
+        carriers = self._carriers
+        if carriers is not None and carriers.hears(peer):
+            try:
+                await self.by_session(peer, blob)
+                return
+            except MeshdError as error:
+                LOG.debug("signal_way_failed", peer=peer.short, why=error.what)
+        ways = self._ways(peer, blob)
+        owner = self._owner
+        if not ways or owner is None or self._under_way + len(ways) > MAX_UNDER_WAY:
+            raise Broken(f"no way to signal to {peer.short}")
+        race = _Race(len(ways))
+        for way in ways:
+            self._under_way += 1
+            owner.start(self._try(way, race), name=f"signal to {peer.short}")
+        if not await race.won():
+            raise Broken(f"no way to signal to {peer.short}")
+
+    def _ways(self, peer: PeerId, blob: bytes) -> list[Work]:
+        """All of them at once: the receiver drops what comes twice."""
+        ways: list[Work] = []
+        reachable = list(self._carriers.reachable()) if self._carriers is not None else []
+        if peer in reachable:  # silent for a moment; perhaps not dead
+            ways.append(partial(self.by_session, peer, blob))
+            reachable.remove(peer)
+        last = self._through.get(peer)
+        for forwarder in sorted(reachable, key=lambda one: one != last)[:FORWARDERS]:
+            ways.append(partial(self._by_member, forwarder, peer, blob))
+        if self._mail is not None:
+            ways.append(partial(self._mail.send_mail, peer, blob))
+        return ways
+
+    async def _try(self, way: Work, race: "_Race") -> None:
+        won = False
+        try:
+            async with asyncio.timeout(WAY_SECONDS):
+                await way()
+            won = True
+        except (MeshdError, TimeoutError) as error:
+            LOG.debug("signal_way_failed", why=str(error))
+        finally:
+            self._under_way -= 1
+            race.ended(won=won)
+
+    async def by_session(self, peer: PeerId, blob: bytes) -> None:
+        """Raises Broken when there is none."""
+        await self._write(self._open(peer, {}), blob)
+
+    async def _by_member(self, forwarder: PeerId, peer: PeerId, blob: bytes) -> None:
+        stream = self._open(forwarder, {TO: peer.raw})
+        await self._write(stream, blob)
+        await stream.accepted()
+
+    def _open(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> Stream:
+        if self._carriers is None:
+            raise Broken("signals are not attached to the mesh yet")
+        return self._carriers.open_stream(peer, SIGNAL_SERVICE, metadata=metadata)
+
+    async def _write(self, stream: Stream, blob: bytes) -> None:
+        written = False
+        try:
+            await stream.write(blob)
+            stream.write_eof()
+            written = True
+        finally:
+            if not written:
+                stream.reset(1, "signal given up")
+
+
+class _Race:
+    """Waits for the first of some ways that has taken a signal."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._won = False
+        self._over = asyncio.Event()
+
+    def ended(self, *, won: bool) -> None:
+        self._left -= 1
+        self._won = self._won or won
+        if self._won or not self._left:
+            self._over.set()
+
+    async def won(self) -> bool:
+        await self._over.wait()
+        return self._won
+
+
+def bounded(kept: dict[PeerId, T], peer: PeerId, value: T) -> None:
+    """Put it at the end; of more peers than a mesh may have, the one silent longest goes."""
+    kept.pop(peer, None)
+    kept[peer] = value
+    if len(kept) > MAX_PEERS:
+        del kept[next(iter(kept))]

@@ -1,0 +1,234 @@
+"""Signals to peers by whatever way there is: a session with the peer, a member with one, a relay's mailbox.
+
+Every signal is signed by its sender and checked by its receiver alone (identity/signal.py); who passes one on
+reads no more than from whom and to whom.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+
+from meshd.base import log
+from meshd.base.errors import (
+    Broken,
+    EndOfStream,
+    LocalProtocolError,
+    Refused,
+    RemoteProtocolError,
+)
+from meshd.identity.keys import KeyPair, PeerId
+from meshd.identity.membership import Chain, Member
+from meshd.identity.signal import Signal
+from meshd.identity.signal_guard import SignalGuard, Verdict
+from meshd.link.interface import Signals
+from meshd.peer.interface import MetadataValue, Stream
+from meshd.peer.node import Node
+from meshd.peer.rates import Rates
+from meshd.peer.signal_ways import TO, WAY_SECONDS, Carriers, Mail, SignalWays, bounded
+from meshd.wire.signal import MAX_PAYLOAD_BYTES, MAX_SIGNAL_BYTES, SIGNAL_SERVICE, SignalBody
+
+MAX_WAITING = 64  # signals of one topic that nobody has received yet: 256 KiB
+STREAM_SECONDS = 10.0  # for a signal of 6 KiB to come in
+LIFE = 30  # seconds that a signal is good for: an offer is answered within, or made anew
+REPEATS = 4  # of the last signals to a peer, sent again when it tells its cookie
+RATE, BURST = 20.0, 60  # of one sender; ICE and punching need a handful for each attempt
+FORWARD_RATE, FORWARD_BURST = 10.0, 40  # that one member may have passed on
+TELL_RATE = 0.5  # cookies told to one peer
+THROUGH_RATE, THROUGH_BURST = 60.0, 200  # that come in by one way: checking costs
+LOG = log.get("peer")
+
+
+class SignalService:
+    """One for a node; `topic` gives each kind of link its `Signals`. `attach` and `serve` make it work."""
+
+    def __init__(
+        self, *, node: Node, key: KeyPair, chain: Callable[[], Chain], mail: Mail | None = None
+    ) -> None:
+        self._node = node
+        self._key = key
+        self._chain = chain
+        self._mail = mail
+        self._ways = SignalWays(mail)
+        self._guard = SignalGuard(node.random(16))
+        self._sequence = 0
+        self._boxes: dict[str, _Box] = {}
+        self._echoes: dict[PeerId, bytes] = {}  # their cookies, as last heard
+        self._sent: dict[PeerId, deque[_Sent]] = {}
+        self._senders = Rates(rate=RATE, burst=BURST)
+        self._ways_in = Rates(rate=THROUGH_RATE, burst=THROUGH_BURST)
+        self._forwarded = Rates(rate=FORWARD_RATE, burst=FORWARD_BURST)
+        self._told = Rates(rate=TELL_RATE, burst=2)
+
+    def topic(self, name: str) -> Signals:
+        """The signals of one kind of link: the same object for dialler and listener, received by one task."""
+        return self._boxes.setdefault(name, _Box(name, self._send))
+
+    def attach(self, carriers: Carriers) -> None:
+        """Sessions carry signals from here on; those of other members may be passed on."""
+        self._ways.attach(carriers)
+        carriers.handle(SIGNAL_SERVICE, self._take_stream, allow=self._allow)
+
+    async def serve(self) -> None:
+        """Take the mail in, and own what is under way, until cancelled."""
+        mail = self._mail
+        await self._ways.serve(() if mail is None else (partial(self._take_mail, mail),))
+
+    # Sending.
+
+    async def _send(self, topic: str, peer: PeerId, payload: bytes) -> None:
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise LocalProtocolError(f"signal of {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are taken")
+        sent = self._sent.pop(peer, None) or deque(maxlen=REPEATS)
+        sent.append(_Sent(topic, payload, self._node.now()))
+        bounded(self._sent, peer, sent)
+        await self._ways.hand(peer, self._signed(peer, topic, payload))
+
+    def _signed(self, peer: PeerId, topic: str, payload: bytes, *, echo: bytes | None = None) -> bytes:
+        self._sequence += 1
+        body = SignalBody(
+            sender=self._key.peer.raw,
+            to=peer.raw,
+            topic=topic,
+            start=self._node.facts.incarnation,
+            sequence=self._sequence,
+            at=self._node.wall_clock(),
+            life=LIFE,
+            cookie=self._guard.cookie(peer, self._node.now()),
+            echo=self._echoes.get(peer, b"") if echo is None else echo,
+            payload=payload,
+            chain=self._chain().encode(),
+        )
+        return Signal.sign(self._key, body).encode()
+
+    # Receiving.
+
+    def _allow(self, _member: Member, metadata: Mapping[str, MetadataValue]) -> str | None:
+        to = metadata.get(TO)
+        return None if to is None or self._ways.reaches(to) else "not connected to that node"
+
+    async def _take_stream(self, stream: Stream) -> None:
+        blob = bytearray()
+        try:
+            async with asyncio.timeout(STREAM_SECONDS):
+                while len(blob) <= MAX_SIGNAL_BYTES:
+                    piece = await stream.read()
+                    blob += piece
+                    stream.consumed(len(piece))
+        except EndOfStream:
+            stream.write_eof()
+        except TimeoutError:
+            raise Broken("a signal that does not end") from None
+        signal = Signal.decode(bytes(blob))
+        if signal.to == self._key.peer:
+            self._take(signal, through=stream.peer)
+        else:
+            await self._pass_on(signal, stream)
+
+    async def _pass_on(self, signal: Signal, stream: Stream) -> None:
+        """One hop, from the sender itself to a peer of ours."""
+        if signal.sender != stream.peer or stream.metadata.get(TO) != signal.to.raw:
+            raise RemoteProtocolError("a signal of somebody else is not passed on", code="signal")
+        if not self._forwarded.take(signal.sender, self._node.now()):
+            raise Refused("too many signals to pass on", code="busy")
+        try:
+            async with asyncio.timeout(WAY_SECONDS):
+                await self._ways.by_session(signal.to, signal.encode())
+        except TimeoutError:
+            raise Broken("the peer does not take it") from None
+
+    async def _take_mail(self, mail: Mail) -> None:
+        while True:
+            _, blob = await mail.receive_mail()
+            try:
+                signal = Signal.decode(blob)
+                if signal.to == self._key.peer:
+                    self._take(signal, through=None)
+            except RemoteProtocolError as error:
+                LOG.info("signal_dropped", why=error.what)
+
+    def _take(self, signal: Signal, *, through: PeerId | None) -> None:
+        """Check a signal to this node and give it to its topic. Raises RemoteProtocolError."""
+        sender, now = signal.sender, self._node.now()
+        if not (self._ways_in.take(through, now) and self._senders.take((sender, through), now)):
+            LOG.info("signal_dropped", peer=sender.short, why="too many of them")
+            return
+        member = signal.verify(self._chain().leaf.mesh)
+        why = self._node.why_banned(member)
+        if why is None:
+            verdict = self._guard.take(signal, now=now, wall=self._node.wall_clock())
+            if verdict is Verdict.GOOD:
+                self._accept(signal, through)
+                return
+            if verdict is Verdict.REPEATED:
+                return  # it came by another way
+            why = verdict.value
+            self._tell(sender, signal.body.cookie)
+        LOG.info("signal_dropped", peer=sender.short, topic=signal.body.topic, why=why)
+
+    def _accept(self, signal: Signal, through: PeerId | None) -> None:
+        body, sender = signal.body, signal.sender
+        bounded(self._echoes, sender, body.cookie)
+        if through is not None and through != sender:
+            self._ways.came_through(sender, through)
+        if not body.topic:
+            self._send_again(sender)
+        elif (box := self._boxes.get(body.topic)) is not None:
+            box.put(sender, body.payload)
+
+    def _tell(self, peer: PeerId, cookie: bytes) -> None:
+        """Our cookie, to who cannot know it: its next signals prove by it that they are new."""
+        if self._told.take(peer, self._node.now()):
+            blob = self._signed(peer, "", b"", echo=cookie)
+            self._ways.start(partial(self._ways.hand, peer, blob), peer)
+
+    def _send_again(self, peer: PeerId) -> None:
+        """What it most likely has refused for want of its cookie; once."""
+        since = self._node.now() - LIFE
+        again = [
+            self._signed(peer, one.topic, one.payload) for one in self._sent.pop(peer, ()) if one.at >= since
+        ]
+        if again:
+            self._ways.start(partial(self._hand_all, peer, again), peer)
+
+    async def _hand_all(self, peer: PeerId, blobs: Sequence[bytes]) -> None:
+        for blob in blobs:
+            await self._ways.hand(peer, blob)
+
+
+class _Sent:
+    """A signal as its topic gave it, and when."""
+
+    __slots__ = ("at", "payload", "topic")
+
+    def __init__(self, topic: str, payload: bytes, at: float) -> None:
+        self.topic = topic
+        self.payload = payload
+        self.at = at
+
+
+class _Box:
+    """Implements link.interface.Signals for one topic."""
+
+    def __init__(
+        self, name: str, send: Callable[[str, PeerId, bytes], Coroutine[object, object, None]]
+    ) -> None:
+        self._name = name
+        self._hand = send
+        self._waiting: deque[tuple[PeerId, bytes]] = deque(maxlen=MAX_WAITING)
+        self._came = asyncio.Event()
+
+    async def send(self, peer: PeerId, payload: bytes) -> None:
+        """See Signals."""
+        await self._hand(self._name, peer, payload)
+
+    async def receive(self) -> tuple[PeerId, bytes]:
+        """See Signals."""
+        while not self._waiting:
+            self._came.clear()
+            await self._came.wait()
+        return self._waiting.popleft()
+
+    def put(self, peer: PeerId, payload: bytes) -> None:
+        self._waiting.append((peer, payload))
+        self._came.set()

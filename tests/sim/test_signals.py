@@ -1,0 +1,276 @@
+"""Signals between real nodes on a virtual clock: by each way, twice, late, forged, too many."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from meshd.base.errors import Broken
+from meshd.identity.keys import PeerId
+from meshd.identity.signal import Signal
+from meshd.peer.interface import PeerState
+from meshd.peer.signals import BURST, FORWARD_BURST, MAX_WAITING
+
+from tests.sim.loop import run
+from tests.sim.world import World, WorldNode, pair
+
+
+class PostOffice:
+    """A relay's mailboxes, with what may happen there."""
+
+    def __init__(self) -> None:
+        self.boxes: dict[PeerId, asyncio.Queue[bytes]] = {}
+        self.change: Callable[[bytes], list[bytes]] = lambda blob: [blob]
+        self.seen: list[bytes] = []
+
+    def of(self, peer: PeerId) -> "Letters":
+        self.boxes[peer] = asyncio.Queue(1000)
+        return Letters(self, peer)
+
+
+class Letters:
+    """One node's mail."""
+
+    def __init__(self, office: PostOffice, me: PeerId) -> None:
+        self._office = office
+        self._me = me
+
+    async def send_mail(self, to: PeerId, blob: bytes) -> None:
+        box = self._office.boxes.get(to)
+        if box is None:
+            raise Broken("no such mailbox")
+        self._office.seen.append(blob)
+        for one in self._office.change(blob):
+            box.put_nowait(one)
+
+    async def receive_mail(self) -> tuple[PeerId, bytes]:
+        return self._me, await self._office.boxes[self._me].get()
+
+
+def strangers(world: World, office: PostOffice | None = None) -> tuple[WorldNode, WorldNode]:
+    """Two nodes that know of each other and have no link."""
+    nodes = world.node("anna"), world.node("bert")
+    world.cable("anna", "bert").unplug()
+    for node in nodes:
+        if office is not None:
+            node.mail = office.of(node.peer)
+            node.reborn()
+    return nodes
+
+
+async def heard(node: WorldNode, topic: str = "webrtc") -> tuple[PeerId, bytes]:
+    async with asyncio.timeout(5):
+        return await node.signals.topic(topic).receive()
+
+
+async def silent(node: WorldNode, topic: str = "webrtc") -> bool:
+    try:
+        await heard(node, topic)
+    except TimeoutError:
+        return True
+    return False
+
+
+def test_a_session_carries_them_both_ways_and_keeps_topics_apart() -> None:
+    async def main() -> None:
+        async with World() as world:
+            leader, follower = await pair(world)
+            for near, far in ((leader, follower), (follower, leader)):
+                far.signals.topic("quic")
+                await near.signals.topic("webrtc").send(far.peer, b"x" * 4096)
+                await near.signals.topic("quic").send(far.peer, b"other")
+                assert await heard(far, "quic") == (near.peer, b"other")
+                assert await heard(far) == (near.peer, b"x" * 4096)
+            await asyncio.sleep(1)
+            for node, other in ((leader, follower), (follower, leader)):
+                streams = node.mesh._peers[other.peer].connection._streams
+                assert streams is not None
+                assert {stream.service for stream in streams._streams.values()} == {"news"}
+
+    run(main())
+
+
+def test_a_member_passes_one_on_and_nobody_else_does() -> None:
+    async def main() -> None:
+        async with World() as world:
+            anna, bert = strangers(world)
+            carl = world.node("carl")
+            for node in (anna, bert):
+                node.knows(carl)
+            for node in (anna, bert, carl):
+                node.start()
+            await anna.sees(carl, PeerState.CONNECTED)
+            with pytest.raises(Broken, match="no way to signal"):
+                await anna.signals.topic("webrtc").send(world.node("dora").peer, b"nobody knows her")
+            await carl.sees(bert, PeerState.CONNECTED)
+            await anna.signals.topic("webrtc").send(bert.peer, b"offer")
+            assert await heard(bert) == (anna.peer, b"offer")
+            await bert.signals.topic("webrtc").send(anna.peer, b"answer")
+            assert await heard(anna) == (bert.peer, b"answer")
+            world.cable("bert", "carl").unplug()
+            await carl.sees(bert, PeerState.SUSPENDED)
+            with pytest.raises(Broken, match="no way to signal"):
+                await anna.signals.topic("webrtc").send(bert.peer, b"offer")
+
+    run(main())
+
+
+def test_a_mailbox_carries_them_and_a_hostile_one_gets_nothing() -> None:
+    async def main() -> None:
+        async with World() as world:
+            office = PostOffice()
+            anna, bert = strangers(world, office)
+            send = anna.signals.topic("webrtc").send
+            anna.start()
+            bert.start()
+            await asyncio.sleep(0.1)
+            office.change = lambda blob: [blob, b"", b"nonsense", blob[:-1] + b"\xff", blob]
+            await send(bert.peer, b"one")
+            assert await heard(bert) == (anna.peer, b"one")
+            assert await silent(bert)
+            office.change = lambda blob: [blob, *office.seen]  # all there ever was, again
+            await send(bert.peer, b"two")
+            assert await heard(bert) == (anna.peer, b"two")
+            assert await silent(bert)
+            to_anna = [blob for blob in office.seen if Signal.decode(blob).to == bert.peer]
+            for blob in to_anna:
+                office.boxes[anna.peer].put_nowait(blob)  # to another than whom it is for
+            assert await silent(anna)
+
+    run(main())
+
+
+def test_a_clock_that_is_years_off_costs_one_more_turn_only() -> None:
+    async def main() -> None:
+        async with World() as world:
+            office = PostOffice()
+            anna, bert = strangers(world, office)
+            wall = bert.node.wall_clock()
+            for node, off in ((anna, -(10**8)), (bert, 0)):
+                node.node.__class__ = _clocked(wall + off)
+                node.start()
+            await asyncio.sleep(0.1)
+            await anna.signals.topic("webrtc").send(bert.peer, b"offer")
+            assert await heard(bert) == (anna.peer, b"offer")
+            assert await silent(bert)
+            await bert.signals.topic("webrtc").send(anna.peer, b"answer")
+            assert await heard(anna) == (bert.peer, b"answer")
+            before = len(office.seen)
+            await anna.signals.topic("webrtc").send(bert.peer, b"next")
+            assert await heard(bert) == (anna.peer, b"next")
+            assert len(office.seen) == before + 1  # they know each other's cookies now
+
+    run(main())
+
+
+def _clocked(wall: int) -> type:
+    from meshd.peer.node import Node
+
+    class Clocked(Node):
+        __slots__ = ()
+
+        def wall_clock(self) -> int:
+            return wall
+
+    return Clocked
+
+
+def test_mail_that_was_kept_for_an_hour_is_not_taken() -> None:
+    async def main() -> None:
+        async with World() as world:
+            office = PostOffice()
+            anna, bert = strangers(world, office)
+            kept: list[bytes] = []
+            anna.start()
+            bert.start()
+            await asyncio.sleep(0.1)
+            wall = bert.node.wall_clock()
+
+            def keep(blob: bytes) -> list[bytes]:
+                kept.append(blob)
+                return []
+
+            office.change = keep
+            await anna.signals.topic("webrtc").send(bert.peer, b"old")
+            bert.node.__class__ = _clocked(wall + 3600)
+            office.boxes[bert.peer].put_nowait(kept[0])
+            assert await silent(bert)
+
+    run(main())
+
+
+def test_a_banned_member_is_not_heard_by_any_way() -> None:
+    async def main() -> None:
+        async with World() as world:
+            office = PostOffice()
+            anna, bert = strangers(world, office)
+            anna.start()
+            bert.start()
+            await asyncio.sleep(0.1)
+            bert.node.learn_bans([world.ban(anna)])
+            await anna.signals.topic("webrtc").send(bert.peer, b"offer")
+            assert await silent(bert)
+
+    run(main())
+
+
+def test_a_flood_is_held_to_its_rate_and_its_queue() -> None:
+    async def main() -> None:
+        async with World() as world:
+            leader, follower = await pair(world)
+            for number in range(300):
+                await leader.signals.topic("webrtc").send(follower.peer, b"%d" % number)
+            await asyncio.sleep(1)
+            box = follower.signals.topic("webrtc")
+            waiting = []
+            while not await silent(follower):
+                waiting.append(1)
+            assert BURST - 1 <= len(waiting) + 1 <= MAX_WAITING
+            assert box is follower.signals.topic("webrtc")
+
+    run(main())
+
+
+def test_signals_of_others_are_not_passed_on_nor_too_many() -> None:
+    async def main() -> None:
+        async with World() as world:
+            anna, bert = strangers(world)
+            carl = world.node("carl")
+            for node in (anna, bert):
+                node.knows(carl)
+            for node in (anna, bert, carl):
+                node.start()
+            await anna.sees(carl, PeerState.CONNECTED)
+            await carl.sees(bert, PeerState.CONNECTED)
+            blob = anna.signals._signed(bert.peer, "webrtc", b"hers")
+            ways = bert.signals._ways  # bert has it, and asks carl to bring it back to him
+            await ways._by_member(carl.peer, anna.peer, blob)
+            await ways._by_member(carl.peer, bert.peer, blob)
+            assert await silent(bert)
+            sent = 0
+            for number in range(3 * FORWARD_BURST):
+                await anna.signals.topic("webrtc").send(bert.peer, b"%d" % number)
+                sent += 1
+            await asyncio.sleep(1)
+            assert carl.node.peer != bert.peer
+            got = 0
+            while not await silent(bert):
+                got += 1
+            assert FORWARD_BURST - 1 <= got + 1 <= FORWARD_BURST + 2 < sent
+
+    run(main())
+
+
+def test_a_forged_signal_in_a_good_session_is_dropped() -> None:
+    async def main() -> None:
+        async with World() as world:
+            leader, follower = await pair(world)
+            good = Signal.decode(leader.signals._signed(follower.peer, "webrtc", b"good"))
+            other = replace(good.statement, body=good.statement.body.replace(b"good", b"evil"))
+            await leader.signals._ways.by_session(follower.peer, other.encode())
+            await leader.signals._ways.by_session(follower.peer, b"x" * 10_000)
+            assert await silent(follower)
+            await leader.signals._ways.by_session(follower.peer, good.encode())
+            assert await heard(follower) == (leader.peer, b"good")
+
+    run(main())
