@@ -1,0 +1,342 @@
+"""Keeps the mesh ports mapped at the home router, as long as it serves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from meshd.base import log
+from meshd.base.errors import Broken
+from meshd.base.tasks import Owner
+from meshd.portmap.gateway import find_route
+from meshd.portmap.interface import MapState, MapStatus, NotMapped, Pulse, Route, Router
+from meshd.portmap.lease import (
+    LIFETIME,
+    PULSE_SECONDS,
+    SEARCH_AGAIN,
+    Beat,
+    Lease,
+    begin,
+    failed,
+    forgot,
+    moved,
+    why_not_outside,
+)
+from meshd.portmap.natpmp import NatPmpRouter
+from meshd.portmap.pcp import PcpRouter
+from meshd.portmap.upnp import UpnpRouter
+from meshd.wire.address import Candidate, Proto
+from meshd.wire.portmap import Granted, Wish
+
+FAREWELL_SECONDS = 1.0  # to take the mappings away at the end; who does not answer keeps them for the lease
+SILENT_PULSES = 3  # signs of life that failed one after the other, until all three languages are tried again
+LOG = log.get("portmap")
+
+
+def home_routers(
+    *, secret: bytes, name: str, chance: Callable[[], int]
+) -> Callable[[Route], Sequence[Router]]:
+    """The gateway in each language, the best first. `secret`: at least 16 bytes that this node keeps (see
+    PcpRouter); `name` shows in the router's list; `chance` brings a random number from 0 to 65535."""
+
+    def of(route: Route) -> Sequence[Router]:
+        return (
+            PcpRouter(route, secret=secret),
+            NatPmpRouter(route),
+            UpnpRouter(route, name=f"meshd {name}"[:64], chance=chance),
+        )
+
+    return of
+
+
+class PortMapper:
+    """`ports` tells the mesh ports to map, each time anew; `changed` is called after `mappings` has changed.
+
+    Nothing is sent before `serve`, and nothing ever when not `enabled`.
+    """
+
+    def __init__(
+        self,
+        *,
+        ports: Callable[[], Sequence[tuple[Proto, int]]],
+        routers: Callable[[Route], Sequence[Router]],
+        changed: Callable[[], None],
+        enabled: bool = True,
+        route: Callable[[], Awaitable[Route]] = find_route,
+    ) -> None:
+        self._ports = ports
+        self._routers = routers
+        self._changed = changed
+        self._enabled = enabled
+        self._find_route = route
+        self._router: Router | None = None
+        self._route: Route | None = None
+        self._leases: list[Lease] = []
+        self._beat: Beat | None = None
+        self._wanted: dict[tuple[Proto, int], int] = {}  # the outside port had before
+        self._poked = asyncio.Event()
+        self._seen: frozenset[str] = frozenset()
+        self._came_in = False
+        self._status = MapStatus(state=MapState.ASKING if enabled else MapState.OFF)
+
+    def mappings(self) -> tuple[Candidate, ...]:
+        """Where others reach this node by the router; none when another outer address is seen outside."""
+        return self.status().mappings
+
+    def status(self) -> MapStatus:
+        """What became of it, as known now."""
+        verified = self._verified()
+        found = () if verified is False else tuple(map(_candidate, (lease.granted for lease in self._leases)))
+        status = self._status
+        if self._leases:
+            status = replace(status, external=self._leases[0].granted.external_host)
+        if verified is False:
+            why = f"the router calls `{status.external}` its outer address, outside another one is seen"
+            status = replace(status, why=why)
+        return replace(status, mappings=found, verified=verified)
+
+    def poke(self) -> None:
+        """Addresses have changed, or the machine slept: look at once whether the router still knows us."""
+        self._poked.set()
+
+    def seen_outside(self, hosts: frozenset[str]) -> None:
+        """The public addresses of this node as others see them (STUN); empty: nobody told."""
+        before = self.mappings()
+        self._seen = hosts
+        if self.mappings() != before:
+            self._changed()
+
+    def came_in(self) -> None:
+        """Somebody from outside of this network made a connection to the mesh port: the mapping works."""
+        self._came_in = bool(self._leases)
+
+    def _verified(self) -> bool | None:
+        if not self._leases:
+            return None
+        if self._came_in:
+            return True
+        v4 = {host for host in self._seen if ":" not in host}
+        return self._leases[0].granted.external_host in v4 if v4 else None
+
+    async def serve(self) -> None:
+        """Map, renew, and map again, until cancelled; then take everything away."""
+        if not self._enabled:
+            await asyncio.Event().wait()
+        try:
+            while True:
+                self._poked.clear()
+                await self._establish()
+                await self._hold()
+        finally:
+            await self._remove()
+
+    # To get mappings.
+
+    async def _establish(self) -> None:
+        """Ask in all languages at once; map by the best one that answers."""
+        before = self.mappings()
+        self._forget()
+        try:
+            self._route = await self._find_route()
+        except Broken as error:
+            self._status = MapStatus(state=MapState.NO_GATEWAY, why=error.what)
+        else:
+            await self._ask_all(self._route)
+        if self._status.state is not MapState.MAPPED:
+            LOG.info("not_mapped", state=str(self._status.state), why=self._status.why)
+        if self.mappings() != before:
+            self._changed()
+
+    async def _ask_all(self, route: Route) -> None:
+        routers = self._routers(route)
+        worst = MapStatus(
+            state=MapState.SILENT,
+            gateway=route.gateway,
+            why=f"the router `{route.gateway}` answers neither PCP, NAT-PMP nor UPnP",
+        )
+        async with Owner() as owner:
+            probes = [owner.start(_probe(router), name=f"probe {router.language}") for router in routers]
+            for router, probe in zip(routers, probes, strict=True):
+                pulse = await probe
+                outcome = await self._use(router, route, pulse)
+                if outcome.state is MapState.MAPPED:
+                    self._router, self._status = router, outcome
+                    break
+                if _RANK[outcome.state] > _RANK[worst.state]:
+                    worst = outcome
+            else:
+                self._status = worst
+            owner.cancel()
+
+    async def _use(self, router: Router, route: Route, pulse: Pulse | NotMapped) -> MapStatus:
+        """Map everything by one router."""
+        status = MapStatus(state=MapState.REFUSED, gateway=route.gateway, language=router.language)
+        if isinstance(pulse, NotMapped):
+            return replace(
+                status, state=MapState.SILENT if pulse.silent else MapState.REFUSED, why=pulse.what
+            )
+        if pulse.external_host and (why := why_not_outside(pulse.external_host)) is not None:
+            return _behind_nat(status, pulse.external_host, why)
+        held: list[Granted] = []
+        for proto, port in self._ports():
+            try:
+                granted = await router.map(self._wish(proto, port))
+            except NotMapped as refusal:
+                status = replace(status, why=refusal.what)
+                continue
+            if (why := why_not_outside(granted.external_host)) is not None:
+                await _unmap(router, [*held, granted])  # PCP does not tell before it maps
+                return _behind_nat(status, granted.external_host, why)
+            held.append(granted)
+        if not held:
+            return status
+        now = asyncio.get_running_loop().time()
+        self._take(held, now)
+        LOG.info("mapped", language=str(router.language), at=[_candidate(one).place for one in held])
+        return replace(status, state=MapState.MAPPED)
+
+    def _wish(self, proto: Proto, port: int) -> Wish:
+        external = self._wanted.get((proto, port), port)
+        return Wish(proto=proto, internal_port=port, external_port=external, lifetime=LIFETIME)
+
+    def _take(self, held: Sequence[Granted], now: float) -> None:
+        for granted in held:
+            self._leases.append(begin(granted, now))
+            self._wanted[granted.proto, granted.internal_port] = granted.external_port
+            if granted.epoch is not None:
+                self._beat = Beat(granted.epoch, now)
+
+    def _forget(self) -> None:
+        self._router, self._beat, self._leases, self._came_in = None, None, [], False
+
+    # To keep them.
+
+    async def _hold(self) -> None:
+        """Renew until it is time to ask anew: the router forgot, the way out is another, nothing is left."""
+        loop = asyncio.get_running_loop()
+        router, silent = self._router, 0
+        if router is None:
+            await self._wait(SEARCH_AGAIN)
+            return
+        look = loop.time() + PULSE_SECONDS
+        while self._leases:
+            due = min(lease.due for lease in self._leases)
+            poked = await self._wait(min(due, look) - loop.time())
+            if poked and await self._route_changed():
+                return
+            if poked or loop.time() >= look:
+                look = loop.time() + PULSE_SECONDS
+                try:
+                    pulse = await router.pulse([lease.granted for lease in self._leases])
+                except NotMapped:
+                    silent += 1
+                    if silent >= SILENT_PULSES:
+                        return
+                else:
+                    silent = 0
+                    if self._has_forgotten(pulse, loop.time()):
+                        return
+            await self._renew(router, loop.time())
+
+    async def _wait(self, seconds: float) -> bool:
+        """True when poked before so many seconds are over."""
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._poked.wait()
+        except TimeoutError:
+            return False
+        self._poked.clear()
+        return True
+
+    async def _route_changed(self) -> bool:
+        try:
+            return await self._find_route() != self._route
+        except Broken:
+            return True
+
+    def _has_forgotten(self, pulse: Pulse, now: float) -> bool:
+        before = self._beat
+        gone = pulse.forgot or moved([lease.granted for lease in self._leases], pulse)
+        if pulse.epoch is not None:
+            self._beat = Beat(pulse.epoch, now)
+            gone = gone or forgot(before, self._beat)
+        if gone:
+            LOG.info("router_forgot", gateway=self._status.gateway)
+        return gone
+
+    async def _renew(self, router: Router, now: float) -> None:
+        before = self.mappings()
+        kept: list[Lease] = []
+        for lease in self._leases:
+            if lease.due > now:
+                kept.append(lease)
+                continue
+            granted = lease.granted
+            try:
+                again = await router.map(self._wish(granted.proto, granted.internal_port))
+                if (why := why_not_outside(again.external_host)) is not None:
+                    raise NotMapped(f"the router has no public address any more: {why}")
+            except NotMapped as refusal:
+                LOG.info("not_renewed", why=refusal.what)
+                if now < lease.ends:
+                    kept.append(failed(lease, now))
+                continue
+            self._wanted[granted.proto, granted.internal_port] = again.external_port
+            kept.append(begin(again, now))
+        self._leases = kept
+        if self.mappings() != before:
+            self._changed()
+
+    async def _remove(self) -> None:
+        router, held = self._router, [lease.granted for lease in self._leases]
+        self._forget()
+        if router is not None and held:
+            await _unmap(router, held)
+
+
+_RANK = {
+    state: rank
+    for rank, state in enumerate(
+        (
+            MapState.OFF,
+            MapState.ASKING,
+            MapState.NO_GATEWAY,
+            MapState.SILENT,
+            MapState.REFUSED,
+            MapState.BEHIND_NAT,
+            MapState.MAPPED,
+        )
+    )
+}
+
+
+async def _probe(router: Router) -> Pulse | NotMapped:
+    try:
+        return await router.probe()
+    except NotMapped as refusal:
+        return refusal
+
+
+async def _unmap(router: Router, held: Sequence[Granted]) -> None:
+    """Take mappings away, all at once and within a second; what is left ends with its lease."""
+
+    async def one(granted: Granted) -> None:
+        try:
+            await router.unmap(granted)
+        except NotMapped as refusal:
+            LOG.info("not_unmapped", why=refusal.what)
+
+    try:
+        async with asyncio.timeout(FAREWELL_SECONDS), Owner() as owner:
+            for granted in held:
+                owner.start(one(granted), name="unmap")
+    except TimeoutError:
+        LOG.info("not_unmapped", why="the router does not answer")
+
+
+def _behind_nat(status: MapStatus, external: str, why: str) -> MapStatus:
+    words = f"a port of the router would not be reached: its outer address is `{external}`, {why}"
+    return replace(status, state=MapState.BEHIND_NAT, external=external, why=words)
+
+
+def _candidate(granted: Granted) -> Candidate:
+    return Candidate(granted.external_host, granted.external_port, granted.proto, "mapped")
