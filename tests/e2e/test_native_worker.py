@@ -3,12 +3,14 @@
 import os
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
 
+from tests.e2e.counting_proxy import CountingProxy
 from tests.e2e.models import patched, smollm2
 from tests.e2e.native_rig import Head, Worker, wait_until
 from tests.e2e.rpc_client import RpcClient
@@ -21,6 +23,25 @@ MIB = 1 << 20
 
 def server() -> Path:
     return patched().binaries[RPC_SERVER]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts segments by connection")
+def test_the_requests_of_a_token_leave_in_one_segment(tmp_path: Path) -> None:
+    few, many = 8, 72
+    with (
+        Worker(server(), tmp_path) as worker,
+        CountingProxy(worker.port) as proxy,
+        Head(patched().binaries[LLAMA_SERVER], tmp_path, smollm2(), [proxy.endpoint]) as head,
+    ):
+        head.complete(tokens=few)
+        counts = []
+        for tokens in (few, many):
+            before, calls = proxy.segments(), proxy.counts.calls.total()
+            head.complete(tokens=tokens)
+            counts.append((proxy.segments() - before, proxy.counts.calls.total() - calls))
+        (few_segments, few_calls), (many_segments, many_calls) = counts
+        assert many_calls - few_calls >= 5 * (many - few), "a token is that many requests"
+        assert many_segments - few_segments <= 1.25 * (many - few)  # a new graph now and then takes more
 
 
 def test_listen_a_client_that_comes_before_the_server_is_served(tmp_path: Path) -> None:
