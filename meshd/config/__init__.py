@@ -1,11 +1,11 @@
 """Configuration: option, then environment, then TOML file, then default, made into one frozen tree."""
 
-from meshd.config.check import check, read_join, without_effect
+from meshd.config.check import check, read_join
 from meshd.config.load import Loaded, Setting, load
 from meshd.config.tree import (
-    AVAILABLE_LINKS,
     DEFAULT_API_PORT,
     DEFAULT_MESH_PORT,
+    DEFAULT_STUN,
     MESH_PORT_TRIES,
     Config,
     HostPort,
@@ -21,9 +21,9 @@ from meshd.config.tree import (
 )
 
 __all__ = [
-    "AVAILABLE_LINKS",
     "DEFAULT_API_PORT",
     "DEFAULT_MESH_PORT",
+    "DEFAULT_STUN",
     "MESH_PORT_TRIES",
     "Config",
     "HostPort",
@@ -41,5 +41,4 @@ __all__ = [
     "home_here",
     "load",
     "read_join",
-    "without_effect",
 ]

@@ -6,19 +6,13 @@ from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
 from meshd.base.hosts import is_loopback
-from meshd.config.tree import AVAILABLE_LINKS, Config, LinksConfig
+from meshd.config.tree import Config
 
 MAX_TOKEN_BYTES = 4096
 
 
 def check(config: Config, role: str) -> None:
     """Raise UserError (UsageError: no --model) when this node cannot play `role` as it is told to."""
-    if not set(config.links.kinds) & set(AVAILABLE_LINKS):
-        asked = ",".join(config.links.kinds)
-        raise UserError(
-            f"this version has none of the kinds of link asked for: `{asked}`",
-            hint=f"leave --links out, or name one that it has: {', '.join(AVAILABLE_LINKS)}",
-        )
     if role == "worker":
         for model in config.worker.models:
             _check_model(model)
@@ -28,17 +22,6 @@ def check(config: Config, role: str) -> None:
             )
     if role == "serve":
         _check_serve(config)
-
-
-def without_effect(links: LinksConfig) -> tuple[str, ...]:
-    """The options given that only links of a later version use, as they are written."""
-    given = LinksConfig()
-    asked = () if links.kinds == given.kinds else set(links.kinds) - set(AVAILABLE_LINKS)
-    found = [f"`--links {','.join(kind for kind in links.kinds if kind in asked)}`"] if asked else []
-    found += ["`--stun`"] if links.stun else []
-    found += ["`--relay`"] if links.relays else []
-    found += ["`--no-mdns`"] if links.no_mdns else []
-    return tuple(found)
 
 
 def _check_serve(config: Config) -> None:

@@ -98,7 +98,7 @@ KEYS: tuple[Key, ...] = (
         option="--links",
         metavar="KIND,…",
         list_separator=",",
-        help=f"kinds of link that may be used, of {','.join(LINK_KINDS)} (this version has tcp)",
+        help=f"kinds of link that may be used, of {','.join(LINK_KINDS)} (default: all)",
     ),
     Key(
         section="links",
@@ -108,7 +108,7 @@ KEYS: tuple[Key, ...] = (
         metavar="HOST:PORT",
         repeat=True,
         list_separator=",",
-        help="STUN server, may repeat; none for no server (kept for links that punch; tcp needs none)",
+        help="STUN server that tells this node its outer address, may repeat; none for no server",
     ),
     Key(
         section="links",
@@ -118,7 +118,7 @@ KEYS: tuple[Key, ...] = (
         metavar="URL",
         repeat=True,
         list_separator=",",
-        help="relay, may repeat (kept for relay links)",
+        help="relay, by the URL that it prints at its start, may repeat",
     ),
     Key(
         section="links",
@@ -127,6 +127,14 @@ KEYS: tuple[Key, ...] = (
         option="--no-mdns",
         switch=True,
         help="neither announce this node on the local network nor look for others there",
+    ),
+    Key(
+        section="links",
+        field="no_portmap",
+        form=forms.BOOLEAN,
+        option="--no-portmap",
+        switch=True,
+        help="do not ask the home router for a port (PCP, NAT-PMP, UPnP)",
     ),
     Key(
         section="worker",

@@ -13,7 +13,7 @@ DEFAULT_MESH_PORT = 17430  # TCP and UDP; between 17236 and 17499 IANA has given
 MESH_PORT_TRIES = 16  # the default port and its successors, when nobody asked for a port
 DEFAULT_API_PORT = 8090
 LINK_KINDS = ("tcp", "webrtc", "quic", "relay")
-AVAILABLE_LINKS = ("tcp",)  # what this version can do
+DEFAULT_STUN = ("stun.cloudflare.com:3478", "stun.l.google.com:19302")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,10 @@ class LinksConfig:
 
     listen: HostPort | None = None
     kinds: tuple[str, ...] = LINK_KINDS
-    stun: tuple[str, ...] = ()
+    stun: tuple[str, ...] = DEFAULT_STUN
     relays: tuple[str, ...] = ()
     no_mdns: bool = False
+    no_portmap: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from meshd.admin.server import AdminServer
 from meshd.base import log
 from meshd.base.tasks import Owner, first_error
-from meshd.config import Config, without_effect
+from meshd.config import Config
 from meshd.daemon.claims import Claims
 from meshd.daemon.control import DaemonControl, Parts
 from meshd.daemon.entry import enter
@@ -29,8 +29,6 @@ def run(config: Config, role: str, out: Callable[[str], None], note: Callable[[s
     `out` gets the token line, `note` remarks that a person must see whatever the level of the log.
     """
     log.set_up(level=config.log.level, form=config.log.format, file=config.paths.logs / "meshd.log")
-    if unused := without_effect(config.links):
-        LOG.warning("options_unused", why=f"this version has no use for {', '.join(unused)}")
     home = Home(config.paths.home)
     with home.lock(daemon=True):
         try:

@@ -100,7 +100,6 @@ def test_a_token_from_elsewhere(started: Started, tmp_path: Path, monkeypatch: p
 
 def test_what_cannot_be_is_said_before_anything_starts(started: Started) -> None:
     refused(meshd("serve", "--model", "/nonexistent"), 1)
-    refused(meshd("worker", "--links", "quic"), 1)
     refused(meshd("serve"), 2)
     assert started == []
 

@@ -107,7 +107,6 @@ def test_what_does_not_parse_ends_with_2(argv: list[str], words: str) -> None:
         (["serve", "--model", "/nonexistent/m.gguf"], "cannot read model file"),
         (["serve", "--model", "smollm2"], "there is no model file"),
         (["serve", "--model", "/dev/null", "--host", "0.0.0.0"], "would answer anybody"),
-        (["worker", "--links", "webrtc"], "none of the kinds of link"),
         (["worker", "--join", "@/nonexistent/token"], "cannot read the invite token"),
         (["worker", "--config", "/nonexistent.toml"], "cannot read configuration"),
         (["status"], "no daemon is running for"),

@@ -8,13 +8,11 @@ import pytest
 from meshd.base.errors import UsageError, UserError
 from meshd.config import (
     Config,
-    LinksConfig,
     NodeConfig,
     ServeConfig,
     WorkerConfig,
     check,
     read_join,
-    without_effect,
 )
 
 
@@ -31,13 +29,6 @@ def test_defaults_make_a_worker() -> None:
 
 def test_a_model_makes_a_serving_node(model: Path) -> None:
     check(Config(serve=ServeConfig(model=model)), "serve")
-
-
-def test_no_usable_kind_of_link_is_said() -> None:
-    with pytest.raises(UserError, match="none of the kinds of link asked for: `webrtc,quic`") as caught:
-        check(Config(links=LinksConfig(kinds=("webrtc", "quic"))), "worker")
-    assert "tcp" in caught.value.hint
-    check(Config(links=LinksConfig(kinds=("webrtc", "tcp"))), "worker")
 
 
 def test_serve_without_a_model_does_not_parse() -> None:
@@ -109,19 +100,3 @@ def test_a_token_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ):
         with pytest.raises(UserError, match=words):
             joined(join)
-
-
-@pytest.mark.parametrize(
-    ("links", "named"),
-    [
-        (LinksConfig(), ()),
-        (LinksConfig(kinds=("tcp",)), ()),
-        (LinksConfig(kinds=("tcp", "quic", "relay")), ("`--links quic,relay`",)),
-        (
-            LinksConfig(stun=("stun.example.org:3478",), relays=("https://r",), no_mdns=True),
-            ("`--stun`", "`--relay`", "`--no-mdns`"),
-        ),
-    ],
-)
-def test_options_of_later_versions_are_named(links: LinksConfig, named: tuple[str, ...]) -> None:
-    assert without_effect(links) == named

@@ -59,6 +59,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "links.stun": ("stun.example.org:3478", ("stun.example.org:3478",)),
     "links.relays": ("https://r/1,https://r/2", ("https://r/1", "https://r/2")),
     "links.no_mdns": ("true", True),
+    "links.no_portmap": ("true", True),
     "worker.models": ("/m/a.gguf:/m/b.gguf", (Path("/m/a.gguf"), Path("/m/b.gguf"))),
     "worker.devices": ("CUDA0,CUDA1", ("CUDA0", "CUDA1")),
     "worker.memory": ("8G", 8 << 30),
