@@ -13,13 +13,16 @@ from meshd.base.errors import Broken, EndOfStream
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.link.interface import Dialer, Link, Listener
 from meshd.link.tcp import TcpDialer, TcpListener
+from meshd.link.webrtc import WebRtcLinks
 from meshd.wire.address import Candidate
 
 from tests.conformance.channel_link import ChannelDialer, ChannelEndpoint, ChannelListener
 from tests.conformance.data_channel import Fabric, Post
 from tests.conformance.memory_link import MemoryDialer, MemoryListener, MemoryNet
 from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.punched import Proxies, ThroughProxies, punching
 from tests.conformance.run import until
+from tests.conformance.udp_wire import UdpWire
 from tests.conformance.wire import Wire, tcp_proxy
 
 
@@ -140,6 +143,52 @@ class ChannelRig:
                 owner.cancel()
 
 
+class WebRtcRig:
+    """ICE, DTLS and SCTP over the loopback of one family."""
+
+    def __init__(self, name: str, host: str) -> None:
+        self.name = name
+        self.host = host
+
+    @contextlib.asynccontextmanager
+    async def ends(self) -> AsyncIterator[Ends]:
+        mesh, post, wire = TestMesh(), Post(), UdpWire()
+        near, far = mesh.node(), mesh.node()
+
+        def links(node: Node, direction: str) -> WebRtcLinks:
+            return WebRtcLinks(
+                node.now,
+                post.signals(node.peer),
+                hosts=lambda: [self.host],
+                open_socket=wire.opener(direction),
+            )
+
+        here, there = links(near, "up"), links(far, "down")
+        async with serving(there) as (accepted, stop), serving(here):
+            yield Ends(near, far, here, there, (), wire, accepted, stop)
+
+
+class PunchedRig:
+    """TCP by punching."""
+
+    name = "punched"
+
+    @contextlib.asynccontextmanager
+    async def ends(self) -> AsyncIterator[Ends]:
+        mesh, post = TestMesh(), Post()
+        near, far = mesh.node(), mesh.node()
+        async with Owner() as owner:
+            wire = Proxies(owner)
+            dialer = punching(near, ThroughProxies(post.signals(near.peer), wire))
+            listener = punching(far, ThroughProxies(post.signals(far.peer), wire))
+            try:
+                async with serving(dialer), serving(listener) as (accepted, stop):
+                    yield Ends(near, far, dialer, listener, (), wire, accepted, stop)
+            finally:
+                owner.cancel()
+                wire.cut()
+
+
 def has_ipv6() -> bool:
     """Whether this machine has ::1."""
     try:
@@ -158,4 +207,11 @@ RIGS = [
     ),
     pytest.param(MemoryRig(), id="memory"),
     pytest.param(ChannelRig(), id="channel"),
+    pytest.param(PunchedRig(), id="punched"),
+    pytest.param(WebRtcRig("webrtc4", "127.0.0.1"), id="webrtc4"),
+    pytest.param(
+        WebRtcRig("webrtc6", "::1"),
+        id="webrtc6",
+        marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback"),
+    ),
 ]

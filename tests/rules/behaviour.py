@@ -16,6 +16,7 @@ TIMERS_ALLOWED = frozenset(
     {
         "meshd/process/child.py",  # drives the timers of the life cycle's table
         "meshd/process/output.py",  # holds a child back that prints too much
+        "meshd/link/sctp_association.py",  # probes and late acknowledgements: a task for each would cost more
     }
 )
 
@@ -62,6 +63,9 @@ PURE_FILES = frozenset(
         "meshd/peer/attempts.py",
         "meshd/peer/rates.py",
         "meshd/process/lifecycle.py",
+        "meshd/rendezvous/mdns_neighbours.py",
+        "meshd/rendezvous/mdns_places.py",
+        "meshd/rendezvous/mdns_text.py",
         "meshd/role/command.py",
         "meshd/role/extra.py",
         "meshd/role/lease.py",

@@ -1,0 +1,235 @@
+"""An SCTP association over DTLS: aiortc begins and ends it, DATA and SACK are ours.
+
+Imports aiortc: import this module on demand. aiortc 1.16 fills a path badly: it sends at most four chunks
+for each SACK, holds its window at 1 MiB, waits 1 to 3 s before it sends again, halves its window at each
+loss, walks its whole queues for each SACK, and builds SACKs longer than it can read. So this subclass keeps
+its handshake (INIT to COOKIE-ACK, with verification tags), and takes everything else into sctp_outbox.py
+and sctp_inbox.py. On the wire it is plain SCTP.
+
+All calls into it are made by the loop's thread; nothing here waits. Its one timer is the earliest of what
+it has to do without being called: probe, late acknowledgement.
+"""
+
+import asyncio
+import struct
+from collections.abc import Callable, Coroutine, Sequence
+
+from aiortc import RTCDtlsTransport, RTCSctpCapabilities, RTCSctpTransport
+from aiortc.rtcsctptransport import Chunk
+
+from meshd.base.errors import RemoteProtocolError
+from meshd.link import sctp_packet as wire
+from meshd.link.sctp_inbox import MAX_WINDOW_BYTES, Inbox
+from meshd.link.sctp_outbox import Outbox
+
+INIT_SECONDS = 0.4  # before an unanswered INIT goes out again; eight times (aiortc: 3 s)
+ACK_SECONDS = 0.02  # that an acknowledgement may wait for data to travel with
+ACK_CHUNKS = 16  # received without an acknowledgement, at most
+LOW_BYTES = 16 << 10  # of backlog: `on_drained` is called when it falls to this
+_BEGINNING = frozenset({wire.INIT, wire.INIT_ACK, wire.HEARTBEAT, wire.ABORT, wire.COOKIE_ECHO, 9, 11})
+
+
+class Association(RTCSctpTransport):
+    """One association. `on_bytes` gets what came, in order, and is told of ends by `on_end(clean)`."""
+
+    def __init__(self, dtls: RTCDtlsTransport, send: Callable[[bytes], None]) -> None:
+        super().__init__(dtls, wire.PORT)
+        self._advertised_rwnd = MAX_WINDOW_BYTES
+        self._rto = INIT_SECONDS
+        self._write = send
+        self._inbox: Inbox | None = None
+        self._outbox: Outbox | None = None
+        self._ready: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._ack_at: float | None = None
+        self._over = False
+        self.opened = asyncio.Event()  # or ended
+        self.on_bytes: Callable[[bytes], None] = lambda data: None
+        self.on_end: Callable[[bool], None] = lambda clean: None
+        self.on_drained: Callable[[], None] = lambda: None
+        self.unread: Callable[[], int] = lambda: 0
+
+    # --- what the pipe calls
+
+    async def begin(self) -> None:
+        """Start the handshake; `opened` is set at its end."""
+        await self.start(RTCSctpCapabilities(maxMessageSize=0), wire.PORT)
+
+    @property
+    def is_open(self) -> bool:
+        """Bytes may be written."""
+        return self._outbox is not None and not self._over
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Written and not sent yet."""
+        return 0 if self._outbox is None else self._outbox.backlog_bytes
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing is left that the other side has not acknowledged."""
+        return self._outbox is None or self._outbox.is_done
+
+    def write(self, data: Sequence[bytes | memoryview]) -> None:
+        """Queue the pieces and send what the windows allow."""
+        if self._outbox is not None:
+            for piece in data:
+                self._outbox.write(piece)
+            self._flush()
+
+    def say_farewell(self) -> None:
+        """Queue the word that ends the link, behind all bytes."""
+        if self._outbox is not None:
+            self._outbox.write(b"end", protocol=wire.FAREWELL)
+            self._flush()
+
+    def was_read(self) -> None:
+        """`unread` has fallen."""
+        if self._inbox is not None and not self._over and self._inbox.wants_update(unread=self.unread()):
+            self._acknowledge()
+
+    def drop(self) -> None:
+        """End it at once; the other side is told, if it hears us."""
+        if not self._over:
+            self._over = True
+            if self._remote_verification_tag:
+                self._write(wire.seal(self._remote_verification_tag, struct.pack("!BBH", wire.ABORT, 0, 4)))
+            self._set_state(self.State.CLOSED)
+
+    # --- what came
+
+    def take(self, packet: bytes) -> None:
+        """One packet. What is malformed is dropped, as the network could have dropped it."""
+        try:
+            tag, chunks = wire.open_packet(packet)
+            if not chunks or self._over:
+                return
+            if chunks[0][0] in _BEGINNING:
+                if len(chunks) == 1:
+                    _run(self._handle_data(packet))  # checks the tag
+                return
+            if tag != self._local_verification_tag:
+                return
+            for kind, _, body in chunks:
+                if kind == wire.DATA:
+                    self._take_data(body)
+                elif kind == wire.SACK and self._outbox is not None:
+                    self._outbox.on_sack(wire.open_sack(body), self._loop.time())
+        except (RemoteProtocolError, struct.error, AssertionError, ValueError):
+            return
+
+    def _take_data(self, body: bytes) -> None:
+        if self._inbox is None:
+            if self._last_received_tsn is None:
+                return  # before the handshake; it comes again
+            self._inbox = Inbox((self._last_received_tsn + 1) % wire.TSNS)
+        tsn, protocol, payload = wire.open_data(body)
+        for kind, data in self._inbox.take(tsn, protocol, payload, unread=self.unread()):
+            if kind == wire.BINARY:
+                self._ready.append(data)
+            elif kind == wire.FAREWELL:
+                self._deliver()
+                self._acknowledge()
+                self.on_end(True)
+
+    def batch_ended(self) -> None:
+        """All packets that had come were taken: deliver, answer, acknowledge."""
+        self._deliver()
+        self._flush()
+        inbox = self._inbox
+        if inbox is None or self._over or not (inbox.due or inbox.urgent):
+            return
+        if inbox.urgent or inbox.due >= 2:
+            self._acknowledge()
+        elif self._ack_at is None:
+            self._ack_at = self._loop.time() + ACK_SECONDS
+            self._arm(self._ack_at)
+
+    def _deliver(self) -> None:
+        if self._ready:
+            data = b"".join(self._ready) if len(self._ready) > 1 else self._ready[0]
+            self._ready.clear()
+            self.on_bytes(data)
+
+    # --- what goes
+
+    def _flush(self) -> None:
+        """Send what the windows allow; an acknowledgement that waits travels with the first chunk."""
+        outbox = self._outbox
+        if outbox is None or self._over:
+            return
+        now, before = self._loop.time(), outbox.backlog_bytes
+        while (chunk := outbox.next_chunk(now)) is not None:
+            number = chunk.number & 0xFFFF
+            data = wire.data_chunk(outbox.tsn_of(chunk), number, chunk.protocol, chunk.payload)
+            if self._ack_at is not None and len(data) < outbox.payload_bytes - 64:
+                data = self._sack() + data
+            self._write(wire.seal(self._remote_verification_tag, data))
+        if (at := outbox.deadline()) is not None:
+            self._arm(at)
+        if before > LOW_BYTES >= outbox.backlog_bytes or outbox.is_done:
+            self.on_drained()
+
+    def _sack(self) -> bytes:
+        assert self._inbox is not None
+        self._ack_at = None
+        return self._inbox.sack(unread=self.unread())
+
+    def _acknowledge(self) -> None:
+        self._write(wire.seal(self._remote_verification_tag, self._sack()))
+
+    # --- time
+
+    def _arm(self, at: float) -> None:
+        """Have `_on_timer` called at `at` or before; a timer that is early enough stays as it is."""
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._over or self._outbox is None:
+            return
+        now = self._loop.time()
+        if not self._outbox.on_timer(now):
+            self._end()
+            return
+        self._flush()
+        if self._ack_at is not None:
+            if now >= self._ack_at:
+                self._acknowledge()
+            else:
+                self._arm(self._ack_at)
+
+    # --- what aiortc calls
+
+    async def _send_chunk(self, chunk: Chunk) -> None:
+        self._write(wire.seal(self._remote_verification_tag, bytes(chunk)))
+
+    def _set_state(self, state: RTCSctpTransport.State) -> None:
+        super()._set_state(state)
+        if state == self.State.ESTABLISHED and self._outbox is None:
+            self._outbox = Outbox(self._local_tsn, peer_window=self._ssthresh)
+            self.opened.set()
+        elif state == self.State.CLOSED:
+            self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.opened.set()
+        self.on_end(False)
+
+
+def _run(work: Coroutine[object, object, None]) -> None:
+    """Run a coroutine of aiortc that never waits: over our `_send_chunk` none of the handshake does."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    work.close()
+    raise AssertionError("aiortc waits where it did not")

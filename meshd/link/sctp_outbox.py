@@ -1,0 +1,243 @@
+"""The sending half of an SCTP association, pure: bytes and SACKs in, chunks to send out.
+
+Losses are found as QUIC finds them (RFC 9002 6.1): each transmission has a number, and one is lost when one
+that is later by three or more was acknowledged, or one that was sent 9/8 of a round trip later. So a
+retransmission that is lost is found as quickly as the first, and an acknowledgement costs what is new in it:
+it never walks over what was said before. When nothing comes back, a probe is sent (RFC 9002 6.2), first after
+about a round trip, and the window stays what the model of the path says.
+"""
+
+from collections import deque
+
+from meshd.link.model_window import ModelWindow
+from meshd.link.sctp_packet import BINARY, DATA_OVERHEAD, TSNS, SackBody, ahead
+
+MAX_PACKET_BYTES = 1189  # an IPv6 path of 1280 bytes, less IP, UDP and DTLS (as aiortc has it)
+REORDER_PACKETS = 3
+MAX_REORDER_PACKETS = 64
+FIRST_PROBE_SECONDS = 0.5  # before any round trip was seen (RFC 6298 says 1)
+LEAST_PROBE_SECONDS = 0.05  # beyond the round trip: the other side's turn of the loop and its 20 ms
+MOST_PROBE_SECONDS = 3.0
+GIVE_UP_SECONDS = 30.0  # nothing acknowledged for so long while something was on its way
+MAX_FLIGHT_CHUNKS = 16_000  # a SACK names 65535; stream numbers of 16 bits are compared by halves
+
+
+class Sent:
+    """One chunk from its first transmission until it is acknowledged."""
+
+    __slots__ = ("number", "payload", "protocol", "sent_at", "times", "turn")
+
+    def __init__(self, number: int, protocol: int, payload: bytes) -> None:
+        self.number = number
+        self.protocol = protocol
+        self.payload = payload
+        self.turn = -1  # number of its last transmission
+        self.sent_at = 0.0
+        self.times = 0
+
+
+class Outbox:
+    """What is to be sent and what was. `first_tsn` is our initial TSN, `peer_window` the other side's."""
+
+    def __init__(self, first_tsn: int, *, peer_window: int, payload_bytes: int = 0) -> None:
+        self._first = first_tsn
+        self._peer_window = peer_window
+        self.payload_bytes = payload_bytes or (MAX_PACKET_BYTES - DATA_OVERHEAD) // 4 * 4
+        self.model = ModelWindow(self.payload_bytes)
+        self._backlog: deque[tuple[int, memoryview]] = deque()
+        self.backlog_bytes = 0
+        self._next = 0  # number of the next new chunk
+        self._base = 0  # the first number that is not acknowledged
+        self._chunks: dict[int, Sent] = {}  # not acknowledged
+        self._flight: dict[int, Sent] = {}  # by turn, oldest first
+        self.flight_bytes = 0
+        self._lost: deque[Sent] = deque()
+        self._gaps: tuple[tuple[int, int], ...] = ()  # as numbers, of the last SACK
+        self._turn = 0
+        self._acked_turn = -1
+        self._acked_sent_at = 0.0
+        self._reorder = REORDER_PACKETS
+        self._srtt: float | None = None
+        self._rttvar = 0.0
+        self._probes = 0  # in a row
+        self._probe_due = False
+        self._heard_at = 0.0  # of the last acknowledgement, or of the first chunk after silence
+
+    # --- in
+
+    def write(self, data: bytes | memoryview, *, protocol: int = BINARY) -> None:
+        """Queue bytes; they are not changed by the caller afterwards."""
+        if len(data):
+            self._backlog.append((protocol, memoryview(data)))
+            self.backlog_bytes += len(data)
+
+    @property
+    def is_done(self) -> bool:
+        """All that was written is acknowledged."""
+        return not self._backlog and not self._chunks
+
+    def on_sack(self, sack: SackBody, now: float) -> None:
+        """Take an acknowledgement; one that is old, or names what was never sent, is ignored."""
+        cumulative = self._base + ahead(sack.cumulative, (self._first + self._base) % TSNS)
+        if cumulative < self._base - 1 or cumulative >= self._next:
+            return
+        gaps = tuple((cumulative + start, cumulative + end) for start, end in sack.gaps)
+        if gaps and gaps[-1][1] >= self._next:
+            return
+        self._peer_window, self._heard_at = sack.window, now
+        newly = [chunk for number in range(self._base, cumulative + 1) if (chunk := self._chunks.get(number))]
+        self._base = cumulative + 1
+        if gaps != self._gaps:
+            newly += self._fresh(gaps)
+            self._gaps = gaps
+        if newly:
+            self._acknowledge(newly, now)
+
+    def _fresh(self, gaps: tuple[tuple[int, int], ...]) -> list[Sent]:
+        """Chunks in `gaps` that are not acknowledged yet; steps over what the last SACK has said."""
+        old, at, fresh = self._gaps, 0, []
+        for start, end in gaps:
+            number = start
+            while number <= end:
+                while at < len(old) and old[at][1] < number:
+                    at += 1
+                if at < len(old) and old[at][0] <= number:
+                    number = old[at][1] + 1
+                    continue
+                stop = min(end, old[at][0] - 1) if at < len(old) else end
+                fresh += [chunk for n in range(number, stop + 1) if (chunk := self._chunks.get(n))]
+                number = stop + 1
+        return fresh
+
+    def _acknowledge(self, newly: list[Sent], now: float) -> None:
+        size, latest = 0, newly[0]
+        for chunk in newly:
+            del self._chunks[chunk.number]
+            size += len(chunk.payload)
+            if chunk.turn > latest.turn:
+                latest = chunk
+            if self._flight.pop(chunk.turn, None) is not None:
+                self.flight_bytes -= len(chunk.payload)
+            elif chunk.times == 1:  # was taken for lost and only came late
+                self._reorder = min(2 * self._reorder, MAX_REORDER_PACKETS)
+        rtt = now - latest.sent_at if latest.times == 1 else None
+        if rtt is not None:
+            self._measure(rtt)
+        if latest.turn > self._acked_turn:
+            self._acked_turn, self._acked_sent_at = latest.turn, latest.sent_at
+        self._probes = 0
+        self.model.acked(now, size, rtt)
+        self._find_losses()
+
+    def _measure(self, rtt: float) -> None:
+        if self._srtt is None:
+            self._srtt, self._rttvar = rtt, rtt / 2
+        else:
+            self._rttvar += (abs(self._srtt - rtt) - self._rttvar) / 4
+            self._srtt += (rtt - self._srtt) / 8
+
+    def _find_losses(self) -> None:
+        most_turn = self._acked_turn - self._reorder
+        most_age = self._acked_sent_at - 9 / 8 * (self._srtt or 1.0)
+        for turn, chunk in list(self._oldest(most_turn, most_age)):
+            del self._flight[turn]
+            self.flight_bytes -= len(chunk.payload)
+            self._lost.append(chunk)
+
+    def _oldest(self, most_turn: int, most_age: float) -> list[tuple[int, Sent]]:
+        found = []
+        for turn, chunk in self._flight.items():
+            if turn > most_turn and (chunk.sent_at > most_age or turn > self._acked_turn):
+                break
+            found.append((turn, chunk))
+        return found
+
+    # --- out
+
+    def next_chunk(self, now: float) -> Sent | None:
+        """The next chunk to send now, if the windows have room: what was lost, then what is new."""
+        while self._lost:
+            if not self._probe_due and self.flight_bytes >= self.model.window:
+                return None
+            chunk = self._lost.popleft()
+            if chunk.number in self._chunks:
+                return self._send(chunk, now)
+        if not self._backlog:
+            return None
+        if len(self._chunks) >= MAX_FLIGHT_CHUNKS:
+            return None
+        room = min(self.model.window, self._peer_window)
+        if self.flight_bytes + min(self.backlog_bytes, self.payload_bytes) > room and self._flight:
+            return None  # one chunk is always allowed: it asks a closed window (RFC 9260 6.1 A)
+        return self._send(self._cut(), now)
+
+    def _cut(self) -> Sent:
+        protocol, first = self._backlog.popleft()
+        most = self.payload_bytes
+        if len(first) > most:
+            self._backlog.appendleft((protocol, first[most:]))
+            payload = bytes(first[:most])
+        else:
+            parts, size = [first], len(first)
+            while self._backlog and self._backlog[0][0] == protocol and size < most:
+                _, more = self._backlog.popleft()
+                part = more[: most - size]
+                if len(part) < len(more):
+                    self._backlog.appendleft((protocol, more[len(part) :]))
+                parts.append(part)
+                size += len(part)
+            payload = b"".join(parts)
+        self.backlog_bytes -= len(payload)
+        chunk = Sent(self._next, protocol, payload)
+        self._chunks[self._next] = chunk
+        self._next += 1
+        return chunk
+
+    def _send(self, chunk: Sent, now: float) -> Sent:
+        if not self._flight and not self._probes:
+            self._heard_at = now
+        self._probe_due = False
+        chunk.turn = self._turn
+        chunk.sent_at = now
+        chunk.times += 1
+        self._flight[self._turn] = chunk
+        self._turn += 1
+        self.flight_bytes += len(chunk.payload)
+        return chunk
+
+    def tsn_of(self, chunk: Sent) -> int:
+        """The number of a chunk as it stands on the wire."""
+        return (self._first + chunk.number) % TSNS
+
+    # --- time
+
+    def deadline(self) -> float | None:
+        """When `on_timer` wants to be called; None while nothing is on its way."""
+        if not self._flight:
+            return None
+        newest = next(reversed(self._flight.values())).sent_at
+        return max(newest, self._heard_at) + self._probe_seconds()
+
+    def _probe_seconds(self) -> float:
+        if self._srtt is None:
+            wait = FIRST_PROBE_SECONDS
+        else:
+            wait = self._srtt + max(4 * self._rttvar, LEAST_PROBE_SECONDS)
+        return float(min(wait * 2 ** min(self._probes, 10), MOST_PROBE_SECONDS))
+
+    def on_timer(self, now: float) -> bool:
+        """Nothing came back in time: have the oldest sent again. False when it is time to give up."""
+        deadline = self.deadline()
+        if deadline is None or now < deadline:
+            return True
+        if now - self._heard_at > GIVE_UP_SECONDS:
+            return False
+        self._probes += 1
+        self._probe_due = True
+        first_turn = next(iter(self._flight))
+        again = [first_turn] if self._probes < 3 else list(self._flight)
+        for turn in again:  # the third time in a row all of it counts as lost, so that it may be sent again
+            chunk = self._flight.pop(turn)
+            self.flight_bytes -= len(chunk.payload)
+            self._lost.append(chunk)
+        return True

@@ -1,0 +1,116 @@
+"""SCTP packets as the webrtc link sends and reads them (RFC 9260), pure: bytes and values.
+
+Only what runs all the time is here: DATA and SACK. The chunks that begin and end an association are
+aiortc's (sctp_association.py). Every DATA chunk is a whole message, so nothing is put together again: the
+link is a byte stream and has no use for boundaries.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from google_crc32c import value as crc32c
+
+from meshd.base.errors import RemoteProtocolError
+
+PORT = 5000  # both sides; there is one association in each DTLS connection (RFC 8841)
+DATA, INIT, INIT_ACK, SACK, HEARTBEAT, HEARTBEAT_ACK, ABORT = range(7)
+COOKIE_ECHO, COOKIE_ACK = 10, 11
+STREAM = 0
+BINARY = 53  # payload protocol of our bytes (RFC 8831 8)
+FAREWELL = 51  # "string": the one word that ends a link
+WHOLE = 0x03  # begins and ends a message
+MAX_GAPS = 250  # a SACK with more would not fit a DTLS record of 1500 bytes, and be thrown away
+TSNS = 1 << 32
+_HALF = 1 << 31
+
+_COMMON = struct.Struct("!HHL")
+_CHUNK = struct.Struct("!BBH")
+_DATA = struct.Struct("!BBHLHHL")
+_DATA_BODY = struct.Struct("!LHHL")
+_SACK = struct.Struct("!BBHLLHH")
+_SACK_BODY = struct.Struct("!LLHH")
+_ZERO = bytes(4)
+_PAD = (b"", b"\0\0\0", b"\0\0", b"\0")
+
+DATA_OVERHEAD = 12 + 16  # common header and chunk header
+
+
+@dataclass(frozen=True, slots=True)
+class SackBody:
+    """What the other side has: all up to `cumulative`, and blocks `(start, end)` counted from there."""
+
+    cumulative: int
+    window: int
+    gaps: tuple[tuple[int, int], ...]
+
+
+def seal(tag: int, chunks: bytes) -> bytes:
+    """A packet with its checksum (CRC32c, RFC 9260 appendix A)."""
+    head = _COMMON.pack(PORT, PORT, tag)
+    return b"".join((head, crc32c(b"".join((head, _ZERO, chunks))).to_bytes(4, "little"), chunks))
+
+
+def data_chunk(tsn: int, sequence: int, protocol: int, payload: bytes) -> bytes:
+    """One whole message as a DATA chunk."""
+    size = len(payload)
+    head = _DATA.pack(DATA, WHOLE, size + 16, tsn, STREAM, sequence, protocol)
+    return b"".join((head, payload, _PAD[size & 3]))
+
+
+def sack_chunk(cumulative: int, window: int, gaps: Sequence[tuple[int, int]]) -> bytes:
+    """An acknowledgement; gaps beyond the first 250 are left out, and told once those have closed."""
+    told = gaps[:MAX_GAPS]
+    head = _SACK.pack(SACK, 0, 16 + 4 * len(told), cumulative, window, len(told), 0)
+    return head + b"".join(_pair(start, end) for start, end in told)
+
+
+_pair = struct.Struct("!HH").pack
+
+
+def open_packet(packet: bytes) -> tuple[int, list[tuple[int, int, bytes]]]:
+    """The tag and the chunks `(type, flags, body)`. Raises RemoteProtocolError when it is not a packet."""
+    size = len(packet)
+    if size < 16:
+        raise RemoteProtocolError("an SCTP packet is too short", code="sctp")
+    checksum = int.from_bytes(packet[8:12], "little")
+    if checksum != crc32c(b"".join((packet[:8], _ZERO, packet[12:]))):
+        raise RemoteProtocolError("an SCTP packet has a wrong checksum", code="sctp")
+    chunks = []
+    at = 12
+    while at <= size - 4:
+        kind, flags, length = _CHUNK.unpack_from(packet, at)
+        if length < 4 or at + length > size:
+            raise RemoteProtocolError("an SCTP chunk has a wrong length", code="sctp")
+        chunks.append((kind, flags, packet[at + 4 : at + length]))
+        at += (length + 3) & ~3
+    return _COMMON.unpack_from(packet)[2], chunks
+
+
+def open_data(body: bytes) -> tuple[int, int, bytes]:
+    """TSN, payload protocol, payload of a DATA chunk. Raises RemoteProtocolError."""
+    if len(body) <= 12:
+        raise RemoteProtocolError("a DATA chunk has no data", code="sctp")
+    tsn, _, _, protocol = _DATA_BODY.unpack_from(body)
+    return tsn, protocol, body[12:]
+
+
+def open_sack(body: bytes) -> SackBody:
+    """Read a SACK, whose gaps must be in order and apart. Raises RemoteProtocolError."""
+    if len(body) < 12:
+        raise RemoteProtocolError("a SACK is too short", code="sctp")
+    cumulative, window, count, repeats = _SACK_BODY.unpack_from(body)
+    if len(body) < 12 + 4 * (count + repeats):
+        raise RemoteProtocolError("a SACK is cut off", code="sctp")
+    numbers = struct.unpack_from(f"!{2 * count}H", body, 12)
+    if any(high <= low for low, high in zip(numbers[1:-1:2], numbers[2::2], strict=True)):
+        raise RemoteProtocolError("the gaps of a SACK are out of order", code="sctp")
+    gaps = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+    if any(not 1 < start <= end for start, end in gaps):
+        raise RemoteProtocolError("a gap of a SACK is empty", code="sctp")
+    return SackBody(cumulative, window, gaps)
+
+
+def ahead(tsn: int, of: int) -> int:
+    """How far `tsn` is ahead of `of` on the circle of 2³² numbers; negative: behind (RFC 1982)."""
+    return (tsn - of + _HALF) % TSNS - _HALF

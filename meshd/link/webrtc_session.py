@@ -1,0 +1,165 @@
+"""One attempt of the webrtc link: ICE, DTLS and SCTP put on top of each other, without SDP.
+
+Imports aiortc and aioice: import this module on demand (50 MB, a third of a second). aiortc's DTLS transport
+does the handshake and checks the fingerprint; afterwards datagrams go through OpenSSL by one call each way,
+without the tasks and queues between aiortc's layers.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+
+from aiortc import RTCCertificate, RTCDtlsFingerprint, RTCDtlsParameters, RTCDtlsTransport
+from OpenSSL import SSL
+
+from meshd.base.errors import Broken
+from meshd.link.sctp_association import Association
+from meshd.link.udp_socket import Address
+from meshd.link.webrtc_ice import IcePath, OpenSocket
+from meshd.wire.address import Candidate, CandidateKind
+from meshd.wire.offer import Terms
+
+READ_BYTES = 2048  # of one DTLS record
+_BINDING = b"meshd webrtc link 1"
+
+
+class Identity:
+    """The certificate of this process: made at the first use, trusted by nobody, told in each offer."""
+
+    def __init__(self) -> None:
+        self.certificate = RTCCertificate.generateCertificate()
+        told = {one.algorithm: one.value for one in self.certificate.getFingerprints()}
+        self.fingerprint = bytes.fromhex(told["sha-256"].replace(":", ""))
+
+
+class _Below:
+    """What RTCDtlsTransport wants of an RTCIceTransport."""
+
+    state = "completed"
+    role = "controlling"
+
+    def __init__(self, ice: IcePath) -> None:
+        self._ice = ice
+        self._recv_early = ice.recv
+
+    async def _recv(self) -> bytes:
+        if self._ice.on_datagram is None:
+            return await self._recv_early()
+        return await asyncio.get_running_loop().create_future()  # the session reads by itself now
+
+    async def _send(self, data: bytes) -> None:
+        self._ice.send_now(data)
+
+
+class Session:
+    """One side of one attempt. `open`, tell the terms, `connect` with the other side's; then `association`.
+
+    `on_lost` is called when the path below is gone. `shut` in the end, always.
+    """
+
+    def __init__(self, identity: Identity, *, dialler: bool, user: str, password: str) -> None:
+        self._identity = identity
+        self._dialler = dialler
+        self.ice = IcePath(controlling=dialler, user=user, password=password)
+        self._dtls = RTCDtlsTransport(_Below(self.ice), [identity.certificate])  # type: ignore[arg-type]
+        self._ssl: SSL.Connection | None = None
+        self.association = Association(self._dtls, self._send)
+        self.binding = b""
+        self.on_lost: Callable[[], None] = lambda: None
+        self.ice.on_lost = self._lost
+
+    def open(self, hosts: Sequence[str], open_socket: OpenSocket) -> list[Candidate]:
+        """Bind sockets; returns their addresses. None: this machine has none that can be used."""
+        return self.ice.open(hosts, open_socket)
+
+    async def connect(self, terms: Terms) -> None:
+        """Find a path, encrypt it, begin the association. Raises Broken; the caller sets the time limit."""
+        ice = self.ice
+        ice.remote_username, ice.remote_password = terms.user, terms.password
+        ice.add(terms.candidates)
+        try:
+            await ice.connect()
+        except ConnectionError as error:
+            raise Broken("no address of the other side answers") from error
+        await self._encrypt(terms.fingerprint)
+        both = (self._identity.fingerprint, terms.fingerprint)
+        dialler, listener = both if self._dialler else both[::-1]
+        self.binding = hashlib.sha256(_BINDING + dialler + listener).digest()
+        await self.association.begin()
+        await self.association.opened.wait()
+        if not self.association.is_open:
+            raise Broken("the other side ended the connection before it began")
+
+    async def _encrypt(self, fingerprint: bytes) -> None:
+        """The dialler, whose ICE is done first, says hello first."""
+        self._dtls._set_role("client" if self._dialler else "server")
+        told = RTCDtlsFingerprint(algorithm="sha-256", value=fingerprint.hex(":"))
+        await self._dtls.start(RTCDtlsParameters(fingerprints=[told]))
+        if self._dtls.state != "connected":
+            raise Broken("the other side is not the one whose fingerprint the offer has")
+        self._ssl = self._dtls._ssl
+        self.ice.take_over(self._take)
+        self.ice.on_batch_end = self.association.batch_ended
+
+    def _lost(self) -> None:
+        self.on_lost()
+
+    def _send(self, packet: bytes) -> None:
+        ssl = self._ssl
+        if ssl is None or self.ice.is_shut:
+            return
+        try:
+            ssl.send(packet)
+            self._write_out(ssl)
+        except SSL.Error:
+            self.on_lost()
+
+    def _write_out(self, ssl: SSL.Connection) -> None:
+        try:
+            self.ice.send_now(ssl.bio_read(READ_BYTES))
+        except SSL.WantReadError:
+            return  # nothing to write
+
+    def _take(self, datagram: bytes) -> None:
+        ssl = self._ssl
+        if ssl is None:
+            return
+        try:
+            ssl.bio_write(datagram)
+            packet = ssl.recv(READ_BYTES)
+        except SSL.ZeroReturnError:
+            self.on_lost()  # goodbye of DTLS
+        except SSL.Error:
+            self._answer_handshake(ssl)  # repeated by the other side, or not for us
+        else:
+            self.association.take(packet)
+
+    def _answer_handshake(self, ssl: SSL.Connection) -> None:
+        try:
+            while True:  # a flight has several records
+                self.ice.send_now(ssl.bio_read(READ_BYTES))
+        except SSL.Error:
+            return
+
+    @property
+    def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:
+        """Our address, theirs, and of what kind they said theirs is."""
+        return self.ice.pair
+
+    def shut(self) -> list[asyncio.Task[None]]:
+        """End everything at once; returns tasks that end in the next turns. Idempotent."""
+        if self.ice.is_shut:
+            return []
+        self.association.drop()
+        tasks = []
+        if self._ssl is not None:
+            try:
+                self._ssl.shutdown()
+                self._write_out(self._ssl)
+            except SSL.Error:
+                pass
+            self._ssl = None
+        if isinstance(self._dtls._task, asyncio.Task):
+            self._dtls._task.cancel()
+            tasks.append(self._dtls._task)
+        return [*tasks, *self.ice.shut()]
