@@ -34,6 +34,7 @@ class AddressBook:
         self._save = save
         self._records: dict[PeerId, PeerRecord] = {}
         self._hints: dict[PeerId, list[Candidate]] = {}
+        self._nearby: dict[PeerId, tuple[Candidate, ...]] = {}  # not kept: it holds for this network and now
         self._forgotten: dict[PeerId, int] = {}  # the sequence number that others may still tell of
 
     def load(self, blob: bytes | None, *, file: str = "") -> None:
@@ -109,6 +110,7 @@ class AddressBook:
         self._records[record.peer] = record
         if record.has_left:
             self._hints.pop(record.peer, None)
+            self._nearby.pop(record.peer, None)
         self._keep()
         return True
 
@@ -125,6 +127,15 @@ class AddressBook:
             return
         self._set_hints(peer, [*candidates, *self._hints.get(peer, [])])
 
+    def nearby(self, peer: PeerId, candidates: Sequence[Candidate]) -> None:
+        """Where a peer is seen in our networks now (mDNS); each call replaces what the last one said.
+
+        Anybody there may have said so: it is tried, and neither kept nor put in the place of other addresses.
+        """
+        self._nearby.pop(peer, None)
+        if candidates and peer in self.peers():
+            self._nearby[peer] = tuple(candidates)
+
     def _set_hints(self, peer: PeerId, candidates: Sequence[Candidate]) -> None:
         self._hints.pop(peer, None)  # the latest go to the end
         self._hints[peer] = list(dict.fromkeys(candidates))[:MAX_HINTS]
@@ -133,10 +144,11 @@ class AddressBook:
         self._keep()
 
     def candidates(self, peer: PeerId) -> Sequence[Candidate]:
-        """See Book: what worked last, then the record's, then hints."""
+        """See Book: what worked last, then where it is seen, then the record's, then hints."""
         record = self.record(peer)
         hints = self._hints.get(peer, [])
-        return tuple(dict.fromkeys([*hints[:1], *(record.candidates if record else ()), *hints[1:]]))
+        told = record.candidates if record else ()
+        return tuple(dict.fromkeys([*hints[:1], *self._nearby.get(peer, ()), *told, *hints[1:]]))
 
     def worked(self, peer: PeerId, remote: str) -> None:
         """See Book: the next dial begins there."""
@@ -150,6 +162,7 @@ class AddressBook:
 
     def forget(self, peer: PeerId) -> None:
         """See Book. A last word stays: it is what others are told."""
+        self._nearby.pop(peer, None)
         record = self.record(peer)
         if record is not None:
             del self._records[peer]

@@ -5,10 +5,11 @@ Whoever switches mDNS off never pays for the library (5 MB). It keeps what it he
 """
 
 import asyncio
+import ipaddress
 import logging
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from meshd.base import log
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 TTL_SECONDS = 120  # a node that was killed is forgotten after that, or a little later
 ASK_MILLISECONDS = 1500
 MAX_WAITING = 64  # names of which not everything is known yet
-_IP_MULTICAST_ALL, _IPV6_MULTICAST_ALL = 49, 29  # ip(7), ipv6(7); the socket module has not got them
+_IP_MULTICAST_ALL = 49  # ip(7); the socket module has not got it
 LOG = log.get("mdns")
 
 
@@ -80,7 +81,7 @@ class Network:
         await zeroconf.zeroconf.async_wait_for_start()
         if not zeroconf.zeroconf.engine.senders:
             raise OSError("the interface takes no multicast")
-        _hear_this_network_only(zeroconf)
+        _hear_this_network_only(zeroconf, self.place.interface)
         browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE_TYPE, handlers=[self._changed])
         try:
             self.is_up = True
@@ -164,20 +165,23 @@ class Network:
                 self._saw(info.name, info.text, info.parsed_addresses(), info.port or 0)
 
 
-def _hear_this_network_only(zeroconf: "AsyncZeroconf") -> None:
-    """Linux gives a socket what any socket of the machine has joined, in other networks too, unless told."""
+def _hear_this_network_only(zeroconf: "AsyncZeroconf", interface: str) -> None:
+    """Linux gives a socket what comes to a group in other networks, too, and we would answer there.
+
+    For IPv4 there is an option against that, for IPv6 nothing but to bind the socket to the interface, which
+    anybody may do since Linux 5.7. Elsewhere the systems look at the interface by themselves.
+    """
     if sys.platform != "linux":
         return
-    options: Mapping[int, tuple[int, int]] = {
-        socket.AF_INET: (socket.IPPROTO_IP, _IP_MULTICAST_ALL),
-        socket.AF_INET6: (socket.IPPROTO_IPV6, _IPV6_MULTICAST_ALL),
-    }
     for reader in zeroconf.zeroconf.engine.readers:
         sock = reader.transport.get_extra_info("socket")
-        for family, (level, option) in options.items():
-            # a socket of IPv6 takes IPv4's option as well, and needs it where it stands for both
-            if sock.family == family or sock.family == socket.AF_INET6:
-                try:
-                    sock.setsockopt(level, option, 0)
-                except OSError:
-                    continue  # an older kernel: we hear more than we need
+        if not ipaddress.ip_address(sock.getsockname()[0]).is_unspecified:
+            continue  # it hears what is sent to its own address only
+        for level, option, value in (
+            (socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode()),
+            (socket.IPPROTO_IP, _IP_MULTICAST_ALL, bytes(4)),
+        ):
+            try:
+                sock.setsockopt(level, option, value)
+            except OSError as error:
+                LOG.debug("option_refused", interface=interface, why=(error.strerror or "").lower())

@@ -93,7 +93,7 @@ def nearby(hosts: Iterable[str], port: int, *, udp_port: int, own: Sequence[str]
             candidate = Candidate(host, port)
         except LocalProtocolError:
             continue
-        if candidate.host in own or not any(_neighbours(one, candidate.ip) for one in here):
+        if not any(_neighbours(one, candidate.ip) for one in here):
             continue
         found.append(candidate)
         if udp_port:

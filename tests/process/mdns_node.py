@@ -49,7 +49,7 @@ async def announce(mesh: str, me: str, port: int, peers: Sequence[str]) -> None:
         while not mdns.status.networks and not task.done():  # noqa: ASYNC110 - a status is looked at
             await asyncio.sleep(0.02)
         say("up", *mdns.status.networks)
-        shown = mdns.status
+        shown = None
         while not task.done():
             await asyncio.sleep(0.2)
             if mdns.status != shown:

@@ -237,3 +237,21 @@ def test_a_damaged_book_is_an_error_or_lacks_something(data: st.DataObject) -> N
     except UserError:
         return
     assert len(book.records()) <= 1
+
+
+def test_where_a_peer_is_seen_is_tried_and_not_kept() -> None:
+    shelf = Shelf()
+    seen = Candidate("10.0.0.9", 7447)
+    shelf.book.nearby(WORKER.peer, [seen])
+    assert shelf.book.candidates(WORKER.peer) == ()  # nobody that this book knows
+    shelf.book.hint(WORKER.peer, [HERE, THERE])
+    saves = shelf.saves
+    shelf.book.nearby(WORKER.peer, [seen])
+    assert shelf.book.candidates(WORKER.peer) == (HERE, seen, THERE)
+    assert shelf.saves == saves
+    assert shelf.again().candidates(WORKER.peer) == (HERE, THERE)
+    shelf.book.nearby(WORKER.peer, [])
+    assert shelf.book.candidates(WORKER.peer) == (HERE, THERE)
+    shelf.book.nearby(WORKER.peer, [seen])
+    shelf.book.forget(WORKER.peer)
+    assert shelf.book.candidates(WORKER.peer) == ()
