@@ -11,15 +11,21 @@ from typing import Protocol
 import pytest
 from meshd.base.errors import Broken, EndOfStream
 from meshd.base.tasks import Owner, cancel_and_wait
+from meshd.identity.invite import RelayHint
+from meshd.identity.proof import Credentials
 from meshd.link.interface import Dialer, Link, Listener
+from meshd.link.relay import RelayLinks
+from meshd.link.relay_client import RelayClient
 from meshd.link.tcp import TcpDialer, TcpListener
 from meshd.link.webrtc import WebRtcLinks
+from meshd.relay.limits import WIDE
+from meshd.relay.server import RelayServer
 from meshd.wire.address import Candidate
 
 from tests.conformance.channel_link import ChannelDialer, ChannelEndpoint, ChannelListener
 from tests.conformance.data_channel import Fabric, Post
 from tests.conformance.memory_link import MemoryDialer, MemoryListener, MemoryNet
-from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.nodes import Node, TestMesh, fresh_key
 from tests.conformance.punched import Proxies, ThroughProxies, punching
 from tests.conformance.run import until
 from tests.conformance.udp_wire import UdpWire
@@ -189,6 +195,33 @@ class PunchedRig:
                 wire.cut()
 
 
+class RelayRig:
+    """Through a real relay on loopback; the wire lies between the dialler and the relay."""
+
+    name = "relay"
+
+    @contextlib.asynccontextmanager
+    async def ends(self) -> AsyncIterator[Ends]:
+        mesh, key = TestMesh(), fresh_key()
+        near, far = mesh.node(), mesh.node()
+        relay = RelayServer(Credentials(key, None), host="127.0.0.1", limits=WIDE)
+        relay.open()
+        async with tcp_proxy(relay.port) as wire, Owner() as owner:
+            owner.start(relay.serve(), name="relay")
+            here = RelayClient([RelayHint(f"127.0.0.1:{wire.port}", key.peer)], near.now)
+            there = RelayClient([relay.hint("127.0.0.1")], far.now)
+            for client in (here, there):
+                owner.start(client.serve(), name="client")
+            listener = RelayLinks(there, far.now)
+            async with serving(listener) as (accepted, stop):
+                await until(lambda: relay.board.clients == 2)
+                try:
+                    yield Ends(near, far, RelayLinks(here, near.now), listener, (), wire, accepted, stop)
+                finally:
+                    await stop()  # its links end while the relay lives
+            owner.cancel()
+
+
 def has_ipv6() -> bool:
     """Whether this machine has ::1."""
     try:
@@ -207,6 +240,7 @@ RIGS = [
     ),
     pytest.param(MemoryRig(), id="memory"),
     pytest.param(ChannelRig(), id="channel"),
+    pytest.param(RelayRig(), id="relay"),
     pytest.param(PunchedRig(), id="punched"),
     pytest.param(WebRtcRig("webrtc4", "127.0.0.1"), id="webrtc4"),
     pytest.param(

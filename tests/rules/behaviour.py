@@ -60,6 +60,7 @@ PURE_FILES = frozenset(
     {
         "meshd/base/backoff.py",
         "meshd/peer/paths.py",
+        "meshd/link/punch_attempts.py",
         "meshd/peer/attempts.py",
         "meshd/peer/rates.py",
         "meshd/process/lifecycle.py",
@@ -79,6 +80,10 @@ PURE_FILES = frozenset(
         "meshd/identity/proof.py",
         "meshd/identity/exchange.py",
         "meshd/identity/record.py",
+        "meshd/identity/relay_url.py",
+        "meshd/relay/bucket.py",
+        "meshd/relay/limits.py",
+        "meshd/relay/switchboard.py",
         "meshd/identity/revocation.py",
         "meshd/identity/signal.py",
         "meshd/identity/signal_guard.py",

@@ -1,0 +1,345 @@
+"""The relay: listens on one port for TCP and UDP, and does what the switchboard decides.
+
+To run one: `open`, print `hint(...)`, `serve` until cancelled; `close` in the end. A daemon may run one
+beside its own links, with its own key. Nothing is kept on disk here.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import ssl
+from typing import cast
+
+from meshd.base.errors import LocalProtocolError, MeshdError, UserError
+from meshd.base.log import get
+from meshd.base.tasks import Owner
+from meshd.identity.certificate import make_link_certificate
+from meshd.identity.exchange import Credentials, Proven, Purpose
+from meshd.identity.invite import JoinKeys, RelayHint
+from meshd.identity.keys import MeshId
+from meshd.identity.proof import ListenProof
+from meshd.link.doorstep import Doorstep
+from meshd.link.listening import accept_from, listen
+from meshd.link.proving import run_proof
+from meshd.link.tls import listener_context
+from meshd.relay.bucket import TokenBucket
+from meshd.relay.connection import Connection, Hold, Spaces, Stage
+from meshd.relay.limits import SMALL, Limits
+from meshd.relay.switchboard import Action, Cut, Drop, Identity, Switchboard, Tell
+from meshd.relay.throttle import Throttle
+from meshd.wire.lengths import LengthParser, framed
+from meshd.wire.relay import MAX_RELAY_MESSAGE_BYTES, decode_from_node, encode
+from meshd.wire.stun import Endpoint
+from meshd.wire.stun_answer import answer_to
+
+SWEEP_SECONDS = 0.5
+UDP_TRIES = 8  # for a port that is free in TCP and UDP
+
+_log = get("relay")
+
+
+def _no_invites(invite_id: bytes) -> JoinKeys | None:
+    return None
+
+
+class RelayServer:
+    """`meshes` empty: any mesh. `host` empty: every address of this machine. Port 0 picks one.
+
+    `credentials`: the key that nodes pin; a chain, if there is one, is shown and means nothing here.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        *,
+        host: str = "",
+        port: int = 0,
+        meshes: frozenset[MeshId] = frozenset(),
+        limits: Limits = SMALL,
+    ) -> None:
+        self._credentials = credentials
+        self._host = host
+        self._asked_port = port
+        self._meshes = meshes
+        self.limits = limits
+        self.board = Switchboard(limits, random=secrets.token_bytes)
+        self._certificate = make_link_certificate()
+        self._context: ssl.SSLContext = listener_context(self._certificate)
+        self._spaces = Spaces(self._context)
+        self._sockets: list[socket.socket] = []
+        self._udp: list[socket.socket] = []
+        self._connections: dict[int, Connection] = {}
+        self._of_host: dict[str, int] = {}
+        self._circuits: dict[int, list[Connection]] = {}
+        self._doorstep = Doorstep(most=limits.unproven, most_of_one=limits.unproven_of_host)
+        self._throttle = Throttle()
+        self._owner: Owner | None = None
+        self._next = 1
+        self._port = 0
+        self.carried_bytes = 0
+
+    # --- life
+
+    @property
+    def port(self) -> int:
+        """The port in use, known after `open`; the same for TCP and UDP."""
+        return self._port
+
+    @property
+    def connections(self) -> int:
+        """TCP connections of all kinds."""
+        return len(self._connections)
+
+    def hint(self, public_host: str) -> RelayHint:
+        """What nodes need to come here, after `open`. `public_host`: a name or an address."""
+        host = f"[{public_host}]" if ":" in public_host else public_host
+        return RelayHint(f"{host}:{self._port}", self._credentials.key.peer)
+
+    def open(self) -> None:
+        """Bind both ports: from here on connections wait for `serve`. Raises PortTaken, UserError."""
+        for attempt in range(UDP_TRIES):
+            self._sockets = listen(self._host, self._asked_port)
+            self._port = self._sockets[0].getsockname()[1]
+            try:
+                self._open_udp()
+            except OSError as error:
+                self.close()
+                if self._asked_port or attempt == UDP_TRIES - 1:
+                    raise UserError(
+                        f"cannot use UDP port `{self._port}`: {(error.strerror or '').lower()}",
+                        hint="a relay answers STUN at the UDP port of the same number: choose another port",
+                    ) from None
+            else:
+                return
+
+    def _open_udp(self) -> None:
+        for server in self._sockets:
+            sock = socket.socket(server.family, socket.SOCK_DGRAM)
+            self._udp.append(sock)
+            if server.family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.setblocking(False)
+            sock.bind(server.getsockname()[:2])
+
+    def close(self) -> None:
+        """Stop listening, if it still does."""
+        for sock in (*self._sockets, *self._udp):
+            sock.close()
+        self._sockets.clear()
+        self._udp.clear()
+
+    async def serve(self) -> None:
+        """Until cancelled; then every connection is dropped."""
+        if not self._sockets:
+            raise LocalProtocolError("the relay is not open")
+        loop = asyncio.get_running_loop()
+        try:
+            async with Owner() as owner:
+                self._owner = owner
+                for sock in self._sockets:
+                    owner.start(accept_from(sock, self._fresh), name="relay accept")
+                while self._udp:
+                    transport, _ = await loop.create_datagram_endpoint(
+                        lambda: _StunPort(self), sock=self._udp.pop()
+                    )
+                    owner.start(_close_at_end(transport), name="relay stun")
+                owner.start(self._throttle.serve(), name="relay throttle")
+                owner.start(self._sweep(), name="relay sweep")
+                await asyncio.Event().wait()
+        finally:
+            self._owner = None
+            self.close()
+            for connection in list(self._connections.values()):
+                connection.abort()
+            await asyncio.sleep(0)  # the loop closes the sockets in its next turn
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = loop.time()
+            self._do(self.board.sweep(now))
+            for connection in list(self._connections.values()):
+                early = connection.stage in (Stage.FIRST, Stage.STUN, Stage.SHAKING, Stage.PREFACE)
+                if (early and now - connection.since > self.limits.unproven_seconds) or (
+                    connection.stage is Stage.CONTROL and now - connection.heard > self.limits.silent_seconds
+                ):
+                    connection.abort()
+
+    # --- what connections tell (Exchange)
+
+    def _fresh(self) -> Connection:
+        self._next += 1
+        return Connection(self._spaces, self, number=self._next)
+
+    def arrived(self, connection: Connection) -> bool:
+        """A TCP connection."""
+        of_host = self._of_host.get(connection.host, 0)
+        if (
+            self._owner is None
+            or len(self._connections) >= self.limits.connections
+            or of_host >= self.limits.connections_of_host
+        ):
+            self.board.counts["connections_refused"] += 1
+            return False
+        self._connections[connection.number] = connection
+        self._of_host[connection.host] = of_host + 1
+        self._doorstep.arrive(connection, host=connection.host, send_away=connection.abort)
+        return True
+
+    def lost(self, connection: Connection) -> None:
+        """Its socket is closed."""
+        self._doorstep.leave(connection)
+        if self._connections.pop(connection.number, None) is None:
+            return
+        left = self._of_host[connection.host] - 1
+        if left:
+            self._of_host[connection.host] = left
+        else:
+            del self._of_host[connection.host]
+        ends = self._circuits.get(connection.circuit)
+        if ends is not None and connection in ends:
+            ends.remove(connection)
+            if not ends:
+                del self._circuits[connection.circuit]
+                self.board.ended(connection.circuit)
+
+    def control(self, connection: Connection) -> None:
+        """It begins to prove its key."""
+        if self._owner is not None and self._owner.is_open:
+            task = self._owner.start(self._welcome(connection), name=f"relay {connection.remote}")
+            task.add_done_callback(lambda _: connection.abort())
+
+    def ticket(self, connection: Connection, ticket: bytes) -> None:
+        """It shows a ticket."""
+        found = self.board.arrive(ticket)
+        if found is None:
+            self.board.counts["tickets_refused"] += 1
+            connection.abort()
+            return
+        circuit, side = found
+        self._doorstep.leave(connection)
+        bound = self.board.join_bounds(circuit)
+        connection.bind(circuit, side, bound=bound)
+        ends = self._circuits.setdefault(circuit, [])
+        ends.append(connection)
+        if len(ends) == 2:
+            first, second = ends
+            first.join(second)
+            second.join(first)
+            first.begin()
+            second.begin()
+
+    def carried(self, connection: Connection, size: int) -> None:
+        """Bytes of a circuit: their sender pays, and rests when it owes."""
+        self.carried_bytes += size
+        seconds = self.board.owed(
+            connection.circuit, connection.side, size, asyncio.get_running_loop().time()
+        )
+        if seconds > 0:
+            connection.hold(Hold.OWED)
+            self.board.counts["rests"] += 1
+            self._throttle.rest(seconds, lambda: connection.release(Hold.OWED))
+
+    # --- control connections
+
+    async def _welcome(self, connection: Connection) -> None:
+        """The whole life of one control connection."""
+        proof = ListenProof(
+            credentials=self._credentials,
+            mesh=None,
+            binding=self._certificate.sha256,
+            nonce=secrets.token_bytes(32),
+            invites=_no_invites,
+            purposes=frozenset({Purpose.RELAY}),
+        )
+        try:
+            proven = await run_proof(connection, proof, seconds=self.limits.unproven_seconds)
+            self._doorstep.leave(connection)
+            await self._talk(connection, proven)
+        except (MeshdError, TimeoutError) as error:
+            _log.debug("relay_client_gone", remote=connection.remote, why=str(error) or "timed out")
+        finally:
+            self.board.leave(connection.number)
+            await connection.aclose()
+
+    async def _talk(self, connection: Connection, proven: Proven) -> None:
+        loop = asyncio.get_running_loop()
+        number = connection.number
+        member = proven.member
+        counts = member is not None and (not self._meshes or member.mesh in self._meshes)
+        who = Identity(proven.peer.raw, member.mesh.raw if counts and member is not None else b"")
+        self._do(self.board.enter(number, who, host=connection.host, seen=connection.remote, now=loop.time()))
+        pace = TokenBucket(rate=self.limits.messages_rate, burst=self.limits.messages_burst, now=loop.time())
+        parser = LengthParser(limit=MAX_RELAY_MESSAGE_BYTES)
+        parser.feed(proven.leftover)
+        while True:
+            for message in parser.messages():
+                self._do(self.board.receive(number, decode_from_node(message), loop.time()))
+                seconds = pace.take(1, loop.time())
+                if seconds:
+                    await asyncio.sleep(seconds)  # unread messages stop the connection being read
+            parser.feed(await connection.receive())
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Tell(client, message):
+                    self._tell(client, framed(encode(message)))
+                case Drop(client):
+                    if client in self._connections:
+                        self._connections[client].close()
+                case Cut(circuit):
+                    for connection in list(self._circuits.get(circuit, ())):
+                        connection.end_other(clean=False)
+                        connection.cut()
+
+    def _tell(self, client: int, data: bytes) -> None:
+        connection = self._connections.get(client)
+        if connection is None:
+            return
+        with contextlib.suppress(MeshdError):
+            connection.try_send([data])
+        if connection.backlog > self.limits.control_backlog:
+            connection.abort()
+
+
+class _StunPort(asyncio.DatagramProtocol):
+    """The UDP port: one question, one answer, nothing kept."""
+
+    def __init__(self, relay: RelayServer) -> None:
+        self._relay = relay
+        self._transport: asyncio.DatagramTransport | None = None
+        self._full = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep it for the answers."""
+        self._transport = cast(asyncio.DatagramTransport, transport)  # it is none by its class in 3.11
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        """Answer, unless answers pile up."""
+        if self._transport is None or self._full:
+            return
+        reply = answer_to(data, Endpoint(addr[0].partition("%")[0], addr[1]))
+        if reply:
+            self._relay.board.counts["stun_answers"] += 1
+            self._transport.sendto(reply, addr)
+
+    def pause_writing(self) -> None:
+        """Answers pile up: who asks now asks again."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """They have gone out."""
+        self._full = False
+
+    def error_received(self, exc: Exception) -> None:
+        """Somebody did not want an answer."""
+
+
+async def _close_at_end(transport: asyncio.DatagramTransport) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        transport.close()

@@ -1,0 +1,408 @@
+"""Who is here, who may reach whom, what waits: every decision of a relay but the bytes of circuits. Pure.
+
+Nodes are told apart by mesh and key. A *guest* has shown a key and no membership that counts here: it reaches
+open boxes and nothing else. What an event leads to comes back as a list of actions for the server.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from meshd.relay.bucket import TokenBucket
+from meshd.relay.limits import Limits
+from meshd.wire.relay import (
+    PEER_BYTES,
+    TICKET_BYTES,
+    Call,
+    Called,
+    FromNode,
+    FromRelay,
+    HangUp,
+    Mail,
+    OpenBox,
+    Ping,
+    Pong,
+    Post,
+    Posted,
+    Ready,
+    Refusal,
+    Ring,
+    ShutBox,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A node: its key and, unless it is a guest, its mesh (empty for guests)."""
+
+    peer: bytes
+    mesh: bytes
+
+    @property
+    def is_guest(self) -> bool:
+        return not self.mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send `message` to that client."""
+
+    client: int
+    message: FromRelay
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close that client's control connection."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """End that circuit."""
+
+    circuit: int
+
+
+Action = Tell | Drop | Cut
+Key = TypeVar("Key")
+
+
+@dataclass(slots=True)
+class Client:
+    """One control connection."""
+
+    who: Identity
+    host: str
+    since: float
+    strikes: int = 0
+
+
+@dataclass(slots=True)
+class Circuit:
+    """Two tickets, then two connections. `join` circuits are held to few bytes and seconds."""
+
+    number: int
+    caller: Identity
+    callee: Identity
+    tickets: tuple[bytes, bytes]  # of the caller, of the callee
+    since: float
+    box: bytes = b""
+    came: set[int] = field(default_factory=set)
+
+    @property
+    def is_join(self) -> bool:
+        return bool(self.box)
+
+
+@dataclass(slots=True)
+class Box:
+    """A mailbox that a member opened."""
+
+    owner: Identity
+    until: float
+    guests: deque[bytes]
+    joins: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """Mail that waits."""
+
+    mail: Mail
+    until: float
+
+
+class Switchboard:
+    """`random(n)` gives n secret bytes. `now` is a clock in seconds that never goes back."""
+
+    def __init__(self, limits: Limits, *, random: Callable[[int], bytes]) -> None:
+        self.limits = limits
+        self._random = random
+        self._clients: dict[int, Client] = {}
+        self._by_identity: dict[Identity, int] = {}
+        self._of_host: Counter[str] = Counter()
+        self._circuits: dict[int, Circuit] = {}
+        self._of_identity: Counter[Identity] = Counter()
+        self._tickets: dict[bytes, tuple[int, int]] = {}  # circuit and side
+        self._boxes: dict[bytes, Box] = {}
+        self._boxes_of: Counter[Identity] = Counter()
+        self._mail: dict[Identity | bytes, deque[Letter]] = {}
+        self._buckets: dict[Identity, TokenBucket] = {}
+        self._next_circuit = 1
+        self.mail_bytes = 0
+        self.counts: Counter[str] = Counter()  # what happened so far, for the metrics
+
+    # --- what the metrics read
+
+    @property
+    def clients(self) -> int:
+        return len(self._clients)
+
+    @property
+    def circuits(self) -> int:
+        return len(self._circuits)
+
+    @property
+    def boxes(self) -> int:
+        return len(self._boxes)
+
+    # --- clients
+
+    def enter(self, client: int, who: Identity, *, host: str, seen: str, now: float) -> list[Action]:
+        """A node has proven its key on a new control connection."""
+        full = len(self._clients) >= self.limits.clients
+        if full or self._of_host[host] >= self.limits.clients_of_host:
+            self.counts["clients_refused"] += 1
+            text = "this relay is full" if full else "too many nodes behind one address"
+            return [Tell(client, Refusal(0, "full", text, "try another relay")), Drop(client)]
+        actions: list[Action] = []
+        older = self._by_identity.get(who)
+        if older is not None:  # it has reconnected, and we have not seen the old connection die
+            self.leave(older)
+            text = "this node came again on a newer connection"
+            actions += [Tell(older, Refusal(0, "replaced", text)), Drop(older)]
+        self._clients[client] = Client(who, host, now)
+        self._by_identity[who] = client
+        self._of_host[host] += 1
+        actions.append(Tell(client, Ready(seen, self.limits.circuits_of_key, self.limits.rate)))
+        return actions + self._deliver(who, client, now)
+
+    def leave(self, client: int) -> None:
+        """Its control connection is gone. Its circuits stay: they are connections of their own."""
+        gone = self._clients.pop(client, None)
+        if gone is None:
+            return
+        _less(self._of_host, gone.host)
+        if self._by_identity.get(gone.who) == client:
+            del self._by_identity[gone.who]
+
+    def receive(self, client: int, message: FromNode, now: float) -> list[Action]:
+        """A message of a node that has entered."""
+        state = self._clients.get(client)
+        if state is None:
+            return []
+        match message:
+            case Ping(number):
+                return [Tell(client, Pong(number))]
+            case Call():
+                return self._call(client, state, message, now)
+            case HangUp(ticket):
+                return self._hang_up(state.who, ticket)
+            case Post():
+                return self._post(client, state, message, now)
+            case OpenBox():
+                return self._open_box(client, state, message, now)
+            case ShutBox(box):
+                found = self._boxes.get(box)
+                if found is not None and found.owner == state.who:
+                    self._forget_box(box)
+                return []
+
+    # --- circuits
+
+    def arrive(self, ticket: bytes) -> tuple[int, int] | None:
+        """A connection has shown a ticket, which is good once: the circuit's number and the side, 0 or 1."""
+        found = self._tickets.pop(ticket, None)
+        if found is not None:
+            self._circuits[found[0]].came.add(found[1])
+        return found
+
+    def join_bounds(self, circuit: int) -> int:
+        """How many bytes a circuit may carry each way; 0: any number."""
+        return self.limits.join_bytes if self._circuits[circuit].is_join else 0
+
+    def ended(self, circuit: int) -> None:
+        """Both connections of a circuit are gone."""
+        found = self._circuits.pop(circuit, None)
+        if found is None:
+            return
+        for ticket in found.tickets:
+            self._tickets.pop(ticket, None)
+        _less(self._of_identity, found.caller)
+        _less(self._of_identity, found.callee)
+        if found.box in self._boxes:
+            self._boxes[found.box].joins -= 1
+
+    def owed(self, circuit: int, side: int, size: int, now: float) -> float:
+        """Charge `size` bytes to whoever sent them; for how many seconds it must not be read."""
+        found = self._circuits.get(circuit)
+        if found is None or not self.limits.rate:
+            return 0.0
+        who = (found.caller, found.callee)[side]
+        bucket = self._buckets.get(who)
+        if bucket is None:
+            bucket = TokenBucket(rate=self.limits.rate, burst=self.limits.burst, now=now)
+            self._buckets[who] = bucket
+        return bucket.take(size, now)
+
+    def sweep(self, now: float) -> list[Action]:
+        """Forget what is over; to be called about every second."""
+        actions: list[Action] = []
+        for circuit in list(self._circuits.values()):
+            age = now - circuit.since
+            waits = len(circuit.came) < 2
+            if (waits and age > self.limits.ticket_seconds) or (
+                circuit.is_join and age > self.limits.join_seconds
+            ):
+                actions.append(Cut(circuit.number))
+                self.ended(circuit.number)
+        for number, client in list(self._clients.items()):
+            if client.who.is_guest and now - client.since > self.limits.guest_seconds:
+                actions.append(Drop(number))
+                self.leave(number)
+        for name in [name for name, box in self._boxes.items() if now >= box.until]:
+            self._forget_box(name)
+        for to in list(self._mail):
+            self._drop_old(to, now)
+        for who in [who for who, bucket in self._buckets.items() if bucket.full(now)]:
+            del self._buckets[who]
+        return actions
+
+    # --- inside
+
+    def _call(self, client: int, state: Client, call: Call, now: float) -> list[Action]:
+        box = call.to if len(call.to) != PEER_BYTES else b""
+        callee, why = self._whom(state, call.to)
+        at = self._by_identity.get(callee) if callee is not None else None
+        if why is None and (callee is None or at is None):
+            why = ("absent", "the node is not connected to this relay")
+        if why is None and callee is not None:
+            why = self._no_room(state.who, callee, box)
+        if why is not None or callee is None or at is None:
+            return self._refuse(client, state, call.number, why or ("absent", ""))
+        number = self._next_circuit
+        self._next_circuit += 1
+        tickets = (self._random(TICKET_BYTES), self._random(TICKET_BYTES))
+        self._circuits[number] = Circuit(number, state.who, callee, tickets, now, box)
+        self._tickets |= {ticket: (number, side) for side, ticket in enumerate(tickets)}
+        self._of_identity[state.who] += 1
+        self._of_identity[callee] += 1
+        if box:
+            self._boxes[box].joins += 1
+        self.counts["circuits"] += 1
+        return [
+            Tell(at, Ring(tickets[1], state.who.peer, box)),
+            Tell(client, Called(call.number, tickets[0])),
+        ]
+
+    def _whom(self, state: Client, to: bytes) -> tuple[Identity | None, tuple[str, str] | None]:
+        """Who is meant by a key or a box, or why the client may not ask for it."""
+        if len(to) == PEER_BYTES:
+            if state.who.is_guest:
+                return None, ("guest", "only members may reach nodes by their key")
+            return Identity(to, state.who.mesh), None
+        found = self._boxes.get(to)
+        if found is None:
+            state.strikes += 1
+            return None, ("absent", "no such mailbox is open here")
+        return found.owner, None
+
+    def _no_room(self, caller: Identity, callee: Identity, box: bytes) -> tuple[str, str] | None:
+        if caller == callee:
+            return "self", "a node cannot call itself"
+        if len(self._circuits) >= self.limits.circuits:
+            return "full", "this relay carries as many circuits as it can"
+        if box and self._boxes[box].joins >= self.limits.joins_of_box:
+            return "busy", "others are joining by this invite right now"
+        for who, whose in ((caller, "this node has"), (callee, "the other node has")):
+            if self._of_identity[who] >= self.limits.circuits_of_key:
+                return "quota", f"{whose} as many circuits here as a key may have"
+        return None
+
+    def _hang_up(self, who: Identity, ticket: bytes) -> list[Action]:
+        found = self._tickets.get(ticket)
+        if found is None:
+            return []
+        circuit = self._circuits[found[0]]
+        if who not in (circuit.caller, circuit.callee):
+            return []
+        self.ended(circuit.number)
+        return [Cut(circuit.number)]
+
+    def _post(self, client: int, state: Client, post: Post, now: float) -> list[Action]:
+        to, why = self._whom(state, post.to)
+        if why is not None or to is None:
+            return self._refuse(client, state, post.number, why or ("absent", ""))
+        box = self._boxes.get(post.to)
+        if box is not None and state.who.peer not in box.guests:
+            box.guests.append(state.who.peer)
+        at = self._by_identity.get(to)
+        if at is None and box is None and self._is_guest_of(state.who, post.to):
+            at = self._by_identity.get(Identity(post.to, b""))
+        mail = Mail(state.who.peer, post.to if box is not None else b"", post.blob)
+        self.counts["mail"] += 1
+        if at is not None:
+            return [Tell(at, mail), Tell(client, Posted(post.number, True))]
+        self._keep(post.to if box is not None else to, Letter(mail, now + self.limits.mail_seconds))
+        return [Tell(client, Posted(post.number, False))]
+
+    def _is_guest_of(self, owner: Identity, peer: bytes) -> bool:
+        """`peer` has written to a box of `owner`, so it may be answered."""
+        return any(box.owner == owner and peer in box.guests for box in self._boxes.values())
+
+    def _keep(self, to: Identity | bytes, letter: Letter) -> None:
+        waiting = self._mail.setdefault(to, deque())
+        waiting.append(letter)
+        self.mail_bytes += len(letter.mail.blob)
+        while len(waiting) > self.limits.mail_of_one:
+            self.mail_bytes -= len(waiting.popleft().mail.blob)
+            self.counts["mail_dropped"] += 1
+        while self.mail_bytes > self.limits.mail_bytes:  # whoever waits longest goes, of the first recipient
+            eldest = next(iter(self._mail))
+            self.mail_bytes -= len(self._mail[eldest].popleft().mail.blob)
+            self.counts["mail_dropped"] += 1
+            if not self._mail[eldest]:
+                del self._mail[eldest]
+
+    def _deliver(self, to: Identity | bytes, client: int, now: float) -> list[Action]:
+        self._drop_old(to, now)
+        waiting = self._mail.pop(to, deque[Letter]())
+        self.mail_bytes -= sum(len(letter.mail.blob) for letter in waiting)
+        return [Tell(client, letter.mail) for letter in waiting]
+
+    def _drop_old(self, to: Identity | bytes, now: float) -> None:
+        waiting = self._mail.get(to)
+        while waiting and now >= waiting[0].until:
+            self.mail_bytes -= len(waiting.popleft().mail.blob)
+            self.counts["mail_dropped"] += 1
+        if waiting is not None and not waiting:
+            del self._mail[to]
+
+    def _open_box(self, client: int, state: Client, wanted: OpenBox, now: float) -> list[Action]:
+        present = self._boxes.get(wanted.box)
+        if state.who.is_guest or (present is not None and present.owner != state.who):
+            text = "only members open mailboxes" if state.who.is_guest else "this mailbox is another node's"
+            return [Tell(client, Refusal(0, "box", text))]
+        if present is not None:
+            present.until = now + wanted.seconds
+        else:
+            if len(self._boxes) >= self.limits.boxes or (
+                self._boxes_of[state.who] >= self.limits.boxes_of_key
+            ):
+                return [Tell(client, Refusal(0, "box", "no room for another mailbox"))]
+            guests: deque[bytes] = deque(maxlen=self.limits.guests_of_box)
+            self._boxes[wanted.box] = Box(state.who, now + wanted.seconds, guests)
+            self._boxes_of[state.who] += 1
+        return self._deliver(wanted.box, client, now)
+
+    def _forget_box(self, name: bytes) -> None:
+        box = self._boxes.pop(name)
+        _less(self._boxes_of, box.owner)
+        for letter in self._mail.pop(name, ()):
+            self.mail_bytes -= len(letter.mail.blob)
+
+    def _refuse(self, client: int, state: Client, number: int, why: tuple[str, str]) -> list[Action]:
+        actions: list[Action] = [Tell(client, Refusal(number, *why))]
+        if state.who.is_guest and state.strikes >= self.limits.guest_strikes:
+            self.leave(client)
+            actions.append(Drop(client))
+        return actions
+
+
+def _less(counter: Counter[Key], key: Key) -> None:
+    counter[key] -= 1
+    if counter[key] <= 0:
+        del counter[key]
