@@ -1,13 +1,15 @@
-"""Targets that anybody on the network can reach before a link is there: STUN."""
+"""Targets that somebody on the network reaches before a link is there: STUN, the signals of punching."""
 
 import random
 import zlib
 from collections.abc import Sequence
 
 from meshd.base.errors import RemoteProtocolError
+from meshd.wire import punching
+from meshd.wire.address import Candidate
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
 
-from tests.fuzz.mutate import flip
+from tests.fuzz.mutate import either, flip
 from tests.fuzz.target import Target
 
 KEY = b"a key of thirty-two bytes, or so"
@@ -39,6 +41,24 @@ def _feed_stun(data: bytes) -> None:
     assert read.unknown or decode(encode(read)) == read
 
 
+PLACES = tuple(Candidate(f"10.0.0.{number}", number, "tcp", "srflx") for number in range(1, 9))
+WORDS: tuple[punching.Punching, ...] = (
+    punching.Knock(attempt=bytes(16)),
+    punching.Ready(attempt=bytes(16), candidates=PLACES, waited_ms=9),
+    punching.Go(attempt=bytes(16), candidates=PLACES[:2]),
+    punching.No(attempt=bytes(16), code="busy", text="too many"),
+)
+
+
+def _make_word(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+    return either(chance, chance.choice(samples), samples)
+
+
+def _feed_word(data: bytes) -> None:
+    word = punching.decode(data)
+    assert punching.decode(punching.encode(word)) == word
+
+
 TARGETS = (
     Target(
         name="stun",
@@ -47,5 +67,13 @@ TARGETS = (
         feed=_feed_stun,
         allowed=(RemoteProtocolError,),
         share=6,
+    ),
+    Target(
+        name="punching",
+        samples=tuple(map(punching.encode, WORDS)),
+        make=_make_word,
+        feed=_feed_word,
+        allowed=(RemoteProtocolError,),
+        share=4,
     ),
 )

@@ -1,0 +1,98 @@
+"""What two nodes tell each other to open a way through both their NATs at the same moment.
+
+`Knock` begins an attempt, `Ready` says that the other side knows its own addresses, `Go` starts both: who
+gets it begins at once, who sent it begins half a round trip later. `No` ends an attempt. They travel as
+signals, so who sent them is known; what they say is still read with limits. Code of refusal: `message`.
+"""
+
+from dataclasses import dataclass
+
+from meshd.base.errors import RemoteProtocolError
+from meshd.wire.address import Candidate, pack_candidates, unpack_candidates
+from meshd.wire.limits import MAX_TEXT_BYTES
+from meshd.wire.message import Fields, Value, pack, plain, unpack
+
+ATTEMPT_BYTES = 16
+MAX_SIGNAL_BYTES = 4096  # as `Signals.send` takes
+MAX_PUNCH_CANDIDATES = 8  # of one side: three interfaces, two families, two mapped ones
+MAX_WAITED_MS = 10_000
+_PACKED_BYTES = 32 * 19
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knock:
+    """Let us try; the attempt is 16 random bytes."""
+
+    attempt: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """`candidates` of who answers, and how long the answer took it, in ms (no part of the way)."""
+
+    attempt: bytes
+    candidates: tuple[Candidate, ...]
+    waited_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Go:
+    """`candidates` of who knocked: begin now."""
+
+    attempt: bytes
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class No:
+    """This attempt ends: `code` is `busy`, `ended`, or `glare` (the other side's own attempt goes on)."""
+
+    attempt: bytes
+    code: str
+    text: str = ""
+
+
+Punching = Knock | Ready | Go | No
+
+
+def encode(message: Punching) -> bytes:
+    """The message as a signal's payload."""
+    fields: dict[str, Value] = {"a": message.attempt}
+    match message:
+        case Knock():
+            fields["t"] = "knock"
+        case Ready():
+            fields |= {"t": "ready", "at": _packed(message.candidates), "ms": message.waited_ms}
+        case Go():
+            fields |= {"t": "go", "at": _packed(message.candidates)}
+        case No():
+            fields |= {"t": "no", "code": message.code, "text": plain(message.text)}
+    return pack(fields)
+
+
+def _packed(candidates: tuple[Candidate, ...]) -> bytes:
+    return pack_candidates(candidates[:MAX_PUNCH_CANDIDATES])
+
+
+def decode(data: bytes) -> Punching:
+    """Read a signal's payload. Raises RemoteProtocolError (code `message`)."""
+    fields = unpack(data, limit=MAX_SIGNAL_BYTES)
+    attempt = fields.raw("a", exact=ATTEMPT_BYTES)
+    match fields.text("t", most=16):
+        case "knock":
+            return Knock(attempt=attempt)
+        case "ready":
+            waited = fields.number("ms", low=0, high=MAX_WAITED_MS)
+            return Ready(attempt=attempt, candidates=_candidates(fields), waited_ms=waited)
+        case "go":
+            return Go(attempt=attempt, candidates=_candidates(fields))
+        case "no":
+            text = fields.text("text", most=MAX_TEXT_BYTES, default="")
+            return No(attempt=attempt, code=fields.text("code", most=16), text=text)
+    raise RemoteProtocolError("an unknown word of punching", code="message")
+
+
+def _candidates(fields: Fields) -> tuple[Candidate, ...]:
+    """Those that may be connected to; a relay's port is none."""
+    found = unpack_candidates(fields.raw("at", most=_PACKED_BYTES))
+    return tuple(one for one in dict.fromkeys(found) if one.kind != "relay")[:MAX_PUNCH_CANDIDATES]
