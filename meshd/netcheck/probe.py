@@ -1,0 +1,228 @@
+"""One check of the network: asks the configured STUN servers and relays, with a few dozen packets.
+
+Nobody else is asked, and it takes some seconds. Servers that know RFC 5780 (they name a second address) are
+asked there as well, and to answer from there.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from meshd.base.tasks import Owner
+from meshd.link.stun import Answer, Question, ask_udp, of_family, resolve
+from meshd.netcheck import probe_tcp
+from meshd.netcheck.interface import FilterTest, Observations, Seen
+from meshd.wire.stun import Endpoint
+
+MORE_SOCKETS = 3  # beside the one that asks everybody: to see how outside ports follow each other
+HAIRPIN_SECONDS = 0.6
+HAIRPIN_PAUSE = 0.15
+_HAIRPIN_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """As `host:port`. `stun`: asked by UDP and TCP; `relays`: a TCP connection is made and closed."""
+
+    stun: tuple[str, ...]
+    relays: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Log:
+    """What a check has seen so far."""
+
+    udp: list[Seen] = field(default_factory=list)
+    filters: list[FilterTest] = field(default_factory=list)
+    hairpin: bool | None = None
+    order: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    def take(self, number: int, local: Endpoint, answers: Iterable[Answer | None]) -> list[Answer]:
+        """Keep answers that a UDP socket got; gives those that came."""
+        came = [answer for answer in answers if answer is not None]
+        for one in came:
+            self.udp.append(Seen(number, float(next(self.order)), local, one.server, one.mapped))
+        return came
+
+
+async def observe(servers: Servers, *, hosts: Sequence[str]) -> tuple[Observations, tuple[str, ...]]:
+    """Ask them all; returns what was seen, and the servers whose name was not found.
+
+    Takes about 5 s at most; raises nothing of the network. `hosts`: this machine's addresses for others.
+    """
+    found = await _look_up((*servers.stun, *servers.relays))
+    endpoints = tuple(dict.fromkeys(place for name in servers.stun for place in found[name]))
+    places = tuple(dict.fromkeys(place for name in servers.relays for place in found[name]))
+    unresolved = tuple(name for name, places in found.items() if not places)
+    v4, v6 = of_family(endpoints, socket.AF_INET), of_family(endpoints, socket.AF_INET6)
+    log = _Log()
+    async with Owner() as owner:
+        owner.start(_udp(log, v4, socket.AF_INET), name="netcheck udp")
+        if any(":" in host for host in hosts):
+            owner.start(_udp(log, v6, socket.AF_INET6), name="netcheck udp6")
+        tcp = owner.start(probe_tcp.ask(v4, _source(v4, socket.AF_INET)), name="netcheck tcp")
+        relays = [owner.start(probe_tcp.connect(place), name="netcheck relay") for place in places]
+    seen = Observations(
+        hosts=tuple(hosts),
+        udp_asked=len(endpoints),
+        udp=tuple(log.udp),
+        filters=tuple(log.filters),
+        connections=(*tcp.result().connections, *(relay.result() for relay in relays)),
+        tcp=tuple(tcp.result().seen),
+        v6_asked=len(v6) if any(":" in host for host in hosts) else 0,
+        hairpin=log.hairpin,
+    )
+    return seen, unresolved
+
+
+async def _look_up(names: Sequence[str]) -> dict[str, tuple[Endpoint, ...]]:
+    found: dict[str, tuple[Endpoint, ...]] = dict.fromkeys(names, ())
+
+    async def one(name: str) -> None:
+        found[name] = await resolve([name])
+
+    async with Owner() as owner:
+        for name in names:
+            owner.start(one(name), name="look-up")
+    return found
+
+
+# UDP: mapping, filtering, ports, hairpin.
+
+
+async def _udp(log: _Log, servers: Sequence[Endpoint], family: int) -> None:
+    host = _source(servers, family)
+    if host is None:
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            socks = [_open(stack, family, host) for _ in range(1 + MORE_SOCKETS)]
+        except OSError:
+            return
+        first, local, number = socks[0]
+        answers = log.take(number, local, await ask_udp(first, [Question(server=one) for one in servers]))
+        if not answers or family == socket.AF_INET6:
+            return
+        # one after another: the order in which outside ports were given is the order of what was seen
+        await _ask_more(log, socks[1:], answers[0].server)
+        if others := _others(answers, servers):
+            await _ask_others(log, socks[0], others, answers)
+
+
+_Socket = tuple[socket.socket, Endpoint, int]
+
+
+def _open(stack: contextlib.ExitStack, family: int, host: str) -> _Socket:
+    sock = stack.enter_context(contextlib.closing(_own_socket(family, host)))
+    return sock, Endpoint(host, sock.getsockname()[1]), sock.fileno()
+
+
+def _own_socket(family: int, host: str) -> socket.socket:
+    """Bound to a port of its own, shared with nobody. Raises OSError."""
+    sock = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        sock.setblocking(False)
+        sock.bind((host, 0))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _others(answers: Sequence[Answer], asked: Sequence[Endpoint]) -> list[Endpoint]:
+    """Second addresses and ports that servers name (RFC 5780, 7.4), and were not asked yet."""
+    found: list[Endpoint] = []
+    for one in answers:
+        if one.other is not None and (":" in one.other.host) == (":" in one.server.host):
+            found += [
+                Endpoint(one.server.host, one.other.port),
+                Endpoint(one.other.host, one.server.port),
+                one.other,
+            ]
+    return [one for one in dict.fromkeys(found) if one not in asked][:12]
+
+
+async def _ask_others(
+    log: _Log, asking: _Socket, others: Sequence[Endpoint], answers: Sequence[Answer]
+) -> None:
+    """The second addresses themselves, on the same socket; then whether they get in unasked, on a new one."""
+    sock, local, number = asking
+    came = log.take(number, local, await ask_udp(sock, [Question(server=one) for one in others]))
+    working = {one.server for one in came}
+    for one in answers:
+        if one.other is not None and one.other in working:
+            log.filters.append(await _filter_test(one.server, one.other, local.host))
+            return
+
+
+async def _filter_test(server: Endpoint, other: Endpoint, host: str) -> FilterTest:
+    questions = [
+        Question(server=server),
+        Question(server=server, change_ip=True, change_port=True),
+        Question(server=server, change_port=True),
+    ]
+    try:
+        fresh = _own_socket(socket.AF_INET, host)
+    except OSError:
+        return FilterTest(False, False, False)
+    with contextlib.closing(fresh):
+        plain, elsewhere, port = await ask_udp(fresh, questions)
+    # an answer counts for where it came from, not for what was asked for
+    came_elsewhere = elsewhere is not None and elsewhere.source.host == other.host != server.host
+    came_port = port is not None and port.source.port == other.port != server.port
+    return FilterTest(came_elsewhere, came_port, plain is not None)
+
+
+async def _ask_more(log: _Log, socks: Sequence[_Socket], server: Endpoint) -> None:
+    """One server from more sockets, one after another; then a letter from one of them to another outside."""
+    mapped: list[tuple[socket.socket, Endpoint]] = []
+    for sock, local, number in socks:
+        for one in log.take(number, local, await ask_udp(sock, [Question(server=server)])):
+            mapped.append((sock, one.mapped))
+    if len(mapped) >= 2 and mapped[0][1].host == mapped[1][1].host:
+        log.hairpin = await _hairpin(*mapped[0], *mapped[1])
+
+
+async def _hairpin(one: socket.socket, at_one: Endpoint, two: socket.socket, at_two: Endpoint) -> bool:
+    """Both send to where the other is seen outside, as two nodes behind this NAT would."""
+    loop = asyncio.get_running_loop()
+    letter = secrets.token_bytes(_HAIRPIN_BYTES)
+
+    async def send() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                one.sendto(letter, (at_two.host, at_two.port))
+                two.sendto(letter, (at_one.host, at_one.port))
+            await asyncio.sleep(HAIRPIN_PAUSE)
+
+    async def wait(sock: socket.socket) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                if await loop.sock_recv(sock, 2048) == letter:
+                    return
+
+    try:
+        async with asyncio.timeout(HAIRPIN_SECONDS), Owner() as owner:
+            owner.start(send(), name="hairpin")
+            waits = [owner.start(wait(sock), name="hairpin") for sock in (one, two)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            owner.cancel()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _source(servers: Sequence[Endpoint], family: int) -> str | None:
+    """This machine's address towards them; nothing is sent."""
+    for server in servers:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect((server.host, server.port))
+                return str(sock.getsockname()[0])
+        except OSError:
+            continue
+    return None

@@ -1,0 +1,111 @@
+"""What two networks allow between each other, and why there is no direct path: pure."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from meshd.wire.netfacts import DEPENDING, Filtering, Mapped, Mapping, NetFacts, Ports, Tcp, Udp
+
+
+class Way(IntEnum):
+    """How likely a way is, the greater the better."""
+
+    NO = 0
+    HARD = 1  # by prediction of ports, or by many sockets: seconds, and not always
+    MAYBE = 2  # facts are missing
+    YES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What may be tried between two nodes, besides a relay."""
+
+    udp: Way
+    tcp: Way
+
+
+def ways(mine: NetFacts, theirs: NetFacts) -> Ways:
+    """The same from both sides. Addresses in one LAN are another matter: always worth a try."""
+    return Ways(_udp(mine, theirs), _tcp(mine, theirs))
+
+
+def _udp(a: NetFacts, b: NetFacts) -> Way:
+    if Udp.BLOCKED in (a.udp, b.udp):
+        return Way.NO
+    if a.public or b.public:
+        return Way.YES
+    if Mapping.UNKNOWN in (a.mapping, b.mapping):
+        return Way.MAYBE
+    if not a.symmetric and not b.symmetric:
+        return Way.YES
+    if a.symmetric and b.symmetric:
+        return Way.HARD if a.ports is Ports.COUNTING and b.ports is Ports.COUNTING else Way.NO
+    straight = b if a.symmetric else a
+    if straight.filtering in (Filtering.INDEPENDENT, Filtering.ADDRESS):
+        return Way.YES
+    return Way.HARD
+
+
+def _tcp(a: NetFacts, b: NetFacts) -> Way:
+    if a.mapped is Mapped.YES or b.mapped is Mapped.YES:
+        return Way.YES
+    if {a.tcp, b.tcp} & {Tcp.BLOCKED, Tcp.ONLY_443, Tcp.INTERCEPTED}:
+        return Way.NO
+    known = [one.tcp_mapping for one in (a, b) if one.tcp_mapping is not Mapping.UNKNOWN]
+    if len(known) < 2:
+        return Way.MAYBE
+    depending = [mapping for mapping in known if mapping in DEPENDING]
+    if not depending:
+        return Way.YES
+    return Way.HARD if len(depending) == 1 else Way.NO
+
+
+def why_not_direct(mine: NetFacts, theirs: NetFacts | None, *, last_error: str = "") -> str:
+    """One sentence for people, lower case and without a full stop. `theirs` None: the peer has not told.
+
+    `last_error` is how the last direct attempt ended: told where the networks themselves give no reason.
+    """
+    for who, facts in (("this node", mine), ("the peer", theirs)):
+        if facts is not None and (reason := _alone(who, facts)):
+            return reason
+    if theirs is None:
+        return _still_trying("the peer has not told what network it is in", last_error)
+    possible = ways(mine, theirs)
+    if max(possible.udp, possible.tcp) is Way.NO:
+        return _never(mine, theirs)
+    if max(possible.udp, possible.tcp) is Way.HARD:
+        harder = "this node is" if mine.symmetric else "the peer is"
+        return _still_trying(
+            f"{harder} behind a NAT that gives each destination another port, which must be guessed",
+            last_error,
+        )
+    if mine.public_v4 and mine.public_v4 == theirs.public_v4:
+        return _still_trying(
+            f"both are behind the same address `{mine.public_v4}`, whose router leads nobody back inside",
+            last_error,
+        )
+    if Udp.BLOCKED in (mine.udp, theirs.udp):
+        who = "this node" if mine.udp is Udp.BLOCKED else "the peer"
+        return _still_trying(f"the network of {who} lets no UDP through, which leaves TCP alone", last_error)
+    return _still_trying("both networks allow a direct path", last_error)
+
+
+def _alone(who: str, facts: NetFacts) -> str:
+    """A network that rules out everything, whatever the other one is."""
+    if facts.tcp is Tcp.INTERCEPTED and facts.udp is not Udp.WORKS:
+        return f"something in the network of {who} answers in the place of others: log in to it first"
+    if facts.udp is Udp.BLOCKED and facts.tcp is Tcp.ONLY_443:
+        return f"the network of {who} lets out nothing but TCP to port 443: a relay there is the way"
+    return ""
+
+
+def _never(mine: NetFacts, theirs: NetFacts) -> str:
+    if Udp.BLOCKED in (mine.udp, theirs.udp):
+        who = "this node" if mine.udp is Udp.BLOCKED else "the peer"
+        return f"the network of {who} lets no UDP through, and the NATs between allow no TCP from outside"
+    return "both sides are behind NATs that give each destination another port, so no port can be told ahead"
+
+
+def _still_trying(reason: str, last_error: str) -> str:
+    if last_error:
+        return f"{reason}; the last attempt ended so: {last_error}"
+    return f"{reason}; it is tried again and again"
