@@ -197,13 +197,13 @@ class WebRtcLinks:
         """From the answer to a pipe; addresses that are found meanwhile are told."""
         from meshd.link.webrtc_pipe import WebRtcPipe  # on demand
 
+        pipe = WebRtcPipe(attempt.session)  # now: bytes may come in the moment the association stands
         try:
             async with Owner() as owner:
                 trickle = owner.start(self._trickle(attempt), name="webrtc-trickle")
                 terms = await attempt.answer
                 known = tuple(checkable(terms.candidates, hosts=attempt.hosts))
                 await attempt.session.connect(replace(terms, candidates=known))
-                pipe = WebRtcPipe(attempt.session)
                 trickle.cancel()
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None

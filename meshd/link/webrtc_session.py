@@ -102,6 +102,7 @@ class Session:
         self.ice.on_batch_end = self.association.batch_ended
 
     def _lost(self) -> None:
+        self.association.opened.set()  # `connect` need not wait any more
         self.on_lost()
 
     def _send(self, packet: bytes) -> None:
