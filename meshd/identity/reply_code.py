@@ -1,0 +1,70 @@
+"""Reply codes: the way back of a two-way paste, when nothing but two people can carry a word. Pure.
+
+A joiner that cannot reach the node of its token prints one; `meshd accept CODE` there makes that node send
+to the addresses in it, which opens its own NAT for the joiner. The code is no secret: its MAC shows that
+whoever made it holds the token, and what it leads to is nothing but datagrams to those addresses.
+"""
+
+import hmac
+from dataclasses import dataclass
+
+from meshd.base.errors import LocalProtocolError, RemoteProtocolError
+from meshd.identity.armour import Armour
+from meshd.identity.invite import JoinKeys
+from meshd.identity.keys import KEY_BYTES, PeerId
+from meshd.identity.membership import INVITE_ID_BYTES
+from meshd.wire.address import Candidate, pack_candidates, unpack_candidates
+
+MAX_REPLY_CANDIDATES = 6
+MAC_BYTES = 16
+_CONTEXT = b"meshd reply v1\0"
+
+REPLY = Armour(
+    what="reply code",
+    stem="meshdreply",
+    version=1,
+    remedy="copy the whole line that `meshd serve --join TOKEN` printed on the other machine",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Who wants to join, by which invite, and where its datagrams come from (UDP candidates)."""
+
+    invite_id: bytes
+    joiner: PeerId
+    candidates: tuple[Candidate, ...]
+
+
+def encode_reply(reply: Reply, keys: JoinKeys) -> str:
+    """One word; `keys` are those of the invite. Raises LocalProtocolError."""
+    if not 1 <= len(reply.candidates) <= MAX_REPLY_CANDIDATES:
+        raise LocalProtocolError(f"a reply with {len(reply.candidates)} addresses")
+    body = reply.invite_id + reply.joiner.raw + pack_candidates(reply.candidates)
+    return REPLY.write(_mac(body, keys) + body)
+
+
+def parse_reply(text: str) -> tuple[Reply, bytes]:
+    """Read what `encode_reply` wrote; the MAC that `genuine` checks comes beside. Raises UserError."""
+    payload = REPLY.read(text)
+    mac, body = payload[:MAC_BYTES], payload[MAC_BYTES:]
+    invite_id, key = body[:INVITE_ID_BYTES], body[INVITE_ID_BYTES : INVITE_ID_BYTES + KEY_BYTES]
+    try:
+        candidates = unpack_candidates(body[INVITE_ID_BYTES + KEY_BYTES :])
+        joiner = PeerId(key)
+    except (RemoteProtocolError, LocalProtocolError):
+        raise REPLY.wrong("its contents cannot be read") from None
+    good = tuple(c for c in candidates if c.proto == "udp" and not c.is_loopback and not c.is_link_local)
+    if not 1 <= len(candidates) <= MAX_REPLY_CANDIDATES or not good:
+        raise REPLY.wrong("it names no address that can be tried")
+    return Reply(invite_id, joiner, good), mac
+
+
+def genuine(reply_text: str, keys: JoinKeys) -> bool:
+    """Did somebody make this code who holds the token of these keys? Raises UserError as `parse_reply`."""
+    payload = REPLY.read(reply_text)
+    return hmac.compare_digest(payload[:MAC_BYTES], _mac(payload[MAC_BYTES:], keys))
+
+
+def _mac(body: bytes, keys: JoinKeys) -> bytes:
+    return hmac.digest(keys.join_key, _CONTEXT + body, "sha256")[:MAC_BYTES]
