@@ -73,11 +73,27 @@ class PeerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelView:
-    """A peer's service as a listener here."""
+    """A peer's service as a listener here. `user`: by `meshd tunnel open`, else a role did."""
 
     peer: str
     service: str
     listen: str
+    streams: int
+    sent_bytes: int
+    received_bytes: int
+    user: bool = False
+    last_error: str = ""  # why the last connection failed, or why it does not listen
+    peer_name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExposedView:
+    """A local service that the nodes `to` (ids; `to_names` in the same order) may reach; none: nobody may."""
+
+    name: str
+    target: str
+    to: tuple[str, ...]
+    to_names: tuple[str, ...]
     streams: int
     sent_bytes: int
     received_bytes: int
@@ -217,6 +233,20 @@ class RevokeReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExposedList:
+    """All services that this node exposes."""
+
+    exposed: tuple[ExposedView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelList:
+    """The tunnels that users have opened."""
+
+    tunnels: tuple[TunnelView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """It is done, and there is nothing to tell."""
 
@@ -274,6 +304,50 @@ class StopRequest:
     """For Done: the daemon ends after it has answered."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExposeRequest:
+    """For ExposedView: `target` is host:port; `to` are nodes' names or ids, those of before no more."""
+
+    name: str
+    target: str
+    to: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExposeListRequest:
+    """For ExposedList."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExposeRemoveRequest:
+    """For Done."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelOpenRequest:
+    """For TunnelView; `peer` as in PingRequest; `listen` is host:port, empty for any on loopback."""
+
+    peer: str
+    service: str
+    listen: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelListRequest:
+    """For TunnelList."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelCloseRequest:
+    """For TunnelList, those that were closed: at `listen` (host:port or port), or to a peer's `service`."""
+
+    listen: str = ""
+    peer: str = ""
+    service: str = ""
+
+
 Request = (
     StatusRequest
     | PingRequest
@@ -283,5 +357,22 @@ Request = (
     | RevokeRequest
     | LeaveRequest
     | StopRequest
+    | ExposeRequest
+    | ExposeListRequest
+    | ExposeRemoveRequest
+    | TunnelOpenRequest
+    | TunnelListRequest
+    | TunnelCloseRequest
 )
-Reply = Status | PingReply | InviteReply | InviteList | RevokeReply | Done
+Reply = (
+    Status
+    | PingReply
+    | InviteReply
+    | InviteList
+    | RevokeReply
+    | ExposedView
+    | ExposedList
+    | TunnelView
+    | TunnelList
+    | Done
+)

@@ -28,6 +28,12 @@ REQUESTS: Mapping[str, type] = {
     "revoke": api.RevokeRequest,
     "leave": api.LeaveRequest,
     "stop": api.StopRequest,
+    "expose": api.ExposeRequest,
+    "expose_list": api.ExposeListRequest,
+    "expose_remove": api.ExposeRemoveRequest,
+    "tunnel_open": api.TunnelOpenRequest,
+    "tunnel_list": api.TunnelListRequest,
+    "tunnel_close": api.TunnelCloseRequest,
 }
 
 

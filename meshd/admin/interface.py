@@ -7,7 +7,17 @@ Whoever may open the socket is the user who runs the daemon: what the CLI may do
 
 from typing import Protocol
 
-from meshd.admin.api import InviteList, InviteReply, PingReply, RevokeReply, Status
+from meshd.admin.api import (
+    ExposedList,
+    ExposedView,
+    InviteList,
+    InviteReply,
+    PingReply,
+    RevokeReply,
+    Status,
+    TunnelList,
+    TunnelView,
+)
 
 SOCKET_NAME = "control.sock"
 POINTER_NAME = "control.sock.path"  # holds the true path where the home's own is too long for a socket
@@ -18,7 +28,38 @@ MAX_CONNECTIONS = 16
 MAX_PING_SECONDS = 60.0
 
 
-class Control(Protocol):
+class TunnelControl(Protocol):
+    """Services that this node exposes, and peers' services that are opened here; all outlive a restart.
+
+    Every method raises MeshdError.
+    """
+
+    async def expose(self, name: str, *, target: str, to: tuple[str, ...]) -> ExposedView:
+        """Let exactly the nodes `to` reach `target` (host:port) as `name`."""
+        ...
+
+    async def exposed(self) -> ExposedList:
+        """All of this node."""
+        ...
+
+    async def unexpose(self, name: str) -> None:
+        """End a service, and the connections to it."""
+        ...
+
+    async def open_tunnel(self, peer: str, service: str, *, listen: str) -> TunnelView:
+        """Listen for a peer's service. Raises Refused when the peer is connected and says no."""
+        ...
+
+    async def tunnels(self) -> TunnelList:
+        """Those that users have opened."""
+        ...
+
+    async def close_tunnels(self, *, listen: str, peer: str, service: str) -> TunnelList:
+        """End the tunnel that listens at `listen`, or all to a peer's service; returns them."""
+        ...
+
+
+class Control(TunnelControl, Protocol):
     """What the daemon offers. Every method raises MeshdError (its `what` and `hint` reach the user)."""
 
     async def status(self) -> Status:

@@ -168,6 +168,18 @@ class AdminServer:
                 return await control.invite_revoke(invite)
             case api.RevokeRequest(peer=peer):
                 return await control.revoke(peer)
+            case api.ExposeRequest(name=name, target=target, to=to):
+                return await control.expose(name, target=target, to=to)
+            case api.ExposeListRequest():
+                return await control.exposed()
+            case api.ExposeRemoveRequest(name=name):
+                await control.unexpose(name)
+            case api.TunnelOpenRequest(peer=peer, service=service, listen=listen):
+                return await control.open_tunnel(peer, service, listen=listen)
+            case api.TunnelListRequest():
+                return await control.tunnels()
+            case api.TunnelCloseRequest(listen=listen, peer=peer, service=service):
+                return await control.close_tunnels(listen=listen, peer=peer, service=service)
             case api.LeaveRequest(drop_root=drop_root):
                 await control.leave(drop_root=drop_root)
             case api.StopRequest():

@@ -4,10 +4,12 @@
 """
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from meshd.admin.api import (
     ApiView,
     ChildView,
+    ExposedView,
     LinkKindName,
     LinkView,
     ModelStateName,
@@ -17,10 +19,11 @@ from meshd.admin.api import (
     TunnelView,
 )
 from meshd.gateway.interface import GatewayStatus, ModelState
+from meshd.identity.keys import PeerId
 from meshd.link.interface import LinkKind
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
-from meshd.tunnel.interface import TunnelStatus
+from meshd.tunnel.interface import ExposedStatus, TunnelStatus
 
 _KINDS: Mapping[LinkKind, LinkKindName] = {
     LinkKind.TCP: "tcp",
@@ -85,7 +88,6 @@ def peer_view(peer: PeerStatus, *, now: float, wall: float) -> PeerView:
     selected = [path for path in peer.paths if path.selected]
     others = [path for path in peer.paths if not path.selected]
     link = link_view(selected[0], now=now, wall=wall) if selected else None
-    relayed = link is not None and link.path == "relayed"
     native = peer.native
     return PeerView(
         id=str(peer.peer),
@@ -94,7 +96,7 @@ def peer_view(peer: PeerStatus, *, now: float, wall: float) -> PeerView:
         state=_STATES[peer.state],
         link=link,
         standby_links=tuple(link_view(path, now=now, wall=wall) for path in others),
-        why_not_direct=(selected[0].why or peer.last_error or None) if relayed else None,
+        why_not_direct=peer.why_not_direct or None,
         resumes=peer.resumes,
         version=peer.software,
         native="" if native is None else f"{native.pin}+{native.patches[:12]}",
@@ -110,8 +112,10 @@ def peer_views(peers: Iterable[PeerStatus], *, now: float, wall: float) -> tuple
     return tuple(sorted(views, key=lambda view: (view.name, view.id)))
 
 
-def tunnel_views(tunnels: Iterable[TunnelStatus]) -> tuple[TunnelView, ...]:
-    """Forwards in the order given."""
+def tunnel_views(
+    tunnels: Iterable[TunnelStatus], names: Mapping[PeerId, str] = MappingProxyType({})
+) -> tuple[TunnelView, ...]:
+    """Forwards in the order given; `names` are those of the peers that are known by one."""
     return tuple(
         TunnelView(
             peer=str(t.peer),
@@ -120,8 +124,25 @@ def tunnel_views(tunnels: Iterable[TunnelStatus]) -> tuple[TunnelView, ...]:
             streams=t.streams,
             sent_bytes=t.sent_bytes,
             received_bytes=t.received_bytes,
+            user=t.user,
+            last_error=t.last_error,
+            peer_name=names.get(t.peer, ""),
         )
         for t in tunnels
+    )
+
+
+def exposed_view(service: ExposedStatus, names: Mapping[PeerId, str]) -> ExposedView:
+    """A service of this node."""
+    host = f"[{service.host}]" if ":" in service.host else service.host
+    return ExposedView(
+        name=service.name,
+        target=f"{host}:{service.port}",
+        to=tuple(map(str, service.peers)),
+        to_names=tuple(names.get(peer, "") for peer in service.peers),
+        streams=service.streams,
+        sent_bytes=service.sent_bytes,
+        received_bytes=service.received_bytes,
     )
 
 

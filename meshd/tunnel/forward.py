@@ -7,11 +7,13 @@ import socket
 from collections.abc import Callable, Mapping
 
 from meshd.base import log
-from meshd.base.errors import Broken, EndOfStream, MeshdError
+from meshd.base.errors import Broken, EndOfStream, MeshdError, UserError
+from meshd.base.listening import listen_at
+from meshd.base.port_holder import port_holder
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue
-from meshd.tunnel.interface import Inspector, TunnelStatus
+from meshd.tunnel.interface import Inspector, IsOurs, TunnelStatus
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, pump
 
@@ -23,7 +25,7 @@ LOG = log.get("tunnel")
 
 
 class Forward:
-    """Listens on 127.0.0.1; each connection becomes a stream of `service` to `peer`.
+    """Listens on loopback; each connection becomes a stream of `service` to `peer`.
 
     With `secret`, a client must send exactly these bytes first (they are not passed on); `is_ours` is asked
     about the client's address where the operating system can tell who owns a connection. A client that
@@ -38,10 +40,13 @@ class Forward:
         service: str,
         metadata: Mapping[str, MetadataValue],
         secret: bytes = b"",
-        is_ours: Callable[[tuple[str, int], tuple[str, int]], bool] | None = None,
+        is_ours: IsOurs | None = None,
         inspect: Callable[[], Inspector] | None = None,
         on_broken: Callable[[MeshdError], None] = lambda _error: None,
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        bulk: bool = False,
     ) -> None:
+        """`listen`: host and port, 0 for any free one. Raises UserError when it cannot be had."""
         self._mesh = mesh
         self._peer = peer
         self._service = service
@@ -53,16 +58,16 @@ class Forward:
         self._counter = Counter()
         self._streams = 0
         self._fresh: set[socket.socket] = set()  # taken, and not yet the matter of a task that runs
-        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._bulk = bulk
+        self._listener = _listen(*listen)
         self._listener.setblocking(False)
-        self._listener.bind(("127.0.0.1", 0))
-        self._listener.listen(32)
+        self.host: str = listen[0]
         self.port: int = self._listener.getsockname()[1]
 
     @property
     def endpoint(self) -> str:
         """`host:port` for llama-server's --rpc."""
-        return f"127.0.0.1:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def status(self) -> TunnelStatus:
@@ -127,7 +132,7 @@ class Forward:
             self._streams -= 1
 
     async def _tunnel(self, local: LocalSocket) -> None:
-        if self._is_ours is not None and not self._is_ours(local.peername, ("127.0.0.1", self.port)):
+        if self._is_ours is not None and not self._is_ours(local.peername, local.sockname):
             LOG.warning("tunnel_foreign_client", service=self._service, remote=local.remote)
             return
         try:
@@ -138,7 +143,9 @@ class Forward:
             LOG.warning("tunnel_wrong_secret", service=self._service, remote=local.remote)
             return
         try:
-            stream = self._mesh.open_stream(self._peer, self._service, metadata=self._metadata)
+            stream = self._mesh.open_stream(
+                self._peer, self._service, metadata=self._metadata, bulk=self._bulk
+            )
         except MeshdError as error:
             self._on_broken(error)
             return
@@ -157,6 +164,22 @@ class Forward:
                 received += await local.read()
         size = len(self._secret)
         return received[size:] if hmac.compare_digest(received[:size], self._secret) else None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+        return listen_at(family, str(address[0]), port)
+    except OSError as error:
+        holder = port_holder(host, port) if error.errno == errno.EADDRINUSE else None
+        by = f" by {holder}" if holder else ""
+        why = f"the port is taken{by}" if error.errno == errno.EADDRINUSE else (error.strerror or "").lower()
+        raise UserError(
+            f"cannot listen at `{host}:{port}` for a tunnel: {why}",
+            hint="choose another: `--listen HOST:PORT` (port 0 picks a free one)",
+        ) from None
 
 
 async def _adopt(client: socket.socket) -> LocalSocket:

@@ -6,10 +6,14 @@ a half-close and a reset as a reset, so that TCP's meaning is kept. An *inspecto
 (RPC frames); it sees every byte before it goes on.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from meshd.identity.keys import PeerId
+
+IsOurs = Callable[[tuple[str, int], tuple[str, int]], bool]
+"""Whether a connection on loopback, from client to server (host, port), may use a tunnel."""
 
 
 class Inspector(Protocol):
@@ -29,6 +33,21 @@ class TunnelStatus:
     peer: PeerId
     service: str
     listen: str
+    streams: int
+    sent_bytes: int
+    received_bytes: int
+    user: bool = False  # a user opened it; else a role did, for itself
+    last_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExposedStatus:
+    """A service of this node that `peers` may reach; totals in bytes since the start of the daemon."""
+
+    name: str
+    host: str
+    port: int
+    peers: tuple[PeerId, ...]
     streams: int
     sent_bytes: int
     received_bytes: int

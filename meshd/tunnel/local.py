@@ -82,6 +82,13 @@ class LocalSocket(asyncio.Protocol):
         return (str(name[0]), int(name[1])) if name else ("", 0)
 
     @property
+    def sockname(self) -> tuple[str, int]:
+        """Host and port of this end."""
+        assert self._transport is not None
+        name = self._transport.get_extra_info("sockname")
+        return (str(name[0]), int(name[1])) if name else ("", 0)
+
+    @property
     def remote(self) -> str:
         """The other end as `host:port`."""
         host, port = self.peername

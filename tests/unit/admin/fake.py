@@ -5,12 +5,14 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshd.admin.api import (
     ApiView,
     ChildView,
+    ExposedList,
+    ExposedView,
     InviteList,
     InviteReply,
     InviteView,
@@ -24,6 +26,7 @@ from meshd.admin.api import (
     RevokeReply,
     SplitView,
     Status,
+    TunnelList,
     TunnelView,
 )
 from meshd.admin.server import AdminServer
@@ -67,6 +70,19 @@ MODEL = ModelView(
 )
 
 
+TUNNEL = TunnelView(
+    peer=PEER.id,
+    service="web",
+    listen="127.0.0.1:4001",
+    streams=1,
+    sent_bytes=10,
+    received_bytes=20,
+    user=True,
+    last_error="the peer reset the stream",
+    peer_name="garage",
+)
+
+
 def full_status(pid: int = 4242) -> Status:
     """A status in which nothing is empty."""
     return Status(
@@ -99,6 +115,13 @@ def full_status(pid: int = 4242) -> Status:
     )
 
 
+def exposed(name: str, target: str, to: tuple[str, ...]) -> ExposedView:
+    """A service as a daemon shows it; every node named has id and name alike."""
+    return ExposedView(
+        name=name, target=target, to=to, to_names=to, streams=0, sent_bytes=1, received_bytes=2
+    )
+
+
 @dataclass
 class FakeControl:
     """Remembers what it was asked. `stopping` is set by stop and leave."""
@@ -106,6 +129,8 @@ class FakeControl:
     state: Status = field(default_factory=full_status)
     asked: list[object] = field(default_factory=list)
     stopping: bool = False
+    services: tuple[ExposedView, ...] = ()
+    open: tuple[TunnelView, ...] = ()
 
     async def status(self) -> Status:
         self.asked.append("status")
@@ -146,6 +171,33 @@ class FakeControl:
         if peer == "me":
             raise UserError("this node cannot ban itself", hint="leave instead")
         return RevokeReply(id=PEER.id, name=peer)
+
+    async def expose(self, name: str, *, target: str, to: tuple[str, ...]) -> ExposedView:
+        self.asked.append(("expose", name, target, to))
+        if "nobody" in to:
+            raise UserError("no node `nobody` is known", hint="`meshd peers` lists names and ids")
+        return exposed(name, target, to)
+
+    async def exposed(self) -> ExposedList:
+        self.asked.append("exposed")
+        return ExposedList(exposed=self.services)
+
+    async def unexpose(self, name: str) -> None:
+        self.asked.append(("unexpose", name))
+
+    async def open_tunnel(self, peer: str, service: str, *, listen: str) -> TunnelView:
+        self.asked.append(("open_tunnel", peer, service, listen))
+        if service == "secret":
+            raise Refused("no service `secret` is exposed to this node", code="refused")
+        return replace(TUNNEL, service=service, listen=listen or TUNNEL.listen)
+
+    async def tunnels(self) -> TunnelList:
+        self.asked.append("tunnels")
+        return TunnelList(tunnels=self.open)
+
+    async def close_tunnels(self, *, listen: str, peer: str, service: str) -> TunnelList:
+        self.asked.append(("close_tunnels", listen, peer, service))
+        return TunnelList(tunnels=(TUNNEL,))
 
     async def leave(self, *, drop_root: bool = False) -> None:
         self.asked.append(("leave", drop_root))

@@ -1,0 +1,101 @@
+"""Let nodes that you name reach a TCP service of this machine, or of its network.
+
+  meshd expose NAME HOST:PORT --to PEER ...   the nodes named may reach it, those named before no more
+  meshd expose ls                             what is exposed, and to whom
+  meshd expose rm NAME                        end it, and the connections to it
+
+Nobody may reach it whom you did not name. On the other node: `meshd tunnel open THIS_NODE NAME`.
+"""
+
+import argparse
+
+from meshd.admin.api import (
+    Done,
+    ExposedList,
+    ExposedView,
+    ExposeListRequest,
+    ExposeRemoveRequest,
+    ExposeRequest,
+)
+from meshd.admin.client import ask
+from meshd.admin.codec import to_json
+from meshd.base.amounts import in_bytes
+from meshd.base.errors import UsageError
+from meshd.base.hosts import is_loopback
+from meshd.cli.options import Arguments
+from meshd.cli.output import Output
+from meshd.config import home_here
+
+USE = "`meshd expose NAME HOST:PORT --to PEER`, `meshd expose ls` or `meshd expose rm NAME`"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """NAME HOST:PORT, or ls, or rm NAME; --to, --json."""
+    parser.usage = "meshd expose NAME HOST:PORT [--to PEER ...] | ls | rm NAME  [--json]"
+    parser.add_argument("words", metavar="NAME HOST:PORT | ls | rm NAME", nargs="+", help="as above")
+    parser.add_argument(
+        "--to",
+        metavar="PEER",
+        action="extend",
+        nargs="+",
+        default=[],
+        help="a node that may reach it: name, id, or the beginning of an id; may repeat",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+
+
+def run(args: Arguments, out: Output) -> int:
+    """Ask the daemon and print."""
+    words: list[str] = args.words
+    if words[0] in ("ls", "rm") and args.to:
+        raise UsageError(f"`meshd expose {words[0]}` takes no `--to`", hint=USE)
+    if words == ["ls"]:
+        found = ask(home_here(), ExposeListRequest(), ExposedList).exposed
+        if args.json:
+            out.json({"schema": 1, "exposed": to_json(found)})
+        else:
+            _print(found, out)
+        return 0
+    if len(words) != 2 or words[0] == "ls":
+        raise UsageError("cannot tell what to expose", hint=f"use {USE}")
+    if words[0] == "rm":
+        ask(home_here(), ExposeRemoveRequest(name=words[1]), Done)
+        out.line(f"`{words[1]}` is not exposed any more")
+        return 0
+    view = ask(home_here(), ExposeRequest(name=words[0], target=words[1], to=tuple(args.to)), ExposedView)
+    if args.json:
+        out.json({"schema": 1, "exposed": to_json(view)})
+    else:
+        out.line(f"{view.name}  {view.target}  to {_names(view)}")
+    if not view.to:
+        out.note(f"nobody may reach `{view.name}` yet: say who with `--to PEER`")
+    if not is_loopback(view.target.rpartition(":")[0].strip("[]")):
+        out.note(
+            f"`{view.target}` is no address of this machine alone: those nodes reach it through this one"
+        )
+    return 0
+
+
+def _print(found: tuple[ExposedView, ...], out: Output) -> None:
+    if not found:
+        out.note("this node exposes nothing")
+        return
+    out.table(
+        ("NAME", "SERVICE", "TO", "OPEN", "SENT", "RECEIVED"),
+        [
+            (
+                view.name,
+                view.target,
+                _names(view),
+                str(view.streams),
+                in_bytes(view.sent_bytes),
+                in_bytes(view.received_bytes),
+            )
+            for view in found
+        ],
+    )
+
+
+def _names(view: ExposedView) -> str:
+    shown = (name or peer[:10] for name, peer in zip(view.to_names, view.to, strict=True))
+    return ", ".join(shown) or "nobody"

@@ -1,0 +1,100 @@
+"""Use a service that another node exposes to this one, at an address of this machine.
+
+  meshd tunnel open PEER SERVICE [--listen HOST:PORT]   prints the address at which it is here
+  meshd tunnel ls                                       what is open
+  meshd tunnel close HOST:PORT | PEER SERVICE           end it, and the connections through it
+
+A tunnel stays open over restarts. It listens on loopback, for programs of this user only, unless `--listen`
+names another address: then for everybody who reaches that.
+"""
+
+import argparse
+
+from meshd.admin.api import (
+    TunnelCloseRequest,
+    TunnelList,
+    TunnelListRequest,
+    TunnelOpenRequest,
+    TunnelView,
+)
+from meshd.admin.client import ask
+from meshd.admin.codec import to_json
+from meshd.base.amounts import in_bytes
+from meshd.base.errors import UsageError
+from meshd.base.hosts import is_loopback
+from meshd.cli.options import Arguments, Parser
+from meshd.cli.output import Output
+from meshd.config import home_here
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """open, ls, close."""
+    below = parser.add_subparsers(
+        dest="action", metavar="open | ls | close", parser_class=Parser, required=True
+    )
+    opening = below.add_parser("open", description="Open a peer's service here; prints the address.")
+    opening.add_argument("peer", metavar="PEER", help="name, id, or the beginning of an id that only one has")
+    opening.add_argument("service", metavar="SERVICE", help="the name under which that node exposes it")
+    opening.add_argument(
+        "--listen", metavar="HOST:PORT", default="", help="where (default: any free port of 127.0.0.1)"
+    )
+    opening.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    listing = below.add_parser("ls", description="List the tunnels that are open.")
+    listing.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    closing = below.add_parser("close", description="Close tunnels, and the connections through them.")
+    closing.add_argument("what", metavar="HOST:PORT | PEER SERVICE", nargs="+", help="as `ls` shows it")
+
+
+def run(args: Arguments, out: Output) -> int:
+    """Ask the daemon and print."""
+    if args.action == "open":
+        return _open(args, out)
+    if args.action == "close":
+        return _close(args.what, out)
+    found = ask(home_here(), TunnelListRequest(), TunnelList).tunnels
+    if args.json:
+        out.json({"schema": 1, "tunnels": to_json(found)})
+    elif not found:
+        out.note("no tunnel is open")
+    else:
+        out.table(
+            ("LISTEN", "PEER", "SERVICE", "OPEN", "SENT", "RECEIVED", "NOTE"), [_row(one) for one in found]
+        )
+    return 0
+
+
+def _open(args: Arguments, out: Output) -> int:
+    request = TunnelOpenRequest(peer=args.peer, service=args.service, listen=args.listen)
+    view = ask(home_here(), request, TunnelView)
+    if args.json:
+        out.json({"schema": 1, "tunnel": to_json(view)})
+    else:
+        out.line(view.listen)
+    if not is_loopback(view.listen.rpartition(":")[0].strip("[]")):
+        out.note(f"everybody who reaches `{view.listen}` can use `{view.service}` through this node")
+    return 0
+
+
+def _close(what: list[str], out: Output) -> int:
+    if len(what) > 2:
+        raise UsageError("too many words", hint="use `meshd tunnel close HOST:PORT`, or PEER SERVICE")
+    request = (
+        TunnelCloseRequest(listen=what[0])
+        if len(what) == 1
+        else TunnelCloseRequest(peer=what[0], service=what[1])
+    )
+    for view in ask(home_here(), request, TunnelList).tunnels:
+        out.line(f"closed {view.listen} to `{view.service}` of {view.peer_name or view.peer[:10]}")
+    return 0
+
+
+def _row(view: TunnelView) -> tuple[str, ...]:
+    return (
+        view.listen,
+        view.peer_name or view.peer[:10],
+        view.service,
+        str(view.streams),
+        in_bytes(view.sent_bytes),
+        in_bytes(view.received_bytes),
+        view.last_error,
+    )

@@ -1,0 +1,132 @@
+"""Tunnels of users in a running daemon: the answers to `meshd expose` and `meshd tunnel`."""
+
+import functools
+import ipaddress
+import os
+
+from meshd.admin.api import ExposedList, ExposedView, TunnelList, TunnelView
+from meshd.admin.snapshot import exposed_view, tunnel_views
+from meshd.base import log
+from meshd.base.errors import UserError
+from meshd.config import HostPort
+from meshd.config.forms import parse_address
+from meshd.identity.keys import ID_CHARS, PeerId
+from meshd.identity.keystore import Home
+from meshd.peer.mesh import PeerMesh, UnknownPeer
+from meshd.process.connections import user_has_connection
+from meshd.tunnel.interface import TunnelStatus
+from meshd.tunnel.own import OwnTunnels
+
+TUNNELS_BLOB = "tunnels"
+LOOPBACK = "127.0.0.1"
+LOG = log.get("tunnel")
+
+
+def make_tunnels(mesh: PeerMesh, home: Home) -> OwnTunnels:
+    """As they were at the last stop. Raises UserError when their file is damaged."""
+    tunnels = OwnTunnels(
+        mesh=mesh, save=lambda data: home.write_blob(TUNNELS_BLOB, data), is_ours=_of_this_user
+    )
+    tunnels.load(home.read_blob(TUNNELS_BLOB), file=str(home.path / f"{TUNNELS_BLOB}.blob"))
+    return tunnels
+
+
+def _of_this_user(client: tuple[str, int], server: tuple[str, int]) -> bool:
+    """A tunnel on loopback is for the programs of whoever runs this daemon, as its control socket is."""
+    owns = user_has_connection(os.getuid(), client, server)
+    if owns is None:
+        _warn_user_unknown()
+    return owns is not False
+
+
+@functools.cache  # once a daemon
+def _warn_user_unknown() -> None:
+    LOG.warning("tunnel_user_unknown", why="this system does not tell whose a connection is")
+
+
+class TunnelAnswers:
+    """Implements admin.interface.TunnelControl."""
+
+    def __init__(self, mesh: PeerMesh, tunnels: OwnTunnels) -> None:
+        self._mesh = mesh
+        self._tunnels = tunnels
+
+    async def expose(self, name: str, *, target: str, to: tuple[str, ...]) -> ExposedView:
+        """See TunnelControl. A node that is not known yet is named by its whole id."""
+        place = _place(target, "the service")
+        if not place.port:
+            raise UserError(f"`{target}` has no port", hint="name the service as HOST:PORT")
+        peers = [self._peer(text) for text in to]
+        status = self._tunnels.expose(name, host=place.host or LOOPBACK, port=place.port, peers=peers)
+        return exposed_view(status, self._names())
+
+    async def exposed(self) -> ExposedList:
+        """See TunnelControl."""
+        names = self._names()
+        return ExposedList(exposed=tuple(exposed_view(one, names) for one in self._tunnels.exposed()))
+
+    async def unexpose(self, name: str) -> None:
+        """See TunnelControl."""
+        self._tunnels.unexpose(name)
+
+    async def open_tunnel(self, peer: str, service: str, *, listen: str) -> TunnelView:
+        """See TunnelControl."""
+        place = _place(listen, "the listener") if listen else HostPort(LOOPBACK, 0)
+        host = LOOPBACK if place.host == "localhost" else place.host or "0.0.0.0"
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            raise UserError(
+                f"cannot listen at `{listen}` for a tunnel", hint="give an address of this machine: IP:PORT"
+            ) from None
+        status = await self._tunnels.open(self._peer(peer), service, host=host, port=place.port)
+        return self._views([status])[0]
+
+    async def tunnels(self) -> TunnelList:
+        """See TunnelControl."""
+        return TunnelList(tunnels=self._views(self._tunnels.opened()))
+
+    async def close_tunnels(self, *, listen: str, peer: str, service: str) -> TunnelList:
+        """See TunnelControl."""
+        if listen:
+            chosen = [
+                one
+                for one in self._tunnels.opened()
+                if one.listen == listen or one.listen.rpartition(":")[2] == listen
+            ]
+            what = f"no tunnel listens at `{listen}`"
+        else:
+            node = self._peer(peer)
+            chosen = [one for one in self._tunnels.opened() if (one.peer, one.service) == (node, service)]
+            what = f"no tunnel to `{service}` of `{peer}` is open"
+        if not chosen:
+            raise UserError(what, hint="`meshd tunnel ls` lists them")
+        views = self._views(chosen)
+        await self._tunnels.close(chosen)
+        return TunnelList(tunnels=views)
+
+    def _views(self, statuses: list[TunnelStatus]) -> tuple[TunnelView, ...]:
+        return tunnel_views(statuses, self._names())
+
+    def _names(self) -> dict[PeerId, str]:
+        return {peer.peer: peer.name for peer in self._mesh.peers()}
+
+    def _peer(self, text: str) -> PeerId:
+        try:
+            return self._mesh.find(text)
+        except UnknownPeer as unknown:
+            if len(text.strip()) != ID_CHARS:
+                raise UnknownPeer(
+                    unknown.what,
+                    hint="`meshd peers` lists names; one that never came is named by its whole id",
+                ) from None
+            return PeerId.parse(text)
+
+
+def _place(text: str, what: str) -> HostPort:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise UserError(
+            f"`{text[:80]}` cannot be the address of {what}: {error}", hint="write HOST:PORT"
+        ) from None
