@@ -270,11 +270,11 @@ class RelayClient:
         except (MeshdError, OSError, TimeoutError) as error:
             why = _reason(error)
             if why != line.why:
-                _log.warning("relay_unreachable", relay=line.relay.place, why=why)
+                _log.warning("relay_unreachable", remote=line.relay.place, why=why)
             line.tell(None, why)
             return 0.0 if line.own else 1.0
         line.tell(control, "")
-        _log.info("relay_connected", relay=line.relay.place)
+        _log.info("relay_connected", remote=line.relay.place)
         async with Owner() as owner:
             if line.own:
                 owner.start(self._greet(control), name="relay boxes")
@@ -283,7 +283,7 @@ class RelayClient:
             await control.run()
             owner.cancel()
         line.tell(None, control.why_over)
-        _log.info("relay_lost", relay=line.relay.place, why=control.why_over)
+        _log.info("relay_lost", remote=line.relay.place, why=control.why_over)
         return REPLACED_SECONDS if control.replaced else 0.0
 
     async def _greet(self, control: Control) -> None:

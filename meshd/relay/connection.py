@@ -6,16 +6,14 @@ high-water mark that waits to go out; a circuit whose one end does not take more
 """
 
 import asyncio
-import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import Enum, Flag, auto
-from typing import Protocol
 
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.identity.exchange import MAGIC as PROOF_MAGIC
 from meshd.link.tls import TlsEngine
+from meshd.relay.stage import Exchange, Hold, Stage, tune
 from meshd.wire.limits import MAX_UNPROVEN_BYTES
 from meshd.wire.relay import TICKET_MAGIC, TICKET_PREFACE_BYTES
 from meshd.wire.stun import Endpoint
@@ -26,31 +24,7 @@ SEND_HIGH_BYTES = 64 << 10  # plus one read: what waits here for one end of a ci
 SEND_LOW_BYTES = 16 << 10
 MAX_HANDSHAKE_BYTES = 8 << 10
 _MAX_CONTROL_UNREAD = 16 << 10
-_NOT_SENT_BYTES = 128 << 10  # what the kernel takes before it has sent what it has
 _TLS_HANDSHAKE = 0x16  # RFC 8446 5.1; STUN begins with two zero bits (RFC 8489 5)
-
-
-class Stage(Enum):
-    """What the other side is doing."""
-
-    FIRST = auto()  # nothing has come
-    STUN = auto()
-    SHAKING = auto()
-    PREFACE = auto()  # TLS stands, neither proof nor ticket has begun
-    CONTROL = auto()
-    WAITING = auto()  # for the other end of its circuit
-    JOINED = auto()
-    OVER = auto()
-
-
-class Hold(Flag):
-    """Why a connection is not read."""
-
-    NOTHING = 0
-    WAITING = auto()
-    FULL = auto()  # the other end takes no more
-    OWED = auto()  # its node has used more than its rate
-    UNREAD = auto()  # control messages wait
 
 
 class Spaces:
@@ -62,34 +36,10 @@ class Spaces:
         self.plain = memoryview(bytearray(READ_BYTES))
 
 
-class Exchange(Protocol):
-    """What a connection asks of its relay. No method raises."""
-
-    def arrived(self, connection: "Connection") -> bool:
-        """A connection is there; False: there is no room for it."""
-        ...
-
-    def control(self, connection: "Connection") -> None:
-        """It begins to prove its key."""
-        ...
-
-    def ticket(self, connection: "Connection", ticket: bytes) -> None:
-        """It shows a ticket."""
-        ...
-
-    def carried(self, connection: "Connection", size: int) -> None:
-        """`size` bytes of a circuit came on it and were passed on."""
-        ...
-
-    def lost(self, connection: "Connection") -> None:
-        """Its socket is closed."""
-        ...
-
-
 class Connection(asyncio.BufferedProtocol):
     """Also a RawPipe (link/proving.py) once its stage is CONTROL."""
 
-    def __init__(self, spaces: Spaces, exchange: Exchange, *, number: int) -> None:
+    def __init__(self, spaces: Spaces, exchange: "Exchange[Connection]", *, number: int) -> None:
         self.number = number
         self.stage = Stage.FIRST
         self.host = self.remote = ""
@@ -130,7 +80,7 @@ class Connection(asyncio.BufferedProtocol):
             self._seen = Endpoint(self.host.partition("%")[0], int(peer[1]))
             self.remote = str(self._seen)
         transport.set_write_buffer_limits(high=SEND_HIGH_BYTES, low=SEND_LOW_BYTES)
-        _tune(transport.get_extra_info("socket"))
+        tune(transport.get_extra_info("socket"))
         if not self._exchange.arrived(self):
             self.abort()
 
@@ -387,25 +337,3 @@ class Connection(asyncio.BufferedProtocol):
             self._end = why
             self._readable.set()
             self._writable.set()
-
-
-def _tune(sock: socket.socket) -> None:
-    """Quick to send, quick to notice that nobody is there, nothing hoarded in the kernel."""
-    for name, value in (
-        ("TCP_NODELAY", 1),
-        ("TCP_KEEPIDLE", 15),
-        ("TCP_KEEPINTVL", 5),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", 30_000),  # ms; also for a node that takes nothing any more
-        ("TCP_NOTSENT_LOWAT", _NOT_SENT_BYTES),
-    ):
-        number = getattr(socket, name, None)
-        if number is not None:
-            try:
-                sock.setsockopt(socket.IPPROTO_TCP, number, value)
-            except OSError:
-                continue  # the other side is gone already
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    except OSError:
-        return

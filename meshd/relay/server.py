@@ -24,8 +24,9 @@ from meshd.link.listening import accept_from, listen
 from meshd.link.proving import run_proof
 from meshd.link.tls import listener_context
 from meshd.relay.bucket import TokenBucket
-from meshd.relay.connection import Connection, Hold, Spaces, Stage
+from meshd.relay.connection import Connection, Spaces
 from meshd.relay.limits import SMALL, Limits
+from meshd.relay.stage import Hold, Stage
 from meshd.relay.switchboard import Action, Cut, Drop, Identity, Switchboard, Tell
 from meshd.relay.throttle import Throttle
 from meshd.wire.lengths import LengthParser, framed
@@ -90,6 +91,16 @@ class RelayServer:
     def connections(self) -> int:
         """TCP connections of all kinds."""
         return len(self._connections)
+
+    @property
+    def resting(self) -> int:
+        """Ends of circuits that are not read just now, because their nodes have used more than their rate."""
+        return len(self._throttle)
+
+    @property
+    def sent_away(self) -> int:
+        """Connections that had proven nothing when room was needed, so far."""
+        return self._doorstep.sent_away
 
     def hint(self, public_host: str) -> RelayHint:
         """What nodes need to come here, after `open`. `public_host`: a name or an address."""

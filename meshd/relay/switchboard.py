@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from meshd.relay.bucket import TokenBucket
 from meshd.relay.limits import Limits
+from meshd.relay.mailroom import Mailroom
 from meshd.wire.relay import (
     PEER_BYTES,
     TICKET_BYTES,
@@ -107,14 +108,6 @@ class Box:
     joins: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
-    """Mail that waits."""
-
-    mail: Mail
-    until: float
-
-
 class Switchboard:
     """`random(n)` gives n secret bytes. `now` is a clock in seconds that never goes back."""
 
@@ -129,10 +122,9 @@ class Switchboard:
         self._tickets: dict[bytes, tuple[int, int]] = {}  # circuit and side
         self._boxes: dict[bytes, Box] = {}
         self._boxes_of: Counter[Identity] = Counter()
-        self._mail: dict[Identity | bytes, deque[Letter]] = {}
+        self._mail: Mailroom[Identity | bytes] = Mailroom(limits)
         self._buckets: dict[Identity, TokenBucket] = {}
         self._next_circuit = 1
-        self.mail_bytes = 0
         self.counts: Counter[str] = Counter()  # what happened so far, for the metrics
 
     # --- what the metrics read
@@ -148,6 +140,14 @@ class Switchboard:
     @property
     def boxes(self) -> int:
         return len(self._boxes)
+
+    @property
+    def mail_bytes(self) -> int:
+        return self._mail.held_bytes
+
+    @property
+    def mail_dropped(self) -> int:
+        return self._mail.dropped
 
     # --- clients
 
@@ -168,7 +168,7 @@ class Switchboard:
         self._by_identity[who] = client
         self._of_host[host] += 1
         actions.append(Tell(client, Ready(seen, self.limits.circuits_of_key, self.limits.rate)))
-        return actions + self._deliver(who, client, now)
+        return actions + [Tell(client, mail) for mail in self._mail.take(who, now)]
 
     def leave(self, client: int) -> None:
         """Its control connection is gone. Its circuits stay: they are connections of their own."""
@@ -255,8 +255,7 @@ class Switchboard:
                 self.leave(number)
         for name in [name for name, box in self._boxes.items() if now >= box.until]:
             self._forget_box(name)
-        for to in list(self._mail):
-            self._drop_old(to, now)
+        self._mail.sweep(now)
         for who in [who for who, bucket in self._buckets.items() if bucket.full(now)]:
             del self._buckets[who]
         return actions
@@ -336,40 +335,12 @@ class Switchboard:
         self.counts["mail"] += 1
         if at is not None:
             return [Tell(at, mail), Tell(client, Posted(post.number, True))]
-        self._keep(post.to if box is not None else to, Letter(mail, now + self.limits.mail_seconds))
+        self._mail.keep(post.to if box is not None else to, mail, now)
         return [Tell(client, Posted(post.number, False))]
 
     def _is_guest_of(self, owner: Identity, peer: bytes) -> bool:
         """`peer` has written to a box of `owner`, so it may be answered."""
         return any(box.owner == owner and peer in box.guests for box in self._boxes.values())
-
-    def _keep(self, to: Identity | bytes, letter: Letter) -> None:
-        waiting = self._mail.setdefault(to, deque())
-        waiting.append(letter)
-        self.mail_bytes += len(letter.mail.blob)
-        while len(waiting) > self.limits.mail_of_one:
-            self.mail_bytes -= len(waiting.popleft().mail.blob)
-            self.counts["mail_dropped"] += 1
-        while self.mail_bytes > self.limits.mail_bytes:  # whoever waits longest goes, of the first recipient
-            eldest = next(iter(self._mail))
-            self.mail_bytes -= len(self._mail[eldest].popleft().mail.blob)
-            self.counts["mail_dropped"] += 1
-            if not self._mail[eldest]:
-                del self._mail[eldest]
-
-    def _deliver(self, to: Identity | bytes, client: int, now: float) -> list[Action]:
-        self._drop_old(to, now)
-        waiting = self._mail.pop(to, deque[Letter]())
-        self.mail_bytes -= sum(len(letter.mail.blob) for letter in waiting)
-        return [Tell(client, letter.mail) for letter in waiting]
-
-    def _drop_old(self, to: Identity | bytes, now: float) -> None:
-        waiting = self._mail.get(to)
-        while waiting and now >= waiting[0].until:
-            self.mail_bytes -= len(waiting.popleft().mail.blob)
-            self.counts["mail_dropped"] += 1
-        if waiting is not None and not waiting:
-            del self._mail[to]
 
     def _open_box(self, client: int, state: Client, wanted: OpenBox, now: float) -> list[Action]:
         present = self._boxes.get(wanted.box)
@@ -386,13 +357,12 @@ class Switchboard:
             guests: deque[bytes] = deque(maxlen=self.limits.guests_of_box)
             self._boxes[wanted.box] = Box(state.who, now + wanted.seconds, guests)
             self._boxes_of[state.who] += 1
-        return self._deliver(wanted.box, client, now)
+        return [Tell(client, mail) for mail in self._mail.take(wanted.box, now)]
 
     def _forget_box(self, name: bytes) -> None:
         box = self._boxes.pop(name)
         _less(self._boxes_of, box.owner)
-        for letter in self._mail.pop(name, ()):
-            self.mail_bytes -= len(letter.mail.blob)
+        self._mail.forget(name)
 
     def _refuse(self, client: int, state: Client, number: int, why: tuple[str, str]) -> list[Action]:
         actions: list[Action] = [Tell(client, Refusal(number, *why))]
