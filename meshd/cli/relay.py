@@ -1,0 +1,95 @@
+"""Relay for nodes that cannot reach each other, on a host with a public address, until stopped.
+
+The first and only line on standard output is the relay's URL, with its key: give it to nodes as --relay URL.
+What passes is sealed from node to node; the relay cannot read it, and admits nobody to a mesh. Without --mesh
+it serves any mesh, with small bounds for each key.
+"""
+
+import argparse
+
+from meshd.base.errors import UsageError
+from meshd.cli.options import Arguments
+from meshd.cli.output import Output
+from meshd.config import home_here
+
+DEFAULT_PORT = 17443
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where to listen, for whom, how much."""
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default=f":{DEFAULT_PORT}",
+        help=f"TCP and UDP port (default: {DEFAULT_PORT} on all addresses; 443 passes most firewalls)",
+    )
+    parser.add_argument(
+        "--public-host", metavar="NAME", default="", help="name or address of this host in the URL"
+    )
+    parser.add_argument(
+        "--mesh",
+        metavar="ID",
+        action="extend",
+        nargs="+",
+        default=[],
+        help="serve members of this mesh (id as `meshd status --json` shows it), may repeat (default: any)",
+    )
+    parser.add_argument(
+        "--open", action="store_true", help="without bounds for each key, though any mesh is served"
+    )
+    parser.add_argument(
+        "--rate", metavar="SIZE", help="bytes a second of each key, as 2M; 0: no bound (default: 1M, or none)"
+    )
+    parser.add_argument(
+        "--metrics", metavar="HOST:PORT", help="figures as plain text over HTTP, on loopback only"
+    )
+    parser.add_argument("--log-format", choices=("text", "json"), default="text", help="form of log lines")
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="log that and above",
+    )
+
+
+def run(args: Arguments, out: Output) -> int:
+    """The relay itself; returns its exit code."""
+    from meshd.identity.keys import MeshId
+    from meshd.relay.run import RelaySettings
+    from meshd.relay.run import run as run_relay
+
+    host, port = _place("--listen", args.listen)
+    settings = RelaySettings(
+        home=home_here() / "relay",
+        host=host,
+        port=port,
+        public_host=args.public_host,
+        meshes=frozenset(MeshId.parse(mesh) for mesh in args.mesh),
+        open=args.open,
+        rate=_rate(args.rate),
+        metrics=_place("--metrics", args.metrics) if args.metrics else None,
+        log_level=args.log_level,
+        log_format=args.log_format,
+    )
+    return run_relay(settings, out.line, out.note)
+
+
+def _place(option: str, text: str) -> tuple[str, int]:
+    from meshd.config.forms import ADDRESS, parse_address
+
+    try:
+        found = parse_address(text)
+    except ValueError:
+        raise UsageError(f"cannot use `{option} {text}`: expected {ADDRESS.expected}") from None
+    return found.host, found.port
+
+
+def _rate(text: str | None) -> int | None:
+    from meshd.config.forms import SIZE, parse_size
+
+    if text is None:
+        return None
+    try:
+        return 0 if text.strip() == "0" else parse_size(text)
+    except ValueError:
+        raise UsageError(f"cannot use `--rate {text}`: expected {SIZE.expected}, or 0") from None

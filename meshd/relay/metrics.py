@@ -1,0 +1,102 @@
+"""What a relay tells of itself: plain text over HTTP at a loopback port, in the form that Prometheus reads."""
+
+import asyncio
+import socket
+
+from meshd.base.tasks import Owner
+from meshd.link.listening import accept_from
+from meshd.relay.server import RelayServer
+
+MAX_REQUEST_BYTES = 4 << 10
+MAX_READERS = 16
+_END = b"\r\n\r\n"
+
+
+def lines(relay: RelayServer) -> str:
+    """All figures, one a line; no node's name or address is among them."""
+    board = relay.board
+    now = {
+        "connections": relay.connections,
+        "clients": board.clients,
+        "circuits": board.circuits,
+        "boxes": board.boxes,
+        "mail_bytes": board.mail_bytes,
+        "resting": relay.resting,
+    }
+    so_far = {
+        "carried_bytes": relay.carried_bytes,
+        "circuits": board.counts["circuits"],
+        "mail": board.counts["mail"],
+        "mail_dropped": board.mail_dropped,
+        "clients_refused": board.counts["clients_refused"],
+        "connections_refused": board.counts["connections_refused"],
+        "tickets_refused": board.counts["tickets_refused"],
+        "rests": board.counts["rests"],
+        "stun_answers": board.counts["stun_answers"],
+        "unproven_sent_away": relay.sent_away,
+    }
+    shown = [f"meshd_relay_{name} {value}" for name, value in now.items()]
+    shown += [f"meshd_relay_{name}_total {value}" for name, value in so_far.items()]
+    return "\n".join(shown) + "\n"
+
+
+class MetricsPort:
+    """Answers every request with the figures. The sockets must listen on loopback."""
+
+    def __init__(self, relay: RelayServer, sockets: list[socket.socket]) -> None:
+        self._relay = relay
+        self._sockets = sockets
+        self._readers: set[_Reader] = set()
+
+    async def serve(self) -> None:
+        """Until cancelled."""
+        try:
+            async with Owner() as owner:
+                for sock in self._sockets:
+                    owner.start(accept_from(sock, self._fresh), name="relay metrics")
+        finally:
+            for reader in list(self._readers):
+                reader.close()
+
+    def _fresh(self) -> "_Reader":
+        return _Reader(self._relay, self._readers)
+
+
+class _Reader(asyncio.Protocol):
+    """One request, one answer."""
+
+    def __init__(self, relay: RelayServer, readers: "set[_Reader]") -> None:
+        self._relay = relay
+        self._readers = readers
+        self._request = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Turned away when too many read already."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if len(self._readers) >= MAX_READERS:
+            transport.abort()
+        self._readers.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """The request's head is waited for and not read."""
+        self._request += data
+        if self._transport is None:
+            return
+        if _END in self._request:
+            body = lines(self._relay).encode()
+            head = f"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
+            self._transport.write(head.encode() + body)
+            self._transport.close()
+        elif len(self._request) > MAX_REQUEST_BYTES:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Gone."""
+        self._readers.discard(self)
+
+    def close(self) -> None:
+        """The relay ends."""
+        if self._transport is not None:
+            self._transport.abort()

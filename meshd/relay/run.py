@@ -1,0 +1,180 @@
+"""`meshd relay` as a process: its key, its ports, its end."""
+
+import asyncio
+import contextlib
+import ipaddress
+import resource
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.errors import UserError
+from meshd.base.hosts import is_loopback
+from meshd.base.tasks import Owner, first_error
+from meshd.identity.keys import KeyPair, MeshId
+from meshd.identity.keystore import Home
+from meshd.identity.proof import Credentials
+from meshd.identity.relay_url import parse_relay_url, relay_url
+from meshd.link import interfaces
+from meshd.link.listening import listen
+from meshd.relay.limits import SMALL, WIDE, Limits
+from meshd.relay.metrics import MetricsPort
+from meshd.relay.server import RelayServer
+
+SPARE_FILES = 64  # descriptors that are not connections
+LOG = log.get("relay")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelaySettings:
+    """As the command line gives them. `rate`: bytes a second of one key, None for the default.
+
+    `home` is the relay's own folder: only its key lies there.
+    """
+
+    home: Path
+    host: str = ""
+    port: int = 0
+    public_host: str = ""
+    meshes: frozenset[MeshId] = frozenset()
+    open: bool = False
+    rate: int | None = None
+    metrics: tuple[str, int] | None = None
+    log_level: str = "info"
+    log_format: str = "text"
+
+
+def limits_for(settings: RelaySettings, *, files: int) -> Limits:
+    """`--mesh` and `--open` lift the quota of a key. `files`: descriptors that the process may have. Pure."""
+    limits = WIDE if settings.open or settings.meshes else SMALL
+    if settings.rate is not None:
+        limits = replace(limits, rate=settings.rate, burst=max(4 * settings.rate, 64 << 10))
+    most = max(64, files - SPARE_FILES)
+    return replace(
+        limits,
+        connections=min(limits.connections, most),
+        clients=min(limits.clients, most // 2),
+        circuits=min(limits.circuits, most // 4),
+        unproven=min(limits.unproven, most // 4),
+    )
+
+
+def run(settings: RelaySettings, out: Callable[[str], None], note: Callable[[str], None]) -> int:
+    """Relay until stopped; returns the exit code. `out` gets the URL. Raises MeshdError."""
+    log.set_up(level=settings.log_level, form=settings.log_format)
+    settings.home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home = Home(settings.home)
+    with home.lock():
+        key = home.load_or_create_identity(secrets.token_bytes)
+        try:
+            return asyncio.run(_Relay(settings, key, out, note).main())
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+
+
+class _Relay:
+    def __init__(
+        self,
+        settings: RelaySettings,
+        key: KeyPair,
+        out: Callable[[str], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._key = key
+        self._out = out
+        self._note = note
+        self._stopping = asyncio.Event()
+        self._exit_code = 0
+
+    async def main(self) -> int:
+        """Until a signal."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stop, 0)
+        loop.add_signal_handler(signal.SIGINT, self._stop, 130)
+        settings = self._settings
+        relay = RelayServer(
+            Credentials(self._key, None),
+            host=settings.host,
+            port=settings.port,
+            meshes=settings.meshes,
+            limits=limits_for(settings, files=_raise_files()),
+        )
+        with contextlib.ExitStack() as opened:
+            relay.open()
+            opened.callback(relay.close)
+            metrics = self._metrics(relay, opened)
+            async with Owner() as owner:
+                owner.start(relay.serve(), name="relay")
+                if metrics is not None:
+                    owner.start(metrics.serve(), name="metrics")
+                self._announce(relay)
+                await self._stopping.wait()
+                owner.cancel()
+        return self._exit_code
+
+    def _stop(self, exit_code: int) -> None:
+        LOG.info("stopping")
+        self._exit_code = exit_code
+        self._stopping.set()
+
+    def _metrics(self, relay: RelayServer, opened: contextlib.ExitStack) -> MetricsPort | None:
+        if self._settings.metrics is None:
+            return None
+        host, port = self._settings.metrics
+        if not is_loopback(host):
+            raise UserError(
+                f"the figures on `{host}` would be anybody's to read",
+                hint="give a port of this machine alone: --metrics 127.0.0.1:9440",
+            )
+        sockets: list[socket.socket] = listen(host, port)
+        for sock in sockets:
+            opened.callback(sock.close)
+        self._note(f"figures: http://{host}:{sockets[0].getsockname()[1]}/")
+        return MetricsPort(relay, sockets)
+
+    def _announce(self, relay: RelayServer) -> None:
+        settings = self._settings
+        host = settings.public_host.strip("[]") or public_host(settings.host, interfaces.hosts())
+        if not settings.public_host and not _is_global(host):
+            self._note(
+                f"`{host}` can be reached from its own network only; "
+                "if this host has a public name or address, say so: --public-host NAME"
+            )
+        url = relay_url(relay.hint(host))
+        parse_relay_url(url)  # what cannot be read must not be printed
+        self._out(url)
+        LOG.info("relay_ready", listen=f"{settings.host or '*'}:{relay.port}")
+
+
+def public_host(bound: str, hosts: tuple[str, ...]) -> str:
+    """Under which host others reach this one: where it listens, else a public address, else any. Pure."""
+    if bound not in ("", "::", "0.0.0.0"):
+        return bound
+    public = [host for host in hosts if _is_global(host)]
+    four = [host for host in public if ":" not in host]
+    return (four or public or list(hosts) or ["127.0.0.1"])[0]
+
+
+def _is_global(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_global
+    except ValueError:
+        return True  # a name
+
+
+def _raise_files() -> int:
+    """As many descriptors as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+    if soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+        except (OSError, ValueError):
+            return soft
+    return soft
