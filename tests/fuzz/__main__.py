@@ -8,7 +8,7 @@ import argparse
 import sys
 import time
 
-from tests.fuzz import frames, network, punching, texts, trust
+from tests.fuzz import frames, network, punching, routers, texts, trust
 from tests.fuzz.run import Found, Outcome, run_target
 from tests.fuzz.target import Target
 
@@ -18,6 +18,7 @@ TARGETS: tuple[Target, ...] = (
     *trust.TARGETS,
     *punching.TARGETS,
     *network.TARGETS,
+    *routers.TARGETS,
 )
 DEFAULT_INPUTS = 1_000_000
 

@@ -1,0 +1,374 @@
+"""The mapper on a virtual clock: which language, renewal, a router that restarts, addresses that change."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from meshd.base.errors import Broken
+from meshd.base.tasks import Owner
+from meshd.portmap.interface import Language, MapState, NotMapped, Pulse, Route, Router
+from meshd.portmap.mapper import PortMapper
+from meshd.wire.address import Candidate, Proto
+from meshd.wire.portmap import Granted, Wish
+
+from tests.sim import loop as virtual
+
+OUTSIDE = "20.1.0.2"
+ROUTE = Route("192.168.1.1", "192.168.1.10")
+TCP = Candidate(OUTSIDE, 17430, "tcp", "mapped")
+UDP = Candidate(OUTSIDE, 17430, "udp", "mapped")
+BOTH: Sequence[tuple[Proto, int]] = (("tcp", 17430), ("udp", 17430))
+
+
+@dataclass
+class PaperRouter:
+    """Answers at once; `begun` is when its clock was zero."""
+
+    language: Language = Language.PCP
+    outside: str = OUTSIDE
+    refusal: NotMapped | None = None
+    silent: bool = False
+    tells_outside: bool = True
+    lifetime: int = 7200
+    offset: int = 0  # of the outside ports
+    begun: float = 0.0
+    held: dict[tuple[Proto, int], int] = field(default_factory=dict)
+    wishes: list[Wish] = field(default_factory=list)
+
+    def _epoch(self) -> int:
+        return int(asyncio.get_running_loop().time() - self.begun)
+
+    def _here(self) -> None:
+        if self.silent:
+            raise NotMapped("the router does not answer", silent=True)
+
+    async def probe(self) -> Pulse:
+        self._here()
+        return Pulse(self._epoch(), self.outside if self.tells_outside else "")
+
+    async def map(self, wish: Wish) -> Granted:
+        self._here()
+        if self.refusal is not None:
+            raise self.refusal
+        self.wishes.append(wish)
+        port = wish.external_port + (0 if self.held else self.offset)
+        self.held[wish.proto, wish.internal_port] = port
+        return Granted(
+            proto=wish.proto,
+            internal_port=wish.internal_port,
+            external_port=port,
+            external_host=self.outside,
+            lifetime=min(wish.lifetime, self.lifetime),
+            epoch=self._epoch(),
+        )
+
+    async def unmap(self, granted: Granted) -> None:
+        self._here()
+        self.held.pop((granted.proto, granted.internal_port), None)
+
+    async def pulse(self, held: Sequence[Granted]) -> Pulse:
+        return await self.probe()
+
+    def restart(self) -> None:
+        self.held.clear()
+        self.begun = asyncio.get_running_loop().time()
+
+
+class Stage:
+    """A mapper that serves, and what it said."""
+
+    def __init__(self, *routers: Router, enabled: bool = True) -> None:
+        self.routers: Sequence[Router] = routers
+        self.route: Route | None = ROUTE
+        self.changes: list[tuple[Candidate, ...]] = []
+        self.mapper = PortMapper(
+            ports=lambda: BOTH,
+            routers=lambda _route: self.routers,
+            changed=lambda: self.changes.append(self.mapper.mappings()),
+            enabled=enabled,
+            route=self._find,
+        )
+
+    async def _find(self) -> Route:
+        if self.route is None:
+            raise Broken("no default gateway")
+        return self.route
+
+    def play(self, scene: Callable[[], Awaitable[None]]) -> None:
+        async def main() -> None:
+            async with Owner() as owner:
+                owner.start(self.mapper.serve(), name="mapper")
+                await asyncio.sleep(5)
+                await scene()
+                owner.cancel()
+
+        virtual.run(main())
+
+
+def test_it_maps_both_ports_and_takes_them_away_at_the_end() -> None:
+    router = PaperRouter()
+    stage = Stage(router)
+
+    async def scene() -> None:
+        status = stage.mapper.status()
+        assert (status.state, status.language, status.external) == (MapState.MAPPED, Language.PCP, OUTSIDE)
+        assert stage.mapper.mappings() == (TCP, UDP) and len(router.held) == 2
+
+    stage.play(scene)
+    assert not router.held and not stage.mapper.mappings()
+    assert stage.changes == [(TCP, UDP)]
+
+
+def test_the_best_language_that_works_is_used_alone() -> None:
+    pcp = PaperRouter(silent=True)
+    natpmp = PaperRouter(Language.NATPMP, refusal=NotMapped("it is not allowed"))
+    upnp = PaperRouter(Language.UPNP)
+    stage = Stage(pcp, natpmp, upnp)
+
+    async def scene() -> None:
+        assert stage.mapper.status().language is Language.UPNP
+        assert not pcp.held and not natpmp.held
+
+    stage.play(scene)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("outside", ["100.64.3.4", "192.168.7.7", "0.0.0.0"])
+def test_a_router_behind_a_nat_is_not_used(tells: bool, outside: str) -> None:
+    router = PaperRouter(outside=outside, tells_outside=tells)
+    stage = Stage(router)
+
+    async def scene() -> None:
+        status = stage.mapper.status()
+        assert status.state is MapState.BEHIND_NAT and outside in status.why and status.external == outside
+        assert not router.held and not stage.mapper.mappings()
+        assert tells is not bool(router.wishes), "a router that tells first is not asked to map"
+
+    stage.play(scene)
+
+
+def test_why_there_is_no_mapping() -> None:
+    refusing = Stage(PaperRouter(silent=True), PaperRouter(refusal=NotMapped("switched off")))
+    silent = Stage(PaperRouter(silent=True), PaperRouter(silent=True))
+    alone = Stage(PaperRouter())
+    alone.route = None
+
+    def shows(stage: Stage, state: MapState, why: str) -> None:
+        async def scene() -> None:
+            status = stage.mapper.status()
+            assert status.state is state and why in status.why
+
+        stage.play(scene)
+
+    shows(refusing, MapState.REFUSED, "switched off")
+    shows(silent, MapState.SILENT, "192.168.1.1")
+    shows(alone, MapState.NO_GATEWAY, "gateway")
+
+
+def test_switched_off_it_asks_nobody() -> None:
+    router = PaperRouter()
+    stage = Stage(router, enabled=False)
+
+    async def scene() -> None:
+        await asyncio.sleep(10_000)
+        assert stage.mapper.status().state is MapState.OFF
+
+    stage.play(scene)
+    assert not router.wishes
+
+
+def test_a_lease_is_renewed_at_half_its_life() -> None:
+    router = PaperRouter(lifetime=3600)
+    stage = Stage(router)
+
+    async def scene() -> None:
+        assert len(router.wishes) == 2
+        await asyncio.sleep(1790)
+        assert len(router.wishes) == 2
+        await asyncio.sleep(10)
+        assert len(router.wishes) == 4
+        assert stage.mapper.mappings() == (TCP, UDP)
+
+    stage.play(scene)
+    assert len(stage.changes) == 1
+
+
+def test_a_router_that_grants_seconds_is_not_drowned() -> None:
+    router = PaperRouter(lifetime=1)
+    stage = Stage(router)
+
+    async def scene() -> None:
+        await asyncio.sleep(600)
+        assert len(router.wishes) <= 2 * 11
+
+    stage.play(scene)
+
+
+def test_a_restarted_router_is_asked_again_within_minutes() -> None:
+    router = PaperRouter(begun=-10_000.0)
+    stage = Stage(router)
+
+    async def scene() -> None:
+        await asyncio.sleep(300)
+        router.restart()
+        await asyncio.sleep(121)
+        assert set(router.held) == set(BOTH)
+
+    stage.play(scene)
+
+
+def test_a_restart_is_seen_at_once_when_addresses_change() -> None:
+    router = PaperRouter(begun=-10_000.0)
+    stage = Stage(router)
+
+    async def scene() -> None:
+        router.restart()
+        stage.mapper.poke()
+        await asyncio.sleep(1)
+        assert set(router.held) == set(BOTH)
+
+    stage.play(scene)
+
+
+def test_another_outer_address_is_another_candidate() -> None:
+    router = PaperRouter()
+    stage = Stage(router)
+
+    async def scene() -> None:
+        router.outside = "20.1.0.9"
+        stage.mapper.poke()
+        await asyncio.sleep(1)
+        assert {one.host for one in stage.mapper.mappings()} == {"20.1.0.9"}
+
+    stage.play(scene)
+    assert [one[0].host for one in stage.changes] == [OUTSIDE, "20.1.0.9"]
+
+
+def test_another_network_has_another_router() -> None:
+    old, new = PaperRouter(), PaperRouter(Language.NATPMP, outside="20.2.0.2")
+    stage = Stage(old)
+
+    async def scene() -> None:
+        stage.routers, stage.route = (new,), Route("10.0.0.1", "10.0.0.9")
+        stage.mapper.poke()
+        await asyncio.sleep(1)
+        assert stage.mapper.status().gateway == "10.0.0.1"
+        assert {one.host for one in stage.mapper.mappings()} == {"20.2.0.2"}
+        stage.route = None
+        stage.mapper.poke()
+        await asyncio.sleep(1)
+        assert not stage.mapper.mappings()
+
+    stage.play(scene)
+
+
+def test_a_router_that_appears_later_is_found() -> None:
+    router = PaperRouter(silent=True)
+    stage = Stage(router)
+
+    async def scene() -> None:
+        router.silent = False
+        await asyncio.sleep(1200)
+        assert stage.mapper.mappings() == (TCP, UDP)
+
+    stage.play(scene)
+
+
+def test_a_router_that_falls_silent_keeps_the_mapping_for_its_life_at_most() -> None:
+    router = PaperRouter(lifetime=600)
+    stage = Stage(router)
+
+    async def scene() -> None:
+        router.silent = True
+        await asyncio.sleep(200)
+        assert stage.mapper.mappings() == (TCP, UDP)
+        await asyncio.sleep(600)
+        assert not stage.mapper.mappings()
+
+    stage.play(scene)
+
+
+def test_a_router_that_never_answers_the_goodbye_does_not_hold_us_up() -> None:
+    class Stuck(PaperRouter):
+        async def unmap(self, granted: Granted) -> None:
+            await asyncio.sleep(1000)
+
+    stage, ends = Stage(Stuck()), []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with Owner() as owner:
+            owner.start(stage.mapper.serve(), name="mapper")
+            await asyncio.sleep(5)
+            owner.cancel()
+            ends.append(loop.time())
+        ends.append(loop.time())
+
+    virtual.run(main())
+    assert ends[1] - ends[0] <= 1.0
+
+
+def test_a_port_that_was_given_is_asked_for_again() -> None:
+    router = PaperRouter(offset=100)
+    stage = Stage(router)
+
+    async def scene() -> None:
+        first = stage.mapper.mappings()
+        assert first[0].port == 17530
+        router.offset = 0
+        router.restart()
+        stage.mapper.poke()
+        await asyncio.sleep(1)
+        assert stage.mapper.mappings() == first
+
+    stage.play(scene)
+
+
+def test_a_renewal_that_gives_a_private_address_is_none() -> None:
+    router = PaperRouter(lifetime=600)
+    stage = Stage(router)
+
+    async def scene() -> None:
+        router.tells_outside, router.outside = False, "0.0.0.0"
+        await asyncio.sleep(1000)
+        assert not stage.mapper.mappings()
+        assert stage.mapper.status().state is MapState.BEHIND_NAT
+
+    stage.play(scene)
+
+
+def test_verified_by_what_is_seen_outside() -> None:
+    stage = Stage(PaperRouter())
+
+    async def scene() -> None:
+        mapper = stage.mapper
+        assert mapper.status().verified is None and mapper.mappings()
+        mapper.seen_outside(frozenset({OUTSIDE, "2a0e::1"}))
+        assert mapper.status().verified is True
+        mapper.seen_outside(frozenset({"2a0e::1"}))
+        assert mapper.status().verified is None
+        mapper.seen_outside(frozenset({"20.9.9.9"}))  # another NAT stands outside of this one
+        assert mapper.status().verified is False and not mapper.mappings()
+        assert OUTSIDE in mapper.status().why
+        mapper.came_in()
+        assert mapper.status().verified is True and mapper.mappings() == (TCP, UDP)
+
+    stage.play(scene)
+    assert stage.changes == [(TCP, UDP), ()]
+
+
+def test_only_one_port_can_be_mapped() -> None:
+    class OnlyTcp(PaperRouter):
+        async def map(self, wish: Wish) -> Granted:
+            if wish.proto == "udp":
+                raise NotMapped("no udp here")
+            return replace(await super().map(wish))
+
+    stage = Stage(OnlyTcp())
+
+    async def scene() -> None:
+        assert stage.mapper.mappings() == (TCP,)
+        assert stage.mapper.status().state is MapState.MAPPED
+
+    stage.play(scene)

@@ -1,0 +1,171 @@
+"""UPnP: searches, descriptions and calls as routers write them, and XML that means harm."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import RemoteProtocolError
+from meshd.wire.igd import (
+    DEVICES,
+    SERVICES,
+    Control,
+    SoapFault,
+    add_arguments,
+    at_address,
+    read_address,
+    read_description,
+    read_search_answer,
+    read_soap,
+    search,
+    soap,
+)
+
+HOST, URL = "192.168.1.1", "http://192.168.1.1:5000/root.xml"
+CONTROL = Control(SERVICES[1], "http://192.168.1.1:5000/ctl")
+
+
+def _answer(location: str, st_: str = DEVICES[0]) -> bytes:
+    return f"HTTP/1.1 200 OK\r\nEXT:\r\nST: {st_}\r\nLOCATION: {location}\r\n\r\n".encode()
+
+
+def test_a_search() -> None:
+    text = search(DEVICES[0], group=True).decode()
+    assert text.startswith("M-SEARCH * HTTP/1.1\r\nHOST: 239.255.255.250:1900\r\n") and "MX: 1\r\n" in text
+    assert text.endswith("\r\n\r\n") and "MX" not in search(DEVICES[0], group=False).decode()
+
+
+def test_an_answer_to_a_search() -> None:
+    assert read_search_answer(_answer(URL), sender=HOST) == URL
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _answer("http://192.168.1.2:5000/root.xml"),
+        _answer("https://192.168.1.1/"),
+        _answer("http://192.168.1.1@10.0.0.1/"),
+        _answer("http://user@192.168.1.1/"),
+        _answer("http://192.168.1.1:99999/"),
+        _answer("http://[192.168.1.1/"),
+        _answer("http://router.local/"),
+        _answer("http://192.168.1.1/\x01"),
+        _answer("http://192.168.1.1/" + "x" * 600),
+        _answer(""),
+        _answer(URL, "urn:schemas-upnp-org:device:MediaServer:1"),
+        b"NOTIFY * HTTP/1.1\r\n\r\n",
+        b"HTTP/1.1 404 No\r\n\r\n",
+        _answer(URL) + b"x" * 3000,
+        b"\xff\xfe",
+    ],
+)
+def test_answers_that_are_not_followed(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        read_search_answer(data, sender=HOST)
+
+
+def _described(*services: tuple[str, str], base: str = "") -> bytes:
+    inner = "".join(
+        f"<service><serviceType>{kind}</serviceType><controlURL>{url}</controlURL></service>"
+        for kind, url in services
+    )
+    device = f"<device><serviceList>{inner}</serviceList></device>"
+    return f'<?xml version="1.0"?><root xmlns="u">{base}{device}</root>'.encode()
+
+
+def test_the_best_service_is_taken() -> None:
+    both = _described((SERVICES[2], "/ppp"), (SERVICES[1], "/ip"), ("urn:other:1", "/other"))
+    assert read_description(both, url=URL, host=HOST) == Control(SERVICES[1], "http://192.168.1.1:5000/ip")
+    based = _described((SERVICES[0], "ctl?a=1"), base="<URLBase>http://192.168.1.1:80/x/</URLBase>")
+    assert read_description(based, url=URL, host=HOST).url == "http://192.168.1.1:80/x/ctl?a=1"
+    padded = both + b"\0\r\n"  # some routers send a zero behind it
+    assert read_description(padded, url=URL, host=HOST).service == SERVICES[1]
+
+
+LAUGHS = b'<!DOCTYPE r [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><root>&b;</root>'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _described(("urn:other:1", "/x")),
+        _described((SERVICES[0], "http://10.0.0.1/x")),
+        _described((SERVICES[0], "https://192.168.1.1/x")),
+        _described((SERVICES[0], "http://[/x")),
+        LAUGHS,
+        b'<!DOCTYPE r SYSTEM "http://10.0.0.1/x.dtd"><root/>',
+        b"<a>" * 40 + b"</a>" * 40,
+        b"<r>" + b"<a/>" * 3000 + b"</r>",
+        b"<r>" + b" " * (257 << 10) + b"</r>",
+        b'<?xml version="1.0" encoding="utf-7"?><r/>',
+        b"<r",
+        b"",
+    ],
+)
+def test_descriptions_that_are_not_used(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        read_description(data, url=URL, host=HOST)
+
+
+def test_a_call() -> None:
+    arguments = add_arguments(
+        proto="tcp",
+        external_port=17430,
+        internal_host="192.168.1.10",
+        internal_port=17430,
+        lifetime=7200,
+        name="meshd <garage>",
+    )
+    headers, body = soap(CONTROL, "AddPortMapping", arguments)
+    assert headers["SOAPAction"] == f'"{SERVICES[1]}#AddPortMapping"'
+    assert b"<NewPortMappingDescription>meshd &lt;garage&gt;</NewPortMappingDescription>" in body
+    assert b"<NewProtocol>TCP</NewProtocol>" in body and b"<NewRemoteHost></NewRemoteHost>" in body
+
+
+def _enveloped(inner: str) -> bytes:
+    return f'<s:Envelope xmlns:s="x"><s:Body>{inner}</s:Body></s:Envelope>'.encode()
+
+
+def test_what_a_call_returns() -> None:
+    good = _enveloped(
+        '<u:GetExternalIPAddressResponse xmlns:u="y"><NewExternalIPAddress> 20.1.0.2 </NewExternalIPAddress>'
+        "</u:GetExternalIPAddressResponse>"
+    )
+    assert read_address(read_soap(200, good, "GetExternalIPAddress")) == "20.1.0.2"
+    with pytest.raises(RemoteProtocolError, match="no answer"):
+        read_soap(200, good, "AddPortMapping")
+    with pytest.raises(RemoteProtocolError, match="status 403"):
+        read_soap(403, good, "GetExternalIPAddress")
+    for text in ("", "fe80::1", "garage"):
+        with pytest.raises(RemoteProtocolError, match="no outer address"):
+            read_address({"NewExternalIPAddress": text})
+
+
+def test_a_fault() -> None:
+    error = "<UPnPError><errorCode>718</errorCode><errorDescription>Conflict</errorDescription></UPnPError>"
+    with pytest.raises(SoapFault, match="Conflict") as caught:
+        read_soap(500, _enveloped(f"<s:Fault><detail>{error}</detail></s:Fault>"), "AddPortMapping")
+    assert caught.value.number == 718
+    with pytest.raises(SoapFault) as caught:
+        read_soap(500, _enveloped("<s:Fault/>"), "AddPortMapping")
+    assert caught.value.number == 501
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes(data: bytes) -> None:
+    for work in (
+        lambda: read_search_answer(_answer(URL)[:30] + data, sender=HOST),
+        lambda: read_description(b"<root>" + data + b"</root>", url=URL, host=HOST),
+        lambda: read_soap(500, data, "AddPortMapping"),
+    ):
+        try:
+            work()
+        except RemoteProtocolError:
+            continue
+
+
+@given(st.text(max_size=60))
+def test_any_url_is_at_the_host_or_refused(text: str) -> None:
+    try:
+        at_address("http://" + text, HOST)
+    except RemoteProtocolError:
+        return
+    assert HOST in text
