@@ -14,6 +14,8 @@ from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import RelayHint
 from meshd.identity.proof import Credentials
 from meshd.link.interface import Dialer, Link, Listener
+from meshd.link.quic import QuicDialer
+from meshd.link.quic_listener import QuicListener
 from meshd.link.relay import RelayLinks
 from meshd.link.relay_client import RelayClient
 from meshd.link.tcp import TcpDialer, TcpListener
@@ -27,9 +29,12 @@ from tests.conformance.data_channel import Fabric, Post
 from tests.conformance.memory_link import MemoryDialer, MemoryListener, MemoryNet
 from tests.conformance.nodes import Node, TestMesh, fresh_key
 from tests.conformance.punched import Proxies, ThroughProxies, punching
-from tests.conformance.run import until
+from tests.conformance.run import ticks, until
+from tests.conformance.udp_proxy import udp_proxy
 from tests.conformance.udp_wire import UdpWire
 from tests.conformance.wire import Wire, tcp_proxy
+
+QUIC_IDLE_SECONDS = 3.0
 
 
 @dataclass
@@ -110,6 +115,26 @@ class TcpRig:
         async with serving(listener) as (accepted, stop), tcp_proxy(listener.port, host=self.host) as wire:
             candidates = [Candidate(self.host, wire.port)]
             yield Ends(near, far, TcpDialer(near.now), listener, candidates, wire, accepted, stop)
+
+
+class QuicRig:
+    """QUIC over UDP on loopback, through a proxy; a cut is noticed by silence only."""
+
+    def __init__(self, name: str, host: str) -> None:
+        self.name = name
+        self.host = host
+
+    @contextlib.asynccontextmanager
+    async def ends(self) -> AsyncIterator[Ends]:
+        mesh = TestMesh()
+        near, far = mesh.node(), mesh.node()
+        listener = QuicListener(far.now, host=self.host, idle_seconds=QUIC_IDLE_SECONDS)
+        listener.open()
+        async with serving(listener) as (accepted, stop), udp_proxy(listener.port, host=self.host) as wire:
+            candidates = [Candidate(self.host, wire.port, "udp")]
+            dialer = QuicDialer(near.now, idle_seconds=QUIC_IDLE_SECONDS)
+            await ticks(1)  # a `serve` that has not begun does not close what was opened
+            yield Ends(near, far, dialer, listener, candidates, wire, accepted, stop)
 
 
 class MemoryRig:
@@ -236,6 +261,12 @@ RIGS = [
     pytest.param(
         TcpRig("tcp6", "::1"),
         id="tcp6",
+        marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback"),
+    ),
+    pytest.param(QuicRig("quic4", "127.0.0.1"), id="quic4"),
+    pytest.param(
+        QuicRig("quic6", "::1"),
+        id="quic6",
         marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback"),
     ),
     pytest.param(MemoryRig(), id="memory"),

@@ -14,6 +14,7 @@ TASKS_ALLOWED = frozenset({"meshd/base/tasks.py"})  # the Owner
 TIMERS = frozenset({"call_later", "call_at"})
 TIMERS_ALLOWED = frozenset(
     {
+        "meshd/link/quic_pipe.py",  # the timers of QUIC are the library's: it says when, for each connection
         "meshd/process/child.py",  # drives the timers of the life cycle's table
         "meshd/process/output.py",  # holds a child back that prints too much
         "meshd/link/sctp_association.py",  # probes and late acknowledgements: a task for each would cost more
@@ -60,6 +61,7 @@ PURE_PACKAGES = ("meshd/wire/", "meshd/mux/", "meshd/model/")
 PURE_FILES = frozenset(
     {
         "meshd/base/backoff.py",
+        "meshd/link/model_window.py",
         "meshd/peer/paths.py",
         "meshd/link/punch_attempts.py",
         "meshd/peer/attempts.py",

@@ -1,0 +1,205 @@
+"""Links over QUIC on plain UDP: dialling, by racing addresses (listening: quic_listener.py).
+
+For peers that are reachable by UDP and not by TCP: in Python a UDP link carries a tenth of what TLS over
+TCP does with the same CPU. As with TCP, the listener's certificate is made at its start and trusted by
+nobody; the dialler takes whichever it is shown and binds the proof to it (proving.py). When the dialler's
+address changes, the connection goes on from the new one (RFC 9000 section 9).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+
+from meshd.base.errors import MeshdError
+from meshd.base.log import get
+from meshd.base.tasks import first_success
+from meshd.identity.invite import JoinKeys
+from meshd.identity.keys import PeerId
+from meshd.identity.proof import Proven, Purpose
+from meshd.link import interfaces
+from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind
+from meshd.link.proving import (
+    ProvenLink,
+    ProvenPipe,
+    Standing,
+    dial_error,
+    member_of,
+    prove_dialled,
+)
+from meshd.link.quic_pipe import QuicPipe
+from meshd.link.quic_ports import DialPort
+from meshd.link.tcp import (
+    ATTEMPT_SECONDS,
+    CONNECT_SECONDS,
+    STAGGER_SECONDS,
+    closest,
+)
+from meshd.wire.address import Candidate, order
+from meshd.wire.limits import MAX_CANDIDATES
+
+IDLE_SECONDS = 15.0  # without a sign of life, asked for after a third of it; sessions notice a death in 4.5 s
+_log = get("link")
+
+Accept = Callable[[Link], Awaitable[None]]
+
+
+class QuicLink(ProvenLink):
+    """A link over QUIC."""
+
+
+class QuicDialer:
+    """Makes QUIC links over plain UDP; `standing` is asked anew at each dial."""
+
+    def __init__(self, standing: Callable[[], Standing], *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._standing = standing
+        self._idle_seconds = idle_seconds
+
+    @property
+    def kind(self) -> LinkKind:
+        """QUIC."""
+        return LinkKind.QUIC
+
+    async def dial(self, peer: PeerId, candidates: Sequence[Candidate]) -> QuicLink:
+        """Race the UDP candidates, 250 ms apart; 10 s at most for each.
+
+        Raises Refused when the peer said why not, else DialError with the failure that came closest.
+        """
+        attempt = partial(
+            _attempt, standing=self._standing(), expect=peer, purpose=Purpose.MEMBER, idle=self._idle_seconds
+        )
+        pipe, proven, port = await _race(candidates, attempt)
+        try:
+            return QuicLink(pipe, proven.leftover, info_of(pipe, proven, local=port.local, dialled=True))
+        except (MeshdError, OSError) as error:
+            pipe.abort()
+            raise dial_error(error, kind=LinkKind.QUIC, place=pipe.remote) from error
+
+
+async def dial_join(
+    candidates: Sequence[Candidate], *, standing: Standing, inviter: PeerId, join: JoinKeys
+) -> tuple[ProvenPipe, Proven]:
+    """Reach the inviter of a token and prove that we hold it, as tcp.dial_join does over TCP."""
+    attempt = partial(
+        _attempt, standing=standing, expect=inviter, purpose=Purpose.JOIN, join=join, idle=IDLE_SECONDS
+    )
+    pipe, proven, _ = await _race(candidates, attempt)
+    return joining(pipe, proven)
+
+
+Reached = tuple[QuicPipe, Proven, DialPort]
+Attempt = Callable[[list[QuicPipe], Candidate], Coroutine[object, object, Reached]]
+
+
+def dial_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """UDP candidates in the order to try: near before far, families in turn, loopback last."""
+    ordered = order(item for item in candidates if item.proto == "udp" and item.kind != "relay")
+    return sorted(ordered, key=lambda item: item.is_loopback)[:MAX_CANDIDATES]
+
+
+async def _race(candidates: Sequence[Candidate], attempt: Attempt) -> Reached:
+    """The first pipe that is proven; all others are closed, whatever happens."""
+    places = dial_order(candidates)
+    if not places:
+        raise DialError("no UDP address is known", kind=LinkKind.QUIC, failure=DialFailure.UNREACHABLE)
+    made: list[QuicPipe] = []
+    starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = [
+        (at * STAGGER_SECONDS, partial(attempt, made, place)) for at, place in enumerate(places)
+    ]
+    winner: QuicPipe | None = None
+    try:
+        reached = await first_success(starts, discard=_discard)
+        winner = reached[0]
+    except ExceptionGroup as failures:
+        raise closest(failures.exceptions) from None
+    finally:
+        for pipe in made:
+            if pipe is not winner:
+                pipe.abort()  # closed already, unless we were cancelled in between
+    return reached
+
+
+async def _discard(result: Reached) -> None:
+    await result[0].aclose()
+
+
+async def _attempt(
+    made: list[QuicPipe],
+    candidate: Candidate,
+    *,
+    standing: Standing,
+    expect: PeerId,
+    purpose: Purpose,
+    idle: float,
+    join: JoinKeys | None = None,
+) -> Reached:
+    """One address, to the end of the proof. Raises DialError, Refused."""
+    await load()
+    from meshd.link import quic_engine
+
+    port: DialPort | None = None
+    try:
+        port = DialPort(candidate)
+        port.report_errors(True)
+        now = asyncio.get_running_loop().time()
+        settings = quic_engine.dialler_settings(idle_seconds=idle)
+        engine = quic_engine.start_dialling(settings, port.origin, now)
+        pipe = port.pipe = QuicPipe(engine, port, place=candidate.place, idle_seconds=idle)
+        made.append(pipe)
+        async with asyncio.timeout(ATTEMPT_SECONDS):
+            async with asyncio.timeout(CONNECT_SECONDS):
+                pipe.transmit()
+                await pipe.secure()
+            port.report_errors(False)
+            proven = await prove_dialled(
+                pipe, standing=standing, expect=expect, purpose=purpose, binding=pipe.binding(), join=join
+            )
+            if purpose is Purpose.MEMBER:
+                member_of(proven)
+    except (MeshdError, OSError) as error:
+        if port is not None:
+            if port.pipe is not None:
+                await port.pipe.aclose()
+            port.close()
+        why = port.error if port is not None and port.error is not None else error
+        raise dial_error(why, kind=LinkKind.QUIC, place=candidate.place) from error
+    except asyncio.CancelledError:
+        if port is not None:
+            if port.pipe is not None:
+                port.pipe.abort()
+            port.close()
+        raise
+    pipe.widen()
+    return pipe, proven, port
+
+
+async def load() -> None:
+    """Import the library, in a thread the first time: it takes half a second and 20 MB."""
+    import sys
+
+    if "meshd.link.quic_engine" not in sys.modules:
+        await asyncio.to_thread(_import_engine)
+
+
+def _import_engine() -> None:
+    from meshd.link import quic_engine as _  # noqa: F401
+
+
+def joining(pipe: QuicPipe, proven: Proven) -> tuple[ProvenPipe, Proven]:
+    """The pipe gives the left-over bytes by itself, so they are not in `proven` any more."""
+    return ProvenPipe(pipe, proven.leftover), replace(proven, leftover=b"")
+
+
+def info_of(pipe: QuicPipe, proven: Proven, *, local: tuple[str, int], dialled: bool) -> LinkInfo:
+    host, port = local
+    origin = pipe.origin
+    return LinkInfo(
+        kind=LinkKind.QUIC,
+        peer=proven.peer,
+        member=member_of(proven),
+        local=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        remote=pipe.remote,
+        path=interfaces.path_between(host, origin.address[0] if origin else ""),
+        dialled=dialled,
+        established_at=asyncio.get_running_loop().time(),
+    )

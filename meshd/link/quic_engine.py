@@ -1,0 +1,392 @@
+"""QUIC by aioquic, sans-IO, with what it leaves open closed: credit, path MTU, limits. Imported on demand.
+
+The only file that knows aioquic (1.7). An engine is one connection with one bidirectional stream. What it
+does otherwise than the library's own:
+
+- Credit (MAX_DATA, MAX_STREAM_DATA; RFC 9000 section 4) follows what was read. The library doubles its
+  windows by what has *arrived*, so a reader that does not read slows nobody down, and a peer that sends one
+  byte far ahead has it allocate all that lies before.
+- Datagrams have 1200 bytes until a larger one has arrived (RFC 8899), and again when larger ones get lost.
+- The congestion window follows a model of the path (model_window.py), registered with the library's own
+  means.
+- A peer may open one stream, as dialler, and nothing else.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from aioquic._buffer import Buffer
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.congestion.base import QuicCongestionControl, register_congestion_control
+from aioquic.quic.connection import (
+    CONNECTION_LIMIT_FRAME_CAPACITY,
+    END_STATES,
+    MAX_STREAM_DATA_FRAME_CAPACITY,
+    QuicConnection,
+    QuicConnectionState,
+)
+from aioquic.quic.events import (
+    ConnectionIdIssued,
+    ConnectionIdRetired,
+    ConnectionTerminated,
+    HandshakeCompleted,
+    StopSendingReceived,
+    StreamDataReceived,
+    StreamReset,
+)
+from aioquic.quic.packet import (
+    QuicFrameType,
+    QuicHeader,
+    QuicPacketType,
+    QuicProtocolVersion,
+    encode_quic_retry,
+    encode_quic_version_negotiation,
+    pull_quic_header,
+)
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicSentPacket
+from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.retry import QuicRetryTokenHandler
+from aioquic.quic.stream import QuicStream
+from aioquic.tls import Epoch
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509 import load_der_x509_certificate
+
+from meshd.identity.certificate import LinkCertificate
+from meshd.link.model_window import ModelWindow
+from meshd.link.quic_ports import ID_BYTES
+from meshd.link.quic_socket import Origin
+from meshd.wire.limits import MAX_UNPROVEN_BYTES
+
+SAFE_DATAGRAM_BYTES = 1200  # every path that carries QUIC takes it (RFC 9000 section 14)
+PROBED_DATAGRAM_BYTES = (1452, 1400)  # IPv6 over Ethernet; through most tunnels
+RECEIVE_WINDOW_BYTES = 4 << 20  # unread, or arrived with gaps: 20 MB/s at 200 ms
+BLACK_HOLE_LOSSES = 16  # large datagrams in a row, with none that arrived
+PROBE_AGAIN_SECONDS = 60.0
+ALPN = "meshd"
+_STREAM = 0  # the first one that the dialler opens
+_WINDOW_NAME = "meshd-model"
+
+
+class _Window(QuicCongestionControl):
+    """ModelWindow as the library asks for it; counts what happens to large datagrams."""
+
+    def __init__(self, *, max_datagram_size: int) -> None:
+        super().__init__(max_datagram_size=max_datagram_size)
+        self.model = ModelWindow(max_datagram_size)
+        self.large_lost = 0  # since one arrived
+
+    def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
+        self.bytes_in_flight -= packet.sent_bytes
+        if packet.sent_bytes > SAFE_DATAGRAM_BYTES:
+            self.large_lost = 0
+        self.model.acked(now, packet.sent_bytes, now - (packet.sent_time or now))
+        self.congestion_window = self.model.window
+
+    def on_packet_sent(self, *, packet: QuicSentPacket) -> None:
+        self.bytes_in_flight += packet.sent_bytes
+
+    def on_packets_expired(self, *, packets: Iterable[QuicSentPacket]) -> None:
+        for packet in packets:
+            self.bytes_in_flight -= packet.sent_bytes
+
+    def on_packets_lost(self, *, now: float, packets: Iterable[QuicSentPacket]) -> None:
+        for packet in packets:
+            self.bytes_in_flight -= packet.sent_bytes
+            if packet.sent_bytes > SAFE_DATAGRAM_BYTES:
+                self.large_lost += 1
+
+    def on_persistent_congestion(self) -> None:
+        """A path that is silent shows no rate; the model forgets by itself."""
+
+    def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
+        """Each acknowledged packet tells."""
+
+
+register_congestion_control(_WINDOW_NAME, _Window)
+
+
+def dialler_settings(*, idle_seconds: float) -> QuicConfiguration:
+    """For connections that we make; the proof judges the certificate, not an authority."""
+    return _settings(QuicConfiguration(is_client=True), idle_seconds)
+
+
+def listener_settings(certificate: LinkCertificate, *, idle_seconds: float) -> QuicConfiguration:
+    """For connections that we take in."""
+    settings = _settings(QuicConfiguration(is_client=False), idle_seconds)
+    settings.certificate = load_der_x509_certificate(certificate.der)
+    settings.private_key = cast(
+        EllipticCurvePrivateKey, load_pem_private_key(certificate.key_pem, password=None)
+    )
+    return settings
+
+
+def _settings(settings: QuicConfiguration, idle_seconds: float) -> QuicConfiguration:
+    settings.alpn_protocols = [ALPN]
+    settings.connection_id_length = ID_BYTES
+    settings.congestion_control_algorithm = _WINDOW_NAME
+    settings.idle_timeout = idle_seconds
+    settings.max_data = settings.max_stream_data = MAX_UNPROVEN_BYTES
+    settings.supported_versions = [QuicProtocolVersion.VERSION_1]
+    settings.verify_mode = 0  # ssl.CERT_NONE
+    return settings
+
+
+class Engine(QuicConnection):
+    """One connection. After each `receive_datagram`, `handle_timer`: `poll`; then send what is due."""
+
+    def __init__(
+        self,
+        settings: QuicConfiguration,
+        *,
+        original_id: bytes | None = None,
+        retry_id: bytes | None = None,
+    ) -> None:
+        super().__init__(
+            configuration=settings,
+            original_destination_connection_id=original_id,
+            retry_source_connection_id=retry_id,
+        )
+        self._local_max_streams_bidi.value = self._local_max_streams_bidi.sent = int(not settings.is_client)
+        self._local_max_streams_uni.value = self._local_max_streams_uni.sent = 0
+        self._window_control = cast(_Window, self._loss._cc)
+        self._window = MAX_UNPROVEN_BYTES
+        self._consumed = 0
+        self._written = 0
+        self._stream: QuicStream | None = None
+        self._to_probe: list[int] = []
+        self._probe_at: float | None = None
+        self.inbox: list[bytes] = []  # in order; whoever takes it says `consume` once it is used
+        self.secured = False  # the handshake is done
+        self.ended = False  # the other side's half is complete
+        self.gone: str | None = None  # the connection is no more: why
+        self.new_ids: list[bytes] = []
+        self.old_ids: list[bytes] = []
+
+    # --- what came
+
+    def poll(self) -> None:
+        """Sort what the library has to tell into our attributes."""
+        while (event := self.next_event()) is not None:
+            if isinstance(event, StreamDataReceived):
+                if event.data:
+                    self.inbox.append(event.data)
+                self.ended = self.ended or event.end_stream
+            elif isinstance(event, HandshakeCompleted):
+                self.secured = True
+            elif isinstance(event, ConnectionIdIssued):
+                self.new_ids.append(event.connection_id)
+            elif isinstance(event, ConnectionIdRetired):
+                self.old_ids.append(event.connection_id)
+            elif isinstance(event, ConnectionTerminated):
+                self.gone = self.gone or _reason(event)
+            elif isinstance(event, StreamReset | StopSendingReceived):
+                self.gone = self.gone or "the stream was reset"
+        if self._close_event is not None and self._state in END_STATES:
+            self.gone = self.gone or _reason(self._close_event)  # the library tells only after its draining
+
+    @property
+    def begun(self) -> bool:
+        """True once the other side has sent something that only a QUIC dialler can have made."""
+        return self._state is not QuicConnectionState.FIRSTFLIGHT
+
+    def binding(self) -> bytes:
+        """SHA-256 of the listener's certificate (DER); empty when it has shown none."""
+        certificate = self.tls._peer_certificate
+        return hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest() if certificate else b""
+
+    def consume(self, size: int) -> bool:
+        """`size` bytes of the inbox are used; true when the other side should hear of new credit soon."""
+        self._consumed += size
+        limit = self._local_max_data
+        if self._consumed + self._window - limit.value < self._window // 4:
+            return False
+        self._grant()
+        return True
+
+    def widen(self) -> None:
+        """The other side has proven itself: the whole window, and larger datagrams if the path takes them."""
+        self._window = RECEIVE_WINDOW_BYTES
+        self._grant()
+        self._to_probe = list(PROBED_DATAGRAM_BYTES)
+
+    def _grant(self) -> None:
+        self._local_max_data.value = self._consumed + self._window
+        stream = self._streams.get(_STREAM)
+        if stream is not None:
+            stream.max_stream_data_local = self._consumed + self._window
+
+    # --- what goes
+
+    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Queue the pieces; what is not sent yet is counted in `unsent`, what is not confirmed in `held`."""
+        for piece in pieces:
+            self.send_stream_data(_STREAM, cast(bytes, piece))
+            self._written += len(piece)
+        if self._stream is None:
+            self._stream = self._streams.get(_STREAM)
+
+    def finish(self) -> None:
+        """No more will be written."""
+        if _STREAM in self._streams and self.gone is None:
+            self.send_stream_data(_STREAM, b"", end_stream=True)
+            self._stream = self._streams[_STREAM]
+
+    @property
+    def unsent(self) -> int:
+        """Written bytes that have never been sent."""
+        return self._written - self._stream.sender.highest_offset if self._stream is not None else 0
+
+    @property
+    def held(self) -> int:
+        """Written bytes that are kept because something before or among them is not confirmed."""
+        return self._written - self._stream.sender._buffer_start if self._stream is not None else 0
+
+    @property
+    def finished(self) -> bool:
+        """True when all that was written has arrived, the end included (or there was no stream)."""
+        return self._stream is None or self._stream.sender.is_finished
+
+    def path_probe(self, now: float) -> bytes | None:
+        """A datagram larger than usual, to learn whether the path takes it; None when none is due."""
+        if self._window_control.large_lost >= BLACK_HOLE_LOSSES or (
+            self._loss._pto_count >= 2 and self._max_datagram_size > SAFE_DATAGRAM_BYTES
+        ):
+            self._window_control.large_lost = 0
+            self._max_datagram_size = SAFE_DATAGRAM_BYTES
+            self._probe_at = now + PROBE_AGAIN_SECONDS
+        if self._probe_at is not None and now >= self._probe_at:
+            self._probe_at, self._to_probe = None, list(PROBED_DATAGRAM_BYTES)
+        if not self._to_probe or not self._handshake_confirmed or self._close_pending:
+            return None
+        if self._state is not QuicConnectionState.CONNECTED:
+            return None
+        return self._build_probe(self._to_probe.pop(0), now)
+
+    def _build_probe(self, size: int, now: float) -> bytes | None:
+        builder = QuicPacketBuilder(
+            host_cid=self.host_cid,
+            is_client=self._is_client,
+            max_datagram_size=size,
+            packet_number=self._packet_number,
+            peer_cid=self._peer_cid.cid,
+            spin_bit=self._spin_bit,
+            version=cast(int, self._version),
+        )
+        builder.start_packet(QuicPacketType.ONE_RTT, self._cryptos[Epoch.ONE_RTT])
+        frame = builder.start_frame(QuicFrameType.PING, handler=self._probed, handler_args=(size,))
+        frame.push_bytes(bytes(builder.remaining_buffer_space))  # PADDING
+        sent = self._flush_builder(
+            builder=builder, network_path=self._network_paths[0], peer_cid=self._peer_cid.cid, now=now
+        )
+        return sent[0][0] if sent else None
+
+    def _probed(self, delivery: QuicDeliveryState, size: int) -> None:
+        if delivery is QuicDeliveryState.ACKED and size > self._max_datagram_size:
+            self._max_datagram_size = size
+            self._to_probe.clear()
+
+    # --- instead of the library's own
+
+    def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
+        limit = self._local_max_data
+        if limit.value != limit.sent:
+            frame = builder.start_frame(
+                limit.frame_type,
+                capacity=CONNECTION_LIMIT_FRAME_CAPACITY,
+                handler=self._on_connection_limit_delivery,
+                handler_args=(limit,),
+            )
+            frame.push_uint_var(limit.value)
+            limit.sent = limit.value
+
+    def _write_stream_limits(
+        self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream
+    ) -> None:
+        if stream.max_stream_data_local_sent != stream.max_stream_data_local:
+            frame = builder.start_frame(
+                QuicFrameType.MAX_STREAM_DATA,
+                capacity=MAX_STREAM_DATA_FRAME_CAPACITY,
+                handler=self._on_max_stream_data_delivery,
+                handler_args=(stream,),
+            )
+            frame.push_uint_var(_STREAM)  # there is no other
+            frame.push_uint_var(stream.max_stream_data_local)
+            stream.max_stream_data_local_sent = stream.max_stream_data_local
+
+
+class Reception:
+    """What a listener does with the first datagram of a stranger; keeps nothing of it.
+
+    While it is `busy`, strangers must first show that they are where they say (a Retry, RFC 9000 section
+    8.1.2), which costs them a round trip and us nothing. Answers are never larger than what they answer.
+    """
+
+    def __init__(self, settings: QuicConfiguration) -> None:
+        self._settings = settings
+        self._tokens = QuicRetryTokenHandler()
+
+    def first(
+        self, data: bytes, origin: Origin, now: float, *, busy: bool
+    ) -> tuple[Engine, bytes] | bytes | None:
+        """A new connection and the id that its dialler gave it, a datagram to answer with, or None."""
+        if len(data) < SAFE_DATAGRAM_BYTES:
+            return None
+        try:
+            header = pull_quic_header(Buffer(data=data), host_cid_length=ID_BYTES)
+        except ValueError:
+            return None
+        if header.packet_type is QuicPacketType.VERSION_NEGOTIATION or header.version is None:
+            return None
+        if header.version not in self._settings.supported_versions:
+            return encode_quic_version_negotiation(
+                source_cid=header.destination_cid,
+                destination_cid=header.source_cid,
+                supported_versions=self._settings.supported_versions,
+            )
+        if header.packet_type is not QuicPacketType.INITIAL:
+            return None
+        original, retry = header.destination_cid, None
+        if header.token:
+            try:
+                original = self._tokens.validate_token(
+                    address=origin.address, destination_cid=original, token=header.token, now=now
+                )
+            except ValueError:
+                return None
+            retry = header.destination_cid
+        elif busy:
+            return self._retry(header, origin, now)
+        engine = Engine(self._settings, original_id=original, retry_id=retry)
+        engine.receive_datagram(data, origin, now)
+        return (engine, header.destination_cid) if engine.begun else None
+
+    def _retry(self, header: QuicHeader, origin: Origin, now: float) -> bytes:
+        source = os.urandom(ID_BYTES)
+        return encode_quic_retry(
+            version=cast(int, header.version),
+            source_cid=source,
+            destination_cid=header.source_cid,
+            original_destination_cid=header.destination_cid,
+            retry_token=self._tokens.create_token(
+                address=origin.address,
+                original_destination_connection_id=header.destination_cid,
+                retry_source_connection_id=source,
+                now=now,
+            ),
+        )
+
+
+def start_dialling(settings: QuicConfiguration, origin: Origin, now: float) -> Engine:
+    """The dialler's end of a new connection."""
+    engine = Engine(settings)
+    engine.connect(origin, now=now)
+    return engine
+
+
+def _reason(event: ConnectionTerminated) -> str:
+    if event.error_code == 0:
+        return "the other side left"
+    return (event.reason_phrase or f"error {event.error_code:#x}").lower()[:200]

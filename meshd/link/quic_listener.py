@@ -1,0 +1,226 @@
+"""Listening for QUIC links: one UDP port for all connections, told apart by connection id.
+
+Anybody can send a datagram: so nothing is kept of a stranger before its first packet has shown to be QUIC,
+at most 32 connections wait for their proof (doorstep.py) with 4 KiB of credit each, and once half of these
+places are taken strangers must show first that they are where they say. Until then at most three times of
+what came is sent (RFC 9000 section 8.1).
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshd.base.errors import LocalProtocolError, MeshdError
+from meshd.base.log import get
+from meshd.base.tasks import Owner
+from meshd.identity.certificate import make_link_certificate
+from meshd.identity.proof import Proven, Purpose
+from meshd.link import interfaces
+from meshd.link.doorstep import MAX_UNPROVEN, Doorstep
+from meshd.link.interface import LinkKind
+from meshd.link.proving import (
+    PROOF_SECONDS,
+    Standing,
+    prove_accepted,
+)
+from meshd.link.quic import IDLE_SECONDS, Accept, QuicLink, info_of, joining, load
+from meshd.link.quic_pipe import QuicPipe
+from meshd.link.quic_ports import Door
+from meshd.link.quic_socket import Origin, bind_udp
+from meshd.link.tcp import (
+    JOIN_SECONDS,
+    MAX_JOINERS,
+    OnJoiner,
+)
+from meshd.wire.address import Candidate
+from meshd.wire.limits import MAX_CANDIDATES
+
+if TYPE_CHECKING:
+    from meshd.link.quic_engine import Reception
+
+_log = get("link")
+
+_WAITING_STRANGERS = 16  # first datagrams kept while the library is loaded, once
+
+
+class QuicListener:
+    """Takes in QUIC links on UDP. `open` first, then `serve` until cancelled, which closes it.
+
+    Whoever opens it calls `close` in the end: a `serve` that is cancelled before its first step does not.
+    `host` empty: every address of this machine. Joiners are handed to `on_joiner`, which keeps the pipe as
+    long as it lives (30 s at most); without it they are turned away. Datagrams that are not QUIC's (a STUN
+    message begins with two zero bits, RFC 9443) go to `on_other`, for which `send_other` answers.
+    """
+
+    def __init__(
+        self,
+        standing: Callable[[], Standing],
+        *,
+        host: str = "",
+        port: int = 0,
+        on_joiner: OnJoiner | None = None,
+        on_other: Callable[[bytes, Origin], None] | None = None,
+        proof_seconds: float = PROOF_SECONDS,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        self._standing = standing
+        self._host = host
+        self._asked_port = port
+        self._on_joiner = on_joiner
+        self._on_other = on_other
+        self._proof_seconds = proof_seconds
+        self._idle_seconds = idle_seconds
+        self._certificate = make_link_certificate()
+        self._sockets: list[socket.socket] = []
+        self._doors: list[Door] = []
+        self._places: tuple[str, ...] = ()
+        self._port = 0
+        self._doorstep = Doorstep()
+        self._joiners = 0
+        self._reception: Reception | None = None
+        self._waiting: list[tuple[Door, bytes, Origin]] = []
+        self._loading = asyncio.Event()
+        self._welcome: Callable[[QuicPipe, Door], None] | None = None
+
+    @property
+    def kind(self) -> LinkKind:
+        """QUIC."""
+        return LinkKind.QUIC
+
+    @property
+    def port(self) -> int:
+        """The port in use, known after `open`."""
+        return self._port
+
+    @property
+    def unproven(self) -> int:
+        """Connections that have not proven who they are yet."""
+        return len(self._doorstep)
+
+    def open(self) -> None:
+        """Bind: from here on datagrams wait for `serve`. Raises PortTaken, UserError."""
+        self._sockets = bind_udp(self._host, self._asked_port)
+        self._places = tuple(sock.getsockname()[0] for sock in self._sockets)
+        self._port = self._sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        """Close the port, if it is still open."""
+        while self._doors:
+            self._doors.pop().socket.close()
+        while self._sockets:
+            self._sockets.pop().close()
+
+    def candidates(self) -> Sequence[Candidate]:
+        """Where this listener can be reached, as known now: real interfaces first, loopback last."""
+        if not self._port:
+            return ()
+        everywhere = [place for place in self._places if place in ("0.0.0.0", "::")]
+        hosts = [place for place in self._places if place not in everywhere]
+        if everywhere:
+            reachable = (*interfaces.hosts(), "127.0.0.1", "::1")
+            hosts += [host for host in reachable if ("::" if ":" in host else "0.0.0.0") in everywhere]
+        offered = [Candidate(host, self._port, "udp") for host in hosts if "%" not in host]
+        return offered[:MAX_CANDIDATES]
+
+    def send_other(self, data: bytes, origin: Origin) -> None:
+        """Send a datagram that is not QUIC's from the port, to where `on_other` got one from."""
+        v6 = ":" in origin.address[0]
+        for door in self._doors:
+            if door.socket.v6 is v6:
+                door.socket.send([data], origin)
+                return
+
+    async def serve(self, accept: Accept) -> None:
+        """Hand every proven link to `accept`, which keeps it as long as it lives, until cancelled.
+
+        The link is closed when `accept` returns; its MeshdErrors end that link only.
+        """
+        if not self._sockets:
+            raise LocalProtocolError("the listener is not open")
+        try:
+            async with Owner() as owner:
+                self._welcome = partial(self._arrive, accept=accept, owner=owner)
+                self._doors = [Door(sock, self._stranger) for sock in self._sockets]
+                await self._loading.wait()  # nobody pays for the library until somebody comes
+                await load()
+                from meshd.link import quic_engine
+
+                settings = quic_engine.listener_settings(self._certificate, idle_seconds=self._idle_seconds)
+                self._reception = quic_engine.Reception(settings)
+                waiting, self._waiting = self._waiting, []
+                for door, data, origin in waiting:
+                    self._stranger(door, data, origin)
+                    door.batch()
+                await asyncio.Event().wait()
+        finally:
+            self.close()
+
+    def _stranger(self, door: Door, data: bytes, origin: Origin) -> None:
+        if not data or not data[0] & 0x40:
+            if self._on_other is not None:
+                self._on_other(data, origin)
+            return
+        if self._reception is None:
+            if data[0] & 0x80 and len(self._waiting) < _WAITING_STRANGERS:
+                self._waiting.append((door, data, origin))
+                self._loading.set()
+            return
+        now = asyncio.get_running_loop().time()
+        answer = self._reception.first(data, origin, now, busy=2 * len(self._doorstep) >= MAX_UNPROVEN)
+        if isinstance(answer, bytes):
+            door.send([answer], origin)
+        elif answer is not None and self._welcome is not None:
+            engine, given = answer
+            host, port = origin.address
+            place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            pipe = QuicPipe(engine, door, place=place, idle_seconds=self._idle_seconds)
+            door.add(pipe, (given, engine.host_cid))
+            self._welcome(pipe, door)
+
+    def _arrive(self, pipe: QuicPipe, door: Door, *, accept: Accept, owner: Owner) -> None:
+        origin = pipe.origin
+        self._doorstep.arrive(pipe, host=origin.address[0] if origin else "", send_away=pipe.abort)
+        try:
+            task = owner.start(self._live(pipe, door, accept), name=f"quic-{pipe.remote}")
+        except RuntimeError:  # shutting down
+            self._part(pipe)
+        else:
+            # a task that is cancelled before its first step never comes to its own clean-up
+            task.add_done_callback(lambda _: self._part(pipe))
+
+    def _part(self, pipe: QuicPipe) -> None:
+        pipe.abort()
+        self._doorstep.leave(pipe)
+
+    async def _live(self, pipe: QuicPipe, door: Door, accept: Accept) -> None:
+        """The whole life of one incoming connection."""
+        try:
+            async with asyncio.timeout(self._proof_seconds):
+                await pipe.secure()
+                standing = self._standing()
+                if standing.credentials.chain is None:
+                    return  # not a member of any mesh yet: nothing to prove, nobody to let in
+                proven = await prove_accepted(pipe, standing=standing, binding=self._certificate.sha256)
+            self._doorstep.leave(pipe)
+            pipe.widen()
+            await self._hand_over(pipe, proven, door, accept)
+        except (MeshdError, TimeoutError) as error:
+            _log.debug("link_ended", remote=pipe.remote, why=str(error) or "timed out")
+        finally:
+            await pipe.aclose()
+            self._doorstep.leave(pipe)
+
+    async def _hand_over(self, pipe: QuicPipe, proven: Proven, door: Door, accept: Accept) -> None:
+        if proven.purpose is Purpose.MEMBER:
+            origin = pipe.origin
+            local = (door.socket.local_host(origin) if origin else "", self._port)
+            await accept(QuicLink(pipe, proven.leftover, info_of(pipe, proven, local=local, dialled=False)))
+        elif proven.purpose is Purpose.JOIN and self._on_joiner is not None and self._joiners < MAX_JOINERS:
+            self._joiners += 1
+            try:
+                async with asyncio.timeout(JOIN_SECONDS):
+                    await self._on_joiner(*joining(pipe, proven))
+            finally:
+                self._joiners -= 1
