@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import NameOID
 
 # RFC 5280 4.1.2.5: "no well-defined expiry". Nobody checks the dates; a clock that lies must not matter.
@@ -51,3 +56,15 @@ def make_link_certificate() -> LinkCertificate:
         der=der,
         sha256=hashlib.sha256(der).digest(),
     )
+
+
+def unpack_link_certificate(made: LinkCertificate) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Certificate and key as the library's objects, for those that take no PEM."""
+    key = load_pem_private_key(made.key_pem, password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return x509.load_der_x509_certificate(made.der), key
+
+
+def certificate_hash(certificate: x509.Certificate) -> bytes:
+    """SHA-256 of its DER form, as `LinkCertificate.sha256`."""
+    return hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest()

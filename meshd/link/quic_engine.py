@@ -12,7 +12,6 @@ does otherwise than the library's own:
 - A peer may open one stream, as dialler, and nothing else.
 """
 
-import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from typing import cast
@@ -50,11 +49,8 @@ from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.retry import QuicRetryTokenHandler
 from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
-from cryptography.x509 import load_der_x509_certificate
 
-from meshd.identity.certificate import LinkCertificate
+from meshd.identity.certificate import LinkCertificate, certificate_hash, unpack_link_certificate
 from meshd.link.model_window import ModelWindow
 from meshd.link.quic_ports import ID_BYTES
 from meshd.link.quic_socket import Origin
@@ -116,10 +112,7 @@ def dialler_settings(*, idle_seconds: float) -> QuicConfiguration:
 def listener_settings(certificate: LinkCertificate, *, idle_seconds: float) -> QuicConfiguration:
     """For connections that we take in."""
     settings = _settings(QuicConfiguration(is_client=False), idle_seconds)
-    settings.certificate = load_der_x509_certificate(certificate.der)
-    settings.private_key = cast(
-        EllipticCurvePrivateKey, load_pem_private_key(certificate.key_pem, password=None)
-    )
+    settings.certificate, settings.private_key = unpack_link_certificate(certificate)
     return settings
 
 
@@ -195,7 +188,7 @@ class Engine(QuicConnection):
     def binding(self) -> bytes:
         """SHA-256 of the listener's certificate (DER); empty when it has shown none."""
         certificate = self.tls._peer_certificate
-        return hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest() if certificate else b""
+        return certificate_hash(certificate) if certificate is not None else b""
 
     def consume(self, size: int) -> bool:
         """`size` bytes of the inbox are used; true when the other side should hear of new credit soon."""

@@ -4,7 +4,11 @@ import hashlib
 import ssl
 from pathlib import Path
 
-from meshd.identity.certificate import make_link_certificate
+from meshd.identity.certificate import (
+    certificate_hash,
+    make_link_certificate,
+    unpack_link_certificate,
+)
 
 
 def test_each_certificate_is_another() -> None:
@@ -27,3 +31,10 @@ def test_ssl_takes_it(tmp_path: Path) -> None:
 
 def test_the_private_key_is_not_shown() -> None:
     assert "PRIVATE" not in repr(make_link_certificate())
+
+
+def test_unpacked_it_is_the_same() -> None:
+    made = make_link_certificate()
+    certificate, key = unpack_link_certificate(made)
+    assert certificate_hash(certificate) == made.sha256
+    assert key.public_key() == certificate.public_key()
