@@ -30,13 +30,20 @@ _BEGINNING = frozenset({wire.INIT, wire.INIT_ACK, wire.HEARTBEAT, wire.ABORT, wi
 
 
 class Association(RTCSctpTransport):
-    """One association. `on_bytes` gets what came, in order, and is told of ends by `on_end(clean)`."""
+    """One association.
 
-    def __init__(self, dtls: RTCDtlsTransport, send: Callable[[bytes], None]) -> None:
+    `send` takes packets, `push` has those that were taken sent. `on_bytes` gets what came, in order;
+    `on_end(clean)` is called at the end, perhaps more than once.
+    """
+
+    def __init__(
+        self, dtls: RTCDtlsTransport, send: Callable[[bytes], None], push: Callable[[], None]
+    ) -> None:
         super().__init__(dtls, wire.PORT)
         self._advertised_rwnd = MAX_WINDOW_BYTES
         self._rto = INIT_SECONDS
         self._write = send
+        self._push = push
         self._inbox: Inbox | None = None
         self._outbox: Outbox | None = None
         self._ready: list[bytes] = []
@@ -94,6 +101,7 @@ class Association(RTCSctpTransport):
             self._over = True
             if self._remote_verification_tag:
                 self._write(wire.seal(self._remote_verification_tag, struct.pack("!BBH", wire.ABORT, 0, 4)))
+                self._push()
             self._set_state(self.State.CLOSED)
 
     # --- what came
@@ -165,6 +173,7 @@ class Association(RTCSctpTransport):
             if self._ack_at is not None and len(data) < outbox.payload_bytes - 64:
                 data = self._sack() + data
             self._write(wire.seal(self._remote_verification_tag, data))
+        self._push()
         if (at := outbox.deadline()) is not None:
             self._arm(at)
         if before > LOW_BYTES >= outbox.backlog_bytes or outbox.is_done:
@@ -177,6 +186,7 @@ class Association(RTCSctpTransport):
 
     def _acknowledge(self) -> None:
         self._write(wire.seal(self._remote_verification_tag, self._sack()))
+        self._push()
 
     # --- time
 
@@ -207,6 +217,7 @@ class Association(RTCSctpTransport):
 
     async def _send_chunk(self, chunk: Chunk) -> None:
         self._write(wire.seal(self._remote_verification_tag, bytes(chunk)))
+        self._push()
 
     def _set_state(self, state: RTCSctpTransport.State) -> None:
         super()._set_state(state)

@@ -1,22 +1,17 @@
-"""UDP sockets that read in batches and have buffers big enough for a fast path.
+"""One bound UDP socket of an ICE connection, by host: what webrtc_ice.py needs of quic_socket.py's.
 
-asyncio's datagram transport reads one datagram for each turn of the loop, into a fresh buffer of 256 KiB.
-This one reads until the socket is empty (at most 64, so that others get a turn) and then says so, which
-lets the layer above acknowledge once for all of them. Sending never waits and keeps nothing: what the
-kernel does not take is lost, as on any other hop.
+Sending never waits. Datagrams are read and sent many at once where the kernel can.
 """
 
-import asyncio
 import contextlib
 import socket
+from collections.abc import Sequence
 from typing import Protocol
 
-BUFFER_BYTES = 4 << 20  # 330 ms at 100 Mbit/s; the usual 208 KiB lose packets on a loss-free path
-READ_AT_ONCE = 64
-MAX_DATAGRAM_BYTES = 2048  # longer ones are cut, and then fail their checksum
-_SO_RCVBUFFORCE, _SO_SNDBUFFORCE = 33, 32  # Linux: beyond rmem_max, with CAP_NET_ADMIN
+from meshd.link.quic_socket import Address, Origin
+from meshd.link.quic_socket import UdpSocket as BatchSocket
 
-Address = tuple[str, int]
+MOST_KNOWN = 64  # addresses whose origin is kept
 
 
 class UdpReader(Protocol):
@@ -36,16 +31,14 @@ class UdpReader(Protocol):
 
 
 class UdpSocket:
-    """One bound UDP socket, read by the running loop. Raises OSError when `host` cannot be bound."""
+    """A socket bound to `host`, read from `start` on. Raises OSError when it cannot be bound."""
 
     def __init__(self, host: str, port: int = 0) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._reader: UdpReader | None = None
         self._sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
-        self.lost_sends = 0
+        self._batch: BatchSocket | None = None
+        self._reader: UdpReader | None = None
+        self._origins: dict[Address, Origin] = {}
         try:
-            self._sock.setblocking(False)
-            widen(self._sock)
             self._sock.bind((host, port))
             name = self._sock.getsockname()
         except OSError:
@@ -61,54 +54,62 @@ class UdpSocket:
     def start(self, reader: UdpReader) -> None:
         """Deliver to `reader` from here on."""
         self._reader = reader
-        self._loop.add_reader(self._sock, self._read)
+        self._batch = BatchSocket(
+            self._sock,
+            on_datagrams=self._deliver,
+            on_batch=reader.batch_ended,
+            on_drained=reader.batch_ended,
+            on_error=_unheard,
+            answers=False,
+        )
 
     def sendto(self, data: bytes, addr: Address) -> None:
         """Send one datagram, or lose it."""
-        try:
-            self._sock.sendto(data, addr)
-        except OSError:
-            self.lost_sends += 1  # no route to this one, too long for it, or the buffer is full
+        self.send_many((data,), addr)
+
+    def send_many(self, datagrams: Sequence[bytes], addr: Address) -> None:
+        """Send some to one address, in order."""
+        if self._batch is not None:
+            with contextlib.suppress(OSError):
+                self._batch.send(datagrams, self._origin(addr))
+
+    def probe(self, datagram: bytes, addr: Address) -> None:
+        """Send one that arrives whole or not at all."""
+        if self._batch is not None:
+            with contextlib.suppress(OSError):
+                self._batch.probe(datagram, self._origin(addr))
 
     def close(self) -> None:
-        """Close; `socket_lost` is called before this returns."""
+        """Close; `socket_lost` is called before this returns. Idempotent."""
         self._end(None)
 
     def fail(self, error: OSError) -> None:
         """As if the kernel had taken the socket away."""
         self._end(error)
 
-    def _read(self) -> None:
-        reader, sock = self._reader, self._sock
-        if reader is None:
-            return
-        for _ in range(READ_AT_ONCE):
-            try:
-                data, addr = sock.recvfrom(MAX_DATAGRAM_BYTES)
-            except (BlockingIOError, InterruptedError):
-                break
-            except OSError:
-                if sock.fileno() < 0:
-                    return  # closed by what a datagram brought
-                continue  # an ICMP error of an earlier send
-            reader.datagram_received(data, addr[:2])
-        reader.batch_ended()
+    def _deliver(self, datagrams: Sequence[bytes], origin: Origin) -> None:
+        for data in datagrams:
+            if self._reader is not None:  # closed by what came before
+                self._reader.datagram_received(data, origin.address)
+
+    def _origin(self, addr: Address) -> Origin:
+        origin = self._origins.get(addr)
+        if origin is None:
+            if len(self._origins) >= MOST_KNOWN:
+                self._origins.clear()
+            origin = self._origins[addr] = Origin(addr)
+        return origin
 
     def _end(self, error: OSError | None) -> None:
         if self._sock.fileno() < 0:
             return
-        self._loop.remove_reader(self._sock)
+        if self._batch is not None:
+            self._batch.close()
         self._sock.close()
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.socket_lost(error)
 
 
-def widen(sock: socket.socket) -> None:
-    """Buffers of 4 MiB both ways, or as much as the system allows (`net.core.rmem_max`)."""
-    for force, plain in ((_SO_RCVBUFFORCE, socket.SO_RCVBUF), (_SO_SNDBUFFORCE, socket.SO_SNDBUF)):
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, force, BUFFER_BYTES)
-        except OSError:
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, plain, BUFFER_BYTES)
+def _unheard(error: OSError) -> None:
+    """No route to one address, or nobody there: the checks find out in their own time."""

@@ -22,7 +22,8 @@ from aioice.ice import ICE_FAILED, StunProtocol
 from aioice.stun import Class, Message, Method, TransactionFailed, TransactionTimeout
 
 from meshd.base.tasks import Owner
-from meshd.link.udp_socket import Address, UdpSocket
+from meshd.link.quic_socket import Address
+from meshd.link.udp_socket import UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
 
 CHECKS_PER_SECOND = 50
@@ -239,11 +240,11 @@ class IcePath(Connection):
             if item is not None:
                 take(item[0])
 
-    def send_now(self, data: bytes) -> None:
-        """Send one datagram over the pair that was chosen, or lose it."""
+    def send_now(self, datagrams: Sequence[bytes]) -> None:
+        """Send over the pair that was chosen, or lose it."""
         pair = self._nominated.get(1)
-        if pair is not None:
-            pair.protocol.transport.sendto(data, pair.remote_addr)
+        if pair is not None and isinstance(pair.protocol, IceSocket):
+            pair.protocol.sock.send_many(datagrams, pair.remote_addr)
 
     @property
     def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:

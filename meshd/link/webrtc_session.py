@@ -13,13 +13,15 @@ from aiortc import RTCCertificate, RTCDtlsFingerprint, RTCDtlsParameters, RTCDtl
 from OpenSSL import SSL
 
 from meshd.base.errors import Broken
+from meshd.base.tasks import Owner, first_error
+from meshd.link.quic_socket import Address
 from meshd.link.sctp_association import Association
-from meshd.link.udp_socket import Address
 from meshd.link.webrtc_ice import IcePath, OpenSocket
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.offer import Terms
 
 READ_BYTES = 2048  # of one DTLS record
+FLIGHT_SECONDS = (0.1, 0.15, 0.25, 0.4, 0.5, 0.5, 0.5, 0.5, 0.5)  # before each repetition
 _BINDING = b"meshd webrtc link 1"
 
 
@@ -41,14 +43,32 @@ class _Below:
     def __init__(self, ice: IcePath) -> None:
         self._ice = ice
         self._recv_early = ice.recv
+        self._flight: list[bytes] = []  # sent since something came
+        self._heard = 0
 
     async def _recv(self) -> bytes:
         if self._ice.on_datagram is None:
-            return await self._recv_early()
+            data = await self._recv_early()
+            self._heard += 1
+            self._flight.clear()
+            return data
         return await asyncio.get_running_loop().create_future()  # the session reads by itself now
 
     async def _send(self, data: bytes) -> None:
-        self._ice.send_now(data)
+        self._flight.append(data)
+        self._ice.send_now((data,))
+
+    async def repeat(self) -> None:
+        """Send the last flight of the handshake again and again until something comes back.
+
+        OpenSSL does so after a second, and has no setting for it. A copy that was not needed is dropped by
+        the other side as a replay (RFC 6347 4.1.2.6).
+        """
+        for wait in FLIGHT_SECONDS:
+            before = self._heard
+            await asyncio.sleep(wait)
+            if before == self._heard:
+                self._ice.send_now(self._flight)
 
 
 class Session:
@@ -61,9 +81,11 @@ class Session:
         self._identity = identity
         self._dialler = dialler
         self.ice = IcePath(controlling=dialler, user=user, password=password)
-        self._dtls = RTCDtlsTransport(_Below(self.ice), [identity.certificate])  # type: ignore[arg-type]
+        self._below = _Below(self.ice)
+        self._dtls = RTCDtlsTransport(self._below, [identity.certificate])  # type: ignore[arg-type]
         self._ssl: SSL.Connection | None = None
-        self.association = Association(self._dtls, self._send)
+        self.association = Association(self._dtls, self._send, self._push)
+        self._out: list[bytes] = []  # encrypted, to be sent together
         self.binding = b""
         self.on_lost: Callable[[], None] = lambda: None
         self.ice.on_lost = self._lost
@@ -81,12 +103,18 @@ class Session:
             await ice.connect()
         except ConnectionError as error:
             raise Broken("no address of the other side answers") from error
-        await self._encrypt(terms.fingerprint)
         both = (self._identity.fingerprint, terms.fingerprint)
         dialler, listener = both if self._dialler else both[::-1]
         self.binding = hashlib.sha256(_BINDING + dialler + listener).digest()
-        await self.association.begin()
-        await self.association.opened.wait()
+        try:
+            async with Owner() as owner:
+                repeat = owner.start(self._below.repeat(), name="dtls-repeat")
+                await self._encrypt(terms.fingerprint)
+                await self.association.begin()
+                await self.association.opened.wait()
+                repeat.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
         if not self.association.is_open:
             raise Broken("the other side ended the connection before it began")
 
@@ -111,15 +139,14 @@ class Session:
             return
         try:
             ssl.send(packet)
-            self._write_out(ssl)
+            self._out.append(ssl.bio_read(READ_BYTES))
         except SSL.Error:
             self.on_lost()
 
-    def _write_out(self, ssl: SSL.Connection) -> None:
-        try:
-            self.ice.send_now(ssl.bio_read(READ_BYTES))
-        except SSL.WantReadError:
-            return  # nothing to write
+    def _push(self) -> None:
+        if self._out:
+            out, self._out = self._out, []
+            self.ice.send_now(out)
 
     def _take(self, datagram: bytes) -> None:
         ssl = self._ssl
@@ -138,7 +165,7 @@ class Session:
     def _answer_handshake(self, ssl: SSL.Connection) -> None:
         try:
             while True:  # a flight has several records
-                self.ice.send_now(ssl.bio_read(READ_BYTES))
+                self.ice.send_now((ssl.bio_read(READ_BYTES),))
         except SSL.Error:
             return
 
@@ -156,7 +183,7 @@ class Session:
         if self._ssl is not None:
             try:
                 self._ssl.shutdown()
-                self._write_out(self._ssl)
+                self.ice.send_now((self._ssl.bio_read(READ_BYTES),))
             except SSL.Error:
                 pass
             self._ssl = None

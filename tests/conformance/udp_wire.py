@@ -1,8 +1,9 @@
 """What lies between two ends of a UDP link, under a test's control."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from meshd.link.udp_socket import Address, UdpSocket
+from meshd.link.quic_socket import Address
+from meshd.link.udp_socket import UdpSocket
 
 
 class UdpWire:
@@ -40,6 +41,6 @@ class WiredSocket(UdpSocket):
         wire.sockets = [sock for sock in wire.sockets if sock.fileno >= 0]
         wire.sockets.append(self)
 
-    def sendto(self, data: bytes, addr: Address) -> None:
+    def send_many(self, datagrams: Sequence[bytes], addr: Address) -> None:
         if not self._wire.stalled[self._direction]:
-            super().sendto(data, addr)
+            super().send_many(datagrams, addr)
