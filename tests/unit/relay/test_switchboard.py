@@ -1,0 +1,336 @@
+"""Who may reach whom through a relay, and that nothing grows: decisions only, no sockets."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.relay.limits import SMALL, Limits
+from meshd.relay.switchboard import Action, Cut, Drop, Identity, Switchboard, Tell
+from meshd.wire.relay import (
+    Call,
+    Called,
+    FromNode,
+    FromRelay,
+    HangUp,
+    Mail,
+    OpenBox,
+    Ping,
+    Post,
+    Posted,
+    Ready,
+    Refusal,
+    Ring,
+    ShutBox,
+)
+
+MESH, OTHER = b"m" * 32, b"o" * 32
+BOX, BOX2 = b"b" * 16, b"c" * 16
+ANN, BOB, CAT = (name * 32 for name in (b"A", b"B", b"C"))
+LIMITS = replace(SMALL, circuits_of_key=2, mail_of_one=4, boxes_of_key=2, clients_of_host=4)
+
+
+def counted() -> Callable[[int], bytes]:
+    numbers = itertools.count(1)
+    return lambda size: next(numbers).to_bytes(size, "big")
+
+
+def board(limits: Limits = LIMITS) -> Switchboard:
+    return Switchboard(limits, random=counted())
+
+
+def enter(
+    switchboard: Switchboard, client: int, peer: bytes, mesh: bytes = MESH, *, now: float = 0.0
+) -> list[Action]:
+    host = f"192.0.2.{client % 250}"
+    return switchboard.enter(client, Identity(peer, mesh), host=host, seen=f"{host}:1", now=now)
+
+
+def told(actions: list[Action], client: int) -> list[FromRelay]:
+    return [action.message for action in actions if isinstance(action, Tell) and action.client == client]
+
+
+def refused(actions: list[Action], client: int) -> str:
+    (message,) = told(actions, client)
+    assert isinstance(message, Refusal)
+    return message.code
+
+
+def call(switchboard: Switchboard, client: int, to: bytes, *, now: float = 0.0) -> list[Action]:
+    return switchboard.receive(client, Call(7, to), now)
+
+
+def tickets(actions: list[Action], caller: int, callee: int) -> tuple[bytes, bytes]:
+    (called,), (ring,) = told(actions, caller), told(actions, callee)
+    assert isinstance(called, Called)
+    assert isinstance(ring, Ring)
+    return called.ticket, ring.ticket
+
+
+def test_whoever_enters_hears_its_bounds() -> None:
+    assert told(enter(board(), 1, ANN), 1) == [Ready("192.0.2.1:1", 2, LIMITS.rate)]
+    assert board().receive(9, Ping(1), 0) == []
+
+
+def test_a_call_rings_and_both_tickets_meet_in_one_circuit() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    enter(relay, 2, BOB)
+    mine, theirs = tickets(call(relay, 1, BOB), 1, 2)
+    assert mine != theirs
+    assert relay.arrive(theirs) == (1, 1)
+    assert relay.arrive(mine) == (1, 0)
+    assert relay.arrive(mine) is None, "a ticket is good once"
+    assert relay.join_bounds(1) == 0
+    assert relay.sweep(1000.0) == []
+    relay.ended(1)
+    relay.ended(1)
+    assert relay.circuits == 0
+
+
+def test_nobody_reaches_another_mesh() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    enter(relay, 2, BOB, OTHER)
+    assert refused(call(relay, 1, BOB), 1) == "absent"
+    assert relay.receive(1, Post(1, BOB, b"x"), 0) == [Tell(1, Posted(1, False))]
+    assert told(enter(relay, 3, BOB, OTHER), 3) == [Ready("192.0.2.3:1", 2, LIMITS.rate)], "no mail either"
+
+
+def test_a_guest_reaches_open_boxes_and_nothing_else() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    enter(relay, 2, CAT, b"")
+    assert refused(call(relay, 2, ANN), 2) == "guest"
+    assert refused(relay.receive(2, Post(1, ANN, b"x"), 0), 2) == "guest"
+    assert refused(relay.receive(2, OpenBox(BOX, 60), 0), 2) == "box"
+    assert refused(call(relay, 2, BOX), 2) == "absent"
+    relay.receive(1, OpenBox(BOX, 60), 0)
+    actions = call(relay, 2, BOX)
+    mine, _ = tickets(actions, 2, 1)
+    assert told(actions, 1)[0] == Ring(tickets(actions, 2, 1)[1], CAT, BOX)
+    found = relay.arrive(mine)
+    assert found is not None
+    assert relay.join_bounds(found[0]) == LIMITS.join_bytes
+
+
+def test_members_cannot_reach_a_guest_that_has_not_written_to_them() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    enter(relay, 2, CAT, b"")
+    assert relay.receive(1, Post(1, CAT, b"x"), 0) == [Tell(1, Posted(1, False))]
+    relay.receive(1, OpenBox(BOX, 60), 0)
+    assert told(relay.receive(2, Post(2, BOX, b"hello"), 0), 1) == [Mail(CAT, BOX, b"hello")]
+    assert told(relay.receive(1, Post(3, CAT, b"back"), 0), 2) == [Mail(ANN, b"", b"back")]
+
+
+def test_who_guesses_boxes_is_dropped() -> None:
+    relay = board()
+    enter(relay, 2, CAT, b"")
+    dropped = [Drop(2) in call(relay, 2, bytes([guess]) * 16) for guess in range(LIMITS.guest_strikes)]
+    assert dropped == [False] * (LIMITS.guest_strikes - 1) + [True]
+    assert relay.clients == 0
+
+
+def test_a_guest_does_not_stay() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    enter(relay, 2, CAT, b"")
+    assert relay.sweep(LIMITS.guest_seconds + 1) == [Drop(2)]
+    assert relay.clients == 1
+
+
+def test_a_box_belongs_to_who_opened_it_first() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    enter(relay, 2, BOB)
+    relay.receive(1, OpenBox(BOX, 60), 0)
+    assert refused(relay.receive(2, OpenBox(BOX, 60), 0), 2) == "box"
+    relay.receive(2, ShutBox(BOX), 0)
+    assert relay.boxes == 1
+    relay.receive(1, ShutBox(BOX), 0)
+    relay.receive(1, ShutBox(BOX), 0)
+    assert relay.boxes == 0
+
+
+def test_boxes_are_few_and_end() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    for name in (BOX, BOX2, BOX):
+        assert relay.receive(1, OpenBox(name, 60), 0) == []
+    assert refused(relay.receive(1, OpenBox(b"d" * 16, 60), 0), 1) == "box"
+    relay.sweep(60.0)
+    assert relay.boxes == 0
+    assert relay.receive(1, OpenBox(b"d" * 16, 60), 61) == []
+
+
+def test_mail_waits_for_whoever_comes() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    assert relay.receive(1, Post(1, BOB, b"1"), 0) == [Tell(1, Posted(1, False))]
+    relay.receive(1, Post(2, BOB, b"2"), 0)
+    assert told(enter(relay, 2, BOB, now=1), 2)[1:] == [Mail(ANN, b"", b"1"), Mail(ANN, b"", b"2")]
+    assert relay.receive(1, Post(3, BOB, b"3"), 1) == [
+        Tell(2, Mail(ANN, b"", b"3")),
+        Tell(1, Posted(3, True)),
+    ]
+
+
+def test_mail_for_a_box_waits_for_its_owner() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    relay.receive(1, OpenBox(BOX, 60), 0)
+    relay.leave(1)
+    enter(relay, 2, CAT, b"")
+    assert relay.receive(2, Post(1, BOX, b"x"), 0) == [Tell(2, Posted(1, False))]
+    assert refused(call(relay, 2, BOX), 2) == "absent"
+    enter(relay, 3, ANN)
+    assert relay.receive(3, OpenBox(BOX, 60), 1) == [Tell(3, Mail(CAT, BOX, b"x"))]
+
+
+def test_a_node_that_comes_again_replaces_itself() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    actions = enter(relay, 2, ANN)
+    assert refused(actions, 1) == "replaced"
+    assert Drop(1) in actions
+    relay.leave(1)
+    enter(relay, 3, BOB)
+    assert told(call(relay, 3, ANN), 2)
+    assert relay.clients == 2
+
+
+def test_circuits_of_a_key_are_bounded_on_both_sides() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    enter(relay, 2, BOB)
+    enter(relay, 3, CAT)
+    for _ in range(LIMITS.circuits_of_key):
+        tickets(call(relay, 1, BOB), 1, 2)
+    assert refused(call(relay, 1, CAT), 1) == "quota"
+    assert refused(call(relay, 3, BOB), 3) == "quota"
+    assert refused(call(relay, 1, ANN), 1) == "self"
+
+
+def test_a_given_up_call_makes_room() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    enter(relay, 2, BOB)
+    enter(relay, 3, CAT)
+    mine, theirs = tickets(call(relay, 1, BOB), 1, 2)
+    assert relay.receive(3, HangUp(mine), 0) == [], "a ticket of others"
+    assert relay.receive(2, HangUp(theirs), 0) == [Cut(1)]
+    assert relay.arrive(mine) is None
+    assert relay.circuits == 0
+
+
+def test_tickets_expire() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    enter(relay, 2, BOB)
+    mine, theirs = tickets(call(relay, 1, BOB), 1, 2)
+    assert relay.arrive(mine) is not None
+    assert relay.sweep(LIMITS.ticket_seconds + 1) == [Cut(1)]
+    assert relay.arrive(theirs) is None
+
+
+def test_joining_is_held_to_its_time() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    relay.receive(1, OpenBox(BOX, 3600), 0)
+    enter(relay, 2, CAT, b"")
+    for ticket in tickets(call(relay, 2, BOX), 2, 1):
+        relay.arrive(ticket)
+    assert relay.sweep(LIMITS.join_seconds + 1) == [Cut(1)]
+
+
+def test_one_box_is_joined_by_few_at_once() -> None:
+    relay = board(replace(LIMITS, joins_of_box=1))
+    enter(relay, 1, ANN)
+    relay.receive(1, OpenBox(BOX, 3600), 0)
+    enter(relay, 2, CAT, b"")
+    enter(relay, 3, BOB, b"")
+    tickets(call(relay, 2, BOX), 2, 1)
+    assert refused(call(relay, 3, BOX), 3) == "busy"
+    relay.ended(1)
+    tickets(call(relay, 3, BOX), 3, 1)
+
+
+def test_an_address_holds_few_clients_and_the_relay_not_all() -> None:
+    relay = board(replace(LIMITS, clients=5))
+
+    def come(client: int, host: str) -> list[Action]:
+        return relay.enter(client, Identity(bytes([client]) * 32, MESH), host=host, seen="x", now=0)
+
+    for client in range(1, 5):
+        assert told(come(client, "192.0.2.1"), client)[0] == Ready("x", 2, LIMITS.rate)
+    assert refused(come(5, "192.0.2.1"), 5) == "full"
+    come(6, "192.0.2.2")
+    assert refused(come(7, "192.0.2.3"), 7) == "full"
+    relay.leave(1)
+    assert told(come(8, "192.0.2.1"), 8)[0] == Ready("x", 2, LIMITS.rate)
+
+
+def test_a_sender_owes_for_what_it_sent() -> None:
+    relay = board(replace(LIMITS, rate=100, burst=50))
+    enter(relay, 1, ANN)
+    enter(relay, 2, BOB)
+    tickets(call(relay, 1, BOB), 1, 2)
+    assert relay.owed(1, 0, 50, 0.0) == 0
+    assert relay.owed(1, 0, 100, 0.0) == 1.0
+    assert relay.owed(1, 1, 50, 0.0) == 0, "the other side pays for itself"
+    assert relay.owed(99, 0, 50, 0.0) == 0
+    assert board(replace(LIMITS, rate=0)).owed(1, 0, 1 << 30, 0.0) == 0
+
+
+nodes = st.integers(1, 6)
+peers = st.sampled_from([ANN, BOB, CAT])
+boxes = st.sampled_from([BOX, BOX2])
+messages: st.SearchStrategy[FromNode] = st.one_of(
+    st.builds(Call, st.just(1), peers | boxes),
+    st.builds(Post, st.just(1), peers | boxes, st.binary(max_size=20)),
+    st.builds(OpenBox, boxes, st.integers(1, 100)),
+    st.builds(ShutBox, boxes),
+    st.builds(HangUp, st.integers(1, 20).map(lambda number: number.to_bytes(16, "big"))),
+)
+steps = st.one_of(
+    st.tuples(st.just("enter"), nodes, peers, st.sampled_from([MESH, OTHER, b""])),
+    st.tuples(st.just("leave"), nodes),
+    st.tuples(st.just("say"), nodes, messages),
+    st.tuples(st.just("arrive"), st.integers(1, 20)),
+    st.tuples(st.just("end"), st.integers(1, 10)),
+    st.tuples(st.just("wait"), st.floats(0, 30)),
+)
+
+
+@given(st.lists(steps, max_size=60))
+def test_whatever_happens_nothing_is_left_in_the_end(script: list[tuple[object, ...]]) -> None:
+    relay, now = board(), 0.0
+    for step in script:
+        match step:
+            case ("enter", int(client), bytes(peer), bytes(mesh)):
+                relay.leave(client)
+                enter(relay, client, peer, mesh, now=now)
+            case ("leave", int(client)):
+                relay.leave(client)
+            case ("say", int(client), message):
+                relay.receive(client, message, now)  # type: ignore[arg-type]
+            case ("arrive", int(number)):
+                relay.arrive(number.to_bytes(16, "big"))
+            case ("end", int(number)):
+                relay.ended(number)
+            case ("wait", float(seconds)):
+                now += seconds
+                relay.sweep(now)
+        assert relay.clients <= 6
+        assert relay.mail_bytes >= 0
+    for client in range(1, 7):
+        relay.leave(client)
+    for number in range(1, 70):
+        relay.ended(number)
+    relay.sweep(now + 1e6)
+    state = {name: value for name, value in vars(relay).items() if isinstance(value, dict)}
+    state.pop("counts")
+    assert not any(state.values()), state
+    assert relay.mail_bytes == 0
