@@ -329,6 +329,7 @@ def _link_status(link: LinkState, carries_data: bool) -> LinkStatus:
         sent=pacing.sent,
         received=link.received,
         last_heard=link.last_heard,
+        confirmed_at=link.confirmed_at,
     )
 
 

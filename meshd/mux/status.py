@@ -19,6 +19,7 @@ class LinkStatus:
     sent: int
     received: int
     last_heard: float  # loop time
+    confirmed_at: float  # loop time; when the peer last showed that it hears us
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ elsewhere: which session goes on in mux/agree.py, which link carries data in pee
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
@@ -17,17 +17,19 @@ from meshd.link.interface import Link
 from meshd.mux import agree, events
 from meshd.mux.events import Code
 from meshd.mux.session import Session
+from meshd.peer.attempts import Present
 from meshd.peer.carrier import Carrier
 from meshd.peer.greeting import greet
 from meshd.peer.interface import MetadataValue, PathStatus, PeerState, PeerStatus
 from meshd.peer.links import Links
 from meshd.peer.node import Node
-from meshd.peer.paths import SILENT_AFTER
+from meshd.peer.paths import RELAYED
 from meshd.peer.stream import MeshStream
 from meshd.peer.streams import Streams
 from meshd.wire.hello import Hello, NativeVersion
 
 CHALLENGE_SECONDS = 2.0  # an older incarnation that answers within this keeps the identity
+TEST_SECONDS = 2.0  # for an answer on a link that may be dead without knowing it
 CHOOSE_SECONDS = 1.0  # between two looks at which link should carry data, unless one comes or goes
 TIMER_SLACK = 0.02  # seconds by which an acknowledgement may come late: asking more often costs more
 LOG = log.get("peer")
@@ -63,6 +65,9 @@ class PeerConnection:
         self._fault: RemoteProtocolError | None = None
         self.clock_offset: float | None = None
         self.dialling = False
+        self.on_links: Callable[[], None] = lambda: None  # one came, went, fell silent, or is used now
+        self.why_not_direct: Callable[[], str] = lambda: ""
+        self._shown: tuple[Present, ...] = ()
 
     # What others ask.
 
@@ -84,9 +89,16 @@ class PeerConnection:
     @property
     def hears(self) -> bool:
         """True when something was heard from the peer a moment ago."""
-        if self._streams is None:
-            return False
-        return self._links.heard_since(self._streams.session, self._node.now() - SILENT_AFTER)
+        return any(link.lively for link in self.present())
+
+    def present(self) -> tuple[Present, ...]:
+        """The links that there are, as the planning of attempts sees them."""
+        return self._links.present(self._streams.session) if self._streams is not None else ()
+
+    def test_links(self) -> None:
+        """End those that do not answer at once: they may be dead without knowing it."""
+        if self._owner is not None and self._streams is not None:
+            self._owner.start(self._links.end_silent(TEST_SECONDS), name="test links")
 
     def carries(self, link: Link) -> bool:
         """True once `link` is attached."""
@@ -104,6 +116,7 @@ class PeerConnection:
     def status(self) -> PeerStatus:
         """A snapshot."""
         paths = self._links.statuses(self._streams.session) if self._streams is not None else []
+        relayed = any(path.selected and path.link.path == RELAYED for path in paths)
         return PeerStatus(
             peer=self.peer,
             name=self.name,
@@ -117,6 +130,7 @@ class PeerConnection:
             last_error=self.last_error,
             clock_offset=self.clock_offset,
             says_banned=self.says_banned,
+            why_not_direct=self.why_not_direct() if relayed else "",
         )
 
     def open_stream(self, service: str, metadata: Mapping[str, MetadataValue], *, bulk: bool) -> MeshStream:
@@ -227,6 +241,7 @@ class PeerConnection:
                     if now - chosen_at >= CHOOSE_SECONDS:
                         chosen_at = now
                         self._choose()
+                        self._look_at_links()
 
     def _rearm(self) -> None:
         """The session may want its timer sooner, for an acknowledgement that waits for company say."""
@@ -334,6 +349,7 @@ class PeerConnection:
             remote=link.info.remote,
         )
         self._choose()
+        self._look_at_links()
         self._kick.set()
         self._links.wake()
         self._node.changed()
@@ -354,6 +370,7 @@ class PeerConnection:
         if not self.connected and self._streams is not None:
             self._set_state(PeerState.SUSPENDED)
         self._choose()
+        self._look_at_links()
         self._kick.set()
         self._links.wake()
         self._node.changed()
@@ -362,6 +379,12 @@ class PeerConnection:
         if self._streams is not None:
             session = self._streams.session
             self._dispatch(session, self._links.choose(session))
+
+    def _look_at_links(self) -> None:
+        present = self.present()
+        if present != self._shown:
+            self._shown = present
+            self.on_links()
 
     # Events.
 
@@ -384,6 +407,7 @@ class PeerConnection:
                 case events.SessionLost(reason=reason):
                     self._end_session(reason, PeerState.LOST)
                 case events.Switched():
+                    self.on_links()
                     self._node.changed()
                 case _:
                     streams.feed(event, self.member)
@@ -401,6 +425,7 @@ class PeerConnection:
         self.last_error = reason
         self._set_state(state)
         streams.break_all(reason)
+        self._look_at_links()
         self._kick.set()
         self._node.changed()
 

@@ -1,22 +1,31 @@
-"""Keeps one peer connected: dials while there is no link, at once after a change, else with back-off."""
+"""Keeps one peer connected: dials while there is no link, and for a better one while there is.
+
+Decides nothing: attempts.py says which way is tried when, paths.py which link is used. An attempt that is not
+needed any more is given up; a link that it made is not, the leader of the pair closes what is too much.
+"""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from meshd.base import log
 from meshd.base.errors import Broken, MeshdError, Refused, RemoteProtocolError
-from meshd.base.tasks import Owner, first_error, first_success
-from meshd.link.interface import Dialer, Link
-from meshd.peer.attempts import plan, retry_delay
+from meshd.base.tasks import Owner
+from meshd.link.interface import Dialer, DialError, DialFailure, Link, LinkKind
+from meshd.peer.attempts import Facts, Plan, Schedule, ways
 from meshd.peer.connection import PeerConnection
 from meshd.peer.interface import Book
 from meshd.peer.node import Node
+from meshd.peer.paths import fragile
+from meshd.peer.reasons import Failed, last_error
+from meshd.wire.netfacts import CAPABILITY, NetFacts
 
+ATTEMPT_SECONDS = 30.0  # for a dialler that knows no end
 LOG = log.get("peer")
 
 
 class Connector:
-    """The dialling side of one peer connection."""
+    """The dialling side of one peer connection; of two `dialers` of one kind the first is preferred."""
 
     def __init__(
         self,
@@ -30,99 +39,150 @@ class Connector:
         self._node = node
         self._connection = connection
         self._book = book
-        self._dialers = {dialer.kind: dialer for dialer in dialers}
+        self._dialers = dialers
         self._chance = chance
-        self._poke = asyncio.Event()
-        self._again = False
+        self._schedule = Schedule(ways([dialer.kind for dialer in dialers]))
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._greeting: dict[int, Link] = {}  # made, and not attached yet
+        self._failed: dict[int, Failed] = {}
+        self._wake = asyncio.Event()
+        self._test = False
         self._stopped = False
+        connection.on_links = self._wake.set
+        connection.why_not_direct = self.why_not_direct
 
     def poke(self, *, although_connected: bool = False) -> None:
-        """Something changed (a new record, our addresses): dial now, and forget the back-off."""
-        self._again = self._again or although_connected
-        self._poke.set()
+        """Something changed (a record, a NAT; `although_connected`: our addresses, or we slept): dial now.
+
+        Back-offs are forgotten; with `although_connected` what there is is tested and dialled anew as well.
+        """
+        self._schedule.changed(self._facts(), again=although_connected)
+        self._test = self._test or although_connected
+        self._wake.set()
 
     def stop(self) -> None:
         """This node leaves: dial no more."""
         self._stopped = True
+        self._wake.set()
+
+    def why_not_direct(self) -> str:
+        """In one sentence, for a peer that is connected by a relay."""
+        record = self._book.record(self._connection.peer)
+        theirs = None
+        if record is not None and CAPABILITY in record.capabilities:
+            with suppress(RemoteProtocolError):  # of a later version, say
+                theirs = NetFacts.from_text(record.capabilities[CAPABILITY])
+        return self._node.why_not_direct(theirs, last_error(self._failed))
 
     async def serve(self) -> None:
         """Dial for as long as this runs; owns the links that it made."""
-        failures = 0
-        async with Owner() as links:
+        async with Owner() as owner:
             while True:
-                await self._until_wanted()
-                error = self._connection.take_fault() or await self._round(links)
-                failures = failures + 1 if error is not None else 0
-                if error is not None:
-                    self._connection.last_error = error.what
-                    if isinstance(error, Refused):
-                        self._connection.refused(error)
-                        LOG.warning(
-                            "peer_refuses", peer=self._connection.label, why=error.what, hint=error.hint
-                        )
-                    no = isinstance(error, Refused | RemoteProtocolError)
-                    delay = retry_delay(failures=failures, refused=no, chance=self._chance())
-                    if await self._poked_within(delay):
-                        failures = 0
+                self._wake.clear()
+                self._look()
+                plan = self._plan()
+                for index in plan.drop:
+                    self._tasks[index].cancel()
+                for index in plan.start:
+                    self._schedule.began(index)
+                    self._tasks[index] = owner.start(
+                        self._attempt(index, owner), name=f"dial {self._connection.peer.short}"
+                    )
+                self._connection.dialling = self._schedule.running
+                await self._until(plan.at)
 
-    async def _until_wanted(self) -> None:
-        seen = self._node.version
-        while self._stopped or (
-            not self._again
-            and (self._connection.connected or not self._book.candidates(self._connection.peer))
-        ):
-            seen = await self._node.wait_changed(seen)
-        self._again = False
-        self._poke.clear()
+    def _facts(self) -> Facts:
+        peer = self._connection.peer
+        possible = bool(self._book.candidates(peer)) or self._book.record(peer) is not None
+        return Facts(self._connection.present(), possible=possible, leads=self._connection.leads)
 
-    async def _round(self, links: Owner) -> MeshdError | None:
-        self._connection.dialling = True
-        try:
-            link = await self._race()
-        except MeshdError as error:
-            return error
-        finally:
-            self._connection.dialling = False
-        ended = asyncio.Event()
-        run = links.start(self._run(link, ended), name=f"link to {self._connection.peer.short}")
-        # The round is over when the link carries the session, or has failed to.
-        seen = self._node.version
-        while not ended.is_set():
+    def _plan(self) -> Plan:
+        if self._stopped:
+            return Plan(drop=tuple(index for index in self._tasks if index not in self._greeting))
+        if self._test:
+            self._test = False
+            self._connection.test_links()
+        return self._schedule.plan(self._facts(), self._node.now())
+
+    def _look(self) -> None:
+        """What became of the links that were greeting, and of the last session."""
+        for index, link in list(self._greeting.items()):
             if self._connection.carries(link):
-                self._book.worked(self._connection.peer, link.info.remote)
-                return None
-            seen = await self._node.wait_changed(seen)
-        # Without an error of its own the peer just hung up: it must not be dialled again at once either.
-        return await run or Broken("the link ended before it carried anything")
+                del self._greeting[index]
+                self._tasks.pop(index, None)
+                self._failed.pop(index, None)
+                self._schedule.made(index)
+                info = link.info
+                if info.kind is LinkKind.TCP and not fragile(info.kind, info.path):
+                    self._book.worked(self._connection.peer, info.remote)
+        fault = self._connection.take_fault()
+        if fault is not None:
+            self._connection.last_error = fault.what
+            self._schedule.refused(self._node.now(), self._chance())
 
-    async def _run(self, link: Link, ended: asyncio.Event) -> MeshdError | None:
+    async def _attempt(self, index: int, owner: Owner) -> None:
+        """Dial, and hand the link to a task of its own: giving up the attempt must not end it."""
+        dialer, peer = self._dialers[index], self._connection.peer
+        try:
+            async with asyncio.timeout(ATTEMPT_SECONDS):
+                link = await dialer.dial(peer, self._book.candidates(peer))
+        except TimeoutError:
+            what = f"no link within {ATTEMPT_SECONDS:.0f} s"
+            self._fell_through(index, DialError(what, kind=dialer.kind, failure=DialFailure.TIMEOUT))
+        except MeshdError as error:
+            self._fell_through(index, error)
+        except asyncio.CancelledError:
+            self._tasks.pop(index, None)
+            self._schedule.dropped(index)
+            raise
+        else:
+            await self._keep(index, link, owner)
+        finally:
+            self._wake.set()
+
+    async def _keep(self, index: int, link: Link, owner: Owner) -> None:
+        self._greeting[index] = link
+        self._schedule.dialled(index)
+        try:
+            owner.start(self._run(index, link), name=f"link to {link.info.peer.short}")
+        except RuntimeError:  # everything ends
+            await link.aclose()
+
+    async def _run(self, index: int, link: Link) -> None:
+        error: MeshdError | None = None
+        began = self._node.now()
         try:
             await self._connection.run_link(link)
-        except MeshdError as error:
-            return error
+        except MeshdError as caught:
+            error = caught
         finally:
-            ended.set()
-            self._node.changed()
-        return None
+            if self._greeting.get(index) is link:  # never attached, or so short that nobody saw it
+                del self._greeting[index]
+                # Without an error of its own the peer just hung up: it is not dialled again at once either.
+                self._fell_through(index, error or Broken("the link ended before it carried anything"))
+            else:
+                now = self._node.now()
+                self._schedule.ended(index, lived=now - began, now=now, chance=self._chance())
+            self._wake.set()
 
-    async def _race(self) -> Link:
-        peer = self._connection.peer
-        candidates = self._book.candidates(peer)
-        starts: list[tuple[float, Callable[[], Coroutine[object, object, Link]]]] = []
-        for attempt in plan(tuple(self._dialers)):
-            dialer = self._dialers[attempt.kind]
-            starts.append((attempt.delay, lambda dialer=dialer: dialer.dial(peer, candidates)))  # type: ignore[misc]
-        try:
-            return await first_success(starts, discard=lambda link: link.aclose())
-        except ExceptionGroup as group:
-            refusals = [error for error in group.exceptions if isinstance(error, Refused)]
-            error = refusals[0] if refusals else first_error(group)
-            raise error from None
+    def _fell_through(self, index: int, error: MeshdError) -> None:
+        dialer = self._dialers[index]
+        self._tasks.pop(index, None)
+        connection = self._connection
+        failure = error.failure if isinstance(error, DialError) else None
+        punched = any(other.kind is dialer.kind for other in self._dialers[:index])
+        self._failed[index] = Failed(dialer.kind, punched, failure, error.what)
+        refused = isinstance(error, Refused)  # a peer that broke the rules: see take_fault
+        self._schedule.failed(index, self._node.now(), self._chance(), refused=refused)
+        if not connection.connected and (refused or index == min(self._failed)):
+            connection.last_error = error.what
+        if isinstance(error, Refused):
+            connection.refused(error)
+            LOG.warning("peer_refuses", peer=connection.label, why=error.what, hint=error.hint)
 
-    async def _poked_within(self, seconds: float) -> bool:
+    async def _until(self, at: float | None) -> None:
         try:
-            async with asyncio.timeout(seconds):
-                await self._poke.wait()
+            async with asyncio.timeout_at(at):
+                await self._wake.wait()
         except TimeoutError:
-            return False
-        return True
+            return

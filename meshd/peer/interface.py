@@ -58,6 +58,7 @@ class PeerStatus:
     last_error: str
     clock_offset: float | None  # their wall clock minus ours, seconds
     says_banned: str = ""  # its words when it holds this node for banned
+    why_not_direct: str = ""  # one sentence, while a relay carries the data
 
 
 class Stream(Protocol):

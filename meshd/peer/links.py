@@ -15,10 +15,12 @@ from meshd.link.interface import Link
 from meshd.mux.events import Event, LinkDead, PongReceived
 from meshd.mux.session import Session
 from meshd.mux.status import LinkStatus
+from meshd.peer.attempts import Present
 from meshd.peer.carrier import Carrier
 from meshd.peer.interface import PathStatus
-from meshd.peer.paths import Path, choose, surplus
+from meshd.peer.paths import SILENT_AFTER, Chooser, Path, surplus
 
+FULL = 0.8  # of what may be in flight: from here on the link is the bottleneck, and its rate what it can do
 LOG = log.get("peer")
 
 
@@ -33,13 +35,12 @@ class Links:
         self._next = 1
         self._pongs: dict[tuple[int, int], asyncio.Future[float]] = {}
         self._why = ""
+        self._chooser = Chooser()
+        self._chosen_for: Session | None = None
+        self._rates: dict[int, float] = {}  # what a link carried when it was the bottleneck, bytes a second
 
     def __len__(self) -> int:
         return len(self._carriers)
-
-    def heard_since(self, session: Session, at: float) -> bool:
-        """Has anything come in over one of them since then (loop time)?"""
-        return any(numbers.last_heard >= at for numbers in self._numbers(session))
 
     def has(self, link: Link) -> bool:
         """True while `link` is attached."""
@@ -82,6 +83,7 @@ class Links:
         """Tell the session; its events, or None for a link that never was attached."""
         if self._carriers.pop(carrier.link_id, None) is None:
             return None
+        self._rates.pop(carrier.link_id, None)
         return carrier.session.link_down(carrier.link_id, self._now())
 
     # What is known of them.
@@ -113,29 +115,51 @@ class Links:
 
     # Choice.
 
+    def present(self, session: Session) -> tuple[Present, ...]:
+        """All links of `session`, as the planning of attempts sees them."""
+        now = self._now()
+        found = []
+        for numbers in self._numbers(session):
+            info = self._carriers[numbers.link_id].link.info
+            lively = now - min(numbers.last_heard, numbers.confirmed_at) <= SILENT_AFTER
+            found.append(Present(info.kind, info.path, numbers.carries_data, lively))
+        return tuple(found)
+
     def choose(self, session: Session) -> list[Event]:
         """The leader's choice of the link that carries data, and the end of those that are not needed."""
         if not self._leads:
             return []
-        paths = []
-        current = None
-        for numbers in self._numbers(session):
-            info = self._carriers[numbers.link_id].link.info
-            paths.append(
-                Path(numbers.link_id, info.kind, numbers.rtt, numbers.last_heard, info.established_at)
-            )
-            current = numbers.link_id if numbers.carries_data else current
-        choice = choose(paths, current, self._now())
+        now = self._now()
+        status = session.status()
+        if session is not self._chosen_for:
+            self._chosen_for, self._chooser = session, Chooser()
+        paths = [self._path(numbers) for numbers in status.links if numbers.link_id in self._carriers]
+        choice = self._chooser.choose(paths, status.data_link, now)
         if choice.link_id is None:
             return []
         happened: list[Event] = []
-        if choice.link_id != current:
-            happened = session.switch_to(choice.link_id, self._now())
-        if choice.link_id != current or not self._why:
+        if choice.link_id != status.data_link:
+            happened = session.switch_to(choice.link_id, now)
+            LOG.info("path_chosen", peer=self._peer.short, why=choice.why)
+        if choice.link_id != status.data_link or not self._why:
             self._why = choice.why
-        for number in surplus(paths, choice.link_id):
+        for number in surplus(paths, choice.link_id, since=self._chooser.since, now=now):
             self._carriers[number].end("not needed beside another link")
         return happened
+
+    def _path(self, numbers: LinkStatus) -> Path:
+        info = self._carriers[numbers.link_id].link.info
+        if numbers.bandwidth is not None and numbers.in_flight >= FULL * numbers.allowance:
+            self._rates[numbers.link_id] = numbers.bandwidth
+        return Path(
+            link_id=numbers.link_id,
+            kind=info.kind,
+            rtt=numbers.rtt,
+            last_heard=min(numbers.last_heard, numbers.confirmed_at),
+            established_at=info.established_at,
+            path=info.path,
+            rate=self._rates.get(numbers.link_id),
+        )
 
     # Life signs.
 
@@ -148,6 +172,15 @@ class Links:
             if ping.result() is not None:
                 return carrier.link.info.remote
         return None
+
+    async def end_silent(self, within: float) -> None:
+        """End all that do not answer a ping within that many seconds."""
+        carriers = list(self._carriers.values())
+        async with Owner() as owner:
+            pings = [owner.start(self.ping(c.session, c.link_id, within), name="test link") for c in carriers]
+        for carrier, ping in zip(carriers, pings, strict=True):
+            if ping.result() is None:
+                carrier.end(f"no answer within {within:g} s after a change of addresses")
 
     async def ping(self, session: Session, number: int, within: float) -> float | None:
         """Round trip over one link in seconds; None when no answer comes in time."""

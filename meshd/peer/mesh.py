@@ -17,6 +17,7 @@ from meshd.peer.connector import Connector
 from meshd.peer.interface import Allow, Book, Handler, MetadataValue, PathStatus, PeerStatus, Stream
 from meshd.peer.news import News
 from meshd.peer.node import Node, Service
+from meshd.peer.wake import boot_seconds, watch_sleep
 from meshd.wire.hello import Hello
 from meshd.wire.news import NEWS_SERVICE
 
@@ -41,12 +42,19 @@ class PeerMesh:
     """Implements `Mesh`. `serve` must run for anything to happen."""
 
     def __init__(
-        self, *, node: Node, book: Book, dialers: Sequence[Dialer], chance: Callable[[], float]
+        self,
+        *,
+        node: Node,
+        book: Book,
+        dialers: Sequence[Dialer],
+        chance: Callable[[], float],
+        boot: Callable[[], float] = boot_seconds,
     ) -> None:
         self._node = node
         self._book = book
         self._dialers = dialers
         self._chance = chance
+        self._boot = boot
         self._peers: dict[PeerId, _Entry] = {}
         self._owner: Owner | None = None
         self._leaving = False
@@ -126,7 +134,7 @@ class PeerMesh:
                 self._owner = owner
                 for peer in self._book.peers():
                     self.expect(peer)
-                await asyncio.Event().wait()  # until cancelled
+                await watch_sleep(self._woke, boot=self._boot)  # until cancelled
         finally:
             self._owner = None
 
@@ -162,6 +170,15 @@ class PeerMesh:
         """Our own addresses are others now: old links may be dead without knowing it."""
         for entry in self._peers.values():
             entry.connector.poke(although_connected=True)
+
+    def nat_changed(self) -> None:
+        """More is known of this node's network, or it lets other things through: try again what failed."""
+        for entry in self._peers.values():
+            entry.connector.poke()
+
+    def _woke(self, slept: float) -> None:
+        LOG.info("woke_up", slept_s=round(slept, 1))
+        self.addresses_changed()
 
     def record_changed(self) -> None:
         """Our own record is another one: tell everybody."""

@@ -15,8 +15,10 @@ from meshd.identity.revocation import RevocationSet
 from meshd.link.interface import LinkInfo
 from meshd.mux.config import MuxConfig, NodeBudget
 from meshd.peer.interface import Allow, Handler
+from meshd.peer.reasons import plain_why
 from meshd.wire.hello import WIRE_VERSION, Hello, NativeVersion
 from meshd.wire.limits import MAX_FRAME_BYTES
+from meshd.wire.netfacts import NetFacts
 
 LOG = log.get("peer")
 
@@ -59,6 +61,7 @@ class Node:
     services: dict[str, Service] = field(default_factory=dict)
     on_link: Callable[[PeerId, Hello, LinkInfo], None] = lambda _peer, _hello, _info: None
     on_goodbye: Callable[[PeerId, int], None] = lambda _peer, _code: None
+    why_not_direct: Callable[[NetFacts | None, str], str] = plain_why  # the peer's network, the last error
     on_bans: Callable[[Sequence[bytes]], None] = lambda _entries: None
     version: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,30 +1,101 @@
-"""Which link carries the data: pure. Facts and `now` in, a choice with its reason out.
+"""Which link carries the data, and which are closed: pure. Facts and `now` in, a choice with its reason out.
 
-Only the leader of a pair decides (mux/session.py tells the follower). The rules, in order: a link that
-is heard from beats one that is silent; direct beats relayed; a cheaper kind beats a dearer one; within
-a kind a newer link beats an older one only if the older has gone silent, else the present one stays.
+Only the leader of a pair decides (mux/session.py tells the follower). The rules, in order:
+
+1. a link on which both directions are heard beats one that is silent: that counts as the death of a path;
+2. direct beats relayed, TCP beats UDP: TLS over TCP costs a tenth of any UDP link in Python;
+3. of one rank the one that costs less time for an exchange: round trip, what it was seen to carry, CPU;
+4. whoever carries data stays, unless it died, or is relayed and a direct one is there. Any other move is for
+   a gain only: at most one in five minutes.
+
+A direct path that dies young is on probation when it comes again: it stands by, pinged in both directions,
+and carries data when it has lived a while. So a path that comes and goes does not drag the data to and fro.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
 
 from meshd.link.interface import LinkKind
 
 SILENT_AFTER = 2.5  # seconds; one heartbeat of 1.5 s missed
+MOVE_PAUSE = 300.0  # seconds between two moves that are for a gain only
+SETTLED_AFTER = 5.0  # seconds that all kinds have to show themselves before links of one rank are compared
+STANDBY_FOR = 30.0  # seconds that links of no further use are kept after a move: it may have been a mistake
+YOUNG = 60.0  # seconds; a direct path that dies before this age was not a good one
+PROBATION_FIRST = 5.0
+PROBATION_MOST = 30.0  # a path that is possible again is used within a minute, together with the dialling
+GAIN = 0.7  # a move within a rank must save this much: the new cost is less than so much of the old
+EXCHANGE_BYTES = 64 << 10  # an activation of a few tokens; what the costs below are counted for
+UNKNOWN_RTT = 0.2
 
-# CPU cost first: TLS over TCP is ten times cheaper in Python than any UDP link (docs/protocol.md).
-_COST = {LinkKind.TCP: 0, LinkKind.QUIC: 1, LinkKind.WEBRTC: 2, LinkKind.RELAY: 3}
+RELAYED = "relayed"
+PUNCHED = "punched"
+
+
+class Rank(IntEnum):
+    """What decides before anything measured."""
+
+    TCP = 0
+    UDP = 1
+    RELAYED = 2
+
+
+# Bytes a second that the CPU can do (docs/benchmarks.md), and what to expect of a path before it is measured.
+_CPU = {LinkKind.TCP: 160e6, LinkKind.QUIC: 20e6, LinkKind.WEBRTC: 19e6, LinkKind.RELAY: 60e6}
+_EXPECTED = {LinkKind.TCP: 50e6, LinkKind.QUIC: 10e6, LinkKind.WEBRTC: 10e6, LinkKind.RELAY: 5e6}
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A link as choice sees it; times in loop seconds, `rtt` in seconds or None while unknown."""
+    """A link as choice sees it; times in loop seconds, `rtt` in seconds or None while unknown.
+
+    `last_heard` is when both directions were last shown to work. `rate` is what it carries at most, in bytes
+    a second, where that was seen; `path` as in LinkInfo.
+    """
 
     link_id: int
     kind: LinkKind
     rtt: float | None
     last_heard: float
     established_at: float
+    path: str = "public"
+    rate: float | None = None
+
+    @property
+    def rank(self) -> Rank:
+        """Relayed last, TCP first."""
+        return rank_of(self.kind, self.path)
+
+    def silent(self, now: float) -> bool:
+        """Has it missed a heartbeat?"""
+        return now - self.last_heard > SILENT_AFTER
+
+    def cost(self) -> float:
+        """Seconds for an exchange of EXCHANGE_BYTES."""
+        rate = self.rate or _EXPECTED[self.kind]
+        rtt = UNKNOWN_RTT if self.rtt is None else self.rtt
+        return rtt + EXCHANGE_BYTES / rate + EXCHANGE_BYTES / _CPU[self.kind]
+
+    @property
+    def label(self) -> str:
+        """For reasons: `tcp`, `punched tcp`, `relay`."""
+        return (
+            f"punched {self.kind}" if self.kind is LinkKind.TCP and self.path == PUNCHED else str(self.kind)
+        )
+
+
+def rank_of(kind: LinkKind, path: str) -> Rank:
+    """The rank of a link of this kind and path (LinkInfo)."""
+    if kind is LinkKind.RELAY or path == RELAYED:
+        return Rank.RELAYED
+    return Rank.TCP if kind is LinkKind.TCP else Rank.UDP
+
+
+def fragile(kind: LinkKind, path: str) -> bool:
+    """May a router end this direct path at any time, so that a relay is worth keeping beside it?"""
+    return rank_of(kind, path) is Rank.UDP or path == PUNCHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +106,105 @@ class Choice:
     why: str
 
 
-def choose(paths: Sequence[Path], current: int | None, now: float) -> Choice:
-    """Pick the link for data among those attached."""
-    if not paths:
-        return Choice(None, "no link")
+class Chooser:
+    """Chooses for one peer, with the memory that the rules need. Ask it at each change, and each second."""
 
-    def rank(path: Path) -> tuple[bool, int, bool, float]:
-        silent = now - path.last_heard > SILENT_AFTER
-        return silent, _COST[path.kind], path.link_id != current, -path.established_at
+    def __init__(self) -> None:
+        self._carrying: Path | None = None
+        self._since = 0.0  # when it began to carry
+        self._linked_at: float | None = None  # when the first of the present links came
+        self._gained_at: float | None = None  # when the last move for a gain was
+        self._probation = 0.0  # seconds that a direct link stands by first
 
-    best = min(paths, key=rank)
-    if current is None or all(path.link_id != current for path in paths):
-        return Choice(best.link_id, f"first {best.kind} link")
-    if best.link_id == current:
-        return Choice(current, "best known")
-    old = next(path for path in paths if path.link_id == current)
-    if now - old.last_heard > SILENT_AFTER:
-        return Choice(
-            best.link_id, f"{best.kind} replaces {old.kind} silent for {now - old.last_heard:.1f} s"
-        )
-    return Choice(best.link_id, f"{best.kind} replaces {old.kind}")
+    @property
+    def since(self) -> float:
+        """When the link that carries data began to."""
+        return self._since
+
+    def choose(self, paths: Sequence[Path], current: int | None, now: float) -> Choice:
+        """Pick the link for data among those attached; `current` is the one that carries it now, if any."""
+        carrying = next((path for path in paths if path.link_id == current), None)
+        self._notice(paths, carrying, now)
+        if not paths:
+            return Choice(None, "no link")
+        lively = [path for path in paths if not path.silent(now)]
+        best = min(lively or paths, key=_preference)
+        if carrying is None:
+            return self._take(best, f"first {best.label} link", now)
+        if carrying.silent(now) and lively:
+            self._died(carrying, now)
+            quiet = now - carrying.last_heard
+            return self._take(best, f"{best.label} replaces {carrying.label} silent for {quiet:.1f} s", now)
+        if best.rank < carrying.rank:
+            return self._higher(best, carrying, lively, now)
+        if best.link_id != carrying.link_id and self._saves(best, carrying, now):
+            self._gained_at = now
+            what = f"{carrying.cost() * 1000:.0f} to {best.cost() * 1000:.0f} ms an exchange"
+            return self._take(best, f"{best.label} replaces {carrying.label}: from {what}", now)
+        return Choice(carrying.link_id, "best known")
+
+    def _higher(self, best: Path, carrying: Path, lively: Sequence[Path], now: float) -> Choice:
+        """`best` is of a better rank than what carries data."""
+        if carrying.rank is Rank.RELAYED:
+            direct = [path for path in lively if path.rank < carrying.rank and self._proved(path, now)]
+            if not direct:
+                return Choice(carrying.link_id, f"{best.label} is on probation for {self._probation:.0f} s")
+            best = min(direct, key=_preference)
+        elif not self._may_gain(now):
+            return Choice(carrying.link_id, f"{best.label} waits: the last move was a moment ago")
+        elif not self._proved(best, now):
+            return Choice(carrying.link_id, f"{best.label} is on probation for {self._probation:.0f} s")
+        else:
+            self._gained_at = now
+        return self._take(best, f"{best.label} replaces {carrying.label}", now)
+
+    def _proved(self, path: Path, now: float) -> bool:
+        return now - path.established_at >= self._probation
+
+    def _may_gain(self, now: float) -> bool:
+        return self._gained_at is None or now - self._gained_at >= MOVE_PAUSE
+
+    def _saves(self, best: Path, carrying: Path, now: float) -> bool:
+        if best.rank != carrying.rank or best.rtt is None or carrying.rtt is None:
+            return False
+        settled = self._linked_at is not None and now - self._linked_at >= SETTLED_AFTER
+        return settled and self._may_gain(now) and best.cost() < GAIN * carrying.cost()
+
+    def _take(self, path: Path, why: str, now: float) -> Choice:
+        self._carrying, self._since = path, now
+        return Choice(path.link_id, why)
+
+    def _notice(self, paths: Sequence[Path], carrying: Path | None, now: float) -> None:
+        """What happened since the last choice: the link that carried is gone, the session took another."""
+        if not paths:
+            self._linked_at = None
+        elif self._linked_at is None:
+            self._linked_at = now
+        before = self._carrying
+        if before is not None and all(path.link_id != before.link_id for path in paths):
+            self._died(before, now)
+            self._carrying = before = None
+        if carrying is not None and (before is None or before.link_id != carrying.link_id):
+            self._carrying, self._since = carrying, now
+        if before is not None and before.rank is not Rank.RELAYED and now - self._since >= MOVE_PAUSE:
+            self._probation = 0.0  # a path that has held for so long is forgiven
+
+    def _died(self, path: Path, now: float) -> None:
+        if path.rank is not Rank.RELAYED and now - self._since < YOUNG:
+            self._probation = min(max(PROBATION_FIRST, 2 * self._probation), PROBATION_MOST)
 
 
-def surplus(paths: Sequence[Path], chosen: int | None) -> tuple[int, ...]:
-    """Links to close: one of each kind is enough, the chosen one stays.
+def _preference(path: Path) -> tuple[Rank, float, float]:
+    return path.rank, path.cost(), -path.established_at
 
-    A newer link waits until the one that is kept has been heard from since: after a change of addresses the
-    old one may be dead without knowing it, and the newer one is what there is.
+
+def surplus(paths: Sequence[Path], chosen: int | None, *, since: float, now: float) -> tuple[int, ...]:
+    """Links to close; the chosen one, which carries data `since` then, stays.
+
+    One of each kind is enough, and behind a link that carries data well only what is of use: a relay behind
+    one that a router may end, everything behind a relayed one. A newer link of the same kind waits until the
+    one that is kept has been heard from since: after a change of addresses the old one may be dead without
+    knowing it, and the newer one is what there is.
     """
     kept: dict[LinkKind, Path] = {}
     for path in paths:
@@ -72,8 +215,21 @@ def surplus(paths: Sequence[Path], chosen: int | None) -> tuple[int, ...]:
             or (held.link_id != chosen and path.established_at > held.established_at)
         ):
             kept[path.kind] = path
-    return tuple(
+    doubles = {
         path.link_id
         for path in paths
         if (held := kept[path.kind]) is not path and held.last_heard > path.established_at
-    )
+    }
+    carrier = next((path for path in paths if path.link_id == chosen), None)
+    if carrier is not None and not carrier.silent(now) and now - since >= STANDBY_FOR:
+        of_use = partial(worth_standing_by, carrier=carrier.kind, carrier_path=carrier.path)
+        doubles |= {p.link_id for p in paths if p is not carrier and not of_use(p.kind, p.path)}
+    return tuple(path.link_id for path in paths if path.link_id in doubles)
+
+
+def worth_standing_by(kind: LinkKind, path: str, *, carrier: LinkKind, carrier_path: str) -> bool:
+    """Is a link of this kind and path of use behind one that carries data?"""
+    rank, above = rank_of(kind, path), rank_of(carrier, carrier_path)
+    if above is Rank.RELAYED or rank < above:
+        return True  # the next to carry
+    return rank is Rank.RELAYED and fragile(carrier, carrier_path)

@@ -158,6 +158,7 @@ class MemoryDialer:
     """A Dialer over a MemoryNet."""
 
     kind = LinkKind.TCP
+    path = "loopback"
 
     def __init__(self, net: MemoryNet, standing: Callable[[], Standing]) -> None:
         self._net = net
@@ -180,13 +181,16 @@ class MemoryDialer:
         except asyncio.CancelledError:
             await near.aclose()
             raise
-        return ProvenLink(near, proven.leftover, info_of(proven, kind=self.kind, dialled=True))
+        return ProvenLink(
+            near, proven.leftover, info_of(proven, kind=self.kind, dialled=True, path=self.path)
+        )
 
 
 class MemoryListener:
     """A Listener in a MemoryNet."""
 
     kind = LinkKind.TCP
+    path = "loopback"
 
     def __init__(self, net: MemoryNet, standing: Callable[[], Standing], place: Candidate) -> None:
         self._net = net
@@ -212,7 +216,8 @@ class MemoryListener:
         try:
             binding = binding_of(self._place)
             proven = await prove_accepted(pipe, standing=self._standing(), binding=binding)
-            await accept(ProvenLink(pipe, proven.leftover, info_of(proven, kind=self.kind, dialled=False)))
+            info = info_of(proven, kind=self.kind, dialled=False, path=self.path)
+            await accept(ProvenLink(pipe, proven.leftover, info))
         except (MeshdError, TimeoutError):
             return  # as for every kind: it ends this link only
         finally:
@@ -224,7 +229,7 @@ def binding_of(place: Candidate) -> bytes:
     return hashlib.sha256(str(place).encode()).digest()
 
 
-def info_of(proven: Proven, *, kind: LinkKind, dialled: bool) -> LinkInfo:
+def info_of(proven: Proven, *, kind: LinkKind, dialled: bool, path: str = "loopback") -> LinkInfo:
     """What is known of a link in this process."""
     return LinkInfo(
         kind=kind,
@@ -232,7 +237,7 @@ def info_of(proven: Proven, *, kind: LinkKind, dialled: bool) -> LinkInfo:
         member=member_of(proven),
         local=NAME,
         remote=NAME,
-        path="loopback",
+        path=path,
         dialled=dialled,
         established_at=asyncio.get_running_loop().time(),
     )

@@ -66,6 +66,7 @@ PURE_FILES = frozenset(
         "meshd/link/punch_attempts.py",
         "meshd/peer/attempts.py",
         "meshd/peer/rates.py",
+        "meshd/peer/reasons.py",
         "meshd/process/lifecycle.py",
         "meshd/rendezvous/mdns_neighbours.py",
         "meshd/rendezvous/mdns_places.py",

@@ -97,31 +97,62 @@ class _CablePipe(MemoryPipe):
         cable.downs.clear()
 
 
-class _WorldDialer:
-    kind = LinkKind.TCP
+PATHS = {
+    LinkKind.TCP: "loopback",
+    LinkKind.WEBRTC: "punched",
+    LinkKind.QUIC: "punched",
+    LinkKind.RELAY: "relayed",
+}
+_PORTS = {kind: 7447 + number for number, kind in enumerate(PATHS)}
 
-    def __init__(self, owner: "WorldNode") -> None:
+
+class WorldDialer:
+    """Finds whoever lives there by the cable of its kind."""
+
+    def __init__(self, owner: "WorldNode", kind: LinkKind) -> None:
         self._node = owner
+        self.kind = kind
         self.dials = 0
+        self.seconds = 0.0  # that a dial takes, whatever comes of it
 
     async def dial(self, peer: PeerId, candidates: Sequence[Candidate]) -> Link:
         self.dials += 1
         world = self._node.world
-        if not candidates or candidates[0] not in world.places:
+        await asyncio.sleep(self.seconds)
+        place = self._place(peer, candidates)
+        if place not in world.listeners:
             raise DialError("nobody lives there", kind=self.kind, failure=DialFailure.UNREACHABLE)
-        cable = world.cable(self._node.name, world.places[candidates[0]])
+        cable = world.cable(self._node.name, world.places[place], self.kind)
         if cable.unplugged:
             raise DialError("the cable is out", kind=self.kind, failure=DialFailure.UNREACHABLE)
         net = MemoryNet()
         net.wire = cable
         net.listeners = world.listeners
-        return await MemoryDialer(net, self._node.standing).dial(peer, candidates)
+        dialer = MemoryDialer(net, self._node.standing)
+        dialer.kind, dialer.path = self.kind, PATHS[self.kind]
+        return await dialer.dial(peer, [place])
+
+    def _place(self, peer: PeerId, candidates: Sequence[Candidate]) -> Candidate | None:
+        """By address alone for TCP; the other kinds ask by signals or a relay, which know the node."""
+        if self.kind is LinkKind.TCP:
+            return candidates[0] if candidates else None
+        home = next((node for node in self._node.world.nodes.values() if node.peer == peer), None)
+        return home.places[self.kind] if home is not None else None
 
 
 class WorldNode:
     """A node of the world; `start` it after its services are in place, again after each stop."""
 
-    def __init__(self, world: "World", name: str, *, role: str, grace: int, roles: frozenset[Role]) -> None:
+    def __init__(
+        self,
+        world: "World",
+        name: str,
+        *,
+        role: str,
+        grace: int,
+        roles: frozenset[Role],
+        kinds: Sequence[LinkKind],
+    ) -> None:
         self.world = world
         self.name = name
         self.key = fresh_key()
@@ -138,8 +169,12 @@ class WorldNode:
         self.bans = RevocationSet(world.root.mesh)
         self.saved: list[bytes] = []
         self.book_blob: bytes | None = None
-        self.place = Candidate(f"10.0.0.{len(world.nodes) + 1}", 7447)
-        self.dialer = _WorldDialer(self)
+        host = f"10.0.0.{len(world.nodes) + 1}"
+        self.places = {kind: Candidate(host, _PORTS[kind]) for kind in PATHS}
+        self.place = self.places[LinkKind.TCP]
+        self.dialers = {kind: WorldDialer(self, kind) for kind in kinds}
+        self.dialer = next(iter(self.dialers.values()))
+        self.boot_ahead = 0.0  # seconds that the machine slept: the clock since boot runs on
         self._role, self._grace = role, grace
         self._starts = 0
         self._task: asyncio.Task[None] | None = None
@@ -205,7 +240,13 @@ class WorldNode:
             config=MuxConfig(),
         )
         signals = SignalService(node=node, key=self.key, chain=lambda: self.chain, mail=self.mail)
-        mesh = PeerMesh(node=node, book=book, dialers=(self.dialer,), chance=lambda: 0.5)
+        mesh = PeerMesh(
+            node=node,
+            book=book,
+            dialers=tuple(self.dialers.values()),
+            chance=lambda: 0.5,
+            boot=lambda: node.now() + self.boot_ahead,
+        )
         signals.attach(mesh)
         signals.topic("webrtc")  # what no kind of link asks for is dropped
         return book, node, mesh, signals
@@ -217,18 +258,21 @@ class WorldNode:
     async def _live(self) -> None:
         net = MemoryNet()
         net.listeners = self.world.listeners
-        listener = MemoryListener(net, self.standing, self.place)
         async with Owner() as owner:
             owner.start(self.mesh.serve(), name=f"mesh of {self.name}")
             owner.start(self.signals.serve(), name=f"signals of {self.name}")
-            owner.start(listener.serve(self.mesh.accept), name=f"listener of {self.name}")
+            for kind in self.dialers:
+                listener = MemoryListener(net, self.standing, self.places[kind])
+                listener.kind, listener.path = kind, PATHS[kind]
+                owner.start(listener.serve(self.mesh.accept), name=f"listener of {self.name}")
 
     async def stop(self, *, cut: bool = True) -> None:
         """As kill -9: no goodbye. With `cut` the kernel ends its connections, else they go silent."""
         for other in self.world.nodes.values():
             if other is not self:
-                cable = self.world.cable(self.name, other.name)
-                cable.cut() if cut else cable.stall()
+                for kind in self.dialers:
+                    cable = self.world.cable(self.name, other.name, kind)
+                    cable.cut() if cut else cable.stall()
         if self._task is not None:
             await cancel_and_wait(self._task)
 
@@ -266,7 +310,7 @@ class World:
         self.listeners = MemoryNet().listeners
         self.places: dict[Candidate, str] = {}
         self.owner = Owner()
-        self._cables: dict[frozenset[str], Cable] = {}
+        self._cables: dict[tuple[frozenset[str], LinkKind], Cable] = {}
         self._drawn = 0
 
     async def __aenter__(self) -> Self:
@@ -286,17 +330,23 @@ class World:
         return self._drawn.to_bytes(count, "big")
 
     def node(
-        self, name: str, *, role: str = "worker", grace: int = 30, roles: frozenset[Role] = ROLES
+        self,
+        name: str,
+        *,
+        role: str = "worker",
+        grace: int = 30,
+        roles: frozenset[Role] = ROLES,
+        kinds: Sequence[LinkKind] = (LinkKind.TCP,),
     ) -> WorldNode:
         """A new node, not started."""
-        node = WorldNode(self, name, role=role, grace=grace, roles=roles)
+        node = WorldNode(self, name, role=role, grace=grace, roles=roles, kinds=kinds)
         self.nodes[name] = node
-        self.places[node.place] = name
+        self.places |= dict.fromkeys(node.places.values(), name)
         return node
 
-    def cable(self, one: str, other: str) -> Cable:
-        """What joins the two."""
-        return self._cables.setdefault(frozenset((one, other)), Cable())
+    def cable(self, one: str, other: str, kind: LinkKind = LinkKind.TCP) -> Cable:
+        """What joins the two for links of this kind."""
+        return self._cables.setdefault((frozenset((one, other)), kind), Cable())
 
     def ban(self, node: WorldNode) -> bytes:
         """The root's ban of a node, signed."""
@@ -310,10 +360,17 @@ class World:
         ).encode()
 
 
+def apart(
+    world: World, *, grace: int = 30, kinds: Sequence[LinkKind] = (LinkKind.TCP,)
+) -> tuple[WorldNode, WorldNode]:
+    """Two nodes, not started: the leader of the two first."""
+    one, other = (world.node(name, grace=grace, kinds=kinds) for name in ("anna", "bert"))
+    return (one, other) if one.peer > other.peer else (other, one)
+
+
 async def pair(world: World, *, grace: int = 30) -> tuple[WorldNode, WorldNode]:
     """Two connected nodes: the leader of the two first."""
-    one, other = world.node("anna", grace=grace), world.node("bert", grace=grace)
-    leader, follower = (one, other) if one.peer > other.peer else (other, one)
+    leader, follower = apart(world, grace=grace)
     leader.knows(follower)
     follower.start()
     leader.start()

@@ -1,5 +1,7 @@
 """Status values of the parts as views."""
 
+from dataclasses import replace
+
 from meshd.admin import snapshot
 from meshd.gateway.interface import GatewayStatus, ModelState
 from meshd.identity.keys import KeyPair, MeshId
@@ -64,8 +66,9 @@ def test_the_selected_path_is_the_link_and_the_others_stand_by() -> None:
 
 
 def test_a_relayed_peer_says_why() -> None:
-    relayed = path(selected=True, kind=LinkKind.RELAY, where="relayed", why="both symmetric")
-    assert snapshot.peer_view(peer(relayed), now=NOW, wall=WALL).why_not_direct == "both symmetric"
+    relayed = path(selected=True, kind=LinkKind.RELAY, where="relayed")
+    status = replace(peer(relayed), why_not_direct="both symmetric")
+    assert snapshot.peer_view(status, now=NOW, wall=WALL).why_not_direct == "both symmetric"
 
 
 def test_a_peer_without_a_link() -> None:

@@ -1,0 +1,44 @@
+"""How the last attempts at a direct link ended, in words: pure. What networks allow: netcheck/reasons.py."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshd.link.interface import DialFailure, LinkKind
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """How the last attempt of one way ended; `punched`: TCP by simultaneous open. `what` is for people."""
+
+    kind: LinkKind
+    punched: bool
+    failure: DialFailure | None
+    what: str
+
+    @property
+    def direct(self) -> bool:
+        """Was it an attempt at a direct link?"""
+        return self.kind is not LinkKind.RELAY
+
+
+def last_error(failed: Mapping[int, Failed]) -> str:
+    """Lower case, without a full stop; empty while nothing direct has failed."""
+    return ", ".join(_told(one) for _, one in sorted(failed.items()) if one.direct)
+
+
+def _told(one: Failed) -> str:
+    name = "punched tcp" if one.punched else str(one.kind)
+    match one.failure:
+        case DialFailure.TIMEOUT:
+            return f"{name} gets no answer"
+        case DialFailure.REFUSED:
+            return f"{name} is refused at the peer's addresses"
+        case DialFailure.WRONG_PEER:
+            return f"{name} meets another node at the peer's addresses"
+        case _:
+            return f"{name}: {one.what}"
+
+
+def plain_why(_theirs: object, error: str) -> str:
+    """The sentence where nothing is known of the networks."""
+    return error or "direct ways are being tried"
