@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from meshd.process.connections import find_inode, owns_connection
+from meshd.process.connections import find_inode, find_user, owns_connection, user_has_connection
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a connection is")
 
@@ -49,3 +49,24 @@ def test_a_table_without_the_connection_names_no_inode(table: str) -> None:
 
 def test_the_inode_stands_in_the_tenth_column() -> None:
     assert find_inode("h\n 0: L R 01 0 0 0 0 0 77 x\n", "L", "R") == 77
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_user_of_a_connection_is_told(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with (
+        socket.create_server((host, 0), family=family) as server,
+        socket.create_connection(server.getsockname()[:2]) as client,
+    ):
+        here, there = client.getsockname()[:2], server.getsockname()[:2]
+        assert user_has_connection(os.getuid(), here, there) is True
+        assert user_has_connection(os.getuid() + 1, here, there) is (os.getuid() == 0)  # root may anything
+        assert user_has_connection(os.getuid(), (host, 1), there) is False
+
+
+def test_a_connection_that_nobody_holds_any_more_is_nobodys() -> None:
+    row = "h\n 0: L R 04 0 0 0 {} 0 {} x\n"
+    assert find_user(row.format(1000, 77), "L", "R") == 1000
+    assert find_user(row.format(0, 77), "L", "R") == 0
+    assert find_user(row.format(0, 0), "L", "R") is None  # the kernel shows it as root's
+    assert find_user(row.format(1000, 77), "R", "L") is None

@@ -21,6 +21,12 @@ EXAMPLES: list[api.Request] = [
     api.RevokeRequest(peer="gar"),
     api.LeaveRequest(drop_root=True),
     api.StopRequest(),
+    api.ExposeRequest(name="web", target="127.0.0.1:80", to=("garage",)),
+    api.ExposeListRequest(),
+    api.ExposeRemoveRequest(name="web"),
+    api.TunnelOpenRequest(peer="garage", service="web", listen="127.0.0.1:8000"),
+    api.TunnelListRequest(),
+    api.TunnelCloseRequest(peer="garage", service="web"),
 ]
 
 
@@ -133,7 +139,9 @@ def test_any_bytes_are_a_request_or_refused(line: bytes) -> None:
 @given(
     name=st.sampled_from(sorted(REQUESTS)),
     body=st.dictionaries(
-        st.sampled_from(["peer", "timeout_s", "expires_s", "uses", "roles", "id", "drop_root"]),
+        st.sampled_from(
+            ["peer", "timeout_s", "expires_s", "uses", "roles", "id", "drop_root", "name", "to", "listen"]
+        ),
         _JSON,
         max_size=7,
     ),

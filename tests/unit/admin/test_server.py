@@ -14,6 +14,11 @@ from hypothesis import strategies as st
 from meshd.admin import place, server
 from meshd.admin.api import (
     Done,
+    ExposedList,
+    ExposedView,
+    ExposeListRequest,
+    ExposeRemoveRequest,
+    ExposeRequest,
     InviteList,
     InviteListRequest,
     InviteReply,
@@ -27,6 +32,11 @@ from meshd.admin.api import (
     Status,
     StatusRequest,
     StopRequest,
+    TunnelCloseRequest,
+    TunnelList,
+    TunnelListRequest,
+    TunnelOpenRequest,
+    TunnelView,
 )
 from meshd.admin.client import Client, NotRunning, ask
 from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES, Control
@@ -81,6 +91,12 @@ def test_every_request_reaches_its_method(home: Path, control: FakeControl) -> N
         assert client.ask(InviteListRequest(), InviteList).invites[0].id == "00ff"
         assert client.ask(InviteRevokeRequest(id="00"), RevokeReply).id == "00"
         assert client.ask(RevokeRequest(peer="garage"), RevokeReply).name == "garage"
+        assert client.ask(ExposeRequest(name="web", target="h:1", to=("a",)), ExposedView).to == ("a",)
+        assert client.ask(ExposeListRequest(), ExposedList) == ExposedList(exposed=())
+        assert client.ask(ExposeRemoveRequest(name="web"), Done) == Done()
+        assert client.ask(TunnelOpenRequest(peer="garage", service="web"), TunnelView).user
+        assert client.ask(TunnelListRequest(), TunnelList) == TunnelList(tunnels=())
+        assert client.ask(TunnelCloseRequest(listen="4001"), TunnelList).tunnels[0].service == "web"
         assert client.ask(LeaveRequest(drop_root=True), Done) == Done()
         assert client.ask(StopRequest(), Done) == Done()
     assert control.asked == [
@@ -89,6 +105,12 @@ def test_every_request_reaches_its_method(home: Path, control: FakeControl) -> N
         ("invite", 9, 2, ("use",)),
         ("invite_revoke", "00"),
         ("revoke", "garage"),
+        ("expose", "web", "h:1", ("a",)),
+        "exposed",
+        ("unexpose", "web"),
+        ("open_tunnel", "garage", "web", ""),
+        "tunnels",
+        ("close_tunnels", "4001", "", ""),
         ("leave", True),
         "stop",
     ]

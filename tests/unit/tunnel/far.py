@@ -44,7 +44,7 @@ class Port:
         self.resets.append((code, reason))
         self.far.feed_reset(code, reason)
 
-    def consumed(self, _stream_id: int, count: int) -> None:
+    def consumed(self, _stream_id: int, count: int) -> bool:
         assert self.back is not None
         assert 0 <= count <= self.back.unread
         self.back.unread -= count
@@ -52,6 +52,7 @@ class Port:
         assert self.far is not None
         if near.unread < near.window:
             self.far.wake_writer()
+        return True
 
 
 def streams(*, window: int = 256 << 10, most: int = 64 << 10) -> tuple[MeshStream, MeshStream, Port, Port]:
