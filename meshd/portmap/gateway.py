@@ -14,7 +14,7 @@ from pathlib import Path
 from meshd.base.errors import Broken
 from meshd.portmap.interface import Route
 
-_ROUTES = Path("/proc/net/route")
+_ROUTES = Path("/proc/thread-self/net/route")  # /proc/net is that of the main thread
 _NETSTAT = ("/usr/sbin/netstat", "-rn", "-f", "inet")
 _NETSTAT_SECONDS = 3.0
 _MAX_TABLE_BYTES = 1 << 20

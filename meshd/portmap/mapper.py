@@ -49,7 +49,8 @@ def home_routers(
 
 
 class PortMapper:
-    """`ports` tells the mesh ports to map, each time anew; `changed` is called after `mappings` has changed.
+    """`ports` tells the mesh ports to map, each time anew; `changed` is called after `mappings` has changed,
+    `settled` after each time that the router was asked from the beginning, whatever came of it.
 
     Nothing is sent before `serve`, and nothing ever when not `enabled`.
     """
@@ -60,12 +61,14 @@ class PortMapper:
         ports: Callable[[], Sequence[tuple[Proto, int]]],
         routers: Callable[[Route], Sequence[Router]],
         changed: Callable[[], None],
+        settled: Callable[[], None] = lambda: None,
         enabled: bool = True,
         route: Callable[[], Awaitable[Route]] = find_route,
     ) -> None:
         self._ports = ports
         self._routers = routers
         self._changed = changed
+        self._settled = settled
         self._enabled = enabled
         self._find_route = route
         self._router: Router | None = None
@@ -145,6 +148,7 @@ class PortMapper:
             LOG.info("not_mapped", state=str(self._status.state), why=self._status.why)
         if self.mappings() != before:
             self._changed()
+        self._settled()
 
     async def _ask_all(self, route: Route) -> None:
         routers = self._routers(route)
@@ -221,8 +225,11 @@ class PortMapper:
         while self._leases:
             due = min(lease.due for lease in self._leases)
             poked = await self._wait(min(due, look) - loop.time())
-            if poked and await self._route_changed():
-                return
+            if poked:
+                if await self._route_changed():
+                    return
+                # a restart within the first seconds of a router's clock does not show in it: renew all
+                self._leases = [replace(lease, due=loop.time()) for lease in self._leases]
             if poked or loop.time() >= look:
                 look = loop.time() + PULSE_SECONDS
                 try:

@@ -1,4 +1,4 @@
-"""Targets that home routers send, or who is in their place: PCP, NAT-PMP, SSDP, HTTP, XML; and network facts."""
+"""Targets that home routers send, or who is in their place: PCP, NAT-PMP, SSDP, HTTP, XML; network facts."""
 
 import random
 from collections.abc import Sequence

@@ -1,0 +1,144 @@
+"""A port of a real router: asked for in each language, used from outside, taken away, and asked for again."""
+
+import asyncio
+import select
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from meshd.base.tasks import Owner
+from meshd.portmap.interface import Language, MapState, MapStatus, Route, Router
+from meshd.portmap.mapper import PortMapper, home_routers
+
+from tests.netns import home_router, probe
+from tests.netns.home_router import miniupnpd
+from tests.netns.nat import Nat
+from tests.netns.world import Host, World
+
+PORT = 17430
+SECONDS = 20.0
+pytestmark = pytest.mark.skipif(bool(home_router.why_not()), reason=home_router.why_not())
+
+
+class Mapping:
+    """A mapper in a thread inside a host's namespace."""
+
+    def __init__(self, languages: tuple[Language, ...]) -> None:
+        self._languages = languages
+        self._settled = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._owner: Owner | None = None
+        self.mapper = PortMapper(
+            ports=lambda: (("tcp", PORT), ("udp", PORT)),
+            routers=self._routers,
+            changed=lambda: None,
+            settled=self._notify,
+        )
+
+    def _routers(self, route: Route) -> tuple[Router, ...]:
+        every = home_routers(secret=b"s" * 16, name="pc", chance=lambda: 5)(route)
+        return tuple(router for router in every if router.language in self._languages)
+
+    def _notify(self) -> None:
+        with self._settled:
+            self._settled.notify_all()
+
+    def run(self) -> None:
+        async def main() -> None:
+            self._loop = asyncio.get_running_loop()
+            async with Owner() as owner:
+                self._owner = owner
+                owner.start(self.mapper.serve(), name="mapper")
+
+        asyncio.run(main())
+
+    def wait(self, done: Callable[[MapStatus], bool]) -> MapStatus:
+        """The status when it is so."""
+        with self._settled:
+            assert self._settled.wait_for(lambda: done(self.mapper.status()), SECONDS), self.mapper.status()
+        return self.mapper.status()
+
+    def poke(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self.mapper.poke)
+
+    def end(self) -> None:
+        assert self._loop is not None and self._owner is not None
+        self._loop.call_soon_threadsafe(self._owner.cancel)
+
+
+@contextmanager
+def mapping(host: Host, *languages: Language) -> Iterator[Mapping]:
+    """Serve until the block ends."""
+    made = Mapping(languages or tuple(Language))
+    thread = threading.Thread(target=lambda: host.space.call(made.run), name="mapper")
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.end()
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+def _reached(outside: Host, inside: Host, address: str) -> bool:
+    """Whether a connection from outside to the router's port comes in."""
+    with probe.tcp_listener(inside, inside.address, PORT) as listener, probe.tcp_socket(outside) as ours:
+        ours.setblocking(False)
+        ours.connect_ex((address, PORT))
+        probe.fence(inside, outside)
+        return bool(select.select([listener], [], [], 0.2)[0])
+
+
+@pytest.mark.parametrize("language", Language)
+def test_each_language(world: World, language: Language) -> None:
+    outside = world.public("outside")
+    router = world.router("home", Nat.PORT_RESTRICTED)
+    inside = router.host("pc")
+    assert not _reached(outside, inside, router.outer)
+    with miniupnpd(router):
+        with mapping(inside, language) as made:
+            status = made.wait(lambda status: status.state is MapState.MAPPED)
+            assert (status.language, status.external) == (language, router.outer)
+            assert [(one.host, one.port, one.proto) for one in status.mappings] == [
+                (router.outer, PORT, "tcp"),
+                (router.outer, PORT, "udp"),
+            ]
+            assert _reached(outside, inside, router.outer)
+        assert not _reached(outside, inside, router.outer), "the mapping stayed behind"
+
+
+@pytest.mark.parametrize(
+    ("binary", "upnp", "best"), [(True, True, Language.PCP), (False, True, Language.UPNP)]
+)
+def test_the_best_language_that_the_router_speaks(
+    world: World, binary: bool, upnp: bool, best: Language
+) -> None:
+    router = world.router("home")
+    with miniupnpd(router, binary=binary, upnp=upnp), mapping(router.host("pc")) as made:
+        assert made.wait(lambda status: status.state is MapState.MAPPED).language is best
+
+
+@pytest.mark.parametrize("language", Language)
+def test_a_restarted_router_is_asked_again(world: World, language: Language) -> None:
+    outside = world.public("outside")
+    router = world.router("home")
+    inside = router.host("pc")
+    with ExitStack() as stack:
+        with miniupnpd(router):
+            made = stack.enter_context(mapping(inside, language))
+            made.wait(lambda status: status.state is MapState.MAPPED)
+        assert not _reached(outside, inside, router.outer)
+        with miniupnpd(router):
+            made.poke()
+            assert any(_reached(outside, inside, router.outer) for _ in range(20))
+
+
+def test_a_router_behind_a_carrier_is_not_used(world: World) -> None:
+    carrier = world.router("carrier", carrier=True)
+    router = world.router("home", behind=carrier)
+    with miniupnpd(router), mapping(router.host("pc")) as made:
+        status = made.wait(lambda status: status.state not in (MapState.ASKING, MapState.MAPPED))
+        assert not status.mappings
+        assert status.state in (MapState.BEHIND_NAT, MapState.REFUSED), status
