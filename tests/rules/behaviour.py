@@ -90,6 +90,7 @@ PURE_FILES = frozenset(
         "meshd/relay/mailroom.py",
         "meshd/relay/switchboard.py",
         "meshd/identity/revocation.py",
+        "meshd/netcheck/advice.py",
         "meshd/netcheck/classify.py",
         "meshd/netcheck/reasons.py",
         "meshd/portmap/lease.py",

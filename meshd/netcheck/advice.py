@@ -1,0 +1,168 @@
+"""Facts in plain words: what this network is like, what is wrong, what to do. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from meshd.wire.netfacts import Answer, Filtering, Mapped, Mapping, NetFacts, Ports, Tcp, Udp
+
+Severity = Literal["info", "warning", "error"]
+
+MAPPING_WORDS = {
+    Mapping.UNKNOWN: "not known",
+    Mapping.NONE: "no NAT: this node has its own public address",
+    Mapping.INDEPENDENT: "a NAT that gives one outside port for all destinations (easy)",
+    Mapping.ADDRESS: "a NAT that gives another outside port for each remote address (hard)",
+    Mapping.ADDRESS_PORT: "a NAT that gives another outside port for each destination (symmetric, hard)",
+    Mapping.DEPENDENT: "a NAT whose outside port depends on the destination (hard)",
+}
+FILTERING_WORDS = {
+    Filtering.UNKNOWN: "not known: it takes a STUN server with two addresses to tell",
+    Filtering.INDEPENDENT: "anybody may answer",
+    Filtering.ADDRESS: "only addresses that were sent to may answer",
+    Filtering.ADDRESS_PORT: "only the exact address and port that was sent to may answer",
+}
+PORTS_WORDS = {
+    Ports.UNKNOWN: "not known",
+    Ports.PRESERVED: "kept",
+    Ports.COUNTING: "counted up, so the next one can be told ahead",
+    Ports.RANDOM: "picked without a pattern",
+}
+UDP_WORDS = {
+    Udp.UNKNOWN: "not known: no server has answered by any way",
+    Udp.WORKS: "works",
+    Udp.BLOCKED: "blocked",
+}
+TCP_WORDS = {
+    Tcp.UNKNOWN: "not known: the servers asked do not answer by TCP",
+    Tcp.WORKS: "works",
+    Tcp.ONLY_443: "only to port 443",
+    Tcp.BLOCKED: "blocked",
+    Tcp.INTERCEPTED: "something answers in the place of the servers",
+}
+ANSWER_WORDS = {Answer.UNKNOWN: "not known", Answer.YES: "yes", Answer.NO: "no"}
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing that a person should know: a stable code, what it is, what to do (may be empty)."""
+
+    code: str
+    severity: Severity
+    what: str
+    hint: str = ""
+
+
+def nat_class(facts: NetFacts) -> str:
+    """The NAT in two or three words, as people call them."""
+    if facts.udp is Udp.BLOCKED:
+        return "UDP blocked"
+    match facts.mapping:
+        case Mapping.UNKNOWN:
+            return "unknown"
+        case Mapping.NONE:
+            open_ = facts.filtering in (Filtering.INDEPENDENT, Filtering.UNKNOWN)
+            return "none (public address)" if open_ else "none, but a firewall"
+        case Mapping.INDEPENDENT:
+            return {
+                Filtering.INDEPENDENT: "full cone",
+                Filtering.ADDRESS: "address-restricted",
+                Filtering.ADDRESS_PORT: "port-restricted",
+                Filtering.UNKNOWN: "endpoint-independent",
+            }[facts.filtering]
+        case _:
+            return {
+                Ports.COUNTING: "symmetric, counting",
+                Ports.RANDOM: "symmetric, random",
+            }.get(facts.ports, "symmetric")
+
+
+def outlook(facts: NetFacts) -> str:
+    """Whether peers could be direct: one sentence, lower case, without a full stop."""
+    if facts.public:
+        return "any peer reaches this node directly"
+    if facts.mapped is Mapped.YES:
+        return "any peer reaches this node directly, by the port that the router maps"
+    if facts.udp is Udp.BLOCKED:
+        if facts.tcp is Tcp.ONLY_443:
+            return "only peers or relays with a public address that listen on TCP port 443"
+        if facts.tcp_mapping is not Mapping.UNKNOWN and not facts.tcp_symmetric:
+            return "peers with a public address, and by TCP those whose NAT is not symmetric"
+        return "peers with a public address; others through a relay"
+    if facts.mapping is Mapping.UNKNOWN:
+        return "not known: give at least two STUN servers, or one with two addresses"
+    if facts.mapping is Mapping.NONE:
+        return "nearly all peers: this node has a public address, and a firewall that must be knocked at"
+    if not facts.symmetric:
+        if facts.filtering in (Filtering.INDEPENDENT, Filtering.ADDRESS):
+            return "nearly all peers, even those behind a symmetric NAT"
+        return "nearly all peers; those behind a symmetric NAT take some seconds longer, or a relay"
+    if facts.ports is Ports.COUNTING:
+        return "most peers; some only after ports have been guessed, which takes seconds"
+    return "peers with an open NAT or a public address; others by guessing ports, or through a relay"
+
+
+def advise(facts: NetFacts, *, servers: Sequence[str], unresolved: Sequence[str] = ()) -> tuple[Advice, ...]:
+    """What is wrong and what to do about it, the worst first."""
+    found: list[Advice] = []
+    if not servers:
+        found.append(
+            Advice(
+                "no_servers",
+                "warning",
+                "there is no server to ask, so this network is not known",
+                "give STUN servers (--stun HOST:PORT) or a relay (--relay URL)",
+            )
+        )
+    for name in unresolved:
+        found.append(
+            Advice(
+                "unresolved", "warning", f"no address was found for `{name}`", "check the name and the DNS"
+            )
+        )
+    found += _blocked(facts, bool(servers))
+    found += _nat(facts)
+    order: tuple[Severity, ...] = ("error", "warning", "info")
+    return tuple(sorted(found, key=lambda one: order.index(one.severity)))
+
+
+def _blocked(facts: NetFacts, asked: bool) -> list[Advice]:
+    if facts.tcp is Tcp.INTERCEPTED:
+        what = "something in this network answers in the place of the servers, as login pages do"
+        return [Advice("captive", "error", what, "open a web page in a browser and log in to the network")]
+    if asked and facts.udp is Udp.UNKNOWN and facts.tcp in (Tcp.UNKNOWN, Tcp.BLOCKED):
+        what = "no server answers, neither by UDP nor by TCP"
+        return [
+            Advice("offline", "error", what, "check that this machine is online, and the servers' addresses")
+        ]
+    if facts.udp is Udp.BLOCKED and facts.tcp is Tcp.ONLY_443:
+        what = "this network lets out nothing but TCP to port 443"
+        return [Advice("only_443", "warning", what, "use a relay that listens on port 443 (--relay URL)")]
+    if facts.udp is Udp.BLOCKED:
+        what = "this network lets no UDP through"
+        return [
+            Advice("udp_blocked", "warning", what, "allow UDP out in the firewall; TCP is used meanwhile")
+        ]
+    return []
+
+
+def _nat(facts: NetFacts) -> list[Advice]:
+    found = []
+    if facts.symmetric and facts.mapped is not Mapped.YES:
+        hint = "switch on UPnP, NAT-PMP or PCP in the router, or forward the mesh port; else a relay helps"
+        what = "the NAT gives each destination another port, which makes direct paths hard"
+        found.append(Advice("symmetric", "warning", what, hint))
+    if facts.carrier_nat:
+        what = "a second NAT stands between the router and the internet (the provider's, or another router)"
+        hint = "ports of the router are not reached from outside; IPv6 or a public address would help"
+        found.append(Advice("carrier_nat", "info", what, hint))
+    elif facts.mapped is Mapped.NO and facts.mapping not in (Mapping.NONE, Mapping.UNKNOWN):
+        what = "the router maps no port for this node"
+        hint = "switch on UPnP, NAT-PMP or PCP in the router, so that every peer can be direct"
+        found.append(Advice("not_mapped", "info", what, hint))
+    if facts.mapping is Mapping.NONE and facts.filtering in (Filtering.ADDRESS, Filtering.ADDRESS_PORT):
+        what = "this node has a public address, and a firewall that lets nobody in"
+        found.append(
+            Advice("firewall", "info", what, "let the mesh port in, TCP and UDP, to be reached at once")
+        )
+    return found

@@ -1,0 +1,167 @@
+"""What two networks allow, and why not: the same from both sides, and never without a reason."""
+
+import pytest
+from hypothesis import given
+from meshd.netcheck.advice import advise, nat_class, outlook
+from meshd.netcheck.reasons import Way, ways, why_not_direct
+from meshd.wire.netfacts import Answer, Filtering, Mapped, Mapping, NetFacts, Ports, Tcp, Udp
+
+from tests.unit.wire.test_netfacts import FACTS
+
+
+def _nat(
+    mapping: Mapping = Mapping.INDEPENDENT,
+    filtering: Filtering = Filtering.ADDRESS_PORT,
+    ports: Ports = Ports.PRESERVED,
+    tcp_mapping: Mapping | None = None,
+) -> NetFacts:
+    return NetFacts(
+        udp=Udp.WORKS,
+        mapping=mapping,
+        filtering=filtering,
+        ports=ports,
+        tcp=Tcp.WORKS,
+        tcp_mapping=mapping if tcp_mapping is None else tcp_mapping,
+    )
+
+
+PUBLIC = _nat(Mapping.NONE, Filtering.INDEPENDENT)
+CONE = _nat(filtering=Filtering.INDEPENDENT)
+RESTRICTED = _nat(filtering=Filtering.ADDRESS)
+PORT_RESTRICTED = _nat()
+RANDOM = _nat(Mapping.ADDRESS_PORT, ports=Ports.RANDOM)
+COUNTING = _nat(Mapping.ADDRESS_PORT, ports=Ports.COUNTING)
+NO_UDP = NetFacts(udp=Udp.BLOCKED, tcp=Tcp.WORKS, tcp_mapping=Mapping.INDEPENDENT)
+ONLY_443 = NetFacts(udp=Udp.BLOCKED, tcp=Tcp.ONLY_443)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "udp"),
+    [
+        (PORT_RESTRICTED, PORT_RESTRICTED, Way.YES),
+        (RANDOM, CONE, Way.YES),
+        (RANDOM, RESTRICTED, Way.YES),
+        (RANDOM, PORT_RESTRICTED, Way.HARD),
+        (COUNTING, PORT_RESTRICTED, Way.HARD),
+        (RANDOM, RANDOM, Way.NO),
+        (RANDOM, COUNTING, Way.NO),
+        (COUNTING, COUNTING, Way.HARD),
+        (RANDOM, PUBLIC, Way.YES),
+        (NO_UDP, PUBLIC, Way.NO),
+        (NetFacts(), PORT_RESTRICTED, Way.MAYBE),
+    ],
+)
+def test_udp(a: NetFacts, b: NetFacts, udp: Way) -> None:
+    assert ways(a, b).udp is udp and ways(b, a).udp is udp
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "tcp"),
+    [
+        (NO_UDP, PORT_RESTRICTED, Way.YES),
+        (NO_UDP, NO_UDP, Way.YES),
+        (NO_UDP, RANDOM, Way.HARD),
+        (RANDOM, RANDOM, Way.NO),
+        (ONLY_443, PORT_RESTRICTED, Way.NO),
+        (NetFacts(), PORT_RESTRICTED, Way.MAYBE),
+        (RANDOM, NetFacts(mapped=Mapped.YES), Way.YES),
+    ],
+)
+def test_tcp(a: NetFacts, b: NetFacts, tcp: Way) -> None:
+    assert ways(a, b).tcp is tcp and ways(b, a).tcp is tcp
+
+
+@given(FACTS, FACTS)
+def test_ways_are_the_same_from_both_sides(a: NetFacts, b: NetFacts) -> None:
+    assert ways(a, b) == ways(b, a)
+
+
+@given(FACTS, FACTS)
+def test_there_is_always_one_sentence(a: NetFacts, b: NetFacts) -> None:
+    for theirs in (b, None):
+        for error in ("", "timeout"):
+            text = why_not_direct(a, theirs, last_error=error)
+            assert text and text[0].islower() and not text.endswith(".") and "\n" not in text
+    for text in (outlook(a), nat_class(a)):
+        assert text and not text.endswith(".")
+    for one in advise(a, servers=("stun.example:3478",)):
+        assert one.what and not one.what.endswith(".") and one.code
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "words"),
+    [
+        (RANDOM, RANDOM, "no port can be told ahead"),
+        (ONLY_443, PORT_RESTRICTED, "this node lets out nothing but TCP to port 443"),
+        (PORT_RESTRICTED, ONLY_443, "the peer lets out nothing but TCP to port 443"),
+        (NO_UDP, _nat(tcp_mapping=Mapping.UNKNOWN), "this node lets no UDP through"),
+        (
+            NetFacts(udp=Udp.BLOCKED, tcp=Tcp.WORKS, tcp_mapping=Mapping.ADDRESS_PORT),
+            RANDOM,
+            "allow no TCP from outside",
+        ),
+        (RANDOM, PORT_RESTRICTED, "this node is behind a NAT that gives each destination another port"),
+        (PORT_RESTRICTED, RANDOM, "the peer is behind a NAT that gives"),
+        (NetFacts(tcp=Tcp.INTERCEPTED), None, "log in"),
+        (PORT_RESTRICTED, None, "the peer has not told"),
+        (PORT_RESTRICTED, PORT_RESTRICTED, "both networks allow a direct path"),
+    ],
+)
+def test_the_reason(mine: NetFacts, theirs: NetFacts | None, words: str) -> None:
+    assert words in why_not_direct(mine, theirs)
+
+
+def test_one_nat_that_leads_nobody_back() -> None:
+    here = NetFacts(
+        udp=Udp.WORKS, mapping=Mapping.INDEPENDENT, filtering=Filtering.ADDRESS_PORT, public_v4="20.1.0.2"
+    )
+    assert "20.1.0.2" in why_not_direct(here, here)
+
+
+def test_the_last_error_is_told_where_the_networks_are_not_to_blame() -> None:
+    assert why_not_direct(PORT_RESTRICTED, CONE, last_error="no answer").endswith("no answer")
+    assert "no answer" not in why_not_direct(RANDOM, RANDOM, last_error="no answer")
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (PUBLIC, "none (public address)"),
+        (_nat(Mapping.NONE), "none, but a firewall"),
+        (CONE, "full cone"),
+        (RESTRICTED, "address-restricted"),
+        (PORT_RESTRICTED, "port-restricted"),
+        (_nat(filtering=Filtering.UNKNOWN), "endpoint-independent"),
+        (RANDOM, "symmetric, random"),
+        (COUNTING, "symmetric, counting"),
+        (NO_UDP, "UDP blocked"),
+        (NetFacts(), "unknown"),
+    ],
+)
+def test_the_class_in_words(facts: NetFacts, words: str) -> None:
+    assert nat_class(facts) == words
+
+
+@pytest.mark.parametrize(
+    ("facts", "codes"),
+    [
+        (PUBLIC, ()),
+        (PORT_RESTRICTED, ()),
+        (RANDOM, ("symmetric",)),
+        (ONLY_443, ("only_443",)),
+        (NO_UDP, ("udp_blocked",)),
+        (NetFacts(), ("offline",)),
+        (NetFacts(tcp=Tcp.INTERCEPTED, hairpin=Answer.NO), ("captive",)),
+        (_nat(Mapping.NONE), ("firewall",)),
+        (NetFacts(udp=Udp.WORKS, mapping=Mapping.INDEPENDENT, mapped=Mapped.NO), ("not_mapped",)),
+        (NetFacts(udp=Udp.WORKS, mapped=Mapped.BEHIND_NAT, carrier_nat=True), ("carrier_nat",)),
+    ],
+)
+def test_what_is_wrong(facts: NetFacts, codes: tuple[str, ...]) -> None:
+    assert tuple(one.code for one in advise(facts, servers=("stun.example:3478",))) == codes
+
+
+def test_servers_that_are_missing() -> None:
+    assert [one.code for one in advise(PUBLIC, servers=())] == ["no_servers"]
+    found = advise(NO_UDP, servers=("a:1", "b:2"), unresolved=("a:1",))
+    assert [one.code for one in found] == ["unresolved", "udp_blocked"] and "a:1" in found[0].what
