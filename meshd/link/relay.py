@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from meshd.base.errors import Broken, MeshdError, Refused
+from meshd.base.errors import MeshdError, Refused
 from meshd.base.log import get
 from meshd.base.tasks import Owner, first_success
 from meshd.identity.certificate import make_link_certificate
@@ -30,7 +30,7 @@ from meshd.link.proving import (
     prove_dialled,
 )
 from meshd.link.relay_client import RelayClient
-from meshd.link.relay_control import Control
+from meshd.link.relay_control import Control, RelayTrouble
 from meshd.link.relay_pipe import RelayPipe
 from meshd.link.tcp import Accept, OnJoiner, closest
 from meshd.link.tls import dialer_context, listener_context
@@ -265,7 +265,7 @@ async def _call(
     try:
         ticket = await control.call(to)
     except Refused as refusal:  # the relay's word, not the peer's
-        raise Broken(f"{refusal.what}", hint=refusal.hint) from None
+        raise RelayTrouble(f"relay `{control.relay.place}`: {refusal.what}", hint=refusal.hint) from None
     try:
         pipe = await RelayPipe.open(control.relay, outer, environ)
     except BaseException:
@@ -295,6 +295,9 @@ async def _discard(result: Reached) -> None:
 
 
 def _dial_error(error: Exception, way: RelayHint) -> DialError | Refused:
+    if isinstance(error, RelayTrouble):
+        failure = DialFailure.UNREACHABLE
+        return DialError(error.what, kind=LinkKind.RELAY, failure=failure, hint=error.hint)
     return dial_error(error, kind=LinkKind.RELAY, place=f"relay {way.place}")
 
 

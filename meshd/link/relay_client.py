@@ -19,7 +19,7 @@ from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.relay_url import relay_url
 from meshd.link.proving import Standing
-from meshd.link.relay_control import Control
+from meshd.link.relay_control import Control, RelayTrouble
 from meshd.link.tls import dialer_context
 from meshd.wire.relay import MAX_MAIL_BYTES, Mail, Ring
 
@@ -117,6 +117,11 @@ class RelayClient:
                 self._owner = None
                 self._lines.clear()
 
+    @property
+    def in_use(self) -> bool:
+        """True while `serve` runs."""
+        return self._owner is not None
+
     def states(self) -> tuple[RelayState, ...]:
         """Our own relays, for status and netcheck."""
         return tuple(self._state(relay) for relay in self.own)
@@ -198,12 +203,12 @@ class RelayClient:
             async with asyncio.timeout(REACH_SECONDS):
                 while line.control is None:
                     if line.tries > tries:
-                        raise Broken(f"relay `{relay.place}`: {line.why}")
+                        raise RelayTrouble(f"relay `{relay.place}`: {line.why}")
                     changed = line.changed
                     line.wanted.set()
                     await changed.wait()
         except TimeoutError:
-            raise Broken(f"relay `{relay.place}` does not answer") from None
+            raise RelayTrouble(f"relay `{relay.place}` does not answer") from None
         return line.control
 
     # --- Ears
@@ -231,9 +236,9 @@ class RelayClient:
 
     def _line(self, relay: RelayHint, *, own: bool) -> _Line:
         if self._owner is None or not self._owner.is_open:
-            raise Broken("relays are not in use now")
+            raise RelayTrouble("relays are not in use now")
         if not own and sum(not line.own for line in self._lines.values()) >= MAX_VISITS:
-            raise Broken("too many relays of other nodes are in use")
+            raise RelayTrouble("too many relays of other nodes are in use")
         line = self._lines[relay] = _Line(relay, own=own)
         self._owner.start(self._keep(line), name=f"relay {relay.place}")
         return line
@@ -312,5 +317,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "it does not answer"
     if isinstance(error, OSError):
-        return (error.strerror or str(error)).lower()
+        plain = os.strerror(error.errno) if error.errno else ""  # asyncio's own text has addresses in it
+        return (plain or error.strerror or str(error)).lower()
     return str(error)

@@ -43,6 +43,10 @@ Answer = Called | Posted
 A = TypeVar("A", Called, Posted)
 
 
+class RelayTrouble(Broken):
+    """What is wrong is the relay, or the way to it, rather than the peer; the text names the relay."""
+
+
 class Ears(Protocol):
     """Who hears what a relay says unasked. Must not raise."""
 
@@ -114,7 +118,7 @@ class Control:
         self._over = self._over or "the connection to the relay was closed"
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(Broken(f"relay `{self.relay.place}`: {self._over}"))
+                waiting.set_exception(RelayTrouble(f"relay `{self.relay.place}`: {self._over}"))
         await self._pipe.aclose()
 
     @property
@@ -155,9 +159,9 @@ class Control:
 
     async def _ask(self, message: FromNode, number: int, kind: type[A]) -> A:
         if self._over:
-            raise Broken(f"relay `{self.relay.place}`: {self._over}")
+            raise RelayTrouble(f"relay `{self.relay.place}`: {self._over}")
         if len(self._waiting) >= MAX_WAITING:
-            raise Broken(f"relay `{self.relay.place}` owes too many answers")
+            raise RelayTrouble(f"relay `{self.relay.place}` owes too many answers")
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = waiting
         try:
@@ -165,13 +169,13 @@ class Control:
                 await self._send(message)
                 answer = await waiting
         except TimeoutError:
-            raise Broken(f"relay `{self.relay.place}` does not answer") from None
+            raise RelayTrouble(f"relay `{self.relay.place}` does not answer") from None
         finally:
             del self._waiting[number]
             if waiting.done() and not waiting.cancelled():
                 waiting.exception()  # seen, also when we were cancelled
         if not isinstance(answer, kind):
-            raise Broken(f"relay `{self.relay.place}` answered something else")
+            raise RelayTrouble(f"relay `{self.relay.place}` answered something else")
         return answer
 
     async def _send(self, message: FromNode) -> None:

@@ -163,6 +163,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.pause_reading()
 
+    def holds(self, why: Hold) -> bool:
+        """Whether it is not read for this reason."""
+        return why in self._held
+
     def release(self, why: Hold) -> None:
         """That reason is over."""
         self._held &= ~why

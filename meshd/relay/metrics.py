@@ -1,4 +1,4 @@
-"""What a relay tells of itself: plain text over HTTP at a loopback port, in the form that Prometheus reads."""
+"""What a relay tells of itself: plain text over HTTP at a loopback port, in the form Prometheus reads."""
 
 import asyncio
 import socket

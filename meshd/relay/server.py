@@ -248,10 +248,18 @@ class RelayServer:
         seconds = self.board.owed(
             connection.circuit, connection.side, size, asyncio.get_running_loop().time()
         )
-        if seconds > 0:
+        if seconds > 0 and not connection.holds(Hold.OWED):
             connection.hold(Hold.OWED)
             self.board.counts["rests"] += 1
-            self._throttle.rest(seconds, lambda: connection.release(Hold.OWED))
+            self._throttle.rest(seconds, lambda: self._rested(connection))
+
+    def _rested(self, connection: Connection) -> None:
+        """It has waited; its node may have sent more meanwhile, on this circuit or on others."""
+        seconds = self.board.owed(connection.circuit, connection.side, 0, asyncio.get_running_loop().time())
+        if seconds > 0:
+            self._throttle.rest(seconds, lambda: self._rested(connection))
+        else:
+            connection.release(Hold.OWED)
 
     # --- control connections
 

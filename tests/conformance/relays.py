@@ -1,0 +1,159 @@
+"""A relay and nodes around it, on loopback; and relays that do what none should."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from meshd.base.tasks import Owner, cancel_and_wait
+from meshd.identity.invite import RelayHint
+from meshd.identity.keys import KeyPair, MeshId
+from meshd.identity.proof import Credentials, Proven
+from meshd.link.interface import Link
+from meshd.link.proving import ProvenPipe
+from meshd.link.relay import RelayLinks
+from meshd.link.relay_client import RelayClient
+from meshd.relay.connection import Connection
+from meshd.relay.limits import WIDE, Limits
+from meshd.relay.server import RelayServer
+
+from tests.conformance.nodes import Node, TestMesh, fresh_key
+from tests.conformance.run import until
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass
+class Party:
+    """A node with its client and its links; accepted links and joiners go to queues."""
+
+    node: Node
+    client: RelayClient
+    links: RelayLinks
+    accepted: asyncio.Queue[Link] = field(default_factory=lambda: asyncio.Queue(256))
+    joiners: asyncio.Queue[tuple[ProvenPipe, Proven]] = field(default_factory=lambda: asyncio.Queue(16))
+
+    async def accept(self, link: Link) -> None:
+        self.accepted.put_nowait(link)
+        await asyncio.Event().wait()
+
+    async def serve(self) -> None:
+        """Client and listener, until cancelled."""
+        async with Owner() as owner:
+            owner.start(self.client.serve(), name="client")
+            owner.start(self.links.serve(self.accept), name="links")
+
+    async def pair(self, other: "Party") -> tuple[Link, Link]:
+        """A link to `other`: our end, its end."""
+        mine = await self.links.dial(other.node.peer, ())
+        return mine, await other.accepted.get()
+
+
+class House:
+    """Relays and parties of one test; all end with the block that `house` makes."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.mesh = TestMesh()
+        self.owner = owner
+        self.key = fresh_key()
+        self.relay: RelayServer | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._parties: list[asyncio.Task[None]] = []
+
+    def start(
+        self,
+        *,
+        limits: Limits = WIDE,
+        meshes: frozenset[MeshId] = frozenset(),
+        port: int = 0,
+        kind: type[RelayServer] = RelayServer,
+    ) -> RelayServer:
+        """The relay of this test, or a new start of it."""
+        self.relay = kind(Credentials(self.key, None), host=LOOPBACK, port=port, meshes=meshes, limits=limits)
+        self.relay.open()
+        self._serving = self.owner.start(self.relay.serve(), name="relay")
+        return self.relay
+
+    async def stop(self) -> None:
+        """End the relay."""
+        assert self._serving is not None
+        await cancel_and_wait(self._serving)
+        if self.relay is not None:
+            self.relay.close()
+
+    @property
+    def hint(self) -> RelayHint:
+        assert self.relay is not None
+        return self.relay.hint(LOOPBACK)
+
+    async def party(self, node: Node | None = None, *, relays: Sequence[RelayHint] | None = None) -> Party:
+        """A member that is connected, or soon will be."""
+        node = node or self.mesh.node()
+        client = RelayClient([self.hint] if relays is None else relays, node.now, environ={})
+        party: Party
+
+        async def joiner(pipe: ProvenPipe, proven: Proven) -> None:
+            party.joiners.put_nowait((pipe, proven))
+            await asyncio.Event().wait()
+
+        party = Party(node, client, RelayLinks(client, node.now, on_joiner=joiner))
+        self._parties.append(self.owner.start(party.serve(), name="party"))
+        await until(lambda: client.in_use)
+        return party
+
+    async def parties(self, count: int) -> list[Party]:
+        """So many more members, all connected."""
+        assert self.relay is not None
+        relay, before = self.relay, self.relay.board.clients
+        made = [await self.party() for _ in range(count)]
+        await until(lambda: relay.board.clients == before + count, seconds=20)
+        return made
+
+    async def close(self) -> None:
+        """The parties first: their links end while there is a relay."""
+        await cancel_and_wait(*self._parties)
+        self.owner.cancel()
+
+
+@contextlib.asynccontextmanager
+async def house() -> AsyncIterator[House]:
+    """An owner for everything of a test."""
+    async with Owner() as owner:
+        home = House(owner)
+        try:
+            yield home
+        finally:
+            await home.close()
+
+
+class Tampering(RelayServer):
+    """Changes what it forwards: `tamper` gets each piece and says what goes on instead."""
+
+    seen = b""
+    pieces = 0  # of all connections
+
+    def tamper(self, number: int, data: bytes) -> list[bytes]:
+        """Pieces to pass on for the `number`-th one of a connection."""
+        return [data]
+
+    def _fresh(self) -> Connection:
+        self._next += 1
+        return _Tampered(self, number=self._next)
+
+
+class _Tampered(Connection):
+    def __init__(self, relay: Tampering, *, number: int) -> None:
+        super().__init__(relay._spaces, relay, number=number)
+        self._relay = relay
+        self._pieces = 0
+
+    def _carry(self, data: memoryview) -> None:
+        self._pieces += 1
+        self._relay.pieces += 1
+        for piece in self._relay.tamper(self._pieces, bytes(data)):
+            super()._carry(memoryview(piece))
+
+
+def stranger_key() -> KeyPair:
+    """A key that no relay of this test has."""
+    return fresh_key()

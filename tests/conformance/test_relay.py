@@ -1,0 +1,604 @@
+"""Relays: what they grant, what they hold back, and how little a hostile one can do."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
+from meshd.base.tasks import Owner
+from meshd.identity.certificate import make_link_certificate
+from meshd.identity.invite import RelayHint, derive
+from meshd.identity.proof import Purpose
+from meshd.link.interface import DialError, DialFailure, Link
+from meshd.link.relay import dial_join
+from meshd.link.relay_control import Control
+from meshd.link.relay_pipe import RelayPipe
+from meshd.link.tls import dialer_context, listener_context
+from meshd.relay.limits import SMALL, WIDE
+from meshd.wire.relay import TICKET_MAGIC, Mail, Ring
+
+from tests.conformance.relays import LOOPBACK, House, Party, Tampering, house, stranger_key
+from tests.conformance.run import run, until
+
+KEYS = derive(bytes(16))
+
+
+def in_house(work: Callable[[House], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with house() as home:
+            await work(home)
+
+    run(whole())
+
+
+async def read_exactly(link: Link, count: int) -> bytes:
+    got = bytearray()
+    while len(got) < count:
+        got += await link.receive()
+    assert len(got) == count
+    return bytes(got)
+
+
+# --- who may be here
+
+
+def test_a_relay_with_another_key_is_refused() -> None:
+    async def work(home: House) -> None:
+        home.start()
+        wrong = RelayHint(home.hint.place, stranger_key().peer)
+        party = await home.party(relays=[wrong])
+        with pytest.raises(Broken, match="another node"):
+            await party.client.reach(wrong)
+        assert home.relay is not None
+        assert home.relay.board.clients == 0
+
+    in_house(work)
+
+
+def test_a_relay_that_is_not_there_is_told_soon() -> None:
+    async def work(home: House) -> None:
+        relay = home.start()
+        hint = home.hint
+        await home.stop()
+        assert relay.connections == 0
+        ann = await home.party(relays=[hint])
+        with pytest.raises(DialError) as failed:
+            await ann.links.dial(home.mesh.node().peer, ())
+        assert "refused" in failed.value.what
+        (state,) = ann.client.states()
+        assert not state.connected
+        assert state.why
+
+    in_house(work)
+
+
+def test_only_members_of_the_named_meshes_are_forwarded() -> None:
+    async def work(home: House) -> None:
+        from tests.conformance.nodes import TestMesh
+
+        other = TestMesh()
+        relay = home.start(meshes=frozenset({home.mesh.mesh}))
+        ann, bob = await home.parties(2)
+        mine, _ = await ann.pair(bob)
+        cat, dog = await home.party(other.node()), await home.party(other.node())
+        await until(lambda: relay.board.clients == 4)
+        with pytest.raises(DialError, match="only members"):
+            await cat.links.dial(dog.node.peer, ())
+        with pytest.raises(Broken, match="only members"):
+            await cat.client.send_mail(dog.node.peer, b"x")
+        await mine.aclose()
+
+    in_house(work)
+
+
+def test_a_peer_that_is_not_connected_is_unreachable() -> None:
+    async def work(home: House) -> None:
+        home.start()
+        (ann,) = await home.parties(1)
+        with pytest.raises(DialError, match="not connected to this relay") as failed:
+            await ann.links.dial(home.mesh.node().peer, ())
+        assert failed.value.failure is DialFailure.UNREACHABLE
+
+    in_house(work)
+
+
+def test_a_relay_of_the_peer_alone_is_visited() -> None:
+    async def work(home: House) -> None:
+        home.start()
+        (bob,) = await home.parties(1)
+        ann = await home.party(relays=[])
+        ann.client._relays_of = lambda peer: (home.hint,)
+        mine, theirs = await ann.pair(bob)
+        await mine.send([b"through a relay of yours"])
+        assert await theirs.receive() == b"through a relay of yours"
+        assert mine.info.path == theirs.info.path == "relayed"
+        await mine.aclose()
+
+    in_house(work)
+
+
+def test_a_banned_peer_is_told_why() -> None:
+    async def work(home: House) -> None:
+        home.start()
+        ann, bob = await home.parties(2)
+        bob.node.ban(ann.node.peer)
+        with pytest.raises(Refused, match="banned by a test"):
+            await ann.links.dial(bob.node.peer, ())
+
+    in_house(work)
+
+
+# --- joining
+
+
+def test_a_joiner_reaches_the_inviter_through_its_mailbox() -> None:
+    async def work(home: House) -> None:
+        relay = home.start(meshes=frozenset({home.mesh.mesh}))
+        (ann,) = await home.parties(1)
+        ann.node.invite(KEYS)
+        await ann.client.set_boxes({KEYS.mailbox: 60})
+        await until(lambda: relay.board.boxes == 1)
+        joiner = home.mesh.stranger()
+        pipe, proven = await dial_join(
+            [home.hint], standing=joiner.now(), inviter=ann.node.peer, join=KEYS, environ={}
+        )
+        there, who = await ann.joiners.get()
+        assert (who.peer, who.purpose, who.invite_id) == (joiner.peer, Purpose.JOIN, KEYS.invite_id)
+        assert proven.peer == ann.node.peer
+        await pipe.send([b"let me in"])
+        assert await there.receive() == b"let me in"
+        await there.send([b"welcome"])
+        assert await pipe.receive() == b"welcome"
+        await pipe.aclose()
+
+    in_house(work)
+
+
+def test_boxes_are_opened_again_after_a_restart_and_shut_when_not_wanted() -> None:
+    async def work(home: House) -> None:
+        relay = home.start()
+        (ann,) = await home.parties(1)
+        await ann.client.set_boxes({KEYS.mailbox: 60, bytes(16): 60})
+        await until(lambda: relay.board.boxes == 2)
+        await ann.client.set_boxes({KEYS.mailbox: 60})
+        await until(lambda: relay.board.boxes == 1)
+        await home.stop()
+        again = home.start(port=relay.port)
+        await until(lambda: again.board.boxes == 1)
+
+    in_house(work)
+
+
+def test_without_an_open_mailbox_nobody_joins() -> None:
+    async def work(home: House) -> None:
+        home.start()
+        (ann,) = await home.parties(1)
+        joiner = home.mesh.stranger()
+        with pytest.raises(DialError, match="no such mailbox"):
+            await dial_join([home.hint], standing=joiner.now(), inviter=ann.node.peer, join=KEYS, environ={})
+        with pytest.raises(DialError, match="names no relay"):
+            await dial_join([], standing=joiner.now(), inviter=ann.node.peer, join=KEYS, environ={})
+
+    in_house(work)
+
+
+def test_a_joining_circuit_carries_little() -> None:
+    async def work(home: House) -> None:
+        relay = home.start(limits=replace(WIDE, join_bytes=32 << 10))
+        (ann,) = await home.parties(1)
+        ann.node.invite(KEYS)
+        await ann.client.set_boxes({KEYS.mailbox: 60})
+        await until(lambda: relay.board.boxes == 1)
+        joiner = home.mesh.stranger()
+        pipe, _ = await dial_join(
+            [home.hint], standing=joiner.now(), inviter=ann.node.peer, join=KEYS, environ={}
+        )
+        there, _ = await ann.joiners.get()
+        with pytest.raises(Broken):
+            while True:
+                await pipe.send([bytes(4096)])
+        with pytest.raises(MeshdError):
+            while True:
+                await there.receive()
+        await pipe.aclose()
+
+    in_house(work)
+
+
+# --- mail
+
+
+def test_mail_comes_at_once_or_waits() -> None:
+    async def work(home: House) -> None:
+        relay = home.start()
+        (ann,) = await home.parties(1)
+        node = home.mesh.node()
+        await ann.client.send_mail(node.peer, b"first")
+        bob = await home.party(node)
+        letter = await bob.client.receive_mail()
+        assert (letter.sender, letter.box, letter.blob) == (ann.node.peer, b"", b"first")
+        await ann.client.send_mail(node.peer, b"second")
+        assert (await bob.client.receive_mail()).blob == b"second"
+        await bob.client.set_boxes({KEYS.mailbox: 60})
+        await until(lambda: relay.board.boxes == 1)
+        await ann.client.send_mail(KEYS.mailbox, b"third")
+        letter = await bob.client.receive_mail()
+        assert (letter.box, letter.blob, letter.relay) == (KEYS.mailbox, b"third", home.hint)
+
+    in_house(work)
+
+
+def test_mail_that_nobody_takes_is_broken() -> None:
+    async def work(home: House) -> None:
+        home.start()
+        (ann,) = await home.parties(1)
+        with pytest.raises(Broken, match="no such mailbox"):
+            await ann.client.send_mail(KEYS.mailbox, b"x")
+        with pytest.raises(Broken, match="no relay is known"):
+            await ann.client.send_mail(KEYS.mailbox, b"x", relays=[])
+        with pytest.raises(Broken, match="at most"):
+            await ann.client.send_mail(ann.node.peer, bytes(7000))
+
+    in_house(work)
+
+
+def test_a_relay_that_restarts_is_found_again() -> None:
+    async def work(home: House) -> None:
+        relay = home.start()
+        ann, bob = await home.parties(2)
+        mine, theirs = await ann.pair(bob)
+        await home.stop()
+        for link in (mine, theirs):
+            with pytest.raises(Broken):
+                await link.receive()
+        home.start(port=relay.port)
+        mine, theirs = await redial(ann, bob)
+        await mine.send([b"again"])
+        assert await theirs.receive() == b"again"
+        await mine.aclose()
+
+    in_house(work)
+
+
+async def redial(ann: Party, bob: Party) -> tuple[Link, Link]:
+    """As the connector does it: again until it works."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await ann.pair(bob)
+            except DialError:
+                await asyncio.sleep(0.05)
+
+
+def test_two_that_have_one_key_do_not_fight() -> None:
+    async def work(home: House) -> None:
+        home.start()
+        node = home.mesh.node()
+        first = await home.party(node)
+        await until(lambda: first.client.states()[0].connected)
+        second = await home.party(node)
+        await until(lambda: second.client.states()[0].connected)
+        await until(lambda: not first.client.states()[0].connected)
+        assert "newer connection" in first.client.states()[0].why
+        assert second.client.states()[0].connected
+
+    in_house(work)
+
+
+# --- bounds
+
+
+def test_a_flood_is_held_to_its_rate_and_others_are_not() -> None:
+    """The flooding pair gets what its bucket holds; beside it a pair of other keys is as free as before."""
+    burst, rate = 256 << 10, 64 << 10
+
+    async def work(home: House) -> None:
+        relay = home.start(limits=replace(WIDE, rate=rate, burst=burst))
+        ann, bob, cat, dog = await home.parties(4)
+        flood, sink = await ann.pair(bob)
+        mine, theirs = await cat.pair(dog)
+        began = asyncio.get_running_loop().time()
+
+        async def pour() -> None:
+            while True:
+                await flood.send([bytes(16 << 10)])
+
+        async def swallow() -> int:
+            got = 0
+            while got < 512 << 10:
+                got += len(await sink.receive())
+            return got
+
+        async with Owner() as owner:
+            owner.start(pour(), name="pour")
+            swallowing = owner.start(swallow(), name="swallow")
+            for number in range(20):
+                await mine.send([b"%2d" % number])
+                assert await theirs.receive() == b"%2d" % number
+            assert not swallowing.done(), "the other pair waited for the flood"
+            got = await swallowing
+            spent = asyncio.get_running_loop().time() - began
+            assert got <= burst + rate * spent + (64 << 10), "more than the rate went through"
+            assert relay.board.counts["rests"] > 0
+            owner.cancel()
+        await mine.aclose()
+
+    in_house(work)
+
+
+def test_circuits_of_a_key_are_few_on_a_relay_for_all() -> None:
+    async def work(home: House) -> None:
+        home.start(limits=SMALL)
+        ann, bob = await home.parties(2)
+        links = [await ann.pair(bob) for _ in range(SMALL.circuits_of_key)]
+        with pytest.raises(DialError, match="as many circuits"):
+            await ann.links.dial(bob.node.peer, ())
+        await links[0][0].aclose()
+        links.append(await redial(ann, bob))
+        for mine, _ in links[1:]:
+            await mine.aclose()
+
+    in_house(work)
+
+
+def test_a_ticket_that_is_guessed_leads_nowhere() -> None:
+    async def work(home: House) -> None:
+        relay = home.start()
+        pipe = await RelayPipe.open(home.hint, dialer_context(), {})
+        await pipe.send([TICKET_MAGIC + bytes(16)])
+        with pytest.raises(Broken):
+            await pipe.receive()
+        await pipe.aclose()
+        assert relay.board.counts["tickets_refused"] == 1
+
+    in_house(work)
+
+
+@pytest.mark.parametrize(
+    "words", [b"GET / HTTP/1.1\r\n\r\n", b"MESHX", b"\x80\x00\x00", b"\x16" + bytes(9000)]
+)
+def test_whoever_speaks_something_else_is_dropped(words: bytes) -> None:
+    async def work(home: House) -> None:
+        relay = home.start()
+        reader, writer = await asyncio.open_connection(LOOPBACK, relay.port)
+        writer.write(words)
+        try:
+            await reader.read()
+        except ConnectionError:
+            pass
+        writer.close()
+        await until(lambda: relay.connections == 0)
+
+    in_house(work)
+
+
+def test_who_proves_nothing_is_dropped_in_time_and_bounded() -> None:
+    async def work(home: House) -> None:
+        relay = home.start(limits=replace(WIDE, unproven_of_host=4, unproven_seconds=0.1))
+        pairs = [await asyncio.open_connection(LOOPBACK, relay.port) for _ in range(12)]
+        await until(lambda: relay.connections == 0)
+        assert relay.sent_away >= 8
+        for _, writer in pairs:
+            writer.close()
+
+    in_house(work)
+
+
+def test_messages_come_no_faster_than_their_rate() -> None:
+    """A node that writes letters without end is read as fast as its pace allows, and stays connected."""
+
+    async def work(home: House) -> None:
+        relay = home.start(limits=replace(WIDE, messages_rate=100.0, messages_burst=5.0))
+        ann, bob = await home.parties(2)
+        began = asyncio.get_running_loop().time()
+        for number in range(25):
+            await ann.client.send_mail(bob.node.peer, b"%d" % number)
+        spent = asyncio.get_running_loop().time() - began
+        assert relay.board.counts["mail"] <= 6 + 100 * spent
+        assert [(await bob.client.receive_mail()).blob for _ in range(25)] == [b"%d" % n for n in range(25)]
+
+    in_house(work)
+
+
+# --- what a hostile relay can do
+
+
+def test_nothing_plain_passes_the_relay() -> None:
+    secret = b"the quick brown fox " * 10
+
+    class Sniffing(Tampering):
+        def tamper(self, number: int, data: bytes) -> list[bytes]:
+            type(self).seen += data
+            return [data]
+
+    async def work(home: House) -> None:
+        home.start(kind=Sniffing)
+        ann, bob = await home.parties(2)
+        mine, theirs = await ann.pair(bob)
+        await mine.send([secret])
+        assert await read_exactly(theirs, len(secret)) == secret
+        assert len(Sniffing.seen) > len(secret)
+        assert b"fox" not in Sniffing.seen
+        assert ann.node.peer.raw not in Sniffing.seen, "not even who proves what to whom"
+        await mine.aclose()
+
+    in_house(work)
+
+
+class Dropping(Tampering):
+    """Leaves a piece out, once the link stands."""
+
+    def tamper(self, number: int, data: bytes) -> list[bytes]:
+        return [] if number == 6 else [data]
+
+
+class Replaying(Tampering):
+    def tamper(self, number: int, data: bytes) -> list[bytes]:
+        return [data, data] if number == 6 else [data]
+
+
+class Reordering(Tampering):
+    held = b""
+
+    def tamper(self, number: int, data: bytes) -> list[bytes]:
+        if number == 6:
+            self.held = data
+            return []
+        return [data, self.held] if number == 7 else [data]
+
+
+class Flipping(Tampering):
+    def tamper(self, number: int, data: bytes) -> list[bytes]:
+        return [data[:-1] + bytes([data[-1] ^ 1])] if number == 6 else [data]
+
+
+class Inventing(Tampering):
+    def tamper(self, number: int, data: bytes) -> list[bytes]:
+        return [b"\x17\x03\x03\x00\x20" + bytes(32), data] if number == 6 else [data]
+
+
+@pytest.mark.parametrize("kind", [Dropping, Replaying, Reordering, Flipping, Inventing])
+def test_whatever_a_relay_does_to_the_bytes_breaks_the_link(kind: type[Tampering]) -> None:
+    """What was read before is right and in order; then Broken, never wrong bytes and never a clean end."""
+
+    async def work(home: House) -> None:
+        relay = home.start(kind=kind)
+        assert isinstance(relay, Tampering)
+        ann, bob = await home.parties(2)
+        mine, theirs = await ann.pair(bob)
+        sent, got = random.Random(3).randbytes(20 * 1000), bytearray()
+        with pytest.raises(Broken):
+            for at in range(0, len(sent), 1000):
+                before = relay.pieces
+                await mine.send([sent[at : at + 1000]])
+                await until(lambda before=before: relay.pieces > before)  # type: ignore[misc]
+            while True:
+                got += await theirs.receive()
+        assert sent.startswith(got)
+        assert len(got) < len(sent)
+        await mine.aclose()
+        await theirs.aclose()
+
+    in_house(work)
+
+
+def test_a_relay_that_cuts_cannot_pretend_a_goodbye() -> None:
+    async def work(home: House) -> None:
+        relay = home.start()
+        ann, bob = await home.parties(2)
+        mine, theirs = await ann.pair(bob)
+        await mine.send([b"begin"])
+        assert await theirs.receive() == b"begin"
+        for connection in [one for ends in relay._circuits.values() for one in ends]:
+            connection.other = None
+            connection.close()  # a goodbye of the outer TLS, as clean as it can be
+        for link in (mine, theirs):
+            with pytest.raises(Broken):
+                await link.receive()
+
+    in_house(work)
+
+
+class Swapping(Tampering):
+    """Rings somebody else than the one that was called."""
+
+    instead = 0
+
+    def _tell(self, client: int, data: bytes) -> None:
+        if b"ring" in data and self.instead:
+            client = self.instead
+        super()._tell(client, data)
+
+
+def test_a_relay_that_swaps_peers_gets_no_link() -> None:
+    async def work(home: House) -> None:
+        relay = home.start(kind=Swapping)
+        assert isinstance(relay, Swapping)
+        ann, bob, cat = await home.parties(3)
+        relay.instead = next(
+            number for number, client in relay.board._clients.items() if client.who.peer == cat.node.peer.raw
+        )
+        with pytest.raises(DialError, match="another node") as failed:
+            await ann.links.dial(bob.node.peer, ())
+        assert failed.value.failure is DialFailure.WRONG_PEER
+        assert cat.accepted.empty()
+        assert bob.accepted.empty()
+
+    in_house(work)
+
+
+class _Silent:
+    """Ears of a man in the middle: keeps the rings."""
+
+    def __init__(self) -> None:
+        self.rings: asyncio.Queue[Ring] = asyncio.Queue(8)
+
+    def rung(self, control: Control, ring: Ring) -> None:
+        self.rings.put_nowait(ring)
+
+    def mail(self, control: Control, mail: Mail) -> None:
+        raise AssertionError
+
+
+def test_a_man_in_the_middle_cannot_pass_a_proof_on() -> None:
+    """The relay rings an accomplice, who speaks TLS with both and hands every message on."""
+
+    async def work(home: House) -> None:
+        relay = home.start(kind=Swapping)
+        assert isinstance(relay, Swapping)
+        ann, bob = await home.parties(2)
+        middle, ears = home.mesh.node(), _Silent()
+        context = dialer_context()
+        control = await Control.open(home.hint, middle.now(), ears, context=context, environ={})
+        async with Owner() as owner:
+            owner.start(control.run(), name="middle")
+            relay.instead = next(
+                number
+                for number, client in relay.board._clients.items()
+                if client.who.peer == middle.peer.raw
+            )
+            dialling = owner.start(failure(ann, bob), name="dial")
+            ring = await ears.rings.get()
+            relay.instead = 0
+            certificate = make_link_certificate()
+            to_ann = await RelayPipe.open(home.hint, context, {})
+            await to_ann.enter(
+                ring.ticket,
+                listener_context(certificate),
+                server_side=True,
+                relay_binding=control.binding,
+            )
+            to_bob = await RelayPipe.open(home.hint, context, {})
+            ticket = await control.call(bob.node.peer.raw)
+            await to_bob.enter(ticket, context, server_side=False, relay_binding=control.binding)
+            for pipe in (to_ann, to_bob):
+                pipe.widen()
+            owner.start(hand_on(to_ann, to_bob), name="there")
+            owner.start(hand_on(to_bob, to_ann), name="back")
+            error = await dialling
+            assert isinstance(error, Refused | DialError)
+            assert "signature does not fit this connection" in error.what
+            assert bob.accepted.empty()
+            await to_ann.aclose()
+            await to_bob.aclose()
+            owner.cancel()
+
+    in_house(work)
+
+
+async def failure(ann: Party, bob: Party) -> Exception:
+    try:
+        await ann.links.dial(bob.node.peer, ())
+    except MeshdError as error:
+        return error
+    raise AssertionError("a link through a man in the middle")
+
+
+async def hand_on(source: RelayPipe, sink: RelayPipe) -> None:
+    try:
+        while True:
+            await sink.send([await source.receive()])
+    except (MeshdError, EndOfStream):
+        return
