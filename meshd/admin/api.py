@@ -293,6 +293,22 @@ class RevokeRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptRequest:
+    """For AcceptReply: open the way for who made this reply code (identity/reply_code.py)."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptReply:
+    """The joiner's id, the addresses that are sent to, and for how long in seconds."""
+
+    joiner: str
+    addresses: tuple[str, ...]
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveRequest:
     """For Done: give up the membership; the daemon then ends. A founder loses the root with `drop_root`."""
 
@@ -355,6 +371,7 @@ Request = (
     | InviteListRequest
     | InviteRevokeRequest
     | RevokeRequest
+    | AcceptRequest
     | LeaveRequest
     | StopRequest
     | ExposeRequest
@@ -370,6 +387,7 @@ Reply = (
     | InviteReply
     | InviteList
     | RevokeReply
+    | AcceptReply
     | ExposedView
     | ExposedList
     | TunnelView

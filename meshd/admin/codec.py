@@ -26,6 +26,7 @@ REQUESTS: Mapping[str, type] = {
     "invite_list": api.InviteListRequest,
     "invite_revoke": api.InviteRevokeRequest,
     "revoke": api.RevokeRequest,
+    "accept": api.AcceptRequest,
     "leave": api.LeaveRequest,
     "stop": api.StopRequest,
     "expose": api.ExposeRequest,

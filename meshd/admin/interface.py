@@ -8,6 +8,7 @@ Whoever may open the socket is the user who runs the daemon: what the CLI may do
 from typing import Protocol
 
 from meshd.admin.api import (
+    AcceptReply,
     ExposedList,
     ExposedView,
     InviteList,
@@ -80,6 +81,10 @@ class Control(TunnelControl, Protocol):
 
     async def invite_revoke(self, id: str) -> RevokeReply:
         """Ban an invite and whoever came by it."""
+        ...
+
+    async def accept(self, code: str) -> AcceptReply:
+        """Send to the addresses of a reply code for a while, so that its maker can come in."""
         ...
 
     async def revoke(self, peer: str) -> RevokeReply:

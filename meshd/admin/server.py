@@ -180,6 +180,8 @@ class AdminServer:
                 return await control.tunnels()
             case api.TunnelCloseRequest(listen=listen, peer=peer, service=service):
                 return await control.close_tunnels(listen=listen, peer=peer, service=service)
+            case api.AcceptRequest(code=code):
+                return await control.accept(code)
             case api.LeaveRequest(drop_root=drop_root):
                 await control.leave(drop_root=drop_root)
             case api.StopRequest():

@@ -82,12 +82,12 @@ async def _estate(folder: Path, role: str, token: str) -> Estate:
     home = Home(folder)
     config = Config(
         node=NodeConfig(name=role, join=token),
-        links=LinksConfig(listen=HostPort("127.0.0.1", 0)),
+        links=LinksConfig(listen=HostPort("127.0.0.1", 0), kinds=("tcp",)),
         paths=Paths(home=folder, cache=folder / "cache"),
     )
     doorway = Doorway(asked=config.links.listen, home=home)
     key = home.load_or_create_identity()
-    membership, admitted = await enter(home, key, config, role)
+    membership, admitted = await enter(home, key, config, role, doorway=doorway)
     return Estate(
         config=config,
         home=home,
@@ -109,8 +109,7 @@ async def mesh_far(folder: Path, port: int) -> None:
 
     estate.mesh.handle(SERVICE, handler, allow=lambda _member, _metadata: None)
     async with Owner() as owner:
-        owner.start(estate.mesh.serve(), name="mesh")
-        owner.start(estate.listener.serve(estate.mesh.accept), name="listener")
+        owner.start(estate.serve(), name="peers")
         print_line(estate.printed_token() or "")
         await until_stdin_ends()
         owner.cancel()
@@ -120,8 +119,7 @@ async def mesh_near(folder: Path, token: str) -> None:
     """A member with a tunnel to it; prints the tunnel's port."""
     estate = await _estate(folder, "near", token)
     async with Owner() as owner:
-        owner.start(estate.mesh.serve(), name="mesh")
-        owner.start(estate.listener.serve(estate.mesh.accept), name="listener")
+        owner.start(estate.serve(), name="peers")
         seen = -1
         while not any(peer.state is PeerState.CONNECTED for peer in estate.mesh.peers()):
             seen = await estate.mesh.changed(seen)

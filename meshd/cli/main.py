@@ -19,7 +19,7 @@ from meshd.cli.output import Output, standard
 INTERRUPTED = 130
 
 LATER = frozenset(
-    "client relay doctor netcheck accept pause resume report tunnel expose plan model service".split()  # noqa: SIM905
+    "client doctor netcheck pause resume report plan model service".split()  # noqa: SIM905
 )
 
 
@@ -76,10 +76,28 @@ def _invite() -> VerbModule:
     return invite
 
 
+def _accept() -> VerbModule:
+    from meshd.cli import accept
+
+    return accept
+
+
 def _revoke() -> VerbModule:
     from meshd.cli import revoke
 
     return revoke
+
+
+def _expose() -> VerbModule:
+    from meshd.cli import expose
+
+    return expose
+
+
+def _tunnel() -> VerbModule:
+    from meshd.cli import tunnel
+
+    return tunnel
 
 
 def _leave() -> VerbModule:
@@ -118,6 +136,12 @@ def _logs() -> VerbModule:
     return logs
 
 
+def _relay() -> VerbModule:
+    from meshd.cli import relay
+
+    return relay
+
+
 def _demo() -> VerbModule:
     from meshd.cli import demo
 
@@ -133,11 +157,15 @@ def _bench() -> VerbModule:
 VERBS: tuple[Verb, ...] = (
     Verb("worker", "lend this machine's devices to the mesh", _worker),
     Verb("serve", "serve a model over the mesh's workers, with an OpenAI-compatible API", _serve, rest=True),
+    Verb("relay", "forward for nodes that cannot reach each other, on a public host", _relay),
     Verb("status", "what the daemon of this machine does", _status),
     Verb("peers", "the other nodes, and the way to each", _peers),
     Verb("ping", "measure the way to a node", _ping),
     Verb("invite", "make, list and revoke invites", _invite),
+    Verb("accept", "let a node in by the reply code that it printed", _accept),
     Verb("revoke", "ban a node from the mesh", _revoke),
+    Verb("expose", "let nodes that you name reach a TCP service of this machine", _expose),
+    Verb("tunnel", "use a service that another node exposes", _tunnel),
     Verb("leave", "give up this node's membership", _leave),
     Verb("mesh", "back up and restore the mesh's root", _mesh),
     Verb("stop", "end the daemon of this machine", _stop),

@@ -52,7 +52,7 @@ class Claims:
             if api is not None:
                 held.callback(api.close)
             doorway = Doorway(asked=config.links.listen, home=home)
-            held.callback(doorway.listener.close)
+            held.callback(doorway.close)
             return cls(files, doorway, api, held.pop_all())
 
     def release(self) -> None:

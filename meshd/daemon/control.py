@@ -5,12 +5,13 @@ import os
 import resource
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshd import __version__
 from meshd.admin.api import (
+    AcceptReply,
     InviteList,
     InviteReply,
     MeshView,
@@ -34,12 +35,15 @@ from meshd.admin.snapshot import (
     tunnel_views,
 )
 from meshd.base.errors import UserError
+from meshd.daemon.tunnels import TunnelAnswers
 from meshd.gateway.interface import GatewayStatus, ModelState
+from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home, Membership
 from meshd.peer.mesh import PeerMesh, UnknownPeer
 from meshd.peer.node import Node
 from meshd.role.interface import ModelStatus, Role
+from meshd.tunnel.own import OwnTunnels
 from meshd.wire.address import Candidate
 
 _STATM = Path("/proc/self/statm")
@@ -56,17 +60,21 @@ class Parts:
     mesh: PeerMesh
     node: Node
     role: Role
+    tunnels: OwnTunnels
     candidates: Callable[[], tuple[Candidate, ...]]
+    relays: Sequence[RelayHint]
+    accept: Callable[[str], AcceptReply]
     gateway: Callable[[], GatewayStatus | None]
     bans_changed: Callable[[], None]
     leave: Callable[[], None]
     stop: Callable[[str], None]
 
 
-class DaemonControl:
+class DaemonControl(TunnelAnswers):
     """Answers for one daemon."""
 
     def __init__(self, parts: Parts) -> None:
+        super().__init__(parts.mesh, parts.tunnels)
         self._parts = parts
         self._began = asyncio.get_running_loop().time()
 
@@ -94,7 +102,7 @@ class DaemonControl:
                 roles=tuple(sorted(parts.membership.roles)),
             ),
             peers=peer_views(peers, now=now, wall=wall),
-            tunnels=tunnel_views(role.tunnels),
+            tunnels=tunnel_views((*role.tunnels, *parts.tunnels.opened()), self._names()),
             children=child_views(role.children),
             model=_model_view(role.model),
             api=api_view(parts.gateway()),
@@ -130,7 +138,12 @@ class DaemonControl:
             roles=roles,
             secret=secrets.token_bytes(16),
             candidates=self._parts.candidates(),
+            relays=self._parts.relays,
         )
+
+    async def accept(self, code: str) -> AcceptReply:
+        """See Control."""
+        return self._parts.accept(code)
 
     async def invite_list(self) -> InviteList:
         """See Control."""

@@ -1,27 +1,59 @@
 """How this node comes into a mesh at its start: as it was, by a token, or as the founder of a new one."""
 
+import os
 import secrets
 import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, RemoteProtocolError, UserError
+from meshd.base.tasks import first_success
 from meshd.config import Config
-from meshd.identity.invite import Invite, derive, expired_text, parse_token, refuse_expired
-from meshd.identity.keys import KeyPair
+from meshd.daemon.port import Doorway
+from meshd.daemon.reply import join_by_reply, possible
+from meshd.daemon.ways import find_nearby, read_relays
+from meshd.identity.invite import Invite, JoinKeys, derive, expired_text, parse_token, refuse_expired
+from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home, Membership
-from meshd.identity.proof import Credentials
+from meshd.identity.proof import Credentials, Proven
 from meshd.identity.revocation import RevocationSet
-from meshd.link.interface import DialError
-from meshd.link.proving import Standing
-from meshd.link.tcp import dial_join
+from meshd.link import quic, relay, tcp
+from meshd.link.interface import DialError, DialFailure, LinkKind
+from meshd.link.proving import ProvenPipe, Standing
 from meshd.rendezvous.book import AddressBook
 from meshd.rendezvous.join import Admitted, ask
+from meshd.wire.address import Candidate
 
+QUIC_AFTER = 0.3  # seconds: TCP is ten times cheaper, and tells sooner that nobody is there
+NEARBY_AFTER = 0.5  # for a token whose addresses are those of yesterday
 LOG = log.get("daemon")
+Reached = tuple[ProvenPipe, Proven]
 
 
-async def enter(home: Home, key: KeyPair, config: Config, role: str) -> tuple[Membership, Admitted | None]:
-    """The membership, and what the inviter told if this node has just joined. Raises MeshdError."""
+class DialJoin(Protocol):
+    """How a kind of link reaches an inviter at its addresses."""
+
+    def __call__(
+        self, candidates: Sequence[Candidate], /, *, standing: Standing, inviter: PeerId, join: JoinKeys
+    ) -> Coroutine[object, object, Reached]: ...
+
+
+async def enter(
+    home: Home,
+    key: KeyPair,
+    config: Config,
+    role: str,
+    *,
+    doorway: Doorway,
+    note: Callable[[str], None] = lambda _text: None,
+) -> tuple[Membership, Admitted | None]:
+    """The membership, and what the inviter told if this node has just joined. Raises MeshdError.
+
+    `note` gets what a person must do: a reply code to be carried to the inviter, where nothing else leads.
+    """
     present = home.load_membership()
     if not config.node.join:
         if present is None:
@@ -37,7 +69,7 @@ async def enter(home: Home, key: KeyPair, config: Config, role: str) -> tuple[Me
             hint="run `meshd leave` first, or use another MESHD_HOME",
         )
     refuse_expired(invite, int(time.time()))
-    admitted = await _join(invite, key, config, role)
+    admitted = await _join(invite, key, config, role, doorway, note)
     membership = Membership(invite.mesh, admitted.chain, inviter=invite.inviter)
     home.save_membership(membership)
     LOG.info("mesh_joined", mesh=membership.mesh.short)
@@ -66,12 +98,22 @@ def remember(
             LOG.warning("record_refused", why=error.what)
 
 
-async def _join(invite: Invite, key: KeyPair, config: Config, role: str) -> Admitted:
-    standing = Standing(credentials=Credentials(key, None), mesh=invite.mesh)
+async def _join(
+    invite: Invite,
+    key: KeyPair,
+    config: Config,
+    role: str,
+    doorway: Doorway,
+    note: Callable[[str], None],
+) -> Admitted:
     try:
-        pipe, proven = await dial_join(
-            invite.candidates, standing=standing, inviter=invite.inviter, join=derive(invite.secret)
-        )
+        try:
+            pipe, proven = await _reach(invite, key, config, doorway)
+        except DialError:
+            if not possible(invite, config, doorway):
+                raise
+            keys = derive(invite.secret)
+            pipe, proven = await join_by_reply(invite, keys, key, config, doorway=doorway, note=note)
     except DialError as error:
         raise _unreachable(invite, error) from None
     try:
@@ -87,6 +129,62 @@ async def _join(invite: Invite, key: KeyPair, config: Config, role: str) -> Admi
         raise Refused(f"not admitted: {error.what}", code=error.code, hint=error.hint) from None
     finally:
         await pipe.aclose()
+
+
+async def _reach(invite: Invite, key: KeyPair, config: Config, doorway: Doorway) -> tuple[ProvenPipe, Proven]:
+    """The inviter, by whatever way is first. Raises DialError, Refused."""
+    standing = Standing(credentials=Credentials(key, None), mesh=invite.mesh)
+    join = derive(invite.secret)
+    kinds = config.links.kinds
+    relays = tuple(dict.fromkeys((*invite.relays, *read_relays(config))))
+
+    def over(dial: DialJoin, candidates: Sequence[Candidate]) -> Coroutine[object, object, Reached]:
+        return dial(candidates, standing=standing, inviter=invite.inviter, join=join)
+
+    async def nearby() -> Reached:
+        found = await find_nearby(invite, config)
+        if not found:
+            raise DialError(
+                "it is not seen in this network", kind=LinkKind.TCP, failure=DialFailure.UNREACHABLE
+            )
+        return await over(tcp.dial_join, found)
+
+    starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = []
+    if "tcp" in kinds:
+        starts.append((0.0, lambda: over(tcp.dial_join, invite.candidates)))
+        if not config.links.no_mdns:
+            starts.append((NEARBY_AFTER, nearby))
+    if "relay" in kinds and relays:
+        starts.append(
+            (
+                0.0,
+                lambda: relay.dial_join(
+                    relays, standing=standing, inviter=invite.inviter, join=join, environ=os.environ
+                ),
+            )
+        )
+    if "quic" in kinds:
+        from_port = partial(quic.dial_join, ports=doorway.dial_port)
+        starts.append((QUIC_AFTER, lambda: over(from_port, with_udp(invite.candidates))))
+    if not starts:
+        raise UserError(
+            f"links of the kinds `{','.join(kinds)}` cannot join a mesh",
+            hint="allow tcp, quic or relay as well: --links",
+        )
+    try:
+        return await first_success(starts, discard=_discard)
+    except ExceptionGroup as group:
+        raise tcp.closest(group.exceptions) from None
+
+
+def with_udp(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """A node's UDP port has the number of its TCP port, which a token names for both."""
+    twins = [replace(c, proto="udp") for c in candidates if c.proto == "tcp" and c.kind == "host"]
+    return tuple(dict.fromkeys([*candidates, *twins]))
+
+
+async def _discard(reached: Reached) -> None:
+    await reached[0].aclose()
 
 
 def _unreachable(invite: Invite, error: DialError) -> MeshdError:

@@ -2,21 +2,20 @@
 
 import secrets
 import time
-from collections.abc import Sequence
 
 from meshd.admin.authority import Authority, save_addresses
 from meshd.base import log
 from meshd.base.errors import RemoteProtocolError
+from meshd.base.tasks import Owner
 from meshd.config import Config
 from meshd.daemon.entry import remember
 from meshd.daemon.port import Doorway
+from meshd.daemon.ways import Ways
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home, Membership
 from meshd.identity.proof import Credentials, Proven
 from meshd.identity.record import LEFT, PeerRecord
-from meshd.link.interface import Dialer
 from meshd.link.proving import ProvenPipe, Standing
-from meshd.link.tcp import TcpDialer
 from meshd.mux.config import NodeBudget
 from meshd.mux.events import Code
 from meshd.peer.mesh import PeerMesh
@@ -61,8 +60,7 @@ class Estate:
         self.book.load(home.read_blob(BOOK_BLOB), file=str(home.path / f"{BOOK_BLOB}.blob"))
         remember(config, membership, admitted, self.book, self.bans)
         home.save_revocations(self.bans)
-        self.listener = doorway.listener
-        self._record = self._sign_record()
+        self.doorway = doorway
         self.node = Node(
             facts=NodeFacts(
                 peer=key.peer,
@@ -77,9 +75,25 @@ class Estate:
             save_bans=lambda: home.save_revocations(self.bans),
             my_record=lambda: self._record,
         )
-        dialers: Sequence[Dialer] = (TcpDialer(self.standing),)
+        self.ways = Ways(
+            config=config,
+            home=home,
+            key=key,
+            membership=membership,
+            node=self.node,
+            book=self.book,
+            invites=self.invites,
+            standing=self.standing,
+            on_joiner=self.admit,
+            doorway=doorway,
+            changed=self.candidates_changed,
+        )
+        self._record = self._sign_record()
         self.mesh = PeerMesh(
-            node=self.node, book=self.book, dialers=dialers, chance=secrets.SystemRandom().random
+            node=self.node,
+            book=self.book,
+            dialers=self.ways.dialers,
+            chance=secrets.SystemRandom().random,
         )
         self._inviter = Inviter(
             key=key,
@@ -91,7 +105,6 @@ class Estate:
             random=secrets.token_bytes,
             wall_clock=lambda: int(time.time()),
         )
-        doorway.answer_as(self.standing, self.admit)
 
     def standing(self) -> Standing:
         """What links show and check, as of now."""
@@ -105,17 +118,37 @@ class Estate:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Where this node can be reached, as known now."""
-        return tuple(self.listener.candidates())
+        return self.ways.candidates()
+
+    def token_candidates(self) -> tuple[Candidate, ...]:
+        """Those that a token names: a host's UDP port has the number of its TCP port."""
+        return tuple(c for c in self.candidates() if c.proto == "tcp" or c.kind != "host")
 
     def printed_token(self) -> str | None:
         """The token that a role prints at its start; None: this node may not invite."""
         reply = self.authority.printed_invite(
-            now=int(time.time()), secret=secrets.token_bytes(16), candidates=self.candidates()
+            now=int(time.time()),
+            secret=secrets.token_bytes(16),
+            candidates=self.token_candidates(),
+            relays=self.ways.relays,
         )
         return reply.token if reply is not None else None
 
+    async def serve(self) -> None:
+        """Everything that reaches peers, until cancelled."""
+        async with Owner() as owner:
+            owner.start(self.mesh.serve(), name="mesh")
+            owner.start(self.ways.serve(self.mesh), name="ways")
+
+    def candidates_changed(self) -> None:
+        """A router's port came or went: tell the peers, whose links are not touched by it."""
+        if self.candidates() != self._record.candidates:
+            self._record = self._sign_record()
+            self.mesh.record_changed()
+
     def addresses_changed(self) -> None:
         """Say so in the record, to the peers, and look at every link."""
+        self.ways.addresses_changed()
         if self.candidates() != self._record.candidates:
             self._record = self._sign_record()
         LOG.info("addresses_changed", listen=[str(candidate) for candidate in self._record.candidates])
@@ -155,6 +188,7 @@ class Estate:
             role=self._role,
             sequence=self._home.next_sequence(),
             candidates=candidates,
+            relays=() if self.has_left else self.ways.relay_urls(),
             capabilities=LEFT if self.has_left else {},
         )
 

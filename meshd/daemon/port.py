@@ -6,13 +6,23 @@ or kept is an error that names its holder; nobody must find another program ther
 
 from collections.abc import Callable
 
+from meshd.base import log
 from meshd.base.errors import LocalProtocolError
+from meshd.base.hosts import is_loopback
 from meshd.config import DEFAULT_MESH_PORT, MESH_PORT_TRIES, HostPort
 from meshd.identity.keystore import PORT_BLOB, Home
 from meshd.identity.proof import Proven
 from meshd.link.listening import PortTaken
 from meshd.link.proving import ProvenPipe, Standing
+from meshd.link.quic_listener import QuicListener
+from meshd.link.quic_ports import DialPort, SharedPort
+from meshd.link.quic_socket import Origin
 from meshd.link.tcp import OnJoiner, TcpListener
+from meshd.wire.address import Candidate
+from meshd.wire.stun import Endpoint
+from meshd.wire.stun_answer import answer_to
+
+LOG = log.get("daemon")
 
 
 class Doorway:
@@ -26,10 +36,50 @@ class Doorway:
         self._standing: Callable[[], Standing] | None = None
         self._on_joiner: OnJoiner | None = None
         self.listener = open_listener(self._make, asked=asked, home=home)
+        host = asked.host if asked is not None else ""
+        self.local_only = bool(host) and is_loopback(host)
+        self.on_stun: Callable[[bytes, Endpoint], None] = lambda _data, _source: None
+        self.quic = self._open_udp(host, self.listener.port)
 
     def answer_as(self, standing: Callable[[], Standing], on_joiner: OnJoiner) -> None:
         """What its links show and check, and who admits joiners."""
         self._standing, self._on_joiner = standing, on_joiner
+
+    def close(self) -> None:
+        """Give the ports back."""
+        self.listener.close()
+        if self.quic is not None:
+            self.quic.close()
+
+    def _open_udp(self, host: str, port: int) -> QuicListener | None:
+        """The same number for UDP. Without it no link comes in by QUIC, all others do."""
+        quic = QuicListener(
+            self._as_member, host=host, port=port, on_joiner=self._admit, on_other=self._answer_stun
+        )
+        try:
+            quic.open()
+        except PortTaken as error:
+            LOG.warning("udp_port_taken", why=error.what)
+            return None
+        return quic
+
+    def dial_port(self, candidate: Candidate) -> DialPort | SharedPort:
+        """QUIC links are dialled from the mesh's port as well: it is the one that NATs are open for."""
+        return DialPort(candidate) if self.quic is None else self.quic.dial_port(candidate)
+
+    def send(self, data: bytes, to: Endpoint) -> None:
+        """A datagram that is not QUIC's, from the mesh's UDP port."""
+        if self.quic is not None:
+            self.quic.send_other(data, Origin((to.host, to.port)))
+
+    def _answer_stun(self, data: bytes, origin: Origin) -> None:
+        """Other members ask us where they come from, as they ask a server; servers answer us."""
+        source = Endpoint(*origin.address[:2])
+        answer = answer_to(data, source)
+        if answer is None:
+            self.on_stun(data, source)
+        elif self.quic is not None:
+            self.quic.send_other(answer, origin)
 
     def _make(self, host: str, port: int) -> TcpListener:
         return TcpListener(self._as_member, host=host, port=port, on_joiner=self._admit)

@@ -15,8 +15,10 @@ from meshd.daemon.entry import enter
 from meshd.daemon.estate import Estate
 from meshd.daemon.kit import find_native
 from meshd.daemon.roles import BuiltRole, build_role
+from meshd.daemon.tunnels import make_tunnels
 from meshd.identity.keystore import Home
 from meshd.link import interfaces
+from meshd.tunnel.own import OwnTunnels
 
 ADDRESS_SECONDS = 2.0  # how often this machine's addresses are looked at
 GOODBYE_SECONDS = 0.3  # for the last frames to leave
@@ -82,7 +84,9 @@ class Daemon:
         claims = await Claims.make(self._role, self._config, native, self._home)
         try:
             key = self._home.load_or_create_identity()
-            membership, admitted = await enter(self._home, key, self._config, self._role)
+            membership, admitted = await enter(
+                self._home, key, self._config, self._role, doorway=claims.doorway, note=self._note
+            )
             estate = Estate(
                 config=self._config,
                 home=self._home,
@@ -106,12 +110,14 @@ class Daemon:
 
     async def _serve(self, estate: Estate, built: BuiltRole) -> None:
         """Run everything. At the end the role goes first: its children, then the peers, then the links."""
-        admin = AdminServer(home=self._config.paths.home, control=self._control(estate, built))
+        tunnels = make_tunnels(estate.mesh, self._home)
+        control = self._control(estate, built, tunnels)
+        admin = AdminServer(home=self._config.paths.home, control=control)
         admin.open()
         async with Owner() as network:
-            network.start(estate.mesh.serve(), name="mesh")
-            network.start(estate.listener.serve(estate.mesh.accept), name="tcp listener")
+            network.start(estate.serve(), name="peers")
             network.start(admin.serve(), name="admin")
+            network.start(tunnels.serve(), name="tunnels")
             network.start(_watch_addresses(estate), name="addresses")
             try:
                 async with Owner() as work:
@@ -128,7 +134,7 @@ class Daemon:
                 estate.say_goodbye()
                 await asyncio.sleep(GOODBYE_SECONDS)
 
-    def _control(self, estate: Estate, built: BuiltRole) -> DaemonControl:
+    def _control(self, estate: Estate, built: BuiltRole, tunnels: OwnTunnels) -> DaemonControl:
         gateway = built.gateway
         return DaemonControl(
             Parts(
@@ -139,7 +145,10 @@ class Daemon:
                 mesh=estate.mesh,
                 node=estate.node,
                 role=built.role,
-                candidates=estate.candidates,
+                tunnels=tunnels,
+                candidates=estate.token_candidates,
+                relays=estate.ways.relays,
+                accept=estate.ways.accept,
                 gateway=lambda: gateway.status if gateway is not None else None,
                 bans_changed=estate.bans_changed,
                 leave=estate.leave,

@@ -28,7 +28,7 @@ from meshd.link.proving import (
     prove_dialled,
 )
 from meshd.link.quic_pipe import QuicPipe
-from meshd.link.quic_ports import DialPort
+from meshd.link.quic_ports import DialPort, SharedPort
 from meshd.link.tcp import (
     ATTEMPT_SECONDS,
     CONNECT_SECONDS,
@@ -44,6 +44,9 @@ _log = get("link")
 Accept = Callable[[Link], Awaitable[None]]
 
 
+Ports = Callable[[Candidate], DialPort | SharedPort]
+
+
 class QuicLink(ProvenLink):
     """A link over QUIC."""
 
@@ -51,8 +54,16 @@ class QuicLink(ProvenLink):
 class QuicDialer:
     """Makes QUIC links over plain UDP; `standing` is asked anew at each dial."""
 
-    def __init__(self, standing: Callable[[], Standing], *, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(
+        self,
+        standing: Callable[[], Standing],
+        *,
+        ports: Ports = DialPort,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        """`ports` makes the port to dial an address from: a new one, or `QuicListener.dial_port`."""
         self._standing = standing
+        self._ports = ports
         self._idle_seconds = idle_seconds
 
     @property
@@ -66,7 +77,12 @@ class QuicDialer:
         Raises Refused when the peer said why not, else DialError with the failure that came closest.
         """
         attempt = partial(
-            _attempt, standing=self._standing(), expect=peer, purpose=Purpose.MEMBER, idle=self._idle_seconds
+            _attempt,
+            standing=self._standing(),
+            expect=peer,
+            purpose=Purpose.MEMBER,
+            idle=self._idle_seconds,
+            ports=self._ports,
         )
         pipe, proven, port = await _race(candidates, attempt)
         try:
@@ -77,17 +93,28 @@ class QuicDialer:
 
 
 async def dial_join(
-    candidates: Sequence[Candidate], *, standing: Standing, inviter: PeerId, join: JoinKeys
+    candidates: Sequence[Candidate],
+    *,
+    standing: Standing,
+    inviter: PeerId,
+    join: JoinKeys,
+    ports: Ports = DialPort,
 ) -> tuple[ProvenPipe, Proven]:
     """Reach the inviter of a token and prove that we hold it, as tcp.dial_join does over TCP."""
     attempt = partial(
-        _attempt, standing=standing, expect=inviter, purpose=Purpose.JOIN, join=join, idle=IDLE_SECONDS
+        _attempt,
+        standing=standing,
+        expect=inviter,
+        purpose=Purpose.JOIN,
+        join=join,
+        idle=IDLE_SECONDS,
+        ports=ports,
     )
     pipe, proven, _ = await _race(candidates, attempt)
     return joining(pipe, proven)
 
 
-Reached = tuple[QuicPipe, Proven, DialPort]
+Reached = tuple[QuicPipe, Proven, DialPort | SharedPort]
 Attempt = Callable[[list[QuicPipe], Candidate], Coroutine[object, object, Reached]]
 
 
@@ -131,20 +158,22 @@ async def _attempt(
     expect: PeerId,
     purpose: Purpose,
     idle: float,
+    ports: Ports,
     join: JoinKeys | None = None,
 ) -> Reached:
     """One address, to the end of the proof. Raises DialError, Refused."""
     await load()
     from meshd.link import quic_engine
 
-    port: DialPort | None = None
+    port: DialPort | SharedPort | None = None
     try:
-        port = DialPort(candidate)
+        port = ports(candidate)
         port.report_errors(True)
         now = asyncio.get_running_loop().time()
         settings = quic_engine.dialler_settings(idle_seconds=idle)
         engine = quic_engine.start_dialling(settings, port.origin, now)
-        pipe = port.pipe = QuicPipe(engine, port, place=candidate.place, idle_seconds=idle)
+        pipe = QuicPipe(engine, port, place=candidate.place, idle_seconds=idle)
+        port.attach(pipe, (engine.host_cid,))
         made.append(pipe)
         async with asyncio.timeout(ATTEMPT_SECONDS):
             async with asyncio.timeout(CONNECT_SECONDS):

@@ -27,7 +27,7 @@ from meshd.link.proving import (
 )
 from meshd.link.quic import IDLE_SECONDS, Accept, QuicLink, info_of, joining, load
 from meshd.link.quic_pipe import QuicPipe
-from meshd.link.quic_ports import Door
+from meshd.link.quic_ports import DialPort, Door, SharedPort
 from meshd.link.quic_socket import Origin, bind_udp
 from meshd.link.tcp import (
     JOIN_SECONDS,
@@ -126,11 +126,25 @@ class QuicListener:
 
     def send_other(self, data: bytes, origin: Origin) -> None:
         """Send a datagram that is not QUIC's from the port, to where `on_other` got one from."""
+        self._open_doors()
         v6 = ":" in origin.address[0]
         for door in self._doors:
             if door.socket.v6 is v6:
                 door.socket.send([data], origin)
                 return
+
+    def dial_port(self, candidate: Candidate) -> DialPort | SharedPort:
+        """To dial `candidate` from the port that this listener has, where it has one of that family."""
+        self._open_doors()
+        for door in self._doors:
+            if door.socket.v6 is candidate.is_v6:
+                return SharedPort(door, candidate)
+        return DialPort(candidate)
+
+    def _open_doors(self) -> None:
+        """Before `serve` already when somebody dials: a node that joins takes nobody in yet."""
+        if not self._doors:
+            self._doors = [Door(sock, self._stranger) for sock in self._sockets]
 
     async def serve(self, accept: Accept) -> None:
         """Hand every proven link to `accept`, which keeps it as long as it lives, until cancelled.
@@ -142,7 +156,7 @@ class QuicListener:
         try:
             async with Owner() as owner:
                 self._welcome = partial(self._arrive, accept=accept, owner=owner)
-                self._doors = [Door(sock, self._stranger) for sock in self._sockets]
+                self._open_doors()
                 await self._loading.wait()  # nobody pays for the library until somebody comes
                 await load()
                 from meshd.link import quic_engine

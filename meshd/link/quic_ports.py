@@ -37,6 +37,10 @@ class DialPort:
         self.close = self._socket.close
         self.report_errors = self._socket.report_errors
 
+    def attach(self, pipe: QuicPipe, ids: Sequence[bytes]) -> None:
+        """`pipe` is the one that is dialled; `ids` are its own connection ids."""
+        self.pipe = pipe
+
     @property
     def full(self) -> bool:
         return self._socket.full
@@ -138,6 +142,45 @@ class Door:
 
     def _error(self, error: OSError) -> None:
         """A datagram that did not leave: as good as lost, and its connection's timers deal with that."""
+
+
+class SharedPort:
+    """One connection that we make from the port at which a listener takes others in.
+
+    Peers know where that port is seen from outside, and our NAT lets in whom we have sent to from it: two
+    nodes that dial each other so at the same time need nothing else to get through most NATs.
+    """
+
+    def __init__(self, door: Door, candidate: Candidate) -> None:
+        self._door = door
+        self.pipe: QuicPipe | None = None
+        self.origin = Origin((candidate.host, candidate.port))
+        self.error: OSError | None = None
+        self.send = door.send
+        self.probe = door.probe
+        self.renamed = door.renamed
+        self.forget = door.forget
+
+    def attach(self, pipe: QuicPipe, ids: Sequence[bytes]) -> None:
+        """As DialPort's."""
+        self.pipe = pipe
+        self._door.add(pipe, ids)
+
+    @property
+    def full(self) -> bool:
+        return self._door.full
+
+    @property
+    def local(self) -> tuple[str, int]:
+        return self._door.socket.local_host(self.origin), self._door.socket.port
+
+    def report_errors(self, on: bool) -> None:
+        """The port is not this connection's alone: whom an error is about cannot be told."""
+
+    def close(self) -> None:
+        """The connection is over; the port stays."""
+        if self.pipe is not None:
+            self.forget(self.pipe)
 
 
 def destination(data: bytes) -> bytes:

@@ -41,7 +41,8 @@ async def bare_node(home: Path, *, token: str = "", name: str = "bare") -> Async
     place = Home(home)
     with place.lock():
         key = place.load_or_create_identity()
-        membership, admitted = await enter(place, key, config, "client")
+        doorway = Doorway(asked=config.links.listen, home=place)
+        membership, admitted = await enter(place, key, config, "client", doorway=doorway)
         estate = Estate(
             config=config,
             home=place,
@@ -50,17 +51,16 @@ async def bare_node(home: Path, *, token: str = "", name: str = "bare") -> Async
             admitted=admitted,
             role="client",
             native=NativeVersion(rpc="", pin="", patches="", backend=""),
-            doorway=Doorway(asked=config.links.listen, home=place),
+            doorway=doorway,
         )
         try:
             async with Owner() as owner:
-                owner.start(estate.mesh.serve(), name="mesh")
-                owner.start(estate.listener.serve(estate.mesh.accept), name="listener")
+                owner.start(estate.serve(), name="peers")
                 yield estate
                 estate.mesh.say_goodbye("the test is over")
                 owner.cancel()
         finally:
-            estate.listener.close()
+            estate.doorway.close()
 
 
 async def connected(estate: Estate, name: str) -> PeerId:

@@ -11,13 +11,13 @@ import hashlib
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import EndOfStream, MeshdError
 from meshd.base.tasks import Owner
-from meshd.config import Config, LinksConfig, NodeConfig, Paths
+from meshd.config import Config, HostPort, LinksConfig, NodeConfig, Paths
 from meshd.daemon.entry import enter
 from meshd.daemon.estate import Estate
 from meshd.daemon.port import Doorway
@@ -45,11 +45,10 @@ def _config(folder: Path, settings: Mapping[str, object]) -> Config:
         relays=words("relays"),
         no_mdns=not settings.get("mdns", False),
         no_portmap=True,
+        listen=HostPort("", port) if isinstance(port := settings.get("port"), int) else None,
     )
     if kinds := words("kinds"):
-        links = LinksConfig(
-            kinds=kinds, stun=links.stun, relays=links.relays, no_mdns=links.no_mdns, no_portmap=True
-        )
+        links = replace(links, kinds=kinds)
     name, join = str(settings.get("name", "node")), str(settings.get("join", ""))
     return Config(
         node=NodeConfig(name=name, join=join), links=links, paths=Paths(home=folder, cache=folder / "cache")
@@ -114,7 +113,10 @@ class Commands:
             "connected": self.connected,
             "echo": self.echo,
             "beat": self.beat,
+            "beats": self.beats,
             "beaten": self.beaten,
+            "gone": self.gone,
+            "idle": self.idle,
         }
         try:
             return await methods[str(command["do"])](command)
@@ -126,10 +128,18 @@ class Commands:
         return {"peers": [_shown(peer) for peer in self._estate.mesh.peers()]}
 
     async def connected(self, command: Mapping[str, object]) -> Answer:
-        """Wait until `count` (1) peers are connected, the selected path of the first one in `paths` (any)."""
-        count, paths = command.get("count", 1), command.get("paths")
+        """Wait until `count` peers are connected, one over a path of `paths` (any), for `within` seconds."""
+        count, paths, within = command.get("count", 1), command.get("paths"), command.get("within", 30.0)
         assert isinstance(count, int)
+        assert isinstance(within, int | float)
         assert paths is None or isinstance(paths, list)
+        try:
+            async with asyncio.timeout(within):
+                return await self._connected(count, paths)
+        except TimeoutError:
+            return {"error": f"not connected so within {within:g} s"}
+
+    async def _connected(self, count: int, paths: list[str] | None) -> Answer:
         seen = -1
         while True:
             found = [peer for peer in self._estate.mesh.peers() if peer.state is PeerState.CONNECTED]
@@ -170,6 +180,34 @@ class Commands:
         """Begin a stream that beats."""
         self._beat = Beat()
         self._beating = self._owner.start(self._beat.run(self._estate), name="beat")
+        return {}
+
+    async def beats(self, command: Mapping[str, object]) -> Answer:
+        """Wait until it has beaten so often."""
+        count = command["count"]
+        assert isinstance(count, int)
+        while self._beat.beats < count and not self._beat.ended:
+            await asyncio.sleep(BEAT_SECONDS)
+        return {"beats": self._beat.beats}
+
+    async def gone(self, command: Mapping[str, object]) -> Answer:
+        """Wait until no peer is connected any more, for `within` seconds."""
+        within = command["within"]
+        assert isinstance(within, int | float)
+        seen = -1
+        try:
+            async with asyncio.timeout(within):
+                while any(peer.state is PeerState.CONNECTED for peer in self._estate.mesh.peers()):
+                    seen = await self._estate.mesh.changed(seen)
+        except TimeoutError:
+            return {"error": f"still connected after {within:g} s"}
+        return {"seconds": self._since()}
+
+    async def idle(self, command: Mapping[str, object]) -> Answer:
+        """Do nothing for so long."""
+        seconds = command["for_seconds"]
+        assert isinstance(seconds, int | float)
+        await asyncio.sleep(seconds)
         return {}
 
     async def beaten(self, _: Mapping[str, object]) -> Answer:
@@ -213,7 +251,7 @@ async def serve(folder: Path) -> None:
     began = loop.time()
     doorway = Doorway(asked=config.links.listen, home=home)
     key = home.load_or_create_identity()
-    membership, admitted = await enter(home, key, config, "client")
+    membership, admitted = await enter(home, key, config, "client", doorway=doorway)
     estate = Estate(
         config=config,
         home=home,
@@ -227,8 +265,7 @@ async def serve(folder: Path) -> None:
     joined = loop.time() - began
     estate.mesh.handle(SERVICE, _echo, allow=lambda _member, _metadata: None)
     async with Owner() as owner:
-        owner.start(estate.mesh.serve(), name="mesh")
-        owner.start(estate.listener.serve(estate.mesh.accept), name="listener")
+        owner.start(estate.serve(), name="peers")
         owner.start(_watch_addresses(estate), name="addresses")
         _say({"token": estate.printed_token() or "", "joined": joined})
         commands = Commands(estate, owner, began)

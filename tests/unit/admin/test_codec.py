@@ -19,6 +19,7 @@ EXAMPLES: list[api.Request] = [
     api.InviteListRequest(),
     api.InviteRevokeRequest(id="00ff"),
     api.RevokeRequest(peer="gar"),
+    api.AcceptRequest(code="meshdreply1abc"),
     api.LeaveRequest(drop_root=True),
     api.StopRequest(),
     api.ExposeRequest(name="web", target="127.0.0.1:80", to=("garage",)),

@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import MeshdError, UserError
-from meshd.config import Config, NodeConfig
+from meshd.config import Config, HostPort, LinksConfig, NodeConfig
 from meshd.daemon.entry import enter
+from meshd.daemon.port import Doorway
 from meshd.identity.invite import Invite, encode_token
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.keystore import Home
@@ -25,8 +25,17 @@ def join(home: Path, *, late: int) -> None:
         expires_at=int(time.time()) - late,
     )
     store = Home(home)
-    config = replace(Config(), node=NodeConfig(name="n", join=encode_token(invite)))
-    asyncio.run(enter(store, store.load_or_create_identity(), config, "worker"))
+    links = LinksConfig(listen=HostPort("127.0.0.1", 0))
+    config = Config(node=NodeConfig(name="n", join=encode_token(invite)), links=links)
+
+    async def main() -> None:
+        doorway = Doorway(asked=config.links.listen, home=store)
+        try:
+            await enter(store, store.load_or_create_identity(), config, "worker", doorway=doorway)
+        finally:
+            doorway.close()
+
+    asyncio.run(main())
 
 
 def test_a_token_is_refused_here_only_when_it_is_a_day_too_old(tmp_path: Path) -> None:

@@ -46,7 +46,12 @@ class Machine:
 
     async def enter(self, join: str = "", *, role: str = "worker") -> Estate:
         config = config_of(self.name, join)
-        membership, admitted = await enter(self.home, self.key, config, role)
+        doorway = Doorway(asked=config.links.listen, home=self.home)
+        try:
+            membership, admitted = await enter(self.home, self.key, config, role, doorway=doorway)
+        except BaseException:
+            doorway.close()
+            raise
         return Estate(
             config=config,
             home=self.home,
@@ -55,7 +60,7 @@ class Machine:
             admitted=admitted,
             role=role,
             native=NATIVE,
-            doorway=Doorway(asked=config.links.listen, home=self.home),
+            doorway=doorway,
         )
 
     @asynccontextmanager
@@ -63,14 +68,13 @@ class Machine:
         estate = await self.enter(join)
         try:
             async with Owner() as owner:
-                owner.start(estate.mesh.serve(), name="mesh")
-                owner.start(estate.listener.serve(estate.mesh.accept), name="listener")
+                owner.start(estate.serve(), name="peers")
                 try:
                     yield estate
                 finally:
                     owner.cancel()
         finally:
-            estate.listener.close()
+            estate.doorway.close()
 
 
 async def sees(estate: Estate, name: str) -> None:
@@ -110,9 +114,9 @@ def test_with_the_token_again_the_membership_stands(tmp_path: Path) -> None:
         founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")
         async with founder.live() as first:
             token = token_of(first)
-            (await guest.enter(token)).listener.close()
+            (await guest.enter(token)).doorway.close()
         again = await guest.enter(token)  # nobody is there to ask
-        again.listener.close()
+        again.doorway.close()
         assert founder.key.peer in again.book.peers()
 
     run(main())
@@ -122,7 +126,7 @@ def test_a_token_of_another_mesh_is_refused_with_the_remedy(tmp_path: Path) -> N
     async def main() -> None:
         founder, other = Machine(tmp_path, "founder"), Machine(tmp_path, "other")
         async with founder.live() as first:
-            (await other.enter()).listener.close()
+            (await other.enter()).doorway.close()
             with pytest.raises(UserError, match="this node is in mesh") as caught:
                 await other.enter(token_of(first))
             assert "meshd leave" in caught.value.hint
@@ -148,10 +152,10 @@ def test_another_node_at_that_address_is_not_asked(tmp_path: Path) -> None:
         founder, squatter, guest = (Machine(tmp_path, name) for name in ("founder", "squatter", "guest"))
         async with founder.live() as first:
             token = token_of(first)
-            port = first.listener.port
+            port = first.doorway.listener.port
         squatter.home.write_blob("mesh-port", str(port).encode())
         async with squatter.live() as wrong:
-            assert wrong.listener.port == port
+            assert wrong.doorway.listener.port == port
             with pytest.raises(MeshdError, match="cannot reach"):
                 await guest.enter(token)
             assert wrong.invites.entries() == ()
@@ -173,7 +177,7 @@ def test_a_refusal_comes_with_reason_and_remedy(tmp_path: Path, why: str) -> Non
                 candidates=first.candidates(),
             )
             if why == "used_up":
-                (await guest.enter(reply.token)).listener.close()
+                (await guest.enter(reply.token)).doorway.close()
             else:
                 first.invites.revoke(first.invites.entries()[0].invite_id)
             with pytest.raises(Refused, match="not admitted") as caught:
@@ -189,9 +193,9 @@ def test_a_founder_keeps_its_mesh_and_its_token(tmp_path: Path) -> None:
         founder = Machine(tmp_path, "founder")
         first = await founder.enter()
         token = token_of(first)
-        first.listener.close()
+        first.doorway.close()
         again = await founder.enter()
-        again.listener.close()
+        again.doorway.close()
         assert again.membership == first.membership
         assert parse_token(token_of(again)).secret == parse_token(token).secret
 

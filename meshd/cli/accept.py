@@ -1,0 +1,25 @@
+"""Let a node in that cannot reach this one: take the reply code that it printed.
+
+For two machines behind NAT without a relay: the token goes one way, this code the other.
+"""
+
+import argparse
+
+from meshd.admin.api import AcceptReply, AcceptRequest
+from meshd.admin.client import ask
+from meshd.cli.options import Arguments
+from meshd.cli.output import Output
+from meshd.config import home_here
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """CODE."""
+    parser.add_argument("code", metavar="CODE", help="the code that `meshd serve --join TOKEN` printed there")
+
+
+def run(args: Arguments, out: Output) -> int:
+    """By the running daemon: it holds the port that the other side comes to."""
+    reply = ask(home_here(), AcceptRequest(code=args.code), AcceptReply)
+    where = ", ".join(reply.addresses)
+    out.line(f"node {reply.joiner[:10]} may come in for {reply.seconds} s, from {where}")
+    return 0

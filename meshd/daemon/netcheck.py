@@ -1,0 +1,49 @@
+"""A check of the network by a command, where no daemon runs: nothing is mapped, nothing is kept."""
+
+import asyncio
+import secrets
+
+from meshd.admin.net_api import NetcheckReply
+from meshd.admin.net_view import NOT_ASKED, mapped, netcheck_reply
+from meshd.base.tasks import Owner
+from meshd.config import Config
+from meshd.identity.relay_url import parse_relay_url
+from meshd.link import interfaces
+from meshd.netcheck.interface import Report
+from meshd.netcheck.probe import Servers
+from meshd.netcheck.watch import NetWatch
+from meshd.portmap.interface import MapStatus
+from meshd.portmap.mapper import home_routers
+from meshd.portmap.survey import survey
+
+
+def servers_of(config: Config) -> Servers:
+    """STUN servers and relays that were configured; relays answer STUN as well. Raises UserError."""
+    relays = tuple(parse_relay_url(url).place for url in config.links.relays)
+    return Servers((*config.links.stun, *relays), relays)
+
+
+def check_alone(config: Config) -> NetcheckReply:
+    """Some seconds; raises UserError for a relay that cannot be read."""
+    return asyncio.run(_check(config, servers_of(config)))
+
+
+async def _check(config: Config, servers: Servers) -> NetcheckReply:
+    router = NOT_ASKED
+    watch = NetWatch(servers=servers, hosts=interfaces.hosts, router=lambda: mapped(router))
+    async with Owner() as owner:
+        checking = owner.start(watch.check(), name="netcheck")
+        asking = owner.start(_ask_router(config), name="router")
+    router = asking.result()
+    watch.router_changed()
+    report: Report = watch.report() or checking.result()
+    now = asyncio.get_running_loop().time()
+    return netcheck_reply(report, router, now=now, daemon=False)
+
+
+async def _ask_router(config: Config) -> MapStatus:
+    if config.links.no_portmap:
+        return NOT_ASKED
+    # nothing is mapped, so neither secret nor chance matter
+    ask = home_routers(secret=bytes(16), name=config.node.name, chance=lambda: secrets.randbelow(1 << 16))
+    return await survey(ask)

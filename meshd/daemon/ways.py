@@ -1,0 +1,268 @@
+"""All ways to and from peers that this node may use: kinds of link, signals, mDNS, the router's port.
+
+Built before the mesh, which dials with them; served with it. A node whose mesh port is on loopback only keeps
+to this machine: it asks no server, no router and no network.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from meshd.admin.api import AcceptReply
+from meshd.base import log
+from meshd.base.errors import UserError
+from meshd.base.hosts import is_loopback
+from meshd.base.tasks import Owner
+from meshd.config import Config
+from meshd.daemon.port import Doorway
+from meshd.identity.invite import Invite, RelayHint, derive
+from meshd.identity.invite_book import InviteBook
+from meshd.identity.keys import KeyPair, PeerId
+from meshd.identity.keystore import Home, Membership
+from meshd.identity.relay_url import parse_relay_url
+from meshd.identity.reply_code import genuine, parse_reply
+from meshd.link import interfaces
+from meshd.link.interface import Dialer, LinkKind, Listener
+from meshd.link.outer_port import OuterPort
+from meshd.link.proving import Standing
+from meshd.link.punch import PunchLinks
+from meshd.link.quic import QuicDialer
+from meshd.link.relay import RelayLinks
+from meshd.link.relay_client import RelayClient
+from meshd.link.tcp import OnJoiner, TcpDialer
+from meshd.link.webrtc import WebRtcLinks
+from meshd.peer.mesh import PeerMesh
+from meshd.peer.node import Node
+from meshd.peer.signals import SignalService
+from meshd.portmap.mapper import PortMapper, home_routers
+from meshd.rendezvous.book import AddressBook
+from meshd.rendezvous.mdns import Mdns, find
+from meshd.wire.address import Candidate, Proto
+
+NEARBY_SECONDS = 5.0
+ACCEPT_SECONDS = 120.0  # for which the joiner of a reply code is let in
+BOX_SECONDS = 60.0  # how often the mailboxes of invites are looked at
+PORTMAP_BLOB = "portmap"  # what shows a router that it is us again
+LOG = log.get("daemon")
+
+
+class RelayMail:
+    """The relays' mailboxes as signals want them (peer/signal_ways.py)."""
+
+    def __init__(self, client: RelayClient) -> None:
+        self._client = client
+
+    async def send_mail(self, to: PeerId, blob: bytes) -> None:
+        """See Mail."""
+        await self._client.send_mail(to, blob)
+
+    async def receive_mail(self) -> tuple[PeerId, bytes]:
+        """See Mail."""
+        letter = await self._client.receive_mail()
+        return letter.sender, letter.blob
+
+
+class Ways:
+    """`dialers` for the mesh; `serve` runs everything that listens, announces or asks."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        home: Home,
+        key: KeyPair,
+        membership: Membership,
+        node: Node,
+        book: AddressBook,
+        invites: InviteBook,
+        standing: Callable[[], Standing],
+        on_joiner: OnJoiner,
+        doorway: Doorway,
+        changed: Callable[[], None],
+    ) -> None:
+        links = config.links
+        kinds = {LinkKind(kind) for kind in links.kinds}
+        self._doorway = doorway
+        self._book = book
+        self._invites = invites
+        self._membership = membership
+        self._key = key
+        self.relays = read_relays(config) if LinkKind.RELAY in kinds else ()
+        stun = () if doorway.local_only else links.stun
+        self.relay_client = RelayClient(self.relays, standing, relays_of=self._relays_of)
+        self.signals = SignalService(
+            node=node, key=key, chain=lambda: membership.chain, mail=RelayMail(self.relay_client)
+        )
+        self.dialers: list[Dialer] = []
+        self._listeners: list[Listener] = []
+        doorway.answer_as(standing, on_joiner)
+        if LinkKind.TCP in kinds:
+            punch = PunchLinks(
+                standing,
+                self.signals.topic("punch"),
+                servers=lambda: (*(relay.place for relay in self.relays), *stun),
+                hosts=("127.0.0.1",) if doorway.local_only else None,
+                loopback=doorway.local_only,
+            )
+            self.dialers += [TcpDialer(standing), punch]
+            self._listeners += [doorway.listener, punch]
+        if LinkKind.QUIC in kinds:
+            self.dialers.append(QuicDialer(standing, ports=doorway.dial_port))
+            if doorway.quic is not None:
+                self._listeners.append(doorway.quic)
+        if LinkKind.WEBRTC in kinds:
+            webrtc = WebRtcLinks(
+                standing,
+                self.signals.topic("webrtc"),
+                (*(relay.place for relay in self.relays), *stun),
+                hosts=(lambda: ("127.0.0.1",)) if doorway.local_only else interfaces.hosts,
+            )
+            self.dialers.append(webrtc)
+            self._listeners.append(webrtc)
+        if LinkKind.RELAY in kinds:
+            relayed = RelayLinks(self.relay_client, standing, on_joiner=on_joiner)
+            self.dialers.append(relayed)
+            self._listeners.append(relayed)
+        self.portmap = PortMapper(
+            ports=self._ports,
+            routers=home_routers(
+                secret=_kept_secret(home), name=config.node.name, chance=lambda: secrets.randbelow(1 << 16)
+            ),
+            changed=changed,
+            enabled=not (links.no_portmap or doorway.local_only),
+        )
+        self.outer = OuterPort(
+            send=doorway.send,
+            servers=lambda: (*stun, *(relay.place for relay in self.relays)),
+            changed=changed,
+        )
+        doorway.on_stun = self.outer.heard
+        self._asks_outside = LinkKind.QUIC in kinds and not doorway.local_only
+        self._mesh: PeerMesh | None = None
+        self._owner: Owner | None = None
+        self.mdns = None if links.no_mdns or doorway.local_only else self._make_mdns()
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Where this node can be reached, as known now."""
+        found = [candidate for listener in self._listeners for candidate in listener.candidates()]
+        return tuple(dict.fromkeys([*found, *self.portmap.mappings(), *self.outer.candidates()]))
+
+    def relay_urls(self) -> tuple[str, ...]:
+        """Relays by which it can be reached, for its record."""
+        return self.relay_client.urls() if self.relays else ()
+
+    def addresses_changed(self) -> None:
+        """This machine is in another network, or has slept."""
+        self.portmap.poke()
+
+    async def serve(self, mesh: PeerMesh) -> None:
+        """Until cancelled."""
+        self._mesh = mesh
+        self.signals.attach(mesh)
+        async with Owner() as owner:
+            self._owner = owner
+            owner.start(self.signals.serve(), name="signals")
+            for listener in self._listeners:
+                owner.start(listener.serve(mesh.accept), name=f"{listener.kind.value} listener")
+            if self.relays:
+                owner.start(self._keep_boxes(), name="mailboxes")
+            owner.start(self.relay_client.serve(), name="relays")
+            owner.start(self.portmap.serve(), name="port mapping")
+            if self._asks_outside:
+                owner.start(self.outer.serve(), name="outer port")
+            if self.mdns is not None:
+                owner.start(self.mdns.serve(), name="mdns")
+
+    def accept(self, code: str) -> AcceptReply:
+        """Open our NAT for the joiner that made this reply code. Raises UserError."""
+        reply, _ = parse_reply(code)
+        keys = self._invites.join_keys(reply.invite_id)
+        if keys is None or not genuine(code, keys):
+            raise UserError(
+                "this reply code was made with a token of another node",
+                hint="run `meshd accept` on the node that made the token",
+            )
+        if self._owner is None or not self._asks_outside:
+            raise UserError(
+                "this node takes no QUIC links, by which the other one would come",
+                hint="start it without `--links`, and without `--listen 127.0.0.1:…`",
+            )
+        punching = self.outer.punch(reply.candidates, ACCEPT_SECONDS)
+        self._owner.start(punching, name=f"accept {reply.joiner.short}")
+        LOG.info("reply_accepted", peer=reply.joiner.short, at=[one.place for one in reply.candidates])
+        return AcceptReply(
+            joiner=str(reply.joiner),
+            addresses=tuple(one.place for one in reply.candidates),
+            seconds=int(ACCEPT_SECONDS),
+        )
+
+    async def _keep_boxes(self) -> None:
+        """Joiners find us at our relays by the mailboxes of the invites that are good now."""
+        while True:
+            now = int(time.time())
+            boxes = {
+                derive(entry.secret).mailbox: float(entry.expires_at - now)
+                for entry in self._invites.entries()
+                if entry.expires_at > now and entry.left > 0
+            }
+            await self.relay_client.set_boxes(boxes)
+            await asyncio.sleep(BOX_SECONDS)
+
+    def _make_mdns(self) -> Mdns:
+        return Mdns(
+            mesh=self._membership.mesh,
+            me=self._key.peer,
+            addresses=interfaces.neighbourhood,
+            candidates=self.candidates,
+            peers=self._book.peers,
+            found=self._found_nearby,
+            random=secrets.token_bytes,
+        )
+
+    def _found_nearby(self, peer: PeerId, candidates: Sequence[Candidate]) -> None:
+        self._book.nearby(peer, candidates)
+        if candidates and self._mesh is not None:
+            self._mesh.seen_nearby(peer)
+
+    def _relays_of(self, peer: PeerId) -> tuple[RelayHint, ...]:
+        record = self._book.record(peer)
+        hints = []
+        for url in record.relays if record is not None else ():
+            try:
+                hints.append(parse_relay_url(url))
+            except UserError:
+                continue
+        return tuple(hints)
+
+    def _ports(self) -> Sequence[tuple[Proto, int]]:
+        ports: list[tuple[Proto, int]] = [("tcp", self._doorway.listener.port)]
+        if self._doorway.quic is not None:
+            ports.append(("udp", self._doorway.quic.port))
+        return ports
+
+
+def read_relays(config: Config) -> tuple[RelayHint, ...]:
+    """The relays that this node was told. Raises UserError."""
+    return tuple(map(parse_relay_url, config.links.relays))
+
+
+async def find_nearby(invite: Invite, config: Config) -> tuple[Candidate, ...]:
+    """Where the inviter of a token is seen in the networks of this machine."""
+    if config.links.listen is not None and is_loopback(config.links.listen.host):
+        return ()
+    return await find(
+        mesh=invite.mesh,
+        peer=invite.inviter,
+        addresses=interfaces.neighbourhood,
+        random=secrets.token_bytes,
+        seconds=NEARBY_SECONDS,
+    )
+
+
+def _kept_secret(home: Home) -> bytes:
+    kept = home.read_blob(PORTMAP_BLOB)
+    if kept is None or len(kept) < 16:
+        kept = secrets.token_bytes(32)
+        home.write_blob(PORTMAP_BLOB, kept)
+    return kept
