@@ -8,7 +8,7 @@ import argparse
 import sys
 import time
 
-from tests.fuzz import frames, network, punching, routers, texts, trust
+from tests.fuzz import frames, network, punching, relays, routers, texts, trust
 from tests.fuzz.run import Found, Outcome, run_target
 from tests.fuzz.target import Target
 
@@ -19,6 +19,7 @@ TARGETS: tuple[Target, ...] = (
     *punching.TARGETS,
     *network.TARGETS,
     *routers.TARGETS,
+    *relays.TARGETS,
 )
 DEFAULT_INPUTS = 1_000_000
 
