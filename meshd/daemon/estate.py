@@ -122,7 +122,9 @@ class Estate:
 
     def token_candidates(self) -> tuple[Candidate, ...]:
         """Those that a token names: a host's UDP port has the number of its TCP port."""
-        return tuple(c for c in self.candidates() if c.proto == "tcp" or c.kind != "host")
+        found = self.candidates()
+        tcp = {(c.host, c.port) for c in found if c.proto == "tcp"}
+        return tuple(c for c in found if c.proto == "tcp" or (c.host, c.port) not in tcp)
 
     def printed_token(self) -> str | None:
         """The token that a role prints at its start; None: this node may not invite."""
@@ -141,15 +143,15 @@ class Estate:
             owner.start(self.ways.serve(self.mesh), name="ways")
 
     def candidates_changed(self) -> None:
-        """A router's port came or went: tell the peers, whose links are not touched by it."""
-        if self.candidates() != self._record.candidates:
+        """A router's port came or went, or more is known of the network: tell the peers; links stay."""
+        if self._record_is_old():
             self._record = self._sign_record()
             self.mesh.record_changed()
 
     def addresses_changed(self) -> None:
         """Say so in the record, to the peers, and look at every link."""
         self.ways.addresses_changed()
-        if self.candidates() != self._record.candidates:
+        if self._record_is_old():
             self._record = self._sign_record()
         LOG.info("addresses_changed", listen=[str(candidate) for candidate in self._record.candidates])
         self.mesh.addresses_changed()
@@ -178,6 +180,10 @@ class Estate:
             pipe, joiner=proven.peer, invite_id=proven.invite_id or b"", leftover=proven.leftover
         )
 
+    def _record_is_old(self) -> bool:
+        now = (self.candidates(), self.ways.surroundings.capabilities())
+        return now != (self._record.candidates, self._record.capabilities)
+
     def _sign_record(self) -> PeerRecord:
         candidates = () if self.has_left else self.candidates()
         save_addresses(self._home, candidates)
@@ -189,7 +195,7 @@ class Estate:
             sequence=self._home.next_sequence(),
             candidates=candidates,
             relays=() if self.has_left else self.ways.relay_urls(),
-            capabilities=LEFT if self.has_left else {},
+            capabilities=LEFT if self.has_left else self.ways.surroundings.capabilities(),
         )
 
     def _verify(self, record: PeerRecord) -> None:
