@@ -7,6 +7,8 @@ given in full. `codec.py` turns these values to JSON and back, and refuses what 
 from dataclasses import dataclass
 from typing import Literal
 
+from meshd.admin.net_api import NetcheckReply, NetcheckRequest
+
 SCHEMA = 1
 PeerStateName = Literal["known", "connecting", "connected", "suspended", "lost"]
 LinkKindName = Literal["tcp", "webrtc", "quic", "relay"]
@@ -374,6 +376,7 @@ Request = (
     | AcceptRequest
     | LeaveRequest
     | StopRequest
+    | NetcheckRequest
     | ExposeRequest
     | ExposeListRequest
     | ExposeRemoveRequest
@@ -388,6 +391,7 @@ Reply = (
     | InviteList
     | RevokeReply
     | AcceptReply
+    | NetcheckReply
     | ExposedView
     | ExposedList
     | TunnelView

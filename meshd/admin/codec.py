@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import TypeVar
 
-from meshd.admin import api
+from meshd.admin import api, net_api
 from meshd.base.errors import RemoteProtocolError
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
@@ -29,6 +29,7 @@ REQUESTS: Mapping[str, type] = {
     "accept": api.AcceptRequest,
     "leave": api.LeaveRequest,
     "stop": api.StopRequest,
+    "netcheck": net_api.NetcheckRequest,
     "expose": api.ExposeRequest,
     "expose_list": api.ExposeListRequest,
     "expose_remove": api.ExposeRemoveRequest,

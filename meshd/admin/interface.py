@@ -19,6 +19,7 @@ from meshd.admin.api import (
     TunnelList,
     TunnelView,
 )
+from meshd.admin.net_api import NetcheckReply
 
 SOCKET_NAME = "control.sock"
 POINTER_NAME = "control.sock.path"  # holds the true path where the home's own is too long for a socket
@@ -89,6 +90,10 @@ class Control(TunnelControl, Protocol):
 
     async def revoke(self, peer: str) -> RevokeReply:
         """Ban a node; its sessions close."""
+        ...
+
+    async def netcheck(self, *, fresh: bool) -> NetcheckReply:
+        """What network this node is in; `fresh` checks now, which takes some seconds."""
         ...
 
     async def leave(self, *, drop_root: bool = False) -> None:

@@ -19,7 +19,7 @@ class NatView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortMappingView:
-    """`state`: off, asking, no_gateway, silent, refused, behind_nat, mapped or, where no daemon runs, offered."""
+    """`state`: off, asking, no_gateway, silent, refused, behind_nat, mapped, or offered (no daemon asks)."""
 
     state: str
     language: str | None  # pcp, nat-pmp or upnp

@@ -14,6 +14,7 @@ from pathlib import Path
 from meshd.admin import api
 from meshd.admin.codec import Json, decode_request, encode_line, to_json
 from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES, MAX_PING_SECONDS, Control
+from meshd.admin.net_api import NetcheckRequest
 from meshd.admin.place import allowed, check_private, choose_socket, peer_of, remove_socket_folder
 from meshd.base.errors import LocalProtocolError, MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.base.tasks import Owner
@@ -182,6 +183,8 @@ class AdminServer:
                 return await control.close_tunnels(listen=listen, peer=peer, service=service)
             case api.AcceptRequest(code=code):
                 return await control.accept(code)
+            case NetcheckRequest(fresh=fresh):
+                return await control.netcheck(fresh=fresh)
             case api.LeaveRequest(drop_root=drop_root):
                 await control.leave(drop_root=drop_root)
             case api.StopRequest():

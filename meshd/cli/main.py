@@ -19,7 +19,7 @@ from meshd.cli.output import Output, standard
 INTERRUPTED = 130
 
 LATER = frozenset(
-    "client doctor netcheck pause resume report plan model service".split()  # noqa: SIM905
+    "client doctor pause resume report plan model service".split()  # noqa: SIM905
 )
 
 
@@ -68,6 +68,12 @@ def _peers() -> VerbModule:
     from meshd.cli import peers
 
     return peers
+
+
+def _netcheck() -> VerbModule:
+    from meshd.cli import netcheck
+
+    return netcheck
 
 
 def _invite() -> VerbModule:
@@ -161,6 +167,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("status", "what the daemon of this machine does", _status),
     Verb("peers", "the other nodes, and the way to each", _peers),
     Verb("ping", "measure the way to a node", _ping),
+    Verb("netcheck", "what network this machine is in, and what is wrong with it", _netcheck),
     Verb("invite", "make, list and revoke invites", _invite),
     Verb("accept", "let a node in by the reply code that it printed", _accept),
     Verb("revoke", "ban a node from the mesh", _revoke),

@@ -10,7 +10,7 @@ from meshd.base.errors import UsageError, UserError
 from meshd.cli.output import standard
 from meshd.config import Loaded, load
 from meshd.config.forms import parse_duration, whole
-from meshd.config.keys import KEYS, ROLES
+from meshd.config.keys import KEYS, ROLES, Key
 
 Arguments = argparse.Namespace
 NOT_HERE = "not in this version"
@@ -46,18 +46,27 @@ def add_role_options(parser: argparse.ArgumentParser, role: str) -> None:
     add_config_file(parser)
     common = parser.add_argument_group("of every daemon")
     for key in KEYS:
-        if not key.option or role not in key.roles:
-            continue
-        group = common if key.roles == ROLES else parser
-        text = key.help.replace("%", "%%")
-        if key.switch:
-            group.add_argument(key.option, dest=key.name, action="store_const", const=True, help=text)
-        elif key.repeat:
-            group.add_argument(
-                key.option, dest=key.name, metavar=key.metavar, action="extend", nargs="+", help=text
-            )
-        else:
-            group.add_argument(key.option, dest=key.name, metavar=key.metavar, help=text)
+        if key.option and role in key.roles:
+            _add(common if key.roles == ROLES else parser, key)
+
+
+def add_keys(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Options of these settings alone (`section.field`), for a verb that is no role."""
+    for key in KEYS:
+        if key.name in names:
+            _add(parser, key)
+
+
+def _add(group: argparse._ActionsContainer, key: Key) -> None:
+    text = key.help.replace("%", "%%")
+    if key.switch:
+        group.add_argument(key.option, dest=key.name, action="store_const", const=True, help=text)
+    elif key.repeat:
+        group.add_argument(
+            key.option, dest=key.name, metavar=key.metavar, action="extend", nargs="+", help=text
+        )
+    else:
+        group.add_argument(key.option, dest=key.name, metavar=key.metavar, help=text)
 
 
 def load_role(args: Arguments, role: str, more: Mapping[str, object] | None = None) -> Loaded:

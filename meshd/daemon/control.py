@@ -25,6 +25,7 @@ from meshd.admin.api import (
 )
 from meshd.admin.authority import Authority
 from meshd.admin.health import examine
+from meshd.admin.net_api import NetcheckReply
 from meshd.admin.snapshot import (
     api_view,
     child_views,
@@ -35,6 +36,7 @@ from meshd.admin.snapshot import (
     tunnel_views,
 )
 from meshd.base.errors import UserError
+from meshd.daemon.surroundings import Surroundings
 from meshd.daemon.tunnels import TunnelAnswers
 from meshd.gateway.interface import GatewayStatus, ModelState
 from meshd.identity.invite import RelayHint
@@ -64,6 +66,7 @@ class Parts:
     candidates: Callable[[], tuple[Candidate, ...]]
     relays: Sequence[RelayHint]
     accept: Callable[[str], AcceptReply]
+    surroundings: Surroundings
     gateway: Callable[[], GatewayStatus | None]
     bans_changed: Callable[[], None]
     leave: Callable[[], None]
@@ -171,6 +174,10 @@ class DaemonControl(TunnelAnswers):
             except UserError:
                 raise unknown from None
         return found, next((p.name for p in self._parts.mesh.peers() if p.peer == found), "")
+
+    async def netcheck(self, *, fresh: bool) -> NetcheckReply:
+        """See Control."""
+        return await self._parts.surroundings.reply(fresh=fresh)
 
     async def leave(self, *, drop_root: bool = False) -> None:
         """See Control."""

@@ -23,9 +23,9 @@ def servers_of(config: Config) -> Servers:
     return Servers((*config.links.stun, *relays), relays)
 
 
-def check_alone(config: Config) -> NetcheckReply:
-    """Some seconds; raises UserError for a relay that cannot be read."""
-    return asyncio.run(_check(config, servers_of(config)))
+def check_alone(config: Config, servers: Servers) -> NetcheckReply:
+    """Takes some seconds."""
+    return asyncio.run(_check(config, servers))
 
 
 async def _check(config: Config, servers: Servers) -> NetcheckReply:

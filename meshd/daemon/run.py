@@ -149,6 +149,7 @@ class Daemon:
                 candidates=estate.token_candidates,
                 relays=estate.ways.relays,
                 accept=estate.ways.accept,
+                surroundings=estate.ways.surroundings,
                 gateway=lambda: gateway.status if gateway is not None else None,
                 bans_changed=estate.bans_changed,
                 leave=estate.leave,

@@ -16,6 +16,7 @@ from meshd.base.hosts import is_loopback
 from meshd.base.tasks import Owner
 from meshd.config import Config
 from meshd.daemon.port import Doorway
+from meshd.daemon.surroundings import Surroundings
 from meshd.identity.invite import Invite, RelayHint, derive
 from meshd.identity.invite_book import InviteBook
 from meshd.identity.keys import KeyPair, PeerId
@@ -23,7 +24,7 @@ from meshd.identity.keystore import Home, Membership
 from meshd.identity.relay_url import parse_relay_url
 from meshd.identity.reply_code import genuine, parse_reply
 from meshd.link import interfaces
-from meshd.link.interface import Dialer, LinkKind, Listener
+from meshd.link.interface import Dialer, Link, LinkKind, Listener
 from meshd.link.outer_port import OuterPort
 from meshd.link.proving import Standing
 from meshd.link.punch import PunchLinks
@@ -35,7 +36,6 @@ from meshd.link.webrtc import WebRtcLinks
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node
 from meshd.peer.signals import SignalService
-from meshd.portmap.mapper import PortMapper, home_routers
 from meshd.rendezvous.book import AddressBook
 from meshd.rendezvous.mdns import Mdns, find
 from meshd.wire.address import Candidate, Proto
@@ -43,7 +43,6 @@ from meshd.wire.address import Candidate, Proto
 NEARBY_SECONDS = 5.0
 ACCEPT_SECONDS = 120.0  # for which the joiner of a reply code is let in
 BOX_SECONDS = 60.0  # how often the mailboxes of invites are looked at
-PORTMAP_BLOB = "portmap"  # what shows a router that it is us again
 LOG = log.get("daemon")
 
 
@@ -124,14 +123,10 @@ class Ways:
             relayed = RelayLinks(self.relay_client, standing, on_joiner=on_joiner)
             self.dialers.append(relayed)
             self._listeners.append(relayed)
-        self.portmap = PortMapper(
-            ports=self._ports,
-            routers=home_routers(
-                secret=_kept_secret(home), name=config.node.name, chance=lambda: secrets.randbelow(1 << 16)
-            ),
-            changed=changed,
-            enabled=not (links.no_portmap or doorway.local_only),
+        self.surroundings = Surroundings(
+            config=config, home=home, ports=self._ports, local_only=doorway.local_only, changed=changed
         )
+        node.why_not_direct = self.surroundings.why_not_direct
         self.outer = OuterPort(
             send=doorway.send,
             servers=lambda: (*stun, *(relay.place for relay in self.relays)),
@@ -146,7 +141,7 @@ class Ways:
     def candidates(self) -> tuple[Candidate, ...]:
         """Where this node can be reached, as known now."""
         found = [candidate for listener in self._listeners for candidate in listener.candidates()]
-        return tuple(dict.fromkeys([*found, *self.portmap.mappings(), *self.outer.candidates()]))
+        return tuple(dict.fromkeys([*found, *self.surroundings.mappings(), *self.outer.candidates()]))
 
     def relay_urls(self) -> tuple[str, ...]:
         """Relays by which it can be reached, for its record."""
@@ -154,7 +149,7 @@ class Ways:
 
     def addresses_changed(self) -> None:
         """This machine is in another network, or has slept."""
-        self.portmap.poke()
+        self.surroundings.addresses_changed()
 
     async def serve(self, mesh: PeerMesh) -> None:
         """Until cancelled."""
@@ -164,15 +159,21 @@ class Ways:
             self._owner = owner
             owner.start(self.signals.serve(), name="signals")
             for listener in self._listeners:
-                owner.start(listener.serve(mesh.accept), name=f"{listener.kind.value} listener")
+                take = self._take_in if listener is self._doorway.listener else mesh.accept
+                owner.start(listener.serve(take), name=f"{listener.kind.value} listener")
             if self.relays:
                 owner.start(self._keep_boxes(), name="mailboxes")
             owner.start(self.relay_client.serve(), name="relays")
-            owner.start(self.portmap.serve(), name="port mapping")
+            owner.start(self.surroundings.serve(), name="surroundings")
             if self._asks_outside:
                 owner.start(self.outer.serve(), name="outer port")
             if self.mdns is not None:
                 owner.start(self.mdns.serve(), name="mdns")
+
+    async def _take_in(self, link: Link) -> None:
+        self.surroundings.came_in(link)
+        if self._mesh is not None:
+            await self._mesh.accept(link)
 
     def accept(self, code: str) -> AcceptReply:
         """Open our NAT for the joiner that made this reply code. Raises UserError."""
@@ -258,11 +259,3 @@ async def find_nearby(invite: Invite, config: Config) -> tuple[Candidate, ...]:
         random=secrets.token_bytes,
         seconds=NEARBY_SECONDS,
     )
-
-
-def _kept_secret(home: Home) -> bytes:
-    kept = home.read_blob(PORTMAP_BLOB)
-    if kept is None or len(kept) < 16:
-        kept = secrets.token_bytes(32)
-        home.write_blob(PORTMAP_BLOB, kept)
-    return kept

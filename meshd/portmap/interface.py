@@ -32,6 +32,7 @@ class MapState(StrEnum):
     SILENT = "silent"  # the gateway answers in none of the languages
     REFUSED = "refused"  # it answered, and would not
     BEHIND_NAT = "behind_nat"  # it would, but has itself no public address
+    OFFERED = "offered"  # it would; it was not asked to
     MAPPED = "mapped"
 
 

@@ -23,6 +23,7 @@ from meshd.portmap.lease import (
 )
 from meshd.portmap.natpmp import NatPmpRouter
 from meshd.portmap.pcp import PcpRouter
+from meshd.portmap.survey import probe
 from meshd.portmap.upnp import UpnpRouter
 from meshd.wire.address import Candidate, Proto
 from meshd.wire.portmap import Granted, Wish
@@ -158,9 +159,9 @@ class PortMapper:
             why=f"the router `{route.gateway}` answers neither PCP, NAT-PMP nor UPnP",
         )
         async with Owner() as owner:
-            probes = [owner.start(_probe(router), name=f"probe {router.language}") for router in routers]
-            for router, probe in zip(routers, probes, strict=True):
-                pulse = await probe
+            probes = [owner.start(probe(router), name=f"probe {router.language}") for router in routers]
+            for router, probing in zip(routers, probes, strict=True):
+                pulse = await probing
                 outcome = await self._use(router, route, pulse)
                 if outcome.state is MapState.MAPPED:
                     self._router, self._status = router, outcome
@@ -300,27 +301,7 @@ class PortMapper:
             await _unmap(router, held)
 
 
-_RANK = {
-    state: rank
-    for rank, state in enumerate(
-        (
-            MapState.OFF,
-            MapState.ASKING,
-            MapState.NO_GATEWAY,
-            MapState.SILENT,
-            MapState.REFUSED,
-            MapState.BEHIND_NAT,
-            MapState.MAPPED,
-        )
-    )
-}
-
-
-async def _probe(router: Router) -> Pulse | NotMapped:
-    try:
-        return await router.probe()
-    except NotMapped as refusal:
-        return refusal
+_RANK = {state: rank for rank, state in enumerate(MapState)}  # the later, the more is known
 
 
 async def _unmap(router: Router, held: Sequence[Granted]) -> None:

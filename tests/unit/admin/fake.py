@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshd.admin.api import (
+    AcceptReply,
     ApiView,
     ChildView,
     ExposedList,
@@ -29,6 +30,7 @@ from meshd.admin.api import (
     TunnelList,
     TunnelView,
 )
+from meshd.admin.net_api import NatView, NetcheckReply, PortMappingView, ProblemView
 from meshd.admin.server import AdminServer
 from meshd.base.errors import Refused, UserError
 
@@ -69,6 +71,35 @@ MODEL = ModelView(
     split=(SplitView(node="garage", device="CPU", layers=15, bytes=48_000_000),),
 )
 
+NETCHECK = NetcheckReply(
+    udp="works",
+    tcp="works",
+    nat=NatView(
+        kind="symmetric, counting", mapping="address_port", filtering="address_port", ports="counting", step=2
+    ),
+    tcp_nat=NatView(
+        kind="endpoint-independent", mapping="independent", filtering="unknown", ports="preserved", step=0
+    ),
+    ipv6="no",
+    hairpin="unknown",
+    public_v4="20.1.0.2",
+    public_v6=None,
+    carrier_nat=False,
+    port_mapping=PortMappingView(
+        state="mapped",
+        language="pcp",
+        gateway="192.168.1.1",
+        external="20.1.0.2",
+        mappings=("20.1.0.2:17430/tcp/mapped",),
+        verified=True,
+        why="",
+    ),
+    direct="any peer reaches this node directly, by the port that the router maps",
+    problems=(ProblemView(code="symmetric", severity="warning", what="the NAT is hard", hint="a relay"),),
+    servers=("stun.example:3478",),
+    age_s=300.0,
+    daemon=True,
+)
 
 TUNNEL = TunnelView(
     peer=PEER.id,
@@ -166,6 +197,10 @@ class FakeControl:
         self.asked.append(("invite_revoke", id))
         return RevokeReply(id=id)
 
+    async def accept(self, code: str) -> AcceptReply:
+        self.asked.append(("accept", code))
+        return AcceptReply(joiner=PEER.id, addresses=("20.1.0.2:17430",), seconds=60)
+
     async def revoke(self, peer: str) -> RevokeReply:
         self.asked.append(("revoke", peer))
         if peer == "me":
@@ -198,6 +233,10 @@ class FakeControl:
     async def close_tunnels(self, *, listen: str, peer: str, service: str) -> TunnelList:
         self.asked.append(("close_tunnels", listen, peer, service))
         return TunnelList(tunnels=(TUNNEL,))
+
+    async def netcheck(self, *, fresh: bool) -> NetcheckReply:
+        self.asked.append(("netcheck", fresh))
+        return NETCHECK
 
     async def leave(self, *, drop_root: bool = False) -> None:
         self.asked.append(("leave", drop_root))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.admin import api
 from meshd.admin.codec import REQUESTS, decode_line, decode_request, encode_request, from_json, to_json
+from meshd.admin.net_api import NetcheckRequest
 from meshd.base.errors import RemoteProtocolError
 
 from .fake import full_status
@@ -22,6 +23,7 @@ EXAMPLES: list[api.Request] = [
     api.AcceptRequest(code="meshdreply1abc"),
     api.LeaveRequest(drop_root=True),
     api.StopRequest(),
+    NetcheckRequest(fresh=True),
     api.ExposeRequest(name="web", target="127.0.0.1:80", to=("garage",)),
     api.ExposeListRequest(),
     api.ExposeRemoveRequest(name="web"),

@@ -1,0 +1,106 @@
+"""What network this machine is in, what is wrong with it, and what to do.
+
+Asks the daemon of this machine; where none runs, or servers are given, this command makes the check itself.
+Only the configured STUN servers and relays are asked, and the home router.
+"""
+
+import argparse
+
+from meshd.admin.net_api import NatView, NetcheckReply, NetcheckRequest, PortMappingView
+from meshd.cli.options import Arguments, add_config_file, add_keys, load_role
+from meshd.cli.output import Output
+
+OPTIONS = ("links.stun", "links.relays", "links.no_portmap")
+CHECK_SECONDS = 30.0
+_WIDTH = 14
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--json, --cached, and what replaces the configuration."""
+    parser.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    parser.add_argument("--cached", action="store_true", help="what the daemon knows already, at once")
+    add_config_file(parser)
+    add_keys(parser, OPTIONS)
+
+
+def run(args: Arguments, out: Output) -> int:
+    """0 when the network could be checked, however bad it is."""
+    reply = _reply(args, out)
+    if args.json:
+        from meshd.admin.codec import to_json
+
+        out.json(to_json(reply))
+    else:
+        show(reply, out)
+    return 0
+
+
+def _reply(args: Arguments, out: Output) -> NetcheckReply:
+    from meshd.admin.client import NotRunning, ask
+    from meshd.config import home_here
+
+    own = args.config is not None or any(vars(args).get(name) is not None for name in OPTIONS)
+    if not own:
+        try:
+            return ask(
+                home_here(), NetcheckRequest(fresh=not args.cached), NetcheckReply, seconds=CHECK_SECONDS
+            )
+        except NotRunning:
+            if args.cached:
+                raise
+    config = load_role(args, "worker").config
+    from meshd.daemon.netcheck import check_alone, servers_of
+
+    servers = servers_of(config)
+    out.note("no daemon is asked: checking from here, some seconds")
+    return check_alone(config, servers)
+
+
+def show(reply: NetcheckReply, out: Output) -> None:
+    """The whole for a person."""
+    _line(out, "UDP", reply.udp)
+    _line(out, "TCP", reply.tcp.replace("only_443", "only to port 443"))
+    _line(out, "NAT", reply.nat.kind + _ports(reply.nat))
+    _line(out, "NAT for TCP", reply.tcp_nat.kind + _ports(reply.tcp_nat))
+    _line(out, "IPv4 outside", reply.public_v4 or "not known")
+    _line(out, "IPv6", {"yes": f"yes, {reply.public_v6}"}.get(reply.ipv6, reply.ipv6))
+    _line(out, "port mapping", _mapping(reply.port_mapping))
+    _line(out, "hairpin", reply.hairpin)
+    _line(out, "direct peers", reply.direct)
+    _line(out, "asked", ", ".join(reply.servers) or "nobody")
+    if reply.daemon and reply.age_s >= 60:
+        _line(out, "checked", f"{reply.age_s / 60:.0f} min ago")
+    for problem in reply.problems:
+        out.line()
+        out.line(f"{problem.severity}: {problem.what} [{problem.code}]")
+        if problem.hint:
+            out.line(f"  hint: {problem.hint}")
+
+
+def _line(out: Output, name: str, text: str) -> None:
+    out.line(f"{name:<{_WIDTH}}{text}")
+
+
+def _ports(nat: NatView) -> str:
+    if nat.mapping in ("unknown", "none") or nat.ports == "unknown":
+        return ""
+    if nat.ports == "counting":
+        return f", ports count by {nat.step}"
+    return {"preserved": ", ports are kept", "random": ", ports are not kept"}.get(nat.ports, "")
+
+
+def _mapping(router: PortMappingView) -> str:
+    by = f" by {router.language}" if router.language else ""
+    match router.state:
+        case "mapped":
+            sure = {True: ", seen to work", False: ", not reached", None: ""}[router.verified]
+            return f"{', '.join(router.mappings) or router.external}{by}{sure}"
+        case "offered":
+            outside = f", outer address {router.external}" if router.external else ""
+            return f"the router {router.gateway} offers it{by}{outside}"
+        case "off":
+            return "switched off"
+        case "asking":
+            return "the router is being asked"
+        case _:
+            return f"none: {router.why}" if router.why else "none"
