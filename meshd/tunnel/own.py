@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshd.base import log
-from meshd.base.errors import Broken, MeshdError, RemoteProtocolError, UserError
+from meshd.base.errors import Broken, MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.base.hosts import is_loopback
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.keys import PeerId
@@ -136,9 +136,7 @@ class OwnTunnels:
         service = self._find(member.peer, metadata)
         if service is None:
             name = str(metadata.get("name", ""))[:64]
-            return (
-                f"no service `{name}` is exposed to this node (on its side: meshd expose NAME HOST:PORT --to)"
-            )
+            return f"no service `{name}` is exposed to this node"
         if len(service.streams) >= MAX_CONNECTIONS:
             return f"`{service.exposed.name}` has {MAX_CONNECTIONS} connections already"
         return None
@@ -208,6 +206,9 @@ class OwnTunnels:
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 await stream.accepted()
+        except Refused as error:
+            hint = f"on that node: `meshd expose {service} HOST:PORT --to` and the name of this one"
+            raise Refused(error.what, code=error.code, hint=hint) from None
         except (Broken, TimeoutError):
             return
         finally:
