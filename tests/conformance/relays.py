@@ -49,6 +49,19 @@ class Party:
         return mine, await other.accepted.get()
 
 
+def make_party(node: Node, relays: Sequence[RelayHint]) -> Party:
+    """A party; `serve` is the caller's to run."""
+    client = RelayClient(relays, node.now, environ={})
+    party: Party
+
+    async def joiner(pipe: ProvenPipe, proven: Proven) -> None:
+        party.joiners.put_nowait((pipe, proven))
+        await asyncio.Event().wait()
+
+    party = Party(node, client, RelayLinks(client, node.now, on_joiner=joiner))
+    return party
+
+
 class House:
     """Relays and parties of one test; all end with the block that `house` makes."""
 
@@ -89,16 +102,9 @@ class House:
     async def party(self, node: Node | None = None, *, relays: Sequence[RelayHint] | None = None) -> Party:
         """A member that is connected, or soon will be."""
         node = node or self.mesh.node()
-        client = RelayClient([self.hint] if relays is None else relays, node.now, environ={})
-        party: Party
-
-        async def joiner(pipe: ProvenPipe, proven: Proven) -> None:
-            party.joiners.put_nowait((pipe, proven))
-            await asyncio.Event().wait()
-
-        party = Party(node, client, RelayLinks(client, node.now, on_joiner=joiner))
+        party = make_party(node, [self.hint] if relays is None else relays)
         self._parties.append(self.owner.start(party.serve(), name="party"))
-        await until(lambda: client.in_use)
+        await until(lambda: party.client.in_use)
         return party
 
     async def parties(self, count: int) -> list[Party]:

@@ -1,7 +1,9 @@
 """Relays: what they grant, what they hold back, and how little a hostile one can do."""
 
 import asyncio
+import gc
 import random
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -16,7 +18,9 @@ from meshd.link.relay import dial_join
 from meshd.link.relay_control import Control
 from meshd.link.relay_pipe import RelayPipe
 from meshd.link.tls import dialer_context, listener_context
+from meshd.relay.connection import Connection
 from meshd.relay.limits import SMALL, WIDE
+from meshd.relay.server import RelayServer
 from meshd.wire.relay import TICKET_MAGIC, Mail, Ring
 
 from tests.conformance.relays import LOOPBACK, House, Party, Tampering, house, stranger_key
@@ -339,6 +343,32 @@ def test_circuits_of_a_key_are_few_on_a_relay_for_all() -> None:
         links.append(await redial(ann, bob))
         for mine, _ in links[1:]:
             await mine.aclose()
+
+    in_house(work)
+
+
+def test_nothing_of_a_circuit_is_kept_when_it_is_over() -> None:
+    made: list[weakref.ref[Connection]] = []
+
+    class Watched(RelayServer):
+        def _fresh(self) -> Connection:
+            connection = super()._fresh()
+            made.append(weakref.ref(connection))
+            return connection
+
+    async def work(home: House) -> None:
+        relay = home.start(kind=Watched)
+        ann, bob = await home.parties(2)
+        for _ in range(10):
+            mine, _ = await ann.pair(bob)
+            await mine.send([b"x"])
+            await mine.aclose()
+        await until(lambda: relay.connections == 2)
+        await asyncio.sleep(0)
+        gc.collect()
+        assert len(made) == 22
+        assert sum(one() is not None for one in made) == 2
+        assert not relay._circuits
 
     in_house(work)
 
