@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from meshd.base import log
+from meshd.netcheck.advice import nat_class, outlook
 from meshd.netcheck.classify import classify
 from meshd.netcheck.interface import Observations, Report
 from meshd.netcheck.probe import Servers, observe
@@ -101,5 +102,5 @@ class NetWatch:
     def _take(self, report: Report) -> None:
         before, self._report = self._report, report
         if before is None or before.facts != report.facts:
-            LOG.info("network", udp=report.facts.udp.name, mapping=report.facts.mapping.name)
+            LOG.info("network", kind=nat_class(report.facts), what=outlook(report.facts))
             self._changed(report)

@@ -146,7 +146,7 @@ class PortMapper:
         else:
             await self._ask_all(self._route)
         if self._status.state is not MapState.MAPPED:
-            LOG.info("not_mapped", state=str(self._status.state), why=self._status.why)
+            LOG.info("port_not_mapped", state=str(self._status.state), why=self._status.why)
         if self.mappings() != before:
             self._changed()
         self._settled()
@@ -196,7 +196,7 @@ class PortMapper:
             return status
         now = asyncio.get_running_loop().time()
         self._take(held, now)
-        LOG.info("mapped", language=str(router.language), at=[_candidate(one).place for one in held])
+        LOG.info("port_mapped", kind=str(router.language), listen=[_candidate(one).place for one in held])
         return replace(status, state=MapState.MAPPED)
 
     def _wish(self, proto: Proto, port: int) -> Wish:
@@ -268,7 +268,7 @@ class PortMapper:
             self._beat = Beat(pulse.epoch, now)
             gone = gone or forgot(before, self._beat)
         if gone:
-            LOG.info("router_forgot", gateway=self._status.gateway)
+            LOG.info("router_forgot", remote=self._status.gateway)
         return gone
 
     async def _renew(self, router: Router, now: float) -> None:
@@ -284,7 +284,7 @@ class PortMapper:
                 if (why := why_not_outside(again.external_host)) is not None:
                     raise NotMapped(f"the router has no public address any more: {why}")
             except NotMapped as refusal:
-                LOG.info("not_renewed", why=refusal.what)
+                LOG.info("port_not_renewed", why=refusal.what)
                 if now < lease.ends:
                     kept.append(failed(lease, now))
                 continue
@@ -311,14 +311,14 @@ async def _unmap(router: Router, held: Sequence[Granted]) -> None:
         try:
             await router.unmap(granted)
         except NotMapped as refusal:
-            LOG.info("not_unmapped", why=refusal.what)
+            LOG.info("port_not_unmapped", why=refusal.what)
 
     try:
         async with asyncio.timeout(FAREWELL_SECONDS), Owner() as owner:
             for granted in held:
                 owner.start(one(granted), name="unmap")
     except TimeoutError:
-        LOG.info("not_unmapped", why="the router does not answer")
+        LOG.info("port_not_unmapped", why="the router does not answer")
 
 
 def _behind_nat(status: MapStatus, external: str, why: str) -> MapStatus:
