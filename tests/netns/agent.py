@@ -24,7 +24,7 @@ class AgentError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of a node. No `kinds`: all. `join` is a token."""
+    """Of a node. No `kinds`: all. `join` is a token. `port` None: the default one."""
 
     name: str = "node"
     join: str = ""
@@ -32,6 +32,7 @@ class Settings:
     relays: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     mdns: bool = False
+    port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +92,20 @@ class Agent:
         return answer
 
     def connected(self, *paths: str, count: int = 1, seconds: float = ASK_SECONDS) -> float:
-        """Wait for so many peers, the first one's selected path one of `paths`; seconds since the start."""
-        answer = self.ask("connected", seconds=seconds, count=count, paths=list(paths) or None)
-        return _number(answer["seconds"])
+        """Wait for so many peers and a selected path of `paths`; seconds since the start of the node.
+
+        Raises AgentError when it takes longer than `seconds`.
+        """
+        given = list(paths) or None
+        answer = self.ask("connected", seconds=seconds + 10.0, count=count, paths=given, within=seconds)
+        return number(answer["seconds"])
 
     def echo(self, size: int = 1, *, seconds: float = ASK_SECONDS) -> float:
         """Bytes there and back, compared; returns the seconds since the start of the node."""
         answer = self.ask("echo", seconds=seconds, bytes=size)
         if answer["equal"] is not True:
             raise AgentError("the echo is another than what was sent")
-        return _number(answer["at"])
+        return number(answer["at"])
 
     def selected(self) -> LinkSeen | None:
         """The link that carries data to the first peer; None: none does."""
@@ -126,7 +131,8 @@ def _dicts(value: object) -> list[dict[str, object]]:
     return [one for one in value if isinstance(one, dict)]
 
 
-def _number(value: object) -> float:
+def number(value: object) -> float:
+    """A number of an answer."""
     assert isinstance(value, int | float)
     return float(value)
 
@@ -154,7 +160,7 @@ def agent(space: Namespace, folder: Path, settings: Settings) -> Iterator[Agent]
         given = {name: getattr(settings, name) for name in Settings.__slots__}  # tuples are JSON's lists
         made.write(given)
         first = made.answer(START_SECONDS)
-        made.token, made.joined = str(first["token"]), _number(first["joined"])
+        made.token, made.joined = str(first["token"]), number(first["joined"])
         yield made
     except BaseException:
         for path in (log, folder / "stderr.log"):

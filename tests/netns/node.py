@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshd.base import log
@@ -63,6 +63,7 @@ class Beat:
     longest: float = 0.0
     ended: str = ""
     stop: bool = False
+    next: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, mesh: Estate) -> None:
         """Until told to stop, or until the stream breaks."""
@@ -75,10 +76,12 @@ class Beat:
                 stream.consumed(len(await stream.read()))
                 self.longest = max(self.longest, loop.time() - began)
                 self.beats += 1
+                self.next.set()
                 await asyncio.sleep(BEAT_SECONDS)
             stream.write_eof()
         except MeshdError as error:
             self.ended = error.what
+            self.next.set()
 
 
 def _open(estate: Estate) -> Stream:
@@ -187,7 +190,8 @@ class Commands:
         count = command["count"]
         assert isinstance(count, int)
         while self._beat.beats < count and not self._beat.ended:
-            await asyncio.sleep(BEAT_SECONDS)
+            self._beat.next.clear()
+            await self._beat.next.wait()
         return {"beats": self._beat.beats}
 
     async def gone(self, command: Mapping[str, object]) -> Answer:

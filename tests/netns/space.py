@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 PREFIX = "meshdtest"
 FOLDER = Path("/run/netns")  # of iproute2
+FILES = Path("/etc/netns")  # NAME/hosts there is /etc/hosts for programs inside (ip-netns(8))
+HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
 HOW_TO_GET = "apt-get install -y nftables iproute2"
 _CLONE_NEWNET = 0x40000000  # sched.h
 _numbers = itertools.count()
@@ -71,6 +73,10 @@ class Namespace:
             values = {"net/ipv6/conf/default/accept_dad": "0", "net/ipv6/conf/all/accept_dad": "0"}
             self.sysctl(values)
             self.ip("link set lo up")
+            (FILES / self.name).mkdir(parents=True, exist_ok=True)
+            self.set_names("")
+            # nobody answers there, which is found at once; the machine's own server would time out
+            (FILES / self.name / "resolv.conf").write_text("nameserver 127.0.0.1\n")
         except BaseException:
             remove(self.name)
             raise
@@ -89,7 +95,11 @@ class Namespace:
     @property
     def prefix(self) -> tuple[str, ...]:
         """What runs a program inside (NodeSpec.prefix); the program keeps the pid."""
-        return ("nsenter", f"--net={self.path}", "--")
+        return ("ip", "netns", "exec", self.name)
+
+    def set_names(self, lines: str) -> None:
+        """Lines of /etc/hosts for programs that are started inside from now on; there is no DNS."""
+        (FILES / self.name / "hosts").write_text(HOSTS + lines)
 
     def ip(self, *lines: str) -> None:
         """Commands of ip(8), one a line, in one call. Raises CannotError."""
@@ -97,7 +107,7 @@ class Namespace:
 
     def nft(self, rules: str) -> None:
         """Load nftables rules. Raises CannotError."""
-        _command([*self.prefix, "nft", "-f", "-"], rules)
+        _command(["nsenter", f"--net={self.path}", "--", "nft", "-f", "-"], rules)
 
     def sysctl(self, values: Mapping[str, str]) -> None:
         """Write files below /proc/sys."""
@@ -187,6 +197,7 @@ def remove(name: str) -> None:
         except ProcessLookupError:
             continue
     subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False, timeout=30.0)
+    shutil.rmtree(FILES / name, ignore_errors=True)
 
 
 def pids_inside(name: str) -> tuple[int, ...]:

@@ -118,6 +118,8 @@ class World:
         sweep()
         self._stack = ExitStack()
         self._numbers = itertools.count(1)
+        self._names = ""
+        self._spaces: list[Namespace] = []
         try:
             self.core = self.space("core")
             self.core.sysctl(_FORWARDS)
@@ -136,7 +138,16 @@ class World:
 
     def space(self, label: str) -> Namespace:
         """A namespace with loopback only."""
-        return self._stack.enter_context(Namespace(label))
+        space = self._stack.enter_context(Namespace(label))
+        space.set_names(self._names)
+        self._spaces.append(space)
+        return space
+
+    def name(self, name: str, host: Host) -> None:
+        """Programs that are started from now on find the host by this name, in both families."""
+        self._names += "".join(f"{address} {name}\n" for address in (*host.v4[:1], *host.v6[:1]))
+        for space in self._spaces:
+            space.set_names(self._names)
 
     def line(self, near: Namespace, near_device: str, far: Namespace, far_device: str, line: Line) -> Wan:
         """An emulated line between any two namespaces; addresses are the caller's."""

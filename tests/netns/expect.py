@@ -1,0 +1,47 @@
+"""Which pairs of places can be joined directly, and how: by what is known of NATs, not by what was seen."""
+
+from tests.netns.sites import Kind
+
+SYMMETRIC = frozenset({Kind.SYMMETRIC_RANDOM, Kind.SYMMETRIC_COUNTING})
+NO_UDP = frozenset({Kind.NO_UDP, Kind.ONLY_443})
+# an answer comes in only from the very address and port that was sent to
+NARROW = frozenset(
+    {
+        Kind.PORT_RESTRICTED,
+        Kind.PORT_NOT_KEPT,
+        Kind.CARRIER,
+        Kind.STEALTH,
+        Kind.GUEST,
+        Kind.V6,
+        *SYMMETRIC,
+    }
+)
+
+
+def ways(one: Kind, two: Kind) -> tuple[str, ...]:
+    """`tcp` (one of them is dialled), `udp` (punched), `tcp punched`, `predicted` (or by many sockets).
+
+    Empty: only a relay can join them. A public node of the bench listens on TCP 443.
+    """
+    pair = {one, two}
+    if Kind.V6 in pair and not pair <= {Kind.V6, Kind.PUBLIC}:
+        return ()  # no address family in common
+    if pair == {Kind.GUEST}:
+        return ()  # one network whose hosts do not see each other, and no hairpin
+    if Kind.PUBLIC in pair:
+        return ("tcp",) if pair & NO_UDP else ("tcp", "udp")
+    found = []
+    hard = bool(pair & SYMMETRIC) and pair <= NARROW
+    if not pair & NO_UDP and not hard:
+        found.append("udp")
+    if not pair & SYMMETRIC and Kind.ONLY_443 not in pair:
+        found.append("tcp punched")
+    if hard and not pair & NO_UDP and not pair <= SYMMETRIC:
+        found.append("predicted")
+    return tuple(found)
+
+
+def pairs() -> list[tuple[Kind, Kind]]:
+    """Every pair once."""
+    kinds = list(Kind)
+    return [(one, two) for number, one in enumerate(kinds) for two in kinds[number:]]

@@ -1,0 +1,189 @@
+"""Every pair of places, joined by real nodes: `.venv/bin/python -m tests.netns.grid` (`make nat-grid`).
+
+For each pair one node founds a mesh and prints a token, the other joins with it; a byte goes there and back.
+Both are new for each pair, ends of a mesh of their own, and know a relay and a STUN server on a public host.
+"""
+
+import argparse
+import contextlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.netns.agent import Agent, AgentError, LinkSeen, Settings, agent
+from tests.netns.expect import pairs, ways
+from tests.netns.programs import relay_on, stun_on
+from tests.netns.report import write
+from tests.netns.sites import ONE_PLACE, Kind, Site, site
+from tests.netns.space import why_not
+from tests.netns.wan import Line, Way
+from tests.netns.world import Host, World
+
+SETTLE_SECONDS = 12.0  # for a direct path to be found after a relayed one, where there can be one
+RELAYED_SECONDS = 2.0  # where there can be none
+PUBLIC_PORT = 443
+RELAY_NAME = "relay.test"
+DIRECT_PATHS = ("loopback", "lan", "public", "mapped", "punched")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Of one pair. Times in seconds since the joiner began; `error` is empty when they connected."""
+
+    one: str
+    two: str
+    possible: tuple[str, ...]
+    first_byte: float = 0.0
+    first: LinkSeen | None = None
+    last: LinkSeen | None = None
+    direct_at: float | None = None
+    error: str = ""
+
+    @property
+    def direct(self) -> bool:
+        """Whether the last path was no relayed one."""
+        return self.last is not None and self.last.path in DIRECT_PATHS
+
+
+@dataclass(slots=True)
+class Bench:
+    """A world with what all pairs share, and the sites that were built so far."""
+
+    world: World
+    folder: Path
+    stun: tuple[str, ...]
+    relays: tuple[str, ...]
+    line: Line | None
+    _sites: dict[tuple[Kind, str], Site] = field(default_factory=dict)
+    _runs: int = 0
+
+    def pair(self, one: Kind, two: Kind) -> tuple[Host, Host]:
+        """A host of each kind, at two places; at one where a pair of the kind means that."""
+        left = self._site(one, "left")
+        if one is two and one in ONE_PLACE:
+            if (one, "beside") not in self._sites:
+                self._sites[one, "beside"] = left.neighbour("beside")
+            return left.host, self._sites[one, "beside"].host
+        return left.host, self._site(two, "right").host
+
+    def _site(self, kind: Kind, side: str) -> Site:
+        if (kind, side) not in self._sites:
+            self._sites[kind, side] = site(self.world, kind, f"{side}-{kind.name.lower()}", line=self.line)
+        return self._sites[kind, side]
+
+    def settings(self, kind: Kind, *, join: str = "") -> Settings:
+        """Of a node at such a place."""
+        name = "near" if join else "far"
+        port = PUBLIC_PORT if kind is Kind.PUBLIC else None
+        return Settings(name=name, join=join, stun=self.stun, relays=self.relays, port=port)
+
+    @contextmanager
+    def joined(self, one: Kind, two: Kind) -> Iterator[tuple[Agent, Agent]]:
+        """Two nodes: the founder at `one`, the joiner at `two`. Raises AgentError."""
+        self._runs += 1
+        here, there = self.pair(one, two)
+        folder = self.folder / str(self._runs)
+        with (
+            agent(here.space, folder / "far", self.settings(one)) as far,
+            agent(there.space, folder / "near", self.settings(two, join=far.token)) as near,
+        ):
+            yield far, near
+
+    def run(self, one: Kind, two: Kind) -> Result:
+        """Join them and see what happens."""
+        possible = ways(one, two)
+        wait = SETTLE_SECONDS if possible else RELAYED_SECONDS
+        try:
+            with self.joined(one, two) as (_, near):
+                near.connected(seconds=30.0)
+                first_byte, first = near.echo(seconds=30.0), near.selected()
+                direct_at = None
+                if first is not None and first.path not in DIRECT_PATHS:
+                    with contextlib.suppress(AgentError):
+                        direct_at = near.connected(*DIRECT_PATHS, seconds=wait)
+                return Result(
+                    one=one,
+                    two=two,
+                    possible=possible,
+                    first_byte=first_byte,
+                    first=first,
+                    last=near.selected(),
+                    direct_at=direct_at,
+                )
+        except AgentError as error:
+            return Result(one=one, two=two, possible=possible, error=str(error))
+
+
+@contextmanager
+def bench(folder: Path, *, line: Line | None = None) -> Iterator[Bench]:
+    """Everything that pairs need, gone at the end."""
+    with World() as world, ExitStack() as stack:
+        server = world.public("server")
+        world.name(RELAY_NAME, server)
+        stun = stack.enter_context(stun_on(server))
+        url = stack.enter_context(relay_on(server, folder / "relay", name=RELAY_NAME))
+        yield Bench(world, folder, stun[:2], (url,), line)
+
+
+def run(chosen: Sequence[tuple[Kind, Kind]], line: Line | None) -> list[Result]:
+    """All of them, one after the other, each told as it ends."""
+    results = []
+    with tempfile.TemporaryDirectory(prefix="meshd-grid-") as folder, bench(Path(folder), line=line) as made:
+        for one, two in chosen:
+            result = made.run(one, two)
+            results.append(result)
+            sys.stdout.write(_told(result) + "\n")
+            sys.stdout.flush()
+    return results
+
+
+def _told(result: Result) -> str:
+    if result.error or result.first is None or result.last is None:
+        return f"{result.one} – {result.two}: {result.error or 'no path'}"
+    first, last, then = result.first, result.last, ""
+    if result.direct_at is not None:
+        then = f", then {last.kind} {last.path} at {result.direct_at:.2f} s"
+    return f"{result.one} – {result.two}: {first.kind} {first.path} {result.first_byte:.2f} s{then}"
+
+
+def main() -> None:
+    """Run the grid and print it; with --write, into docs/nat-grid.md as well."""
+    parser = argparse.ArgumentParser(description="pairs of places, joined by real nodes")
+    parser.add_argument("--kind", action="append", help="only pairs with this kind (may repeat)")
+    parser.add_argument("--both", action="store_true", help="each pair in both orders of joining")
+    parser.add_argument("--rtt", type=float, default=0.0, help="round trip between places, ms")
+    parser.add_argument("--loss", type=float, default=0.0, help="loss of each place's line, per cent")
+    parser.add_argument("--tries", type=int, default=1)
+    parser.add_argument("--write", type=Path, help="a page to write")
+    given = parser.parse_args()
+    if reason := why_not():
+        raise SystemExit(reason)
+    chosen = pairs()
+    if given.kind:
+        kinds = {Kind[name.upper().replace("-", "_")] for name in given.kind}
+        chosen = [pair for pair in chosen if kinds & set(pair)]
+    if given.both:
+        chosen += [(two, one) for one, two in chosen if one is not two]
+    line = None
+    if given.rtt or given.loss:  # the way between two places is two lines
+        line = Line.both(Way(delay_ms=given.rtt / 4, loss=given.loss / 200))
+    began = time.monotonic()
+    results = run([pair for pair in chosen for _ in range(given.tries)], line)
+    text = write(results, seconds=time.monotonic() - began, rtt=given.rtt, loss=given.loss)
+    sys.stdout.write("\n" + text)
+    if given.write:
+        given.write.write_text(text, encoding="utf-8")
+    firsts = [result.first_byte for result in results if not result.error]
+    if firsts:
+        sys.stdout.write(f"median first byte {statistics.median(firsts):.2f} s\n")
+    if any(result.error for result in results):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
