@@ -101,11 +101,8 @@ class PunchGround:
     async def meet(self, others: Sequence[Candidate], found: Found, *, loopback: bool) -> None:
         """As `PunchPort.meet`, on every port; `loopback` takes targets on this machine too."""
         own = set(self.candidates)
-        targets = [
-            Endpoint(one.host, one.port)
-            for one in others
-            if one.proto == "tcp" and one not in own and (loopback or not one.is_loopback)
-        ]
+        usable = [one for one in others if one not in own and (loopback or not one.is_loopback)]
+        targets = [Endpoint(one.host, one.port) for one in usable if one.proto == "tcp"]
         async with Owner() as owner:
             for port in self._ports:
                 owner.start(port.meet(targets[:MAX_PUNCH_CANDIDATES], found), name="punch-meet")
