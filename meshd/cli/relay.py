@@ -27,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--public-host", metavar="NAME", default="", help="name or address of this host in the URL"
     )
     parser.add_argument(
+        "--second-host",
+        metavar="ADDRESS",
+        default="",
+        help="another address of this host, with which it tells kinds of NAT apart (default: if it has one)",
+    )
+    parser.add_argument(
         "--mesh",
         metavar="ID",
         action="extend",
@@ -64,6 +70,7 @@ def run(args: Arguments, out: Output) -> int:
         host=host,
         port=port,
         public_host=args.public_host,
+        second_host=args.second_host.strip("[]"),
         meshes=frozenset(MeshId.parse(mesh) for mesh in args.mesh),
         open=args.open,
         rate=_rate(args.rate),

@@ -24,6 +24,7 @@ SEND_HIGH_BYTES = 64 << 10  # plus one read: what waits here for one end of a ci
 SEND_LOW_BYTES = 16 << 10
 MAX_HANDSHAKE_BYTES = 8 << 10
 _MAX_CONTROL_UNREAD = 16 << 10
+_MAX_BACKLOG = 512 << 10
 _TLS_HANDSHAKE = 0x16  # RFC 8446 5.1; STUN begins with two zero bits (RFC 8489 5)
 
 
@@ -330,6 +331,8 @@ class Connection(asyncio.BufferedProtocol):
     def _write(self, data: bytes) -> None:
         if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
+            if self._transport.get_write_buffer_size() > _MAX_BACKLOG:
+                self.abort()  # only who makes TLS answer (key updates) and never reads gets here
 
     def _over(self) -> None:
         self.stage = Stage.OVER

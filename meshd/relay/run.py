@@ -40,6 +40,7 @@ class RelaySettings:
     host: str = ""
     port: int = 0
     public_host: str = ""
+    second_host: str = ""
     meshes: frozenset[MeshId] = frozenset()
     open: bool = False
     rate: int | None = None
@@ -97,12 +98,15 @@ class _Relay:
         loop.add_signal_handler(signal.SIGTERM, self._stop, 0)
         loop.add_signal_handler(signal.SIGINT, self._stop, 130)
         settings = self._settings
+        first, second = stun_hosts(settings.host, settings.second_host, interfaces.hosts())
         relay = RelayServer(
             Credentials(self._key, None),
             host=settings.host,
             port=settings.port,
             meshes=settings.meshes,
             limits=limits_for(settings, files=_raise_files()),
+            first_host=first,
+            second_host=second,
         )
         with contextlib.ExitStack() as opened:
             relay.open()
@@ -158,6 +162,21 @@ def public_host(bound: str, hosts: tuple[str, ...]) -> str:
     public = [host for host in hosts if _is_global(host)]
     four = [host for host in public if ":" not in host]
     return (four or public or list(hosts) or ["127.0.0.1"])[0]
+
+
+def stun_hosts(bound: str, second: str, hosts: tuple[str, ...]) -> tuple[str, str]:
+    """Two IPv4 addresses of this host for RFC 5780, or two empty words. Pure.
+
+    `second` is what the user names; without it two public addresses are wanted.
+    """
+    fours = [host for host in hosts if ":" not in host]
+    if bound not in ("", "::", "0.0.0.0"):
+        return (bound, second) if second and second != bound else ("", "")
+    public = [host for host in fours if _is_global(host)]
+    if second:
+        others = [host for host in public or fours if host != second]
+        return (others[0], second) if others else ("", "")
+    return (public[0], public[1]) if len(public) > 1 else ("", "")
 
 
 def _is_global(host: str) -> bool:

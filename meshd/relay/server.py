@@ -9,7 +9,6 @@ import contextlib
 import secrets
 import socket
 import ssl
-from typing import cast
 
 from meshd.base.errors import LocalProtocolError, MeshdError, UserError
 from meshd.base.log import get
@@ -27,12 +26,11 @@ from meshd.relay.bucket import TokenBucket
 from meshd.relay.connection import Connection, Spaces
 from meshd.relay.limits import SMALL, Limits
 from meshd.relay.stage import Hold, Stage
+from meshd.relay.stun import StunPorts
 from meshd.relay.switchboard import Action, Cut, Drop, Identity, Switchboard, Tell
 from meshd.relay.throttle import Throttle
 from meshd.wire.lengths import LengthParser, framed
 from meshd.wire.relay import MAX_RELAY_MESSAGE_BYTES, decode_from_node, encode
-from meshd.wire.stun import Endpoint
-from meshd.wire.stun_answer import answer_to
 
 SWEEP_SECONDS = 0.5
 UDP_TRIES = 8  # for a port that is free in TCP and UDP
@@ -48,6 +46,7 @@ class RelayServer:
     """`meshes` empty: any mesh. `host` empty: every address of this machine. Port 0 picks one.
 
     `credentials`: the key that nodes pin; a chain, if there is one, is shown and means nothing here.
+    `first_host` and `second_host`: two addresses of this host, which make it a STUN server by RFC 5780.
     """
 
     def __init__(
@@ -58,6 +57,8 @@ class RelayServer:
         port: int = 0,
         meshes: frozenset[MeshId] = frozenset(),
         limits: Limits = SMALL,
+        first_host: str = "",
+        second_host: str = "",
     ) -> None:
         self._credentials = credentials
         self._host = host
@@ -69,7 +70,8 @@ class RelayServer:
         self._context: ssl.SSLContext = listener_context(self._certificate)
         self._spaces = Spaces(self._context)
         self._sockets: list[socket.socket] = []
-        self._udp: list[socket.socket] = []
+        self._stun = StunPorts(self.board.counts, second=second_host)
+        self._first_host = first_host or host
         self._connections: dict[int, Connection] = {}
         self._of_host: dict[str, int] = {}
         self._circuits: dict[int, list[Connection]] = {}
@@ -113,7 +115,7 @@ class RelayServer:
             self._sockets = listen(self._host, self._asked_port)
             self._port = self._sockets[0].getsockname()[1]
             try:
-                self._open_udp()
+                self._stun.open(self._sockets, self._first_host)
             except OSError as error:
                 self.close()
                 if self._asked_port or attempt == UDP_TRIES - 1:
@@ -124,37 +126,23 @@ class RelayServer:
             else:
                 return
 
-    def _open_udp(self) -> None:
-        for server in self._sockets:
-            sock = socket.socket(server.family, socket.SOCK_DGRAM)
-            self._udp.append(sock)
-            if server.family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.setblocking(False)
-            sock.bind(server.getsockname()[:2])
-
     def close(self) -> None:
         """Stop listening, if it still does."""
-        for sock in (*self._sockets, *self._udp):
+        for sock in self._sockets:
             sock.close()
         self._sockets.clear()
-        self._udp.clear()
+        self._stun.close()
 
     async def serve(self) -> None:
         """Until cancelled; then every connection is dropped."""
         if not self._sockets:
             raise LocalProtocolError("the relay is not open")
-        loop = asyncio.get_running_loop()
         try:
             async with Owner() as owner:
                 self._owner = owner
                 for sock in self._sockets:
                     owner.start(accept_from(sock, self._fresh), name="relay accept")
-                while self._udp:
-                    transport, _ = await loop.create_datagram_endpoint(
-                        lambda: _StunPort(self), sock=self._udp.pop()
-                    )
-                    owner.start(_close_at_end(transport), name="relay stun")
+                await self._stun.start(owner)
                 owner.start(self._throttle.serve(), name="relay throttle")
                 owner.start(self._sweep(), name="relay sweep")
                 await asyncio.Event().wait()
@@ -322,43 +310,3 @@ class RelayServer:
             connection.try_send([data])
         if connection.backlog > self.limits.control_backlog:
             connection.abort()
-
-
-class _StunPort(asyncio.DatagramProtocol):
-    """The UDP port: one question, one answer, nothing kept."""
-
-    def __init__(self, relay: RelayServer) -> None:
-        self._relay = relay
-        self._transport: asyncio.DatagramTransport | None = None
-        self._full = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep it for the answers."""
-        self._transport = cast(asyncio.DatagramTransport, transport)  # it is none by its class in 3.11
-
-    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        """Answer, unless answers pile up."""
-        if self._transport is None or self._full:
-            return
-        reply = answer_to(data, Endpoint(addr[0].partition("%")[0], addr[1]))
-        if reply:
-            self._relay.board.counts["stun_answers"] += 1
-            self._transport.sendto(reply, addr)
-
-    def pause_writing(self) -> None:
-        """Answers pile up: who asks now asks again."""
-        self._full = True
-
-    def resume_writing(self) -> None:
-        """They have gone out."""
-        self._full = False
-
-    def error_received(self, exc: Exception) -> None:
-        """Somebody did not want an answer."""
-
-
-async def _close_at_end(transport: asyncio.DatagramTransport) -> None:
-    try:
-        await asyncio.Event().wait()
-    finally:
-        transport.close()
