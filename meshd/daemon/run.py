@@ -127,6 +127,7 @@ class Daemon:
                     work.start(built.role.serve(), name=self._role)
                     gc.collect()
                     gc.freeze()  # what is there now stays: later collections need not walk it each time
+                    await estate.ways.surroundings.first_look()
                     self._print_token(estate)
             finally:
                 if estate.has_left:

@@ -21,6 +21,7 @@ from meshd.portmap.mapper import PortMapper, home_routers
 from meshd.wire.address import Candidate, Proto
 from meshd.wire.netfacts import CAPABILITY, NetFacts
 
+FIRST_LOOK_SECONDS = 3.0  # for which a first token waits; routers that map answer within one
 PORTMAP_BLOB = "portmap"  # what shows a router that it is us again
 
 
@@ -41,6 +42,7 @@ class Surroundings:
     ) -> None:
         self._local_only = local_only
         self._changed = changed
+        self._looked = asyncio.Event()
         self.portmap = PortMapper(
             ports=ports,
             routers=home_routers(
@@ -50,6 +52,8 @@ class Surroundings:
             settled=self._router_settled,
             enabled=not (config.links.no_portmap or local_only),
         )
+        if config.links.no_portmap or local_only:
+            self._looked.set()  # there is nothing to wait for
         self.watch = NetWatch(
             servers=Servers(()) if local_only else servers_of(config),
             hosts=interfaces.hosts,
@@ -77,7 +81,7 @@ class Surroundings:
 
     def came_in(self, link: Link) -> None:
         """A link was taken in at the mesh port itself: from outside, it shows that the mapping works."""
-        if link.info.path == "public":
+        if link.info.path in ("public", "mapped"):
             self.portmap.came_in()
 
     async def serve(self) -> None:
@@ -100,7 +104,16 @@ class Surroundings:
         now = asyncio.get_running_loop().time()
         return netcheck_reply(report, self.portmap.status(), now=now, daemon=True)
 
+    async def first_look(self) -> None:
+        """Until the router has been asked for the first time, 3 s at most: a token should name its port."""
+        try:
+            async with asyncio.timeout(FIRST_LOOK_SECONDS):
+                await self._looked.wait()
+        except TimeoutError:
+            pass
+
     def _router_settled(self) -> None:
+        self._looked.set()
         self.watch.router_changed()
 
     def _facts(self) -> NetFacts:

@@ -6,6 +6,7 @@ cannot pass a proof on. Both ends of a link are proven before anything of it is 
 """
 
 import asyncio
+import ipaddress
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -79,7 +80,8 @@ class TcpDialer:
         )
         pipe, proven = await race(candidates, attempt)
         try:
-            return TcpLink(pipe, proven.leftover, _info(pipe, proven, dialled=True))
+            mapped = any(one.kind == "mapped" and one.place == pipe.remote for one in candidates)
+            return TcpLink(pipe, proven.leftover, _info(pipe, proven, dialled=True, mapped=mapped))
         except MeshdError:
             pipe.abort()
             raise
@@ -224,7 +226,9 @@ class TcpListener:
 
     async def _hand_over(self, pipe: TcpPipe, proven: Proven, accept: Accept) -> None:
         if proven.purpose is Purpose.MEMBER:
-            await accept(TcpLink(pipe, proven.leftover, _info(pipe, proven, dialled=False)))
+            # who comes from outside to a private address came by a port of the router
+            mapped = ipaddress.ip_address(pipe.local_host).is_private
+            await accept(TcpLink(pipe, proven.leftover, _info(pipe, proven, dialled=False, mapped=mapped)))
         elif proven.purpose is Purpose.JOIN and self._on_joiner is not None and self._joiners < MAX_JOINERS:
             self._joiners += 1
             try:
@@ -336,14 +340,15 @@ def _joining(pipe: TcpPipe, proven: Proven) -> tuple[ProvenPipe, Proven]:
     return ProvenPipe(pipe, proven.leftover), replace(proven, leftover=b"")
 
 
-def _info(pipe: TcpPipe, proven: Proven, *, dialled: bool) -> LinkInfo:
+def _info(pipe: TcpPipe, proven: Proven, *, dialled: bool, mapped: bool) -> LinkInfo:
+    path = interfaces.path_between(pipe.local_host, pipe.remote_host)
     return LinkInfo(
         kind=LinkKind.TCP,
         peer=proven.peer,
         member=member_of(proven),
         local=pipe.local,
         remote=pipe.remote,
-        path=interfaces.path_between(pipe.local_host, pipe.remote_host),
+        path="mapped" if mapped and path == "public" else path,
         dialled=dialled,
         established_at=asyncio.get_running_loop().time(),
     )

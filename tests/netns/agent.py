@@ -32,6 +32,7 @@ class Settings:
     relays: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     mdns: bool = False
+    portmap: bool = False
     port: int | None = None
 
 

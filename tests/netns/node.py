@@ -44,7 +44,7 @@ def _config(folder: Path, settings: Mapping[str, object]) -> Config:
         stun=words("stun"),
         relays=words("relays"),
         no_mdns=not settings.get("mdns", False),
-        no_portmap=True,
+        no_portmap=not settings.get("portmap", False),
         listen=HostPort("", port) if isinstance(port := settings.get("port"), int) else None,
     )
     if kinds := words("kinds"):
@@ -271,6 +271,7 @@ async def serve(folder: Path) -> None:
     async with Owner() as owner:
         owner.start(estate.serve(), name="peers")
         owner.start(_watch_addresses(estate), name="addresses")
+        await estate.ways.surroundings.first_look()
         _say({"token": estate.printed_token() or "", "joined": joined})
         commands = Commands(estate, owner, began)
         while line := await reader.readline():

@@ -5,6 +5,8 @@ import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
@@ -12,6 +14,7 @@ from meshd.portmap.interface import Language, MapState, MapStatus, Route, Router
 from meshd.portmap.mapper import PortMapper, home_routers
 
 from tests.netns import home_router, probe
+from tests.netns.agent import Settings, agent
 from tests.netns.home_router import miniupnpd
 from tests.netns.nat import Nat
 from tests.netns.world import Host, World
@@ -142,3 +145,20 @@ def test_a_router_behind_a_carrier_is_not_used(world: World) -> None:
         status = made.wait(lambda status: status.state not in (MapState.ASKING, MapState.MAPPED))
         assert not status.mappings
         assert status.state in (MapState.BEHIND_NAT, MapState.REFUSED), status
+
+
+def test_a_node_joins_and_connects_by_a_mapped_port(world: World, tmp_path: Path) -> None:
+    """Both behind symmetric NATs that nothing punches: the router's port is the only direct way."""
+    router = world.router("home", Nat.SYMMETRIC_RANDOM)
+    far = world.router("far", Nat.SYMMETRIC_RANDOM).host("far-pc")
+    plain = Settings(kinds=("tcp",))
+    with (
+        miniupnpd(router),
+        agent(router.host("pc").space, tmp_path / "one", replace(plain, portmap=True)) as one,
+        agent(far.space, tmp_path / "two", replace(plain, join=one.token)) as two,
+    ):
+        for end in (one, two):
+            end.connected("mapped")
+        two.echo(100_000)
+        seen = two.selected()
+        assert seen is not None and seen.remote.startswith(f"{router.outer}:")
