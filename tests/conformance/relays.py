@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from meshd.base.tasks import Owner, cancel_and_wait
@@ -18,7 +18,7 @@ from meshd.relay.limits import WIDE, Limits
 from meshd.relay.server import RelayServer
 
 from tests.conformance.nodes import Node, TestMesh, fresh_key
-from tests.conformance.run import until
+from tests.conformance.run import run, until
 
 LOOPBACK = "127.0.0.1"
 
@@ -130,6 +130,22 @@ async def house() -> AsyncIterator[House]:
             yield home
         finally:
             await home.close()
+
+
+def in_house(work: Callable[[House], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with house() as home:
+            await work(home)
+
+    run(whole())
+
+
+async def read_exactly(link: Link, count: int) -> bytes:
+    got = bytearray()
+    while len(got) < count:
+        got += await link.receive()
+    assert len(got) == count
+    return bytes(got)
 
 
 class Tampering(RelayServer):
