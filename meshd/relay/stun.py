@@ -175,6 +175,8 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         if sock.family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        # one for an address beside one for all; two relays do not meet here, as TCP is bound before
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setblocking(False)
         sock.bind((host, port))
     except BaseException:
