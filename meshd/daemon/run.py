@@ -128,6 +128,7 @@ class Daemon:
                     gc.collect()
                     gc.freeze()  # what is there now stays: later collections need not walk it each time
                     await estate.ways.surroundings.first_look()
+                    await estate.ways.known_outside()  # a token names the outer address, too
                     self._print_token(estate)
             finally:
                 if estate.has_left:

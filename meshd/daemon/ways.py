@@ -5,6 +5,7 @@ to this machine: it asks no server, no router and no network.
 """
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from meshd.link.punch import PunchLinks
 from meshd.link.quic import QuicDialer
 from meshd.link.relay import RelayLinks
 from meshd.link.relay_client import RelayClient
+from meshd.link.stun import ASK_SECONDS
 from meshd.link.tcp import OnJoiner, TcpDialer
 from meshd.link.webrtc import WebRtcLinks
 from meshd.peer.mesh import PeerMesh
@@ -142,6 +144,13 @@ class Ways:
         """Where this node can be reached, as known now."""
         found = [candidate for listener in self._listeners for candidate in listener.candidates()]
         return tuple(dict.fromkeys([*found, *self.surroundings.mappings(), *self.outer.candidates()]))
+
+    async def known_outside(self) -> None:
+        """Returns when servers have told where this node is seen, or cannot be asked; 1.5 s at most."""
+        if self._asks_outside:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ASK_SECONDS):
+                    await self.outer.asked.wait()
 
     def relay_urls(self) -> tuple[str, ...]:
         """Relays by which it can be reached, for its record."""

@@ -38,6 +38,7 @@ class OuterPort:
         self._asked: dict[bytes, Endpoint] = {}
         self._seen: dict[Endpoint, Endpoint] = {}  # server -> our port as it sees it
         self._places: tuple[Candidate, ...] = ()
+        self.asked = asyncio.Event()  # somebody has answered, or there is nobody to ask
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Outer addresses, as the servers see them."""
@@ -59,6 +60,7 @@ class OuterPort:
             return  # an answer that nobody asked for says nothing
         if answer.mapped is not None:
             self._seen[server] = answer.mapped
+            self.asked.set()
             self._settle()
 
     async def serve(self) -> None:
@@ -70,6 +72,8 @@ class OuterPort:
                 found = await resolve(self._servers())
                 servers = tuple(one for one in found if ":" not in one.host)[:MAX_ASKED]
                 self._seen = {server: seen for server, seen in self._seen.items() if server in servers}
+                if not servers:
+                    self.asked.set()
             for server in servers:
                 self._ask(server)
             rounds += 1
