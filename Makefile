@@ -20,6 +20,9 @@ build: $(INSTALLED) ## set up .venv and build the native part into the user's ca
 demo: build ## split a real model over two local nodes and answer a chat
 	@$(BIN)/meshd demo
 
+demo-nat: build ## the same between two homes behind NATs, with a relay (root, Linux)
+	@$(BIN)/python -m tests.netns.demo
+
 test: build ## run every test this machine can run, and say what was left out
 	$(BIN)/python -m pytest
 
@@ -35,8 +38,11 @@ bench: build ## measure the tunnel and RPC speed against direct connections
 fuzz: $(INSTALLED) ## feed every parser a million hostile inputs
 	$(BIN)/python -m tests.fuzz
 
+nat-grid: $(INSTALLED) ## join real nodes behind every pair of NATs, and write docs/nat-grid.md (root, Linux)
+	@$(BIN)/python -m tests.netns.grid --write docs/nat-grid.md
+
 clean: ## remove what was made in this folder (the user's cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help build demo test check bench fuzz clean
+.PHONY: help build demo demo-nat test check bench fuzz nat-grid clean

@@ -123,10 +123,10 @@ class Bench:
 def bench(folder: Path, *, line: Line | None = None) -> Iterator[Bench]:
     """Everything that pairs need, gone at the end."""
     with World() as world, ExitStack() as stack:
-        server = world.public("server")
-        world.name(RELAY_NAME, server)
-        stun = stack.enter_context(stun_on(server))
-        url = stack.enter_context(relay_on(server, folder / "relay", name=RELAY_NAME))
+        relay = world.public("relay")
+        world.name(RELAY_NAME, relay)
+        stun = stack.enter_context(stun_on(world.public("stun")))
+        url = stack.enter_context(relay_on(relay, folder / "relay", name=RELAY_NAME))
         yield Bench(world, folder, stun[:2], (url,), line)
 
 

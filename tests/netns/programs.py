@@ -50,7 +50,9 @@ def _run(
     try:
         line = process.stdout.readline()
         if not line:
-            raise RuntimeError(f"`{' '.join(words)}` has ended: {process.wait(END_SECONDS)}")
+            code = process.wait(END_SECONDS)
+            said = Path(errors.name).read_text(errors="replace")[-2000:] if errors is not None else ""
+            raise RuntimeError(f"`{' '.join(words)}` has ended: {code}\n{said}")
         yield line.strip()
     finally:
         process.stdin.close()
