@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
+from meshd.mux.upload import Upload
 from meshd.wire.limits import MAX_STREAMS
 
 Side = Literal["leader", "follower"]  # the leader has the even stream ids and says which link carries data
@@ -34,10 +35,12 @@ class MuxConfig:
 
 
 class NodeBudget:
-    """Bytes by which the windows of all sessions of this node may grow beyond their first size."""
+    """What all sessions of this node share: bytes by which their windows may grow beyond their first size,
+    and what they may send in a second (None: as much as the links carry)."""
 
-    def __init__(self, left: int) -> None:
+    def __init__(self, left: int, upload: Upload | None = None) -> None:
         self.left = left
+        self.upload = upload
 
     def take(self, count: int) -> bool:
         """Take `count` bytes if they are there."""

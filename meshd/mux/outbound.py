@@ -6,6 +6,7 @@ Nothing is copied: a frame of data is a header and the very pieces that were wri
 from meshd.mux.link import LinkState
 from meshd.mux.state import State
 from meshd.mux.stream import Piece, Stream
+from meshd.mux.upload import Upload
 from meshd.wire.frame import DATA_OVERHEAD, ack_frame, data_header, encode
 from meshd.wire.frame_types import (
     LinkAck,
@@ -45,11 +46,13 @@ class Outbound:
             if now < link.hold_until:
                 starved = True
             elif state.schedule.waiting:
-                starved = self._data(link, data, sum(map(len, out)), budget)
+                starved = self._data(link, now, data, sum(map(len, out)), budget)
             else:
                 open_road = True
         if out or data or link.ack_due(now) or (carries and state.acks_worth_sending(now)):
             self._acknowledge(link, now, out, carries)
+            if state.upload is not None:
+                state.upload.spend_control(sum(map(len, out)), now)
             out += data
             starved = starved or (open_road and link.pacing.in_flight < link.pacing.allowance())
             link.pacing.on_sent(sum(map(len, out)), now, starved=starved)
@@ -147,13 +150,38 @@ class Outbound:
 
     # data
 
-    def _data(self, link: LinkState, out: list[Piece], count: int, budget: int) -> bool:
-        """Frames of data until there is no room; True if there was room and nothing to send."""
-        state = self._state
-        schedule = state.schedule
+    def _data(self, link: LinkState, now: float, out: list[Piece], count: int, budget: int) -> bool:
+        """Frames of data until there is no room; True if the link had room for more."""
+        upload = self._state.upload
         pacing = link.pacing
         room = min(budget, pacing.allowance() - pacing.sent + pacing.acked) - count
         most = pacing.frame_size()
+        if upload is None:
+            return self._frames(out, room, most)
+        return self._allowed(upload, now, out, room, min(most, upload.share))
+
+    def _allowed(self, upload: Upload, now: float, out: list[Piece], room: int, most: int) -> bool:
+        """As `_frames`, held to what the node may give now."""
+        state = self._state
+        who = id(state)
+        if room <= 0:
+            upload.leave(who)
+            return False
+        allowed = upload.room(who, room, now)
+        idle = bool(allowed) and self._frames(out, allowed, most)
+        sent = sum(map(len, out))
+        upload.spend(who, sent, now)
+        if idle or room <= max(allowed, sent):
+            upload.leave(who)
+            return idle
+        state.upload_at = upload.wait(who, room - sent, now)
+        state.timer_moved = True
+        return True  # the link could have carried more: what it delivers now is not what it can
+
+    def _frames(self, out: list[Piece], room: int, most: int) -> bool:
+        """Frames of data until there is no room; True if there was room and nothing to send."""
+        state = self._state
+        schedule = state.schedule
         held_back = 0  # streams in a row that only the session's credit stops
         while room > 0:
             stream_id = schedule.next()

@@ -255,6 +255,11 @@ class Session:
         """May `next_timeout` be sooner than when it was last asked? It is after each call but `receive`."""
         return self._state.timer_moved
 
+    @property
+    def waits_for_upload(self) -> bool:
+        """Is there data that goes later because of what the node may give? `next_timeout` knows when."""
+        return self._state.upload_at is not None
+
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called (and `transmit` after it); may change with any call."""
         state = self._state
@@ -264,7 +269,7 @@ class Session:
         if state.over:
             return None
         times = [link.next_timeout() for link in state.links.values()]
-        times.extend(at for at in (state.acks_at, state.grace_at) if at is not None)
+        times.extend(at for at in (state.acks_at, state.grace_at, state.upload_at) if at is not None)
         return min(times, default=None)
 
     def handle_timeout(self, now: float) -> list[Event]:
@@ -274,6 +279,8 @@ class Session:
         if state.over:
             return state.drain_events()
         state.ripen(now)
+        if state.upload_at is not None and now >= state.upload_at:
+            state.upload_at = None  # whoever asks `transmit` now finds out
         for link in list(state.links.values()):
             link.ripen(now)
             why = link.dead(now)

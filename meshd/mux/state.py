@@ -26,6 +26,8 @@ class State:
         self.session_id = session_id
         self.config = config
         self.budget = budget
+        self.upload = budget.upload if budget is not None else None
+        self.upload_at: float | None = None  # when there may be room for data that waits for `upload`
         self.now = 0.0  # as last heard from the driver
         self.over = ""  # why nothing is possible any more
         self.goodbye: Goodbye | None = None

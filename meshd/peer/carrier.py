@@ -68,6 +68,11 @@ class Carrier:
             self._wake.set()
         finally:
             self._parked = True
+            self._mind_limit()
+
+    def _mind_limit(self) -> None:
+        if self.session.waits_for_upload:
+            self._rearm()
 
     def end(self, why: str) -> None:
         """Send what is left (a goodbye), then leave `carry` with Broken(why)."""
@@ -102,6 +107,7 @@ class Carrier:
                 await link.send(pieces)
             else:
                 self._parked = True
+                self._mind_limit()
                 try:
                     await wake.wait()
                 finally:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from meshd.base.errors import Closed
-from meshd.mux.config import MuxConfig, Priority, Side
+from meshd.mux.config import MuxConfig, NodeBudget, Priority, Side
 from meshd.mux.events import DataReceived, Event, LinkDead, PongReceived, StreamEnded, StreamOpened, Writable
 from meshd.mux.session import Session
 
@@ -21,8 +21,8 @@ _BUDGET = 256 << 10
 class Peer:
     """One side."""
 
-    def __init__(self, side: Side, config: MuxConfig) -> None:
-        self.session = Session(side=side, session_id=bytes(16), config=config)
+    def __init__(self, side: Side, config: MuxConfig, budget: NodeBudget | None = None) -> None:
+        self.session = Session(side=side, session_id=bytes(16), config=config, budget=budget)
         self.pipes: dict[int, Pipe] = {}
         self.events: list[tuple[float, Event]] = []  # all but data
         self.received: dict[int, bytearray] = {}
@@ -184,10 +184,10 @@ class Feed:
 
 
 class Network:
-    """Two peers and the links between them."""
+    """Two peers and the links between them; `budget` is the leader's."""
 
-    def __init__(self, config: MuxConfig | None = None) -> None:
-        self.leader = Peer("leader", config or MuxConfig())
+    def __init__(self, config: MuxConfig | None = None, *, budget: NodeBudget | None = None) -> None:
+        self.leader = Peer("leader", config or MuxConfig(), budget)
         self.follower = Peer("follower", config or MuxConfig())
         self.links: dict[int, tuple[Pipe, Pipe]] = {}
         self._next = 1
