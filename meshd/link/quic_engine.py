@@ -45,7 +45,7 @@ from aioquic.quic.packet import (
     pull_quic_header,
 )
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicSentPacket
-from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.recovery import QuicPacketPacer, QuicPacketSpace
 from aioquic.quic.retry import QuicRetryTokenHandler
 from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
@@ -59,8 +59,11 @@ from meshd.wire.limits import MAX_UNPROVEN_BYTES
 SAFE_DATAGRAM_BYTES = 1200  # every path that carries QUIC takes it (RFC 9000 section 14)
 PROBED_DATAGRAM_BYTES = (1452, 1400)  # IPv6 over Ethernet; through most tunnels
 RECEIVE_WINDOW_BYTES = 4 << 20  # unread, or arrived with gaps: 20 MB/s at 200 ms
-BLACK_HOLE_LOSSES = 16  # large datagrams in a row, with none that arrived
+BLACK_HOLE_LOSSES = 8  # large datagrams, and none arrived …
+BLACK_HOLE_SECONDS = 0.5  # … for so long: a full queue lets some through
 PROBE_AGAIN_SECONDS = 60.0
+BURST_SECONDS = 0.008  # what may go out at once after the loop was late
+WAKE_SECONDS = 0.001  # timers are no finer
 ALPN = "meshd"
 _STREAM = 0  # the first one that the dialler opens
 _WINDOW_NAME = "meshd-model"
@@ -73,13 +76,24 @@ class _Window(QuicCongestionControl):
         super().__init__(max_datagram_size=max_datagram_size)
         self.model = ModelWindow(max_datagram_size)
         self.large_lost = 0  # since one arrived
+        self.large_lost_at = 0.0
+        self._acked = 0
+        self._acked_at = self._acked_sent = 0.0
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
         self.bytes_in_flight -= packet.sent_bytes
         if packet.sent_bytes > SAFE_DATAGRAM_BYTES:
-            self.large_lost = 0
-        self.model.acked(now, packet.sent_bytes, now - (packet.sent_time or now))
-        self.congestion_window = self.model.window
+            self.large_lost, self.large_lost_at = 0, 0.0
+        self._acked += packet.sent_bytes
+        self._acked_at = now
+        self._acked_sent = max(self._acked_sent, packet.sent_time or now)
+
+    def settle(self, *, starved: bool) -> None:
+        """Tell the model of all that was acknowledged since the last call: once for a batch of packets."""
+        if self._acked:
+            self.model.acked(self._acked_at, self._acked, self._acked_at - self._acked_sent, starved=starved)
+            self.congestion_window = self.model.window
+            self._acked, self._acked_sent = 0, 0.0
 
     def on_packet_sent(self, *, packet: QuicSentPacket) -> None:
         self.bytes_in_flight += packet.sent_bytes
@@ -93,12 +107,43 @@ class _Window(QuicCongestionControl):
             self.bytes_in_flight -= packet.sent_bytes
             if packet.sent_bytes > SAFE_DATAGRAM_BYTES:
                 self.large_lost += 1
+                self.large_lost_at = self.large_lost_at or now
+            self.model.lost(now, packet.sent_bytes, packet.sent_time or now)
+        self.congestion_window = self.model.window
 
     def on_persistent_congestion(self) -> None:
-        """A path that is silent shows no rate; the model forgets by itself."""
+        self.model.silenced()
+        self.congestion_window = self.model.window
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
         """Each acknowledged packet tells."""
+
+
+class _Pacer:
+    """Instead of the library's, whose bursts of 16 packets are too small for timers of a millisecond."""
+
+    def __init__(self, model: ModelWindow, datagram: int) -> None:
+        self._model = model
+        self._datagram = datagram
+        self._budget = 0.0
+        self._at = 0.0
+
+    def next_send_time(self, now: float) -> float | None:
+        rate = self._model.pacing_rate
+        if not rate:
+            return None
+        most = max(BURST_SECONDS * rate, 10.0 * self._datagram)
+        self._budget = min(self._budget + (now - self._at) * rate, most)
+        self._at = now
+        if self._budget > 0:
+            return None
+        return now + (max(WAKE_SECONDS * rate, self._datagram) - self._budget) / rate
+
+    def update_after_send(self, now: float) -> None:
+        self._budget -= self._datagram
+
+    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
+        """The model has its own."""
 
 
 register_congestion_control(_WINDOW_NAME, _Window)
@@ -145,6 +190,9 @@ class Engine(QuicConnection):
         self._local_max_streams_bidi.value = self._local_max_streams_bidi.sent = int(not settings.is_client)
         self._local_max_streams_uni.value = self._local_max_streams_uni.sent = 0
         self._window_control = cast(_Window, self._loss._cc)
+        self._loss._pacer = cast(
+            QuicPacketPacer, _Pacer(self._window_control.model, settings.max_datagram_size)
+        )
         self._window = MAX_UNPROVEN_BYTES
         self._consumed = 0
         self._written = 0
@@ -162,6 +210,7 @@ class Engine(QuicConnection):
 
     def poll(self) -> None:
         """Sort what the library has to tell into our attributes."""
+        self._window_control.settle(starved=not self.unsent)
         while (event := self.next_event()) is not None:
             if isinstance(event, StreamDataReceived):
                 if event.data:
@@ -244,10 +293,12 @@ class Engine(QuicConnection):
 
     def path_probe(self, now: float) -> bytes | None:
         """A datagram larger than usual, to learn whether the path takes it; None when none is due."""
-        if self._window_control.large_lost >= BLACK_HOLE_LOSSES or (
-            self._loss._pto_count >= 2 and self._max_datagram_size > SAFE_DATAGRAM_BYTES
+        window = self._window_control
+        if self._max_datagram_size > SAFE_DATAGRAM_BYTES and (
+            self._loss._pto_count >= 2
+            or (window.large_lost >= BLACK_HOLE_LOSSES and now - window.large_lost_at > BLACK_HOLE_SECONDS)
         ):
-            self._window_control.large_lost = 0
+            window.large_lost, window.large_lost_at = 0, 0.0
             self._max_datagram_size = SAFE_DATAGRAM_BYTES
             self._probe_at = now + PROBE_AGAIN_SECONDS
         if self._probe_at is not None and now >= self._probe_at:

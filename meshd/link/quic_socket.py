@@ -14,7 +14,7 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshd.base.errors import UserError
 from meshd.base.log import get
@@ -45,7 +45,8 @@ class Origin:
     """Where a datagram came from, and (where the kernel tells) which address of ours it was sent to."""
 
     address: Address
-    local: bytes = b""  # struct in_pktinfo or in6_pktinfo, ready to be sent back
+    # struct in_pktinfo or in6_pktinfo, ready to be sent back; whom we talk to does not depend on it
+    local: bytes = field(default=b"", compare=False)
 
 
 class UdpSocket:
