@@ -26,7 +26,7 @@ INIT_SECONDS = 0.4  # before an unanswered INIT goes out again; eight times (aio
 ACK_SECONDS = 0.02  # that an acknowledgement may wait for data to travel with
 ACK_CHUNKS = 16  # received without an acknowledgement, at most
 LOW_BYTES = 16 << 10  # of backlog: `on_drained` is called when it falls to this
-_BEGINNING = frozenset({wire.INIT, wire.INIT_ACK, wire.HEARTBEAT, wire.ABORT, wire.COOKIE_ECHO, 9, 11})
+_BEGINNING = {wire.INIT: 16, wire.INIT_ACK: 16, wire.ERROR: 0, wire.COOKIE_ECHO: None, wire.COOKIE_ACK: None}
 
 
 class Association(RTCSctpTransport):
@@ -42,6 +42,7 @@ class Association(RTCSctpTransport):
         super().__init__(dtls, wire.PORT)
         self._advertised_rwnd = MAX_WINDOW_BYTES
         self._rto = INIT_SECONDS
+        self._clock = asyncio.get_running_loop()
         self._write = send
         self._push = push
         self._inbox: Inbox | None = None
@@ -112,8 +113,11 @@ class Association(RTCSctpTransport):
             tag, chunks = wire.open_packet(packet)
             if not chunks or self._over:
                 return
-            if chunks[0][0] in _BEGINNING:
-                if len(chunks) == 1:
+            kind, _, body = chunks[0]
+            if kind in _BEGINNING:
+                # aiortc's own reading never ends when a parameter has no length
+                parameters = _BEGINNING[kind]
+                if len(chunks) == 1 and (parameters is None or wire.are_parameters(body[parameters:])):
                     _run(self._handle_data(packet))  # checks the tag
                 return
             if tag != self._local_verification_tag:
@@ -122,7 +126,12 @@ class Association(RTCSctpTransport):
                 if kind == wire.DATA:
                     self._take_data(body)
                 elif kind == wire.SACK and self._outbox is not None:
-                    self._outbox.on_sack(wire.open_sack(body), self._loop.time())
+                    self._outbox.on_sack(wire.open_sack(body), self._clock.time())
+                elif kind == wire.HEARTBEAT:
+                    self._write(wire.seal(self._remote_verification_tag, wire.heartbeat_ack(body)))
+                    self._push()
+                elif kind == wire.ABORT:
+                    self._set_state(self.State.CLOSED)
         except (RemoteProtocolError, struct.error, AssertionError, ValueError):
             return
 
@@ -150,7 +159,7 @@ class Association(RTCSctpTransport):
         if inbox.urgent or inbox.due >= 2:
             self._acknowledge()
         elif self._ack_at is None:
-            self._ack_at = self._loop.time() + ACK_SECONDS
+            self._ack_at = self._clock.time() + ACK_SECONDS
             self._arm(self._ack_at)
 
     def _deliver(self) -> None:
@@ -166,7 +175,7 @@ class Association(RTCSctpTransport):
         outbox = self._outbox
         if outbox is None or self._over:
             return
-        now, before = self._loop.time(), outbox.backlog_bytes
+        now, before = self._clock.time(), outbox.backlog_bytes
         while (chunk := outbox.next_chunk(now)) is not None:
             number = chunk.number & 0xFFFF
             data = wire.data_chunk(outbox.tsn_of(chunk), number, chunk.protocol, chunk.payload)
@@ -174,8 +183,9 @@ class Association(RTCSctpTransport):
                 data = self._sack() + data
             self._write(wire.seal(self._remote_verification_tag, data))
         self._push()
-        if (at := outbox.deadline()) is not None:
-            self._arm(at)
+        for at in (outbox.next_send(now), outbox.deadline()):
+            if at is not None:
+                self._arm(at)
         if before > LOW_BYTES >= outbox.backlog_bytes or outbox.is_done:
             self.on_drained()
 
@@ -196,13 +206,13 @@ class Association(RTCSctpTransport):
             if self._timer.when() <= at:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._on_timer)
+        self._timer = self._clock.call_at(at, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         if self._over or self._outbox is None:
             return
-        now = self._loop.time()
+        now = self._clock.time()
         if not self._outbox.on_timer(now):
             self._end()
             return

@@ -11,6 +11,7 @@ from meshd.link.sctp_packet import TSNS, ahead, sack_chunk
 MAX_WINDOW_BYTES = 4 << 20  # what may wait here: 100 Mbit/s for 100 ms, three times
 MAX_HOLES = 4096
 _CHUNK_COST = 64  # of a waiting chunk beside its bytes, so that tiny ones are bounded too
+_SLACK_BYTES = 4096  # over the window: a sender may ask a closed one
 _REACH = 0xFFFF  # a SACK can name chunks up to so far beyond its cumulative number
 
 
@@ -45,7 +46,9 @@ class Inbox:
         if number < self._next or number in self._held or number - self._next >= _REACH:
             self.urgent = True
             return []
-        if unread + self._held_bytes + len(payload) > self._window + _CHUNK_COST * 64:
+        # what comes next in order is taken whatever waits behind it, or nothing would ever move again
+        waiting = unread if number == self._next else unread + self._held_bytes
+        if waiting + len(payload) > self._window + _SLACK_BYTES:
             self.urgent = True
             return []
         if number != self._next:

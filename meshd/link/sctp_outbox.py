@@ -10,7 +10,7 @@ about a round trip, and the window stays what the model of the path says.
 from collections import deque
 
 from meshd.link.model_window import ModelWindow
-from meshd.link.sctp_packet import BINARY, DATA_OVERHEAD, TSNS, SackBody, ahead
+from meshd.link.sctp_packet import BINARY, DATA_OVERHEAD, MAX_GAPS, TSNS, SackBody, ahead
 
 MAX_PACKET_BYTES = 1189  # an IPv6 path of 1280 bytes, less IP, UDP and DTLS (as aiortc has it)
 REORDER_PACKETS = 3
@@ -18,6 +18,8 @@ MAX_REORDER_PACKETS = 64
 FIRST_PROBE_SECONDS = 0.5  # before any round trip was seen (RFC 6298 says 1)
 LEAST_PROBE_SECONDS = 0.05  # beyond the round trip: the other side's turn of the loop and its 20 ms
 MOST_PROBE_SECONDS = 3.0
+LEAST_FLIGHT_CHUNKS = 32  # in a round trip, however little was sent, and so measured, before
+PACE_SECONDS = 0.002  # a sender that was late by so much may catch up: timers come in milliseconds
 GIVE_UP_SECONDS = 30.0  # nothing acknowledged for so long while something was on its way
 MAX_FLIGHT_CHUNKS = 16_000  # a SACK names 65535; stream numbers of 16 bits are compared by halves
 
@@ -49,10 +51,12 @@ class Outbox:
         self._next = 0  # number of the next new chunk
         self._base = 0  # the first number that is not acknowledged
         self._chunks: dict[int, Sent] = {}  # not acknowledged
+        self._outstanding_bytes = 0  # of these
         self._flight: dict[int, Sent] = {}  # by turn, oldest first
         self.flight_bytes = 0
         self._lost: deque[Sent] = deque()
         self._gaps: tuple[tuple[int, int], ...] = ()  # as numbers, of the last SACK
+        self._horizon = 0  # chunks up to this one are told of
         self._turn = 0
         self._acked_turn = -1
         self._acked_sent_at = 0.0
@@ -61,6 +65,7 @@ class Outbox:
         self._rttvar = 0.0
         self._probes = 0  # in a row
         self._probe_due = False
+        self._pace_at = 0.0  # nothing goes out before
         self._heard_at = 0.0  # of the last acknowledgement, or of the first chunk after silence
 
     # --- in
@@ -90,6 +95,8 @@ class Outbox:
         if gaps != self._gaps:
             newly += self._fresh(gaps)
             self._gaps = gaps
+        # a SACK that is full does not say what came beyond it
+        self._horizon = gaps[-1][1] if len(gaps) >= MAX_GAPS else self._next
         if newly:
             self._acknowledge(newly, now)
 
@@ -125,9 +132,10 @@ class Outbox:
             self._measure(rtt)
         if latest.turn > self._acked_turn:
             self._acked_turn, self._acked_sent_at = latest.turn, latest.sent_at
+        self._outstanding_bytes -= size
         self._probes = 0
-        self.model.acked(now, size, rtt)
-        self._find_losses()
+        self.model.acked(now, size, rtt, starved=not self._backlog and not self._lost)
+        self._find_losses(now)
 
     def _measure(self, rtt: float) -> None:
         if self._srtt is None:
@@ -136,26 +144,27 @@ class Outbox:
             self._rttvar += (abs(self._srtt - rtt) - self._rttvar) / 4
             self._srtt += (rtt - self._srtt) / 8
 
-    def _find_losses(self) -> None:
+    def _find_losses(self, now: float) -> None:
+        found = []
         most_turn = self._acked_turn - self._reorder
         most_age = self._acked_sent_at - 9 / 8 * (self._srtt or 1.0)
-        for turn, chunk in list(self._oldest(most_turn, most_age)):
-            del self._flight[turn]
-            self.flight_bytes -= len(chunk.payload)
-            self._lost.append(chunk)
-
-    def _oldest(self, most_turn: int, most_age: float) -> list[tuple[int, Sent]]:
-        found = []
         for turn, chunk in self._flight.items():
             if turn > most_turn and (chunk.sent_at > most_age or turn > self._acked_turn):
                 break
-            found.append((turn, chunk))
-        return found
+            if chunk.number <= self._horizon:
+                found.append(chunk)
+        for chunk in found:
+            del self._flight[chunk.turn]
+            self.flight_bytes -= len(chunk.payload)
+            self._lost.append(chunk)
+            self.model.lost(now, len(chunk.payload), chunk.sent_at)
 
     # --- out
 
     def next_chunk(self, now: float) -> Sent | None:
         """The next chunk to send now, if the windows have room: what was lost, then what is new."""
+        if self._pace_at > now and not self._probe_due:
+            return None
         while self._lost:
             if not self._probe_due and self.flight_bytes >= self.model.window:
                 return None
@@ -166,8 +175,12 @@ class Outbox:
             return None
         if len(self._chunks) >= MAX_FLIGHT_CHUNKS:
             return None
-        room = min(self.model.window, self._peer_window)
-        if self.flight_bytes + min(self.backlog_bytes, self.payload_bytes) > room and self._flight:
+        size = min(self.backlog_bytes, self.payload_bytes)
+        if self._chunks and (
+            self.flight_bytes + size > self.model.window
+            # all that is not acknowledged has to fit: else no room were left there for what fills a hole
+            or self._outstanding_bytes + size > self._peer_window
+        ):
             return None  # one chunk is always allowed: it asks a closed window (RFC 9260 6.1 A)
         return self._send(self._cut(), now)
 
@@ -190,6 +203,7 @@ class Outbox:
         self.backlog_bytes -= len(payload)
         chunk = Sent(self._next, protocol, payload)
         self._chunks[self._next] = chunk
+        self._outstanding_bytes += len(payload)
         self._next += 1
         return chunk
 
@@ -197,6 +211,9 @@ class Outbox:
         if not self._flight and not self._probes:
             self._heard_at = now
         self._probe_due = False
+        if (rate := self.model.pacing_rate) > 0 and self._srtt:
+            rate = max(rate, LEAST_FLIGHT_CHUNKS * self.payload_bytes / self._srtt)
+            self._pace_at = max(self._pace_at, now - PACE_SECONDS) + len(chunk.payload) / rate
         chunk.turn = self._turn
         chunk.sent_at = now
         chunk.times += 1
@@ -212,11 +229,19 @@ class Outbox:
     # --- time
 
     def deadline(self) -> float | None:
-        """When `on_timer` wants to be called; None while nothing is on its way."""
+        """When `on_timer` wants to be called because nothing came back; None: nothing is on its way."""
         if not self._flight:
             return None
         newest = next(reversed(self._flight.values())).sent_at
         return max(newest, self._heard_at) + self._probe_seconds()
+
+    def next_send(self, now: float) -> float | None:
+        """When `next_chunk` has something that only waits for its turn; None: it waits for something else."""
+        if self._pace_at <= now or not (self._backlog or self._lost):
+            return None
+        if self.flight_bytes + self.payload_bytes > self.model.window:
+            return None
+        return self._pace_at
 
     def _probe_seconds(self) -> float:
         if self._srtt is None:
@@ -236,6 +261,8 @@ class Outbox:
         self._probe_due = True
         first_turn = next(iter(self._flight))
         again = [first_turn] if self._probes < 3 else list(self._flight)
+        if self._probes == 3:
+            self.model.silenced()
         for turn in again:  # the third time in a row all of it counts as lost, so that it may be sent again
             chunk = self._flight.pop(turn)
             self.flight_bytes -= len(chunk.payload)

@@ -15,7 +15,7 @@ from meshd.base.errors import RemoteProtocolError
 
 PORT = 5000  # both sides; there is one association in each DTLS connection (RFC 8841)
 DATA, INIT, INIT_ACK, SACK, HEARTBEAT, HEARTBEAT_ACK, ABORT = range(7)
-COOKIE_ECHO, COOKIE_ACK = 10, 11
+ERROR, COOKIE_ECHO, COOKIE_ACK = 9, 10, 11
 STREAM = 0
 BINARY = 53  # payload protocol of our bytes (RFC 8831 8)
 FAREWELL = 51  # "string": the one word that ends a link
@@ -109,6 +109,22 @@ def open_sack(body: bytes) -> SackBody:
     if any(not 1 < start <= end for start, end in gaps):
         raise RemoteProtocolError("a gap of a SACK is empty", code="sctp")
     return SackBody(cumulative, window, gaps)
+
+
+def heartbeat_ack(body: bytes) -> bytes:
+    """The answer to a HEARTBEAT: its own words."""
+    return _CHUNK.pack(HEARTBEAT_ACK, 0, len(body) + 4) + body + _PAD[len(body) & 3]
+
+
+def are_parameters(body: bytes) -> bool:
+    """Whether `body` is a list of parameters with lengths of their own (RFC 9260 3.2.1)."""
+    at = 0
+    while at <= len(body) - 4:
+        length = int.from_bytes(body[at + 2 : at + 4], "big")
+        if length < 4:
+            return False
+        at += (length + 3) & ~3
+    return True
 
 
 def ahead(tsn: int, of: int) -> int:
