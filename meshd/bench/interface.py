@@ -26,3 +26,17 @@ class RpcBenchArgs:
     cache: Path
     pairs: int = 3
     as_json: bool = False
+
+
+TRANSPORT_WAYS = ("udp", "tcp", "quic", "webrtc", "tls", "aioquic", "aiortc", "iroh")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportBenchArgs:
+    """`loopback`: no line between; `lines`: 100 Mbit/s at distances; `beside`: with a TCP flow there."""
+
+    ways: tuple[str, ...] = TRANSPORT_WAYS
+    loopback: bool = True
+    lines: bool = True
+    beside: bool = True
+    as_json: bool = False

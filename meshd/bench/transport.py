@@ -1,0 +1,292 @@
+"""`meshd bench transport`: meshd's links beside what their libraries do unchanged, in one run.
+
+Two processes for each measurement, joined by this machine's loopback (what the processor allows) or by a line
+of 100 Mbit/s in userspace (wan.py): what distance and loss leave of it, and what is left of a TCP flow that
+was there first. Ratios of one run mean something; absolute numbers move from machine to machine.
+"""
+
+import asyncio
+import json
+import os
+import platform
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.errors import MeshdError
+from meshd.bench.interface import BenchOutput, TransportBenchArgs
+from meshd.bench.transport_end import CONTROL, Orders
+from meshd.bench.wan import Line
+
+WAN_BYTES = 20 << 20
+FAST_BYTES = 200 << 20  # of what runs at the speed of the processor and has little to do
+SLOW_BYTES = 40 << 20
+PINGS = 1000
+MBIT = 100.0
+BESIDE_SECONDS = 12.0
+LINES = tuple(Line(rtt_ms=rtt, loss=loss, mbit=MBIT) for loss in (0.0, 0.005) for rtt in (20.0, 50.0, 100.0))
+OURS = ("tcp", "quic", "webrtc")
+FAST = frozenset({"tcp", "tls", "plain"})
+LIMIT_SECONDS = 150.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One measurement. `rate` in bytes a second, `connect` and `pings` (64 B, 10 KB) in seconds."""
+
+    way: str
+    control: str
+    line: Line | None
+    rate: float = 0.0
+    connect: float = 0.0
+    pings: tuple[float, ...] = ()
+    beside: str = ""  # the congestion control of the TCP flow that ran at the same time
+    beside_rate: float = 0.0
+    failed: str = ""
+
+
+def run(args: TransportBenchArgs, out: BenchOutput) -> int:
+    """Returns 0 when everything that was asked for could be measured. Raises MeshdError."""
+    log.set_up(level="warning")
+    figures = asyncio.run(_figures(args, out))
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, TCP {_system_control()}"
+    if args.as_json:
+        out.json({"machine": machine, "figures": [_as_json(one) for one in figures]})
+    else:
+        _tables(figures, out)
+        out.note(f"{machine}; {WAN_BYTES >> 20} MiB each over the line; c.c.: congestion control")
+    return 1 if any(one.failed for one in figures) else 0
+
+
+async def _figures(args: TransportBenchArgs, out: BenchOutput) -> list[Figure]:
+    found = []
+    for way in args.ways if args.loopback else ():
+        out.progress(f"{way}, this machine's loopback")
+        bulk = FAST_BYTES if way in FAST else SLOW_BYTES
+        found.append(await _measure(way, None, bulk=0 if way == "udp" else bulk, pings=PINGS))
+    for line in LINES if args.lines else ():
+        for way in args.ways:
+            for control in ("bbr", "cubic") if way == "tls" else ("",):
+                if way != "udp":
+                    out.progress(f"{way} {control}, {_name(line)}")
+                    found.append(await _measure(way, line, bulk=WAN_BYTES, control=control))
+    for other in ("cubic", "bbr") if args.beside else ():
+        for way in args.ways:
+            if way in OURS:
+                out.progress(f"{way} beside TCP {other}")
+                found.append(await _share(way, Line(rtt_ms=50.0, mbit=MBIT), other))
+    return found
+
+
+# --- one measurement
+
+
+async def _measure(way: str, line: Line | None, *, bulk: int, pings: int = 0, control: str = "") -> Figure:
+    named = CONTROL.get(way) or control or _system_control()
+    figure = Figure(way=way, control=named, line=line)
+    orders = Orders(way=way, is_near=True, talk=-1, control=control, bulk=bulk, pings=pings)
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            with ExitStack() as stack:
+                ends = _Ends(stack, line)
+                (near, _), *_ = await ends.run([orders])
+    except (MeshdError, TimeoutError) as error:
+        return replace(figure, failed=str(error) or "took too long")
+    seconds = _number(near, "bulk")
+    pings_seen = near.get("pings")
+    return replace(
+        figure,
+        rate=bulk / seconds if seconds else 0.0,
+        connect=_number(near, "connect"),
+        pings=tuple(float(one) for one in pings_seen) if isinstance(pings_seen, list) else (),
+    )
+
+
+async def _share(way: str, line: Line, other: str) -> Figure:
+    """The link and one TCP flow at the same time, both without end, for some seconds."""
+    figure = Figure(way=way, control=CONTROL.get(way) or _system_control(), line=line, beside=other)
+    flow = Orders(way="plain", is_near=True, talk=-1, control=other, seconds=BESIDE_SECONDS)
+    ours = Orders(way=way, is_near=True, talk=-1, seconds=BESIDE_SECONDS)
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            with ExitStack() as stack:
+                results = await _Ends(stack, line).run([flow, ours])
+    except (MeshdError, TimeoutError) as error:
+        return replace(figure, failed=str(error) or "took too long")
+    (_, flow_far), (_, ours_far) = results
+    return replace(figure, rate=_number(ours_far, "rate"), beside_rate=_number(flow_far, "rate"))
+
+
+Answer = dict[str, object]
+
+
+class _Ends:
+    """Pairs of processes with a line between them. All end with `stack`."""
+
+    def __init__(self, stack: ExitStack, line: Line | None) -> None:
+        self._stack = stack
+        self._line = line
+        self._networks: tuple[int, int] | None = None  # processes whose networks later pairs enter
+
+    async def run(self, all_orders: Sequence[Orders]) -> list[tuple[Answer, Answer]]:
+        """Start all pairs, let them begin together, collect what they say."""
+        pairs = [await self._pair(orders) for orders in all_orders]
+        for pair in pairs:
+            for process in pair:
+                assert process.stdin is not None
+                process.stdin.write(b"go\n")
+        results = []
+        for near, far in pairs:
+            results.append((await _answer(near), await _answer(far)))
+        return results
+
+    async def _pair(self, orders: Orders) -> tuple[asyncio.subprocess.Process, asyncio.subprocess.Process]:
+        talk = self._sockets()
+        ends: list[asyncio.subprocess.Process] = []
+        devices = [self._sockets(), self._sockets()] if self._line is not None else []
+        for at, is_near in enumerate((True, False)):
+            told = replace(orders, is_near=is_near, talk=talk[at].fileno())
+            if self._networks is not None:
+                told = replace(told, join=self._networks[at])
+            elif devices:
+                told = replace(told, device=devices[at][1].fileno())
+            passed = [told.talk, told.device] if told.device >= 0 else [told.talk]
+            ends.append(await self._start("transport_end", [json.dumps(asdict(told))], passed))
+        for own in talk:
+            own.close()
+        if self._line is not None and self._networks is None:
+            self._networks = ends[0].pid, ends[1].pid
+            line = self._line
+            numbers = [devices[0][0].fileno(), devices[1][0].fileno()]
+            settings = [*map(str, numbers), str(line.rtt_ms), str(line.loss), str(line.mbit)]
+            await self._start("wan", settings, numbers)
+        for end in ends:
+            if not (await _line_of(end)).startswith("ready"):
+                raise MeshdError("an end did not start")
+        return ends[0], ends[1]
+
+    def _sockets(self) -> tuple[socket.socket, socket.socket]:
+        both = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for one in both:
+            self._stack.callback(one.close)
+        return both
+
+    async def _start(
+        self, name: str, arguments: Sequence[str], passed: Sequence[int]
+    ) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            f"meshd.bench.{name}",
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=passed,
+        )
+        self._stack.callback(_end, process)
+        return process
+
+
+def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+
+
+async def _line_of(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    if not line:
+        raise MeshdError("an end of the measurement has ended; its words are above")
+    return line.decode()
+
+
+async def _answer(process: asyncio.subprocess.Process) -> Answer:
+    answer: Answer = json.loads(await _line_of(process))
+    return answer
+
+
+def _number(answer: Answer, name: str) -> float:
+    value = answer.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+# --- what is shown
+
+
+def _system_control() -> str:
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def _name(line: Line | None) -> str:
+    if line is None:
+        return "loopback"
+    return f"RTT {line.rtt_ms:.0f} ms" + (f", loss {100 * line.loss:.1f} %" if line.loss else "")
+
+
+def _tables(figures: Sequence[Figure], out: BenchOutput) -> None:
+    local = [one for one in figures if one.line is None]
+    bare = next((one.pings for one in local if one.way == "udp"), ())
+    if local:
+        out.table(
+            ("WAY", "C.C.", "MB/S", "RTT 64 B", "RTT 10 KB", "ADDED TO UDP", "CONNECT"),
+            [
+                (
+                    one.way,
+                    one.control,
+                    one.failed or f"{one.rate / 1e6:.1f}",
+                    *(f"{1e6 * ping:.0f} µs" for ping in one.pings or (0.0, 0.0)),
+                    ", ".join(f"{1e6 * (a - b):.0f} µs" for a, b in zip(one.pings, bare, strict=False)),
+                    f"{1e3 * one.connect:.0f} ms",
+                )
+                for one in local
+            ],
+        )
+        out.line()
+    lined = [one for one in figures if one.line is not None and not one.beside]
+    if lined:
+        lines = list(dict.fromkeys(one.line for one in lined))
+        rows: dict[tuple[str, str], dict[Line | None, str]] = {}
+        for one in lined:
+            cells = rows.setdefault((one.way, one.control), {})
+            cells[one.line] = one.failed or f"{one.rate / 1e6:.1f}"
+        out.table(
+            ("WAY (MB/S)", "C.C.", *map(_name, lines)),
+            [(*key, *(cells.get(line, "") for line in lines)) for key, cells in rows.items()],
+        )
+        out.line()
+    shared = [one for one in figures if one.beside]
+    if shared:
+        out.table(
+            ("WAY", "BESIDE TCP", "OURS, MB/S", "TCP, MB/S", "OURS", "TCP'S"),
+            [
+                (
+                    one.way,
+                    one.beside,
+                    one.failed or f"{one.rate / 1e6:.1f}",
+                    f"{one.beside_rate / 1e6:.1f}",
+                    *(f"{100 * part / (MBIT * 125_000):.0f} %" for part in (one.rate, one.beside_rate)),
+                )
+                for one in shared
+            ],
+        )
+
+
+def _as_json(one: Figure) -> dict[str, str | float | list[float] | dict[str, float] | None]:
+    return {
+        "way": one.way,
+        "congestion_control": one.control,
+        "line": None if one.line is None else asdict(one.line),
+        "bytes_a_second": one.rate,
+        "connect_seconds": one.connect,
+        "round_trip_seconds": list(one.pings),
+        "beside": one.beside,
+        "beside_bytes_a_second": one.beside_rate,
+        "failed": one.failed,
+    }

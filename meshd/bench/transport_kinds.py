@@ -1,0 +1,255 @@
+"""Ways to carry bytes that `bench transport` compares: meshd's links, and what their libraries do unchanged.
+
+Each way connects a near process with a far one; both may write short messages to each other beforehand.
+"""
+
+import asyncio
+import hashlib
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshd.base.errors import EndOfStream
+from meshd.base.tasks import Owner
+from meshd.identity.certificate import make_link_certificate
+from meshd.identity.keys import KeyPair, MeshId, PeerId
+from meshd.identity.membership import Chain, Role, issue
+from meshd.identity.proof import Credentials
+from meshd.link.interface import Dialer, Link, Listener
+from meshd.link.proving import Standing
+from meshd.link.quic import QuicDialer
+from meshd.link.quic_listener import QuicListener
+from meshd.link.tcp import TcpDialer, TcpListener
+from meshd.link.tls import dialer_context, listener_context
+from meshd.link.webrtc import WebRtcLinks
+from meshd.wire.address import Candidate
+
+READ_BYTES = 256 << 10
+
+
+class Talk(Protocol):
+    """Short messages between the two processes, beside what is measured."""
+
+    async def send(self, payload: bytes) -> None: ...
+    async def receive(self) -> bytes: ...
+
+
+class Pipe(Protocol):
+    """What is measured."""
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None: ...
+    async def receive(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one side is. `host` is its own address, `far_host` that of the far side."""
+
+    is_near: bool
+    host: str
+    far_host: str
+    talk: Talk
+
+
+Way = Callable[[Place], AbstractAsyncContextManager[Pipe]]
+
+
+# --- meshd's links
+
+
+def _mesh() -> tuple[MeshId, KeyPair, KeyPair, KeyPair]:
+    root, near, far = (
+        KeyPair.from_seed(hashlib.sha256(name).digest()) for name in (b"root", b"near", b"far")
+    )
+    return MeshId.of(root.peer), root, near, far
+
+
+def _standing(place: Place) -> tuple[Callable[[], Standing], PeerId]:
+    """What this side shows, and who the other is."""
+    mesh, root, near, far = _mesh()
+    own, other = (near, far) if place.is_near else (far, near)
+    certificate = issue(
+        signer=root,
+        mesh=mesh,
+        node=own.peer,
+        roles={Role.USE, Role.WORK},
+        serial=bytes(16),
+        invite=b"",
+        issued_at=0,
+    )
+    chain = Chain((certificate,), root.peer)
+    standing = Standing(credentials=Credentials(own, chain), mesh=mesh)
+    return lambda: standing, other.peer
+
+
+class _TalkSignals:
+    """Signals over the talk: there is one peer."""
+
+    def __init__(self, talk: Talk, other: PeerId) -> None:
+        self._talk = talk
+        self._other = other
+
+    async def send(self, peer: PeerId, payload: bytes) -> None:
+        await self._talk.send(payload)
+
+    async def receive(self) -> tuple[PeerId, bytes]:
+        try:
+            return self._other, await self._talk.receive()
+        except EndOfStream:
+            await asyncio.Event().wait()  # the other process is done; so are we in a moment
+            raise
+
+
+@asynccontextmanager
+async def _accepted(listener: Listener) -> AsyncIterator[Link]:
+    links: asyncio.Queue[Link] = asyncio.Queue(1)
+
+    async def accept(link: Link) -> None:
+        await links.put(link)
+        await asyncio.Event().wait()
+
+    async with Owner() as owner:
+        owner.start(listener.serve(accept), name="serve")
+        yield await links.get()
+        owner.cancel()
+
+
+@asynccontextmanager
+async def _dialled(dialer: Dialer, peer: PeerId, candidates: Sequence[Candidate]) -> AsyncIterator[Link]:
+    link = await dialer.dial(peer, candidates)
+    yield link
+    await link.aclose()
+
+
+@asynccontextmanager
+async def webrtc(place: Place) -> AsyncIterator[Pipe]:
+    standing, other = _standing(place)
+    links = WebRtcLinks(standing, _TalkSignals(place.talk, other), hosts=lambda: [place.host])
+    if not place.is_near:
+        async with _accepted(links) as link:
+            yield link
+        return
+
+    async def nobody(link: Link) -> None:
+        return None
+
+    async with Owner() as owner:
+        owner.start(links.serve(nobody), name="serve")
+        async with _dialled(links, other, ()) as link:
+            yield link
+        owner.cancel()
+
+
+@asynccontextmanager
+async def tcp(place: Place) -> AsyncIterator[Pipe]:
+    standing, other = _standing(place)
+    if place.is_near:
+        port = int(await place.talk.receive())
+        async with _dialled(TcpDialer(standing), other, [Candidate(place.far_host, port)]) as link:
+            yield link
+    else:
+        listener = TcpListener(standing, host=place.host)
+        listener.open()
+        await place.talk.send(str(listener.port).encode())
+        async with _accepted(listener) as link:
+            yield link
+
+
+@asynccontextmanager
+async def quic(place: Place) -> AsyncIterator[Pipe]:
+    standing, other = _standing(place)
+    if place.is_near:
+        port = int(await place.talk.receive())
+        where = [Candidate(place.far_host, port, "udp")]
+        async with _dialled(QuicDialer(standing), other, where) as link:
+            yield link
+    else:
+        listener = QuicListener(standing, host=place.host)
+        listener.open()
+        await place.talk.send(str(listener.port).encode())
+        async with _accepted(listener) as link:
+            yield link
+
+
+# --- without meshd
+
+
+class _StreamPipe:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None:
+        self._writer.writelines(data)
+        await self._writer.drain()
+
+    async def receive(self) -> bytes:
+        return await self._reader.read(READ_BYTES)
+
+
+@asynccontextmanager
+async def tls(place: Place) -> AsyncIterator[Pipe]:
+    """asyncio's TLS 1.3 over TCP."""
+    async with _streams(place, listener_context(make_link_certificate()), dialer_context()) as pipe:
+        yield pipe
+
+
+@asynccontextmanager
+async def plain(place: Place) -> AsyncIterator[Pipe]:
+    """Bare TCP."""
+    async with _streams(place, None, None) as pipe:
+        yield pipe
+
+
+@asynccontextmanager
+async def _streams(
+    place: Place, server: ssl.SSLContext | None, client: ssl.SSLContext | None
+) -> AsyncIterator[Pipe]:
+    if place.is_near:
+        port = int(await place.talk.receive())
+        reader, writer = await asyncio.open_connection(place.far_host, port, ssl=client, limit=READ_BYTES)
+        yield _StreamPipe(reader, writer)
+        writer.close()
+        return
+    arrived: asyncio.Queue[_StreamPipe] = asyncio.Queue(1)
+    listening = await asyncio.start_server(
+        lambda reader, writer: arrived.put_nowait(_StreamPipe(reader, writer)),
+        place.host,
+        0,
+        ssl=server,
+        limit=READ_BYTES,
+    )
+    await place.talk.send(str(listening.sockets[0].getsockname()[1]).encode())
+    async with listening:
+        yield await arrived.get()
+
+
+@asynccontextmanager
+async def udp(place: Place) -> AsyncIterator[Pipe]:
+    """Bare datagrams: what a round trip costs without any layer. Not for bulk."""
+    arrived: asyncio.Queue[bytes] = asyncio.Queue(64)
+    others: list[tuple[str, int]] = []
+
+    class Receiver(asyncio.DatagramProtocol):
+        def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+            others[:] = [addr]
+            arrived.put_nowait(data)
+
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(Receiver, local_addr=(place.host, 0))
+    if place.is_near:
+        others.append((place.far_host, int(await place.talk.receive())))
+    else:
+        await place.talk.send(str(transport.get_extra_info("sockname")[1]).encode())
+
+    class Datagrams:
+        async def send(self, data: Sequence[bytes | memoryview]) -> None:
+            transport.sendto(b"".join(data), others[0])
+
+        async def receive(self) -> bytes:
+            return await arrived.get()
+
+    yield Datagrams()
+    transport.close()

@@ -1,0 +1,179 @@
+"""A wide area line between two network namespaces, in userspace: delay, loss, a slow part with a queue.
+
+`tc netem` is in few kernels. Both ends make a namespace and a TUN device of their own (`enter`) and hand the
+device over; `carry` moves IP packets between the two, so that TCP, QUIC and SCTP meet the same line. Linux,
+and root or user namespaces.
+"""
+
+import array
+import ctypes
+import fcntl
+import os
+import random
+import select
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshd.base.errors import UserError
+
+NEAR, FAR = "10.77.0.1", "10.77.0.2"
+QUEUE_BYTES = 512 << 10
+TICK = 0.0002  # seconds; what is due within one is sent with it
+_BATCH = 64
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
+_TUNSETIFF = 0x400454CA  # if_tun.h
+_IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
+_SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFDSTADDR, _SIOCSIFTXQLEN = 0x8914, 0x8916, 0x8918, 0x8943
+_SIOCSIFNETMASK = 0x891C
+_IFF_UP = 0x1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Both directions alike. `rtt_ms` is there and back, `loss` a probability, `mbit` 0: without limit."""
+
+    rtt_ms: float = 0.0
+    loss: float = 0.0
+    mbit: float = 0.0
+
+
+def enter(own: str, other: str) -> int:
+    """Put this process into a network of its own with one device; returns its descriptor.
+
+    Raises UserError where that is not allowed.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNET) != 0 and libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+        reason = os.strerror(ctypes.get_errno()).lower()
+        raise UserError(f"no network namespace can be made: {reason}", hint="run the bench as root")
+    try:
+        device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", b"wan", _IFF_TUN | _IFF_NO_PI))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+
+            def configure(request: int, name: bytes, value: bytes) -> None:
+                fcntl.ioctl(sock, request, struct.pack("16s24s", name, value))
+
+            def address(host: str) -> bytes:
+                return struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton(host))
+
+            configure(_SIOCSIFADDR, b"wan", address(own))
+            configure(_SIOCSIFDSTADDR, b"wan", address(other))
+            configure(_SIOCSIFTXQLEN, b"wan", struct.pack("i", 10_000))
+            for name in (b"wan", b"lo"):
+                configure(_SIOCSIFFLAGS, name, struct.pack("h", _IFF_UP))
+    except OSError as error:
+        raise UserError(
+            f"no TUN device can be made: {(error.strerror or '').lower()}", hint="run the bench as root"
+        ) from error
+    return device
+
+
+def join(process: int) -> None:
+    """Go into the network of another process. Raises UserError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = os.open(f"/proc/{process}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if libc.setns(number, _CLONE_NEWNET) != 0:
+            reason = os.strerror(ctypes.get_errno()).lower()
+            raise UserError(
+                f"cannot enter the network of `{process}`: {reason}", hint="run the bench as root"
+            )
+    finally:
+        os.close(number)
+
+
+def hand_over(device: int, to: socket.socket) -> None:
+    """Give a device to the process at the other end of a unix socket."""
+    to.sendmsg([b"d"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [device]))])
+
+
+def take_over(source: socket.socket) -> int:
+    """What `hand_over` gave. Raises UserError when the other process has ended instead."""
+    numbers = array.array("i")
+    data, ancillary, _, _ = source.recvmsg(1, socket.CMSG_SPACE(numbers.itemsize))
+    if not data or not ancillary:
+        raise UserError("an endpoint did not come into its network", hint="run the bench as root")
+    numbers.frombytes(ancillary[0][2][: numbers.itemsize])
+    return numbers[0]
+
+
+class _Direction:
+    """Packets one way: lost, or held until they are due."""
+
+    def __init__(self, source: int, sink: int, line: Line, seed: int) -> None:
+        self.source = source
+        self._sink = sink
+        self._line = line
+        self._chance = random.Random(seed)
+        self._held: deque[tuple[float, bytes]] = deque()
+        self._free_at = 0.0
+
+    def read(self, now: float) -> None:
+        for _ in range(_BATCH):
+            try:
+                packet = os.read(self.source, 1 << 16)
+            except OSError:
+                return
+            if not self._line.loss or self._chance.random() >= self._line.loss:
+                self._take(packet, now)
+
+    def _take(self, packet: bytes, now: float) -> None:
+        due = now
+        if self._line.mbit:
+            rate = self._line.mbit * 125_000
+            if (self._free_at - now) * rate + len(packet) > QUEUE_BYTES:
+                return
+            self._free_at = due = max(now, self._free_at) + len(packet) / rate
+        self._held.append((due + self._line.rtt_ms / 2000, packet))
+
+    def release(self, now: float) -> float:
+        """Send what is due; returns when the next is."""
+        while self._held and self._held[0][0] <= now + TICK / 2:
+            try:
+                os.write(self._sink, self._held.popleft()[1])
+            except OSError:
+                continue  # the end has gone
+        return self._held[0][0] if self._held else now + 1.0
+
+
+def carry(near: int, far: int, line: Line, go_on: Callable[[], bool], *, seed: int = 1) -> None:
+    """Carry packets between two devices until `go_on`, asked now and then, says no."""
+    there, back = _Direction(near, far, line, seed), _Direction(far, near, line, ~seed)
+    clock = time.monotonic
+    asked = 0.0
+    while True:
+        now = clock()
+        if now >= asked:
+            if not go_on():
+                return
+            asked = now + 0.2
+        due = min(there.release(now), back.release(now))
+        ready, _, _ = select.select([near, far], [], [], min(max(TICK, due - now), 0.2))
+        now = clock()
+        for direction in (there, back):
+            if direction.source in ready:
+                direction.read(now)
+
+
+def main(argv: list[str]) -> None:
+    """`python -m meshd.bench.wan NEAR FAR RTT_MS LOSS MBIT`: unix sockets to the ends; until stdin ends."""
+    near, far = (socket.socket(fileno=int(number)) for number in argv[:2])
+    line = Line(rtt_ms=float(argv[2]), loss=float(argv[3]), mbit=float(argv[4]))
+    with near, far:
+        devices = take_over(near), take_over(far)
+        carry(*devices, line, _input_is_open)
+
+
+def _input_is_open() -> bool:
+    ready, _, _ = select.select([0], [], [], 0)
+    return not ready or bool(os.read(0, 1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
