@@ -1,6 +1,6 @@
 """Which pairs of places can be joined directly, and how: by what is known of NATs, not by what was seen."""
 
-from tests.netns.sites import Kind
+from tests.netns.sites import Kind, Together
 
 SYMMETRIC = frozenset({Kind.SYMMETRIC_RANDOM, Kind.SYMMETRIC_COUNTING})
 NO_UDP = frozenset({Kind.NO_UDP, Kind.ONLY_443})
@@ -45,3 +45,18 @@ def pairs() -> list[tuple[Kind, Kind]]:
     """Every pair once."""
     kinds = list(Kind)
     return [(one, two) for number, one in enumerate(kinds) for two in kinds[number:]]
+
+
+def ways_together(kind: Together) -> tuple[str, ...]:
+    """As `ways`, for two whose places have to do with each other."""
+    match kind:
+        case Together.LAN | Together.LAN_WITHOUT_MULTICAST:
+            return ("tcp", "udp")
+        case Together.CARRIER_HAIRPIN:
+            return ("udp", "tcp punched")
+        case Together.CARRIER:
+            return ()  # the only address that leads from one to the other is the one that does not turn round
+        case Together.NAT_IN_NAT:
+            return ("tcp",)  # the inner one dials the other's private address
+        case Together.SAME_ADDRESS:
+            return ("udp", "tcp punched")

@@ -12,14 +12,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from tests.netns.agent import Agent, AgentError, LinkSeen, Settings, agent
-from tests.netns.expect import pairs, ways
+from tests.netns.expect import pairs, ways, ways_together
 from tests.netns.programs import relay_on, stun_on
 from tests.netns.report import write
-from tests.netns.sites import ONE_PLACE, Kind, Site, site
+from tests.netns.sites import ONE_PLACE, Kind, Site, Together, site, together
 from tests.netns.space import why_not
 from tests.netns.wan import Line, Way
 from tests.netns.world import Host, World
@@ -29,6 +30,9 @@ RELAYED_SECONDS = 2.0  # where there can be none
 PUBLIC_PORT = 443
 RELAY_NAME = "relay.test"
 DIRECT_PATHS = ("loopback", "lan", "public", "mapped", "punched")
+
+
+Joined = tuple[Agent, Agent]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,47 +80,48 @@ class Bench:
             self._sites[kind, side] = site(self.world, kind, f"{side}-{kind.name.lower()}", line=self.line)
         return self._sites[kind, side]
 
-    def settings(self, kind: Kind, *, join: str = "") -> Settings:
+    def settings(self, kind: Kind | None = None, *, join: str = "") -> Settings:
         """Of a node at such a place."""
         name = "near" if join else "far"
         port = PUBLIC_PORT if kind is Kind.PUBLIC else None
-        return Settings(name=name, join=join, stun=self.stun, relays=self.relays, port=port)
+        return Settings(name=name, join=join, stun=self.stun, relays=self.relays, port=port, mdns=True)
 
     @contextmanager
-    def joined(self, one: Kind, two: Kind) -> Iterator[tuple[Agent, Agent]]:
-        """Two nodes: the founder at `one`, the joiner at `two`. Raises AgentError."""
+    def joined(self, far: Host, near: Host, kinds: tuple[Kind, Kind] | None = None) -> Iterator[Joined]:
+        """Two nodes: the founder at `far`, the joiner at `near`. Raises AgentError."""
         self._runs += 1
-        here, there = self.pair(one, two)
         folder = self.folder / str(self._runs)
+        one, two = kinds or (None, None)
         with (
-            agent(here.space, folder / "far", self.settings(one)) as far,
-            agent(there.space, folder / "near", self.settings(two, join=far.token)) as near,
+            agent(far.space, folder / "far", self.settings(one)) as founder,
+            agent(near.space, folder / "near", self.settings(two, join=founder.token)) as joiner,
         ):
-            yield far, near
+            yield founder, joiner
 
     def run(self, one: Kind, two: Kind) -> Result:
-        """Join them and see what happens."""
-        possible = ways(one, two)
-        wait = SETTLE_SECONDS if possible else RELAYED_SECONDS
+        """Join a host of each kind and see what happens."""
+        blank = Result(one=one, two=two, possible=ways(one, two))
+        return self._run(*self.pair(one, two), blank, (one, two))
+
+    def run_together(self, kind: Together) -> Result:
+        """The same with two whose places have to do with each other."""
+        hosts = together(self.world, kind, kind.name.lower().replace("_", "-"))
+        return self._run(*hosts, Result(one=kind, two="", possible=ways_together(kind)), None)
+
+    def _run(self, far: Host, near: Host, blank: Result, kinds: tuple[Kind, Kind] | None) -> Result:
+        wait = SETTLE_SECONDS if blank.possible else RELAYED_SECONDS
         try:
-            with self.joined(one, two) as (_, near):
-                near.connected(seconds=30.0)
-                first_byte, first = near.echo(seconds=30.0), near.selected()
+            with self.joined(far, near, kinds) as (_, joiner):
+                joiner.connected(seconds=30.0)
+                first_byte, first = joiner.echo(seconds=30.0), joiner.selected()
                 direct_at = None
                 if first is not None and first.path not in DIRECT_PATHS:
                     with contextlib.suppress(AgentError):
-                        direct_at = near.connected(*DIRECT_PATHS, seconds=wait)
-                return Result(
-                    one=one,
-                    two=two,
-                    possible=possible,
-                    first_byte=first_byte,
-                    first=first,
-                    last=near.selected(),
-                    direct_at=direct_at,
-                )
+                        direct_at = joiner.connected(*DIRECT_PATHS, seconds=wait)
+                last = joiner.selected()
+                return replace(blank, first_byte=first_byte, first=first, last=last, direct_at=direct_at)
         except AgentError as error:
-            return Result(one=one, two=two, possible=possible, error=str(error))
+            return replace(blank, error=str(error))
 
 
 @contextmanager
@@ -130,12 +135,14 @@ def bench(folder: Path, *, line: Line | None = None) -> Iterator[Bench]:
         yield Bench(world, folder, stun[:2], (url,), line)
 
 
-def run(chosen: Sequence[tuple[Kind, Kind]], line: Line | None) -> list[Result]:
+def run(chosen: Sequence[tuple[Kind, Kind]], others: Sequence[Together], line: Line | None) -> list[Result]:
     """All of them, one after the other, each told as it ends."""
     results = []
     with tempfile.TemporaryDirectory(prefix="meshd-grid-") as folder, bench(Path(folder), line=line) as made:
-        for one, two in chosen:
-            result = made.run(one, two)
+        work = [partial(made.run, one, two) for one, two in chosen]
+        work += [partial(made.run_together, kind) for kind in others]
+        for pair in work:
+            result = pair()
             results.append(result)
             sys.stdout.write(_told(result) + "\n")
             sys.stdout.flush()
@@ -143,12 +150,13 @@ def run(chosen: Sequence[tuple[Kind, Kind]], line: Line | None) -> list[Result]:
 
 
 def _told(result: Result) -> str:
+    name = f"{result.one} – {result.two}" if result.two else result.one
     if result.error or result.first is None or result.last is None:
-        return f"{result.one} – {result.two}: {result.error or 'no path'}"
+        return f"{name}: {result.error or 'no path'}"
     first, last, then = result.first, result.last, ""
     if result.direct_at is not None:
         then = f", then {last.kind} {last.path} at {result.direct_at:.2f} s"
-    return f"{result.one} – {result.two}: {first.kind} {first.path} {result.first_byte:.2f} s{then}"
+    return f"{name}: {first.kind} {first.path} {result.first_byte:.2f} s{then}"
 
 
 def main() -> None:
@@ -173,7 +181,8 @@ def main() -> None:
     if given.rtt or given.loss:  # the way between two places is two lines
         line = Line.both(Way(delay_ms=given.rtt / 4, loss=given.loss / 200))
     began = time.monotonic()
-    results = run([pair for pair in chosen for _ in range(given.tries)], line)
+    others = [] if given.kind or line else list(Together)
+    results = run([pair for pair in chosen for _ in range(given.tries)], others, line)
     text = write(results, seconds=time.monotonic() - began, rtt=given.rtt, loss=given.loss)
     sys.stdout.write("\n" + text)
     if given.write:

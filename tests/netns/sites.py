@@ -8,6 +8,17 @@ from tests.netns.wan import Line
 from tests.netns.world import Host, Router, World
 
 
+class Together(StrEnum):
+    """Two hosts whose places have to do with each other."""
+
+    LAN = "one LAN"
+    LAN_WITHOUT_MULTICAST = "one LAN, multicast filtered"
+    CARRIER = "one carrier, no hairpin"
+    CARRIER_HAIRPIN = "one carrier, hairpin"
+    NAT_IN_NAT = "one home, a router behind the router"
+    SAME_ADDRESS = "two homes, the same private address"
+
+
 class Kind(StrEnum):
     """One host somewhere. CARRIER: a home router behind a second one. STEALTH: NAT and a host that hides."""
 
@@ -68,3 +79,26 @@ def site(world: World, kind: Kind, label: str, *, line: Line | None = None) -> S
     if kind is Kind.STEALTH:
         host.put_up_firewall()
     return Site(kind, host, router)
+
+
+def together(world: World, kind: Together, label: str) -> tuple[Host, Host]:
+    """The founder's host, and the joiner's."""
+    match kind:
+        case Together.LAN | Together.LAN_WITHOUT_MULTICAST:
+            router = world.router(f"{label}-router")
+            multicast = kind is Together.LAN
+            return router.host(f"{label}-1", multicast=multicast), router.host(
+                f"{label}-2", multicast=multicast
+            )
+        case Together.CARRIER | Together.CARRIER_HAIRPIN:
+            hairpin = kind is Together.CARRIER_HAIRPIN
+            carrier = world.router(f"{label}-carrier", Nat.PORT_NOT_KEPT, carrier=True, hairpin=hairpin)
+            homes = [world.router(f"{label}-home{number}", behind=carrier) for number in (1, 2)]
+            return homes[0].host(f"{label}-1"), homes[1].host(f"{label}-2")
+        case Together.NAT_IN_NAT:
+            outer = world.router(f"{label}-outer")
+            inner = world.router(f"{label}-inner", behind=outer)
+            return inner.host(f"{label}-1"), outer.host(f"{label}-2")
+        case Together.SAME_ADDRESS:
+            homes = [world.router(f"{label}-home{number}", lan="192.168.1.") for number in (1, 2)]
+            return homes[0].host(f"{label}-1"), homes[1].host(f"{label}-2")

@@ -6,13 +6,20 @@ import pytest
 
 from tests.netns.expect import NARROW, SYMMETRIC, pairs, ways
 from tests.netns.grid import Bench, bench
-from tests.netns.sites import Kind
+from tests.netns.sites import Kind, Together
 
+# founder, joiner: one pair for each way that there is, and the harder places in both roles
 TRIED = [
-    (Kind.PUBLIC, Kind.NO_UDP),
     (Kind.PUBLIC, Kind.ONLY_443),
     (Kind.PUBLIC, Kind.V6),
-    (Kind.PUBLIC, Kind.STEALTH),
+    (Kind.STEALTH, Kind.PORT_RESTRICTED),
+    (Kind.CARRIER, Kind.STEALTH),
+    (Kind.NO_UDP, Kind.PORT_NOT_KEPT),
+    (Kind.SYMMETRIC_RANDOM, Kind.FULL_CONE),
+    (Kind.SYMMETRIC_RANDOM, Kind.SYMMETRIC_COUNTING),
+    (Kind.V6, Kind.ADDRESS_RESTRICTED),
+    (Kind.GUEST, Kind.GUEST),
+    (Kind.ONLY_443, Kind.NO_UDP),
 ]
 
 
@@ -25,6 +32,13 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 @pytest.mark.parametrize(("one", "two"), TRIED)
 def test_a_pair(places: Bench, one: Kind, two: Kind) -> None:
     result = places.run(one, two)
+    assert not result.error
+    assert result.direct == bool(result.possible), result
+
+
+@pytest.mark.parametrize("kind", Together)
+def test_two_whose_places_have_to_do_with_each_other(places: Bench, kind: Together) -> None:
+    result = places.run_together(kind)
     assert not result.error
     assert result.direct == bool(result.possible), result
 

@@ -172,11 +172,13 @@ class World:
         rejects: bool = False,
         carrier: bool = False,
         mapping_seconds: int = UDP_MAPPING_SECONDS,
+        lan: str = "",
     ) -> Router:
         """A router of IPv4 at the core, or in the LAN of another (`behind`: NAT behind NAT).
 
         `carrier`: its inside is 100.64.0.0/10. `line`: an emulated one between it and the core.
-        `mapping_seconds`: how long an idle UDP mapping lives.
+        `mapping_seconds`: how long an idle UDP mapping lives. `lan`: the beginning of its inner addresses
+        (`192.168.1.`) where two places shall have the same.
         """
         number = next(self._numbers)
         if behind is None:
@@ -189,7 +191,8 @@ class World:
             space.ip("link set eth0 down", "link set eth0 name wan", "link set wan up")
             gateway = behind._inside.v4 + "1"
             space.ip(f"route replace default via {gateway} dev wan")
-        inside = _Inside("100.64.0.", "", 10) if carrier else _Inside(f"192.168.{number}.", "", 24)
+        lan = lan or f"192.168.{number}."
+        inside = _Inside("100.64.0.", "", 10) if carrier else _Inside(lan, "", 24)
         self._open_lan(space, inside)
         router = Router(self, space, number=number, inside=inside, outer=outer, wan=wan)
         rules = RouterRules(
