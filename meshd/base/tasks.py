@@ -5,9 +5,12 @@ An `Owner` is a `TaskGroup` that can also be asked to stop: leaving its block wa
 """
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Self, TypeVar
+
+from meshd.base.errors import MeshdError
 
 T = TypeVar("T")
 
@@ -23,19 +26,44 @@ class Owner:
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[object]] = set()
         self._open = False
+        self._cancelling = 0  # requests of before
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
+        task = asyncio.current_task()
+        self._cancelling = task.cancelling() if task is not None else 0
         self._open = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        before = self._asked_itself()
         try:
             await self._group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            if self._cancelled_meanwhile(before) and group.split((MeshdError, OSError))[1] is None:
+                raise asyncio.CancelledError from group
+            raise
         finally:
             self._open = False
+
+    def _asked_itself(self) -> bool:
+        """Whether the group has cancelled our task, to get out of the block after a failure."""
+        return bool(getattr(self._group, "_parent_cancel_requested", False))
+
+    def _cancelled_meanwhile(self, asked_before: bool) -> bool:
+        """Whether somebody else has cancelled our task while one of the group's failed.
+
+        Before Python 3.13 a TaskGroup then raises the failure alone, and whoever handles that goes on as if
+        nobody had cancelled it; and it leaves its own request counted, which asyncio.timeout mistakes.
+        """
+        task = asyncio.current_task()
+        if task is None or sys.version_info >= (3, 13):
+            return False
+        if self._asked_itself() and not asked_before:
+            task.uncancel()
+        return task.cancelling() > self._cancelling
 
     @property
     def is_open(self) -> bool:

@@ -1,0 +1,85 @@
+"""An owner of tasks: what its block raises when several things happen at once."""
+
+import asyncio
+
+import pytest
+from meshd.base.errors import Broken
+from meshd.base.tasks import Owner
+
+from tests.conformance.run import run, ticks
+
+
+async def fail(error: Exception) -> None:
+    raise error
+
+
+async def survive(error: Exception, began: asyncio.Event) -> str:
+    """A task of a kind that there is much of: what goes wrong inside is handled, and it goes on."""
+    try:
+        async with Owner() as owner:
+            began.set()
+            await asyncio.sleep(0)
+            owner.start(fail(error), name="fails")
+            await asyncio.Event().wait()
+    except* Broken:
+        pass
+    await asyncio.Event().wait()  # what it does next
+    return "never"
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_cancellation_is_not_lost_beside_a_failure(turns: int) -> None:
+    """Before, at and after the turn of the loop in which a task of the owner fails."""
+
+    async def work() -> None:
+        began = asyncio.Event()
+        task = asyncio.get_running_loop().create_task(survive(Broken("the network"), began))
+        await began.wait()
+        await ticks(turns)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=5)
+        assert done, "the cancellation was lost"
+        assert task.cancelled()
+
+    run(work())
+
+
+def test_a_bug_is_told_even_beside_a_cancellation() -> None:
+    async def work() -> None:
+        began = asyncio.Event()
+        task = asyncio.get_running_loop().create_task(survive(ZeroDivisionError("a bug"), began))
+        await began.wait()
+        await ticks(2)
+        task.cancel()
+        await asyncio.wait([task])
+        with pytest.raises(ExceptionGroup) as failed:
+            task.result()
+        assert failed.value.subgroup(ZeroDivisionError)
+
+    run(work())
+
+
+def test_failures_alone_are_told() -> None:
+    async def work() -> None:
+        with pytest.raises(ExceptionGroup) as failed:
+            async with Owner() as owner:
+                owner.start(fail(Broken("the network")), name="fails")
+        assert failed.value.subgroup(Broken)
+
+    run(work())
+
+
+def test_a_timeout_around_works_after_a_failure_was_handled() -> None:
+    """What the group asked of its own task must not stay counted."""
+
+    async def work() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                try:
+                    async with Owner() as owner:
+                        owner.start(fail(Broken("the network")), name="fails")
+                except* Broken:
+                    pass
+                await asyncio.Event().wait()
+
+    run(work())
