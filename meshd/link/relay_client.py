@@ -131,6 +131,13 @@ class RelayClient:
         ordered = sorted(self.states(), key=lambda state: not state.connected)
         return tuple(relay_url(state.relay) for state in ordered)
 
+    def addresses_changed(self) -> None:
+        """Connections may have died with an address: look at each, and try those that wait again at once."""
+        for line in self._lines.values():
+            line.wanted.set()
+            if line.control is not None:
+                line.control.check()
+
     # --- mail
 
     async def send_mail(

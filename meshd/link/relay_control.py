@@ -36,6 +36,7 @@ from meshd.wire.relay import (
 
 PING_SECONDS = 2.0  # without a word from the relay
 DEAD_SECONDS = 6.0
+DOUBT_SECONDS = 2.0
 ANSWER_SECONDS = 5.0  # to a call or a letter
 MAX_WAITING = 256  # calls and letters without an answer
 
@@ -71,6 +72,8 @@ class Control:
         self._sending = asyncio.Lock()
         self._heard = asyncio.get_running_loop().time()
         self._over = ""
+        self._doubt = asyncio.Event()
+        self._word = asyncio.Event()  # something came
 
     @classmethod
     async def open(
@@ -144,6 +147,10 @@ class Control:
         """End of `open_box`. Raises Broken, Closed."""
         await self._send(ShutBox(box))
 
+    def check(self) -> None:
+        """There is reason to doubt that it lives: ask at once, and give it up if nothing comes within 2 s."""
+        self._doubt.set()
+
     def hang_up(self, ticket: bytes) -> None:
         """Give a ticket back, if that can be said at once: it expires by itself."""
         try:
@@ -169,6 +176,7 @@ class Control:
                 await self._send(message)
                 answer = await waiting
         except TimeoutError:
+            self.check()
             raise RelayTrouble(f"relay `{self.relay.place}` does not answer") from None
         finally:
             del self._waiting[number]
@@ -194,6 +202,7 @@ class Control:
             except EndOfStream:
                 raise Broken("the relay ended the connection") from None
             self._heard = asyncio.get_running_loop().time()
+            self._word.set()
         message = decode_from_relay(data)
         if message is not None:
             self._hear(message)
@@ -227,9 +236,23 @@ class Control:
     async def _ping(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(PING_SECONDS / 2)
-            quiet = loop.time() - self._heard
-            if quiet > DEAD_SECONDS:
-                raise Broken("the relay does not answer")
-            if quiet >= PING_SECONDS:
+            try:
+                async with asyncio.timeout(PING_SECONDS / 2):
+                    await self._doubt.wait()
+            except TimeoutError:
+                quiet = loop.time() - self._heard
+                if quiet >= PING_SECONDS:
+                    await self._ask_if_there(DEAD_SECONDS - quiet)
+            else:
+                self._doubt.clear()
+                await self._ask_if_there(DOUBT_SECONDS)
+
+    async def _ask_if_there(self, seconds: float) -> None:
+        """Raises Broken when nothing at all comes within `seconds`."""
+        self._word.clear()
+        try:
+            async with asyncio.timeout(max(0.5, seconds)):
                 await self._send(Ping(self._next()))
+                await self._word.wait()
+        except TimeoutError:
+            raise Broken("the relay does not answer") from None

@@ -21,6 +21,7 @@ from meshd.wire.relay import TICKET_MAGIC
 
 from tests.conformance.relays import LOOPBACK, House, Party, in_house, stranger_key
 from tests.conformance.run import until
+from tests.conformance.wire import tcp_proxy
 
 KEYS = derive(bytes(16))
 
@@ -254,6 +255,28 @@ async def redial(ann: Party, bob: Party) -> tuple[Link, Link]:
                 return await ann.pair(bob)
             except DialError:
                 await asyncio.sleep(0.05)
+
+
+def test_a_relay_that_falls_silent_is_given_up() -> None:
+    """Both ways of noticing: by itself, and at once when addresses have changed."""
+
+    async def work(home: House) -> None:
+        relay = home.start()
+        async with tcp_proxy(relay.port) as wire:
+            hint = RelayHint(f"{LOOPBACK}:{wire.port}", home.key.peer)
+            party = await home.party(relays=[hint])
+            for hurry in (True, False):
+                await until(lambda: party.client.states()[0].connected)
+                wire.stall()
+                if hurry:
+                    party.client.addresses_changed()
+                await until(lambda: not party.client.states()[0].connected, seconds=20)
+                assert "does not answer" in party.client.states()[0].why
+                wire.cut()
+                wire.flow()
+            await until(lambda: party.client.states()[0].connected, seconds=20)
+
+    in_house(work)
 
 
 def test_two_that_have_one_key_do_not_fight() -> None:
