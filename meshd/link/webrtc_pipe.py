@@ -38,6 +38,9 @@ class WebRtcPipe:
         self._association.on_drained = self._writable.set
         self._association.on_end = self._ended
 
+    def widen(self) -> None:
+        """Nothing to do: what may wait here is bounded from the start, and signals are from members only."""
+
     # --- what the session calls
 
     def _arrived(self, data: bytes) -> None:

@@ -90,6 +90,11 @@ class Session:
         self.on_lost: Callable[[], None] = lambda: None
         self.ice.on_lost = self._lost
 
+    @property
+    def fingerprint(self) -> bytes:
+        """SHA-256 of our certificate."""
+        return self._identity.fingerprint
+
     def open(self, hosts: Sequence[str], open_socket: OpenSocket) -> list[Candidate]:
         """Bind sockets; returns their addresses. None: this machine has none that can be used."""
         return self.ice.open(hosts, open_socket)
