@@ -49,20 +49,13 @@ class PunchRace:
         self._winner: Reached | None = None
         self._errors: list[MeshdError] = []
 
-    async def run(
-        self,
-        ground: PunchGround,
-        others: Sequence[Candidate],
-        *,
-        loopback: bool,
-        seconds: float = MEET_SECONDS,
-    ) -> Reached:
+    async def run(self, ground: PunchGround, others: Sequence[Candidate], *, loopback: bool) -> Reached:
         """The first proven pipe; everything else is closed. Raises DialError, Refused."""
         try:
             async with Owner() as owner:
                 meeting = ground.meet(others, lambda sock: self._found(sock, owner), loopback=loopback)
                 owner.start(meeting, name="punch")
-                await self._until_decided(seconds)
+                await self._until_decided()
                 owner.cancel()
         finally:
             self._close_all()
@@ -73,8 +66,8 @@ class PunchRace:
         what = f"no TCP connection to `{self._place}` came of punching"
         raise DialError(what, kind=LinkKind.TCP, failure=DialFailure.TIMEOUT)
 
-    async def _until_decided(self, seconds: float) -> None:
-        for limit in (seconds, PROOF_SECONDS):
+    async def _until_decided(self) -> None:
+        for limit in (MEET_SECONDS, PROOF_SECONDS):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit):
                     await self._decided.wait()

@@ -1,0 +1,243 @@
+"""Punched TCP between two nodes on one machine: who gives way, what is refused, what is left behind."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+from meshd.base.errors import Broken, Refused
+from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
+from meshd.link import punch, punch_race, talks
+from meshd.link.interface import DialError, DialFailure, Link
+from meshd.link.punch import PunchLinks
+from meshd.link.tcp import TcpListener
+from meshd.wire.address import Candidate
+from meshd.wire.punching import Go, Knock, No, Punching, Ready, decode, encode
+
+from tests.conformance.data_channel import Post
+from tests.conformance.links import serving
+from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.punched import LOOPBACK, punching
+from tests.conformance.run import run
+
+
+@dataclass
+class Pair:
+    """Two nodes that both dial and listen; `low` has the lower id."""
+
+    post: Post
+    low: Node
+    high: Node
+    low_links: PunchLinks
+    high_links: PunchLinks
+    low_accepted: asyncio.Queue[Link]
+    high_accepted: asyncio.Queue[Link]
+
+
+@contextlib.asynccontextmanager
+async def pair() -> AsyncIterator[Pair]:
+    mesh, post = TestMesh(), Post()
+    low, high = sorted((mesh.node(), mesh.node()), key=lambda node: node.peer)
+    low_links = punching(low, post.signals(low.peer))
+    high_links = punching(high, post.signals(high.peer))
+    async with serving(low_links) as (low_accepted, _), serving(high_links) as (high_accepted, _):
+        yield Pair(post, low, high, low_links, high_links, low_accepted, high_accepted)
+
+
+async def outcome(links: PunchLinks, peer: PeerId) -> Link | DialError | Refused:
+    try:
+        return await links.dial(peer)
+    except (DialError, Refused) as error:
+        return error
+
+
+def test_two_that_dial_each_other_have_one_link() -> None:
+    async def work() -> None:
+        async with pair() as ends:
+            for _ in range(10):
+                async with Owner() as owner:
+                    by_low = owner.start(outcome(ends.low_links, ends.high.peer), name="low")
+                    by_high = owner.start(outcome(ends.high_links, ends.low.peer), name="high")
+                error, link = by_low.result(), by_high.result()
+                assert isinstance(error, DialError)
+                assert error.failure is DialFailure.REFUSED
+                assert not isinstance(link, DialError | Refused)
+                other = ends.low_accepted.get_nowait()
+                assert ends.low_accepted.empty()
+                assert ends.high_accepted.empty()
+                await link.send([b"one link"])
+                assert await other.receive() == b"one link"
+                await link.aclose()
+
+    run(work())
+
+
+def test_either_side_may_dial() -> None:
+    async def work() -> None:
+        async with pair() as ends:
+            for links, peer, accepted in (
+                (ends.low_links, ends.high.peer, ends.high_accepted),
+                (ends.high_links, ends.low.peer, ends.low_accepted),
+            ):
+                link = await links.dial(peer)
+                assert link.info.dialled
+                assert (await accepted.get()).info.dialled is False
+                await link.aclose()
+
+    run(work())
+
+
+def test_a_side_without_addresses_is_reached_all_the_same() -> None:
+    """One side's addresses are enough when that side can be connected to."""
+
+    async def work() -> None:
+        for hidden in (Ready, Go):
+
+            def hide(payload: bytes, hidden: type[Ready | Go] = hidden) -> bytes:
+                word = decode(payload)
+                if isinstance(word, Ready) and hidden is Ready:
+                    return encode(Ready(attempt=word.attempt, candidates=(), waited_ms=word.waited_ms))
+                if isinstance(word, Go) and hidden is Go:
+                    return encode(Go(attempt=word.attempt, candidates=()))
+                return payload
+
+            async with pair() as ends:
+                ends.post.tamper = hide
+                await (await ends.low_links.dial(ends.high.peer)).aclose()
+
+    run(work())
+
+
+def test_a_refusal_of_the_peer_is_told_as_such() -> None:
+    async def work() -> None:
+        async with pair() as ends:
+            ends.high.ban(ends.low.peer)
+            error = await outcome(ends.low_links, ends.high.peer)
+            assert isinstance(error, Refused)
+            assert error.code == "banned"
+
+    run(work())
+
+
+def test_somebody_else_at_the_address_is_not_taken_for_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(punch_race, "MEET_SECONDS", 0.3)
+    monkeypatch.setattr(punch, "ROUNDS", 1)
+
+    async def work() -> None:
+        async with pair() as ends:
+            listener = TcpListener(TestMesh().node().now, host=LOOPBACK)
+            listener.open()
+            places = (Candidate(LOOPBACK, listener.port),)
+
+            def lead_astray(payload: bytes) -> bytes:
+                word = decode(payload)
+                if isinstance(word, Ready):
+                    return encode(Ready(attempt=word.attempt, candidates=places, waited_ms=0))
+                return encode(Go(attempt=word.attempt, candidates=())) if isinstance(word, Go) else payload
+
+            ends.post.tamper = lead_astray
+            async with serving(listener):
+                error = await outcome(ends.low_links, ends.high.peer)
+            assert isinstance(error, DialError)
+            assert error.failure is DialFailure.WRONG_PEER
+            assert ends.high_accepted.empty()
+
+    run(work())
+
+
+def test_a_peer_that_says_nothing_costs_two_rounds_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(punch, "READY_SECONDS", 0.05)
+
+    async def work() -> None:
+        async with pair() as ends:
+            knocks: list[Knock] = []
+
+            def lose(payload: bytes) -> bytes:
+                word = decode(payload)
+                if isinstance(word, Knock):
+                    knocks.append(word)
+                return b""
+
+            ends.post.tamper = lose
+            error = await outcome(ends.low_links, ends.high.peer)
+            assert isinstance(error, DialError)
+            assert error.failure is DialFailure.TIMEOUT
+            assert len({knock.attempt for knock in knocks}) == punch.ROUNDS == 2
+
+    run(work())
+
+
+def test_no_way_for_signals_is_told_at_once() -> None:
+    class Mute:
+        async def send(self, peer: PeerId, payload: bytes) -> None:
+            raise Broken("no way to that peer now")
+
+        async def receive(self) -> tuple[PeerId, bytes]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def work() -> None:
+        node = TestMesh().node()
+        links = punching(node, Mute())
+        async with serving(links):
+            with pytest.raises(DialError, match="no way to that peer now"):
+                await links.dial(TestMesh().node().peer)
+        assert links.candidates() == ()
+
+    run(work())
+
+
+def test_a_node_without_a_mesh_answers_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(punch, "READY_SECONDS", 0.1)
+    monkeypatch.setattr(punch, "ROUNDS", 1)
+
+    async def work() -> None:
+        async with pair() as ends:
+            ends.high.standing = TestMesh().stranger().standing
+            error = await outcome(ends.low_links, ends.high.peer)
+            assert isinstance(error, DialError)
+            assert ends.high_accepted.empty()
+
+    run(work())
+
+
+def test_more_attempts_than_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ninth knock is told so, and noise does no harm."""
+    monkeypatch.setattr(punch, "READY_SECONDS", 1.0)
+
+    async def work() -> None:
+        async with pair() as ends:
+            signals = ends.post.signals(PeerId(b"x" * 32))
+            for number in range(9):
+                await signals.send(ends.high.peer, encode(Knock(attempt=bytes([number]) * 16)))
+            await signals.send(ends.high.peer, b"\xc1 noise")
+            words: list[Punching] = []
+            while len(words) < 9:
+                words.append(decode((await signals.receive())[1]))
+            assert [type(word) for word in words].count(No) == 1
+            assert [word.code for word in words if isinstance(word, No)] == ["busy"]
+            for number in range(9):
+                await signals.send(ends.high.peer, encode(No(attempt=bytes([number]) * 16, code="ended")))
+            await (await ends.low_links.dial(ends.high.peer)).aclose()
+
+    run(work())
+
+
+def test_one_that_yields_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talks, "YIELD_SECONDS", 0.05)
+
+    async def work() -> None:
+        async with pair() as ends:
+
+            def claim(payload: bytes) -> bytes:
+                word = decode(payload)
+                return encode(No(attempt=word.attempt, code="glare")) if isinstance(word, Ready) else payload
+
+            ends.post.tamper = claim
+            error = await outcome(ends.low_links, ends.high.peer)
+            assert isinstance(error, DialError)
+            assert error.failure is DialFailure.REFUSED
+
+    run(work())
