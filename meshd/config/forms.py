@@ -13,6 +13,8 @@ from meshd.config.tree import HostPort
 MAX_NODE_NAME = 63
 MAX_DURATION_SECONDS = 10 * 366 * 86400
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(I?B)?", re.IGNORECASE)
+_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([kmgt]?)(bit|b|byte)(?:/s|ps)?", re.IGNORECASE)
+MIN_RATE_BYTES = 8_000  # 64 kbit/s: with less a node cannot even keep up its sessions
 _DURATION = re.compile(r"(?:(\d{1,9})([smhdw]))+")
 _PART = re.compile(r"(\d{1,9})([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -40,6 +42,22 @@ def parse_size(value: object) -> int:
     if not 0 < bytes_ < 1 << 60:
         raise ValueError("out of range")
     return bytes_
+
+
+def parse_rate(value: object) -> int:
+    """Bytes a second from `20Mbit`, `500 kbit/s`, `100Mbps` (bits) or `2.5MB`, `2.5MB/s` (bytes; capital B).
+
+    Powers of 1000, as networks count.
+    """
+    match = _RATE.fullmatch(_str(value).strip())
+    if match is None:
+        raise ValueError("not a rate")
+    number, prefix, unit = match.group(1), match.group(2).upper(), match.group(3)
+    scaled = float(number) * 1000 ** " KMGT".index(prefix or " ")
+    rate = int(scaled if unit == "B" or unit.lower() == "byte" else scaled / 8)
+    if not MIN_RATE_BYTES <= rate < 1 << 50:
+        raise ValueError("out of range")
+    return rate
 
 
 def parse_duration(value: object) -> int:
@@ -192,6 +210,7 @@ def listed(item: Form, *, comma: bool = True, none: str = "", unique: bool = Fal
 
 
 SIZE = Form(parse_size, "a size such as 8G, 512M or 1GiB")
+RATE = Form(parse_rate, "a rate such as 20Mbit, 500kbit or 2.5MB (a second; at least 64kbit)")
 ADDRESS = Form(parse_address, "HOST:PORT such as 0.0.0.0:17430, [::]:17430 or :0")
 PEER_ADDRESS = Form(_peer_address, "HOST:PORT such as 192.168.1.7:50052")
 STUN = Form(_stun, "HOST:PORT such as stun.example.org:3478")

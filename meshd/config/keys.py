@@ -122,6 +122,14 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="links",
+        field="max_upload",
+        form=forms.RATE,
+        option="--max-upload",
+        metavar="RATE",
+        help="the most that this node sends to all others together, as 20Mbit or 2.5MB (default: no limit)",
+    ),
+    Key(
+        section="links",
         field="no_mdns",
         form=forms.BOOLEAN,
         option="--no-mdns",
@@ -135,6 +143,14 @@ KEYS: tuple[Key, ...] = (
         option="--no-portmap",
         switch=True,
         help="do not ask the home router for a port (PCP, NAT-PMP, UPnP)",
+    ),
+    Key(
+        section="links",
+        field="no_relaying",
+        form=forms.BOOLEAN,
+        option="--no-relaying",
+        switch=True,
+        help="pass nothing on between members that reach each other only through this node",
     ),
     Key(
         section="worker",

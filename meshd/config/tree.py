@@ -58,8 +58,10 @@ class LinksConfig:
     kinds: tuple[str, ...] = LINK_KINDS
     stun: tuple[str, ...] = DEFAULT_STUN
     relays: tuple[str, ...] = ()
+    max_upload: int | None = None  # bytes a second
     no_mdns: bool = False
     no_portmap: bool = False
+    no_relaying: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from meshd.identity.relay_url import parse_relay_url
 from meshd.identity.reply_code import genuine, parse_reply
 from meshd.link import interfaces
 from meshd.link.interface import Dialer, Link, LinkKind, Listener
+from meshd.link.member_relay import MemberRelayLinks
 from meshd.link.outer_port import OuterPort
 from meshd.link.proving import Standing
 from meshd.link.punch import PunchLinks
@@ -95,6 +96,7 @@ class Ways:
         self.signals = SignalService(
             node=node, key=key, chain=lambda: membership.chain, mail=RelayMail(self.relay_client)
         )
+        self.members = MemberRelayLinks(standing, passes_on=not links.no_relaying)
         self.dialers: list[Dialer] = []
         self._listeners: list[Listener] = []
         doorway.answer_as(standing, on_joiner)
@@ -123,8 +125,8 @@ class Ways:
             self._listeners.append(webrtc)
         if LinkKind.RELAY in kinds:
             relayed = RelayLinks(self.relay_client, standing, on_joiner=on_joiner)
-            self.dialers.append(relayed)
-            self._listeners.append(relayed)
+            self.dialers += [relayed, self.members]
+            self._listeners += [relayed, self.members]
         self.surroundings = Surroundings(
             config=config, home=home, ports=self._ports, local_only=doorway.local_only, changed=changed
         )
@@ -159,11 +161,13 @@ class Ways:
     def addresses_changed(self) -> None:
         """This machine is in another network, or has slept."""
         self.surroundings.addresses_changed()
+        self.relay_client.addresses_changed()
 
     async def serve(self, mesh: PeerMesh) -> None:
         """Until cancelled."""
         self._mesh = mesh
         self.signals.attach(mesh)
+        self.members.attach(mesh)
         async with Owner() as owner:
             self._owner = owner
             owner.start(self.signals.serve(), name="signals")

@@ -10,7 +10,7 @@ from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.identity.record import PeerRecord
-from meshd.link.interface import Dialer, Link, LinkInfo
+from meshd.link.interface import Dialer, Link, LinkInfo, LinkKind
 from meshd.mux.events import Code
 from meshd.peer.connection import PeerConnection
 from meshd.peer.connector import Connector
@@ -91,6 +91,17 @@ class PeerMesh:
     def reachable(self) -> Sequence[PeerId]:
         """See signals.Carriers."""
         return [peer for peer, entry in self._peers.items() if entry.connection.connected]
+
+    def direct(self) -> Sequence[PeerId]:
+        """Peers whose data goes over a link that is not relayed (link/member_relay.py)."""
+        return [
+            peer
+            for peer, entry in self._peers.items()
+            if any(
+                path.selected and path.link.kind is not LinkKind.RELAY
+                for path in entry.connection.status().paths
+            )
+        ]
 
     def hears(self, peer: PeerId) -> bool:
         """See signals.Carriers."""

@@ -1,0 +1,330 @@
+"""Relayed links through another member: for two nodes that nothing connects but a third that has both.
+
+The third passes on the bytes of one stream to one of another. Inside, the two speak TLS with each other and
+run the same proof as on every link, so it can read nothing and stand in for nobody. Only members with a
+direct link pass on, and only to nodes they have a direct link to: nothing is relayed twice.
+"""
+
+import asyncio
+import contextlib
+import ssl
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from meshd.base import log
+from meshd.base.errors import Broken, Busy, Closed, EndOfStream, MeshdError, Refused, RemoteProtocolError
+from meshd.base.tasks import Owner, first_error, first_success
+from meshd.identity.certificate import make_link_certificate
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Member
+from meshd.identity.proof import Proven, Purpose
+from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind
+from meshd.link.proving import (
+    ProvenLink,
+    Standing,
+    dial_error,
+    member_of,
+    prove_accepted,
+    prove_dialled,
+)
+from meshd.link.tls import TlsEngine, dialer_context, listener_context
+from meshd.wire.address import Candidate
+
+SERVICE = "onward"
+TO, FROM = "to", "from"  # metadata: node ids; `to` asks to pass on, `from` says whose bytes these are
+ATTEMPT_SECONDS = 8.0
+STAGGER_SECONDS = 0.25  # between members that are asked
+MAX_ASKED = 3  # members
+MAX_PASSED_ON = 64  # streams at once
+MAX_PASSED_ON_FOR_ONE = 8
+CLOSE_SECONDS = 0.8
+READ_BYTES = 64 << 10
+CODE_ENDED = 1
+LOG = log.get("link")
+
+Accept = Callable[[Link], Awaitable[None]]
+
+
+class Bytes(Protocol):
+    """A stream of a session (peer/interface.py), as far as it is needed here."""
+
+    @property
+    def peer(self) -> PeerId: ...
+    @property
+    def metadata(self) -> Mapping[str, str | int | bytes]: ...
+    async def read(self) -> bytes | memoryview: ...
+    def consumed(self, count: int) -> None: ...
+    async def write(self, data: bytes | memoryview) -> None: ...
+    def write_eof(self) -> None: ...
+    def reset(self, code: int, reason: str) -> None: ...
+
+
+class Sessions(Protocol):
+    """What is needed of the mesh."""
+
+    def direct(self) -> Sequence[PeerId]:
+        """Peers with a link now that is not relayed."""
+        ...
+
+    def open_stream(
+        self, peer: PeerId, service: str, *, metadata: Mapping[str, str | int | bytes], bulk: bool = False
+    ) -> Bytes: ...
+
+    def handle(
+        self,
+        service: str,
+        handler: Callable[[Bytes], Awaitable[None]],
+        *,
+        allow: Callable[[Member, Mapping[str, str | int | bytes]], str | None],
+    ) -> None: ...
+
+
+class StreamPipe:
+    """A RawPipe (proving.py): TLS 1.3 over a stream."""
+
+    def __init__(self, stream: Bytes, context: ssl.SSLContext, *, server_side: bool) -> None:
+        self._stream = stream
+        self._engine = TlsEngine(context, server_side=server_side)
+        self._space = memoryview(bytearray(READ_BYTES))
+        self._sending = False
+        self._closed = False
+
+    def binding(self) -> bytes:
+        """SHA-256 of the listener's certificate; for the dialler, after `secure`."""
+        return self._engine.binding()
+
+    async def secure(self) -> None:
+        """The handshake. Raises RemoteProtocolError, Broken, EndOfStream."""
+        while True:
+            done = self._engine.advance()
+            if out := self._engine.outgoing():
+                await self._stream.write(out)
+            if done:
+                return
+            await self._fill()
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None:
+        """As Link.send; waits for the credit of the stream."""
+        if self._closed:
+            raise Closed("this link was closed")
+        if self._sending:
+            raise Busy("two tasks send on one link")
+        self._sending = True
+        try:
+            await self._stream.write(self._engine.seal(data))
+        finally:
+            self._sending = False
+
+    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
+        """Never: what is sealed must be sent, and a stream may take a part of it only."""
+        if self._closed:
+            raise Closed("this link was closed")
+        return False
+
+    def divert(self, take: Callable[[bytes], bool]) -> None:
+        """This kind never asks: every chunk goes through `receive`."""
+
+    async def receive(self) -> bytes:
+        """As Link.receive."""
+        while True:
+            if self._closed:
+                raise Closed("this link was closed")
+            try:
+                count = self._engine.unseal(self._space)
+            except RemoteProtocolError as error:
+                raise Broken(error.what) from None
+            if count:
+                return bytes(self._space[:count])
+            try:
+                await self._fill()
+            except EndOfStream:
+                raise Broken("the way through the member ended without a goodbye") from None
+
+    async def aclose(self) -> None:
+        """As Link.aclose."""
+        if self._closed:
+            return
+        self._closed = True
+        self._engine.finish()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                if not self._sending:
+                    await self._stream.write(self._engine.outgoing())
+        except (TimeoutError, MeshdError):
+            pass
+        finally:
+            self._stream.reset(CODE_ENDED, "the link was closed")
+
+    async def _fill(self) -> None:
+        data = await self._stream.read()
+        self._engine.feed(data)
+        self._stream.consumed(len(data))
+
+
+class MemberRelayLinks:
+    """Dialer and Listener of such links, and the one who passes on. `attach` makes it work.
+
+    `passes_on`: this node lets others meet through it.
+    """
+
+    def __init__(self, standing: Callable[[], Standing], *, passes_on: bool = True) -> None:
+        self._standing = standing
+        self._passes_on = passes_on
+        self._sessions: Sessions | None = None
+        self._certificate = make_link_certificate()
+        self._listening = listener_context(self._certificate)
+        self._dialling = dialer_context()
+        self._accept: Accept | None = None
+        self._passed_on: Counter[PeerId] = Counter()
+
+    @property
+    def kind(self) -> LinkKind:
+        """RELAY."""
+        return LinkKind.RELAY
+
+    def candidates(self) -> Sequence[Candidate]:
+        """None: who knows both is found by asking."""
+        return ()
+
+    def attach(self, sessions: Sessions) -> None:
+        """Members carry links from here on."""
+        self._sessions = sessions
+        sessions.handle(SERVICE, self._take, allow=self._allow)
+
+    async def serve(self, accept: Accept) -> None:
+        """Hand every proven link to `accept`, until cancelled."""
+        self._accept = accept
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._accept = None
+
+    # Dialling.
+
+    async def dial(self, peer: PeerId, candidates: Sequence[Candidate]) -> Link:
+        """Through the members that this node has a direct link to. Raises DialError, Refused."""
+        sessions = self._sessions
+        members = [one for one in sessions.direct() if one != peer] if sessions is not None else []
+        if sessions is None or not members:
+            raise DialError(
+                "no member is known that could pass it on", kind=self.kind, failure=DialFailure.UNREACHABLE
+            )
+        starts: list[tuple[float, Callable[[], Coroutine[object, object, Link]]]] = [
+            (at * STAGGER_SECONDS, partial(self._attempt, sessions, member, peer))
+            for at, member in enumerate(members[:MAX_ASKED])
+        ]
+        try:
+            return await first_success(starts, discard=lambda link: link.aclose())
+        except ExceptionGroup as failures:
+            raise first_error(failures) from None
+
+    async def _attempt(self, sessions: Sessions, member: PeerId, peer: PeerId) -> Link:
+        place = f"member {member.short}"
+        pipe: StreamPipe | None = None
+        try:
+            async with asyncio.timeout(ATTEMPT_SECONDS):
+                stream = sessions.open_stream(member, SERVICE, metadata={TO: peer.raw})
+                pipe = StreamPipe(stream, self._dialling, server_side=False)
+                await pipe.secure()
+                proven = await prove_dialled(
+                    pipe,
+                    standing=self._standing(),
+                    expect=peer,
+                    purpose=Purpose.MEMBER,
+                    binding=pipe.binding(),
+                )
+            return self._link(pipe, proven, member, dialled=True)
+        except BaseException as error:
+            if pipe is not None:
+                await pipe.aclose()
+            if isinstance(error, Refused) and pipe is not None and error.code == "refused":
+                raise DialError(  # the member's word, not the peer's
+                    f"{place}: {error.what}", kind=self.kind, failure=DialFailure.UNREACHABLE
+                ) from None
+            if isinstance(error, MeshdError | TimeoutError):
+                raise dial_error(error, kind=self.kind, place=place) from error
+            raise
+
+    def _link(self, pipe: StreamPipe, proven: Proven, member: PeerId, *, dialled: bool) -> ProvenLink:
+        info = LinkInfo(
+            kind=self.kind,
+            peer=proven.peer,
+            member=member_of(proven),
+            local="",
+            remote=f"member {member.short}",
+            path="relayed",
+            dialled=dialled,
+            established_at=asyncio.get_running_loop().time(),
+        )
+        return ProvenLink(pipe, proven.leftover, info)
+
+    # Being called, and passing on.
+
+    def _allow(self, member: Member, metadata: Mapping[str, str | int | bytes]) -> str | None:
+        sessions, to = self._sessions, metadata.get(TO)
+        if to is None:
+            return None if isinstance(metadata.get(FROM), bytes) else "whose bytes these are is not said"
+        if not self._passes_on:
+            return "this node passes nothing on"
+        if sessions is None or all(one.raw != to for one in sessions.direct()):
+            return "not connected to that node"
+        if self._passed_on.total() >= MAX_PASSED_ON:
+            return "it passes on too much already"
+        if self._passed_on[member.peer] >= MAX_PASSED_ON_FOR_ONE:
+            return "too many at once"
+        return None
+
+    async def _take(self, stream: Bytes) -> None:
+        to = stream.metadata.get(TO)
+        if to is None:
+            await self._welcome(stream)
+        elif isinstance(to, bytes):
+            await self._pass_on(stream, PeerId(to))
+
+    async def _pass_on(self, stream: Bytes, to: PeerId) -> None:
+        assert self._sessions is not None
+        self._passed_on[stream.peer] += 1
+        try:
+            onward = self._sessions.open_stream(to, SERVICE, metadata={FROM: stream.peer.raw})
+            LOG.info("passing_on", peer=stream.peer.short, to=to.short)
+            try:
+                async with Owner() as owner:
+                    owner.start(_copy(stream, onward), name="onward")
+                    owner.start(_copy(onward, stream), name="onward back")
+            except ExceptionGroup as group:
+                error = first_error(group)
+                if not isinstance(error, MeshdError):
+                    raise
+                raise Broken(error.what) from None
+            finally:
+                onward.reset(CODE_ENDED, "the other side is gone")
+                stream.reset(CODE_ENDED, "the other side is gone")
+        finally:
+            self._passed_on[stream.peer] -= 1
+            self._passed_on += Counter()  # drops those at zero
+
+    async def _welcome(self, stream: Bytes) -> None:
+        pipe = StreamPipe(stream, self._listening, server_side=True)
+        try:
+            async with asyncio.timeout(ATTEMPT_SECONDS):
+                await pipe.secure()
+                proven = await prove_accepted(
+                    pipe, standing=self._standing(), binding=self._certificate.sha256
+                )
+            if self._accept is not None and proven.purpose is Purpose.MEMBER:
+                await self._accept(self._link(pipe, proven, stream.peer, dialled=False))
+        except (MeshdError, TimeoutError) as error:
+            LOG.debug("link_ended", remote=f"member {stream.peer.short}", why=str(error) or "timed out")
+        finally:
+            await pipe.aclose()
+
+
+async def _copy(source: Bytes, to: Bytes) -> None:
+    with contextlib.suppress(EndOfStream):
+        while True:
+            data = await source.read()
+            await to.write(data)
+            source.consumed(len(data))
+    to.write_eof()
