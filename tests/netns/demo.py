@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -160,6 +161,7 @@ def main() -> None:
     given = parser.parse_args()
     if reason := why_not():
         raise SystemExit(reason)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of everything that has to be removed
     log.set_up(level="warning")
     folder = Path(tempfile.mkdtemp(prefix="meshd-demo-nat-"))
     try:

@@ -6,6 +6,7 @@ Both are new for each pair, ends of a mesh of their own, and know a relay and a 
 
 import argparse
 import contextlib
+import signal
 import statistics
 import sys
 import tempfile
@@ -171,6 +172,7 @@ def main() -> None:
     given = parser.parse_args()
     if reason := why_not():
         raise SystemExit(reason)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of everything that has to be removed
     chosen = pairs()
     if given.kind:
         kinds = {Kind[name.upper().replace("-", "_")] for name in given.kind}

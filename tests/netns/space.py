@@ -188,15 +188,13 @@ def _command(argv: Sequence[str], given: str = "") -> str:
 
 def remove(name: str) -> None:
     """End what still runs inside, and the namespace. Nothing happens when it is gone."""
-    path = FOLDER / name
-    if not path.exists():
-        return
-    for pid in pids_inside(name):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False, timeout=30.0)
+    if (FOLDER / name).exists():
+        for pid in pids_inside(name):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False, timeout=30.0)
     shutil.rmtree(FILES / name, ignore_errors=True)
 
 
@@ -210,10 +208,9 @@ def pids_inside(name: str) -> tuple[int, ...]:
 
 def leftovers() -> tuple[str, ...]:
     """Namespaces of test runs that have ended without removing them."""
-    if not FOLDER.exists():
-        return ()
-    names = [path.name for path in FOLDER.iterdir() if path.name.startswith(f"{PREFIX}-")]
-    return tuple(name for name in names if not _maker_lives(name))
+    folders = [folder for folder in (FOLDER, FILES) if folder.exists()]
+    names = {path.name for folder in folders for path in folder.iterdir()}
+    return tuple(sorted(name for name in names if name.startswith(f"{PREFIX}-") and not _maker_lives(name)))
 
 
 def sweep() -> None:

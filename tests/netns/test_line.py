@@ -173,5 +173,6 @@ def test_leftovers_of_a_crash_are_swept() -> None:
         assert kept.name not in leftovers()
         sweep()
         assert not dead.path.exists()
+        assert dead.name not in leftovers()
         assert kept.path.exists()
     assert not kept.path.exists()
