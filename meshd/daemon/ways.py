@@ -19,7 +19,7 @@ from meshd.config import Config
 from meshd.daemon.port import Doorway
 from meshd.daemon.surroundings import Surroundings
 from meshd.identity.invite import Invite, RelayHint, derive
-from meshd.identity.invite_book import InviteBook
+from meshd.identity.invite_book import InviteBook, InviteEntry
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home, Membership
 from meshd.identity.relay_url import parse_relay_url
@@ -45,7 +45,7 @@ from meshd.wire.address import Candidate, Proto
 
 NEARBY_SECONDS = 5.0
 ACCEPT_SECONDS = 120.0  # for which the joiner of a reply code is let in
-BOX_SECONDS = 60.0  # how often the mailboxes of invites are looked at
+BOX_SECONDS = 0.5  # how often the invites are looked at: a fresh token is pasted in a moment
 LOG = log.get("daemon")
 
 
@@ -213,14 +213,17 @@ class Ways:
 
     async def _keep_boxes(self) -> None:
         """Joiners find us at our relays by the mailboxes of the invites that are good now."""
+        seen: tuple[InviteEntry, ...] | None = None
         while True:
-            now = int(time.time())
-            boxes = {
-                derive(entry.secret).mailbox: float(entry.expires_at - now)
-                for entry in self._invites.entries()
-                if entry.expires_at > now and entry.left > 0
-            }
-            await self.relay_client.set_boxes(boxes)
+            entries = self._invites.entries()
+            if entries != seen:  # the seconds of each run by themselves
+                seen, now = entries, int(time.time())
+                boxes = {
+                    derive(entry.secret).mailbox: float(entry.expires_at - now)
+                    for entry in entries
+                    if not entry.revoked and now < entry.expires_at  # used up: who has joined may ask again
+                }
+                await self.relay_client.set_boxes(boxes)
             await asyncio.sleep(BOX_SECONDS)
 
     def _make_mdns(self) -> Mdns:

@@ -21,9 +21,9 @@ from meshd.identity.relay_url import relay_url
 from meshd.link.proving import Standing
 from meshd.link.relay_control import Control, RelayTrouble
 from meshd.link.tls import dialer_context
-from meshd.wire.relay import MAX_MAIL_BYTES, Mail, Ring
+from meshd.wire.relay import MAX_BOX_SECONDS, MAX_MAIL_BYTES, Mail, Ring
 
-BACKOFF = Backoff(first=0.25, factor=2.0, most=15.0, jitter=0.5)
+BACKOFF = Backoff(first=0.25, factor=2.0, most=8.0, jitter=0.5)
 REPLACED_SECONDS = 30.0  # another process has our key: do not fight about the place
 REACH_SECONDS = 6.0  # that a caller waits for a connection
 VISIT_SECONDS = 60.0  # without use
@@ -308,7 +308,7 @@ class RelayClient:
         now = asyncio.get_running_loop().time()
         for box, until in self._boxes.items():
             if until - now >= 1:
-                await control.open_box(box, int(until - now))
+                await control.open_box(box, min(int(until - now), MAX_BOX_SECONDS))
 
     async def _visit(self, line: _Line, control: Control) -> None:
         loop = asyncio.get_running_loop()

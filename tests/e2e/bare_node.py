@@ -31,11 +31,13 @@ STALL_SECONDS = 3.0
 
 
 @asynccontextmanager
-async def bare_node(home: Path, *, token: str = "", name: str = "bare") -> AsyncIterator[Estate]:
+async def bare_node(
+    home: Path, *, token: str = "", name: str = "bare", links: LinksConfig | None = None
+) -> AsyncIterator[Estate]:
     """The node with its mesh running; it founds one without a token."""
     config = Config(
         node=NodeConfig(name=name, join=token),
-        links=LinksConfig(listen=HostPort("127.0.0.1", 0)),
+        links=links or LinksConfig(listen=HostPort("127.0.0.1", 0)),
         paths=Paths(home=home, cache=home / "cache"),
     )
     place = Home(home)

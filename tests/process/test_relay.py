@@ -2,84 +2,30 @@
 
 import asyncio
 import contextlib
-import os
 import resource
 import signal
 import socket
 import stat
-import subprocess
-import sys
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import RelayHint
-from meshd.identity.relay_url import parse_relay_url, split_place
+from meshd.identity.relay_url import split_place
 from meshd.link.interface import DialError, Link
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
 
 from tests.conformance.nodes import TestMesh
 from tests.conformance.relays import Party, make_party
 from tests.conformance.run import run, until
+from tests.process.relay_process import Relay, relay
 
 LOOPBACK = "127.0.0.1"
+__all__ = ["relay"]  # a fixture
 PAIRS = 200
 AT_ONCE = 24  # dials; the tests' own process does all the handshakes of both ends
 MIB = 1 << 20
-
-
-class Relay:
-    """A relay's process in a home of its own; `start` may be called again after `end`."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-        self.key_file = home / "relay" / "identity.key"
-        self.process: subprocess.Popen[str] | None = None
-        self.hint: RelayHint
-
-    def start(self, *options: str, port: int = 0) -> RelayHint:
-        """Start it; returns where it is."""
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "meshd", "relay", "--listen", f"{LOOPBACK}:{port}", *options],
-            env={**environ, "MESHD_HOME": str(self._home)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.hint = parse_relay_url(self.process.stdout.readline())
-        return self.hint
-
-    @property
-    def port(self) -> int:
-        return split_place(self.hint.place)[1]
-
-    def rss(self) -> int:
-        """Resident bytes."""
-        assert self.process is not None
-        fields = Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()
-        return int(fields[1]) * resource.getpagesize()
-
-    def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
-        """Exit code, what else it wrote to stdout, stderr."""
-        assert self.process is not None
-        self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=20)
-        return self.process.returncode, out, err
-
-
-@pytest.fixture
-def relay(tmp_path: Path) -> Iterator[Relay]:
-    found = Relay(tmp_path / "home")
-    yield found
-    if found.process is not None and found.process.poll() is None:
-        found.process.kill()
-        found.process.communicate()
 
 
 @pytest.fixture(autouse=True)
@@ -262,11 +208,8 @@ def test_figures_are_for_this_machine_alone(relay: Relay) -> None:
     assert relay.process is not None
     assert relay.process.wait(20) == 1
     relay.process.communicate()
-    with socket.create_server((LOOPBACK, 0)) as free:
-        port = free.getsockname()[1]
-    relay.start("--metrics", f"{LOOPBACK}:{port}")
-    with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/metrics", timeout=10) as reply:
-        text = reply.read().decode()
+    relay.start("--metrics", f"{LOOPBACK}:0")
+    text = relay.figures()
     assert "meshd_relay_circuits 0\n" in text
     assert "meshd_relay_carried_bytes_total 0\n" in text
 
