@@ -165,7 +165,7 @@ class IceLinks(ABC):
 
     @abstractmethod
     def _pipe(self, session: IceSession) -> IcePipe:
-        """The pipe of a session, made before it is connected: bytes may come in the moment it is."""
+        """The pipe of a session that is connected."""
 
     # --- both sides
 
@@ -243,7 +243,6 @@ class IceLinks(ABC):
 
     async def _meet(self, attempt: Attempt) -> IcePipe:
         """From the answer to a pipe; addresses that are found meanwhile are told."""
-        pipe = self._pipe(attempt.session)
         try:
             async with Owner() as owner:
                 trickle = owner.start(self._trickle(attempt), name="ice-trickle")
@@ -253,7 +252,7 @@ class IceLinks(ABC):
                 trickle.cancel()
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
-        return pipe
+        return self._pipe(attempt.session)
 
     async def _trickle(self, attempt: Attempt) -> None:
         """Tell what STUN servers and `extra` find, in few messages."""

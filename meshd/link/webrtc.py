@@ -27,16 +27,19 @@ class WebRtcLinks(IceLinks):
 
     async def _session(self, *, dialler: bool, user: str, password: str) -> "Session":
         await asyncio.to_thread(_load)
-        from meshd.link.webrtc_session import Identity, Session  # on demand
+        from meshd.link.webrtc_pipe import WebRtcPipe  # on demand
+        from meshd.link.webrtc_session import Identity, Session
 
         if self._identity is None:
             self._identity = Identity()
-        return Session(self._identity, dialler=dialler, user=user, password=password)
+        session = Session(self._identity, dialler=dialler, user=user, password=password)
+        session.pipe = WebRtcPipe(session)  # now: bytes may come in the moment the association stands
+        return session
 
     def _pipe(self, session: IceSession) -> IcePipe:
-        from meshd.link.webrtc_pipe import WebRtcPipe  # on demand
-
-        return WebRtcPipe(cast("Session", session))
+        pipe = cast("Session", session).pipe
+        assert pipe is not None
+        return pipe
 
 
 def _load() -> None:

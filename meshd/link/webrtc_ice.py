@@ -104,11 +104,11 @@ class IceSocket(StunProtocol):
         sock.start(self)
 
     def datagram_received(self, data: bytes | str, addr: tuple[object, ...]) -> None:
-        """DTLS goes straight on, the rest to aioice (RFC 7983: the first byte tells them apart)."""
+        """DTLS and QUIC go straight on, the rest to aioice (RFC 9443: the first byte tells them apart)."""
         assert isinstance(data, bytes)
         if not data:
             return
-        if 19 < data[0] < 64:
+        if data[0] > 19:
             self._owner.data_received(data, 1)
         elif data[0] < 4:
             try:
@@ -245,6 +245,12 @@ class IcePath(Connection):
         pair = self._nominated.get(1)
         if pair is not None and isinstance(pair.protocol, IceSocket):
             pair.protocol.sock.send_many(datagrams, pair.remote_addr)
+
+    def probe_now(self, datagram: bytes) -> None:
+        """Send one that arrives whole or not at all."""
+        pair = self._nominated.get(1)
+        if pair is not None and isinstance(pair.protocol, IceSocket):
+            pair.protocol.sock.probe(datagram, pair.remote_addr)
 
     @property
     def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:

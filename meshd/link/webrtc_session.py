@@ -14,6 +14,7 @@ from OpenSSL import SSL
 
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner, first_error
+from meshd.link.ice_links import IcePipe
 from meshd.link.quic_socket import Address
 from meshd.link.sctp_association import Association
 from meshd.link.webrtc_ice import IcePath, OpenSocket
@@ -85,6 +86,7 @@ class Session:
         self._dtls = RTCDtlsTransport(self._below, [identity.certificate])  # type: ignore[arg-type]
         self._ssl: SSL.Connection | None = None
         self.association = Association(self._dtls, self._send, self._push)
+        self.pipe: IcePipe | None = None  # made by whoever made this
         self._out: list[bytes] = []  # encrypted, to be sent together
         self.binding = b""
         self.on_lost: Callable[[], None] = lambda: None

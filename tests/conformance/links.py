@@ -14,7 +14,9 @@ from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import RelayHint
 from meshd.identity.proof import Credentials
 from meshd.link.interface import Dialer, Link, Listener
+from meshd.link.member_relay import MemberRelayLinks
 from meshd.link.quic import QuicDialer
+from meshd.link.quic_ice import QuicOverIce
 from meshd.link.quic_listener import QuicListener
 from meshd.link.relay import RelayLinks
 from meshd.link.relay_client import RelayClient
@@ -26,6 +28,7 @@ from meshd.wire.address import Candidate
 
 from tests.conformance.channel_link import ChannelDialer, ChannelEndpoint, ChannelListener
 from tests.conformance.data_channel import Fabric, Post
+from tests.conformance.member_streams import Crowd
 from tests.conformance.memory_link import MemoryDialer, MemoryListener, MemoryNet
 from tests.conformance.nodes import Node, TestMesh, fresh_key
 from tests.conformance.punched import Proxies, ThroughProxies, punching
@@ -199,6 +202,30 @@ class WebRtcRig:
             yield Ends(near, far, here, there, (), wire, accepted, stop)
 
 
+class QuicOverIceRig:
+    """QUIC over a path that ICE found."""
+
+    name = "quic-ice"
+
+    @contextlib.asynccontextmanager
+    async def ends(self) -> AsyncIterator[Ends]:
+        mesh, post, wire = TestMesh(), Post(), UdpWire()
+        near, far = mesh.node(), mesh.node()
+
+        def links(node: Node, direction: str) -> QuicOverIce:
+            return QuicOverIce(
+                node.now,
+                post.signals(node.peer),
+                hosts=lambda: ["127.0.0.1"],
+                open_socket=wire.opener(direction),
+                idle_seconds=QUIC_IDLE_SECONDS,
+            )
+
+        here, there = links(near, "up"), links(far, "down")
+        async with serving(there) as (accepted, stop), serving(here):
+            yield Ends(near, far, here, there, (), wire, accepted, stop)
+
+
 class PunchedRig:
     """TCP by punching."""
 
@@ -247,6 +274,26 @@ class RelayRig:
             owner.cancel()
 
 
+class MemberRig:
+    """Through a third node that both have a stream to; the wire lies between the dialler and the third."""
+
+    name = "member"
+
+    @contextlib.asynccontextmanager
+    async def ends(self) -> AsyncIterator[Ends]:
+        mesh = TestMesh()
+        near, far, third = mesh.node(), mesh.node(), mesh.node()
+        async with Owner() as owner:
+            crowd = Crowd(third, owner)
+            here, there, between = (MemberRelayLinks(node.now) for node in (near, far, third))
+            for links, node in ((here, near), (there, far), (between, third)):
+                links.attach(crowd.sessions(node))
+            async with serving(here), serving(between), serving(there) as (accepted, stop):
+                await ticks(2)  # until they own something
+                yield Ends(near, far, here, there, (), crowd.wire, accepted, stop)
+            owner.cancel()
+
+
 def has_ipv6() -> bool:
     """Whether this machine has ::1."""
     try:
@@ -269,9 +316,11 @@ RIGS = [
         id="quic6",
         marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback"),
     ),
+    pytest.param(QuicOverIceRig(), id="quic-ice"),
     pytest.param(MemoryRig(), id="memory"),
     pytest.param(ChannelRig(), id="channel"),
     pytest.param(RelayRig(), id="relay"),
+    pytest.param(MemberRig(), id="member"),
     pytest.param(PunchedRig(), id="punched"),
     pytest.param(WebRtcRig("webrtc4", "127.0.0.1"), id="webrtc4"),
     pytest.param(
