@@ -29,7 +29,6 @@ from meshd.peer.streams import Streams
 from meshd.wire.hello import Hello, NativeVersion
 
 CHALLENGE_SECONDS = 2.0  # an older incarnation that answers within this keeps the identity
-TEST_SECONDS = 2.0  # for an answer on a link that may be dead without knowing it
 CHOOSE_SECONDS = 1.0  # between two looks at which link should carry data, unless one comes or goes
 TIMER_SLACK = 0.02  # seconds by which an acknowledgement may come late: asking more often costs more
 LOG = log.get("peer")
@@ -98,7 +97,7 @@ class PeerConnection:
     def test_links(self) -> None:
         """End those that do not answer at once: they may be dead without knowing it."""
         if self._owner is not None and self._streams is not None:
-            self._owner.start(self._links.end_silent(TEST_SECONDS), name="test links")
+            self._owner.start(self._links.test(self._look_again), name="test links")
 
     def carries(self, link: Link) -> bool:
         """True once `link` is attached."""
@@ -348,10 +347,8 @@ class PeerConnection:
             link=link.info.kind.value,
             remote=link.info.remote,
         )
-        self._choose()
-        self._look_at_links()
+        self._look_again()
         self._kick.set()
-        self._links.wake()
         self._node.changed()
         self._node.on_link(self.peer, hello, link.info)
 
@@ -369,16 +366,19 @@ class PeerConnection:
         )
         if not self.connected and self._streams is not None:
             self._set_state(PeerState.SUSPENDED)
-        self._choose()
-        self._look_at_links()
+        self._look_again()
         self._kick.set()
-        self._links.wake()
         self._node.changed()
 
     def _choose(self) -> None:
         if self._streams is not None:
             session = self._streams.session
             self._dispatch(session, self._links.choose(session))
+
+    def _look_again(self) -> None:
+        self._choose()
+        self._look_at_links()
+        self._links.wake()
 
     def _look_at_links(self) -> None:
         present = self.present()

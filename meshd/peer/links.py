@@ -20,6 +20,8 @@ from meshd.peer.carrier import Carrier
 from meshd.peer.interface import PathStatus
 from meshd.peer.paths import SILENT_AFTER, Chooser, Path, surplus
 
+SUSPECT_AFTER = 0.5  # seconds without an answer, or four round trips, that cast doubt on a link being tested
+TEST_SECONDS = 1.5  # more, after which it ends
 FULL = 0.8  # of what may be in flight: from here on the link is the bottleneck, and its rate what it can do
 LOG = log.get("peer")
 
@@ -37,6 +39,7 @@ class Links:
         self._why = ""
         self._chooser = Chooser()
         self._chosen_for: Session | None = None
+        self._suspects: set[int] = set()  # links that did not answer when they were tested
         self._rates: dict[int, float] = {}  # what a link carried when it was the bottleneck, bytes a second
 
     def __len__(self) -> int:
@@ -84,6 +87,7 @@ class Links:
         if self._carriers.pop(carrier.link_id, None) is None:
             return None
         self._rates.pop(carrier.link_id, None)
+        self._suspects.discard(carrier.link_id)
         return carrier.session.link_down(carrier.link_id, self._now())
 
     # What is known of them.
@@ -121,13 +125,14 @@ class Links:
         found = []
         for numbers in self._numbers(session):
             info = self._carriers[numbers.link_id].link.info
-            lively = now - min(numbers.last_heard, numbers.confirmed_at) <= SILENT_AFTER
+            lively = now - self._last_heard(numbers) <= SILENT_AFTER
             found.append(Present(info.kind, info.path, numbers.carries_data, lively))
         return tuple(found)
 
     def choose(self, session: Session) -> list[Event]:
-        """The leader's choice of the link that carries data, and the end of those that are not needed."""
+        """The choice of the link that carries data, if this side leads, and the end of those not needed."""
         if not self._leads:
+            self._leave_suspects(session)
             return []
         now = self._now()
         status = session.status()
@@ -155,11 +160,22 @@ class Links:
             link_id=numbers.link_id,
             kind=info.kind,
             rtt=numbers.rtt,
-            last_heard=min(numbers.last_heard, numbers.confirmed_at),
+            last_heard=self._last_heard(numbers),
             established_at=info.established_at,
             path=info.path,
             rate=self._rates.get(numbers.link_id),
         )
+
+    def _leave_suspects(self, session: Session) -> None:
+        """Who does not choose can only end a link: the leader hears of it, and takes another one at once."""
+        if self._suspects and any(link.lively for link in self.present(session)):
+            for number in self._suspects & self._carriers.keys():
+                self._carriers[number].end("no answer after a sleep or a change of addresses")
+
+    def _last_heard(self, numbers: LinkStatus) -> float:
+        """When both directions were last shown to work."""
+        at = min(numbers.last_heard, numbers.confirmed_at)
+        return at - 2 * SILENT_AFTER if numbers.link_id in self._suspects else at
 
     # Life signs.
 
@@ -173,14 +189,23 @@ class Links:
                 return carrier.link.info.remote
         return None
 
-    async def end_silent(self, within: float) -> None:
-        """End all that do not answer a ping within that many seconds."""
-        carriers = list(self._carriers.values())
+    async def test(self, look: Callable[[], None]) -> None:
+        """Ping all of them: one that does not answer soon counts as silent (`look` is called), then ends."""
         async with Owner() as owner:
-            pings = [owner.start(self.ping(c.session, c.link_id, within), name="test link") for c in carriers]
-        for carrier, ping in zip(carriers, pings, strict=True):
-            if ping.result() is None:
-                carrier.end(f"no answer within {within:g} s after a change of addresses")
+            for carrier in self._carriers.values():
+                owner.start(self._test_one(carrier, look), name="test link")
+
+    async def _test_one(self, carrier: Carrier, look: Callable[[], None]) -> None:
+        number, session = carrier.link_id, carrier.session
+        known = next((one.rtt for one in self._numbers(session) if one.link_id == number), None)
+        if await self.ping(session, number, max(SUSPECT_AFTER, 4 * (known or 0.0))) is not None:
+            return
+        self._suspects.add(number)
+        look()
+        answer = await self.ping(session, number, TEST_SECONDS)
+        self._suspects.discard(number)
+        if answer is None:
+            carrier.end("no answer after a sleep or a change of addresses")
 
     async def ping(self, session: Session, number: int, within: float) -> float | None:
         """Round trip over one link in seconds; None when no answer comes in time."""

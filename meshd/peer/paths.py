@@ -15,7 +15,6 @@ and carries data when it has lived a while. So a path that comes and goes does n
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
 
 from meshd.link.interface import LinkKind
 
@@ -114,7 +113,8 @@ class Chooser:
         self._since = 0.0  # when it began to carry
         self._linked_at: float | None = None  # when the first of the present links came
         self._gained_at: float | None = None  # when the last move for a gain was
-        self._probation = 0.0  # seconds that a direct link stands by first
+        self._probation = 0.0  # seconds that a direct link stands by first, heard all the time
+        self._heard_since: dict[int, float] = {}
 
     @property
     def since(self) -> float:
@@ -159,7 +159,7 @@ class Chooser:
         return self._take(best, f"{best.label} replaces {carrying.label}", now)
 
     def _proved(self, path: Path, now: float) -> bool:
-        return now - path.established_at >= self._probation
+        return now - self._heard_since.get(path.link_id, now) >= self._probation
 
     def _may_gain(self, now: float) -> bool:
         return self._gained_at is None or now - self._gained_at >= MOVE_PAUSE
@@ -176,6 +176,8 @@ class Chooser:
 
     def _notice(self, paths: Sequence[Path], carrying: Path | None, now: float) -> None:
         """What happened since the last choice: the link that carried is gone, the session took another."""
+        heard = self._heard_since
+        self._heard_since = {p.link_id: heard.get(p.link_id, now) for p in paths if not p.silent(now)}
         if not paths:
             self._linked_at = None
         elif self._linked_at is None:
@@ -202,9 +204,9 @@ def surplus(paths: Sequence[Path], chosen: int | None, *, since: float, now: flo
     """Links to close; the chosen one, which carries data `since` then, stays.
 
     One of each kind is enough, and behind a link that carries data well only what is of use: a relay behind
-    one that a router may end, everything behind a relayed one. A newer link of the same kind waits until the
-    one that is kept has been heard from since: after a change of addresses the old one may be dead without
-    knowing it, and the newer one is what there is.
+    one that a router may end, everything behind a relayed one. A newer link waits until the one that makes it
+    needless has been heard from since: after a change of addresses that one may be dead and not know it, and
+    the newer one is what there is.
     """
     kept: dict[LinkKind, Path] = {}
     for path in paths:
@@ -215,16 +217,18 @@ def surplus(paths: Sequence[Path], chosen: int | None, *, since: float, now: flo
             or (held.link_id != chosen and path.established_at > held.established_at)
         ):
             kept[path.kind] = path
-    doubles = {
-        path.link_id
-        for path in paths
-        if (held := kept[path.kind]) is not path and held.last_heard > path.established_at
-    }
     carrier = next((path for path in paths if path.link_id == chosen), None)
-    if carrier is not None and not carrier.silent(now) and now - since >= STANDBY_FOR:
-        of_use = partial(worth_standing_by, carrier=carrier.kind, carrier_path=carrier.path)
-        doubles |= {p.link_id for p in paths if p is not carrier and not of_use(p.kind, p.path)}
-    return tuple(path.link_id for path in paths if path.link_id in doubles)
+    settled = carrier is not None and not carrier.silent(now) and now - since >= STANDBY_FOR
+
+    def closes(path: Path) -> bool:
+        held = kept[path.kind]
+        if held is not path:
+            return held.last_heard > path.established_at
+        if carrier is None or path is carrier or not settled or carrier.last_heard <= path.established_at:
+            return False
+        return not worth_standing_by(path.kind, path.path, carrier=carrier.kind, carrier_path=carrier.path)
+
+    return tuple(path.link_id for path in paths if closes(path))
 
 
 def worth_standing_by(kind: LinkKind, path: str, *, carrier: LinkKind, carrier_path: str) -> bool:

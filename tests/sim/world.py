@@ -175,6 +175,7 @@ class WorldNode:
         self.dialers = {kind: WorldDialer(self, kind) for kind in kinds}
         self.dialer = next(iter(self.dialers.values()))
         self.boot_ahead = 0.0  # seconds that the machine slept: the clock since boot runs on
+        self._listeners: dict[LinkKind, MemoryListener] = {}
         self._role, self._grace = role, grace
         self._starts = 0
         self._task: asyncio.Task[None] | None = None
@@ -262,9 +263,19 @@ class WorldNode:
             owner.start(self.mesh.serve(), name=f"mesh of {self.name}")
             owner.start(self.signals.serve(), name=f"signals of {self.name}")
             for kind in self.dialers:
-                listener = MemoryListener(net, self.standing, self.places[kind])
+                listener = self._listeners[kind] = MemoryListener(net, self.standing, self.places[kind])
                 listener.kind, listener.path = kind, PATHS[kind]
                 owner.start(listener.serve(self.mesh.accept), name=f"listener of {self.name}")
+
+    def move(self, host: str, *, sequence: int) -> None:
+        """Another address for TCP, and a record with that sequence number that says so; nobody is told."""
+        fresh = Candidate(host, self.place.port)
+        listener = self._listeners[LinkKind.TCP]
+        self.world.listeners[fresh] = self.world.listeners.pop(self.place)
+        self.world.places[fresh] = self.name
+        self.place = self.places[LinkKind.TCP] = listener._place = fresh
+        record = self.record(sequence)
+        self.node.my_record = lambda: record
 
     async def stop(self, *, cut: bool = True) -> None:
         """As kill -9: no goodbye. With `cut` the kernel ends its connections, else they go silent."""

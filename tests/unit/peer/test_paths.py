@@ -196,6 +196,8 @@ def test_what_is_of_no_use_goes_after_a_while() -> None:
     assert close(every, 4, since=long) == ()
     silent = [path(1, TCP, silent=3), *every[1:]]
     assert close(silent, 1, since=long) == ()
+    fresh = [path(1, TCP, silent=2), path(2, TCP, age=1), path(3, RELAY, age=1)]
+    assert close(fresh, 1, since=long) == ()  # the peer may know that the first is dead
 
 
 PATHS = st.lists(
