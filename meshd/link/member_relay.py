@@ -7,14 +7,14 @@ direct link pass on, and only to nodes they have a direct link to: nothing is re
 
 import asyncio
 import contextlib
-import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from ssl import SSLContext
 from typing import Protocol
 
 from meshd.base import log
-from meshd.base.errors import Broken, Busy, Closed, EndOfStream, MeshdError, Refused, RemoteProtocolError
+from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
 from meshd.base.tasks import Owner, first_error, first_success
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.keys import PeerId
@@ -29,7 +29,8 @@ from meshd.link.proving import (
     prove_accepted,
     prove_dialled,
 )
-from meshd.link.tls import TlsEngine, dialer_context, listener_context
+from meshd.link.stream_pipe import Bytes, StreamPipe
+from meshd.link.tls import dialer_context, listener_context
 from meshd.wire.address import Candidate
 
 SERVICE = "onward"
@@ -39,26 +40,10 @@ STAGGER_SECONDS = 0.25  # between members that are asked
 MAX_ASKED = 3  # members
 MAX_PASSED_ON = 64  # streams at once
 MAX_PASSED_ON_FOR_ONE = 8
-CLOSE_SECONDS = 0.8
-READ_BYTES = 64 << 10
 CODE_ENDED = 1
 LOG = log.get("link")
 
 Accept = Callable[[Link], Awaitable[None]]
-
-
-class Bytes(Protocol):
-    """A stream of a session (peer/interface.py), as far as it is needed here."""
-
-    @property
-    def peer(self) -> PeerId: ...
-    @property
-    def metadata(self) -> Mapping[str, str | int | bytes]: ...
-    async def read(self) -> bytes | memoryview: ...
-    def consumed(self, count: int) -> None: ...
-    async def write(self, data: bytes | memoryview) -> None: ...
-    def write_eof(self) -> None: ...
-    def reset(self, code: int, reason: str) -> None: ...
 
 
 class Sessions(Protocol):
@@ -81,88 +66,6 @@ class Sessions(Protocol):
     ) -> None: ...
 
 
-class StreamPipe:
-    """A RawPipe (proving.py): TLS 1.3 over a stream."""
-
-    def __init__(self, stream: Bytes, context: ssl.SSLContext, *, server_side: bool) -> None:
-        self._stream = stream
-        self._engine = TlsEngine(context, server_side=server_side)
-        self._space = memoryview(bytearray(READ_BYTES))
-        self._sending = False
-        self._closed = False
-
-    def binding(self) -> bytes:
-        """SHA-256 of the listener's certificate; for the dialler, after `secure`."""
-        return self._engine.binding()
-
-    async def secure(self) -> None:
-        """The handshake. Raises RemoteProtocolError, Broken, EndOfStream."""
-        while True:
-            done = self._engine.advance()
-            if out := self._engine.outgoing():
-                await self._stream.write(out)
-            if done:
-                return
-            await self._fill()
-
-    async def send(self, data: Sequence[bytes | memoryview]) -> None:
-        """As Link.send; waits for the credit of the stream."""
-        if self._closed:
-            raise Closed("this link was closed")
-        if self._sending:
-            raise Busy("two tasks send on one link")
-        self._sending = True
-        try:
-            await self._stream.write(self._engine.seal(data))
-        finally:
-            self._sending = False
-
-    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
-        """Never: what is sealed must be sent, and a stream may take a part of it only."""
-        if self._closed:
-            raise Closed("this link was closed")
-        return False
-
-    def divert(self, take: Callable[[bytes], bool]) -> None:
-        """This kind never asks: every chunk goes through `receive`."""
-
-    async def receive(self) -> bytes:
-        """As Link.receive."""
-        while True:
-            if self._closed:
-                raise Closed("this link was closed")
-            try:
-                count = self._engine.unseal(self._space)
-            except RemoteProtocolError as error:
-                raise Broken(error.what) from None
-            if count:
-                return bytes(self._space[:count])
-            try:
-                await self._fill()
-            except EndOfStream:
-                raise Broken("the way through the member ended without a goodbye") from None
-
-    async def aclose(self) -> None:
-        """As Link.aclose."""
-        if self._closed:
-            return
-        self._closed = True
-        self._engine.finish()
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                if not self._sending:
-                    await self._stream.write(self._engine.outgoing())
-        except (TimeoutError, MeshdError):
-            pass
-        finally:
-            self._stream.reset(CODE_ENDED, "the link was closed")
-
-    async def _fill(self) -> None:
-        data = await self._stream.read()
-        self._engine.feed(data)
-        self._stream.consumed(len(data))
-
-
 class MemberRelayLinks:
     """Dialer and Listener of such links, and the one who passes on. `attach` makes it work.
 
@@ -177,6 +80,7 @@ class MemberRelayLinks:
         self._listening = listener_context(self._certificate)
         self._dialling = dialer_context()
         self._accept: Accept | None = None
+        self._owner: Owner | None = None
         self._passed_on: Counter[PeerId] = Counter()
 
     @property
@@ -194,18 +98,19 @@ class MemberRelayLinks:
         sessions.handle(SERVICE, self._take, allow=self._allow)
 
     async def serve(self, accept: Accept) -> None:
-        """Hand every proven link to `accept`, until cancelled."""
-        self._accept = accept
+        """Own the links of this kind, and hand those that come in to `accept`, until cancelled."""
         try:
-            await asyncio.Event().wait()
+            async with Owner() as owner:
+                self._accept, self._owner = accept, owner
+                await asyncio.Event().wait()
         finally:
-            self._accept = None
+            self._accept = self._owner = None
 
     # Dialling.
 
     async def dial(self, peer: PeerId, candidates: Sequence[Candidate]) -> Link:
         """Through the members that this node has a direct link to. Raises DialError, Refused."""
-        sessions = self._sessions
+        sessions = self._sessions if self._owner is not None else None
         members = [one for one in sessions.direct() if one != peer] if sessions is not None else []
         if sessions is None or not members:
             raise DialError(
@@ -226,7 +131,7 @@ class MemberRelayLinks:
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
                 stream = sessions.open_stream(member, SERVICE, metadata={TO: peer.raw})
-                pipe = StreamPipe(stream, self._dialling, server_side=False)
+                pipe = self._pipe(stream, self._dialling, server_side=False)
                 await pipe.secure()
                 proven = await prove_dialled(
                     pipe,
@@ -246,6 +151,14 @@ class MemberRelayLinks:
             if isinstance(error, MeshdError | TimeoutError):
                 raise dial_error(error, kind=self.kind, place=place) from error
             raise
+
+    def _pipe(self, stream: Bytes, context: SSLContext, *, server_side: bool) -> StreamPipe:
+        if self._owner is None:
+            raise Broken("this node stops")
+        pipe = StreamPipe(stream, context, server_side=server_side)
+        task = self._owner.start(pipe.run(), name=f"through {stream.peer.short}")
+        task.add_done_callback(lambda _: pipe.abort())  # it may be cancelled before its first step
+        return pipe
 
     def _link(self, pipe: StreamPipe, proven: Proven, member: PeerId, *, dialled: bool) -> ProvenLink:
         info = LinkInfo(
@@ -306,7 +219,7 @@ class MemberRelayLinks:
             self._passed_on += Counter()  # drops those at zero
 
     async def _welcome(self, stream: Bytes) -> None:
-        pipe = StreamPipe(stream, self._listening, server_side=True)
+        pipe = self._pipe(stream, self._listening, server_side=True)
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
                 await pipe.secure()

@@ -139,6 +139,11 @@ class MemoryPipe:
         finally:
             self._receiving = False
 
+    def write_eof(self) -> None:
+        """Nothing more is sent; what comes in still does."""
+        self._out.ended = self._out.ended or EndOfStream
+        self._out.change()
+
     async def aclose(self) -> None:
         self._closed = True
         for direction in (self._in, self._out):
