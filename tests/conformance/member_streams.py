@@ -6,7 +6,7 @@ from meshd.base.errors import MeshdError, Refused
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, check_chain
-from meshd.link.member_relay import Bytes
+from meshd.link.stream_pipe import Bytes
 
 from tests.conformance.memory_link import MemoryPipe, MemoryWire
 from tests.conformance.nodes import Node
