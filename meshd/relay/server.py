@@ -26,8 +26,9 @@ from meshd.relay.bucket import TokenBucket
 from meshd.relay.connection import Connection, Spaces
 from meshd.relay.limits import SMALL, Limits
 from meshd.relay.stage import Hold, Stage
+from meshd.relay.states import Action, Cut, Drop, Identity, Tell
 from meshd.relay.stun import StunPorts
-from meshd.relay.switchboard import Action, Cut, Drop, Identity, Switchboard, Tell
+from meshd.relay.switchboard import Switchboard
 from meshd.relay.throttle import Throttle
 from meshd.wire.lengths import LengthParser, framed
 from meshd.wire.relay import MAX_RELAY_MESSAGE_BYTES, decode_from_node, encode

@@ -6,19 +6,18 @@ open boxes and nothing else. What an event leads to comes back as a list of acti
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from meshd.relay.bucket import TokenBucket
 from meshd.relay.limits import Limits
 from meshd.relay.mailroom import Mailroom
+from meshd.relay.states import Action, Box, Circuit, Client, Cut, Drop, Identity, Tell
 from meshd.wire.relay import (
     PEER_BYTES,
     TICKET_BYTES,
     Call,
     Called,
     FromNode,
-    FromRelay,
     HangUp,
     Mail,
     OpenBox,
@@ -32,80 +31,7 @@ from meshd.wire.relay import (
     ShutBox,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """A node: its key and, unless it is a guest, its mesh (empty for guests)."""
-
-    peer: bytes
-    mesh: bytes
-
-    @property
-    def is_guest(self) -> bool:
-        return not self.mesh
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Send `message` to that client."""
-
-    client: int
-    message: FromRelay
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Close that client's control connection."""
-
-    client: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """End that circuit."""
-
-    circuit: int
-
-
-Action = Tell | Drop | Cut
 Key = TypeVar("Key")
-
-
-@dataclass(slots=True)
-class Client:
-    """One control connection."""
-
-    who: Identity
-    host: str
-    since: float
-    strikes: int = 0
-
-
-@dataclass(slots=True)
-class Circuit:
-    """Two tickets, then two connections. `join` circuits are held to few bytes and seconds."""
-
-    number: int
-    caller: Identity
-    callee: Identity
-    tickets: tuple[bytes, bytes]  # of the caller, of the callee
-    since: float
-    box: bytes = b""
-    came: set[int] = field(default_factory=set)
-
-    @property
-    def is_join(self) -> bool:
-        return bool(self.box)
-
-
-@dataclass(slots=True)
-class Box:
-    """A mailbox that a member opened."""
-
-    owner: Identity
-    until: float
-    guests: deque[bytes]
-    joins: int = 0
 
 
 class Switchboard:

@@ -10,7 +10,8 @@ from meshd.identity.keys import KeyPair
 from meshd.identity.relay_url import parse_relay_url, relay_url
 from meshd.link.relay_proxy import read_reply
 from meshd.relay.limits import SMALL
-from meshd.relay.switchboard import Identity, Switchboard
+from meshd.relay.states import Identity
+from meshd.relay.switchboard import Switchboard
 from meshd.wire.lengths import LengthParser, framed
 from meshd.wire.relay import (
     MAX_RELAY_MESSAGE_BYTES,

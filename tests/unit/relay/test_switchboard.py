@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.relay.limits import SMALL, Limits
-from meshd.relay.switchboard import Action, Cut, Drop, Identity, Switchboard, Tell
+from meshd.relay.states import Action, Cut, Drop, Identity, Tell
+from meshd.relay.switchboard import Switchboard
 from meshd.wire.relay import (
     Call,
     Called,

@@ -1,0 +1,80 @@
+"""What the switchboard of a relay knows of nodes, circuits and boxes, and what it has the server do. Pure."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from meshd.wire.relay import FromRelay
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A node: its key and, unless it is a guest, its mesh (empty for guests)."""
+
+    peer: bytes
+    mesh: bytes
+
+    @property
+    def is_guest(self) -> bool:
+        return not self.mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send `message` to that client."""
+
+    client: int
+    message: FromRelay
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close that client's control connection."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """End that circuit."""
+
+    circuit: int
+
+
+Action = Tell | Drop | Cut
+
+
+@dataclass(slots=True)
+class Client:
+    """One control connection."""
+
+    who: Identity
+    host: str
+    since: float
+    strikes: int = 0
+
+
+@dataclass(slots=True)
+class Circuit:
+    """Two tickets, then two connections. `join` circuits are held to few bytes and seconds."""
+
+    number: int
+    caller: Identity
+    callee: Identity
+    tickets: tuple[bytes, bytes]  # of the caller, of the callee
+    since: float
+    box: bytes = b""
+    came: set[int] = field(default_factory=set)
+
+    @property
+    def is_join(self) -> bool:
+        return bool(self.box)
+
+
+@dataclass(slots=True)
+class Box:
+    """A mailbox that a member opened."""
+
+    owner: Identity
+    until: float
+    guests: deque[bytes]
+    joins: int = 0
