@@ -59,9 +59,14 @@ class QuicDialer:
         standing: Callable[[], Standing],
         *,
         ports: Ports = DialPort,
+        path: str = "",
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """`ports` makes the port to dial an address from: a new one, or `QuicListener.dial_port`."""
+        """`ports` makes the port to dial an address from: a new one, or `QuicListener.dial_port`.
+
+        `path`: what the way is called (LinkInfo), where the addresses do not tell.
+        """
+        self._path = path
         self._standing = standing
         self._ports = ports
         self._idle_seconds = idle_seconds
@@ -86,7 +91,9 @@ class QuicDialer:
         )
         pipe, proven, port = await _race(candidates, attempt)
         try:
-            return QuicLink(pipe, proven.leftover, info_of(pipe, proven, local=port.local, dialled=True))
+            return QuicLink(
+                pipe, proven.leftover, info_of(pipe, proven, local=port.local, path=self._path, dialled=True)
+            )
         except (MeshdError, OSError) as error:
             pipe.abort()
             raise dial_error(error, kind=LinkKind.QUIC, place=pipe.remote) from error
@@ -219,7 +226,7 @@ def joining(pipe: QuicPipe, proven: Proven) -> tuple[ProvenPipe, Proven]:
     return ProvenPipe(pipe, proven.leftover), replace(proven, leftover=b"")
 
 
-def info_of(pipe: QuicPipe, proven: Proven, *, local: tuple[str, int], dialled: bool) -> LinkInfo:
+def info_of(pipe: QuicPipe, proven: Proven, *, local: tuple[str, int], path: str, dialled: bool) -> LinkInfo:
     host, port = local
     origin = pipe.origin
     return LinkInfo(
@@ -228,7 +235,7 @@ def info_of(pipe: QuicPipe, proven: Proven, *, local: tuple[str, int], dialled: 
         member=member_of(proven),
         local=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         remote=pipe.remote,
-        path=interfaces.path_between(host, origin.address[0] if origin else ""),
+        path=path or interfaces.path_between(host, origin.address[0] if origin else ""),
         dialled=dialled,
         established_at=asyncio.get_running_loop().time(),
     )

@@ -1,7 +1,7 @@
 """Listening for QUIC links: one UDP port for all connections, told apart by connection id.
 
 Anybody can send a datagram: so nothing is kept of a stranger before its first packet has shown to be QUIC,
-at most 32 connections wait for their proof (doorstep.py) with 4 KiB of credit each, and once half of these
+at most 32 connections wait for their proof (doorstep.py) with 32 KiB of credit each, and once half of these
 places are taken strangers must show first that they are where they say. Until then at most three times of
 what came is sent (RFC 9000 section 8.1).
 """
@@ -51,7 +51,8 @@ class QuicListener:
     Whoever opens it calls `close` in the end: a `serve` that is cancelled before its first step does not.
     `host` empty: every address of this machine. Joiners are handed to `on_joiner`, which keeps the pipe as
     long as it lives (30 s at most); without it they are turned away. Datagrams that are not QUIC's (a STUN
-    message begins with two zero bits, RFC 9443) go to `on_other`, for which `send_other` answers.
+    message begins with two zero bits, RFC 9443) go to `on_other`, for which `send_other` answers. `path`:
+    what the way is called (LinkInfo), where the addresses do not tell.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class QuicListener:
         port: int = 0,
         on_joiner: OnJoiner | None = None,
         on_other: Callable[[bytes, Origin], None] | None = None,
+        path: str = "",
         proof_seconds: float = PROOF_SECONDS,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
@@ -70,6 +72,7 @@ class QuicListener:
         self._asked_port = port
         self._on_joiner = on_joiner
         self._on_other = on_other
+        self._path = path
         self._proof_seconds = proof_seconds
         self._idle_seconds = idle_seconds
         self._certificate = make_link_certificate()
@@ -104,6 +107,11 @@ class QuicListener:
         self._sockets = bind_udp(self._host, self._asked_port)
         self._places = tuple(sock.getsockname()[0] for sock in self._sockets)
         self._port = self._sockets[0].getsockname()[1]
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Instead of `open`: take connections in on this bound socket, which is closed with the others."""
+        host, port = sock.getsockname()[:2]
+        self._sockets, self._places, self._port = [sock], (host,), port
 
     def close(self) -> None:
         """Close the port, if it is still open."""
@@ -230,7 +238,8 @@ class QuicListener:
         if proven.purpose is Purpose.MEMBER:
             origin = pipe.origin
             local = (door.socket.local_host(origin) if origin else "", self._port)
-            await accept(QuicLink(pipe, proven.leftover, info_of(pipe, proven, local=local, dialled=False)))
+            info = info_of(pipe, proven, local=local, path=self._path, dialled=False)
+            await accept(QuicLink(pipe, proven.leftover, info))
         elif proven.purpose is Purpose.JOIN and self._on_joiner is not None and self._joiners < MAX_JOINERS:
             self._joiners += 1
             try:

@@ -12,13 +12,15 @@ ID_BYTES = 8  # of the connection ids that we choose
 
 
 class DialPort:
-    """The socket of one connection that we make."""
+    """The socket of one connection that we make: a new one, or `sock`, bound to what the peer expects."""
 
-    def __init__(self, candidate: Candidate) -> None:
+    def __init__(self, candidate: Candidate, *, sock: socket.socket | None = None) -> None:
         family = socket.AF_INET6 if candidate.is_v6 else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_DGRAM)
+        fresh = sock is None
+        sock = sock or socket.socket(family, socket.SOCK_DGRAM)
         try:
-            sock.bind(("::" if candidate.is_v6 else "0.0.0.0", 0))
+            if fresh:
+                sock.bind(("::" if candidate.is_v6 else "0.0.0.0", 0))
             self._socket = UdpSocket(
                 sock,
                 on_datagrams=self._received,
