@@ -31,6 +31,7 @@ from meshd.link.outer_port import OuterPort
 from meshd.link.proving import Standing
 from meshd.link.punch import PunchLinks
 from meshd.link.quic import QuicDialer
+from meshd.link.quic_ice import QuicOverIce
 from meshd.link.relay import RelayLinks
 from meshd.link.relay_client import RelayClient
 from meshd.link.stun import ASK_SECONDS
@@ -111,7 +112,14 @@ class Ways:
             self.dialers += [TcpDialer(standing), punch]
             self._listeners += [doorway.listener, punch]
         if LinkKind.QUIC in kinds:
-            self.dialers.append(QuicDialer(standing, ports=doorway.dial_port))
+            over_ice = QuicOverIce(
+                standing,
+                self.signals.topic("quic"),
+                (*(relay.place for relay in self.relays), *stun),
+                hosts=(lambda: ("127.0.0.1",)) if doorway.local_only else interfaces.hosts,
+            )
+            self.dialers += [QuicDialer(standing, ports=doorway.dial_port), over_ice]
+            self._listeners.append(over_ice)
             if doorway.quic is not None:
                 self._listeners.append(doorway.quic)
         if LinkKind.WEBRTC in kinds:
