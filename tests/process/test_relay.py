@@ -236,3 +236,28 @@ def test_a_killed_relay_is_found_again_when_it_is_back(relay: Relay) -> None:
             await mine.aclose()
 
     run(work(relay.start()))
+
+
+def test_pairs_that_send_all_they_can_get_alike(relay: Relay) -> None:
+    async def work(hint: RelayHint) -> None:
+        async with parties(hint, 16) as made:
+            links = await pairs_of(made)
+            got = [0] * len(links)
+
+            async def pour(link: Link) -> None:
+                while True:
+                    await link.send([bytes(64 << 10)])
+
+            async def swallow(link: Link, number: int) -> None:
+                while True:
+                    got[number] += len(await link.receive())
+
+            async with Owner() as owner:
+                for number, (mine, theirs) in enumerate(links):
+                    owner.start(pour(mine), name="pour")
+                    owner.start(swallow(theirs, number), name="swallow")
+                await until(lambda: sum(got) > 96 * MIB, seconds=40)
+                owner.cancel()
+            assert min(got) * 3 > max(got), got
+
+    run(work(relay.start("--open")))
