@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from meshd.base.tasks import Owner
 from meshd.link import interfaces
+from meshd.link.connecting import limit_segments
 from meshd.link.stun import ASK_SECONDS, bound_socket, of_family, tcp_mapping
 from meshd.wire.address import Candidate
 from meshd.wire.punching import MAX_PUNCH_CANDIDATES
@@ -79,6 +80,7 @@ class PunchPort:
         while True:
             with contextlib.suppress(OSError, TimeoutError):
                 sock = bound_socket(self._family, socket.SOCK_STREAM, port=self.port)
+                limit_segments(sock, target.host)
                 try:
                     async with asyncio.timeout(SOCKET_SECONDS):
                         await loop.sock_connect(sock, (target.host, target.port))

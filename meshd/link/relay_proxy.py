@@ -16,6 +16,7 @@ from functools import partial
 from meshd.base.errors import Broken, UserError
 from meshd.base.tasks import first_success
 from meshd.identity.relay_url import split_place
+from meshd.link import connecting
 
 MAX_REPLY_BYTES = 8 << 10  # of a proxy, to CONNECT
 MAX_ADDRESSES = 8  # of one name
@@ -99,7 +100,7 @@ async def _reach(host: str, port: int) -> socket.socket:
         answers = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         found = list(dict.fromkeys(str(address[0]) for *_, address in answers))
     starts: list[tuple[float, Callable[[], Coroutine[object, object, socket.socket]]]] = [
-        (at * STAGGER_SECONDS, partial(_connect, address, port))
+        (at * STAGGER_SECONDS, partial(connecting.connect, address, port))
         for at, address in enumerate(found[:MAX_ADDRESSES])
     ]
     if not starts:
@@ -108,17 +109,6 @@ async def _reach(host: str, port: int) -> socket.socket:
         return await first_success(starts, discard=_discard)
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-
-
-async def _connect(address: str, port: int) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, (address, port))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 async def _discard(sock: socket.socket) -> None:

@@ -21,6 +21,7 @@ from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link import interfaces
+from meshd.link.connecting import connect
 from meshd.link.doorstep import Doorstep
 from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind
 from meshd.link.listening import accept_from, listen
@@ -293,7 +294,8 @@ async def _attempt(
     try:
         async with asyncio.timeout(ATTEMPT_SECONDS):
             async with asyncio.timeout(CONNECT_SECONDS):
-                await loop.create_connection(lambda: pipe, candidate.host, candidate.port)
+                sock = await connect(candidate.host, candidate.port)
+                await loop.create_connection(lambda: pipe, sock=sock)
             await pipe.secure()
             proven = await prove_dialled(
                 pipe, standing=standing, expect=expect, purpose=purpose, binding=pipe.binding(), join=join
