@@ -9,6 +9,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from meshd.admin.api import AcceptReply
 from meshd.base import log
@@ -66,6 +67,10 @@ class RelayMail:
         return letter.sender, letter.blob
 
 
+class Links(Dialer, Listener, Protocol):
+    """What makes and takes in links of a kind."""
+
+
 class Ways:
     """`dialers` for the mesh; `serve` runs everything that listens, announces or asks."""
 
@@ -101,40 +106,17 @@ class Ways:
         self.dialers: list[Dialer] = []
         self._listeners: list[Listener] = []
         doorway.answer_as(standing, on_joiner)
+        self._hosts = (lambda: ("127.0.0.1",)) if doorway.local_only else interfaces.hosts
+        self._servers = (*(relay.place for relay in self.relays), *stun)
         if LinkKind.TCP in kinds:
-            punch = PunchLinks(
-                standing,
-                self.signals.topic("punch"),
-                servers=lambda: (*(relay.place for relay in self.relays), *stun),
-                hosts=("127.0.0.1",) if doorway.local_only else None,
-                loopback=doorway.local_only,
-            )
-            self.dialers += [TcpDialer(standing), punch]
-            self._listeners += [doorway.listener, punch]
+            self._use_tcp(standing)
         if LinkKind.QUIC in kinds:
-            over_ice = QuicOverIce(
-                standing,
-                self.signals.topic("quic"),
-                (*(relay.place for relay in self.relays), *stun),
-                hosts=(lambda: ("127.0.0.1",)) if doorway.local_only else interfaces.hosts,
-            )
-            self.dialers += [QuicDialer(standing, ports=doorway.dial_port), over_ice]
-            self._listeners.append(over_ice)
-            if doorway.quic is not None:
-                self._listeners.append(doorway.quic)
+            self._use_quic(standing)
         if LinkKind.WEBRTC in kinds:
-            webrtc = WebRtcLinks(
-                standing,
-                self.signals.topic("webrtc"),
-                (*(relay.place for relay in self.relays), *stun),
-                hosts=(lambda: ("127.0.0.1",)) if doorway.local_only else interfaces.hosts,
-            )
-            self.dialers.append(webrtc)
-            self._listeners.append(webrtc)
+            self._use(WebRtcLinks(standing, self.signals.topic("webrtc"), self._servers, hosts=self._hosts))
         if LinkKind.RELAY in kinds:
-            relayed = RelayLinks(self.relay_client, standing, on_joiner=on_joiner)
-            self.dialers += [relayed, self.members]
-            self._listeners += [relayed, self.members]
+            self._use(RelayLinks(self.relay_client, standing, on_joiner=on_joiner))
+            self._use(self.members)
         self.surroundings = Surroundings(
             config=config, home=home, ports=self._ports, local_only=doorway.local_only, changed=changed
         )
@@ -149,6 +131,30 @@ class Ways:
         self._mesh: PeerMesh | None = None
         self._owner: Owner | None = None
         self.mdns = None if links.no_mdns or doorway.local_only else self._make_mdns()
+
+    def _use(self, links: Links) -> None:
+        self.dialers.append(links)
+        self._listeners.append(links)
+
+    def _use_tcp(self, standing: Callable[[], Standing]) -> None:
+        self.dialers.append(TcpDialer(standing))
+        self._listeners.append(self._doorway.listener)
+        local = self._doorway.local_only
+        self._use(
+            PunchLinks(
+                standing,
+                self.signals.topic("punch"),
+                servers=lambda: self._servers,
+                hosts=self._hosts() if local else None,
+                loopback=local,
+            )
+        )
+
+    def _use_quic(self, standing: Callable[[], Standing]) -> None:
+        self.dialers.append(QuicDialer(standing, ports=self._doorway.dial_port))
+        if self._doorway.quic is not None:
+            self._listeners.append(self._doorway.quic)
+        self._use(QuicOverIce(standing, self.signals.topic("quic"), self._servers, hosts=self._hosts))
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Where this node can be reached, as known now."""
