@@ -11,6 +11,7 @@ it has to do without being called: probe, late acknowledgement.
 """
 
 import asyncio
+import secrets
 import struct
 from collections.abc import Callable, Coroutine, Sequence
 
@@ -23,6 +24,8 @@ from meshd.link.sctp_inbox import MAX_WINDOW_BYTES, Inbox
 from meshd.link.sctp_outbox import Outbox
 
 INIT_SECONDS = 0.4  # before an unanswered INIT goes out again; eight times (aiortc: 3 s)
+PROBE_SIZES = (1332, 1404)  # packets; on IPv6 with UDP and DTLS 1417 and 1489 bytes: VPNs, PPPoE
+PROBE_SECONDS = (1.0, 5.0)  # before each repetition
 ACK_SECONDS = 0.02  # that an acknowledgement may wait for data to travel with
 ACK_CHUNKS = 16  # received without an acknowledgement, at most
 LOW_BYTES = 16 << 10  # of backlog: `on_drained` is called when it falls to this
@@ -32,12 +35,17 @@ _BEGINNING = {wire.INIT: 16, wire.INIT_ACK: 16, wire.ERROR: 0, wire.COOKIE_ECHO:
 class Association(RTCSctpTransport):
     """One association.
 
-    `send` takes packets, `push` has those that were taken sent. `on_bytes` gets what came, in order;
+    `send` takes packets, `push` has those that were taken sent; `probe` sends one that arrives whole or not
+    at all. `on_bytes` gets what came, in order;
     `on_end(clean)` is called at the end, perhaps more than once.
     """
 
     def __init__(
-        self, dtls: RTCDtlsTransport, send: Callable[[bytes], None], push: Callable[[], None]
+        self,
+        dtls: RTCDtlsTransport,
+        send: Callable[[bytes], None],
+        push: Callable[[], None],
+        probe: Callable[[bytes], None],
     ) -> None:
         super().__init__(dtls, wire.PORT)
         self._advertised_rwnd = MAX_WINDOW_BYTES
@@ -45,6 +53,10 @@ class Association(RTCSctpTransport):
         self._clock = asyncio.get_running_loop()
         self._write = send
         self._push = push
+        self._probe = probe
+        self._probe_token = secrets.token_bytes(8)
+        self._probes = list(PROBE_SECONDS)
+        self._probe_at: float | None = None
         self._inbox: Inbox | None = None
         self._outbox: Outbox | None = None
         self._ready: list[bytes] = []
@@ -130,6 +142,11 @@ class Association(RTCSctpTransport):
                 elif kind == wire.HEARTBEAT:
                     self._write(wire.seal(self._remote_verification_tag, wire.heartbeat_ack(body)))
                     self._push()
+                elif kind == wire.HEARTBEAT_ACK and self._outbox is not None:
+                    size = wire.probed(body, self._probe_token)
+                    self._outbox.grow(min(size, PROBE_SIZES[-1]))
+                    if size >= PROBE_SIZES[-1]:
+                        self._probes.clear()
                 elif kind == wire.ABORT:
                     self._set_state(self.State.CLOSED)
         except (RemoteProtocolError, struct.error, AssertionError, ValueError):
@@ -217,11 +234,25 @@ class Association(RTCSctpTransport):
             self._end()
             return
         self._flush()
+        if self._probe_at is not None:
+            if now >= self._probe_at:
+                self._probe_path(now)
+            else:
+                self._arm(self._probe_at)
         if self._ack_at is not None:
             if now >= self._ack_at:
                 self._acknowledge()
             else:
                 self._arm(self._ack_at)
+
+    def _probe_path(self, now: float) -> None:
+        """Ask whether larger packets pass. No answer: they do not, or were lost, so ask again a few times."""
+        for size in PROBE_SIZES:
+            chunk = wire.probe_chunk(size, self._probe_token)
+            self._probe(wire.seal(self._remote_verification_tag, chunk))
+        self._probe_at = now + self._probes.pop(0) if self._probes else None
+        if self._probe_at is not None:
+            self._arm(self._probe_at)
 
     # --- what aiortc calls
 
@@ -233,6 +264,7 @@ class Association(RTCSctpTransport):
         super()._set_state(state)
         if state == self.State.ESTABLISHED and self._outbox is None:
             self._outbox = Outbox(self._local_tsn, peer_window=self._ssthresh)
+            self._probe_path(self._clock.time())
             self.opened.set()
         elif state == self.State.CLOSED:
             self._end()

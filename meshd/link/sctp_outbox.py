@@ -8,6 +8,8 @@ about a round trip, and the window stays what the model of the path says.
 """
 
 from collections import deque
+from heapq import heappop, heappush
+from itertools import islice
 
 from meshd.link.model_window import ModelWindow
 from meshd.link.sctp_packet import BINARY, DATA_OVERHEAD, MAX_GAPS, TSNS, SackBody, ahead
@@ -18,6 +20,7 @@ MAX_REORDER_PACKETS = 64
 FIRST_PROBE_SECONDS = 0.5  # before any round trip was seen (RFC 6298 says 1)
 LEAST_PROBE_SECONDS = 0.05  # beyond the round trip: the other side's turn of the loop and its 20 ms
 MOST_PROBE_SECONDS = 3.0
+FIRST_FLIGHT_CHUNKS = 64  # spread over a round trip as soon as one is known, and that is from the proof
 LEAST_FLIGHT_CHUNKS = 32  # in a round trip, however little was sent, and so measured, before
 PACE_SECONDS = 0.002  # a sender that was late by so much may catch up: timers come in milliseconds
 GIVE_UP_SECONDS = 30.0  # nothing acknowledged for so long while something was on its way
@@ -27,7 +30,7 @@ MAX_FLIGHT_CHUNKS = 16_000  # a SACK names 65535; stream numbers of 16 bits are 
 class Sent:
     """One chunk from its first transmission until it is acknowledged."""
 
-    __slots__ = ("number", "payload", "protocol", "sent_at", "times", "turn")
+    __slots__ = ("number", "payload", "protocol", "sent_at", "times", "turn", "untold")
 
     def __init__(self, number: int, protocol: int, payload: bytes) -> None:
         self.number = number
@@ -36,6 +39,7 @@ class Sent:
         self.turn = -1  # number of its last transmission
         self.sent_at = 0.0
         self.times = 0
+        self.untold = False
 
 
 class Outbox:
@@ -46,6 +50,7 @@ class Outbox:
         self._peer_window = peer_window
         self.payload_bytes = payload_bytes or (MAX_PACKET_BYTES - DATA_OVERHEAD) // 4 * 4
         self.model = ModelWindow(self.payload_bytes)
+        self.model.window = FIRST_FLIGHT_CHUNKS * self.payload_bytes
         self._backlog: deque[tuple[int, memoryview]] = deque()
         self.backlog_bytes = 0
         self._next = 0  # number of the next new chunk
@@ -55,6 +60,7 @@ class Outbox:
         self._flight: dict[int, Sent] = {}  # by turn, oldest first
         self.flight_bytes = 0
         self._lost: deque[Sent] = deque()
+        self._untold: list[tuple[int, Sent]] = []  # a heap by number: arrived or lost, no SACK has said which
         self._gaps: tuple[tuple[int, int], ...] = ()  # as numbers, of the last SACK
         self._horizon = 0  # chunks up to this one are told of
         self._turn = 0
@@ -75,6 +81,12 @@ class Outbox:
         if len(data):
             self._backlog.append((protocol, memoryview(data)))
             self.backlog_bytes += len(data)
+
+    def grow(self, packet_bytes: int) -> None:
+        """The path takes packets of this size, checksum and all: new chunks fill them."""
+        size = (packet_bytes - DATA_OVERHEAD) // 4 * 4
+        if size > self.payload_bytes:
+            self.payload_bytes = self.model.segment = size
 
     @property
     def is_done(self) -> bool:
@@ -125,7 +137,7 @@ class Outbox:
                 latest = chunk
             if self._flight.pop(chunk.turn, None) is not None:
                 self.flight_bytes -= len(chunk.payload)
-            elif chunk.times == 1:  # was taken for lost and only came late
+            elif chunk.times == 1 and not chunk.untold:  # was taken for lost and only came late
                 self._reorder = min(2 * self._reorder, MAX_REORDER_PACKETS)
         rtt = now - latest.sent_at if latest.times == 1 else None
         if rtt is not None:
@@ -151,13 +163,24 @@ class Outbox:
         for turn, chunk in self._flight.items():
             if turn > most_turn and (chunk.sent_at > most_age or turn > self._acked_turn):
                 break
-            if chunk.number <= self._horizon:
-                found.append(chunk)
+            found.append(chunk)
         for chunk in found:
             del self._flight[chunk.turn]
             self.flight_bytes -= len(chunk.payload)
-            self._lost.append(chunk)
-            self.model.lost(now, len(chunk.payload), chunk.sent_at)
+            if chunk.number <= self._horizon:
+                self._lose(chunk, now)
+            else:  # not on its way any more, so it takes no room
+                chunk.untold = True
+                heappush(self._untold, (chunk.number, chunk))
+        while self._untold and self._untold[0][0] <= self._horizon:
+            chunk = heappop(self._untold)[1]
+            if chunk.number in self._chunks:
+                self._lose(chunk, now)
+
+    def _lose(self, chunk: Sent, now: float) -> None:
+        chunk.untold = False
+        self._lost.append(chunk)
+        self.model.lost(now, len(chunk.payload), chunk.sent_at)
 
     # --- out
 
@@ -230,9 +253,9 @@ class Outbox:
 
     def deadline(self) -> float | None:
         """When `on_timer` wants to be called because nothing came back; None: nothing is on its way."""
-        if not self._flight:
+        if not self._flight and not self._untold:
             return None
-        newest = next(reversed(self._flight.values())).sent_at
+        newest = next(reversed(self._flight.values())).sent_at if self._flight else 0.0
         return max(newest, self._heard_at) + self._probe_seconds()
 
     def next_send(self, now: float) -> float | None:
@@ -259,12 +282,14 @@ class Outbox:
             return False
         self._probes += 1
         self._probe_due = True
-        first_turn = next(iter(self._flight))
-        again = [first_turn] if self._probes < 3 else list(self._flight)
+        everything = self._probes >= 3  # three times in a row: all of it counts as lost
         if self._probes == 3:
             self.model.silenced()
-        for turn in again:  # the third time in a row all of it counts as lost, so that it may be sent again
+        for turn in list(self._flight) if everything else list(islice(self._flight, 1)):
             chunk = self._flight.pop(turn)
             self.flight_bytes -= len(chunk.payload)
             self._lost.append(chunk)
+        if everything or not self._lost:
+            untold, self._untold = self._untold, []
+            self._lost += [chunk for _, chunk in untold if chunk.number in self._chunks]
         return True

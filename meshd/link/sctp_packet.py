@@ -30,6 +30,8 @@ _DATA = struct.Struct("!BBHLHHL")
 _DATA_BODY = struct.Struct("!LHHL")
 _SACK = struct.Struct("!BBHLLHH")
 _SACK_BODY = struct.Struct("!LLHH")
+_PARAMETER = struct.Struct("!HH")
+HEARTBEAT_INFO = 1
 _ZERO = bytes(4)
 _PAD = (b"", b"\0\0\0", b"\0\0", b"\0")
 
@@ -109,6 +111,19 @@ def open_sack(body: bytes) -> SackBody:
     if any(not 1 < start <= end for start, end in gaps):
         raise RemoteProtocolError("a gap of a SACK is empty", code="sctp")
     return SackBody(cumulative, window, gaps)
+
+
+def probe_chunk(size: int, token: bytes) -> bytes:
+    """A HEARTBEAT that makes a packet of `size` bytes, a multiple of 4; its answer tells (RFC 8899)."""
+    info = size - 12 - 4  # common header, chunk header
+    words = size.to_bytes(2, "big") + token
+    parameter = _PARAMETER.pack(HEARTBEAT_INFO, info) + words + bytes(info - 4 - len(words))
+    return _CHUNK.pack(HEARTBEAT, 0, len(parameter) + 4) + parameter
+
+
+def probed(body: bytes, token: bytes) -> int:
+    """Which size a HEARTBEAT-ACK answers; 0: it is not an answer to one of ours."""
+    return int.from_bytes(body[4:6], "big") if body[6 : 6 + len(token)] == token else 0
 
 
 def heartbeat_ack(body: bytes) -> bytes:

@@ -85,7 +85,7 @@ class Session:
         self._below = _Below(self.ice)
         self._dtls = RTCDtlsTransport(self._below, [identity.certificate])  # type: ignore[arg-type]
         self._ssl: SSL.Connection | None = None
-        self.association = Association(self._dtls, self._send, self._push)
+        self.association = Association(self._dtls, self._send, self._push, self._probe)
         self.pipe: IcePipe | None = None  # made by whoever made this
         self._out: list[bytes] = []  # encrypted, to be sent together
         self.binding = b""
@@ -154,6 +154,13 @@ class Session:
         if self._out:
             out, self._out = self._out, []
             self.ice.send_now(out)
+
+    def _probe(self, packet: bytes) -> None:
+        """Send one that no router may cut to pieces."""
+        self._push()
+        self._send(packet)
+        if self._out:
+            self.ice.probe_now(self._out.pop())
 
     def _take(self, datagram: bytes) -> None:
         ssl = self._ssl

@@ -44,3 +44,7 @@ class WiredSocket(UdpSocket):
     def send_many(self, datagrams: Sequence[bytes], addr: Address) -> None:
         if not self._wire.stalled[self._direction]:
             super().send_many(datagrams, addr)
+
+    def probe(self, datagram: bytes, addr: Address) -> None:
+        if not self._wire.stalled[self._direction]:
+            super().probe(datagram, addr)

@@ -95,3 +95,24 @@ def test_numbers_on_a_circle() -> None:
     assert wire.ahead(2, of=wire.TSNS - 1) == 3
     assert wire.ahead(wire.TSNS - 1, of=2) == -3
     assert wire.ahead(5, of=5) == 0
+
+
+@given(st.integers(20, 375).map(lambda quarter: 4 * quarter))
+def test_a_probe_has_its_size_and_its_answer_tells_it(size: int) -> None:
+    token = bytes(range(8))
+    packet = wire.seal(5, wire.probe_chunk(size, token))
+    assert len(packet) == size
+    _, ((kind, _, body),) = wire.open_packet(packet)
+    assert kind == wire.HEARTBEAT
+    assert wire.are_parameters(body)
+    _, ((kind, _, answer),) = wire.open_packet(wire.seal(5, wire.heartbeat_ack(body)))
+    assert (kind, wire.probed(answer, token), wire.probed(answer, bytes(8))) == (wire.HEARTBEAT_ACK, size, 0)
+    _, _, _, (chunk,) = parse_packet(packet)
+    assert bytes(chunk) == packet[12:]
+
+
+@given(st.binary(max_size=40))
+def test_parameters_without_a_length_are_refused(junk: bytes) -> None:
+    assert wire.are_parameters(b"\x00\x01\x00\x05\x09\x00\x00\x00" * 3)
+    assert not wire.are_parameters(b"\x00\x01\x00\x05\x09\x00\x00\x00" + b"\x00\x01\x00\x00" + junk)
+    wire.are_parameters(junk)
