@@ -5,8 +5,9 @@ import zlib
 from collections.abc import Sequence
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire import punching
+from meshd.wire import birthday, punching
 from meshd.wire.address import Candidate
+from meshd.wire.netfacts import NetFacts
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
 
 from tests.fuzz.mutate import either, flip
@@ -49,6 +50,12 @@ WORDS: tuple[punching.Punching, ...] = (
     punching.No(attempt=bytes(16), code="busy", text="too many"),
 )
 
+SEARCHES: tuple[birthday.Birthday, ...] = (
+    birthday.Ask(attempt=bytes(16), key=KEY[:32].ljust(32), facts=NetFacts(), here=Endpoint("20.1.0.2", 9)),
+    birthday.Here(attempt=bytes(16), place=Endpoint("20.1.0.2", 65535)),
+    birthday.Opened(attempt=bytes(16), seen=Endpoint("20.1.0.2", 40_000), step=-1, count=256),
+)
+
 
 def _make_word(chance: random.Random, samples: Sequence[bytes]) -> bytes:
     return either(chance, chance.choice(samples), samples)
@@ -57,6 +64,11 @@ def _make_word(chance: random.Random, samples: Sequence[bytes]) -> bytes:
 def _feed_word(data: bytes) -> None:
     word = punching.decode(data)
     assert punching.decode(punching.encode(word)) == word
+
+
+def _feed_search(data: bytes) -> None:
+    word = birthday.decode(data)
+    assert birthday.decode(birthday.encode(word)) == word
 
 
 TARGETS = (
@@ -73,6 +85,14 @@ TARGETS = (
         samples=tuple(map(punching.encode, WORDS)),
         make=_make_word,
         feed=_feed_word,
+        allowed=(RemoteProtocolError,),
+        share=4,
+    ),
+    Target(
+        name="searching",
+        samples=tuple(map(birthday.encode, SEARCHES)),
+        make=_make_word,
+        feed=_feed_search,
         allowed=(RemoteProtocolError,),
         share=4,
     ),
