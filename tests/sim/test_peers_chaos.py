@@ -3,11 +3,14 @@
 import asyncio
 import itertools
 import random
+from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import Broken, Refused
+from meshd.link.interface import LinkKind
 from meshd.peer.interface import PeerState
+from meshd.peer.paths import MOVE_PAUSE
 
 from tests.sim.echo import exchange, serve_echo
 from tests.sim.loop import run
@@ -23,6 +26,7 @@ ACTIONS = (
     "restart",
     "power off",
     "move",
+    "sleep",
     "use",
     "garble",
     "wait",
@@ -32,10 +36,11 @@ ACTIONS = (
 class Chaos:
     """The nodes, and what may be done to them."""
 
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world: World, seed: int, kinds: Sequence[LinkKind]) -> None:
         self.world = world
         self.chance = random.Random(seed)
-        self.nodes = [world.node(name, grace=20) for name in NAMES]
+        self.kinds = kinds
+        self.nodes = [world.node(name, grace=20, kinds=kinds) for name in NAMES]
         for one, other in itertools.permutations(self.nodes, 2):
             one.knows(other)
         for node in self.nodes:
@@ -47,7 +52,7 @@ class Chaos:
 
     async def act(self, action: str) -> None:
         node, other = self.chance.sample(self.nodes, 2)
-        cable = self.world.cable(node.name, other.name)
+        cable = self.world.cable(node.name, other.name, self.chance.choice(self.kinds))
         match action:
             case "cut":
                 cable.cut()
@@ -64,14 +69,16 @@ class Chaos:
             case "restart" | "power off":
                 await node.stop(cut=action == "restart")
                 if action == "power off":
-                    for third in self.nodes:
+                    for third, kind in itertools.product(self.nodes, self.kinds):
                         if third is not node:
-                            dead = self.world.cable(node.name, third.name)
+                            dead = self.world.cable(node.name, third.name, kind)
                             dead.ups.clear()
                             dead.downs.clear()
                 await asyncio.sleep(self.chance.random() * 3)
                 node.reborn()
                 self.begin(node)
+            case "sleep":
+                node.boot_ahead += 100
             case "move":
                 node.mesh.addresses_changed()
                 node.mesh.record_changed()
@@ -101,18 +108,18 @@ class Chaos:
 
     async def settle(self) -> None:
         """No more of it, and time for every back-off and grace."""
-        for one, other in itertools.combinations(self.nodes, 2):
-            cable = self.world.cable(one.name, other.name)
+        for (one, other), kind in itertools.product(itertools.combinations(self.nodes, 2), self.kinds):
+            cable = self.world.cable(one.name, other.name, kind)
             cable.plug()
             cable.due.clear()
             cable.garble = 0
-        await asyncio.sleep(200)
+        await asyncio.sleep(200 if len(self.kinds) == 1 else 2 * MOVE_PAUSE)
 
     async def check(self) -> None:
         for one, other in itertools.permutations(self.nodes, 2):
             status = one.status_of(other)
             assert status.state is PeerState.CONNECTED, status
-            assert len(status.paths) == 1, status
+            assert [path.link.kind for path in status.paths] == [LinkKind.TCP], status
             ids = [
                 near.mesh._peers[far.peer].connection.session_id for near, far in ((one, other), (other, one))
             ]
@@ -122,17 +129,24 @@ class Chaos:
             stream.write_eof()
         for node in self.nodes:
             assert len(node.mesh.peers()) == 2
-            node.dialer.dials = 0
+            for dialer in node.dialers.values():
+                dialer.dials = 0
         await asyncio.sleep(60)
-        assert [node.dialer.dials for node in self.nodes] == [0, 0, 0]
+        assert not any(dialer.dials for node in self.nodes for dialer in node.dialers.values())
 
 
 @settings(max_examples=12)
-@given(st.integers(0, 1 << 32), st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=25))
-def test_after_anything_all_nodes_are_connected_once_and_work(seed: int, actions: list[str]) -> None:
+@given(
+    st.integers(0, 1 << 32),
+    st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=25),
+    st.sampled_from([(LinkKind.TCP,), (LinkKind.TCP, LinkKind.RELAY, LinkKind.WEBRTC)]),
+)
+def test_after_anything_all_nodes_are_connected_once_and_work(
+    seed: int, actions: list[str], kinds: tuple[LinkKind, ...]
+) -> None:
     async def main() -> None:
         async with World() as world:
-            chaos = Chaos(world, seed)
+            chaos = Chaos(world, seed, kinds)
             await asyncio.sleep(5)
             for action in actions:
                 await chaos.act(action)

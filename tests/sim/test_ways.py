@@ -279,7 +279,7 @@ def test_both_dial_every_kind_at_once_and_one_of_each_is_kept() -> None:
             begin(pair)
             cables = [world.cable("anna", "bert", kind) for kind in (RELAY, WEBRTC)]
             doubles = 0
-            for _ in range(100):
+            for _ in range(40):
                 await carried_by(pair, WEBRTC, seconds=60)
                 await asyncio.sleep(MOVE_PAUSE)
                 ids = [node.mesh._peers[far.peer].connection.session_id for node, far in (pair, pair[::-1])]
@@ -291,7 +291,7 @@ def test_both_dial_every_kind_at_once_and_one_of_each_is_kept() -> None:
                 for cable in cables:
                     cable.made = 0
                     cable.cut()
-            assert doubles > 50  # else this was no race
+            assert doubles > 20  # else this was no race
 
     run(main())
 
