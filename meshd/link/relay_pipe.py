@@ -1,15 +1,18 @@
 """Connections to a relay: the outer TLS, and for a circuit the inner one of the two nodes in it."""
 
 import asyncio
+import ipaddress
 import ssl
 from collections.abc import Mapping
 from typing import Self
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.identity.invite import RelayHint
+from meshd.identity.relay_url import split_place
 from meshd.link.relay_engine import NestedEngine
 from meshd.link.relay_proxy import connect
 from meshd.link.tcp_pipe import TcpPipe
+from meshd.link.tls import TlsEngine
 from meshd.wire.relay import TICKET_MAGIC
 
 CONNECT_SECONDS = 5.0  # name, TCP and proxy together
@@ -22,6 +25,9 @@ class RelayPipe(TcpPipe):
     async def open(cls, relay: RelayHint, context: ssl.SSLContext, environ: Mapping[str, str]) -> Self:
         """Connect and secure. Raises OSError, TimeoutError, MeshdError; nothing is left open then."""
         pipe = cls(context, server_side=False)
+        name = split_place(relay.place)[0]
+        if not _is_address(name):  # said to the network, as browsers do: some let nothing else pass
+            pipe._engine = TlsEngine(context, server_side=False, server_hostname=name)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 sock = await connect(relay.place, environ)
@@ -52,3 +58,11 @@ class RelayPipe(TcpPipe):
         if not server_side:
             self._shake()
         await self.secure()
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

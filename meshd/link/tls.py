@@ -47,11 +47,15 @@ def dialer_context() -> ssl.SSLContext:
 class TlsEngine:
     """One end of one TLS connection. After an error nothing but `outgoing` may be called."""
 
-    def __init__(self, context: ssl.SSLContext, *, server_side: bool) -> None:
+    def __init__(
+        self, context: ssl.SSLContext, *, server_side: bool, server_hostname: str | None = None
+    ) -> None:
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
         self._ended = False
-        self._tls = context.wrap_bio(self._in, self._out, server_side=server_side)
+        self._tls = context.wrap_bio(
+            self._in, self._out, server_side=server_side, server_hostname=server_hostname
+        )
 
     def feed(self, data: bytes | memoryview) -> None:
         """Take bytes from the network; `advance` or `unseal` must follow, or they pile up."""

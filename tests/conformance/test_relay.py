@@ -115,6 +115,24 @@ def test_a_banned_peer_is_told_why() -> None:
     in_house(work)
 
 
+def test_the_name_of_a_relay_is_said_to_the_network() -> None:
+    """As browsers do; some networks let nothing else pass."""
+
+    async def work(home: House) -> None:
+        relay = home.start()
+        names: list[str] = []
+        relay._context.sni_callback = lambda _tls, name, _context: names.append(name)
+        named = RelayHint(f"localhost:{relay.port}", home.key.peer)
+        plain = await home.party()
+        await plain.client.reach(home.hint)
+        assert names == [None]
+        party = await home.party(relays=[named])
+        await party.client.reach(named)
+        assert names[1:] == ["localhost"]
+
+    in_house(work)
+
+
 # --- joining
 
 
@@ -367,10 +385,13 @@ def test_nothing_of_a_circuit_is_kept_when_it_is_over() -> None:
             await mine.send([b"x"])
             await mine.aclose()
         await until(lambda: relay.connections == 2)
-        await asyncio.sleep(0)
-        gc.collect()
         assert len(made) == 22
-        assert sum(one() is not None for one in made) == 2
+
+        def alive() -> int:
+            gc.collect()
+            return sum(one() is not None for one in made)
+
+        await until(lambda: alive() == 2)
         assert not relay._circuits
 
     in_house(work)
