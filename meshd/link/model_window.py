@@ -23,7 +23,7 @@ SLACK_SECONDS = 0.006  # acknowledgements and timers come in lumps of some milli
 NOISE_GAIN = 4.0  # times the mean difference of two round trips in a row: what a busy machine adds
 MOST_NOISE_SECONDS = 0.1
 JITTER_GAIN = 0.05
-CYCLE = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0)  # times the product, for one round each
+CYCLE = (1.25, 0.8, 1.0, 1.0, 1.0, 1.0, 1.0)  # times the product, for one round each
 CRUISE_MORE = 0.05  # than the product, in the rounds of 1.0
 STARTUP_GAIN = 2.0
 STARTUP_LOSS = 0.02  # of a round: the path is full
@@ -228,10 +228,10 @@ class ModelWindow:
             self.window, least = int(0.5 * product), MIN_WINDOW_SEGMENTS * self.segment
             pace = rate
         elif self.beside_others:
-            self.window = int(self._fair if self._step != 1 else min(self._fair, 0.75 * product))
+            self.window = int(self._fair if self._step != 1 else min(self._fair, CYCLE[1] * product))
             pace = 1.25 * self._fair / max(self._last_rtt, shortest, 0.001)
         elif self.phase == "drain":
-            self.window = int(0.75 * product)
+            self.window = int(product)
             pace = rate
         else:
             gain = CYCLE[self._step]

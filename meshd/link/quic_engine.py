@@ -54,10 +54,12 @@ from meshd.identity.certificate import LinkCertificate, certificate_hash, unpack
 from meshd.link.model_window import ModelWindow
 from meshd.link.quic_ports import ID_BYTES
 from meshd.link.quic_socket import Origin
-from meshd.wire.limits import MAX_UNPROVEN_BYTES
 
 SAFE_DATAGRAM_BYTES = 1200  # every path that carries QUIC takes it (RFC 9000 section 14)
 PROBED_DATAGRAM_BYTES = (1452, 1400)  # IPv6 over Ethernet; through most tunnels
+# for the proof, of which 4 KiB are read at most, and for what follows it before we have said that it is good:
+# without that the other side would lose a round trip
+FIRST_CREDIT_BYTES = 32 << 10
 RECEIVE_WINDOW_BYTES = 4 << 20  # unread, or arrived with gaps: 20 MB/s at 200 ms
 BLACK_HOLE_LOSSES = 8  # large datagrams, and none arrived …
 BLACK_HOLE_SECONDS = 0.5  # … for so long: a full queue lets some through
@@ -140,7 +142,8 @@ class _Pacer:
         return now + (max(WAKE_SECONDS * rate, self._datagram) - self._budget) / rate
 
     def update_after_send(self, now: float) -> None:
-        self._budget -= self._datagram
+        # acknowledgements are not held back, and count here as much as data: they must not pile up a debt
+        self._budget = max(self._budget - self._datagram, -2.0 * self._datagram)
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
         """The model has its own."""
@@ -166,7 +169,7 @@ def _settings(settings: QuicConfiguration, idle_seconds: float) -> QuicConfigura
     settings.connection_id_length = ID_BYTES
     settings.congestion_control_algorithm = _WINDOW_NAME
     settings.idle_timeout = idle_seconds
-    settings.max_data = settings.max_stream_data = MAX_UNPROVEN_BYTES
+    settings.max_data = settings.max_stream_data = FIRST_CREDIT_BYTES
     settings.supported_versions = [QuicProtocolVersion.VERSION_1]
     settings.verify_mode = 0  # ssl.CERT_NONE
     return settings
@@ -193,7 +196,7 @@ class Engine(QuicConnection):
         self._loss._pacer = cast(
             QuicPacketPacer, _Pacer(self._window_control.model, settings.max_datagram_size)
         )
-        self._window = MAX_UNPROVEN_BYTES
+        self._window = FIRST_CREDIT_BYTES
         self._consumed = 0
         self._written = 0
         self._stream: QuicStream | None = None
