@@ -90,7 +90,7 @@ class Mdns:
                 await self._adapt(owner)
                 self._neighbours.know(self._peers())
                 for peer, candidates in self._neighbours.tell(self._now()):
-                    LOG.debug("neighbour", peer=peer.short, at=[str(one) for one in candidates])
+                    LOG.debug("neighbour", peer=peer.short, remote=[str(one) for one in candidates])
                     self._found(peer, candidates)
                 self._news.clear()
                 try:

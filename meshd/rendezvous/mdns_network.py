@@ -85,7 +85,7 @@ class Network:
         browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE_TYPE, handlers=[self._changed])
         try:
             self.is_up = True
-            LOG.info("network_joined", interface=self.place.interface, at=list(self.place.hosts))
+            LOG.info("network_joined", interface=self.place.interface, listen=list(self.place.hosts))
             async with Owner() as owner:
                 owner.start(self._announce(zeroconf), name="mdns announce")
                 owner.start(self._complete(zeroconf.zeroconf), name="mdns ask")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.config import forms
-from meshd.config.forms import choice, listed, parse_address, parse_duration, parse_size, whole
+from meshd.config.forms import choice, listed, parse_address, parse_duration, parse_rate, parse_size, whole
 from meshd.config.keys import KEYS, Key
 from meshd.config.tree import HostPort
 
@@ -39,6 +39,38 @@ def test_sizes(text: object, bytes_: int) -> None:
 def test_what_is_no_size(text: object) -> None:
     with pytest.raises(ValueError):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [
+        ("20Mbit", 2_500_000),
+        ("20 mbit/s", 2_500_000),
+        ("20Mbps", 2_500_000),
+        ("20Mb", 2_500_000),
+        ("2.5MB", 2_500_000),
+        ("2.5MB/s", 2_500_000),
+        ("64kbit", 8_000),
+        ("64000bit", 8_000),
+        ("1Gbit", 125_000_000),
+        ("9000B", 9000),
+        ("1kbyte", None),
+    ],
+)
+def test_rates(text: str, bytes_: int | None) -> None:
+    if bytes_ is None:
+        with pytest.raises(ValueError):  # less than any session needs
+            parse_rate(text)
+    else:
+        assert parse_rate(text) == bytes_
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "20", "20M", "-1Mbit", "63kbit", "1e6bit", "9999999Tbit", 20_000_000, *JUNK]
+)
+def test_what_is_no_rate(text: object) -> None:
+    with pytest.raises(ValueError):
+        parse_rate(text)
 
 
 @pytest.mark.parametrize(
