@@ -26,13 +26,13 @@ class Doorstep:
 
     def arrive(self, guest: object, *, host: str, send_away: Callable[[], None]) -> None:
         """Take `guest` in, sending the oldest away (its own neighbours first) if there is no room."""
-        origin = _origin(host)
-        same = [other for other, (where, _) in self._waiting.items() if where == origin]
+        place = origin(host)
+        same = [other for other, (where, _) in self._waiting.items() if where == place]
         if len(same) >= self._most_of_one:
             self._send_away(same[0])
         elif len(self._waiting) >= self._most:
             self._send_away(next(iter(self._waiting)))
-        self._waiting[guest] = (origin, send_away)
+        self._waiting[guest] = (place, send_away)
 
     def leave(self, guest: object) -> None:
         """`guest` has proven itself or is gone."""
@@ -44,7 +44,7 @@ class Doorstep:
         send_away()
 
 
-def _origin(host: str) -> str:
+def origin(host: str) -> str:
     """What counts as one address: an IPv6 host owns its whole /64, so it could come from any of it."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

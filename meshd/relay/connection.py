@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.identity.exchange import MAGIC as PROOF_MAGIC
+from meshd.link.doorstep import origin
 from meshd.link.tls import TlsEngine
 from meshd.relay.stage import Exchange, Hold, Stage, tune
 from meshd.wire.limits import MAX_UNPROVEN_BYTES
@@ -43,7 +44,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, spaces: Spaces, exchange: "Exchange[Connection]", *, number: int) -> None:
         self.number = number
         self.stage = Stage.FIRST
-        self.host = self.remote = ""
+        self.host = self.remote = ""  # where it comes from, as it counts; and as people read it
         self._seen: Endpoint | None = None
         self.since = 0.0
         self.heard = 0.0
@@ -77,8 +78,8 @@ class Connection(asyncio.BufferedProtocol):
         self.since = self.heard = asyncio.get_running_loop().time()
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple) and len(peer) >= 2:
-            self.host = str(peer[0])
-            self._seen = Endpoint(self.host.partition("%")[0], int(peer[1]))
+            self.host = origin(str(peer[0]))
+            self._seen = Endpoint(str(peer[0]).partition("%")[0], int(peer[1]))
             self.remote = str(self._seen)
         transport.set_write_buffer_limits(high=SEND_HIGH_BYTES, low=SEND_LOW_BYTES)
         tune(transport.get_extra_info("socket"))

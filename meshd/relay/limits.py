@@ -26,6 +26,8 @@ class Limits:
     boxes: int = 4096
     boxes_of_key: int = 16
     guests_of_box: int = 16  # whom the owner of a box may answer
+    guests: int = 256
+    guests_of_host: int = 16
     guest_seconds: float = 90.0  # a joiner is no member: it comes, joins and goes
     guest_strikes: int = 4  # boxes that are not there: nobody guesses 16 bytes, but nobody should try
     joins_of_box: int = 4  # at once

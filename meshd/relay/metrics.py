@@ -27,7 +27,7 @@ def lines(relay: RelayServer) -> str:
         "carried_bytes": relay.carried_bytes,
         "circuits": board.counts["circuits"],
         "mail": board.counts["mail"],
-        "mail_dropped": board.mail_dropped,
+        "mail_dropped": board.mail_dropped + board.counts["mail_dropped"],
         "clients_refused": board.counts["clients_refused"],
         "connections_refused": board.counts["connections_refused"],
         "tickets_refused": board.counts["tickets_refused"],

@@ -31,7 +31,7 @@ from meshd.relay.stun import StunPorts
 from meshd.relay.switchboard import Switchboard
 from meshd.relay.throttle import Throttle
 from meshd.wire.lengths import LengthParser, framed
-from meshd.wire.relay import MAX_RELAY_MESSAGE_BYTES, decode_from_node, encode
+from meshd.wire.relay import MAX_RELAY_MESSAGE_BYTES, Mail, decode_from_node, encode
 
 SWEEP_SECONDS = 0.5
 UDP_TRIES = 8  # for a port that is free in TCP and UDP
@@ -294,7 +294,7 @@ class RelayServer:
         for action in actions:
             match action:
                 case Tell(client, message):
-                    self._tell(client, framed(encode(message)))
+                    self._tell(client, framed(encode(message)), may_drop=isinstance(message, Mail))
                 case Drop(client):
                     if client in self._connections:
                         self._connections[client].close()
@@ -303,9 +303,12 @@ class RelayServer:
                         connection.end_other(clean=False)
                         connection.cut()
 
-    def _tell(self, client: int, data: bytes) -> None:
+    def _tell(self, client: int, data: bytes, *, may_drop: bool) -> None:
         connection = self._connections.get(client)
         if connection is None:
+            return
+        if may_drop and connection.backlog > self.limits.control_backlog // 2:
+            self.board.counts["mail_dropped"] += 1  # whoever writes too much must not cost it its place
             return
         with contextlib.suppress(MeshdError):
             connection.try_send([data])

@@ -43,6 +43,7 @@ class Switchboard:
         self._clients: dict[int, Client] = {}
         self._by_identity: dict[Identity, int] = {}
         self._of_host: Counter[str] = Counter()
+        self._guests_of_host: Counter[str] = Counter()
         self._circuits: dict[int, Circuit] = {}
         self._of_identity: Counter[Identity] = Counter()
         self._tickets: dict[bytes, tuple[int, int]] = {}  # circuit and side
@@ -79,10 +80,8 @@ class Switchboard:
 
     def enter(self, client: int, who: Identity, *, host: str, seen: str, now: float) -> list[Action]:
         """A node has proven its key on a new control connection."""
-        full = len(self._clients) >= self.limits.clients
-        if full or self._of_host[host] >= self.limits.clients_of_host:
+        if text := self._too_many(who, host):
             self.counts["clients_refused"] += 1
-            text = "this relay is full" if full else "too many nodes behind one address"
             return [Tell(client, Refusal(0, "full", text, "try another relay")), Drop(client)]
         actions: list[Action] = []
         older = self._by_identity.get(who)
@@ -93,8 +92,23 @@ class Switchboard:
         self._clients[client] = Client(who, host, now)
         self._by_identity[who] = client
         self._of_host[host] += 1
+        if who.is_guest:
+            self._guests_of_host[host] += 1
         actions.append(Tell(client, Ready(seen, self.limits.circuits_of_key, self.limits.rate)))
         return actions + [Tell(client, mail) for mail in self._mail.take(who, now)]
+
+    def _too_many(self, who: Identity, host: str) -> str:
+        """Why there is no room for another client, or nothing."""
+        if len(self._clients) >= self.limits.clients:
+            return "this relay is full"
+        if self._of_host[host] >= self.limits.clients_of_host:
+            return "too many nodes behind one address"
+        if who.is_guest and (
+            self._guests_of_host[host] >= self.limits.guests_of_host
+            or self._guests_of_host.total() >= self.limits.guests
+        ):
+            return "too many are joining through this relay now"
+        return ""
 
     def leave(self, client: int) -> None:
         """Its control connection is gone. Its circuits stay: they are connections of their own."""
@@ -102,6 +116,8 @@ class Switchboard:
         if gone is None:
             return
         _less(self._of_host, gone.host)
+        if gone.who.is_guest:
+            _less(self._guests_of_host, gone.host)
         if self._by_identity.get(gone.who) == client:
             del self._by_identity[gone.who]
 

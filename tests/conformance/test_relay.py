@@ -454,3 +454,30 @@ def test_messages_come_no_faster_than_their_rate() -> None:
         assert [(await bob.client.receive_mail()).blob for _ in range(25)] == [b"%d" % n for n in range(25)]
 
     in_house(work)
+
+
+def test_a_flood_of_mail_does_not_cost_its_receiver_the_place() -> None:
+    """Letters for a node whose line is stuck are dropped; the node stays, and gets what comes later."""
+
+    async def work(home: House) -> None:
+        limits = replace(WIDE, messages_rate=1e9, messages_burst=1e9, control_backlog=64 << 10)
+        relay = home.start(limits=limits)
+        async with tcp_proxy(relay.port) as wire:
+            (ann,) = await home.parties(1)
+            bob = await home.party(relays=[RelayHint(f"{LOOPBACK}:{wire.port}", home.key.peer)])
+            await until(lambda: relay.board.clients == 2)
+            wire.stall(up=False)
+            while not relay.board.counts["mail_dropped"]:
+                await ann.client.send_mail(bob.node.peer, bytes(6000))
+            wire.flow()
+            assert relay.board.clients == 2
+            await until(lambda: not relay_backlog(relay))
+            await ann.client.send_mail(bob.node.peer, b"later")
+            while (await bob.client.receive_mail()).blob != b"later":
+                pass
+
+    in_house(work)
+
+
+def relay_backlog(relay: RelayServer) -> int:
+    return sum(connection.backlog for connection in relay._connections.values())

@@ -118,10 +118,10 @@ class Swapping(Tampering):
 
     instead = 0
 
-    def _tell(self, client: int, data: bytes) -> None:
+    def _tell(self, client: int, data: bytes, *, may_drop: bool) -> None:
         if b"ring" in data and self.instead:
             client = self.instead
-        super()._tell(client, data)
+        super()._tell(client, data, may_drop=may_drop)
 
 
 def test_a_relay_that_swaps_peers_gets_no_link() -> None:

@@ -273,6 +273,22 @@ def test_an_address_holds_few_clients_and_the_relay_not_all() -> None:
     assert told(come(8, "192.0.2.1"), 8)[0] == Ready("x", 2, LIMITS.rate)
 
 
+def test_guests_are_few() -> None:
+    relay = board(replace(LIMITS, guests=3, guests_of_host=2))
+
+    def come(client: int, host: str) -> list[Action]:
+        return relay.enter(client, Identity(bytes([client]) * 32, b""), host=host, seen="x", now=0)
+
+    come(1, "192.0.2.1")
+    come(2, "192.0.2.1")
+    assert refused(come(3, "192.0.2.1"), 3) == "full"
+    come(4, "192.0.2.2")
+    assert refused(come(5, "192.0.2.3"), 5) == "full"
+    assert told(enter(relay, 6, ANN), 6), "members are not in their way"
+    relay.leave(1)
+    assert told(come(7, "192.0.2.1"), 7) == [Ready("x", 2, LIMITS.rate)]
+
+
 def test_a_sender_owes_for_what_it_sent() -> None:
     relay = board(replace(LIMITS, rate=100, burst=50))
     enter(relay, 1, ANN)
