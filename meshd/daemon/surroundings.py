@@ -67,12 +67,12 @@ class Surroundings:
 
     def capabilities(self) -> Mapping[str, str]:
         """For this node's record: what peers should know of its network, if anything is known."""
-        facts = self._facts()
+        facts = self.facts()
         return {CAPABILITY: facts.to_text()} if facts != NetFacts() else {}
 
     def why_not_direct(self, theirs: NetFacts | None, last_error: str) -> str:
         """One sentence; see netcheck/reasons.py."""
-        return why_not_direct(self._facts(), theirs, last_error=last_error)
+        return why_not_direct(self.facts(), theirs, last_error=last_error)
 
     def addresses_changed(self) -> None:
         """This machine is in another network, or has slept."""
@@ -116,7 +116,8 @@ class Surroundings:
         self._looked.set()
         self.watch.router_changed()
 
-    def _facts(self) -> NetFacts:
+    def facts(self) -> NetFacts:
+        """What is known of this node's network now."""
         report = self.watch.report()
         return report.facts if report is not None else NetFacts()
 

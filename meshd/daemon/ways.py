@@ -13,7 +13,7 @@ from typing import Protocol
 
 from meshd.admin.api import AcceptReply
 from meshd.base import log
-from meshd.base.errors import UserError
+from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.base.hosts import is_loopback
 from meshd.base.tasks import Owner
 from meshd.config import Config
@@ -26,6 +26,7 @@ from meshd.identity.keystore import Home, Membership
 from meshd.identity.relay_url import parse_relay_url
 from meshd.identity.reply_code import genuine, parse_reply
 from meshd.link import interfaces
+from meshd.link.birthday import BirthdayLinks
 from meshd.link.interface import Dialer, Link, LinkKind, Listener
 from meshd.link.member_relay import MemberRelayLinks
 from meshd.link.outer_port import OuterPort
@@ -44,6 +45,7 @@ from meshd.peer.signals import SignalService
 from meshd.rendezvous.book import AddressBook
 from meshd.rendezvous.mdns import Mdns, find
 from meshd.wire.address import Candidate, Proto
+from meshd.wire.netfacts import CAPABILITY, NetFacts
 
 NEARBY_SECONDS = 5.0
 ACCEPT_SECONDS = 120.0  # for which the joiner of a reply code is let in
@@ -155,6 +157,16 @@ class Ways:
         if self._doorway.quic is not None:
             self._listeners.append(self._doorway.quic)
         self._use(QuicOverIce(standing, self.signals.topic("quic"), self._servers, hosts=self._hosts))
+        if not self._doorway.local_only:
+            self._use(
+                BirthdayLinks(
+                    standing,
+                    self.signals.topic("birthday"),
+                    servers=lambda: self._servers,
+                    facts=lambda: self.surroundings.facts(),  # noqa: PLW0108 - made after this
+                    facts_of=self._facts_of,
+                )
+            )
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Where this node can be reached, as known now."""
@@ -265,6 +277,13 @@ class Ways:
             except UserError:
                 continue
         return tuple(hints)
+
+    def _facts_of(self, peer: PeerId) -> NetFacts | None:
+        record = self._book.record(peer)
+        try:
+            return NetFacts.from_text(record.capabilities.get(CAPABILITY, "")) if record is not None else None
+        except RemoteProtocolError:
+            return None
 
     def _ports(self) -> Sequence[tuple[Proto, int]]:
         ports: list[tuple[Proto, int]] = [("tcp", self._doorway.listener.port)]

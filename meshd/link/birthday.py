@@ -257,4 +257,4 @@ async def _try(talk: Talk[Birthday], sock: socket.socket, seal: Seal, word: Birt
 
 
 def _not_now(what: str) -> DialError:
-    return DialError(what, kind=LinkKind.QUIC, failure=DialFailure.UNREACHABLE)
+    return DialError(what, kind=LinkKind.QUIC, failure=DialFailure.UNFIT)

@@ -36,6 +36,7 @@ class DialFailure(StrEnum):
     UNREACHABLE = "unreachable"
     WRONG_PEER = "wrong_peer"
     HANDSHAKE = "handshake"
+    UNFIT = "unfit"  # this way is of no use between these two networks, or not yet again: nothing was tried
 
 
 class DialError(MeshdError):
