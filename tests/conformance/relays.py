@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import RelayHint
@@ -49,9 +50,11 @@ class Party:
         return mine, await other.accepted.get()
 
 
-def make_party(node: Node, relays: Sequence[RelayHint]) -> Party:
+def make_party(
+    node: Node, relays: Sequence[RelayHint], environ: Mapping[str, str] = MappingProxyType({})
+) -> Party:
     """A party; `serve` is the caller's to run."""
-    client = RelayClient(relays, node.now, environ={})
+    client = RelayClient(relays, node.now, environ=environ)
     party: Party
 
     async def joiner(pipe: ProvenPipe, proven: Proven) -> None:
@@ -99,10 +102,16 @@ class House:
         assert self.relay is not None
         return self.relay.hint(LOOPBACK)
 
-    async def party(self, node: Node | None = None, *, relays: Sequence[RelayHint] | None = None) -> Party:
+    async def party(
+        self,
+        node: Node | None = None,
+        *,
+        relays: Sequence[RelayHint] | None = None,
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> Party:
         """A member that is connected, or soon will be."""
         node = node or self.mesh.node()
-        party = make_party(node, [self.hint] if relays is None else relays)
+        party = make_party(node, [self.hint] if relays is None else relays, environ)
         self._parties.append(self.owner.start(party.serve(), name="party"))
         await until(lambda: party.client.in_use)
         return party

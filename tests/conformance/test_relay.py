@@ -1,6 +1,7 @@
 """Relays: what they grant, what they hold back, and how little a hostile one can do."""
 
 import asyncio
+import contextlib
 import gc
 import weakref
 from dataclasses import replace
@@ -131,6 +132,47 @@ def test_the_name_of_a_relay_is_said_to_the_network() -> None:
         assert names[1:] == ["localhost"]
 
     in_house(work)
+
+
+def test_all_goes_through_the_proxy_where_there_is_one() -> None:
+    """A network that lets nothing out but CONNECT, and knows the relay's name where the node does not."""
+
+    async def work(home: House) -> None:
+        relay = home.start()
+        asked: list[bytes] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            far_reader, far_writer = await asyncio.open_connection(LOOPBACK, relay.port)
+            async with Owner() as owner:
+                owner.start(copy(reader, far_writer), name="up")
+                owner.start(copy(far_reader, writer), name="down")
+
+        server = await asyncio.start_server(serve, LOOPBACK, 0)
+        port = server.sockets[0].getsockname()[1]
+        hidden = RelayHint("relay.test:443", home.key.peer)
+        ann = await home.party(relays=[hidden], environ={"https_proxy": f"http://{LOOPBACK}:{port}"})
+        (bob,) = await home.parties(1)
+        mine, theirs = await ann.pair(bob)
+        await mine.send([b"out"])
+        assert await theirs.receive() == b"out"
+        await mine.aclose()
+        assert len(asked) == 2, "control and data"
+        assert all(one.startswith(b"CONNECT relay.test:443 HTTP/1.1\r\n") for one in asked)
+        await home.close()
+        server.close()
+        await server.wait_closed()
+
+    in_house(work)
+
+
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(64 << 10):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
 
 
 # --- joining
