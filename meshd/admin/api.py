@@ -14,6 +14,7 @@ PeerStateName = Literal["known", "connecting", "connected", "suspended", "lost"]
 LinkKindName = Literal["tcp", "webrtc", "quic", "relay"]
 PathName = Literal["loopback", "lan", "public", "mapped", "punched", "relayed"]
 ModelStateName = Literal["waiting", "loading", "ready", "degraded", "failed"]
+MdnsState = Literal["off", "looking", "silent", "heard"]
 Severity = Literal["info", "warning", "error"]
 
 
@@ -71,6 +72,7 @@ class PeerView:
     state_s: float | None = None  # how long it has been in this state
     last_error: str = ""
     says_banned: str = ""  # the peer's words when it holds this node for banned
+    present: bool = False  # there, though not connected: in a large mesh sessions are made when needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +162,19 @@ class ApiView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MdnsView:
+    """Multicast DNS: `off`, `looking` (nobody heard yet), `silent` (nobody in the time it takes), `heard`.
+
+    `networks` are the interfaces on which this node is announced, `members` those of the mesh seen there.
+    """
+
+    state: MdnsState
+    networks: tuple[str, ...] = ()
+    members: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HealthWarning:
     """A condition worth a person's attention: a stable code, what it is, what to do."""
 
@@ -180,6 +195,7 @@ class Status:
     children: tuple[ChildView, ...] = ()
     model: ModelView | None = None
     api: ApiView | None = None
+    mdns: MdnsView | None = None
     warnings: tuple[HealthWarning, ...] = ()
     schema: int = SCHEMA
 

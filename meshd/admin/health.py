@@ -31,6 +31,7 @@ def examine(
         *_mesh(status),
         *_banned(status),
         *(w for peer in status.peers for w in _peer(peer, status, (clock_offsets or {}), native)),
+        *_mdns(status),
         *_children(status),
         *_model(status),
         *_files(file_notes),
@@ -45,6 +46,18 @@ def _mesh(status: Status) -> Iterator[HealthWarning]:
             severity="warning",
             what="this node is in no mesh",
             hint="join one: get a token from a member by `meshd invite`, and restart with --join TOKEN",
+        )
+
+
+def _mdns(status: Status) -> Iterator[HealthWarning]:
+    near = [peer.name for peer in status.peers if peer.link is not None and peer.link.path == "lan"]
+    if near and status.mdns is not None and status.mdns.state == "silent":
+        yield HealthWarning(
+            code="mdns_silent",
+            severity="info",
+            what=f"mDNS hears nobody, though `{near[0]}` is near: multicast is filtered, or a router between",
+            hint="leave it as long as tokens and records name addresses that work; else allow UDP port 5353, "
+            "or multicast between clients of the Wi-Fi",
         )
 
 
@@ -64,7 +77,7 @@ def _banned(status: Status) -> Iterator[HealthWarning]:
 def is_away(peer: PeerView) -> bool:
     """Gone, or never seen, for so long that nobody waits for it; once started it is back by itself."""
     gone = peer.state in ("known", "connecting", "lost") and not peer.says_banned
-    return gone and peer.state_s is not None and peer.state_s >= AWAY_SECONDS
+    return gone and not peer.present and peer.state_s is not None and peer.state_s >= AWAY_SECONDS
 
 
 def _peer(peer: PeerView, status: Status, clocks: dict[str, float], native: str) -> Iterator[HealthWarning]:
@@ -85,7 +98,7 @@ def _peer(peer: PeerView, status: Status, clocks: dict[str, float], native: str)
             hint="start it again; it comes back by itself, without a token",
         )
     unseen = peer.state in ("known", "connecting") and not peer.says_banned and not is_away(peer)
-    if unseen and peer.last_error and long >= SUSPENDED_SECONDS:
+    if unseen and not peer.present and peer.last_error and long >= SUSPENDED_SECONDS:
         yield HealthWarning(
             code="peer_unreachable",
             severity="warning",

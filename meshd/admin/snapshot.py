@@ -12,6 +12,8 @@ from meshd.admin.api import (
     ExposedView,
     LinkKindName,
     LinkView,
+    MdnsState,
+    MdnsView,
     ModelStateName,
     PathName,
     PeerStateName,
@@ -23,6 +25,7 @@ from meshd.identity.keys import PeerId
 from meshd.link.interface import LinkKind
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
+from meshd.rendezvous.interface import MdnsStatus
 from meshd.tunnel.interface import ExposedStatus, TunnelStatus
 
 _KINDS: Mapping[LinkKind, LinkKindName] = {
@@ -103,6 +106,7 @@ def peer_view(peer: PeerStatus, *, now: float, wall: float) -> PeerView:
         state_s=round(max(0.0, now - peer.since), 3),
         last_error=peer.last_error,
         says_banned=peer.says_banned,
+        present=peer.present,
     )
 
 
@@ -144,6 +148,14 @@ def exposed_view(service: ExposedStatus, names: Mapping[PeerId, str]) -> Exposed
         sent_bytes=service.sent_bytes,
         received_bytes=service.received_bytes,
     )
+
+
+def mdns_view(status: MdnsStatus | None) -> MdnsView:
+    """None: it is switched off, or this node listens on loopback only."""
+    if status is None:
+        return MdnsView(state="off")
+    state: MdnsState = "silent" if status.silent else "heard" if status.heard else "looking"
+    return MdnsView(state=state, networks=status.networks, members=status.members, why=status.why)
 
 
 def child_views(children: Iterable[ChildStatus]) -> tuple[ChildView, ...]:

@@ -70,6 +70,8 @@ def show(status: Status, out: Output) -> None:
     out.line(f"        up {in_time(node.uptime_s)}, {in_bytes(node.rss_bytes)} of memory")
     if node.listen:
         out.line(f"        listens on {', '.join(node.listen)}")
+    if status.mdns is not None and status.mdns.state == "silent":
+        out.line(f"        mDNS is silent: {status.mdns.why}")
     if status.mesh is None:
         out.line("mesh    none")
     else:

@@ -31,6 +31,7 @@ from meshd.admin.snapshot import (
     child_views,
     link_kind,
     link_path,
+    mdns_view,
     model_state,
     peer_views,
     tunnel_views,
@@ -44,6 +45,7 @@ from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home, Membership
 from meshd.peer.mesh import PeerMesh, UnknownPeer
 from meshd.peer.node import Node
+from meshd.rendezvous.interface import MdnsStatus
 from meshd.role.interface import ModelStatus, Role
 from meshd.tunnel.own import OwnTunnels
 from meshd.wire.address import Candidate
@@ -63,6 +65,7 @@ class Parts:
     node: Node
     role: Role
     tunnels: OwnTunnels
+    mdns: Callable[[], MdnsStatus | None]
     candidates: Callable[[], tuple[Candidate, ...]]
     relays: Sequence[RelayHint]
     accept: Callable[[str], AcceptReply]
@@ -109,6 +112,7 @@ class DaemonControl(TunnelAnswers):
             children=child_views(role.children),
             model=_model_view(role.model),
             api=api_view(parts.gateway()),
+            mdns=mdns_view(parts.mdns()),
         )
         offsets = {str(peer.peer): peer.clock_offset for peer in peers if peer.clock_offset is not None}
         native = facts.native

@@ -137,7 +137,7 @@ class Daemon:
                 await asyncio.sleep(GOODBYE_SECONDS)
 
     def _control(self, estate: Estate, built: BuiltRole, tunnels: OwnTunnels) -> DaemonControl:
-        gateway = built.gateway
+        gateway, mdns = built.gateway, estate.ways.mdns
         return DaemonControl(
             Parts(
                 home=self._home,
@@ -148,6 +148,7 @@ class Daemon:
                 node=estate.node,
                 role=built.role,
                 tunnels=tunnels,
+                mdns=lambda: mdns.status if mdns is not None else None,
                 candidates=estate.token_candidates,
                 relays=estate.ways.relays,
                 accept=estate.ways.accept,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from meshd.base import log
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.keys import MeshId, PeerId
+from meshd.rendezvous.interface import MdnsStatus
 from meshd.rendezvous.mdns_neighbours import Neighbours
 from meshd.rendezvous.mdns_network import Network
 from meshd.rendezvous.mdns_places import Place, places
@@ -23,19 +24,6 @@ AGAIN_SECONDS = 30.0  # a network that could not be joined is tried again after 
 SILENT_SECONDS = 15.0  # nothing heard for so long after the start: multicast may be filtered
 MAX_NETWORKS = 16
 LOG = log.get("mdns")
-
-
-@dataclass(frozen=True, slots=True)
-class MdnsStatus:
-    """`networks` are interfaces that are joined; `members` of this mesh are seen there now.
-
-    `silent`: no other node of any mesh has been heard since the start, and there was time for it.
-    """
-
-    networks: tuple[str, ...]
-    members: int
-    silent: bool
-    why: str  # what keeps it from working, in words; empty when nothing is known to
 
 
 class Mdns:
@@ -75,11 +63,12 @@ class Mdns:
         """As of now."""
         joined = tuple(sorted(name for name, one in self._networks.items() if one.is_up))
         waited = self._began is not None and self._now() - self._began >= SILENT_SECONDS
-        silent = waited and bool(joined) and self._neighbours.heard_at is None
+        heard = self._neighbours.heard_at is not None
+        silent = waited and bool(joined) and not heard
         why = "; ".join(f"{name}: {text}" for name, (_, _, text) in sorted(self._failed.items()))
         if silent:
             why = why or "no other node is heard: there is none, or this network filters multicast"
-        return MdnsStatus(joined, self._neighbours.members, silent, why)
+        return MdnsStatus(joined, self._neighbours.members, heard, silent, why)
 
     async def serve(self) -> None:
         """Until cancelled; says goodbye to each network then (0.3 s)."""

@@ -18,6 +18,7 @@ from meshd.admin.api import (
     InviteReply,
     InviteView,
     LinkView,
+    MdnsView,
     MeshView,
     ModelView,
     NetworkTensor,
@@ -142,6 +143,7 @@ def full_status(pid: int = 4242) -> Status:
         ),
         children=(ChildView(name="llama-server", pid=None, state="ready", restarts=0),),
         model=MODEL,
+        mdns=MdnsView(state="heard", networks=("eth0",), members=1, why="wlan0: no multicast"),
         api=ApiView(url="http://127.0.0.1:8090", ready=True, requests=1, tokens=42),
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from meshd.admin.api import ChildView, MeshView, PeerView, Status
+from meshd.admin.api import ChildView, MdnsView, MeshView, PeerView, Status
 from meshd.admin.health import examine
 
 from .codes import warning_codes
@@ -47,6 +47,7 @@ CASES: list[tuple[str, Change]] = [
     ("peer_unreachable", peer(state="connecting", link=None, last_error="refused")),
     ("version_mismatch", peer(version="0.2.0")),
     ("relayed", peer(link=replace(LINK, kind="relay", path="relayed"), why_not_direct="both symmetric")),
+    ("mdns_silent", lambda status: replace(status, mdns=MdnsView(state="silent", networks=("eth0",)))),
     ("child_failed", child(state="failed", reason="exit code 1")),
     ("child_restarts", child(restarts=3)),
     ("tensors_from_network", lambda status: replace(status, model=MODEL)),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from meshd.admin import snapshot
 from meshd.gateway.interface import GatewayStatus, ModelState
 from meshd.identity.keys import KeyPair, MeshId
@@ -9,7 +10,8 @@ from meshd.identity.membership import Chain, Member, Role, issue
 from meshd.link.interface import LinkInfo, LinkKind
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.process.interface import ChildState, ChildStatus
-from meshd.tunnel.interface import TunnelStatus
+from meshd.rendezvous.interface import MdnsStatus
+from meshd.tunnel.interface import ExposedStatus, TunnelStatus
 
 ROOT = KeyPair.from_seed(b"r" * 32)
 NODE = KeyPair.from_seed(b"n" * 32)
@@ -106,3 +108,27 @@ def test_children_tunnels_and_api() -> None:
     api = snapshot.api_view(GatewayStatus(url="http://x", ready=True, requests=1, tokens=2, active=0))
     assert api is not None and (api.ready, api.tokens) == (True, 2)
     assert snapshot.api_view(None) is None
+
+
+@pytest.mark.parametrize(
+    ("heard", "silent", "state"),
+    [(True, False, "heard"), (False, True, "silent"), (False, False, "looking")],
+)
+def test_mdns_says_whether_anybody_is_heard(heard: bool, silent: bool, state: str) -> None:
+    view = snapshot.mdns_view(MdnsStatus(("eth0",), 2, heard, silent, "why"))
+    assert (view.state, view.networks, view.members, view.why) == (state, ("eth0",), 2, "why")
+
+
+def test_without_mdns_it_is_off() -> None:
+    assert snapshot.mdns_view(None).state == "off"
+
+
+def test_tunnels_and_services_carry_the_names_of_peers() -> None:
+    tunnel = TunnelStatus(NODE.peer, "web", "127.0.0.1:1", 1, 2, 3, user=True, last_error="gone")
+    [view] = snapshot.tunnel_views([tunnel], {NODE.peer: "garage"})
+    assert (view.peer_name, view.user, view.last_error) == ("garage", True, "gone")
+    assert snapshot.tunnel_views([tunnel])[0].peer_name == ""
+    service = ExposedStatus("web", "::1", 80, (NODE.peer, ROOT.peer), 1, 2, 3)
+    shown = snapshot.exposed_view(service, {NODE.peer: "garage"})
+    assert (shown.target, shown.to_names) == ("[::1]:80", ("garage", ""))
+    assert shown.to == (str(NODE.peer), str(ROOT.peer))
