@@ -6,16 +6,23 @@ code are the namespace's. The nodes' signals cross from loop to loop, after `del
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
+from meshd.base.errors import MeshdError
+from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
+from meshd.link.interface import Link, Signals
+from meshd.wire.address import Candidate
 
+from tests.conformance.nodes import Node, TestMesh
 from tests.netns.world import Host
 
 T = TypeVar("T")
 
 SECONDS = 60.0  # until a test that hangs is ended
+BLOCK = bytes(range(256)) * 4000  # a megabyte
 
 
 class Crossing:
@@ -95,3 +102,79 @@ class Inside(threading.Thread):
         if self._error is not None:
             raise self._error
         return self._results[0]
+
+
+class Both(Protocol):
+    """A kind of link that dials and listens in one object, over signals."""
+
+    async def dial(self, peer: PeerId, candidates: Sequence[Candidate] = ()) -> Link: ...
+
+    async def serve(self, accept: Callable[[Link], Awaitable[None]]) -> None: ...
+
+
+Make = Callable[[Node, Signals], Both]
+
+
+@dataclass(slots=True)
+class Tries:
+    """What became of dials from near to far."""
+
+    paths: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+def dial_often(near: tuple[Host, Make], far: tuple[Host, Make], *, tries: int, delay: float = 0.0) -> Tries:
+    """Dial again and again; the last link carries a megabyte there, each a word there and back."""
+    mesh = TestMesh()
+    here, there = mesh.node(), mesh.node()
+    crossing = Crossing(delay=delay)
+    over = threading.Event()
+    seen = Tries()
+    answering = Inside(far[0], lambda: _answer(there, crossing, far[1], over.is_set))
+    dialling = Inside(near[0], lambda: _dial(here, there.peer, crossing, near[1], tries, seen))
+    try:
+        dialling.result()
+    finally:
+        over.set()
+        answering.result()
+    return seen
+
+
+async def _answer(node: Node, crossing: Crossing, make: Make, is_over: Callable[[], bool]) -> None:
+    links = make(node, crossing.signals(node.peer))
+
+    async def accept(link: Link) -> None:
+        first = await link.receive()  # four bytes come in one piece, and perhaps more with them
+        left = int.from_bytes(first[:4], "big") - len(first[4:])
+        while left:
+            left -= len(await link.receive())
+        await link.send([b"all here"])
+        await link.receive()  # until the other side ends it
+
+    async with Owner() as owner:
+        owner.start(links.serve(accept), name="serve")
+        while not is_over():  # noqa: ASYNC110 - another thread tells
+            await asyncio.sleep(0.01)
+        owner.cancel()
+
+
+async def _dial(node: Node, peer: PeerId, crossing: Crossing, make: Make, tries: int, seen: Tries) -> None:
+    links = make(node, crossing.signals(node.peer))
+
+    async def refuse(link: Link) -> None:
+        raise AssertionError("nobody dials this side")
+
+    async with Owner() as owner:
+        owner.start(links.serve(refuse), name="serve")
+        for number in range(tries):
+            try:
+                link = await links.dial(peer)
+            except MeshdError as error:
+                seen.errors.append(error.what)
+                continue
+            data = BLOCK if number == tries - 1 else b""
+            await link.send([len(data).to_bytes(4, "big"), data])
+            assert await link.receive() == b"all here"
+            seen.paths.append(link.info.path)
+            await link.aclose()
+        owner.cancel()

@@ -1,20 +1,15 @@
 """TCP punched through NATs: every pair whose TCP mapping is the same for all destinations, 20 tries each."""
 
-import asyncio
 import itertools
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from meshd.base.errors import MeshdError
-from meshd.base.tasks import Owner
-from meshd.identity.keys import PeerId
-from meshd.link.interface import Link
+from meshd.link.interface import Signals
 from meshd.link.punch import PunchLinks
 
-from tests.conformance.nodes import Node, TestMesh
-from tests.netns.ends import Crossing, Inside
+from tests.conformance.nodes import Node
+from tests.netns.ends import Tries, dial_often
 from tests.netns.nat import Nat
 from tests.netns.programs import stun_on
 from tests.netns.sites import Kind, Site, site
@@ -23,7 +18,6 @@ from tests.netns.world import Host, World
 
 TRIES = 20
 ENOUGH = 19  # of them: 95 %
-BLOCK = bytes(range(256)) * 4000  # a megabyte
 
 INDEPENDENT = (
     Kind.PUBLIC,
@@ -60,73 +54,13 @@ def places() -> Iterator[Places]:
             yield Places(world, (first, second))
 
 
-@dataclass(slots=True)
-class Tries:
-    """What became of dials from near to far."""
-
-    paths: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-
-
 def punch(near: Host, far: Host, servers: Sequence[str], *, tries: int, delay: float = 0.0) -> Tries:
-    """Dial again and again; the last link carries a megabyte there, each a word there and back."""
-    mesh = TestMesh()
-    here, there = mesh.node(), mesh.node()
-    crossing = Crossing(delay=delay)
-    over = threading.Event()
-    seen = Tries()
-    answering = Inside(far, lambda: _answer(there, crossing, servers, over.is_set))
-    dialling = Inside(near, lambda: _dial(here, there.peer, crossing, servers, tries, seen))
-    try:
-        dialling.result()
-    finally:
-        over.set()
-        answering.result()
-    return seen
+    """See `dial_often`."""
 
+    def make(node: Node, signals: Signals) -> PunchLinks:
+        return PunchLinks(node.now, signals, servers=lambda: servers)
 
-async def _answer(
-    node: Node, crossing: Crossing, servers: Sequence[str], is_over: Callable[[], bool]
-) -> None:
-    links = PunchLinks(node.now, crossing.signals(node.peer), servers=lambda: servers)
-
-    async def accept(link: Link) -> None:
-        first = await link.receive()  # four bytes come in one piece, and perhaps more with them
-        left = int.from_bytes(first[:4], "big") - len(first[4:])
-        while left:
-            left -= len(await link.receive())
-        await link.send([b"all here"])
-        await link.receive()  # until the other side ends it
-
-    async with Owner() as owner:
-        owner.start(links.serve(accept), name="serve")
-        while not is_over():  # noqa: ASYNC110 - another thread tells
-            await asyncio.sleep(0.01)
-        owner.cancel()
-
-
-async def _dial(
-    node: Node, peer: PeerId, crossing: Crossing, servers: Sequence[str], tries: int, seen: Tries
-) -> None:
-    links = PunchLinks(node.now, crossing.signals(node.peer), servers=lambda: servers)
-
-    async def refuse(link: Link) -> None:
-        raise AssertionError("nobody dials this side")
-
-    async with Owner() as owner:
-        owner.start(links.serve(refuse), name="serve")
-        for number in range(tries):
-            try:
-                link = await links.dial(peer)
-            except MeshdError as error:
-                seen.errors.append(error.what)
-                continue
-            data = BLOCK if number == tries - 1 else b""
-            await link.send([len(data).to_bytes(4, "big"), data])
-            assert await link.receive() == b"all here"
-            seen.paths.append(link.info.path)
-            await link.aclose()
-        owner.cancel()
+    return dial_often((near, make), (far, make), tries=tries, delay=delay)
 
 
 @pytest.mark.parametrize(
