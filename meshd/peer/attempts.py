@@ -6,16 +6,16 @@ router may end. Whatever changes (addresses, the peer's record, the NAT) starts 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshd.base.backoff import Backoff
 from meshd.link.interface import LinkKind
 from meshd.peer.paths import RELAYED, Rank, fragile, rank_of
 
 # Seconds after the first dial of a race. TCP wins wherever it works, and the UDP kinds load heavy libraries:
-# they begin when a near peer would have answered. Punched TCP needs signals first, so that it begins soon.
-_DELAY = {LinkKind.TCP: 0.0, LinkKind.RELAY: 0.0, LinkKind.WEBRTC: 0.15, LinkKind.QUIC: 0.3}
-_SECOND_DELAY = 0.1
+# they begin when a near peer would have answered. What needs signals first begins while the plain dial runs.
+_DELAY = {LinkKind.TCP: 0.0, LinkKind.RELAY: 0.0, LinkKind.WEBRTC: 0.15, LinkKind.QUIC: 0.2}
+_SECOND_DELAY = {LinkKind.TCP: 0.1, LinkKind.RELAY: 0.1, LinkKind.WEBRTC: 0.15, LinkKind.QUIC: 0.3}
 
 RETRY = Backoff(first=0.2, factor=1.8, most=15.0)
 # A peer that says no will most likely say it again: a ban, a full node, another version.
@@ -24,6 +24,8 @@ RETRY_REFUSED = Backoff(first=5.0, factor=2.0, most=120.0)
 UPGRADE = Backoff(first=3.0, factor=1.6, most=30.0)
 # The same by the side that does not lead, for kinds that both sides begin together: the leader does it too.
 UPGRADE_BEHIND = Backoff(first=8.0, factor=1.6, most=45.0)
+# From relayed to direct by a second kind over the same path, which the first one most likely finds as well.
+UPGRADE_SPARE = Backoff(first=8.0, factor=1.8, most=120.0)
 # From UDP to TCP, and to a relay that stands by: nobody waits for it.
 IMPROVE = Backoff(first=10.0, factor=2.0, most=300.0)
 
@@ -33,15 +35,17 @@ LONG_LIFE = 60.0  # seconds; after a link that lived so long a refusal is forgot
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A dialler: its kind, and whether it is the second one of that kind (punched TCP beside plain TCP)."""
+    """A dialler. `second`: not the first of its kind, and with more trouble: punched TCP beside plain TCP,
+    QUIC over ICE beside plain QUIC, a relaying member beside relays. `spare`: WebRTC takes the same path."""
 
     kind: LinkKind
     second: bool = False
+    spare: bool = False
 
     @property
     def delay(self) -> float:
         """Seconds after a race begins."""
-        return _SECOND_DELAY if self.second else _DELAY[self.kind]
+        return (_SECOND_DELAY if self.second else _DELAY)[self.kind]
 
     @property
     def rank(self) -> Rank:
@@ -51,7 +55,7 @@ class Way:
     @property
     def together(self) -> bool:
         """Do both sides begin it together, told by signals?"""
-        return self.second or self.kind in (LinkKind.WEBRTC, LinkKind.QUIC)
+        return self.kind is LinkKind.WEBRTC or (self.second and self.kind is not LinkKind.RELAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,9 @@ class Plan:
 
 def ways(kinds: Sequence[LinkKind]) -> tuple[Way, ...]:
     """The ways of diallers of these kinds, in their order."""
-    return tuple(Way(kind, second=kind in kinds[:index]) for index, kind in enumerate(kinds))
+    found = (Way(kind, second=kind in kinds[:index]) for index, kind in enumerate(kinds))
+    spare = LinkKind.WEBRTC in kinds
+    return tuple(replace(way, spare=spare and way.second and way.kind is LinkKind.QUIC) for way in found)
 
 
 def wish(way: Way, facts: Facts) -> Backoff | None:
@@ -101,6 +107,8 @@ def wish(way: Way, facts: Facts) -> Backoff | None:
     if way.rank is Rank.RELAYED:
         return IMPROVE if fragile(carrier.kind, carrier.path) else None
     if rank is Rank.RELAYED:
+        if way.spare:
+            return UPGRADE_SPARE
         return UPGRADE_BEHIND if way.together and not facts.leads else UPGRADE
     return IMPROVE if way.rank < rank else None
 

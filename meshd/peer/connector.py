@@ -170,8 +170,8 @@ class Connector:
         self._tasks.pop(index, None)
         connection = self._connection
         failure = error.failure if isinstance(error, DialError) else None
-        punched = any(other.kind is dialer.kind for other in self._dialers[:index])
-        self._failed[index] = Failed(dialer.kind, punched, failure, error.what)
+        second = self._schedule.ways[index].second
+        self._failed[index] = Failed(dialer.kind, second, failure, error.what)
         refused = isinstance(error, Refused)  # a peer that broke the rules: see take_fault
         self._schedule.failed(index, self._node.now(), self._chance(), refused=refused)
         if not connection.connected and (refused or index == min(self._failed)):

@@ -5,20 +5,27 @@ from dataclasses import dataclass
 
 from meshd.link.interface import DialFailure, LinkKind
 
+_SECOND = {
+    LinkKind.TCP: "punched tcp",
+    LinkKind.QUIC: "quic over ice",
+    LinkKind.WEBRTC: "webrtc",
+    LinkKind.RELAY: "a relaying member",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """How the last attempt of one way ended; `punched`: TCP by simultaneous open. `what` is for people."""
+    """How the last attempt of one way ended; `second`: not the first of its kind. `what` is for people."""
 
     kind: LinkKind
-    punched: bool
+    second: bool
     failure: DialFailure | None
     what: str
 
     @property
     def direct(self) -> bool:
         """Was it an attempt at a direct link?"""
-        return self.kind is not LinkKind.RELAY
+        return self.kind is not LinkKind.RELAY and self.failure is not DialFailure.UNFIT
 
 
 def last_error(failed: Mapping[int, Failed]) -> str:
@@ -27,7 +34,7 @@ def last_error(failed: Mapping[int, Failed]) -> str:
 
 
 def _told(one: Failed) -> str:
-    name = "punched tcp" if one.punched else str(one.kind)
+    name = _SECOND[one.kind] if one.second else str(one.kind)
     match one.failure:
         case DialFailure.TIMEOUT:
             return f"{name} gets no answer"

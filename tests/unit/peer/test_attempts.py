@@ -11,6 +11,7 @@ from meshd.peer.attempts import (
     SHORT_LIFE,
     UPGRADE,
     UPGRADE_BEHIND,
+    UPGRADE_SPARE,
     Facts,
     Plan,
     Present,
@@ -22,6 +23,7 @@ from meshd.peer.attempts import (
 
 TCP, WEBRTC, QUIC, RELAY = LinkKind.TCP, LinkKind.WEBRTC, LinkKind.QUIC, LinkKind.RELAY
 KINDS = (TCP, TCP, RELAY, WEBRTC, QUIC)
+EVERY = (TCP, TCP, QUIC, QUIC, WEBRTC, RELAY, RELAY)  # as a daemon has them
 ALL = ways(KINDS)
 NOW = 1000.0
 NONE = Facts(())
@@ -53,8 +55,8 @@ def test_tcp_and_relay_start_at_once_the_dearer_ones_a_little_later() -> None:
     assert schedule.plan(NONE, NOW).at == NOW + 0.1
     assert started(schedule, NONE, NOW + 0.1) == (1,)
     assert started(schedule, NONE, NOW + 0.15) == (3,)
-    assert started(schedule, NONE, NOW + 0.3) == (4,)
-    assert schedule.plan(NONE, NOW + 0.3) == Plan()
+    assert started(schedule, NONE, NOW + 0.2) == (4,)
+    assert schedule.plan(NONE, NOW + 0.2) == Plan()
     assert ways([]) == ()
 
 
@@ -75,13 +77,13 @@ def test_nothing_is_dialled_while_nothing_is_known() -> None:
 
 def test_what_cannot_be_better_is_given_up_but_no_link_that_greets() -> None:
     schedule = Schedule(ALL)
-    for at in (0, 0.1, 0.15, 0.3):
+    for at in (0, 0.1, 0.15, 0.2):
         started(schedule, NONE, NOW + at)
     schedule.made(0)
     schedule.dialled(3)
     assert schedule.plan(facts(present(TCP)), NOW + 0.4) == Plan(drop=(1, 2, 4))
     schedule = Schedule(ALL)
-    for at in (0, 0.1, 0.15, 0.3):
+    for at in (0, 0.1, 0.15, 0.2):
         started(schedule, NONE, NOW + at)
     schedule.made(2)
     assert schedule.plan(facts(present(RELAY)), NOW + 0.4) == Plan()  # the race goes on
@@ -94,13 +96,8 @@ def test_wishes_beside_what_there_is() -> None:
     assert wishes() == [RETRY] * 5
     assert wishes(present(TCP, lively=False)) == [RETRY] * 5
     assert wishes(present(RELAY)) == [UPGRADE, UPGRADE, None, UPGRADE, UPGRADE]
-    assert wishes(present(RELAY), leads=False) == [
-        UPGRADE,
-        UPGRADE_BEHIND,
-        None,
-        UPGRADE_BEHIND,
-        UPGRADE_BEHIND,
-    ]
+    behind = UPGRADE_BEHIND
+    assert wishes(present(RELAY), leads=False) == [UPGRADE, behind, None, behind, UPGRADE]
     assert wishes(present(WEBRTC)) == [IMPROVE, IMPROVE, IMPROVE, None, None]
     assert wishes(present(QUIC), present(RELAY, selected=False)) == [IMPROVE, IMPROVE, None, None, None]
     assert wishes(present(TCP)) == [None] * 5
@@ -109,6 +106,19 @@ def test_wishes_beside_what_there_is() -> None:
     assert wishes(present(RELAY), probation) == [UPGRADE, UPGRADE, None, None, UPGRADE]
     silent = present(TCP, lively=False)
     assert wishes(silent, present(RELAY, selected=False)) == [UPGRADE, UPGRADE, None, UPGRADE, UPGRADE]
+
+
+def test_of_two_of_a_kind_the_second_begins_later_and_patiently() -> None:
+    found = ways(EVERY)
+    assert [way.second for way in found] == [False, True, False, True, False, False, True]
+    assert [way.delay for way in found] == [0.0, 0.1, 0.2, 0.3, 0.15, 0.0, 0.1]
+    assert [way.together for way in found] == [False, True, False, True, True, False, False]
+    relayed = facts(present(RELAY))
+    assert [wish(way, relayed) for way in found] == [
+        *(UPGRADE, UPGRADE, UPGRADE, UPGRADE_SPARE, UPGRADE),
+        *(None, None),
+    ]
+    assert wish(ways((QUIC, QUIC))[1], relayed) is UPGRADE  # without WebRTC it is the only one
 
 
 def test_a_relayed_peer_is_tried_again_within_the_minute_for_ever() -> None:

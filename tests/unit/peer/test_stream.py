@@ -23,7 +23,7 @@ class OverPort:
     def reset(self, stream_id: int, code: int, reason: str) -> None:
         raise Closed("the session is over")
 
-    def consumed(self, stream_id: int, count: int) -> None:
+    def consumed(self, stream_id: int, count: int) -> bool:
         raise Closed("the session is over")
 
 

@@ -1,0 +1,25 @@
+"""How the last attempts ended, in words."""
+
+from meshd.link.interface import DialFailure, LinkKind
+from meshd.peer.reasons import Failed, last_error, plain_why
+
+
+def test_every_direct_way_is_named_and_the_relay_is_not() -> None:
+    failed = {
+        4: Failed(LinkKind.WEBRTC, False, DialFailure.TIMEOUT, "x"),
+        0: Failed(LinkKind.TCP, False, DialFailure.REFUSED, "x"),
+        1: Failed(LinkKind.TCP, True, DialFailure.UNREACHABLE, "no route to `10.0.0.9`"),
+        2: Failed(LinkKind.RELAY, False, DialFailure.TIMEOUT, "x"),
+        3: Failed(LinkKind.QUIC, True, DialFailure.WRONG_PEER, "x"),
+        5: Failed(LinkKind.RELAY, True, None, "x"),
+    }
+    assert last_error(failed) == (
+        "tcp is refused at the peer's addresses, punched tcp: no route to `10.0.0.9`, "
+        "quic over ice meets another node at the peer's addresses, webrtc gets no answer"
+    )
+    assert last_error({}) == ""
+
+
+def test_the_plain_sentence_is_the_last_error_or_says_that_it_is_tried() -> None:
+    assert plain_why(None, "tcp gets no answer") == "tcp gets no answer"
+    assert plain_why(None, "") == "direct ways are being tried"
