@@ -160,10 +160,35 @@ def _told(result: Result) -> str:
     return f"{name}: {first.kind} {first.path} {result.first_byte:.2f} s{then}"
 
 
+def _chosen(given: argparse.Namespace) -> tuple[list[tuple[Kind, Kind]], list[Together]]:
+    chosen, others = pairs(), list(Together)
+    if given.pair:
+        chosen, others = (
+            [(_kind(one), _kind(two)) for one, two in (pair.split(":") for pair in given.pair)],
+            [],
+        )
+    elif given.kind:
+        kinds = set(map(_kind, given.kind))
+        chosen, others = [pair for pair in chosen if kinds & set(pair)], []
+    elif given.together:
+        chosen = []
+    elif given.rtt or given.loss:
+        others = []  # their places have no line of their own
+    if given.both:
+        chosen += [(two, one) for one, two in chosen if one is not two]
+    return [pair for pair in chosen for _ in range(given.tries)], others
+
+
+def _kind(name: str) -> Kind:
+    return Kind[name.upper().replace("-", "_")]
+
+
 def main() -> None:
     """Run the grid and print it; with --write, into docs/nat-grid.md as well."""
     parser = argparse.ArgumentParser(description="pairs of places, joined by real nodes")
     parser.add_argument("--kind", action="append", help="only pairs with this kind (may repeat)")
+    parser.add_argument("--pair", action="append", help="FOUNDER:JOINER, only these (may repeat)")
+    parser.add_argument("--together", action="store_true", help="only those whose places have to do")
     parser.add_argument("--both", action="store_true", help="each pair in both orders of joining")
     parser.add_argument("--rtt", type=float, default=0.0, help="round trip between places, ms")
     parser.add_argument("--loss", type=float, default=0.0, help="loss of each place's line, per cent")
@@ -173,18 +198,12 @@ def main() -> None:
     if reason := why_not():
         raise SystemExit(reason)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of everything that has to be removed
-    chosen = pairs()
-    if given.kind:
-        kinds = {Kind[name.upper().replace("-", "_")] for name in given.kind}
-        chosen = [pair for pair in chosen if kinds & set(pair)]
-    if given.both:
-        chosen += [(two, one) for one, two in chosen if one is not two]
+    chosen, others = _chosen(given)
     line = None
     if given.rtt or given.loss:  # the way between two places is two lines
         line = Line.both(Way(delay_ms=given.rtt / 4, loss=given.loss / 200))
     began = time.monotonic()
-    others = [] if given.kind or line else list(Together)
-    results = run([pair for pair in chosen for _ in range(given.tries)], others, line)
+    results = run(chosen, others, line)
     text = write(results, seconds=time.monotonic() - began, rtt=given.rtt, loss=given.loss)
     sys.stdout.write("\n" + text)
     if given.write:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tests.netns.sites import Kind
 
 if TYPE_CHECKING:
+    from tests.netns.agent import LinkSeen
     from tests.netns.grid import Result
 
 MARKS = {
@@ -30,7 +31,7 @@ MARKS = {
 def write(results: "Sequence[Result]", *, seconds: float, rtt: float, loss: float) -> str:
     """Markdown."""
     parts = [_head(results, seconds=seconds, rtt=rtt, loss=loss), _matrix(results), _list(results)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _head(results: "Sequence[Result]", *, seconds: float, rtt: float, loss: float) -> str:
@@ -69,6 +70,8 @@ def _head(results: "Sequence[Result]", *, seconds: float, rtt: float, loss: floa
 def _matrix(results: "Sequence[Result]") -> str:
     marks = {(result.one, result.two): _mark(result) for result in results}
     seen = [kind for kind in Kind if any(kind in (result.one, result.two) for result in results)]
+    if not seen:
+        return ""
     lines = [
         "T: TCP, dialled; TP: TCP, punched; W: WebRTC; Q: QUIC, dialled; QP: QUIC, punched; R: relay; "
         "×: not connected. What carried data in the end.",
@@ -90,23 +93,37 @@ def _mark(result: "Result") -> str:
 
 def _list(results: "Sequence[Result]") -> str:
     lines = [
-        "| founder | joiner | first byte, s | over | then | at, s | can be direct by |",
-        "|---|---|---:|---|---|---:|---|",
+        "| founder | joiner | runs, direct | first byte, s | over | then | at, s | can be direct by |",
+        "|---|---|---:|---:|---|---|---:|---|",
     ]
+    pairs: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        if result.first is None or result.last is None:
-            cells = ["", result.error.replace("|", "/") or "no path", "", ""]
-        else:
-            changed = (result.first.kind, result.first.path) != (result.last.kind, result.last.path)
-            cells = [
-                f"{result.first_byte:.2f}",
-                f"{result.first.kind} {result.first.path}",
-                f"{result.last.kind} {result.last.path}" if changed else "",
-                f"{result.direct_at:.2f}" if result.direct_at is not None else "",
-            ]
-        possible = ", ".join(result.possible) or "no way"
-        lines.append(f"| {result.one} | {result.two} | " + " | ".join(cells) + f" | {possible} |")
+        pairs.setdefault((result.one, result.two), []).append(result)
+    for (one, two), runs in pairs.items():
+        possible = ", ".join(runs[0].possible) or "no way"
+        direct = f"{len(runs)}, {sum(run.direct for run in runs)}"
+        lines.append(f"| {one} | {two} | {direct} | " + " | ".join(_cells(runs)) + f" | {possible} |")
     return "\n".join(lines)
+
+
+def _cells(runs: "Sequence[Result]") -> list[str]:
+    """Medians of the runs that connected, and what most of them did."""
+    joined = [run for run in runs if not run.error and run.first is not None and run.last is not None]
+    if not joined:
+        return ["", runs[0].error.replace("|", "/") or "no path", "", ""]
+    later = [run.direct_at for run in joined if run.direct_at is not None]
+    over = statistics.mode(_way(run.first) for run in joined)
+    then = statistics.mode(_way(run.last) for run in joined)
+    return [
+        f"{statistics.median(run.first_byte for run in joined):.2f}",
+        over,
+        then if then != over else "",
+        f"{statistics.median(later):.2f}" if later else "",
+    ]
+
+
+def _way(link: "LinkSeen | None") -> str:
+    return f"{link.kind} {link.path}" if link is not None else ""
 
 
 def _machine() -> str:
