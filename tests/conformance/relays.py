@@ -118,10 +118,8 @@ class House:
 
     async def parties(self, count: int) -> list[Party]:
         """So many more members, all connected."""
-        assert self.relay is not None
-        relay, before = self.relay, self.relay.board.clients
         made = [await self.party() for _ in range(count)]
-        await until(lambda: relay.board.clients == before + count, seconds=20)
+        await until(lambda: all(party.client.states()[0].connected for party in made), seconds=20)
         return made
 
     async def close(self) -> None:

@@ -151,18 +151,20 @@ def test_all_goes_through_the_proxy_where_there_is_one() -> None:
 
         server = await asyncio.start_server(serve, LOOPBACK, 0)
         port = server.sockets[0].getsockname()[1]
-        hidden = RelayHint("relay.test:443", home.key.peer)
-        ann = await home.party(relays=[hidden], environ={"https_proxy": f"http://{LOOPBACK}:{port}"})
-        (bob,) = await home.parties(1)
-        mine, theirs = await ann.pair(bob)
-        await mine.send([b"out"])
-        assert await theirs.receive() == b"out"
-        await mine.aclose()
-        assert len(asked) == 2, "control and data"
-        assert all(one.startswith(b"CONNECT relay.test:443 HTTP/1.1\r\n") for one in asked)
-        await home.close()
-        server.close()
-        await server.wait_closed()
+        try:
+            hidden = RelayHint("relay.test:443", home.key.peer)
+            ann = await home.party(relays=[hidden], environ={"https_proxy": f"http://{LOOPBACK}:{port}"})
+            (bob,) = await home.parties(1)
+            mine, theirs = await ann.pair(bob)
+            await mine.send([b"out"])
+            assert await theirs.receive() == b"out"
+            await mine.aclose()
+            assert len(asked) == 2, "control and data"
+            assert all(one.startswith(b"CONNECT relay.test:443 HTTP/1.1\r\n") for one in asked)
+        finally:
+            await home.close()
+            server.close()
+            await server.wait_closed()
 
     in_house(work)
 

@@ -62,8 +62,12 @@ async def pairs_of(made: list[Party]) -> list[tuple[Link, Link]]:
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(near: Party, far: Party) -> tuple[Link, Link]:
-        async with gate:
-            return await near.pair(far)
+        async with gate, asyncio.timeout(60):
+            while True:  # as the connector does it: a busy machine may have cost one its place for a moment
+                try:
+                    return await near.pair(far)
+                except DialError:
+                    await asyncio.sleep(0.2)
 
     async with Owner() as owner:
         tasks = [
