@@ -1,0 +1,90 @@
+"""Real daemons in one local network: found by mDNS when addresses are old, and without it when not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from meshd.admin.api import Status
+from meshd.fleet.node import LocalNode
+
+from tests.e2e.nodes import Fleet, play
+from tests.process.lan import Lan, why_not
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.root,
+    pytest.mark.timeout(3000),
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "-"),
+]
+
+ALONE = ("--stun", "none", "--no-portmap")  # nothing outside of this network may help
+
+
+@pytest.fixture
+def lan() -> Iterator[Lan]:
+    with Lan() as made:
+        made.plug("a", 1)
+        made.plug("b", 1)
+        yield made
+
+
+async def start(fleet: Fleet, lan: Lan, machine: str, *options: str, token: str = "") -> LocalNode:
+    spec = fleet.spec(
+        machine, "worker", *ALONE, *options, token=token, listen=":0", prefix=lan.prefix(machine)
+    )
+    return await fleet.start(spec)
+
+
+def linked(*hosts: str) -> tuple[str, ...]:
+    return tuple(f"{host}:" for host in hosts)
+
+
+def goes_to(status: Status, places: tuple[str, ...]) -> bool:
+    return any(peer.link is not None and peer.link.remote.startswith(places) for peer in status.peers)
+
+
+def test_a_token_of_yesterday_and_an_address_that_changes(lan: Lan, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            inviter = await start(fleet, lan, "a")
+            token = await inviter.token()
+            lan.unplug("a")
+            lan.plug("a", 1, host=77)  # no address of the token is anybody's now
+            joiner = await start(fleet, lan, "b", token=token)
+            status = await joiner.until(lambda now: goes_to(now, linked("10.1.0.77", "[fd01::77]")))
+            await joiner.until(lambda now: now.mdns is not None and now.mdns.members == 1)
+            assert status.mdns is not None and status.mdns.networks == ("eth0",)
+
+            lan.unplug("a")
+            lan.plug("a", 1, host=99)
+            status = await joiner.until(lambda now: goes_to(now, linked("10.1.0.99", "[fd01::99]")))
+            assert len(status.peers) == 1
+
+    play(check())
+
+
+def test_without_multicast_the_tokens_addresses_do_and_status_says_so(lan: Lan, tmp_path: Path) -> None:
+    async def check() -> None:
+        lan.filter_multicast("a")
+        async with Fleet(tmp_path) as fleet:
+            inviter = await start(fleet, lan, "a")
+            joiner = await start(fleet, lan, "b", token=await inviter.token())
+            await joiner.until(lambda now: goes_to(now, linked("10.1.0.1", "[fd01::1]")))
+            for node in (inviter, joiner):
+                status = await node.until(lambda now: now.mdns is not None and now.mdns.state == "silent")
+                assert "mdns_silent" in [warning.code for warning in status.warnings]
+
+    play(check())
+
+
+def test_without_mdns_nothing_is_announced(lan: Lan, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            loud = await start(fleet, lan, "a")
+            quiet = await start(fleet, lan, "b", "--no-mdns", token=await loud.token())
+            status = await quiet.until(lambda now: goes_to(now, linked("10.1.0.1", "[fd01::1]")))
+            assert status.mdns is not None and status.mdns.state == "off"
+            status = await loud.until(lambda now: now.mdns is not None and now.mdns.state == "silent")
+            assert status.mdns is not None and status.mdns.members == 0
+
+    play(check())

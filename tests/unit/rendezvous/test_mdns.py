@@ -1,0 +1,193 @@
+"""Which networks are joined and left, who is told of, what is said when nothing is heard; no real network."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from meshd.base.tasks import Owner, cancel_and_wait
+from meshd.identity.keys import PeerId
+from meshd.rendezvous import mdns as module
+from meshd.rendezvous.mdns import Mdns, find
+from meshd.rendezvous.mdns_neighbours import Neighbours
+from meshd.rendezvous.mdns_places import Place
+from meshd.rendezvous.mdns_text import NONCE_BYTES, Sign
+from meshd.wire.address import Candidate
+
+from tests.conformance.run import run, ticks, until
+from tests.unit.identity.cast import FOUNDER, MESH, WORKER
+
+
+class FakeNetwork:
+    """Stands for a network: the test says what is heard there."""
+
+    made: list["FakeNetwork"]
+    refuses: str = ""
+
+    def __init__(
+        self, place: Place, *, neighbours: Neighbours, news: asyncio.Event, sign: Sign | None, random: object
+    ) -> None:
+        self.place, self.neighbours, self.news, self.sign = place, neighbours, news, sign
+        self.is_up = False
+        self.failure = ""
+        self.said_goodbye = False
+        self.made.append(self)
+
+    async def serve(self) -> None:
+        if self.refuses:
+            self.failure = self.refuses
+            return
+        self.is_up = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_up = False
+            self.said_goodbye = True
+
+    def hear(self, peer: PeerId, host: str, *, name: str = "x", nonce: int = 1) -> None:
+        text = Sign.of(MESH, peer, nonce=bytes([nonce]) * NONCE_BYTES).encode()
+        where = (self.place.interface, name)
+        now = asyncio.get_running_loop().time()
+        if self.neighbours.saw(where, text, hosts=[host], port=7, own=self.place.hosts, now=now):
+            self.news.set()
+
+
+@pytest.fixture(autouse=True)
+def networks(monkeypatch: pytest.MonkeyPatch) -> list[FakeNetwork]:
+    made: list[FakeNetwork] = []
+    monkeypatch.setattr(FakeNetwork, "made", made, raising=False)
+    monkeypatch.setattr(FakeNetwork, "refuses", "")
+    monkeypatch.setattr(module, "Network", FakeNetwork)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    return made
+
+
+class Node:
+    """A node whose interfaces and peers the test changes."""
+
+    def __init__(self) -> None:
+        self.addresses: list[tuple[str, str]] = [("eth0", "192.168.1.9"), ("lo", "127.0.0.1")]
+        self.peers: list[PeerId] = [WORKER.peer]
+        self.found: list[tuple[PeerId, tuple[Candidate, ...]]] = []
+        self.mdns = Mdns(
+            mesh=MESH,
+            me=FOUNDER.peer,
+            addresses=lambda: self.addresses,
+            candidates=lambda: [Candidate(host, 7447) for _, host in self.addresses],
+            peers=lambda: self.peers,
+            found=self._told,
+            random=bytes,
+        )
+
+    def _told(self, peer: PeerId, candidates: Sequence[Candidate]) -> None:
+        self.found.append((peer, tuple(candidates)))
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Node]:
+    node = Node()
+    async with Owner() as owner:
+        task = owner.start(node.mdns.serve(), name="mdns")
+        yield node
+        await cancel_and_wait(task)
+
+
+def test_a_member_is_told_of_as_soon_as_it_is_heard(networks: list[FakeNetwork]) -> None:
+    async def main() -> None:
+        async with running() as node:
+            await until(lambda: node.mdns.status.networks == ("eth0",))
+            [network] = networks
+            assert network.sign is not None and network.sign.is_of_node(MESH, FOUNDER.peer)
+            network.hear(WORKER.peer, "192.168.1.4")
+            await until(lambda: node.found == [(WORKER.peer, (Candidate("192.168.1.4", 7),))])
+            assert node.mdns.status.members == 1 and node.mdns.status.heard
+
+    run(main())
+
+
+def test_networks_are_joined_and_left(networks: list[FakeNetwork]) -> None:
+    async def main() -> None:
+        async with running() as node:
+            await until(lambda: node.mdns.status.networks == ("eth0",))
+            node.addresses += [("wlan0", "10.0.0.3"), ("eth1", "10.1.0.3")]
+            await until(lambda: node.mdns.status.networks == ("eth0", "eth1", "wlan0"))
+            networks[0].hear(WORKER.peer, "192.168.1.4")
+            await until(lambda: len(node.found) == 1)
+            node.addresses = [("wlan0", "10.0.0.3"), ("eth1", "10.1.0.77")]
+            await until(lambda: len(networks) == 4 and len(node.mdns.status.networks) == 2)
+            gone = {network.place.interface for network in networks if network.said_goodbye}
+            assert gone == {"eth0", "eth1"}  # another address is another network
+            assert networks[3].place.hosts == ("10.1.0.77",)
+            assert node.mdns.status.members == 0
+        assert all(network.said_goodbye for network in networks)
+
+    run(main())
+
+
+def test_a_network_that_cannot_be_joined_is_tried_again_later(
+    networks: list[FakeNetwork], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(FakeNetwork, "refuses", "no such device")
+        async with running() as node:
+            await until(lambda: node.mdns.status.why == "eth0: no such device")
+            await ticks(20)
+            assert len(networks) == 1 and node.mdns.status.networks == ()
+            monkeypatch.setattr(FakeNetwork, "refuses", "")
+            monkeypatch.setattr(module, "AGAIN_SECONDS", 0.0)
+            await until(lambda: node.mdns.status.networks == ("eth0",))
+            assert node.mdns.status.why == ""
+
+    run(main())
+
+
+def test_silence_is_said_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with running() as node:
+            await until(lambda: node.mdns.status.networks == ("eth0",))
+            assert node.mdns.status.why == ""
+            monkeypatch.setattr(module, "SILENT_SECONDS", 0.0)
+            status = node.mdns.status
+            assert status.silent and "filters multicast" in status.why
+            node.addresses = []
+            await until(lambda: not node.mdns.status.networks)
+            assert node.mdns.status.why == ""  # nowhere to hear anybody
+
+    run(main())
+
+
+def test_a_peer_that_becomes_known_is_found_in_what_was_heard(networks: list[FakeNetwork]) -> None:
+    async def main() -> None:
+        async with running() as node:
+            node.peers = []
+            await until(lambda: len(networks) == 1)
+            networks[0].hear(WORKER.peer, "192.168.1.4")
+            await ticks(20)
+            assert node.found == []
+            node.peers = [WORKER.peer]
+            await until(lambda: len(node.found) == 1)
+
+    run(main())
+
+
+def test_a_joiner_finds_and_says_nothing(networks: list[FakeNetwork]) -> None:
+    async def look(seconds: float) -> tuple[Candidate, ...]:
+        return await find(
+            mesh=MESH,
+            peer=WORKER.peer,
+            addresses=lambda: [("eth0", "192.168.1.9")],
+            random=bytes,
+            seconds=seconds,
+        )
+
+    async def main() -> None:
+        async with Owner() as owner:
+            task = owner.start(look(30.0), name="find")
+            await until(lambda: len(networks) == 1)
+            assert networks[0].sign is None
+            networks[0].hear(WORKER.peer, "192.168.1.4")
+            assert await task == (Candidate("192.168.1.4", 7),)
+        assert networks[0].said_goodbye
+        assert await look(0.02) == ()
+
+    run(main())
