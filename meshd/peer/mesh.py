@@ -188,7 +188,7 @@ class PeerMesh:
             entry.connector.poke()
 
     def _woke(self, slept: float) -> None:
-        LOG.info("woke_up", slept_s=round(slept, 1))
+        LOG.info("woke_up", seconds=round(slept, 1))
         self.addresses_changed()
 
     def record_changed(self) -> None:

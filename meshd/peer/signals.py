@@ -164,7 +164,7 @@ class SignalService:
                 return  # it came by another way
             why = verdict.value
             self._tell(sender, signal.body.cookie)
-        LOG.info("signal_dropped", peer=sender.short, topic=signal.body.topic, why=why)
+        LOG.info("signal_dropped", peer=sender.short, kind=signal.body.topic, why=why)
 
     def _accept(self, signal: Signal, through: PeerId | None) -> None:
         body, sender = signal.body, signal.sender
