@@ -16,6 +16,7 @@ class UdpProxy:
         self._passing = {"up": True, "down": True}
         self._backs: dict[tuple[str, int], socket.socket] = {}
         self._dead: set[tuple[str, int]] = set()
+        self.most_bytes = 65536  # of one datagram; longer ones vanish
         self._front = socket.socket(self._family, socket.SOCK_DGRAM)
         self._front.setblocking(False)
         self._front.bind((host, 0))
@@ -29,7 +30,7 @@ class UdpProxy:
             except OSError:
                 return
             sender = sender[:2]
-            if sender in self._dead or not self._passing["up"]:
+            if sender in self._dead or not self._passing["up"] or len(data) > self.most_bytes:
                 continue
             with contextlib.suppress(OSError):
                 self._back_of(sender).send(data)
@@ -49,7 +50,7 @@ class UdpProxy:
                 data = back.recv(65536)
             except OSError:
                 return
-            if self._passing["down"]:
+            if self._passing["down"] and len(data) <= self.most_bytes:
                 with contextlib.suppress(OSError):
                     self._front.sendto(data, sender)
 
