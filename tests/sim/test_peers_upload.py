@@ -1,0 +1,59 @@
+"""--max-upload in whole nodes: what waits for the limit goes when its time has come; nothing else waits."""
+
+import asyncio
+
+import pytest
+from meshd.base.errors import EndOfStream
+from meshd.mux.upload import Upload
+from meshd.peer.interface import PeerState, Stream
+
+from tests.sim.loop import run
+from tests.sim.world import World
+
+RATE = 250_000.0
+SIZE = 2_500_000
+ANYBODY = lambda _member, _metadata: None  # noqa: E731
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_stream_takes_the_time_that_the_limit_wants(limited: bool) -> None:
+    async def main() -> None:
+        async with World() as world:
+            loop = asyncio.get_running_loop()
+            anna, bert = world.node("anna"), world.node("bert")
+            if limited:
+                anna.node.budget.upload = Upload(RATE)
+            anna.knows(bert)
+            bert.knows(anna)
+            for node in (anna, bert):
+                node.start()
+            await anna.sees(bert, PeerState.CONNECTED)
+            done: asyncio.Future[int] = loop.create_future()
+
+            async def collect(stream: Stream) -> None:
+                count = 0
+                try:
+                    while True:
+                        chunk = await stream.read()
+                        count += len(chunk)
+                        stream.consumed(len(chunk))
+                except EndOfStream:
+                    done.set_result(count)
+                    stream.write_eof()
+
+            bert.mesh.handle("sink", collect, allow=ANYBODY)
+            began = loop.time()
+            stream = anna.mesh.open_stream(bert.peer, "sink", metadata={}, bulk=True)
+            for _ in range(SIZE // 50_000):
+                await stream.write(bytes(50_000))
+            pinged = (await anna.mesh.ping(bert.peer, 5.0))[0]
+            stream.write_eof()
+            assert await done == SIZE
+            took = loop.time() - began
+            assert pinged < 0.1
+            if limited:
+                assert 0.9 * SIZE / RATE < took < 1.1 * SIZE / RATE
+            else:
+                assert took < 1.0
+
+    run(main())
