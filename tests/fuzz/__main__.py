@@ -8,7 +8,7 @@ import argparse
 import sys
 import time
 
-from tests.fuzz import channels, frames, network, punching, relays, routers, texts, trust
+from tests.fuzz import channels, frames, network, punching, quic, relays, routers, texts, trust
 from tests.fuzz.run import Found, Outcome, run_target
 from tests.fuzz.target import Target
 
@@ -21,6 +21,7 @@ TARGETS: tuple[Target, ...] = (
     *routers.TARGETS,
     *relays.TARGETS,
     *channels.TARGETS,
+    *quic.TARGETS,
 )
 DEFAULT_INPUTS = 1_000_000
 
