@@ -47,7 +47,7 @@ def _row(peer: PeerView) -> tuple[str, ...]:
         peer.name,
         peer.id[:10],
         peer.role,
-        f"away {in_time(peer.state_s or 0.0)}" if is_away(peer) else peer.state,
+        f"away {in_time(peer.state_s or 0.0)}" if is_away(peer) else "there" if peer.present else peer.state,
         "-" if link is None else f"{link.kind} {link.path} {link.remote}",
         "-" if link is None or link.rtt_ms is None else f"{link.rtt_ms:.2f} ms",
         "-" if link is None else in_bytes(link.sent_bytes),

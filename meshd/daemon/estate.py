@@ -18,6 +18,7 @@ from meshd.identity.record import LEFT, PeerRecord
 from meshd.link.proving import ProvenPipe, Standing
 from meshd.mux.config import NodeBudget
 from meshd.mux.events import Code
+from meshd.peer.crowd import Signer
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node, NodeFacts
 from meshd.rendezvous.book import AddressBook
@@ -94,6 +95,7 @@ class Estate:
             book=self.book,
             dialers=self.ways.dialers,
             chance=secrets.SystemRandom().random,
+            signer=Signer(key, membership.mesh),
         )
         self._inviter = Inviter(
             key=key,

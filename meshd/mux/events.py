@@ -20,6 +20,7 @@ class Code(IntEnum):
     LOST = 8  # the session ended under it
     BANNED = 9
     LEFT = 10  # of a Goodbye: the node has given up its membership
+    IDLE = 11  # of a Goodbye: nobody needs the session now; it is made again when somebody does
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,11 @@ class PeerConnection:
         return self._leader
 
     @property
+    def in_use(self) -> bool:
+        """True while a stream is open that is not of the mesh's own."""
+        return self._streams is not None and self._streams.in_use
+
+    @property
     def session_id(self) -> bytes:
         """Another one whenever streams could not survive; empty without a session."""
         return self._session_id if self._streams is not None else b""

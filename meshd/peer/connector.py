@@ -48,6 +48,7 @@ class Connector:
         self._wake = asyncio.Event()
         self._test = False
         self._stopped = False
+        self._wanted = True
         connection.on_links = self._wake.set
         connection.why_not_direct = self.why_not_direct
 
@@ -59,6 +60,17 @@ class Connector:
         self._schedule.changed(self._facts(), again=although_connected)
         self._test = self._test or although_connected
         self._wake.set()
+
+    @property
+    def wanted(self) -> bool:
+        """Is there to be a session? If not, nothing is dialled; what there is stays."""
+        return self._wanted
+
+    @wanted.setter
+    def wanted(self, wanted: bool) -> None:
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._wake.set()
 
     def stop(self) -> None:
         """This node leaves: dial no more."""
@@ -97,7 +109,7 @@ class Connector:
         return Facts(self._connection.present(), possible=possible, leads=self._connection.leads)
 
     def _plan(self) -> Plan:
-        if self._stopped:
+        if self._stopped or not self._wanted:
             return Plan(drop=tuple(index for index in self._tasks if index not in self._greeting))
         if self._test:
             self._test = False

@@ -58,6 +58,7 @@ class PeerStatus:
     last_error: str
     clock_offset: float | None  # their wall clock minus ours, seconds
     says_banned: str = ""  # its words when it holds this node for banned
+    present: bool = False  # without a session, but heard of a moment ago: connected when it is needed
     why_not_direct: str = ""  # one sentence, while a relay carries the data
 
 

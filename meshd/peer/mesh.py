@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshd.base import log
 from meshd.base.errors import Broken, MeshdError, RemoteProtocolError, UserError
@@ -14,7 +14,17 @@ from meshd.link.interface import Dialer, Link, LinkInfo, LinkKind
 from meshd.mux.events import Code
 from meshd.peer.connection import PeerConnection
 from meshd.peer.connector import Connector
-from meshd.peer.interface import Allow, Book, Handler, MetadataValue, PathStatus, PeerStatus, Stream
+from meshd.peer.crowd import Crowd, Signer
+from meshd.peer.interface import (
+    Allow,
+    Book,
+    Handler,
+    MetadataValue,
+    PathStatus,
+    PeerState,
+    PeerStatus,
+    Stream,
+)
 from meshd.peer.news import News
 from meshd.peer.node import Node, Service
 from meshd.peer.wake import boot_seconds, watch_sleep
@@ -22,6 +32,8 @@ from meshd.wire.hello import Hello
 from meshd.wire.news import NEWS_SERVICE
 
 MAX_PEERS = 256
+LOOK_SECONDS = 1.0  # how often a large mesh is looked at
+IDLE_SECONDS = 60.0  # without a stream, until a session that neither end keeps is ended
 FAREWELL_SECONDS = 3.0  # for the goodbye to a node that is dropped; then its links are cut
 LOG = log.get("peer")
 
@@ -36,6 +48,7 @@ class _Entry:
     connector: Connector
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     news_session: bytes = b""  # the session in which we opened the news stream
+    used_at: float = 0.0  # when it was wanted, or a stream was open, the last time that we looked
 
 
 class PeerMesh:
@@ -49,6 +62,7 @@ class PeerMesh:
         dialers: Sequence[Dialer],
         chance: Callable[[], float],
         boot: Callable[[], float] = boot_seconds,
+        signer: Signer | None = None,
     ) -> None:
         self._node = node
         self._book = book
@@ -58,7 +72,8 @@ class PeerMesh:
         self._peers: dict[PeerId, _Entry] = {}
         self._owner: Owner | None = None
         self._leaving = False
-        self._news = News(node, book, heard=self._heard)
+        self._crowd = Crowd(node=node, book=book, signer=signer, chance=chance)
+        self._news = News(node, book, self._crowd, heard=self._heard)
         node.on_link = self._link_made
         node.on_goodbye = self._said_goodbye
         node.on_bans = lambda _entries: self._drop_banned()
@@ -68,7 +83,16 @@ class PeerMesh:
 
     def peers(self) -> Sequence[PeerStatus]:
         """See Mesh; members that are only known from their record come as `known`."""
-        return [entry.connection.status() for entry in self._peers.values()]
+        return [self._shown(entry.connection.status()) for entry in self._peers.values()]
+
+    def _shown(self, status: PeerStatus) -> PeerStatus:
+        """Of a peer that is not connected because nobody needs it, news tell whether it is there."""
+        if not self._crowd.large or status.state not in (PeerState.KNOWN, PeerState.CONNECTING):
+            return status
+        if self._crowd.present(status.peer):
+            return replace(status, present=True)
+        heard = self._crowd.last_heard(status.peer)
+        return status if heard is None else replace(status, state=PeerState.LOST, since=heard)
 
     def member(self, peer: PeerId) -> Member | None:
         """See Mesh."""
@@ -82,6 +106,7 @@ class PeerMesh:
         entry = self._peers.get(peer)
         if entry is None:
             raise Broken(f"unknown peer {peer.short}")
+        self._demand(entry)
         return entry.connection.open_stream(service, metadata, bulk=bulk)
 
     def handle(self, service: str, handler: Handler, *, allow: Allow) -> None:
@@ -117,7 +142,35 @@ class PeerMesh:
         entry = self._peers.get(peer)
         if entry is None:
             raise Broken(f"unknown peer {peer.short}")
-        return await entry.connection.ping(within)
+        began = self._node.now()
+        await self._reach(entry, within)
+        return await entry.connection.ping(max(0.01, began + within - self._node.now()))
+
+    async def reach(self, peer: PeerId, within: float) -> None:
+        """Have a session with a member that is not connected because nobody needed it. Raises Broken."""
+        entry = self._peers.get(peer)
+        if entry is None:
+            raise Broken(f"unknown peer {peer.short}")
+        await self._reach(entry, within)
+
+    async def _reach(self, entry: _Entry, within: float) -> None:
+        """Returns at once where a session is kept anyway, connected or not."""
+        if entry.connector.wanted:
+            return
+        self._demand(entry)
+        try:
+            async with asyncio.timeout(within):
+                seen = -1
+                while not any(path.selected for path in entry.connection.status().paths):
+                    seen = await self._node.wait_changed(seen)
+        except TimeoutError:
+            why = entry.connection.last_error
+            raise Broken(f"not connected to {entry.connection.label}: {why or 'no link yet'}") from None
+
+    def _demand(self, entry: _Entry) -> None:
+        self._crowd.demand(entry.connection.peer)
+        entry.connector.wanted = True
+        entry.used_at = self._node.now()
 
     def find(self, text: str) -> PeerId:
         """A peer by its name, its id, or the beginning of its id. Raises UnknownPeer, or UserError when it
@@ -143,6 +196,8 @@ class PeerMesh:
         try:
             async with Owner() as owner:
                 self._owner = owner
+                self._crowd.tick(())
+                owner.start(self._keep_sessions(), name="sessions")
                 for peer in self._book.peers():
                     self.expect(peer)
                 await watch_sleep(self._woke, boot=self._boot)  # until cancelled
@@ -195,6 +250,21 @@ class PeerMesh:
         """Our own record is another one: tell everybody."""
         self._node.changed()
 
+    async def _keep_sessions(self) -> None:
+        """In a large mesh: keep few sessions, and end those that nobody needs."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._crowd.tick(self.reachable())
+            now = self._node.now()
+            for peer, entry in list(self._peers.items()):
+                entry.connector.wanted = self._crowd.wants(peer)
+                if entry.connection.in_use:
+                    self._crowd.demand(peer)
+                if entry.connector.wanted or entry.connection.in_use or not entry.connection.connected:
+                    entry.used_at = now
+                elif entry.connection.leads and now - entry.used_at >= IDLE_SECONDS:
+                    entry.connection.close(Code.IDLE, "nobody needs it now")
+
     def _entry(self, peer: PeerId) -> _Entry | None:
         entry = self._peers.get(peer)
         if entry is None:
@@ -208,7 +278,9 @@ class PeerMesh:
                 dialers=self._dialers,
                 chance=self._chance,
             )
-            entry = _Entry(connection, connector)
+            entry = _Entry(connection, connector, used_at=self._node.now())
+            self._crowd.tick(self.reachable())  # with one more member others may be next to us
+            connector.wanted = self._crowd.wants(peer)
             self._name_from_record(connection)
             self._peers[peer] = entry
             self._owner.start(self._live(entry), name=f"peer {peer.short}")
@@ -275,7 +347,8 @@ class PeerMesh:
             self._owner.start(self._news.talk(stream), name=f"news {peer.short}")
 
     def _said_goodbye(self, peer: PeerId, code: int) -> None:
-        LOG.info("peer_left", peer=peer.short, code=code)
+        if code != Code.IDLE:
+            LOG.info("peer_left", peer=peer.short, code=code)
         if code == Code.LEFT:
             self._drop(peer, Code.NONE, "it has left the mesh")
 

@@ -15,6 +15,7 @@ from meshd.mux.session import Session
 from meshd.peer.interface import MetadataValue
 from meshd.peer.node import Node, Service
 from meshd.peer.stream import MeshStream
+from meshd.wire.news import NEWS_SERVICE
 
 MAX_REASON = 200  # characters of a reset's reason
 LOG = log.get("peer")
@@ -43,6 +44,11 @@ class Streams:
         stream = self._add(stream_id, service, metadata)
         self._wake()
         return stream
+
+    @property
+    def in_use(self) -> bool:
+        """True while a stream is open that is not of the mesh's own."""
+        return any(stream.service != NEWS_SERVICE for stream in self._streams.values())
 
     def break_all(self, reason: str) -> None:
         """The session has ended under them."""

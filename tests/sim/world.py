@@ -19,6 +19,7 @@ from meshd.identity.revocation import RevocationSet, ban
 from meshd.link.interface import DialError, DialFailure, Link, LinkKind
 from meshd.link.proving import Standing
 from meshd.mux.config import MuxConfig, NodeBudget
+from meshd.peer.crowd import Signer
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node, NodeFacts
@@ -247,6 +248,7 @@ class WorldNode:
             dialers=tuple(self.dialers.values()),
             chance=lambda: 0.5,
             boot=lambda: node.now() + self.boot_ahead,
+            signer=Signer(self.key, self.world.root.mesh),
         )
         signals.attach(mesh)
         signals.topic("webrtc")  # what no kind of link asks for is dropped

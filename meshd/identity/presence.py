@@ -1,0 +1,57 @@
+"""Signs of life: "I was here", signed by a node, so small that all of a large mesh hear each other's.
+
+108 bytes: node, sequence number of its record, a count that goes up, signature. The pair (sequence, count)
+orders them; clocks do not. Who hears a new one knows that the node was there after the last one.
+"""
+
+import struct
+from dataclasses import dataclass
+
+from meshd.base.errors import RemoteProtocolError
+from meshd.identity.keys import SIGNATURE_BYTES, KeyPair, MeshId, PeerId, verify
+from meshd.wire.news import PRESENCE_BYTES
+
+_HEAD = struct.Struct(">32sQI")
+assert _HEAD.size + SIGNATURE_BYTES == PRESENCE_BYTES
+CONTEXT = "meshd presence v1"
+_MAX_SEQUENCE = (1 << 62) - 1  # as the records'
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """`signature` is over the mesh and the fields before it."""
+
+    peer: PeerId
+    sequence: int
+    count: int
+    signature: bytes
+
+    @classmethod
+    def sign(cls, key: KeyPair, *, mesh: MeshId, sequence: int, count: int) -> "Presence":
+        """One of this node's own."""
+        head = _HEAD.pack(key.peer.raw, sequence, count)
+        return cls(key.peer, sequence, count, key.sign(CONTEXT, mesh.raw + head))
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The greater is the newer, of one node's."""
+        return self.sequence, self.count
+
+    def holds(self, mesh: MeshId) -> bool:
+        """True when the node itself signed it for this mesh."""
+        head = _HEAD.pack(self.peer.raw, self.sequence, self.count)
+        return verify(self.peer, CONTEXT, mesh.raw + head, self.signature)
+
+    def to_bytes(self) -> bytes:
+        """108 bytes."""
+        return _HEAD.pack(self.peer.raw, self.sequence, self.count) + self.signature
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Presence":
+        """Read them; nothing is verified. Raises RemoteProtocolError (code `message`)."""
+        if len(data) != PRESENCE_BYTES:
+            raise RemoteProtocolError(f"a sign of life of {len(data)} bytes", code="message")
+        peer, sequence, count = _HEAD.unpack_from(data)
+        if sequence > _MAX_SEQUENCE:
+            raise RemoteProtocolError("a sign of life with a sequence number out of range", code="message")
+        return cls(PeerId(peer), sequence, count, data[_HEAD.size :])
