@@ -57,3 +57,35 @@ def test_a_stream_takes_the_time_that_the_limit_wants(limited: bool) -> None:
                 assert took < 1.0
 
     run(main())
+
+
+def test_a_message_on_an_idle_link_goes_when_its_time_has_come() -> None:
+    """Nothing comes from the peer meanwhile that would make this node look at the link."""
+
+    async def main() -> None:
+        async with World() as world:
+            loop = asyncio.get_running_loop()
+            anna, bert = world.node("anna"), world.node("bert")
+            upload = anna.node.budget.upload = Upload(RATE)
+            anna.knows(bert)
+            for node in (anna, bert):
+                node.start()
+            await anna.sees(bert, PeerState.CONNECTED)
+            arrived: asyncio.Future[float] = loop.create_future()
+
+            async def collect(stream: Stream) -> None:
+                await stream.read()
+                arrived.set_result(loop.time())
+                stream.write_eof()
+
+            bert.mesh.handle("sink", collect, allow=ANYBODY)
+            stream = anna.mesh.open_stream(bert.peer, "sink", metadata={})
+            await stream.accepted()
+            await asyncio.sleep(2.0)
+            upload.spend_control(100_000, loop.time())  # 50,000 too many
+            began = loop.time()
+            await stream.write(bytes(1000))
+            assert 0.19 < await arrived - began < 0.25
+            stream.write_eof()
+
+    run(main())
