@@ -175,7 +175,7 @@ class IceLinks(ABC):
 
     # --- dialling
 
-    async def dial(self, peer: PeerId, candidates: Sequence[Candidate]) -> ProvenLink:
+    async def dial(self, peer: PeerId, candidates: Sequence[Candidate] = ()) -> ProvenLink:
         """Meet the peer by signals; at most 10 s. The candidates of its record are not used.
 
         Raises Refused when the peer said why not, else DialError.

@@ -24,7 +24,7 @@ from meshd.link.sctp_inbox import MAX_WINDOW_BYTES, Inbox
 from meshd.link.sctp_outbox import Outbox
 
 INIT_SECONDS = 0.4  # before an unanswered INIT goes out again; eight times (aiortc: 3 s)
-PROBE_SIZES = (1332, 1404)  # packets; on IPv6 with UDP and DTLS 1417 and 1489 bytes: VPNs, PPPoE
+PROBE_SIZES = (1188, 1332, 1404)  # on IPv6 with UDP and DTLS 1273, 1417, 1489 bytes: its least, VPNs, PPPoE
 PROBE_SECONDS = (1.0, 5.0)  # before each repetition
 ACK_SECONDS = 0.02  # that an acknowledgement may wait for data to travel with
 ACK_CHUNKS = 16  # received without an acknowledgement, at most

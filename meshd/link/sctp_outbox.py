@@ -14,7 +14,7 @@ from itertools import islice
 from meshd.link.model_window import ModelWindow
 from meshd.link.sctp_packet import BINARY, DATA_OVERHEAD, MAX_GAPS, TSNS, SackBody, ahead
 
-MAX_PACKET_BYTES = 1189  # an IPv6 path of 1280 bytes, less IP, UDP and DTLS (as aiortc has it)
+FIRST_PACKET_BYTES = 1056  # with DTLS, UDP and IPv4 1121: passes tunnels in tunnels; then probes tell
 REORDER_PACKETS = 3
 MAX_REORDER_PACKETS = 64
 FIRST_PROBE_SECONDS = 0.5  # before any round trip was seen (RFC 6298 says 1)
@@ -48,7 +48,7 @@ class Outbox:
     def __init__(self, first_tsn: int, *, peer_window: int, payload_bytes: int = 0) -> None:
         self._first = first_tsn
         self._peer_window = peer_window
-        self.payload_bytes = payload_bytes or (MAX_PACKET_BYTES - DATA_OVERHEAD) // 4 * 4
+        self.payload_bytes = payload_bytes or (FIRST_PACKET_BYTES - DATA_OVERHEAD) // 4 * 4
         self.model = ModelWindow(self.payload_bytes)
         self.model.window = FIRST_FLIGHT_CHUNKS * self.payload_bytes
         self._backlog: deque[tuple[int, memoryview]] = deque()

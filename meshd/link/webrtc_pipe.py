@@ -32,7 +32,7 @@ class WebRtcPipe:
         self._receiving = self._sending = False
         self._since_breath = 0
         self._take: Callable[[bytes], bool] | None = None
-        session.on_lost = lambda: self._finish(Broken, "the path to the other side is gone")
+        session.on_lost = lambda: self._break("the path to the other side is gone")
         self._association.unread = lambda: self._unread
         self._association.on_bytes = self._arrived
         self._association.on_drained = self._writable.set
@@ -55,7 +55,12 @@ class WebRtcPipe:
         if clean:
             self._finish(EndOfStream, "the other side ended the link")
         else:
-            self._finish(Broken, "the other side dropped the connection")
+            self._break("the other side dropped the connection")
+
+    def _break(self, what: str) -> None:
+        """There is nobody to say farewell to: the sockets go at once, what was received stays."""
+        self._finish(Broken, what)
+        self._session.shut()
 
     def _finish(self, kind: type[MeshdError], what: str) -> None:
         self._end = self._end or (kind, what)
