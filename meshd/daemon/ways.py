@@ -32,6 +32,7 @@ from meshd.link.member_relay import MemberRelayLinks
 from meshd.link.outer_port import OuterPort
 from meshd.link.proving import Standing
 from meshd.link.punch import PunchLinks
+from meshd.link.punch_fit import worth_trying
 from meshd.link.quic import QuicDialer
 from meshd.link.quic_ice import QuicOverIce
 from meshd.link.relay import RelayLinks
@@ -107,6 +108,7 @@ class Ways:
         self.members = MemberRelayLinks(standing, passes_on=not links.no_relaying)
         self.dialers: list[Dialer] = []
         self._listeners: list[Listener] = []
+        self._searching: BirthdayLinks | None = None
         doorway.answer_as(standing, on_joiner)
         self._hosts = (lambda: ("127.0.0.1",)) if doorway.local_only else interfaces.hosts
         self._servers = (*(relay.place for relay in self.relays), *stun)
@@ -147,6 +149,7 @@ class Ways:
                 standing,
                 self.signals.topic("punch"),
                 servers=lambda: self._servers,
+                worth=lambda peer: worth_trying(self.surroundings.facts(), self._facts_of(peer)),
                 hosts=self._hosts() if local else None,
                 loopback=local,
             )
@@ -158,15 +161,14 @@ class Ways:
             self._listeners.append(self._doorway.quic)
         self._use(QuicOverIce(standing, self.signals.topic("quic"), self._servers, hosts=self._hosts))
         if not self._doorway.local_only:
-            self._use(
-                BirthdayLinks(
-                    standing,
-                    self.signals.topic("birthday"),
-                    servers=lambda: self._servers,
-                    facts=lambda: self.surroundings.facts(),  # noqa: PLW0108 - made after this
-                    facts_of=self._facts_of,
-                )
+            self._searching = BirthdayLinks(
+                standing,
+                self.signals.topic("birthday"),
+                servers=lambda: self._servers,
+                facts=lambda: self.surroundings.facts(),  # noqa: PLW0108 - made after this
+                facts_of=self._facts_of,
             )
+            self._use(self._searching)
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Where this node can be reached, as known now."""
@@ -187,6 +189,8 @@ class Ways:
     def addresses_changed(self) -> None:
         """This machine is in another network, or has slept."""
         self.surroundings.addresses_changed()
+        if self._searching is not None:
+            self._searching.addresses_changed()
         self.relay_client.addresses_changed()
 
     async def serve(self, mesh: PeerMesh) -> None:

@@ -160,6 +160,7 @@ class BirthdayLinks:
             sock, place = await self._search_theirs(talk, ask)
         except (MeshdError, OSError, Yielded) as error:
             _log.debug("search_failed", peer=talk.peer.short, why=str(error) or "timed out")
+            self._talks.refuse(talk, str(error))
             return
         finally:
             self._talks.over(talk)

@@ -39,8 +39,9 @@ Punched = tuple[TcpPipe, Proven, str]  # with the path, as in LinkInfo
 class PunchLinks:
     """Dialer and Listener in one: `serve` must run for either, it hears the signals of both.
 
-    `servers` gives STUN servers that answer over TCP as `host:port` (the relay, public members). `hosts` and
-    `loopback` are for tests on one machine: addresses to offer, and whether loopback may be connected to.
+    `servers` gives STUN servers that answer over TCP as `host:port` (the relay, public members). `worth`
+    says whether it is of any use to try a peer now (punch_fit.py). `hosts` and `loopback` are for nodes of
+    one machine: addresses to offer, and whether loopback may be connected to.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class PunchLinks:
         signals: Signals,
         *,
         servers: Callable[[], Sequence[str]],
+        worth: Callable[[PeerId], bool] = lambda _peer: True,
         hosts: Sequence[str] | None = None,
         loopback: bool = False,
     ) -> None:
         self._standing = standing
         self._servers = servers
+        self._worth = worth
         self._hosts = hosts
         self._loopback = loopback
         self._talks: Talks[Punching] = Talks(
@@ -84,6 +87,9 @@ class PunchLinks:
         sides dial at once, one of the two links is made: on the side with the lower id `serve` hands it on,
         and this raises DialError.
         """
+        if not self._worth(peer):
+            what = "the two NATs do not let a TCP connection be opened from both sides"
+            raise DialError(what, kind=LinkKind.TCP, failure=DialFailure.UNFIT)
         for last in [False] * (ROUNDS - 1) + [True]:
             try:
                 return await self._round(peer)
@@ -139,6 +145,7 @@ class PunchLinks:
             pipe, proven, path = await self._meet(talk)
         except (MeshdError, OSError, Yielded) as error:
             _log.debug("punch_failed", peer=talk.peer.short, why=str(error) or "timed out")
+            self._talks.refuse(talk, str(error))
             return
         finally:
             self._talks.over(talk)

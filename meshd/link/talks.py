@@ -136,6 +136,10 @@ class Talks(Generic[M]):
         for event in self._yielded.get(talk.peer, ()):
             event.set()
 
+    def refuse(self, talk: Talk[M | No], why: str) -> None:
+        """Tell the other side that its talk came to nothing, so that it waits no longer."""
+        self._say(talk.peer, No(attempt=talk.id, code="ended", text=why))
+
     async def given_way(self, peer: PeerId) -> DialError:
         """Wait for the end of the talk that ours has yielded to; what our dial raises then."""
         over = asyncio.Event()

@@ -66,6 +66,7 @@ PURE_FILES = frozenset(
         "meshd/peer/paths.py",
         "meshd/link/birthday_plan.py",
         "meshd/link/punch_attempts.py",
+        "meshd/link/punch_fit.py",
         "meshd/peer/attempts.py",
         "meshd/peer/standing.py",
         "meshd/peer/rates.py",

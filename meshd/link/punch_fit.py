@@ -1,0 +1,24 @@
+"""Whether two networks let TCP be punched, as far as both nodes' facts tell. Pure.
+
+Unknown facts are no reason against trying: an attempt is cheap, and a relay carries the data meanwhile.
+"""
+
+from meshd.wire.netfacts import Answer, Mapping, NetFacts, Tcp
+
+
+def worth_trying(mine: NetFacts | None, theirs: NetFacts | None) -> bool:
+    """False where no simultaneous open can work: nobody is to send SYNs in vain every half minute."""
+    if mine is None or theirs is None:
+        return True
+    if any(one.tcp in (Tcp.ONLY_443, Tcp.BLOCKED) for one in (mine, theirs)):
+        return False
+    if mine.ipv6 is theirs.ipv6 is Answer.YES:
+        return True
+    if mine.public_v4 and mine.public_v4 == theirs.public_v4:
+        return True  # perhaps in one LAN
+    return not (_hidden(mine, theirs) or _hidden(theirs, mine))
+
+
+def _hidden(one: NetFacts, other: NetFacts) -> bool:
+    """Nobody can tell where `one` will be seen, and `other` must know it in advance to let it in."""
+    return one.tcp_symmetric and other.tcp_mapping not in (Mapping.UNKNOWN, Mapping.NONE)
