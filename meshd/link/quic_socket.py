@@ -8,6 +8,7 @@ slow and works, but for those that are sent to find out what a path takes (`prob
 """
 
 import asyncio
+import contextlib
 import errno
 import socket
 import struct
@@ -17,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from meshd.base.errors import UserError
-from meshd.base.log import get
 from meshd.link.listening import PortTaken
 
 SOCKET_BUFFER_BYTES = 4 << 20  # asked of the kernel; the default of 208 KiB loses packets on a clean path
@@ -33,8 +33,6 @@ _IPV6_MTU_DISCOVER, _IPV6_RECVERR, _IPV6_RECVPKTINFO, _IPV6_PKTINFO = 23, 25, 49
 _PMTUDISC_DONT, _PMTUDISC_PROBE = 0, 3
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4) + socket.CMSG_SPACE(20)
 _NO_GSO = {errno.EIO, errno.EINVAL, errno.EMSGSIZE, errno.ENOPROTOOPT, errno.EOPNOTSUPP}
-
-_log = get("link")
 
 Address = tuple[str, int]  # host and port
 Ancillary = list[tuple[int, int, bytes]]
@@ -269,10 +267,8 @@ def _tune(sock: socket.socket, *, answers: bool) -> None:
         if answers and sock.getsockname()[0] in ("0.0.0.0", "::"):
             wanted.append((level, _IPV6_RECVPKTINFO if v6 else _IP_PKTINFO, 1))
     for level, name, value in wanted:
-        try:
+        with contextlib.suppress(OSError):  # an older kernel: slower, or fragmented by its own rules
             sock.setsockopt(level, name, value)
-        except OSError as error:
-            _log.debug("socket_option", option=name, why=(error.strerror or "").lower())
 
 
 def source_towards(family: int, address: Address) -> str:
