@@ -36,7 +36,8 @@ class Links:
         self._carriers: dict[int, Carrier] = {}
         self._next = 1
         self._pongs: dict[tuple[int, int], asyncio.Future[float]] = {}
-        self._why = ""
+        self._why = ""  # this link carries data:
+        self._why_of: int | None = None
         self._chooser = Chooser()
         self._chosen_for: Session | None = None
         self._suspects: set[int] = set()  # links that did not answer when they were tested
@@ -86,9 +87,12 @@ class Links:
         """Tell the session; its events, or None for a link that never was attached."""
         if self._carriers.pop(carrier.link_id, None) is None:
             return None
+        happened: list[Event] = []
+        if self._leads and carrier.session.data_link == carrier.link_id:
+            happened = self.choose(carrier.session)  # by our rules, before the session takes what is left
         self._rates.pop(carrier.link_id, None)
         self._suspects.discard(carrier.link_id)
-        return carrier.session.link_down(carrier.link_id, self._now())
+        return happened + carrier.session.link_down(carrier.link_id, self._now())
 
     # What is known of them.
 
@@ -146,8 +150,8 @@ class Links:
         if choice.link_id != status.data_link:
             happened = session.switch_to(choice.link_id, now)
             LOG.info("path_chosen", peer=self._peer.short, why=choice.why)
-        if choice.link_id != status.data_link or not self._why:
-            self._why = choice.why
+        if choice.link_id != self._why_of:
+            self._why, self._why_of = choice.why, choice.link_id
         for number in surplus(paths, choice.link_id, since=self._chooser.since, now=now):
             self._carriers[number].end("not needed beside another link")
         return happened

@@ -124,13 +124,16 @@ class Chooser:
     def choose(self, paths: Sequence[Path], current: int | None, now: float) -> Choice:
         """Pick the link for data among those attached; `current` is the one that carries it now, if any."""
         carrying = next((path for path in paths if path.link_id == current), None)
-        self._notice(paths, carrying, now)
+        ended = self._notice(paths, carrying, now)
         if not paths:
             return Choice(None, "no link")
         lively = [path for path in paths if not path.silent(now)]
         best = min(lively or paths, key=_preference)
         if carrying is None:
-            return self._take(best, f"first {best.label} link", now)
+            why = (
+                f"first {best.label} link" if ended is None else f"{best.label} is left, {ended.label} ended"
+            )
+            return self._take(best, why, now)
         if carrying.silent(now) and lively:
             self._died(carrying, now)
             quiet = now - carrying.last_heard
@@ -141,7 +144,7 @@ class Chooser:
             self._gained_at = now
             what = f"{carrying.cost() * 1000:.0f} to {best.cost() * 1000:.0f} ms an exchange"
             return self._take(best, f"{best.label} replaces {carrying.label}: from {what}", now)
-        return Choice(carrying.link_id, "best known")
+        return Choice(carrying.link_id, _left(carrying, ended) if ended else "best known")
 
     def _higher(self, best: Path, carrying: Path, lively: Sequence[Path], now: float) -> Choice:
         """`best` is of a better rank than what carries data."""
@@ -174,26 +177,31 @@ class Chooser:
         self._carrying, self._since = path, now
         return Choice(path.link_id, why)
 
-    def _notice(self, paths: Sequence[Path], carrying: Path | None, now: float) -> None:
-        """What happened since the last choice: the link that carried is gone, the session took another."""
+    def _notice(self, paths: Sequence[Path], carrying: Path | None, now: float) -> Path | None:
+        """What happened since the last choice. Returns the link that carried, if it is gone."""
         heard = self._heard_since
         self._heard_since = {p.link_id: heard.get(p.link_id, now) for p in paths if not p.silent(now)}
         if not paths:
             self._linked_at = None
         elif self._linked_at is None:
             self._linked_at = now
-        before = self._carrying
+        before, ended = self._carrying, None
         if before is not None and all(path.link_id != before.link_id for path in paths):
             self._died(before, now)
-            self._carrying = before = None
+            ended, self._carrying, before = before, None, None
         if carrying is not None and (before is None or before.link_id != carrying.link_id):
             self._carrying, self._since = carrying, now
         if before is not None and before.rank is not Rank.RELAYED and now - self._since >= MOVE_PAUSE:
             self._probation = 0.0  # a path that has held for so long is forgiven
+        return ended
 
     def _died(self, path: Path, now: float) -> None:
         if path.rank is not Rank.RELAYED and now - self._since < YOUNG:
             self._probation = min(max(PROBATION_FIRST, 2 * self._probation), PROBATION_MOST)
+
+
+def _left(path: Path, ended: Path) -> str:
+    return f"{path.label} is left, {ended.label} ended"
 
 
 def _preference(path: Path) -> tuple[Rank, float, float]:

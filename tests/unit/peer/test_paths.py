@@ -59,6 +59,14 @@ def test_the_first_link_carries_whatever_it_is() -> None:
     assert Chooser().choose([path(7, RELAY)], 7, NOW).why == "best known"
 
 
+def test_what_is_left_when_a_link_ends_is_chosen_by_the_same_rules() -> None:
+    chooser = Chooser()
+    every = [path(1, TCP), path(2, RELAY, rtt=0.001), path(3, WEBRTC, rtt=0.1)]
+    assert chooser.choose(every, None, NOW).link_id == 1
+    choice = chooser.choose(every[1:], None, NOW + 1)
+    assert (choice.link_id, choice.why) == (3, "webrtc is left, tcp ended")
+
+
 def test_relayed_becomes_direct_at_once_and_udp_becomes_tcp() -> None:
     chooser = Chooser()
     paths = [path(1, RELAY)]
