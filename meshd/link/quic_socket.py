@@ -8,7 +8,6 @@ slow and works, but for those that are sent to find out what a path takes (`prob
 """
 
 import asyncio
-import contextlib
 import errno
 import socket
 import struct
@@ -31,6 +30,7 @@ _SOL_UDP, _UDP_SEGMENT, _UDP_GRO = 17, 103, 104  # linux/udp.h
 _IP_PKTINFO, _IP_MTU_DISCOVER, _IP_RECVERR = 8, 10, 11  # linux/in.h
 _IPV6_MTU_DISCOVER, _IPV6_RECVERR, _IPV6_RECVPKTINFO, _IPV6_PKTINFO = 23, 25, 49, 50  # linux/in6.h
 _PMTUDISC_DONT, _PMTUDISC_PROBE = 0, 3
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h: beyond the limit, with CAP_NET_ADMIN
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4) + socket.CMSG_SPACE(20)
 _NO_GSO = {errno.EIO, errno.EINVAL, errno.EMSGSIZE, errno.ENOPROTOOPT, errno.EOPNOTSUPP}
 
@@ -255,20 +255,25 @@ def _run_end(datagrams: Sequence[bytes], at: int) -> int:
 
 def _tune(sock: socket.socket, *, answers: bool) -> None:
     sock.setblocking(False)
-    wanted = [
-        (socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES),
-        (socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES),
-    ]
+    for force, plain in ((_SO_RCVBUFFORCE, socket.SO_RCVBUF), (_SO_SNDBUFFORCE, socket.SO_SNDBUF)):
+        if not (_ON_LINUX and _set(sock, socket.SOL_SOCKET, force, SOCKET_BUFFER_BYTES)):
+            _set(sock, socket.SOL_SOCKET, plain, SOCKET_BUFFER_BYTES)  # as much as `rmem_max` allows
     if _ON_LINUX:
-        wanted.append((_SOL_UDP, _UDP_GRO, 1))
+        _set(sock, _SOL_UDP, _UDP_GRO, 1)
         v6 = sock.family == socket.AF_INET6
         level = socket.IPPROTO_IPV6 if v6 else socket.IPPROTO_IP
-        wanted.append((level, _IPV6_MTU_DISCOVER if v6 else _IP_MTU_DISCOVER, _PMTUDISC_DONT))
+        _set(sock, level, _IPV6_MTU_DISCOVER if v6 else _IP_MTU_DISCOVER, _PMTUDISC_DONT)
         if answers and sock.getsockname()[0] in ("0.0.0.0", "::"):
-            wanted.append((level, _IPV6_RECVPKTINFO if v6 else _IP_PKTINFO, 1))
-    for level, name, value in wanted:
-        with contextlib.suppress(OSError):  # an older kernel: slower, or fragmented by its own rules
-            sock.setsockopt(level, name, value)
+            _set(sock, level, _IPV6_RECVPKTINFO if v6 else _IP_PKTINFO, 1)
+
+
+def _set(sock: socket.socket, level: int, name: int, value: int) -> bool:
+    """False where the kernel does not know the option, or does not allow it."""
+    try:
+        sock.setsockopt(level, name, value)
+    except OSError:
+        return False
+    return True
 
 
 def source_towards(family: int, address: Address) -> str:
