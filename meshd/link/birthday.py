@@ -92,6 +92,11 @@ class BirthdayLinks:
         """This machine is in another network: what did not work may work now."""
         self._patience.forget()
 
+    @property
+    def searches(self) -> int:
+        """Of other nodes, that this one takes part in now."""
+        return self._searches
+
     async def dial(self, peer: PeerId, candidates: Sequence[Candidate] = ()) -> Link:
         """Search a way to `peer`, if these two networks want one; its candidates are not needed.
 

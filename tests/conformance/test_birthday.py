@@ -1,0 +1,263 @@
+"""A search for ports between two nodes of one machine: who asks for it, who gives way, what is left behind.
+
+Nothing filters here, so that openings come through at once; the odds are the matter of other tests.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from meshd.base.errors import Refused
+from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
+from meshd.link import birthday, birthday_sockets
+from meshd.link.birthday import BirthdayLinks
+from meshd.link.interface import DialError, DialFailure, Link, LinkKind
+from meshd.wire import birthday as words
+from meshd.wire.birthday import Ask, Opened, decode, encode
+from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
+from meshd.wire.punching import No
+from meshd.wire.stun import Endpoint
+
+from tests.conformance.data_channel import Post
+from tests.conformance.links import serving
+from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.run import run, ticks, until
+from tests.unit.link.test_stun import udp_server
+
+RESTRICTED = NetFacts(udp=Udp.WORKS, mapping=Mapping.INDEPENDENT, filtering=Filtering.ADDRESS_PORT)
+SYMMETRIC = NetFacts(udp=Udp.WORKS, mapping=Mapping.ADDRESS_PORT, ports=Ports.COUNTING, udp_step=1)
+
+
+@pytest.fixture(autouse=True)
+def _loopback_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "is_outer", lambda place: True)
+    monkeypatch.setattr(birthday, "is_outer", lambda place: True)
+
+
+@dataclass
+class Pair:
+    """Two nodes; `low` has the lower id and the symmetric NAT."""
+
+    post: Post
+    low: Node
+    high: Node
+    low_links: BirthdayLinks
+    high_links: BirthdayLinks
+    low_accepted: asyncio.Queue[Link]
+    high_accepted: asyncio.Queue[Link]
+
+
+@contextlib.asynccontextmanager
+async def pair(
+    *, low_facts: NetFacts = SYMMETRIC, high_facts: NetFacts = RESTRICTED, servers: int = 1
+) -> AsyncIterator[Pair]:
+    mesh, post = TestMesh(), Post()
+    low, high = sorted((mesh.node(), mesh.node()), key=lambda node: node.peer)
+    async with udp_server() as server:
+        places = [str(server.endpoint)] * servers
+
+        def links(node: Node, mine: NetFacts, theirs: NetFacts) -> BirthdayLinks:
+            return BirthdayLinks(
+                node.now,
+                post.signals(node.peer),
+                servers=lambda: places,
+                facts=lambda: mine,
+                facts_of=lambda _: theirs,
+            )
+
+        low_links = links(low, low_facts, RESTRICTED)
+        high_links = links(high, high_facts, SYMMETRIC)
+        async with serving(low_links) as (low_accepted, _), serving(high_links) as (high_accepted, _):
+            yield Pair(post, low, high, low_links, high_links, low_accepted, high_accepted)
+
+
+async def outcome(links: BirthdayLinks, peer: PeerId) -> Link | DialError | Refused:
+    try:
+        return await links.dial(peer)
+    except (DialError, Refused) as error:
+        return error
+
+
+def test_either_side_may_dial() -> None:
+    async def work() -> None:
+        async with pair() as ends:
+            for links, peer, accepted in (
+                (ends.low_links, ends.high.peer, ends.high_accepted),
+                (ends.high_links, ends.low.peer, ends.low_accepted),
+            ):
+                link = await links.dial(peer)
+                other = await accepted.get()
+                assert link.info.kind is other.info.kind is links.kind is LinkKind.QUIC
+                assert link.info.path == other.info.path == "punched"
+                assert (link.info.dialled, other.info.dialled) == (True, False)
+                await link.send([b"there"])
+                assert await other.receive() == b"there"
+                await other.send([b"and back"])
+                assert await link.receive() == b"and back"
+                await link.aclose()
+            assert links.candidates() == ()
+
+    run(work())
+
+
+def test_two_that_dial_each_other_have_one_link() -> None:
+    async def work() -> None:
+        async with pair() as ends:
+            for _ in range(3):
+                async with Owner() as owner:
+                    by_low = owner.start(outcome(ends.low_links, ends.high.peer), name="low")
+                    by_high = owner.start(outcome(ends.high_links, ends.low.peer), name="high")
+                error, link = by_low.result(), by_high.result()
+                assert isinstance(error, DialError)
+                assert not isinstance(link, DialError | Refused)
+                await link.send([b"one link"])
+                assert await (await ends.low_accepted.get()).receive() == b"one link"
+                assert ends.high_accepted.empty()
+                await link.aclose()
+
+    run(work())
+
+
+def test_networks_that_want_no_search_are_left_alone() -> None:
+    async def work() -> None:
+        sent: list[bytes] = []
+        async with pair(low_facts=RESTRICTED) as ends:
+
+            def note(payload: bytes) -> bytes:
+                sent.append(payload)
+                return payload
+
+            ends.post.tamper = note
+            error = await outcome(ends.low_links, ends.high.peer)
+            assert isinstance(error, DialError)
+            assert error.failure is DialFailure.UNFIT
+            assert not sent
+
+    run(work())
+
+
+def test_the_other_side_goes_by_its_own_facts() -> None:
+    """What a record says may be old: who answers decides anew, and says so at once."""
+
+    async def work() -> None:
+        async with pair(high_facts=replace(RESTRICTED, mapping=Mapping.NONE)) as ends:
+            error = await outcome(ends.low_links, ends.high.peer)
+            assert isinstance(error, DialError)
+            assert "do not want a search" in error.what
+
+    run(work())
+
+
+def test_after_a_search_in_vain_there_is_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(birthday, "WORD_SECONDS", 0.05)
+
+    async def work() -> None:
+        async with pair() as ends:
+            ends.post.tamper = lambda payload: b""
+            error = await outcome(ends.low_links, ends.high.peer)
+            assert isinstance(error, DialError)
+            assert error.failure is DialFailure.TIMEOUT
+            ends.post.tamper = lambda payload: payload
+            error = await outcome(ends.low_links, ends.high.peer)
+            assert isinstance(error, DialError)
+            assert error.failure is DialFailure.UNFIT
+            ends.low_links.addresses_changed()
+            await (await ends.low_links.dial(ends.high.peer)).aclose()
+
+    run(work())
+
+
+@pytest.mark.parametrize("dials", ["low", "high"])
+def test_without_a_server_no_port_is_known(dials: str) -> None:
+    async def work() -> None:
+        async with pair(servers=0) as ends:
+            links, peer = (
+                (ends.low_links, ends.high.peer) if dials == "low" else (ends.high_links, ends.low.peer)
+            )
+            error = await outcome(links, peer)
+            assert isinstance(error, DialError)
+            assert "no STUN server answers" in error.what
+
+    run(work())
+
+
+def test_a_refusal_of_the_peer_is_told_as_such() -> None:
+    async def work() -> None:
+        async with pair() as ends:
+            ends.high.ban(ends.low.peer)
+            error = await outcome(ends.low_links, ends.high.peer)
+            assert isinstance(error, Refused)
+            assert error.code == "banned"
+
+    run(work())
+
+
+def test_a_key_that_was_changed_on_the_way_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(birthday, "SEARCH_SECONDS", 1.0)
+    monkeypatch.setattr(birthday_sockets, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(birthday, "ports_to_try", lambda opened, seed: iter(range(2000, 2050)))
+
+    def other_key(payload: bytes) -> bytes:
+        word = decode(payload)
+        return encode(replace(word, key=bytes(32))) if isinstance(word, Ask) else payload
+
+    async def work() -> None:
+        async with pair() as ends:
+            ends.post.tamper = other_key
+            for links, peer in ((ends.low_links, ends.high.peer), (ends.high_links, ends.low.peer)):
+                assert isinstance(await outcome(links, peer), DialError)
+            assert ends.low_accepted.empty()
+            assert ends.high_accepted.empty()
+
+    run(work())
+
+
+def test_no_more_searches_than_two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with pair() as ends:
+            signals = ends.post.signals(PeerId(b"x" * 32))
+            for number in range(4):
+                ask = Ask(attempt=bytes([number]) * 16, key=bytes(32), facts=SYMMETRIC)
+                await signals.send(ends.high.peer, encode(ask))
+            said: list[words.Birthday] = []
+            while len(said) < 4:
+                said.append(decode((await signals.receive())[1]))
+            refused = [word for word in said if isinstance(word, No)]
+            assert [word.text for word in refused] == ["too many searches at once"] * 2
+            places: Sequence[Endpoint] = [word.place for word in said if isinstance(word, words.Here)]
+            assert len(set(places)) == 2
+            assert not [word for word in said if isinstance(word, Opened)]
+            for number in range(4):
+                await signals.send(ends.high.peer, encode(No(attempt=bytes([number]) * 16, code="ended")))
+            await (await ends.low_links.dial(ends.high.peer)).aclose()
+
+    run(work())
+
+
+@pytest.mark.parametrize("dials", ["low", "high"])
+def test_cancelled_anywhere_it_leaves_nothing(dials: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(birthday, "LINK_SECONDS", 0.2)  # the other side waits so long for the dialler's QUIC
+
+    async def work() -> None:
+        async with pair() as ends:
+            links, peer = (
+                (ends.low_links, ends.high.peer) if dials == "low" else (ends.high_links, ends.low.peer)
+            )
+            await (await links.dial(peer)).aclose()
+            turns = 0
+            while True:
+                dialling = asyncio.get_running_loop().create_task(links.dial(peer))
+                await ticks(turns)
+                if dialling.done():
+                    await (await dialling).aclose()
+                    break
+                dialling.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await (await dialling).aclose()
+                await until(lambda: not ends.low_links.searches + ends.high_links.searches)
+                turns += 1 if turns < 30 else turns // 6
+
+    run(work())
