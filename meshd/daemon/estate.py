@@ -98,6 +98,7 @@ class Estate:
             signer=Signer(key, membership.mesh),
         )
         self._inviter = Inviter(
+        self.node.on_wake = self.ways.addresses_changed  # the mesh tests and dials by itself
             key=key,
             membership=membership,
             book=self.invites,
@@ -150,6 +151,7 @@ class Estate:
             self._record = self._sign_record()
             self.mesh.record_changed()
 
+            self.mesh.nat_changed()
     def addresses_changed(self) -> None:
         """Say so in the record, to the peers, and look at every link."""
         self.ways.addresses_changed()

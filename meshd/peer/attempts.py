@@ -15,7 +15,7 @@ from meshd.peer.paths import RELAYED, Rank, fragile, rank_of
 # Seconds after the first dial of a race. TCP wins wherever it works, and the UDP kinds load heavy libraries:
 # they begin when a near peer would have answered. What needs signals first begins while the plain dial runs.
 _DELAY = {LinkKind.TCP: 0.0, LinkKind.RELAY: 0.0, LinkKind.WEBRTC: 0.15, LinkKind.QUIC: 0.2}
-_SECOND_DELAY = {LinkKind.TCP: 0.1, LinkKind.RELAY: 0.1, LinkKind.WEBRTC: 0.15, LinkKind.QUIC: 0.3}
+_LATER_DELAY = {LinkKind.TCP: 0.1, LinkKind.RELAY: 0.1, LinkKind.WEBRTC: 0.15, LinkKind.QUIC: 0.3}
 
 RETRY = Backoff(first=0.2, factor=1.8, most=15.0)
 # A peer that says no will most likely say it again: a ban, a full node, another version.
@@ -35,17 +35,17 @@ LONG_LIFE = 60.0  # seconds; after a link that lived so long a refusal is forgot
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A dialler. `second`: not the first of its kind, and with more trouble: punched TCP beside plain TCP,
-    QUIC over ICE beside plain QUIC, a relaying member beside relays. `spare`: WebRTC takes the same path."""
+    """A dialler, the `nth` of its kind in the order of trouble: plain TCP, punched TCP; plain QUIC, QUIC over
+    ICE, QUIC by a search for ports; relays, a relaying member. `spare`: WebRTC takes the same path."""
 
     kind: LinkKind
-    second: bool = False
+    nth: int = 0
     spare: bool = False
 
     @property
     def delay(self) -> float:
         """Seconds after a race begins."""
-        return (_SECOND_DELAY if self.second else _DELAY)[self.kind]
+        return (_LATER_DELAY if self.nth else _DELAY)[self.kind]
 
     @property
     def rank(self) -> Rank:
@@ -55,7 +55,7 @@ class Way:
     @property
     def together(self) -> bool:
         """Do both sides begin it together, told by signals?"""
-        return self.kind is LinkKind.WEBRTC or (self.second and self.kind is not LinkKind.RELAY)
+        return self.kind is LinkKind.WEBRTC or (self.nth > 0 and self.kind is not LinkKind.RELAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,9 @@ class Plan:
 
 def ways(kinds: Sequence[LinkKind]) -> tuple[Way, ...]:
     """The ways of diallers of these kinds, in their order."""
-    found = (Way(kind, second=kind in kinds[:index]) for index, kind in enumerate(kinds))
-    spare = LinkKind.WEBRTC in kinds
-    return tuple(replace(way, spare=spare and way.second and way.kind is LinkKind.QUIC) for way in found)
+    found = (Way(kind, kinds[:index].count(kind)) for index, kind in enumerate(kinds))
+    spare = Way(LinkKind.QUIC, 1) if LinkKind.WEBRTC in kinds else None
+    return tuple(replace(way, spare=way == spare) for way in found)
 
 
 def wish(way: Way, facts: Facts) -> Backoff | None:

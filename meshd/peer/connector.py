@@ -182,8 +182,8 @@ class Connector:
         self._tasks.pop(index, None)
         connection = self._connection
         failure = error.failure if isinstance(error, DialError) else None
-        second = self._schedule.ways[index].second
-        self._failed[index] = Failed(dialer.kind, second, failure, error.what)
+        nth = self._schedule.ways[index].nth
+        self._failed[index] = Failed(dialer.kind, nth, failure, error.what)
         refused = isinstance(error, Refused)  # a peer that broke the rules: see take_fault
         self._schedule.failed(index, self._node.now(), self._chance(), refused=refused)
         if not connection.connected and (refused or index == min(self._failed)):

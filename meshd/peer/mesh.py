@@ -244,6 +244,7 @@ class PeerMesh:
 
     def _woke(self, slept: float) -> None:
         LOG.info("woke_up", seconds=round(slept, 1))
+        self._node.on_wake()
         self.addresses_changed()
 
     def record_changed(self) -> None:

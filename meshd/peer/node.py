@@ -62,6 +62,7 @@ class Node:
     on_link: Callable[[PeerId, Hello, LinkInfo], None] = lambda _peer, _hello, _info: None
     on_goodbye: Callable[[PeerId, int], None] = lambda _peer, _code: None
     why_not_direct: Callable[[NetFacts | None, str], str] = plain_why  # the peer's network, the last error
+    on_wake: Callable[[], None] = lambda: None  # this node slept: ports, mappings and relays may be gone
     on_bans: Callable[[Sequence[bytes]], None] = lambda _entries: None
     version: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -5,20 +5,20 @@ from dataclasses import dataclass
 
 from meshd.link.interface import DialFailure, LinkKind
 
-_SECOND = {
-    LinkKind.TCP: "punched tcp",
-    LinkKind.QUIC: "quic over ice",
-    LinkKind.WEBRTC: "webrtc",
-    LinkKind.RELAY: "a relaying member",
+_NAMES = {
+    LinkKind.TCP: ("tcp", "punched tcp"),
+    LinkKind.QUIC: ("quic", "quic over ice", "quic by a search for ports"),
+    LinkKind.WEBRTC: ("webrtc",),
+    LinkKind.RELAY: ("relay", "a relaying member"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """How the last attempt of one way ended; `second`: not the first of its kind. `what` is for people."""
+    """How the last attempt of one way ended; `nth` of its kind: see attempts.py. `what` is for people."""
 
     kind: LinkKind
-    second: bool
+    nth: int
     failure: DialFailure | None
     what: str
 
@@ -34,7 +34,8 @@ def last_error(failed: Mapping[int, Failed]) -> str:
 
 
 def _told(one: Failed) -> str:
-    name = _SECOND[one.kind] if one.second else str(one.kind)
+    names = _NAMES[one.kind]
+    name = names[min(one.nth, len(names) - 1)]
     match one.failure:
         case DialFailure.TIMEOUT:
             return f"{name} gets no answer"

@@ -23,7 +23,7 @@ from meshd.peer.attempts import (
 
 TCP, WEBRTC, QUIC, RELAY = LinkKind.TCP, LinkKind.WEBRTC, LinkKind.QUIC, LinkKind.RELAY
 KINDS = (TCP, TCP, RELAY, WEBRTC, QUIC)
-EVERY = (TCP, TCP, QUIC, QUIC, WEBRTC, RELAY, RELAY)  # as a daemon has them
+EVERY = (TCP, TCP, QUIC, QUIC, QUIC, WEBRTC, RELAY, RELAY)  # as a daemon has them
 ALL = ways(KINDS)
 NOW = 1000.0
 NONE = Facts(())
@@ -49,7 +49,7 @@ def started(schedule: Schedule, facts: Facts, now: float) -> tuple[int, ...]:
 
 
 def test_tcp_and_relay_start_at_once_the_dearer_ones_a_little_later() -> None:
-    assert [way.second for way in ALL] == [False, True, False, False, False]
+    assert [way.nth for way in ALL] == [0, 1, 0, 0, 0]
     schedule = Schedule(ALL)
     assert started(schedule, NONE, NOW) == (0, 2)
     assert schedule.plan(NONE, NOW).at == NOW + 0.1
@@ -110,12 +110,12 @@ def test_wishes_beside_what_there_is() -> None:
 
 def test_of_two_of_a_kind_the_second_begins_later_and_patiently() -> None:
     found = ways(EVERY)
-    assert [way.second for way in found] == [False, True, False, True, False, False, True]
-    assert [way.delay for way in found] == [0.0, 0.1, 0.2, 0.3, 0.15, 0.0, 0.1]
-    assert [way.together for way in found] == [False, True, False, True, True, False, False]
+    assert [way.nth for way in found] == [0, 1, 0, 1, 2, 0, 0, 1]
+    assert [way.delay for way in found] == [0.0, 0.1, 0.2, 0.3, 0.3, 0.15, 0.0, 0.1]
+    assert [way.together for way in found] == [False, True, False, True, True, True, False, False]
     relayed = facts(present(RELAY))
     assert [wish(way, relayed) for way in found] == [
-        *(UPGRADE, UPGRADE, UPGRADE, UPGRADE_SPARE, UPGRADE),
+        *(UPGRADE, UPGRADE, UPGRADE, UPGRADE_SPARE, UPGRADE, UPGRADE),
         *(None, None),
     ]
     assert wish(ways((QUIC, QUIC))[1], relayed) is UPGRADE  # without WebRTC it is the only one

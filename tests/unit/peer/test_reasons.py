@@ -6,16 +6,19 @@ from meshd.peer.reasons import Failed, last_error, plain_why
 
 def test_every_direct_way_is_named_and_the_relay_is_not() -> None:
     failed = {
-        4: Failed(LinkKind.WEBRTC, False, DialFailure.TIMEOUT, "x"),
-        0: Failed(LinkKind.TCP, False, DialFailure.REFUSED, "x"),
-        1: Failed(LinkKind.TCP, True, DialFailure.UNREACHABLE, "no route to `10.0.0.9`"),
-        2: Failed(LinkKind.RELAY, False, DialFailure.TIMEOUT, "x"),
-        3: Failed(LinkKind.QUIC, True, DialFailure.WRONG_PEER, "x"),
-        5: Failed(LinkKind.RELAY, True, None, "x"),
+        4: Failed(LinkKind.WEBRTC, 0, DialFailure.TIMEOUT, "x"),
+        0: Failed(LinkKind.TCP, 0, DialFailure.REFUSED, "x"),
+        1: Failed(LinkKind.TCP, 1, DialFailure.UNREACHABLE, "no route to `10.0.0.9`"),
+        2: Failed(LinkKind.RELAY, 0, DialFailure.TIMEOUT, "x"),
+        3: Failed(LinkKind.QUIC, 1, DialFailure.WRONG_PEER, "x"),
+        6: Failed(LinkKind.QUIC, 2, DialFailure.TIMEOUT, "x"),
+        7: Failed(LinkKind.QUIC, 0, DialFailure.UNFIT, "x"),
+        5: Failed(LinkKind.RELAY, 1, None, "x"),
     }
     assert last_error(failed) == (
         "tcp is refused at the peer's addresses, punched tcp: no route to `10.0.0.9`, "
-        "quic over ice meets another node at the peer's addresses, webrtc gets no answer"
+        "quic over ice meets another node at the peer's addresses, webrtc gets no answer, "
+        "quic by a search for ports gets no answer"
     )
     assert last_error({}) == ""
 
