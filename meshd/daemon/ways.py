@@ -50,6 +50,7 @@ from meshd.wire.netfacts import CAPABILITY, NetFacts
 
 NEARBY_SECONDS = 5.0
 ACCEPT_SECONDS = 120.0  # for which the joiner of a reply code is let in
+MAX_MEMBERS_ASKED = 4  # of those that have a public address, how a port of ours is seen
 BOX_SECONDS = 0.5  # how often the invites are looked at: a fresh token is pasted in a moment
 LOG = log.get("daemon")
 
@@ -148,7 +149,7 @@ class Ways:
             PunchLinks(
                 standing,
                 self.signals.topic("punch"),
-                servers=lambda: self._servers,
+                servers=self._tcp_servers,
                 worth=lambda peer: worth_trying(self.surroundings.facts(), self._facts_of(peer)),
                 hosts=self._hosts() if local else None,
                 loopback=local,
@@ -282,6 +283,18 @@ class Ways:
                 continue
         return tuple(hints)
 
+    def _tcp_servers(self) -> tuple[str, ...]:
+        """Who tells how a TCP port of ours is seen: relays, public members, STUN servers (few speak TCP)."""
+        relays = tuple(relay.place for relay in self.relays)
+        records = self._book.records() if not self._doorway.local_only else ()
+        members = [
+            candidate.place
+            for record in records
+            for candidate in record.candidates
+            if not record.has_left and _answers_stun(candidate)
+        ]
+        return (*relays, *members[:MAX_MEMBERS_ASKED], *self._servers[len(relays) :])
+
     def _facts_of(self, peer: PeerId) -> NetFacts | None:
         record = self._book.record(peer)
         try:
@@ -294,6 +307,12 @@ class Ways:
         if self._doorway.quic is not None:
             ports.append(("udp", self._doorway.quic.port))
         return ports
+
+
+def _answers_stun(candidate: Candidate) -> bool:
+    """Whether it may be the mesh port of a member that can be reached from anywhere, in IPv4."""
+    public = candidate.ip.is_global and candidate.kind in ("host", "mapped")
+    return public and candidate.proto == "tcp" and not candidate.is_v6
 
 
 def read_relays(config: Config) -> tuple[RelayHint, ...]:
