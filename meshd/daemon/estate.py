@@ -97,8 +97,8 @@ class Estate:
             chance=secrets.SystemRandom().random,
             signer=Signer(key, membership.mesh),
         )
-        self._inviter = Inviter(
         self.node.on_wake = self.ways.addresses_changed  # the mesh tests and dials by itself
+        self._inviter = Inviter(
             key=key,
             membership=membership,
             book=self.invites,
@@ -150,8 +150,8 @@ class Estate:
         if self._record_is_old():
             self._record = self._sign_record()
             self.mesh.record_changed()
-
             self.mesh.nat_changed()
+
     def addresses_changed(self) -> None:
         """Say so in the record, to the peers, and look at every link."""
         self.ways.addresses_changed()
