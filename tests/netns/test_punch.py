@@ -3,12 +3,14 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from meshd.link.interface import Signals
 from meshd.link.punch import PunchLinks
 
 from tests.conformance.nodes import Node
+from tests.netns.agent import Settings, agent
 from tests.netns.ends import Tries, dial_often
 from tests.netns.nat import Nat
 from tests.netns.programs import stun_on
@@ -104,3 +106,22 @@ def test_a_slow_line_that_loses_packets(world: World) -> None:
     with stun_on(world.public("server")) as (server, *_):
         seen = punch(near, far, [server], tries=5, delay=0.05)
     assert len(seen.paths) == 5, seen.errors
+
+
+def test_a_public_member_is_server_enough(world: World, tmp_path: Path) -> None:
+    """No relay, no STUN server: the founder tells two homes how they are seen, and hands signals on."""
+    founder = world.public("founder")
+    homes = [world.router("one", Nat.PORT_NOT_KEPT), world.router("two", Nat.PORT_NOT_KEPT)]
+    with agent(founder.space, tmp_path / "founder", Settings(name="founder")) as far:
+        one = Settings(name="one", join=far.token, kinds=("tcp",))
+        two = Settings(name="two", join=far.token, kinds=("tcp",))
+        with (
+            agent(homes[0].host("host").space, tmp_path / "one", one) as first,
+            agent(homes[1].host("host").space, tmp_path / "two", two) as second,
+        ):
+            first.connected(count=2)
+            second.connected(count=2)
+            [other] = [peer for peer in first.peers() if peer["name"] == "two"]
+            links = other["links"]
+            assert isinstance(links, list)
+            assert {(link["kind"], link["path"]) for link in links} == {("tcp", "punched")}
