@@ -32,7 +32,13 @@ def say(*words: object) -> None:
     sys.stdout.flush()
 
 
+def be_patient() -> None:
+    """A loaded machine is no fault: asyncio's debug mode is on for leaks, not for slow steps."""
+    asyncio.get_running_loop().slow_callback_duration = 60.0
+
+
 async def announce(mesh: str, me: str, port: int, peers: Sequence[str]) -> None:
+    be_patient()
     names = {peer_of(word): word for word in peers}
     mdns = Mdns(
         mesh=mesh_of(mesh),
@@ -58,6 +64,7 @@ async def announce(mesh: str, me: str, port: int, peers: Sequence[str]) -> None:
 
 
 async def look(mesh: str, peer: str, seconds: float) -> None:
+    be_patient()
     found = await find(
         mesh=mesh_of(mesh),
         peer=peer_of(peer),
