@@ -16,7 +16,7 @@ least a quarter.
 from collections import deque
 
 MIN_WINDOW_SEGMENTS = 4
-FIRST_WINDOW_SEGMENTS = 32
+FIRST_WINDOW_SEGMENTS = 48
 IDLE_WINDOW_SEGMENTS = 32  # less is not worth while: the rest waits for an acknowledgement
 MAX_WINDOW_BYTES = 16 << 20  # what one link may have on its way
 SPAN_SECONDS = 0.02  # rates are measured over a round trip, and over this at least

@@ -59,7 +59,7 @@ SAFE_DATAGRAM_BYTES = 1200  # every path that carries QUIC takes it (RFC 9000 se
 PROBED_DATAGRAM_BYTES = (1452, 1400)  # IPv6 over Ethernet; through most tunnels
 # for the proof, of which 4 KiB are read at most, and for what follows it before we have said that it is good:
 # without that the other side would lose a round trip
-FIRST_CREDIT_BYTES = 32 << 10
+FIRST_CREDIT_BYTES = 64 << 10
 RECEIVE_WINDOW_BYTES = 4 << 20  # unread, or arrived with gaps: 20 MB/s at 200 ms
 BLACK_HOLE_LOSSES = 8  # large datagrams, and none arrived …
 BLACK_HOLE_SECONDS = 0.5  # … for so long: a full queue lets some through

@@ -1,7 +1,7 @@
 """Listening for QUIC links: one UDP port for all connections, told apart by connection id.
 
 Anybody can send a datagram: so nothing is kept of a stranger before its first packet has shown to be QUIC,
-at most 32 connections wait for their proof (doorstep.py) with 32 KiB of credit each, and once half of these
+at most 32 connections wait for their proof (doorstep.py) with 64 KiB of credit each, and once half of these
 places are taken strangers must show first that they are where they say. Until then at most three times of
 what came is sent (RFC 9000 section 8.1).
 """
