@@ -129,10 +129,12 @@ class Outbox:
         return fresh
 
     def _acknowledge(self, newly: list[Sent], now: float) -> None:
-        size, latest = 0, newly[0]
+        size, late, latest = 0, 0, newly[0]
         for chunk in newly:
             del self._chunks[chunk.number]
             size += len(chunk.payload)
+            if chunk.untold:
+                late += len(chunk.payload)
             if chunk.turn > latest.turn:
                 latest = chunk
             if self._flight.pop(chunk.turn, None) is not None:
@@ -146,7 +148,8 @@ class Outbox:
             self._acked_turn, self._acked_sent_at = latest.turn, latest.sent_at
         self._outstanding_bytes -= size
         self._probes = 0
-        self.model.acked(now, size, rtt, starved=not self._backlog and not self._lost)
+        # what arrived long ago and is only told now would look like a path that is faster than it is
+        self.model.acked(now, size - late, rtt, starved=not self._backlog and not self._lost)
         self._find_losses(now)
 
     def _measure(self, rtt: float) -> None:

@@ -1,5 +1,6 @@
 """The two halves of an association against each other over a bad line, on a clock of their own."""
 
+import heapq
 import random
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ class Line:
     unread: int = 0
     reads: bool = True
     sent: int = 0
+    number: int = 0  # of a packet: those of one moment stay in order
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
@@ -45,12 +47,13 @@ class Line:
     def put(self, queue: list[tuple[float, int, bytes]], packet: bytes) -> None:
         if self.chance.random() >= self.loss:
             late = self.chance.random() * self.shuffle
-            queue.append((self.now + self.delay + late, self.chance.getrandbits(30), packet))
+            self.number += 1
+            heapq.heappush(queue, (self.now + self.delay + late, self.number, packet))
 
     def step(self) -> bool:
         """To the next thing that happens; False when nothing is left to happen."""
         self.flush()
-        times = [item[0] for item in (*self.there, *self.back)]
+        times = [queue[0][0] for queue in (self.there, self.back) if queue]
         times += [at for at in (self.outbox.next_send(self.now), self.outbox.deadline()) if at is not None]
         if not times:
             return False
@@ -68,9 +71,15 @@ class Line:
         return True
 
     def due(self, queue: list[tuple[float, int, bytes]]) -> list[bytes]:
-        ready = sorted(item for item in queue if item[0] <= self.now)
-        queue[:] = [item for item in queue if item[0] > self.now]
-        return [packet for _, _, packet in ready]
+        ready = []
+        while queue and queue[0][0] <= self.now:
+            ready.append(heapq.heappop(queue)[2])
+        return ready
+
+    def lose(self, number: int) -> bytes:
+        """Lose one of the packets that are on their way, by when it comes; returns it."""
+        self.there.sort()
+        return self.there.pop(number)[2]
 
     def run(self, *, most: int = 200_000) -> None:
         for _ in range(most):
@@ -108,7 +117,7 @@ def test_a_lost_chunk_goes_again_after_a_round_trip_and_not_a_timeout() -> None:
     line = Line(1)
     line.outbox.write(bytes(20_000))
     line.flush()
-    del line.there[2]
+    line.lose(2)
     began = line.now
     line.run()
     assert len(line.got) == 20_000
@@ -119,14 +128,14 @@ def test_a_repetition_that_is_lost_is_found_by_what_follows_it() -> None:
     line = Line(1)
     line.outbox.write(bytes(30_000))
     line.flush()
-    lost = line.there.pop(2)[2]
+    lost = line.lose(2)
     began, again = line.now, 0
     while not line.outbox.is_done:
         line.step()
         line.flush()
         kept = [item for item in line.there if item[2] != lost]
         if again == 0 and len(kept) < len(line.there):
-            again, line.there = 1, kept
+            again, line.there = 1, sorted(kept)
             line.outbox.write(bytes(20_000))  # and this goes out behind it
     assert again == 1
     assert line.now - began < 6 * line.delay + 0.03
