@@ -70,11 +70,14 @@ class Bench:
     def pair(self, one: Kind, two: Kind) -> tuple[Host, Host]:
         """A host of each kind, at two places; at one where a pair of the kind means that."""
         left = self._site(one, "left")
+        left.forget()
         if one is two and one in ONE_PLACE:
             if (one, "beside") not in self._sites:
                 self._sites[one, "beside"] = left.neighbour("beside")
             return left.host, self._sites[one, "beside"].host
-        return left.host, self._site(two, "right").host
+        right = self._site(two, "right")
+        right.forget()
+        return left.host, right.host
 
     def _site(self, kind: Kind, side: str) -> Site:
         if (kind, side) not in self._sites:

@@ -56,6 +56,13 @@ class Site:
     host: Host
     router: Router | None = None
 
+    def forget(self) -> None:
+        """The place is as new: no router of it has a mapping of what was before."""
+        router = self.router
+        while router is not None:
+            router.forget()
+            router = router.behind
+
     def neighbour(self, label: str) -> "Site":
         """Another host at the same place."""
         assert self.router is not None

@@ -123,6 +123,24 @@ def test_two_in_one_lan(world: World, tmp_path: Path, multicast: bool) -> None:
         assert (link.kind, link.path) == ("tcp", "lan")
 
 
+@pytest.mark.parametrize("mdns", [True, False])
+@pytest.mark.parametrize("order", [("far", "near"), ("near", "far")])
+def test_whoever_starts_first(world: World, tmp_path: Path, order: tuple[str, str], mdns: bool) -> None:
+    """Two members of one LAN come back in any order, and are direct."""
+    router = world.router("router")
+    hosts = {"far": router.host("far"), "near": router.host("near")}
+    with two(hosts["far"], hosts["near"], tmp_path, mdns=mdns) as (_, joiner):
+        joiner.echo()
+    first, second = order
+    with (
+        agent(hosts[first].space, tmp_path / first, Settings(name=first, mdns=mdns)) as early,
+        agent(hosts[second].space, tmp_path / second, Settings(name=second, mdns=mdns)) as late,
+    ):
+        for node in (early, late):
+            node.connected("lan")
+            node.echo()
+
+
 def test_without_servers_no_packet_leaves_the_lan(world: World, tmp_path: Path) -> None:
     """No STUN server, no relay: everything goes on inside, mDNS included. The router's line is watched."""
     router = world.router("router")

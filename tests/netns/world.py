@@ -58,7 +58,15 @@ class Router:
     """A router; made by `World.router`."""
 
     def __init__(
-        self, world: "World", space: Namespace, *, number: int, inside: _Inside, outer: str, wan: Wan | None
+        self,
+        world: "World",
+        space: Namespace,
+        *,
+        number: int,
+        inside: _Inside,
+        outer: str,
+        wan: Wan | None,
+        behind: "Router | None" = None,
     ) -> None:
         self._world = world
         self._inside = inside
@@ -66,6 +74,7 @@ class Router:
         self.number = number
         self.outer = outer  # IPv4 address outside; empty without IPv4
         self.wan = wan
+        self.behind = behind
 
     def host(self, label: str, *, multicast: bool = True, alone: bool = False) -> Host:
         """A host in the router's LAN. `multicast`: other hosts' multicast (and IPv6 neighbours) reaches it.
@@ -194,7 +203,7 @@ class World:
         lan = lan or f"192.168.{number}."
         inside = _Inside("100.64.0.", "", 10) if carrier else _Inside(lan, "", 24)
         self._open_lan(space, inside)
-        router = Router(self, space, number=number, inside=inside, outer=outer, wan=wan)
+        router = Router(self, space, number=number, inside=inside, outer=outer, wan=wan, behind=behind)
         rules = RouterRules(
             nat=kind, outer=outer, inner=inside.network, passes=passes, hairpin=hairpin, rejects=rejects
         )
