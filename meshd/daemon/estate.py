@@ -18,6 +18,7 @@ from meshd.identity.record import LEFT, PeerRecord
 from meshd.link.proving import ProvenPipe, Standing
 from meshd.mux.config import NodeBudget
 from meshd.mux.events import Code
+from meshd.mux.upload import Upload
 from meshd.peer.crowd import Signer
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node, NodeFacts
@@ -71,7 +72,7 @@ class Estate:
                 native=native,
             ),
             bans=self.bans,
-            budget=NodeBudget(NODE_WINDOW_BYTES),
+            budget=NodeBudget(NODE_WINDOW_BYTES, _upload(config)),
             random=secrets.token_bytes,
             save_bans=lambda: home.save_revocations(self.bans),
             my_record=lambda: self._record,
@@ -210,3 +211,8 @@ class Estate:
 
     def _save_book(self, data: bytes) -> None:
         self._home.write_blob(BOOK_BLOB, data)
+
+
+def _upload(config: Config) -> Upload | None:
+    rate = config.links.max_upload
+    return None if rate is None else Upload(rate)
