@@ -5,8 +5,11 @@ seen, and a NAT that filters by address and port lets nobody in whom it was not 
 
 - Some NATs count: the next flow gets the next port. Then a handful of tries does.
 - With n of 64512 ports open, a port tried at random is one of them with n/64512: of 256, half of all searches
-  end within 174 tries and 98 % within 985 (the birthday problem). What is tried is bounded, and so is how
-  often: a search is a burst of small datagrams to one address, and looks like a port scan to who sees it.
+  end within 174 tries and 98 % within 985 (the birthday problem). It does not matter which ports are tried,
+  so those near a port that was seen come first: carriers give each customer a block of ports (RFC 7422).
+
+What is tried is bounded, and so is how often: a search is a burst of small datagrams to one address, and
+looks like a port scan to who sees it.
 """
 
 import math
@@ -24,6 +27,7 @@ OPEN_COUNTING = 16  # ports in a row, for a NAT that counts
 PROBES_A_SECOND = 600
 MOST_PROBES = 2000  # 99.96 % of searches with 256 open ports have ended
 GUESSES = 64  # ports after the last one that was seen, for a NAT that counts
+NEAR = 512  # ports on either side of the one that was seen: the usual blocks have 512 to 4096
 REPEATED_GUESSES = 2  # a guess is tried again: the port may have been opened after the first try
 
 RETRY = Backoff(first=60.0, factor=3.0, most=3600.0)
@@ -64,7 +68,7 @@ def ports_to_open(facts: NetFacts) -> tuple[int, int]:
 
 
 def ports_to_try(opened: Opened, seed: int) -> Iterator[int]:
-    """The ports to try, in order: guesses first where the NAT counts, then all others in no order.
+    """The ports to try: guesses first where the NAT counts, then those near the seen one, then all others.
 
     At most MOST_PROBES. `seed` is any number; each search takes another.
     """
@@ -72,12 +76,16 @@ def ports_to_try(opened: Opened, seed: int) -> Iterator[int]:
     yield from guesses * REPEATED_GUESSES
     left = MOST_PROBES - len(guesses) * REPEATED_GUESSES
     known = set(guesses)
-    for port in _shuffled(seed):
-        if left <= 0:
-            return
-        if port not in known:
+    near = range(max(FIRST_PORT, opened.seen.port - NEAR), min(LAST_PORT + 1, opened.seen.port + NEAR))
+    for ports in (near, range(FIRST_PORT, LAST_PORT + 1)):
+        for port in _shuffled(ports, seed):
+            if port in known:
+                continue
+            if left <= 0:
+                return
             yield port
             left -= 1
+        known.update(near)
 
 
 def _guesses(opened: Opened) -> Iterator[int]:
@@ -87,15 +95,17 @@ def _guesses(opened: Opened) -> Iterator[int]:
             yield port
 
 
-def _shuffled(seed: int) -> Iterator[int]:
-    """Every port once: a stride that has no divisor in common with their number visits all of them."""
-    count = LAST_PORT - FIRST_PORT + 1
+def _shuffled(ports: range, seed: int) -> Iterator[int]:
+    """Each once: a stride that has no divisor in common with their number visits all of them."""
+    count = len(ports)
+    if not count:
+        return
     stride = seed // count % count
     while math.gcd(stride, count) != 1:
         stride += 1
     at = seed % count
     for _ in range(count):
-        yield FIRST_PORT + at
+        yield ports[at]
         at = (at + stride) % count
 
 

@@ -13,6 +13,7 @@ from meshd.link.birthday_plan import (
     GUESSES,
     LAST_PORT,
     MOST_PROBES,
+    NEAR,
     OPEN_COUNTING,
     PROBES_A_SECOND,
     Part,
@@ -110,6 +111,18 @@ def test_guesses_beyond_the_last_port_are_left_out() -> None:
 def test_no_port_is_tried_twice(seed: int) -> None:
     tried = list(ports_to_try(opened(), seed))
     assert len(set(tried)) == len(tried) == MOST_PROBES
+
+
+def test_ports_near_the_one_that_was_seen_come_first() -> None:
+    tried = list(ports_to_try(opened(40_000), 0x9E3779B97F4A7C15))
+    assert sorted(tried[: 2 * NEAR]) == list(range(40_000 - NEAR, 40_000 + NEAR))
+    assert tried[: 2 * NEAR] != sorted(tried[: 2 * NEAR])
+    far = tried[2 * NEAR :]
+    assert max(far) - min(far) > 50_000
+    assert not set(far) & set(tried[: 2 * NEAR])
+    for port in (1, 500, 65_535):
+        edge = list(ports_to_try(opened(port), 7))
+        assert len(set(edge)) == MOST_PROBES
 
 
 def test_a_search_ends_as_often_as_the_odds_say() -> None:
