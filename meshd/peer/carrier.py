@@ -39,14 +39,15 @@ class Carrier:
         self._ending = asyncio.Event()
         self.why = ""
         self._parked = False
-        self._taking = False
+        self._taking = self._wanted = False
         self._fault: RemoteProtocolError | None = None
         self._held: list[bytes | memoryview] = []
 
     def wake(self) -> None:
         """The session may have something to send: at once where nothing is in the way."""
         if self._taking:
-            return  # who feeds the session right now asks once at the end
+            self._wanted = True  # who feeds the session right now asks once at the end
+            return
         if self._parked and not self._held:
             self._send_now()
         else:
@@ -129,13 +130,15 @@ class Carrier:
 
     def _take(self, data: bytes) -> None:
         self._taking = True
+        self._wanted = False
         try:
             happened = self.session.receive(self.link_id, data, self._now())
             if happened:
                 self._dispatch(self.session, happened)
         finally:
             self._taking = False
-        self.wake()
+        if self._wanted or not self.session.quiet:
+            self.wake()
         if self.session.timer_moved:
             self._rearm()
 
