@@ -24,6 +24,7 @@ RETRY_REFUSED = Backoff(first=5.0, factor=2.0, most=120.0)
 UPGRADE = Backoff(first=3.0, factor=1.6, most=30.0)
 # The same by the side that does not lead, for kinds that both sides begin together: the leader does it too.
 UPGRADE_BEHIND = Backoff(first=8.0, factor=1.6, most=45.0)
+BEHIND_DELAY = 2.0  # seconds more for its first one: most often the leader has brought a link by then
 # From relayed to direct by a second kind over the same path, which the first one most likely finds as well.
 UPGRADE_SPARE = Backoff(first=8.0, factor=1.8, most=120.0)
 # From UDP to TCP, and to a relay that stands by: nobody waits for it.
@@ -172,11 +173,13 @@ class Schedule:
                 if not state.bound and (state.again or not (wanted or state.forced)):
                     drop.append(index)
             elif wanted:
-                at = now if state.again else max(state.ready_at(rule or RETRY, way.delay), self._held_until)
+                behind = linked and way.together and not facts.leads
+                delay = way.delay + BEHIND_DELAY * behind
+                at = now if state.again else max(state.ready_at(rule or RETRY, delay), self._held_until)
                 later.append((at, index))
         start = [index for at, index in later if at <= now]
         later = sorted(one for one in later if one[0] > now)
-        if not start and not self.running and now >= self._held_until:
+        if not linked and not start and not self.running and now >= self._held_until:
             # Nothing is left to wait for: who has not failed yet need not hold back.
             start = [index for _, index in later if not self._states[index].failures][:1]
         ahead = [at for at, index in later if index not in start]

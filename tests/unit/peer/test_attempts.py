@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.link.interface import LinkKind
 from meshd.peer.attempts import (
+    BEHIND_DELAY,
     IMPROVE,
     LONG_LIFE,
     RETRY,
@@ -108,6 +109,16 @@ def test_wishes_beside_what_there_is() -> None:
     assert wishes(silent, present(RELAY, selected=False)) == [UPGRADE, UPGRADE, None, UPGRADE, UPGRADE]
 
 
+def test_with_a_link_who_does_not_lead_waits_for_the_leader() -> None:
+    for leads, delay in ((True, 0.15), (False, 0.15 + BEHIND_DELAY)):
+        schedule = Schedule(ways((RELAY, WEBRTC)))
+        assert started(schedule, facts(leads=leads), NOW) == (0,)
+        schedule.made(0)
+        relayed = facts(present(RELAY), leads=leads)
+        assert schedule.plan(relayed, NOW + 0.1) == Plan(at=NOW + delay)
+        assert started(schedule, relayed, NOW + delay) == (1,)
+
+
 def test_of_two_of_a_kind_the_second_begins_later_and_patiently() -> None:
     found = ways(EVERY)
     assert [way.nth for way in found] == [0, 1, 0, 1, 2, 0, 0, 1]
@@ -124,6 +135,8 @@ def test_of_two_of_a_kind_the_second_begins_later_and_patiently() -> None:
 def test_a_relayed_peer_is_tried_again_within_the_minute_for_ever() -> None:
     schedule, now = Schedule((Way(WEBRTC),)), NOW
     relayed = facts(present(RELAY))
+    assert schedule.plan(relayed, now).start == ()
+    now += ALL[3].delay
     pauses = []
     for _ in range(30):
         assert started(schedule, relayed, now) == (0,)
