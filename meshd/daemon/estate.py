@@ -63,20 +63,7 @@ class Estate:
         remember(config, membership, admitted, self.book, self.bans)
         home.save_revocations(self.bans)
         self.doorway = doorway
-        self.node = Node(
-            facts=NodeFacts(
-                peer=key.peer,
-                name=config.node.name,
-                role=role,
-                incarnation=home.next_incarnation(),
-                native=native,
-            ),
-            bans=self.bans,
-            budget=NodeBudget(NODE_WINDOW_BYTES, _upload(config)),
-            random=secrets.token_bytes,
-            save_bans=lambda: home.save_revocations(self.bans),
-            my_record=lambda: self._record,
-        )
+        self.node = self._make_node(native)
         self.ways = Ways(
             config=config,
             home=home,
@@ -99,12 +86,31 @@ class Estate:
             signer=Signer(key, membership.mesh),
         )
         self.node.on_wake = self.ways.addresses_changed  # the mesh tests and dials by itself
-        self._inviter = Inviter(
-            key=key,
-            membership=membership,
+        self._inviter = self._make_inviter()
+
+    def _make_node(self, native: NativeVersion) -> Node:
+        return Node(
+            facts=NodeFacts(
+                peer=self._key.peer,
+                name=self._config.node.name,
+                role=self._role,
+                incarnation=self._home.next_incarnation(),
+                native=native,
+            ),
+            bans=self.bans,
+            budget=NodeBudget(NODE_WINDOW_BYTES, _upload(self._config)),
+            random=secrets.token_bytes,
+            save_bans=lambda: self._home.save_revocations(self.bans),
+            my_record=lambda: self._record,
+        )
+
+    def _make_inviter(self) -> Inviter:
+        return Inviter(
+            key=self._key,
+            membership=self.membership,
             book=self.invites,
             bans=self.bans,
-            save=lambda: home.save_invites(self.invites),
+            save=lambda: self._home.save_invites(self.invites),
             records=lambda: (self._record, *self.book.records()),
             random=secrets.token_bytes,
             wall_clock=lambda: int(time.time()),

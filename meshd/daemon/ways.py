@@ -7,7 +7,6 @@ to this machine: it asks no server, no router and no network.
 import asyncio
 import contextlib
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -100,6 +99,7 @@ class Ways:
         self._invites = invites
         self._membership = membership
         self._key = key
+        self._node = node
         self.relays = read_relays(config) if LinkKind.RELAY in kinds else ()
         stun = () if doorway.local_only else links.stun
         self.relay_client = RelayClient(self.relays, standing, relays_of=self._relays_of)
@@ -248,7 +248,7 @@ class Ways:
         while True:
             entries = self._invites.entries()
             if entries != seen:  # the seconds of each run by themselves
-                seen, now = entries, int(time.time())
+                seen, now = entries, self._node.wall_clock()
                 boxes = {
                     derive(entry.secret).mailbox: float(entry.expires_at - now)
                     for entry in entries
