@@ -58,6 +58,7 @@ class Engine(Protocol):
     def poll(self) -> None: ...
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, Origin]]: ...
     def get_peer_address(self) -> Origin | None: ...
+    def quiet(self, now: float) -> bool: ...
     def path_probe(self, now: float) -> bytes | None: ...
     def send_ping(self, uid: int) -> None: ...
     def binding(self) -> bytes: ...
@@ -156,12 +157,13 @@ class QuicPipe:
             return
         engine = self.engine
         now = self._loop.time()
-        datagrams = engine.datagrams_to_send(now)
-        if datagrams:
-            self._send_out(datagrams)
-        probe, origin = engine.path_probe(now), engine.get_peer_address()
-        if probe is not None and origin is not None:
-            self._port.probe(probe, origin)
+        if not engine.quiet(now):
+            datagrams = engine.datagrams_to_send(now)
+            if datagrams:
+                self._send_out(datagrams)
+            probe, origin = engine.path_probe(now), engine.get_peer_address()
+            if probe is not None and origin is not None:
+                self._port.probe(probe, origin)
         self._set_timer(now)
         if self._end is None:
             self._mark_room()

@@ -61,6 +61,9 @@ class StubEngine:
     def get_peer_address(self) -> Origin | None:
         return FAR
 
+    def quiet(self, now: float) -> bool:
+        return not self.due
+
     def path_probe(self, now: float) -> bytes | None:
         return None
 
