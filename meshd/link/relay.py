@@ -37,6 +37,7 @@ from meshd.link.tls import dialer_context, listener_context
 from meshd.wire.address import Candidate
 from meshd.wire.relay import Mail, Ring
 
+BOX_PAUSES = (0.7, 3.0)  # before a joiner asks again for a mailbox; a relay drops who asks four times
 ATTEMPT_SECONDS = 12.0  # through one relay, to the end of the proof
 STAGGER_SECONDS = 0.5  # between two relays
 MAX_WAYS = 4
@@ -262,10 +263,7 @@ async def _call(
     join: JoinKeys | None,
 ) -> tuple[RelayPipe, Proven]:
     """A circuit to a key or a box, to the end of the proof; nothing is left open when it fails."""
-    try:
-        ticket = await control.call(to)
-    except Refused as refusal:  # the relay's word, not the peer's
-        raise RelayTrouble(f"relay `{control.relay.place}`: {refusal.what}", hint=refusal.hint) from None
+    ticket = await _ticket(control, to, pauses=BOX_PAUSES if join is not None else ())
     try:
         pipe = await RelayPipe.open(control.relay, outer, environ)
     except BaseException:
@@ -288,6 +286,22 @@ async def _call(
         raise
     pipe.widen()
     return pipe, proven
+
+
+async def _ticket(control: Control, to: bytes, *, pauses: Sequence[float]) -> bytes:
+    """The relay's leave to meet `to`. Raises RelayTrouble.
+
+    A mailbox may be about to be opened: a node prints its token before its relay has answered.
+    """
+    for pause in (*pauses, None):
+        try:
+            return await control.call(to)
+        except Refused as refusal:  # the relay's word, not the peer's
+            if refusal.code != "absent" or pause is None:
+                trouble = f"relay `{control.relay.place}`: {refusal.what}"
+                raise RelayTrouble(trouble, hint=refusal.hint) from None
+        await asyncio.sleep(pause)
+    raise AssertionError("the last try returns or raises")
 
 
 async def _discard(result: Reached) -> None:
