@@ -5,7 +5,7 @@ larger one each node signs that it is there every 10 s (identity/presence.py), w
 and standing.py tells from that with whom to keep a session. Others are connected on demand.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from meshd.identity.keys import KeyPair, MeshId, PeerId
@@ -34,7 +34,7 @@ class Signer:
 
 
 class Crowd:
-    """`tick` once a second; the rest are questions. Without a `signer` every mesh counts as small."""
+    """`tick` every few seconds; the rest are questions. Without a `signer` every mesh counts as small."""
 
     def __init__(self, *, node: Node, book: Book, signer: Signer | None, chance: Callable[[], float]) -> None:
         self._node = node
@@ -47,6 +47,7 @@ class Crowd:
         self._tried: frozenset[PeerId] = frozenset()
         self._tried_until = 0.0
         self._wanted: frozenset[PeerId] = frozenset()
+        self._roles: Mapping[PeerId, str] = {}  # of those who are there, by which that was told
         self._members: frozenset[PeerId] = frozenset()
         self._count = 0
         self._signed_at = -SIGN_SECONDS
@@ -68,9 +69,10 @@ class Crowd:
             return
         self._sign(now)
         there = {peer for peer in self._members if peer in connected or self._is_new_or_fresh(peer, now)}
-        self._wanted = wanted(
-            self._node.peer, self._node.facts.role, {peer: self._role(peer) for peer in there}
-        )
+        roles = {peer: self._role(peer) for peer in there}
+        if roles != self._roles:
+            self._roles = roles
+            self._wanted = wanted(self._node.peer, self._node.facts.role, roles)
         self._try_others(now, len(connected), there)
 
     def wants(self, peer: PeerId) -> bool:

@@ -27,12 +27,13 @@ from meshd.peer.interface import (
 )
 from meshd.peer.news import News
 from meshd.peer.node import Node, Service
+from meshd.peer.streams import OF_THE_MESH
 from meshd.peer.wake import boot_seconds, watch_sleep
 from meshd.wire.hello import Hello
 from meshd.wire.news import NEWS_SERVICE
 
 MAX_PEERS = 256
-LOOK_SECONDS = 1.0  # how often a large mesh is looked at
+LOOK_SECONDS = 2.0  # how often a large mesh is looked at
 IDLE_SECONDS = 60.0  # without a stream, until a session that neither end keeps is ended
 FAREWELL_SECONDS = 3.0  # for the goodbye to a node that is dropped; then its links are cut
 LOG = log.get("peer")
@@ -106,7 +107,8 @@ class PeerMesh:
         entry = self._peers.get(peer)
         if entry is None:
             raise Broken(f"unknown peer {peer.short}")
-        self._demand(entry)
+        if service not in OF_THE_MESH:
+            self._demand(entry)
         return entry.connection.open_stream(service, metadata, bulk=bulk)
 
     def handle(self, service: str, handler: Handler, *, allow: Allow) -> None:

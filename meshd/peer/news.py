@@ -19,7 +19,9 @@ from meshd.peer.messages import MessageStream
 from meshd.peer.node import Node
 from meshd.wire.news import MAX_PRESENCES, BanNews, PresenceNews, RecordNews, decode
 
-PRESENCE_SECONDS = 1.0  # signs of life travel together, this much apart at most
+PRESENCE_SECONDS = (
+    2.0  # signs of life travel together; eight steps of this are half of what they are fresh for
+)
 LOG = log.get("peer")
 
 

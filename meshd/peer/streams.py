@@ -16,7 +16,9 @@ from meshd.peer.interface import MetadataValue
 from meshd.peer.node import Node, Service
 from meshd.peer.stream import MeshStream
 from meshd.wire.news import NEWS_SERVICE
+from meshd.wire.signal import SIGNAL_SERVICE
 
+OF_THE_MESH = frozenset({NEWS_SERVICE, SIGNAL_SERVICE})  # services that keep no session alive
 MAX_REASON = 200  # characters of a reset's reason
 LOG = log.get("peer")
 
@@ -48,7 +50,7 @@ class Streams:
     @property
     def in_use(self) -> bool:
         """True while a stream is open that is not of the mesh's own."""
-        return any(stream.service != NEWS_SERVICE for stream in self._streams.values())
+        return any(stream.service not in OF_THE_MESH for stream in self._streams.values())
 
     def break_all(self, reason: str) -> None:
         """The session has ended under them."""
