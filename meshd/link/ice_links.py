@@ -52,7 +52,7 @@ from meshd.wire.offer import (
 )
 
 if TYPE_CHECKING:
-    from meshd.link.webrtc_ice import IcePath
+    from meshd.link.webrtc_ice import IcePath, Pace
 
 ATTEMPT_SECONDS = 10.0  # signals, ICE, DTLS, SCTP and proof together
 MAX_ANSWERING = 64  # attempts of others at once, not proven yet
@@ -151,6 +151,7 @@ class IceLinks(ABC):
         self._dials: dict[tuple[PeerId, bytes], Attempt] = {}
         self._answering: dict[tuple[PeerId, bytes], Attempt] = {}
         self._seen: OrderedDict[tuple[PeerId, bytes], None] = OrderedDict()
+        self._paces: dict[PeerId, Pace] = {}
 
     # --- what a kind brings
 
@@ -226,6 +227,7 @@ class IceLinks(ABC):
         """A session with sockets and terms of its own."""
         user, password = _word(8), _word(24)
         session = await self._session(dialler=dialler, user=user, password=password)
+        self._share_pace(peer, session)
         hosts = tuple(self._hosts()) or ("127.0.0.1",)
         own = session.open(hosts, self._open_socket)
         if not own:
@@ -240,6 +242,13 @@ class IceLinks(ABC):
         )
         answer: asyncio.Future[Terms] = asyncio.get_running_loop().create_future()
         return Attempt(peer, number, session, tuple(one.host for one in own), terms, answer)
+
+    def _share_pace(self, peer: PeerId, session: IceSession) -> None:
+        """All attempts with one peer share its 50 checks a second, however many offers it sends."""
+        pace = self._paces.pop(peer, session.ice.pace)
+        self._paces[peer] = session.ice.pace = pace
+        if len(self._paces) > MAX_REMEMBERED:
+            del self._paces[next(iter(self._paces))]
 
     async def _meet(self, attempt: Attempt) -> IcePipe:
         """From the answer to a pipe; addresses that are found meanwhile are told."""

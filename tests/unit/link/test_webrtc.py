@@ -364,6 +364,21 @@ def test_checks_keep_their_pace() -> None:
     assert pace.wait(99.0) == 0.0
 
 
+def test_attempts_with_one_peer_share_their_pace() -> None:
+    async def work() -> None:
+        street = Street()
+        street.wire.stall()
+        async with street.open(), Owner() as owner:
+            dials = [owner.start(street.dial(), name=f"dial {number}") for number in range(3)]
+            await until(lambda: len(street.told(Answer)) == 3)
+            paces = {id(one.session.ice.pace) for one in street.far.links._answering.values()}
+            assert len(paces) == 1
+            for dial in dials:
+                dial.cancel()
+
+    run(work())
+
+
 def test_what_nobody_reads_is_bounded() -> None:
     async def work() -> None:
         ice = IcePath(controlling=True, user="abcd", password="p" * 22)
