@@ -121,6 +121,7 @@ class _State:
     again: bool = False  # once more, whatever the wishes
     forced: bool = False  # runs whatever the wishes
     stale: bool = False  # begun before something changed
+    refused: bool = False  # by whoever answered there, who need not be the peer: a matter of this way alone
     failures: int = 0
     failed_at: float = 0.0
     chance: float = 0.0
@@ -128,6 +129,7 @@ class _State:
 
     def ready_at(self, rule: Backoff, delay: float) -> float:
         if self.failures:
+            rule = RETRY_REFUSED if self.refused else rule
             return self.failed_at + rule.delay(self.failures - 1, self.chance)
         return (self.wanted_since or 0.0) + delay
 
@@ -204,19 +206,20 @@ class Schedule:
         self._states[index].running = False
 
     def failed(self, index: int, now: float, chance: float, *, refused: bool = False) -> None:
-        """It ended without a link, or the link was short-lived; `chance` lies in [0, 1)."""
+        """It ended without a link (`refused`: whoever is there wants none), or the link was short-lived.
+
+        `chance` lies in [0, 1).
+        """
         state = self._states[index]
         state.running = False
         if state.stale:
             state.failures, state.stale = 0, False
             return
         state.failures += 1
-        state.failed_at, state.chance = now, chance
-        if refused:
-            self.refused(now, chance)
+        state.failed_at, state.chance, state.refused = now, chance, refused
 
     def refused(self, now: float, chance: float) -> None:
-        """The peer said no, or broke the rules: it is left alone for a while."""
+        """The peer, proven, said no or broke the rules: it is left alone for a while."""
         self._held_until = now + RETRY_REFUSED.delay(self._refusals, chance)
         self._refusals += 1
 

@@ -172,6 +172,8 @@ class Connector:
                 del self._greeting[index]
                 # Without an error of its own the peer just hung up: it is not dialled again at once either.
                 self._fell_through(index, error or Broken("the link ended before it carried anything"))
+                if isinstance(error, Refused):  # by the peer itself: the link was proven
+                    self._schedule.refused(self._node.now(), self._chance())
             else:
                 now = self._node.now()
                 self._schedule.ended(index, lived=now - began, now=now, chance=self._chance())

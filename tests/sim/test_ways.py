@@ -1,12 +1,15 @@
 """Several kinds of link between two nodes on a virtual clock: raced, upgraded, replaced."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
-from meshd.base.errors import Broken
-from meshd.link.interface import LinkKind
+from meshd.base.errors import Broken, Refused
+from meshd.identity.keys import PeerId
+from meshd.link.interface import Link, LinkKind
 from meshd.peer.interface import PathStatus, PeerState, Stream
 from meshd.peer.paths import MOVE_PAUSE, STANDBY_FOR
+from meshd.wire.address import Candidate
 
 from tests.sim.echo import exchange, serve_echo
 from tests.sim.loop import run
@@ -325,5 +328,25 @@ def test_a_peer_that_refuses_is_refused_by_all_ways_with_growing_pauses() -> Non
             assert "banned" in leader.status_of(follower).says_banned
             with pytest.raises(Broken):
                 leader.mesh.open_stream(follower.peer, "echo", metadata={})
+
+    run(main())
+
+
+def test_a_stranger_that_refuses_at_the_peers_address_holds_up_nothing_else() -> None:
+    async def main() -> None:
+        async with World() as world:
+            leader, follower = pair = apart(world, kinds=(TCP, WEBRTC))
+
+            async def refuse(_peer: PeerId, _candidates: Sequence[Candidate]) -> Link:
+                leader.dialers[TCP].dials += 1
+                raise Refused("another mesh lives here", code="mesh")
+
+            leader.dialers[TCP].dial = refuse  # type: ignore[method-assign,assignment]
+            leader.knows(follower)
+            follower.start()
+            leader.start()
+            assert await carried_by(pair, WEBRTC, seconds=5) < 1
+            await asyncio.sleep(60)
+            assert leader.dialers[TCP].dials <= 5
 
     run(main())

@@ -181,16 +181,28 @@ def test_a_link_that_dies_at_once_again_and_again_is_dialled_with_growing_pauses
 def test_who_says_no_is_left_alone_by_all_ways_until_something_changes() -> None:
     schedule = Schedule(ways((TCP, RELAY)))
     assert started(schedule, NONE, NOW) == (0, 1)
-    schedule.failed(0, NOW, 0.0, refused=True)
+    schedule.failed(0, NOW, 0.0)
     schedule.failed(1, NOW, 0.0)
+    schedule.refused(NOW, 0.0)
     assert schedule.plan(NONE, NOW) == Plan(at=NOW + RETRY_REFUSED.first)
     later = NOW + RETRY_REFUSED.first
     assert started(schedule, NONE, later) == (0, 1)
-    schedule.failed(0, later, 0.0, refused=True)
+    schedule.failed(0, later, 0.0)
+    schedule.refused(later, 0.0)
     schedule.made(1)
     assert schedule.plan(NONE, later).at == later + 2 * RETRY_REFUSED.first
     schedule.changed(NONE, again=False)
     assert started(schedule, NONE, later) == (0, 1)
+
+
+def test_a_no_of_whoever_answers_at_an_address_is_a_matter_of_that_way() -> None:
+    schedule = Schedule(ways((TCP, RELAY)))
+    assert started(schedule, NONE, NOW) == (0, 1)
+    schedule.failed(0, NOW, 0.0, refused=True)
+    schedule.failed(1, NOW, 0.0)
+    assert schedule.plan(NONE, NOW).at == NOW + RETRY.first
+    assert started(schedule, NONE, NOW + RETRY.first) == (1,)
+    assert schedule.plan(NONE, NOW + 1).at == NOW + RETRY_REFUSED.first
 
 
 def test_a_refusal_is_forgotten_after_a_long_life() -> None:
@@ -296,7 +308,9 @@ def test_nothing_runs_twice_and_no_look_is_due_in_the_past(
             if what == "make":
                 schedule.made(index)
             else:
-                schedule.failed(index, now, 0.5, refused=what == "refuse")
+                schedule.failed(index, now, 0.5, refused=now % 2 > 1)
+                if what == "refuse":
+                    schedule.refused(now, 0.5)
         elif what in ("change", "move"):
             schedule.changed(here, again=what == "move")
         now += pause
