@@ -202,6 +202,7 @@ class Engine(QuicConnection):
         self._stream: QuicStream | None = None
         self._to_probe: list[int] = []
         self._probe_at: float | None = None
+        self._missed = False  # a probe did not arrive
         self.inbox: list[bytes] = []  # in order; whoever takes it says `consume` once it is used
         self.secured = False  # the handshake is done
         self.ended = False  # the other side's half is complete
@@ -255,7 +256,7 @@ class Engine(QuicConnection):
         """The other side has proven itself: the whole window, and larger datagrams if the path takes them."""
         self._window = RECEIVE_WINDOW_BYTES
         self._grant()
-        self._to_probe = list(PROBED_DATAGRAM_BYTES)
+        self._to_probe = _probes()
 
     def _grant(self) -> None:
         self._local_max_data.value = self._consumed + self._window
@@ -307,6 +308,7 @@ class Engine(QuicConnection):
             or self._ping_pending
             or self._retire_connection_ids
             or self._to_probe
+            or self._missed
             or not self._host_cids[-1].was_sent
             or not self._crypto_streams[Epoch.ONE_RTT].sender.buffer_is_empty
             or self._local_max_data.value != self._local_max_data.sent
@@ -334,8 +336,10 @@ class Engine(QuicConnection):
             window.large_lost, window.large_lost_at = 0, 0.0
             self._max_datagram_size = SAFE_DATAGRAM_BYTES
             self._probe_at = now + PROBE_AGAIN_SECONDS
+        if self._missed:
+            self._missed, self._probe_at = False, now + PROBE_AGAIN_SECONDS
         if self._probe_at is not None and now >= self._probe_at:
-            self._probe_at, self._to_probe = None, list(PROBED_DATAGRAM_BYTES)
+            self._probe_at, self._to_probe = None, _probes()
         if not self._to_probe or not self._handshake_confirmed or self._close_pending:
             return None
         if self._state is not QuicConnectionState.CONNECTED:
@@ -364,6 +368,8 @@ class Engine(QuicConnection):
         if delivery is QuicDeliveryState.ACKED and size > self._max_datagram_size:
             self._max_datagram_size = size
             self._to_probe.clear()
+        elif not self._to_probe and self._max_datagram_size == SAFE_DATAGRAM_BYTES:
+            self._missed = self._probe_at is None  # a narrow path, or chance: it is tried again
 
     # --- instead of the library's own
 
@@ -454,6 +460,11 @@ class Reception:
                 now=now,
             ),
         )
+
+
+def _probes() -> list[int]:
+    """Each size twice: one lost datagram says nothing."""
+    return [size for size in PROBED_DATAGRAM_BYTES for _ in range(2)]
 
 
 def start_dialling(settings: QuicConfiguration, origin: Origin, now: float) -> Engine:

@@ -125,6 +125,20 @@ def test_a_path_that_becomes_narrow_is_survived() -> None:
     assert pair.dialler._max_datagram_size == SAFE_DATAGRAM_BYTES
 
 
+def test_a_probe_that_chance_took_is_sent_again() -> None:
+    pair = Pair()
+    pair.passes = lambda datagram: len(datagram) <= 1250
+    pair.connect()
+    pair.run(5.0)
+    assert pair.dialler._max_datagram_size == SAFE_DATAGRAM_BYTES
+    pair.passes = lambda datagram: True
+    for _ in range(70):
+        pair.now += 1.0
+        pair.dialler.send_ping(0)
+        pair.run(0.2)
+    assert pair.dialler._max_datagram_size == PROBED_DATAGRAM_BYTES[0]
+
+
 def test_a_dialler_that_moves_is_followed() -> None:
     pair = Pair()
     pair.connect()

@@ -1,6 +1,8 @@
 """The pipe over a QUIC engine: what it holds, when it wakes, how it ends. The engine is a stub."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -313,3 +315,27 @@ def test_new_names_are_told_to_the_port() -> None:
         pipe.abort()
 
     run(work())
+
+
+def test_the_library_is_loaded_when_somebody_comes() -> None:
+    """A node that nobody reaches by QUIC pays no memory for it, though it listens."""
+    script = """
+import asyncio, sys
+from meshd.base.tasks import Owner
+from meshd.link import quic, quic_ice
+from meshd.link.quic_listener import QuicListener
+from tests.conformance.nodes import TestMesh
+
+async def main():
+    listener = QuicListener(TestMesh().node().now, host="127.0.0.1")
+    listener.open()
+    async def accept(link): ...
+    async with Owner() as owner:
+        owner.start(listener.serve(accept), name="serve")
+        await asyncio.sleep(0.05)
+        owner.cancel()
+
+asyncio.run(main())
+sys.exit(any(name in sys.modules for name in ("aioquic", "aioice", "aiortc")))
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
