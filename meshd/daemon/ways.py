@@ -235,7 +235,7 @@ class Ways:
             )
         punching = self.outer.punch(reply.candidates, ACCEPT_SECONDS)
         self._owner.start(punching, name=f"accept {reply.joiner.short}")
-        LOG.info("reply_accepted", peer=reply.joiner.short, at=[one.place for one in reply.candidates])
+        LOG.info("reply_accepted", peer=reply.joiner.short, listen=[one.place for one in reply.candidates])
         return AcceptReply(
             joiner=str(reply.joiner),
             addresses=tuple(one.place for one in reply.candidates),

@@ -201,7 +201,7 @@ class MemberRelayLinks:
         self._passed_on[stream.peer] += 1
         try:
             onward = self._sessions.open_stream(to, SERVICE, metadata={FROM: stream.peer.raw})
-            LOG.info("passing_on", peer=stream.peer.short, to=to.short)
+            LOG.info("passing_on", peer=stream.peer.short, node=to.short)
             try:
                 async with Owner() as owner:
                     owner.start(_copy(stream, onward), name="onward")
