@@ -41,9 +41,14 @@ def _head(results: "Sequence[Result]", *, seconds: float, rtt: float, loss: floa
     lines = [
         "# Every pair of NATs",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, {_machine()}; {seconds:.0f} s for {len(results)} runs. "
-        f"Round trip between two places {rtt:g} ms, loss {loss:g} %. "
+        f"{datetime.now(UTC):%Y-%m-%d}, {_machine()};",
+        f"{seconds:.0f} s for {len(results)} runs, load average {os.getloadavg()[2]:.1f} (with other work).",
+        f"Round trip between two places {rtt:g} ms, loss {loss:g} %.",
         "Made by `make nat-grid`; how each kind is built: [tests/netns](../tests/netns/README.md).",
+        "",
+        "Each run: a new mesh, a founder that prints a token, a joiner that has just started. Seconds count from",
+        "the joiner's start to the first byte there and back, joining included. Both know a relay and a STUN",
+        "server.",
         "",
         f"{len(joined)} of {len(results)} connected, {len(direct)} of them directly; "
         f"{len(missed)} of those that could be direct were relayed when the run ended.",
@@ -110,7 +115,7 @@ def _cells(runs: "Sequence[Result]") -> list[str]:
     """Medians of the runs that connected, and what most of them did."""
     joined = [run for run in runs if not run.error and run.first is not None and run.last is not None]
     if not joined:
-        return ["", runs[0].error.replace("|", "/") or "no path", "", ""]
+        return ["", runs[0].error.partition(";")[0].replace("|", "/") or "no path", "", ""]
     later = [run.direct_at for run in joined if run.direct_at is not None]
     over = statistics.mode(_way(run.first) for run in joined)
     then = statistics.mode(_way(run.last) for run in joined)
