@@ -235,6 +235,11 @@ TARGETS = (
         6,
     ),
     _target(
-        "news", _messages(news.RecordNews(b"record" * 60), news.BanNews(b"ban" * 90)), _reader(news.decode), 2
+        "news",
+        _messages(
+            news.RecordNews(b"record" * 60), news.BanNews(b"ban" * 90), news.PresenceNews((b"p" * 108,) * 3)
+        ),
+        _reader(news.decode),
+        3,
     ),
 )

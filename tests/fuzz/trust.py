@@ -12,6 +12,7 @@ from meshd.base.errors import MeshdError, Refused, RemoteProtocolError
 from meshd.identity.exchange import MAGIC, ProofFailed
 from meshd.identity.keys import KeyPair
 from meshd.identity.membership import Chain, Role, check_chain
+from meshd.identity.presence import Presence
 from meshd.identity.proof import DialProof
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import Ban, RevocationSet, ban
@@ -187,6 +188,20 @@ _SIGNAL = Signal.sign(
     ),
 )
 
+_PRESENCE = Presence.sign(GUEST, mesh=MESH, sequence=7, count=1)
+
+
+def _make_presence(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+    broken = flip(chance, chance.choice(samples), samples)
+    return broken[:108].ljust(108, b"\0") if chance.random() < 0.7 else broken
+
+
+def _feed_presence(data: bytes) -> None:
+    presence = Presence.from_bytes(data)
+    assert presence.to_bytes() == data
+    assert not presence.holds(MESH) or presence == _PRESENCE, "forged"
+
+
 TARGETS = (
     _target("listen-member", _MEMBER_DIALLED, _make_side, _feed_listener, 5, ProofFailed, Refused),
     _target("listen-join", _JOIN_DIALLED, _make_side, _feed_listener, 4, ProofFailed, Refused),
@@ -201,5 +216,6 @@ TARGETS = (
         4,
     ),
     _target("record", (_RECORD.encode(),), _statements((GUEST,), "meshd record v1"), _feed_record, 4),
+    _target("presence", (_PRESENCE.to_bytes(),), _make_presence, _feed_presence, 2),
     _target("signal", (_SIGNAL.encode(),), _statements((GUEST,), "meshd signal v1"), _feed_signal, 4),
 )
