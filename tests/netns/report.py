@@ -46,9 +46,9 @@ def _head(results: "Sequence[Result]", *, seconds: float, rtt: float, loss: floa
         f"Round trip between two places {rtt:g} ms, loss {loss:g} %.",
         "Made by `make nat-grid`; how each kind is built: [tests/netns](../tests/netns/README.md).",
         "",
-        "Each run: a new mesh, a founder that prints a token, a joiner that has just started. Seconds count from",
-        "the joiner's start to the first byte there and back, joining included. Both know a relay and a STUN",
-        "server.",
+        "Each run: a new mesh, a founder that prints a token, a joiner that has just started. Seconds count",
+        "from the joiner's start to the first byte there and back, joining included. Both know a relay and a",
+        "STUN server.",
         "",
         f"{len(joined)} of {len(results)} connected, {len(direct)} of them directly; "
         f"{len(missed)} of those that could be direct were relayed when the run ended.",
