@@ -20,7 +20,7 @@ from aiortc.rtcsctptransport import Chunk
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.link import sctp_packet as wire
-from meshd.link.sctp_inbox import MAX_WINDOW_BYTES, Inbox
+from meshd.link.sctp_inbox import FIRST_WINDOW_BYTES, MAX_WINDOW_BYTES, Inbox
 from meshd.link.sctp_outbox import Outbox
 
 INIT_SECONDS = 0.4  # before an unanswered INIT goes out again; eight times (aiortc: 3 s)
@@ -48,7 +48,7 @@ class Association(RTCSctpTransport):
         probe: Callable[[bytes], None],
     ) -> None:
         super().__init__(dtls, wire.PORT)
-        self._advertised_rwnd = MAX_WINDOW_BYTES
+        self._advertised_rwnd = FIRST_WINDOW_BYTES
         self._rto = INIT_SECONDS
         self._clock = asyncio.get_running_loop()
         self._write = send
@@ -103,6 +103,13 @@ class Association(RTCSctpTransport):
             self._outbox.write(b"end", protocol=wire.FAREWELL)
             self._flush()
 
+    def widen(self) -> None:
+        """Take more from here on, and say so."""
+        self._advertised_rwnd = MAX_WINDOW_BYTES
+        if self._inbox is not None and not self._over:
+            self._inbox.widen(MAX_WINDOW_BYTES)
+            self._acknowledge()
+
     def was_read(self) -> None:
         """`unread` has fallen."""
         if self._inbox is not None and not self._over and self._inbox.wants_update(unread=self.unread()):
@@ -156,7 +163,8 @@ class Association(RTCSctpTransport):
         if self._inbox is None:
             if self._last_received_tsn is None:
                 return  # before the handshake; it comes again
-            self._inbox = Inbox((self._last_received_tsn + 1) % wire.TSNS)
+            first = (self._last_received_tsn + 1) % wire.TSNS
+            self._inbox = Inbox(first, window_bytes=self._advertised_rwnd)
         tsn, protocol, payload = wire.open_data(body)
         for kind, data in self._inbox.take(tsn, protocol, payload, unread=self.unread()):
             if kind == wire.BINARY:

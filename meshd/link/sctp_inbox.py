@@ -8,6 +8,7 @@ from bisect import bisect_right
 
 from meshd.link.sctp_packet import TSNS, ahead, sack_chunk
 
+FIRST_WINDOW_BYTES = 64 << 10  # until the other side has proven who it is
 MAX_WINDOW_BYTES = 4 << 20  # what may wait here: 100 Mbit/s for 100 ms, three times
 MAX_HOLES = 4096
 _CHUNK_COST = 64  # of a waiting chunk beside its bytes, so that tiny ones are bounded too
@@ -85,6 +86,10 @@ class Inbox:
             ends.insert(at, number)
         self._held[number] = (protocol, payload)
         self._held_bytes += len(payload) + _CHUNK_COST
+
+    def widen(self, window_bytes: int) -> None:
+        """Have room for more from here on."""
+        self._window = max(self._window, window_bytes)
 
     def wants_update(self, *, unread: int) -> bool:
         """Whether the window has opened so much since it was told that the sender should hear of it."""

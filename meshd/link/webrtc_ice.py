@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from aioice import Candidate as IceCandidate
 from aioice import Connection
 from aioice.candidate import candidate_foundation, candidate_priority
-from aioice.ice import ICE_FAILED, StunProtocol
+from aioice.ice import ICE_FAILED, CandidatePair, StunProtocol, candidate_pair_priority
 from aioice.stun import Class, Message, Method, TransactionFailed, TransactionTimeout
 
 from meshd.base.tasks import Owner
@@ -222,6 +222,20 @@ class IcePath(Connection):
         known = any(one._network_host == addr[0] and one.port == addr[1] for one in self._remote_candidates)
         if "PRIORITY" in message.attributes and (known or len(self._remote_candidates) < MAX_REMOTE):
             super().check_incoming(message, addr, protocol)
+
+    def check_complete(self, pair: CandidatePair) -> None:
+        """As aioice, but a pair that is chosen gives way to a better one only.
+
+        The controlling side names every pair that works, so one that answers late would take the place of the
+        first: the way round by the router that of the local network.
+        """
+        before = self._nominated.get(1)
+        super().check_complete(pair)
+        if before is not None and before in self._check_list and self._rank(before) > self._rank(pair):
+            self._nominated[1] = before
+
+    def _rank(self, pair: CandidatePair) -> int:
+        return candidate_pair_priority(pair.local_candidate, pair.remote_candidate, self.ice_controlling)
 
     # --- data
 

@@ -239,6 +239,16 @@ def test_gaps_are_what_is_there(chunks: list[tuple[int, int]]) -> None:
     assert told == {number for number in seen if number > first}
 
 
+def test_a_window_that_grows_is_told() -> None:
+    inbox = Inbox(0, window_bytes=1000)
+    inbox.take(0, wire.BINARY, bytes(900), unread=0)
+    assert wire.open_sack(inbox.sack(unread=900)[4:]).window == 100
+    inbox.widen(WINDOW)
+    assert wire.open_sack(inbox.sack(unread=900)[4:]).window == WINDOW - 900
+    inbox.widen(10)
+    assert wire.open_sack(inbox.sack(unread=0)[4:]).window == WINDOW
+
+
 def test_what_does_not_fit_is_dropped() -> None:
     inbox = Inbox(0, window_bytes=WINDOW)
     for number in range(1, 10_000):  # the first is missing: all of it has to wait
