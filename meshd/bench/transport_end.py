@@ -14,7 +14,6 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import EndOfStream
@@ -162,6 +161,7 @@ async def _measure(orders: Orders) -> Result:
             host=own if isolated else "127.0.0.1",
             far_host=(other if orders.is_near else own) if isolated else "127.0.0.1",
             talk=talk,
+            control=orders.control,
         )
         _write("ready")
         await asyncio.to_thread(sys.stdin.readline)  # all pairs begin together
@@ -212,8 +212,6 @@ def _settle(orders: Orders) -> deque[int]:
         kept.append(device)
         with socket.socket(fileno=orders.device) as sock:
             wan.hand_over(device, sock)
-    if orders.control:
-        Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(orders.control)
     return kept
 
 

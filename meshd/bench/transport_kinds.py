@@ -5,6 +5,7 @@ Each way connects a near process with a far one; both may write short messages t
 
 import asyncio
 import hashlib
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -45,12 +46,13 @@ class Pipe(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one side is. `host` is its own address, `far_host` that of the far side."""
+    """Where one side is: `host` its own address, `far_host` that of the far side; `control` is bare TCP's."""
 
     is_near: bool
     host: str
     far_host: str
     talk: Talk
+    control: str = ""
 
 
 Way = Callable[[Place], AbstractAsyncContextManager[Pipe]]
@@ -210,6 +212,10 @@ async def _streams(
     if place.is_near:
         port = int(await place.talk.receive())
         reader, writer = await asyncio.open_connection(place.far_host, port, ssl=client, limit=READ_BYTES)
+        if place.control:
+            # by socket: a network of its own takes no default but the machine's (tcp_congestion_control)
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, place.control.encode())
         yield _StreamPipe(reader, writer)
         writer.close()
         return
