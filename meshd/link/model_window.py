@@ -30,7 +30,8 @@ STARTUP_GAIN = 2.0
 STARTUP_LOSS = 0.02  # of a round: the path is full
 STANDING_SECONDS = 0.005  # a queue is somebody else's when it is this long and a fifth of the round trip
 OTHERS_SECONDS = 0.005  # … or when packets are lost and it is this much longer than ours
-UP_SEGMENTS = 4.5
+UP_A_SECOND = 60.0  # segments, beside others: by time and not by round trips, as Cubic goes
+MOST_UP_SEGMENTS = 5.4  # in a round trip
 DOWN = 0.85
 CUT_SECONDS = 2.0  # between two reductions; BBR takes no loss for a sign, and would starve us
 KEEP_RTT_SECONDS = 10.0  # a shortest round trip that was not seen again for so long is looked for
@@ -90,7 +91,8 @@ class ModelWindow:
         if self.phase == "startup":
             self.window += size
         if self.beside_others:
-            self._fair += UP_SEGMENTS * self.segment * size / max(self._fair, self.segment)
+            up = min(UP_A_SECOND * self._last_rtt, MOST_UP_SEGMENTS)
+            self._fair += up * self.segment * size / max(self._fair, self.segment)
         self._resize()
 
     def lost(self, now: float, size: int, sent_at: float) -> None:
