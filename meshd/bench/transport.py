@@ -12,7 +12,7 @@ import platform
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -67,31 +67,32 @@ async def _figures(args: TransportBenchArgs, out: BenchOutput) -> list[Figure]:
     for way in args.ways if args.loopback else ():
         out.progress(f"{way}, this machine's loopback")
         bulk = FAST_BYTES if way in FAST else SLOW_BYTES
-        found.append(await _measure(way, None, bulk=0 if way == "udp" else bulk, pings=PINGS))
+        found.append(await measure(way, None, bulk=0 if way == "udp" else bulk, pings=PINGS))
     for line in LINES if args.lines else ():
         for way in args.ways:
             for control in ("bbr", "cubic") if way == "tls" else ("",):
                 if way != "udp":
                     out.progress(f"{way} {control}, {_name(line)}")
-                    found.append(await _measure(way, line, bulk=WAN_BYTES, control=control))
+                    found.append(await measure(way, line, bulk=WAN_BYTES, control=control))
     for other in ("cubic", "bbr") if args.beside else ():
         for way in args.ways:
             if way in OURS:
                 out.progress(f"{way} beside TCP {other}")
-                found.append(await _share(way, Line(rtt_ms=50.0, mbit=MBIT), other))
+                found.append(await share(way, Line(rtt_ms=50.0, mbit=MBIT), other))
     return found
 
 
 # --- one measurement
 
 
-async def _measure(way: str, line: Line | None, *, bulk: int, pings: int = 0, control: str = "") -> Figure:
+async def measure(way: str, line: Line | None, *, bulk: int, pings: int = 0, control: str = "") -> Figure:
+    """One way over one line (None: loopback). What went wrong is in the figure."""
     named = CONTROL.get(way) or control or _system_control()
     figure = Figure(way=way, control=named, line=line)
     orders = Orders(way=way, is_near=True, talk=-1, control=control, bulk=bulk, pings=pings)
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
-            with ExitStack() as stack:
+            async with AsyncExitStack() as stack:
                 ends = _Ends(stack, line)
                 (near, _), *_ = await ends.run([orders])
     except (MeshdError, TimeoutError) as error:
@@ -106,14 +107,14 @@ async def _measure(way: str, line: Line | None, *, bulk: int, pings: int = 0, co
     )
 
 
-async def _share(way: str, line: Line, other: str) -> Figure:
-    """The link and one TCP flow at the same time, both without end, for some seconds."""
+async def share(way: str, line: Line, other: str, *, seconds: float = BESIDE_SECONDS) -> Figure:
+    """The link and one TCP flow at the same time, both without end, for some seconds (more than 3)."""
     figure = Figure(way=way, control=CONTROL.get(way) or _system_control(), line=line, beside=other)
-    flow = Orders(way="plain", is_near=True, talk=-1, control=other, seconds=BESIDE_SECONDS)
-    ours = Orders(way=way, is_near=True, talk=-1, seconds=BESIDE_SECONDS)
+    flow = Orders(way="plain", is_near=True, talk=-1, control=other, seconds=seconds)
+    ours = Orders(way=way, is_near=True, talk=-1, seconds=seconds)
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
-            with ExitStack() as stack:
+            async with AsyncExitStack() as stack:
                 results = await _Ends(stack, line).run([flow, ours])
     except (MeshdError, TimeoutError) as error:
         return replace(figure, failed=str(error) or "took too long")
@@ -127,7 +128,7 @@ Answer = dict[str, object]
 class _Ends:
     """Pairs of processes with a line between them. All end with `stack`."""
 
-    def __init__(self, stack: ExitStack, line: Line | None) -> None:
+    def __init__(self, stack: AsyncExitStack, line: Line | None) -> None:
         self._stack = stack
         self._line = line
         self._networks: tuple[int, int] | None = None  # processes whose networks later pairs enter
@@ -187,13 +188,14 @@ class _Ends:
             stdout=asyncio.subprocess.PIPE,
             pass_fds=passed,
         )
-        self._stack.callback(_end, process)
+        self._stack.push_async_callback(_end, process)
         return process
 
 
-def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.kill()
+    await process.wait()
 
 
 async def _line_of(process: asyncio.subprocess.Process) -> str:
