@@ -15,6 +15,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue
 from meshd.tunnel.interface import Inspector, IsOurs, TunnelStatus
 from meshd.tunnel.local import LocalSocket
+from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter, pump
 
 SECRET_SECONDS = 5.0  # a client that is ours sends its secret at once
@@ -145,8 +146,8 @@ class Forward:
             LOG.warning("tunnel_wrong_secret", service=self._service, remote=local.remote)
             return
         try:
-            stream = self._mesh.open_stream(
-                self._peer, self._service, metadata=self._metadata, bulk=self._bulk
+            stream = await open_on_demand(
+                self._mesh, self._peer, self._service, metadata=self._metadata, bulk=self._bulk
             )
         except MeshdError as error:
             self._on_broken(error)

@@ -20,6 +20,7 @@ from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
 from meshd.tunnel.interface import ExposedStatus, IsOurs, TunnelStatus
 from meshd.tunnel.kept import MAX_EXPOSED, MAX_OPENED, Exposed, Kept, Opened, check_name, unique
+from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter
 
 TUNNEL_SERVICE = "tunnel"
@@ -200,7 +201,8 @@ class OwnTunnels:
     async def _ask(self, peer: PeerId, service: str) -> None:
         """Raises Refused when the peer says that we may not."""
         try:
-            stream = self._mesh.open_stream(peer, TUNNEL_SERVICE, metadata={"name": service, "ask": 1})
+            question: Mapping[str, MetadataValue] = {"name": service, "ask": 1}
+            stream = await open_on_demand(self._mesh, peer, TUNNEL_SERVICE, metadata=question)
         except MeshdError:
             return  # not connected now: whoever uses the tunnel will see
         try:
