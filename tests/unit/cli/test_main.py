@@ -37,7 +37,6 @@ def test_a_verb_of_later_is_said_to_be_so(verb: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "bench transport",
         "bench load",
         "bench nodes",
         "bench latency",
@@ -74,7 +73,9 @@ def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
         (["config"], "required: show | init"),
         (["native"], "required: build | info"),
         (["native", "build", "--backend", "abacus"], "invalid choice: 'abacus'"),
-        (["bench"], "required: rpc"),
+        (["bench"], "required: rpc|transport"),
+        (["bench", "transport", "--ways", "webrtc,pigeon"], "`pigeon` is no way to carry bytes"),
+        (["bench", "transport", "--only", "half"], "--only"),
         (["bench", "everything"], "unknown measurement `everything`"),
         (["bench", "rpc", "--pairs", "0"], "from 1 to 100"),
         (["logs", "--lines", "-1"], "expected"),
