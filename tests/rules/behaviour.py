@@ -61,6 +61,10 @@ WALL_CLOCK_ALLOWED = frozenset(
 PURE_PACKAGES = ("meshd/wire/", "meshd/mux/", "meshd/model/")
 PURE_FILES = frozenset(
     {
+        "meshd/link/sctp_inbox.py",
+        "meshd/link/sctp_outbox.py",
+        "meshd/link/sctp_packet.py",
+        "meshd/link/webrtc_candidates.py",
         "meshd/base/backoff.py",
         "meshd/link/model_window.py",
         "meshd/peer/paths.py",
