@@ -170,7 +170,7 @@ async def _attempt(
 ) -> Reached:
     """One address, to the end of the proof. Raises DialError, Refused."""
     await load()
-    from meshd.link import quic_engine
+    from meshd.link import quic_engine, quic_reception
 
     port: DialPort | SharedPort | None = None
     try:
@@ -178,7 +178,7 @@ async def _attempt(
         port.report_errors(True)
         now = asyncio.get_running_loop().time()
         settings = quic_engine.dialler_settings(idle_seconds=idle)
-        engine = quic_engine.start_dialling(settings, port.origin, now)
+        engine = quic_reception.start_dialling(settings, port.origin, now)
         pipe = QuicPipe(engine, port, place=candidate.place, idle_seconds=idle)
         port.attach(pipe, (engine.host_cid,))
         made.append(pipe)
@@ -213,12 +213,12 @@ async def load() -> None:
     """Import the library, in a thread the first time: it takes half a second and 20 MB."""
     import sys
 
-    if "meshd.link.quic_engine" not in sys.modules:
+    if "meshd.link.quic_reception" not in sys.modules:
         await asyncio.to_thread(_import_engine)
 
 
 def _import_engine() -> None:
-    from meshd.link import quic_engine as _  # noqa: F401
+    from meshd.link import quic_reception as _  # noqa: F401
 
 
 def joining(pipe: QuicPipe, proven: Proven) -> tuple[ProvenPipe, Proven]:

@@ -1,7 +1,7 @@
 """QUIC by aioquic, sans-IO, with what it leaves open closed: credit, path MTU, limits. Imported on demand.
 
-The only file that knows aioquic (1.7). An engine is one connection with one bidirectional stream. What it
-does otherwise than the library's own:
+With quic_window.py and quic_reception.py the only place that knows aioquic (1.7). An engine is one connection
+with one bidirectional stream. What it does otherwise than the library's own:
 
 - Credit (MAX_DATA, MAX_STREAM_DATA; RFC 9000 section 4) follows what was read. The library doubles its
   windows by what has *arrived*, so a reader that does not read slows nobody down, and a peer that sends one
@@ -12,13 +12,10 @@ does otherwise than the library's own:
 - A peer may open one stream, as dialler, and nothing else.
 """
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
-from aioquic._buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.congestion.base import QuicCongestionControl, register_congestion_control
 from aioquic.quic.connection import (
     CONNECTION_LIMIT_FRAME_CAPACITY,
     END_STATES,
@@ -37,25 +34,18 @@ from aioquic.quic.events import (
 )
 from aioquic.quic.packet import (
     QuicFrameType,
-    QuicHeader,
     QuicPacketType,
     QuicProtocolVersion,
-    encode_quic_retry,
-    encode_quic_version_negotiation,
-    pull_quic_header,
 )
-from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicSentPacket
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketSpace
-from aioquic.quic.retry import QuicRetryTokenHandler
 from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
 from meshd.identity.certificate import LinkCertificate, certificate_hash, unpack_link_certificate
-from meshd.link.model_window import ModelWindow
 from meshd.link.quic_ports import ID_BYTES
-from meshd.link.quic_socket import Origin
+from meshd.link.quic_window import SAFE_DATAGRAM_BYTES, WINDOW_NAME, Pacer, Window
 
-SAFE_DATAGRAM_BYTES = 1200  # every path that carries QUIC takes it (RFC 9000 section 14)
 PROBED_DATAGRAM_BYTES = (1452, 1400)  # IPv6 over Ethernet; through most tunnels
 # for the proof, of which 4 KiB are read at most, and for what follows it before we have said that it is good:
 # without that the other side would lose a round trip
@@ -64,92 +54,8 @@ RECEIVE_WINDOW_BYTES = 4 << 20  # unread, or arrived with gaps: 20 MB/s at 200 m
 BLACK_HOLE_LOSSES = 8  # large datagrams, and none arrived …
 BLACK_HOLE_SECONDS = 0.5  # … for so long: a full queue lets some through
 PROBE_AGAIN_SECONDS = 60.0
-BURST_SECONDS = 0.008  # what may go out at once after the loop was late
-WAKE_SECONDS = 0.001  # timers are no finer
 ALPN = "meshd"
 _STREAM = 0  # the first one that the dialler opens
-_WINDOW_NAME = "meshd-model"
-
-
-class _Window(QuicCongestionControl):
-    """ModelWindow as the library asks for it; counts what happens to large datagrams."""
-
-    def __init__(self, *, max_datagram_size: int) -> None:
-        super().__init__(max_datagram_size=max_datagram_size)
-        self.model = ModelWindow(max_datagram_size)
-        self.large_lost = 0  # since one arrived
-        self.large_lost_at = 0.0
-        self._acked = 0
-        self._acked_at = self._acked_sent = 0.0
-
-    def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
-        self.bytes_in_flight -= packet.sent_bytes
-        if packet.sent_bytes > SAFE_DATAGRAM_BYTES:
-            self.large_lost, self.large_lost_at = 0, 0.0
-        self._acked += packet.sent_bytes
-        self._acked_at = now
-        self._acked_sent = max(self._acked_sent, packet.sent_time or now)
-
-    def settle(self, *, starved: bool) -> None:
-        """Tell the model of all that was acknowledged since the last call: once for a batch of packets."""
-        if self._acked:
-            self.model.acked(self._acked_at, self._acked, self._acked_at - self._acked_sent, starved=starved)
-            self.congestion_window = self.model.window
-            self._acked, self._acked_sent = 0, 0.0
-
-    def on_packet_sent(self, *, packet: QuicSentPacket) -> None:
-        self.bytes_in_flight += packet.sent_bytes
-
-    def on_packets_expired(self, *, packets: Iterable[QuicSentPacket]) -> None:
-        for packet in packets:
-            self.bytes_in_flight -= packet.sent_bytes
-
-    def on_packets_lost(self, *, now: float, packets: Iterable[QuicSentPacket]) -> None:
-        for packet in packets:
-            self.bytes_in_flight -= packet.sent_bytes
-            if packet.sent_bytes > SAFE_DATAGRAM_BYTES:
-                self.large_lost += 1
-                self.large_lost_at = self.large_lost_at or now
-            self.model.lost(now, packet.sent_bytes, packet.sent_time or now)
-        self.congestion_window = self.model.window
-
-    def on_persistent_congestion(self) -> None:
-        self.model.silenced()
-        self.congestion_window = self.model.window
-
-    def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
-        """Each acknowledged packet tells."""
-
-
-class _Pacer:
-    """Instead of the library's, whose bursts of 16 packets are too small for timers of a millisecond."""
-
-    def __init__(self, model: ModelWindow, datagram: int) -> None:
-        self._model = model
-        self._datagram = datagram
-        self._budget = 0.0
-        self._at = 0.0
-
-    def next_send_time(self, now: float) -> float | None:
-        rate = self._model.pacing_rate
-        if not rate:
-            return None
-        most = max(BURST_SECONDS * rate, 10.0 * self._datagram)
-        self._budget = min(self._budget + (now - self._at) * rate, most)
-        self._at = now
-        if self._budget > 0:
-            return None
-        return now + (max(WAKE_SECONDS * rate, self._datagram) - self._budget) / rate
-
-    def update_after_send(self, now: float) -> None:
-        # acknowledgements are not held back, and count here as much as data: they must not pile up a debt
-        self._budget = max(self._budget - self._datagram, -2.0 * self._datagram)
-
-    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
-        """The model has its own."""
-
-
-register_congestion_control(_WINDOW_NAME, _Window)
 
 
 def dialler_settings(*, idle_seconds: float) -> QuicConfiguration:
@@ -167,7 +73,7 @@ def listener_settings(certificate: LinkCertificate, *, idle_seconds: float) -> Q
 def _settings(settings: QuicConfiguration, idle_seconds: float) -> QuicConfiguration:
     settings.alpn_protocols = [ALPN]
     settings.connection_id_length = ID_BYTES
-    settings.congestion_control_algorithm = _WINDOW_NAME
+    settings.congestion_control_algorithm = WINDOW_NAME
     settings.idle_timeout = idle_seconds
     settings.max_data = settings.max_stream_data = FIRST_CREDIT_BYTES
     settings.supported_versions = [QuicProtocolVersion.VERSION_1]
@@ -192,9 +98,9 @@ class Engine(QuicConnection):
         )
         self._local_max_streams_bidi.value = self._local_max_streams_bidi.sent = int(not settings.is_client)
         self._local_max_streams_uni.value = self._local_max_streams_uni.sent = 0
-        self._window_control = cast(_Window, self._loss._cc)
+        self._window_control = cast(Window, self._loss._cc)
         self._loss._pacer = cast(
-            QuicPacketPacer, _Pacer(self._window_control.model, settings.max_datagram_size)
+            QuicPacketPacer, Pacer(self._window_control.model, settings.max_datagram_size)
         )
         self._window = FIRST_CREDIT_BYTES
         self._consumed = 0
@@ -400,78 +306,9 @@ class Engine(QuicConnection):
             stream.max_stream_data_local_sent = stream.max_stream_data_local
 
 
-class Reception:
-    """What a listener does with the first datagram of a stranger; keeps nothing of it.
-
-    While it is `busy`, strangers must first show that they are where they say (a Retry, RFC 9000 section
-    8.1.2), which costs them a round trip and us nothing. Answers are never larger than what they answer.
-    """
-
-    def __init__(self, settings: QuicConfiguration) -> None:
-        self._settings = settings
-        self._tokens = QuicRetryTokenHandler()
-
-    def first(
-        self, data: bytes, origin: Origin, now: float, *, busy: bool
-    ) -> tuple[Engine, bytes] | bytes | None:
-        """A new connection and the id that its dialler gave it, a datagram to answer with, or None."""
-        if len(data) < SAFE_DATAGRAM_BYTES:
-            return None
-        try:
-            header = pull_quic_header(Buffer(data=data), host_cid_length=ID_BYTES)
-        except ValueError:
-            return None
-        if header.packet_type is QuicPacketType.VERSION_NEGOTIATION or header.version is None:
-            return None
-        if header.version not in self._settings.supported_versions:
-            return encode_quic_version_negotiation(
-                source_cid=header.destination_cid,
-                destination_cid=header.source_cid,
-                supported_versions=self._settings.supported_versions,
-            )
-        if header.packet_type is not QuicPacketType.INITIAL:
-            return None
-        original, retry = header.destination_cid, None
-        if header.token:
-            try:
-                original = self._tokens.validate_token(
-                    address=origin.address, destination_cid=original, token=header.token, now=now
-                )
-            except ValueError:
-                return None
-            retry = header.destination_cid
-        elif busy:
-            return self._retry(header, origin, now)
-        engine = Engine(self._settings, original_id=original, retry_id=retry)
-        engine.receive_datagram(data, origin, now)
-        return (engine, header.destination_cid) if engine.begun else None
-
-    def _retry(self, header: QuicHeader, origin: Origin, now: float) -> bytes:
-        source = os.urandom(ID_BYTES)
-        return encode_quic_retry(
-            version=cast(int, header.version),
-            source_cid=source,
-            destination_cid=header.source_cid,
-            original_destination_cid=header.destination_cid,
-            retry_token=self._tokens.create_token(
-                address=origin.address,
-                original_destination_connection_id=header.destination_cid,
-                retry_source_connection_id=source,
-                now=now,
-            ),
-        )
-
-
 def _probes() -> list[int]:
     """Each size twice: one lost datagram says nothing."""
     return [size for size in PROBED_DATAGRAM_BYTES for _ in range(2)]
-
-
-def start_dialling(settings: QuicConfiguration, origin: Origin, now: float) -> Engine:
-    """The dialler's end of a new connection."""
-    engine = Engine(settings)
-    engine.connect(origin, now=now)
-    return engine
 
 
 def _reason(event: ConnectionTerminated) -> str:

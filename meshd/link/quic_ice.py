@@ -23,7 +23,7 @@ from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.offer import Terms
 
 if TYPE_CHECKING:
-    from meshd.link.quic_engine import Reception
+    from meshd.link.quic_reception import Reception
 
 _PATH = Origin(("ice", 0))  # what QUIC takes for the other side's address
 
@@ -65,7 +65,7 @@ class QuicOverIce(IceLinks):
 
 def _load() -> None:
     """Import what this kind needs."""
-    import meshd.link.quic_engine
+    import meshd.link.quic_reception
     import meshd.link.webrtc_ice  # noqa: F401  # on demand
 
 
@@ -81,7 +81,7 @@ class QuicSession:
         password: str,
         idle_seconds: float,
     ) -> None:
-        from meshd.link import quic_engine
+        from meshd.link import quic_engine, quic_reception
         from meshd.link.webrtc_ice import IcePath
 
         self._certificate = certificate
@@ -98,7 +98,7 @@ class QuicSession:
             self._settings = quic_engine.dialler_settings(idle_seconds=idle_seconds)
         else:
             self._settings = quic_engine.listener_settings(certificate, idle_seconds=idle_seconds)
-            self._reception = quic_engine.Reception(self._settings)
+            self._reception = quic_reception.Reception(self._settings)
 
     # --- as IceLinks asks
 
@@ -126,9 +126,9 @@ class QuicSession:
         except ConnectionError as error:
             raise Broken("no address of the other side answers") from error
         if self._dialler:
-            from meshd.link import quic_engine
+            from meshd.link import quic_reception
 
-            self._begin(quic_engine.start_dialling(self._settings, _PATH, self._loop.time()))
+            self._begin(quic_reception.start_dialling(self._settings, _PATH, self._loop.time()))
         ice.take_over(self._take)
         ice.on_batch_end = self._advance
         self._advance()

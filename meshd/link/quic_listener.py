@@ -38,7 +38,7 @@ from meshd.wire.address import Candidate
 from meshd.wire.limits import MAX_CANDIDATES
 
 if TYPE_CHECKING:
-    from meshd.link.quic_engine import Reception
+    from meshd.link.quic_reception import Reception
 
 _log = get("link")
 
@@ -167,10 +167,10 @@ class QuicListener:
                 self._open_doors()
                 await self._loading.wait()  # nobody pays for the library until somebody comes
                 await load()
-                from meshd.link import quic_engine
+                from meshd.link import quic_engine, quic_reception
 
                 settings = quic_engine.listener_settings(self._certificate, idle_seconds=self._idle_seconds)
-                self._reception = quic_engine.Reception(settings)
+                self._reception = quic_reception.Reception(settings)
                 waiting, self._waiting = self._waiting, []
                 for door, data, origin in waiting:
                     self._stranger(door, data, origin)

@@ -53,7 +53,8 @@ class _Below:
             self._heard += 1
             self._flight.clear()
             return data
-        return await asyncio.get_running_loop().create_future()  # the session reads by itself now
+        never: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        return await never  # the session reads by itself now
 
     async def _send(self, data: bytes) -> None:
         self._flight.append(data)

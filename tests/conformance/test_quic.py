@@ -15,8 +15,9 @@ from meshd.link.doorstep import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
 from meshd.link.interface import DialError, DialFailure, Link
 from meshd.link.proving import ProvenPipe
 from meshd.link.quic import QuicDialer, dial_join
-from meshd.link.quic_engine import dialler_settings, start_dialling
+from meshd.link.quic_engine import dialler_settings
 from meshd.link.quic_listener import QuicListener
+from meshd.link.quic_reception import start_dialling
 from meshd.link.quic_socket import Origin
 from meshd.link.tcp import CONNECT_SECONDS, OnJoiner
 from meshd.wire.address import Candidate

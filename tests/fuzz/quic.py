@@ -8,15 +8,9 @@ from aioquic.quic.connection import QuicConnectionError, QuicNetworkPath, QuicRe
 from aioquic.tls import Epoch
 from meshd.base.errors import RemoteProtocolError
 from meshd.identity.certificate import make_link_certificate
-from meshd.link.quic_engine import (
-    FIRST_CREDIT_BYTES,
-    Engine,
-    Reception,
-    dialler_settings,
-    listener_settings,
-    start_dialling,
-)
+from meshd.link.quic_engine import FIRST_CREDIT_BYTES, Engine, dialler_settings, listener_settings
 from meshd.link.quic_ports import destination
+from meshd.link.quic_reception import Reception, start_dialling
 from meshd.link.quic_socket import Origin
 
 from tests.fuzz.mutate import flip

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from meshd.identity.certificate import make_link_certificate
-from meshd.link.quic_engine import Engine, Reception, dialler_settings, listener_settings, start_dialling
+from meshd.link.quic_engine import Engine, dialler_settings, listener_settings
+from meshd.link.quic_reception import Reception, start_dialling
 from meshd.link.quic_socket import Origin
 
 NEAR, FAR = Origin(("192.0.2.1", 1000)), Origin(("192.0.2.2", 2000))

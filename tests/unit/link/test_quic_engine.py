@@ -4,15 +4,10 @@ import random
 
 import pytest
 from aioquic.quic.connection import Limit, QuicConnection
-from meshd.link.quic_engine import (
-    FIRST_CREDIT_BYTES,
-    PROBED_DATAGRAM_BYTES,
-    RECEIVE_WINDOW_BYTES,
-    SAFE_DATAGRAM_BYTES,
-    Engine,
-    Reception,
-)
+from meshd.link.quic_engine import FIRST_CREDIT_BYTES, PROBED_DATAGRAM_BYTES, RECEIVE_WINDOW_BYTES, Engine
+from meshd.link.quic_reception import Reception
 from meshd.link.quic_socket import Origin
+from meshd.link.quic_window import SAFE_DATAGRAM_BYTES
 
 from tests.unit.link.quic_pair import CERTIFICATE, LISTENER, NEAR, Pair
 
