@@ -23,6 +23,7 @@ MOST_PROBE_SECONDS = 3.0
 FIRST_FLIGHT_CHUNKS = 64  # spread over a round trip as soon as one is known, and that is from the proof
 LEAST_FLIGHT_CHUNKS = 32  # in a round trip, however little was sent, and so measured, before
 PACE_SECONDS = 0.002  # a sender that was late by so much may catch up: timers come in milliseconds
+BURST_SECONDS = 0.001  # of the pace that go out together
 GIVE_UP_SECONDS = 30.0  # nothing acknowledged for so long while something was on its way
 MAX_FLIGHT_CHUNKS = 16_000  # a SACK names 65535; stream numbers of 16 bits are compared by halves
 
@@ -71,7 +72,8 @@ class Outbox:
         self._rttvar = 0.0
         self._probes = 0  # in a row
         self._probe_due = False
-        self._pace_at = 0.0  # nothing goes out before
+        self._pace_at = 0.0  # when the next chunk may go out by the model's pace
+        self._hold_until = 0.0  # nothing goes out before: some together cost less than one after the other
         self._heard_at = 0.0  # of the last acknowledgement, or of the first chunk after silence
 
     # --- in
@@ -189,8 +191,12 @@ class Outbox:
 
     def next_chunk(self, now: float) -> Sent | None:
         """The next chunk to send now, if the windows have room: what was lost, then what is new."""
-        if self._pace_at > now and not self._probe_due:
-            return None
+        if not self._probe_due:
+            if self._hold_until > now:
+                return None
+            if self._pace_at > now:
+                self._hold_until = self._pace_at + BURST_SECONDS
+                return None
         while self._lost:
             if not self._probe_due and self.flight_bytes >= self.model.window:
                 return None
@@ -263,11 +269,11 @@ class Outbox:
 
     def next_send(self, now: float) -> float | None:
         """When `next_chunk` has something that only waits for its turn; None: it waits for something else."""
-        if self._pace_at <= now or not (self._backlog or self._lost):
+        if self._hold_until <= now or not (self._backlog or self._lost):
             return None
         if self.flight_bytes + self.payload_bytes > self.model.window:
             return None
-        return self._pace_at
+        return self._hold_until
 
     def _probe_seconds(self) -> float:
         if self._srtt is None:
