@@ -6,6 +6,7 @@ import random
 import socket
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from meshd.base.errors import MeshdError, Refused
@@ -16,12 +17,15 @@ from meshd.link.interface import DialError, DialFailure, Link
 from meshd.link.proving import ProvenPipe
 from meshd.link.quic import QuicDialer, dial_join
 from meshd.link.quic_engine import dialler_settings
+from meshd.link.quic_ice import QuicOverIce
 from meshd.link.quic_listener import QuicListener
 from meshd.link.quic_reception import start_dialling
 from meshd.link.quic_socket import Origin
 from meshd.link.tcp import CONNECT_SECONDS, OnJoiner
 from meshd.wire.address import Candidate
+from meshd.wire.offer import Answer, decode_offer, encode_offer
 
+from tests.conformance.data_channel import Post
 from tests.conformance.links import QUIC_IDLE_SECONDS, has_ipv6, serving
 from tests.conformance.nodes import Node, TestMesh, fresh_key
 from tests.conformance.run import DEADLINE, run, ticks, until
@@ -325,5 +329,34 @@ def test_a_narrow_path_carries_all(most: int) -> None:
                 count += len(await other.receive())
             await sending
             await link.aclose()
+
+    run(work())
+
+
+def test_over_ice_the_certificate_must_be_the_one_of_the_answer() -> None:
+    async def work() -> None:
+        mesh, post = TestMesh(), Post()
+        near, far = mesh.node(), mesh.node()
+
+        def tamper(payload: bytes) -> bytes:
+            signal = decode_offer(payload)
+            if isinstance(signal, Answer):
+                signal = replace(signal, terms=replace(signal.terms, fingerprint=bytes(32)))
+                return encode_offer(signal)
+            return payload
+
+        here, there = (
+            QuicOverIce(node.now, post.signals(node.peer), hosts=lambda: [LOOPBACK]) for node in (near, far)
+        )
+        async with serving(there) as (accepted, _), serving(here):
+            link = await here.dial(far.peer, ())
+            assert link.info.kind is here.kind
+            await link.aclose()
+            await (await accepted.get()).aclose()
+            post.tamper = tamper
+            error = await failure(here.dial(far.peer, ()))
+            assert isinstance(error, DialError)
+            assert error.failure is DialFailure.WRONG_PEER
+            assert accepted.empty()
 
     run(work())
