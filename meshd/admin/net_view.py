@@ -50,6 +50,7 @@ def mapped(router: MapStatus) -> tuple[Mapped, str]:
     """Port mapping as netcheck wants it told: its state, and the router's outer address or nothing."""
     states = {
         MapState.MAPPED: Mapped.YES,
+        MapState.OFFERED: Mapped.YES,  # a daemon would ask for it
         MapState.BEHIND_NAT: Mapped.BEHIND_NAT,
         MapState.SILENT: Mapped.NO,
         MapState.REFUSED: Mapped.NO,
