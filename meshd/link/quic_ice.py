@@ -93,6 +93,7 @@ class QuicSession:
         self.ice: IcePath = IcePath(controlling=dialler, user=user, password=password)
         self.ice.on_lost = self._lost
         self.pipe: QuicPipe | None = None
+        self._pair: tuple[Address, Address, CandidateKind | None] | None = None  # outlives the path
         self._begun = asyncio.Event()  # there is a pipe
         if dialler:
             self._settings = quic_engine.dialler_settings(idle_seconds=idle_seconds)
@@ -110,7 +111,7 @@ class QuicSession:
     @property
     def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:
         """Our address, theirs, and of what kind they said theirs is."""
-        return self.ice.pair
+        return self.ice.pair or self._pair
 
     def open(self, hosts: Sequence[str], open_socket: OpenSocket) -> list[Candidate]:
         """Bind sockets; returns their addresses."""
@@ -125,6 +126,7 @@ class QuicSession:
             await ice.connect()
         except ConnectionError as error:
             raise Broken("no address of the other side answers") from error
+        self._pair = ice.pair
         if self._dialler:
             from meshd.link import quic_reception
 
