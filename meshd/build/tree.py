@@ -8,7 +8,6 @@ touched is written down before they are, so that an interrupted change is put ri
 import hashlib
 import json
 import shutil
-import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -39,6 +38,8 @@ class Tree:
         """Unpack the source from the pinned archive. Replaces whatever was there."""
         self._clear()
         prefix = PurePosixPath(pin.sdist.folder)
+        import tarfile  # a daemon, which only asks what is built, does without
+
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 path = PurePosixPath(member.name)
