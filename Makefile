@@ -35,6 +35,9 @@ check: $(INSTALLED) ## format, lint, types, layers
 bench: build ## measure the tunnel and RPC speed against direct connections
 	@$(BIN)/meshd bench rpc
 
+soak: build ## the long runs: links cut for a thousand tokens, children killed twenty times each
+	MESHD_SOAK=1 $(BIN)/python -m pytest tests/e2e/test_mesh_durable.py tests/e2e/test_mesh_losses.py
+
 fuzz: $(INSTALLED) ## feed every parser a million hostile inputs
 	$(BIN)/python -m tests.fuzz
 
@@ -45,4 +48,4 @@ clean: ## remove what was made in this folder (the user's cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help build demo demo-nat test check bench fuzz nat-grid clean
+.PHONY: help build demo demo-nat test check bench soak fuzz nat-grid clean
