@@ -12,7 +12,7 @@ from functools import partial
 
 from meshd.base.errors import MeshdError, Refused
 from meshd.base.log import get
-from meshd.base.tasks import Owner, first_success
+from meshd.base.tasks import Owner, first_error, first_success
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.invite import JoinKeys, RelayHint
 from meshd.identity.keys import PeerId
@@ -263,12 +263,9 @@ async def _call(
     join: JoinKeys | None,
 ) -> tuple[RelayPipe, Proven]:
     """A circuit to a key or a box, to the end of the proof; nothing is left open when it fails."""
-    ticket = await _ticket(control, to, pauses=BOX_PAUSES if join is not None else ())
-    try:
-        pipe = await RelayPipe.open(control.relay, outer, environ)
-    except BaseException:
-        control.hang_up(ticket)
-        raise
+    # a relay lets a pipe wait 6 s for its ticket: longer than all pauses
+    pauses = BOX_PAUSES if join is not None else ()
+    ticket, pipe = await _ticket_and_pipe(control, to, outer, environ, pauses=pauses)
     try:
         await pipe.enter(ticket, inner, server_side=False, relay_binding=control.binding)
         purpose = Purpose.MEMBER if join is None else Purpose.JOIN
@@ -302,6 +299,34 @@ async def _ticket(control: Control, to: bytes, *, pauses: Sequence[float]) -> by
                 raise RelayTrouble(trouble, hint=refusal.hint) from None
         await asyncio.sleep(pause)
     raise AssertionError("the last try returns or raises")
+
+
+async def _ticket_and_pipe(
+    control: Control,
+    to: bytes,
+    outer: ssl.SSLContext,
+    environ: Mapping[str, str],
+    *,
+    pauses: Sequence[float],
+) -> tuple[bytes, RelayPipe]:
+    """Both at once, for over a long way each takes two round trips. Raises RelayTrouble, OSError, Broken."""
+    opening: asyncio.Task[RelayPipe] | None = None
+    ticket = b""
+    try:
+        async with Owner() as owner:
+            opening = owner.start(RelayPipe.open(control.relay, outer, environ), name="relay pipe")
+            ticket = await _ticket(control, to, pauses=pauses)
+            pipe = await opening
+    except BaseException as error:
+        if opening is not None and opening.done() and not opening.cancelled() and not opening.exception():
+            opening.result().abort()
+            await opening.result().wait_lost()
+        if ticket:
+            control.hang_up(ticket)
+        if isinstance(error, ExceptionGroup):
+            raise first_error(error) from None
+        raise
+    return ticket, pipe
 
 
 async def _discard(result: Reached) -> None:
