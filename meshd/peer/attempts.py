@@ -31,6 +31,9 @@ UPGRADE_SPARE = Backoff(first=8.0, factor=1.8, most=120.0)
 IMPROVE = Backoff(first=10.0, factor=2.0, most=300.0)
 
 SHORT_LIFE = 1.0  # seconds; a link that ends so soon has failed
+MOST_SHORT = (
+    3  # short-lived links that lengthen the back-off: one that is cut again and again still carries data
+)
 LONG_LIFE = 60.0  # seconds; after a link that lived so long a refusal is forgotten
 
 
@@ -230,6 +233,8 @@ class Schedule:
         if lived >= SHORT_LIFE:
             self._states[index].failures = 0
         elif not self._states[index].running:
+            state = self._states[index]
+            state.failures = min(state.failures, MOST_SHORT - 1)
             self.failed(index, now, chance)
 
     def changed(self, facts: Facts, *, again: bool) -> None:
