@@ -31,9 +31,7 @@ UPGRADE_SPARE = Backoff(first=8.0, factor=1.8, most=120.0)
 IMPROVE = Backoff(first=10.0, factor=2.0, most=300.0)
 
 SHORT_LIFE = 1.0  # seconds; a link that ends so soon has failed
-MOST_SHORT = (
-    3  # short-lived links that lengthen the back-off: one that is cut again and again still carries data
-)
+MOST_SHORT = 4  # that lengthen the back-off: a path that is cut again and again still carries data
 LONG_LIFE = 60.0  # seconds; after a link that lived so long a refusal is forgotten
 
 

@@ -165,7 +165,7 @@ def test_each_way_has_its_own_pause_and_a_lost_link_ends_them_all() -> None:
     assert started(schedule, NONE, end) == (0, 1)
 
 
-def test_a_link_that_dies_at_once_again_and_again_is_dialled_with_growing_pauses() -> None:
+def test_a_link_that_dies_at_once_again_and_again_is_dialled_about_each_second() -> None:
     schedule, now = Schedule((Way(TCP),)), NOW
     dials = 0
     while now < NOW + 60:
@@ -175,7 +175,7 @@ def test_a_link_that_dies_at_once_again_and_again_is_dialled_with_growing_pauses
             schedule.plan(facts(present(TCP)), now)
             schedule.ended(0, lived=SHORT_LIFE / 2, now=now, chance=0.0)
         now = max(schedule.plan(NONE, now).at or now, now + 0.01)
-    assert 5 < dials < 15
+    assert 40 < dials < 70  # it may be a path that is cut again and again, and carries data in between
 
 
 def test_who_says_no_is_left_alone_by_all_ways_until_something_changes() -> None:
