@@ -21,8 +21,8 @@ from meshd.netcheck.interface import NetCheck
 from meshd.netcheck.watch import NetWatch
 from meshd.peer.interface import Book, Mesh, Stream
 from meshd.peer.mesh import PeerMesh
-from meshd.peer.stream import MeshStream
 from meshd.peer.signals import SignalService
+from meshd.peer.stream import MeshStream
 from meshd.portmap.interface import Router
 from meshd.portmap.pcp import PcpRouter
 from meshd.process.child import OwnedChild
