@@ -23,6 +23,7 @@ from meshd.identity.revocation import RevocationSet
 from meshd.link import quic, relay, tcp
 from meshd.link.interface import DialError, DialFailure, LinkKind
 from meshd.link.proving import ProvenPipe, Standing
+from meshd.link.racing import closest
 from meshd.rendezvous.book import AddressBook
 from meshd.rendezvous.join import Admitted, ask
 from meshd.wire.address import Candidate
@@ -174,7 +175,7 @@ async def _reach(invite: Invite, key: KeyPair, config: Config, doorway: Doorway)
     try:
         return await first_success(starts, discard=_discard)
     except ExceptionGroup as group:
-        raise tcp.closest(group.exceptions) from None
+        raise closest(group.exceptions) from None
 
 
 def with_udp(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:

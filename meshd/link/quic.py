@@ -7,18 +7,17 @@ address changes, the connection goes on from the new one (RFC 9000 section 9).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from meshd.base.errors import MeshdError
 from meshd.base.log import get
-from meshd.base.tasks import first_success
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link import interfaces
-from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind
+from meshd.link.interface import Link, LinkInfo, LinkKind
 from meshd.link.proving import (
     ProvenLink,
     ProvenPipe,
@@ -29,14 +28,9 @@ from meshd.link.proving import (
 )
 from meshd.link.quic_pipe import QuicPipe
 from meshd.link.quic_ports import DialPort, SharedPort
-from meshd.link.tcp import (
-    ATTEMPT_SECONDS,
-    CONNECT_SECONDS,
-    STAGGER_SECONDS,
-    closest,
-)
-from meshd.wire.address import Candidate, order
-from meshd.wire.limits import MAX_CANDIDATES
+from meshd.link.racing import dial_order, race
+from meshd.link.tcp import ATTEMPT_SECONDS, CONNECT_SECONDS
+from meshd.wire.address import Candidate
 
 IDLE_SECONDS = 15.0  # without a sign of life, asked for after a third of it; sessions notice a death in 4.5 s
 _log = get("link")
@@ -89,7 +83,7 @@ class QuicDialer:
             idle=self._idle_seconds,
             ports=self._ports,
         )
-        pipe, proven, port = await _race(candidates, attempt)
+        pipe, (proven, port) = await race(dial_order(candidates, "udp"), attempt, kind=LinkKind.QUIC)
         try:
             return QuicLink(
                 pipe, proven.leftover, info_of(pipe, proven, local=port.local, path=self._path, dialled=True)
@@ -117,44 +111,11 @@ async def dial_join(
         idle=IDLE_SECONDS,
         ports=ports,
     )
-    pipe, proven, _ = await _race(candidates, attempt)
+    pipe, (proven, _) = await race(dial_order(candidates, "udp"), attempt, kind=LinkKind.QUIC)
     return joining(pipe, proven)
 
 
-Reached = tuple[QuicPipe, Proven, DialPort | SharedPort]
-Attempt = Callable[[list[QuicPipe], Candidate], Coroutine[object, object, Reached]]
-
-
-def dial_order(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """UDP candidates in the order to try: near before far, families in turn, loopback last."""
-    ordered = order(item for item in candidates if item.proto == "udp" and item.kind != "relay")
-    return sorted(ordered, key=lambda item: item.is_loopback)[:MAX_CANDIDATES]
-
-
-async def _race(candidates: Sequence[Candidate], attempt: Attempt) -> Reached:
-    """The first pipe that is proven; all others are closed, whatever happens."""
-    places = dial_order(candidates)
-    if not places:
-        raise DialError("no UDP address is known", kind=LinkKind.QUIC, failure=DialFailure.UNREACHABLE)
-    made: list[QuicPipe] = []
-    starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = [
-        (at * STAGGER_SECONDS, partial(attempt, made, place)) for at, place in enumerate(places)
-    ]
-    winner: QuicPipe | None = None
-    try:
-        reached = await first_success(starts, discard=_discard)
-        winner = reached[0]
-    except ExceptionGroup as failures:
-        raise closest(failures.exceptions) from None
-    finally:
-        for pipe in made:
-            if pipe is not winner:
-                pipe.abort()  # closed already, unless we were cancelled in between
-    return reached
-
-
-async def _discard(result: Reached) -> None:
-    await result[0].aclose()
+Reached = tuple[QuicPipe, tuple[Proven, DialPort | SharedPort]]
 
 
 async def _attempt(
@@ -206,7 +167,7 @@ async def _attempt(
             port.close()
         raise
     pipe.widen()
-    return pipe, proven, port
+    return pipe, (proven, port)
 
 
 async def load() -> None:

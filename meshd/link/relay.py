@@ -29,10 +29,11 @@ from meshd.link.proving import (
     prove_accepted,
     prove_dialled,
 )
+from meshd.link.racing import closest
 from meshd.link.relay_client import RelayClient
 from meshd.link.relay_control import Control, RelayTrouble
 from meshd.link.relay_pipe import RelayPipe
-from meshd.link.tcp import Accept, OnJoiner, closest
+from meshd.link.tcp import Accept, OnJoiner
 from meshd.link.tls import dialer_context, listener_context
 from meshd.wire.address import Candidate
 from meshd.wire.relay import Mail, Ring

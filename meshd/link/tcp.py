@@ -9,13 +9,13 @@ import asyncio
 import ipaddress
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from meshd.base.errors import LocalProtocolError, MeshdError, Refused
+from meshd.base.errors import LocalProtocolError, MeshdError
 from meshd.base.log import get
-from meshd.base.tasks import Owner, first_success
+from meshd.base.tasks import Owner
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import PeerId
@@ -23,7 +23,7 @@ from meshd.identity.proof import Proven, Purpose
 from meshd.link import interfaces
 from meshd.link.connecting import connect
 from meshd.link.doorstep import Doorstep
-from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind
+from meshd.link.interface import Link, LinkInfo, LinkKind
 from meshd.link.listening import accept_from, listen
 from meshd.link.proving import (
     PROOF_SECONDS,
@@ -35,12 +35,12 @@ from meshd.link.proving import (
     prove_accepted,
     prove_dialled,
 )
+from meshd.link.racing import dial_order, race
 from meshd.link.tcp_pipe import TcpPipe
 from meshd.link.tls import dialer_context, listener_context
-from meshd.wire.address import Candidate, order
+from meshd.wire.address import Candidate
 from meshd.wire.limits import MAX_CANDIDATES
 
-STAGGER_SECONDS = 0.25  # between two addresses (RFC 8305 5: "Connection Attempt Delay")
 CONNECT_SECONDS = 3.0  # one lost SYN is sent again after 1 s, a second one after 3 s
 ATTEMPT_SECONDS = 10.0  # connecting, TLS and proof together, for one address
 MAX_JOINERS = 16  # at once: each holds a valid invite, but an invite may be in many hands
@@ -50,7 +50,6 @@ _log = get("link")
 
 Accept = Callable[[Link], Awaitable[None]]
 Reached = tuple[TcpPipe, Proven]
-Attempt = Callable[[list[TcpPipe], Candidate], Coroutine[object, object, Reached]]
 OnJoiner = Callable[[ProvenPipe, Proven], Awaitable[None]]
 
 
@@ -79,7 +78,7 @@ class TcpDialer:
         attempt = partial(
             _attempt, self._context, standing=standing, expect=peer, purpose=Purpose.MEMBER, join=None
         )
-        pipe, proven = await race(candidates, attempt)
+        pipe, proven = await race(dial_order(candidates, "tcp"), attempt, kind=LinkKind.TCP)
         try:
             mapped = any(one.kind == "mapped" and one.place == pipe.remote for one in candidates)
             return TcpLink(pipe, proven.leftover, _info(pipe, proven, dialled=True, mapped=mapped))
@@ -99,7 +98,7 @@ async def dial_join(
     attempt = partial(
         _attempt, dialer_context(), standing=standing, expect=inviter, purpose=Purpose.JOIN, join=join
     )
-    pipe, proven = await race(candidates, attempt)
+    pipe, proven = await race(dial_order(candidates, "tcp"), attempt, kind=LinkKind.TCP)
     return _joining(pipe, proven)
 
 
@@ -239,43 +238,6 @@ class TcpListener:
                 self._joiners -= 1
 
 
-def dial_order(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """TCP candidates in the order to try: near before far, families in turn, loopback last.
-
-    Loopback last, although it is the nearest: in a token from another machine it means somebody else.
-    """
-    ordered = order(
-        candidate for candidate in candidates if candidate.proto == "tcp" and candidate.kind != "relay"
-    )
-    return sorted(ordered, key=lambda candidate: candidate.is_loopback)[:MAX_CANDIDATES]
-
-
-async def race(candidates: Sequence[Candidate], attempt: Attempt) -> Reached:
-    """The first pipe that is proven; all others are closed, whatever happens."""
-    places = dial_order(candidates)
-    if not places:
-        raise DialError("no TCP address is known", kind=LinkKind.TCP, failure=DialFailure.UNREACHABLE)
-    made: list[TcpPipe] = []
-    starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = [
-        (at * STAGGER_SECONDS, partial(attempt, made, place)) for at, place in enumerate(places)
-    ]
-    winner: TcpPipe | None = None
-    try:
-        reached = await first_success(starts, discard=_discard)
-        winner = reached[0]
-    except ExceptionGroup as failures:
-        raise closest(failures.exceptions) from None
-    finally:
-        for pipe in made:
-            if pipe is not winner:
-                pipe.abort()  # closed already, unless we were cancelled in between
-    return reached
-
-
-async def _discard(result: Reached) -> None:
-    await result[0].aclose()
-
-
 async def _attempt(
     context: ssl.SSLContext,
     made: list[TcpPipe],
@@ -311,30 +273,6 @@ async def _attempt(
         raise
     pipe.widen()
     return pipe, proven
-
-
-_RANK = [
-    DialFailure.UNREACHABLE,
-    DialFailure.REFUSED,
-    DialFailure.TIMEOUT,
-    DialFailure.WRONG_PEER,
-    DialFailure.HANDSHAKE,
-]
-
-
-def closest(errors: Sequence[Exception]) -> Exception:
-    """Of what went wrong, what says most: a refusal with its reason, else the attempt that came furthest."""
-    for error in errors:
-        if isinstance(error, Refused) or not isinstance(error, DialError):
-            return error
-    dials = sorted(
-        (error for error in errors if isinstance(error, DialError)), key=lambda e: -_RANK.index(e.failure)
-    )
-    texts = list(dict.fromkeys(error.what for error in dials))
-    more = f" (and {len(texts) - 3} more)" if len(texts) > 3 else ""
-    return DialError(
-        "; ".join(texts[:3]) + more, kind=dials[0].kind, failure=dials[0].failure, hint=dials[0].hint
-    )
 
 
 def _joining(pipe: TcpPipe, proven: Proven) -> tuple[ProvenPipe, Proven]:

@@ -13,7 +13,8 @@ from meshd.identity.invite import derive
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import DialError, DialFailure, Link
 from meshd.link.proving import ProvenPipe
-from meshd.link.tcp import ATTEMPT_SECONDS, TcpDialer, TcpListener, dial_join, dial_order
+from meshd.link.racing import dial_order
+from meshd.link.tcp import ATTEMPT_SECONDS, TcpDialer, TcpListener, dial_join
 from meshd.link.tcp_pipe import MAX_SEND_BYTES, TcpPipe
 from meshd.link.tls import dialer_context, listener_context
 from meshd.wire.address import Candidate
@@ -98,7 +99,7 @@ def test_an_address_that_accepts_and_never_answers_does_not_hold_up_the_next() -
         with socket.create_server((LOOPBACK, 0)) as silent:
             async with listening(far) as (listener, accepted):
                 places = [Candidate(LOOPBACK, silent.getsockname()[1]), Candidate(LOOPBACK, listener.port)]
-                assert dial_order(places) == places
+                assert dial_order(places, "tcp") == places
                 link = await TcpDialer(near.now).dial(far.peer, places)
                 assert link.info.remote == f"{LOOPBACK}:{listener.port}"
                 await (await accepted.get()).aclose()
