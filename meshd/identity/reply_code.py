@@ -6,9 +6,10 @@ whoever made it holds the token, and what it leads to is nothing but datagrams t
 """
 
 import hmac
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshd.base.errors import LocalProtocolError, RemoteProtocolError
+from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
 from meshd.identity.armour import Armour
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import KEY_BYTES, PeerId
@@ -44,8 +45,8 @@ def encode_reply(reply: Reply, keys: JoinKeys) -> str:
     return REPLY.write(_mac(body, keys) + body)
 
 
-def parse_reply(text: str) -> tuple[Reply, bytes]:
-    """Read what `encode_reply` wrote; the MAC that `genuine` checks comes beside. Raises UserError."""
+def parse_reply(text: str, invites: Callable[[bytes], JoinKeys | None]) -> Reply:
+    """Read what `encode_reply` wrote; `invites` has the keys by an invite's id. Raises UserError."""
     payload = REPLY.read(text)
     mac, body = payload[:MAC_BYTES], payload[MAC_BYTES:]
     invite_id, key = body[:INVITE_ID_BYTES], body[INVITE_ID_BYTES : INVITE_ID_BYTES + KEY_BYTES]
@@ -54,16 +55,16 @@ def parse_reply(text: str) -> tuple[Reply, bytes]:
         joiner = PeerId(key)
     except (RemoteProtocolError, LocalProtocolError):
         raise REPLY.wrong("its contents cannot be read") from None
+    keys = invites(invite_id)
+    if keys is None or not hmac.compare_digest(mac, _mac(body, keys)):
+        raise UserError(
+            "this reply code was made with a token of another node",
+            hint="run `meshd accept` on the node that made the token",
+        )
     good = tuple(c for c in candidates if c.proto == "udp" and not c.is_loopback and not c.is_link_local)
     if not 1 <= len(candidates) <= MAX_REPLY_CANDIDATES or not good:
         raise REPLY.wrong("it names no address that can be tried")
-    return Reply(invite_id, joiner, good), mac
-
-
-def genuine(reply_text: str, keys: JoinKeys) -> bool:
-    """Did somebody make this code who holds the token of these keys? Raises UserError as `parse_reply`."""
-    payload = REPLY.read(reply_text)
-    return hmac.compare_digest(payload[:MAC_BYTES], _mac(payload[MAC_BYTES:], keys))
+    return Reply(invite_id, joiner, good)
 
 
 def _mac(body: bytes, keys: JoinKeys) -> bytes:

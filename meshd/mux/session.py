@@ -267,6 +267,11 @@ class Session:
         return self._state.timer_moved
 
     @property
+    def limited(self) -> bool:
+        """Has this node a limit on what it gives? It has one from its start or never."""
+        return self._state.upload is not None
+
+    @property
     def waits_for_upload(self) -> bool:
         """Is there data that goes later because of what the node may give? `next_timeout` knows when."""
         return self._state.upload_at is not None

@@ -33,6 +33,7 @@ class Carrier:
         self.link_id = link_id
         self.session = session
         self._now = now
+        self._limited = session.limited
         self._dispatch = dispatch
         self._rearm = rearm
         self._wake = asyncio.Event()
@@ -69,7 +70,8 @@ class Carrier:
             self._wake.set()
         finally:
             self._parked = True
-            self._mind_limit()
+            if self._limited:
+                self._mind_limit()
 
     def _mind_limit(self) -> None:
         if self.session.waits_for_upload:

@@ -3,10 +3,7 @@
 import asyncio
 import json
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,7 @@ from tests.e2e.api_client import Streamed
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, peer_of, play
 from tests.netns.nat import Nat, Passes, RouterRules
-from tests.netns.programs import stun_on
+from tests.netns.programs import relay_on, stun_on
 from tests.netns.wan import Line, Way
 from tests.netns.world import Host, Router, World
 
@@ -27,35 +24,6 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 TOKENS = 600  # thrice what the whole sequence took at this distance
 RTT_MS = 20.0
 CHANGE_SECONDS = 75.0  # the contract says 60; a loaded machine is slow, not stuck
-RELAY_PORT = 8443
-
-
-@contextmanager
-def relay_on(host: Host, home: Path) -> Iterator[str]:
-    """`meshd relay` on a public host; yields its URL."""
-    process = subprocess.Popen(
-        [
-            *host.space.prefix,
-            sys.executable,
-            "-m",
-            "meshd",
-            "relay",
-            "--listen",
-            f"{host.v4[0]}:{RELAY_PORT}",
-        ],
-        env={"MESHD_HOME": str(home), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        url = process.stdout.readline().strip()
-        assert url.startswith("relay://")
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
-        process.stdout.close()
 
 
 def block_udp(router: Router, *, on: bool) -> None:
@@ -93,7 +61,7 @@ def test_one_answer_through_all_that_a_network_does(world: World, tmp_path: Path
         block_udp(router, on=True)
     with ExitStack() as stack:
         stun = stack.enter_context(stun_on(server))[0]
-        url = stack.enter_context(relay_on(server, tmp_path / "relay"))
+        url = stack.enter_context(relay_on(server, tmp_path / "relay", name=server.v4[0]))
         links = ("--links", "relay,webrtc,quic", "--relay", url, "--stun", stun, "--no-mdns", "--no-portmap")
         play(_check(tmp_path, reference, routers, (worker_host, head_host), links), seconds=600)
 

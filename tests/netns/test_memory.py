@@ -7,8 +7,7 @@ from meshd.admin.api import Status
 
 from tests.e2e.nodes import Fleet, play
 from tests.netns.nat import Nat
-from tests.netns.programs import stun_on
-from tests.netns.test_answer import relay_on
+from tests.netns.programs import relay_on, stun_on
 from tests.netns.world import World
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(300)]
@@ -70,5 +69,5 @@ def test_a_node_that_has_used_webrtc(world: World, tmp_path: Path) -> None:
             print(f"after webrtc: {status.node.rss_bytes} bytes")  # noqa: T201
             assert status.node.rss_bytes < AFTER_BYTES
 
-    with stun_on(server) as (stun, *_), relay_on(server, tmp_path / "relay") as url:
+    with stun_on(server) as (stun, *_), relay_on(server, tmp_path / "relay", name=server.v4[0]) as url:
         play(check(stun, url))
