@@ -35,6 +35,21 @@ class Identity:
         self.fingerprint = bytes.fromhex(told["sha-256"].replace(":", ""))
 
 
+class Dtls(RTCDtlsTransport):
+    """aiortc's, whose handshake can be cancelled at any moment.
+
+    It waits for datagrams by asyncio.wait_for, which before Python 3.12 forgets a cancellation that comes in
+    the same turn as the datagram (python/cpython#86296).
+    """
+
+    async def _recv_next(self) -> None:
+        task = asyncio.current_task()
+        before = task.cancelling() if task is not None else 0
+        await super()._recv_next()
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
+
+
 class _Below:
     """What RTCDtlsTransport wants of an RTCIceTransport."""
 
@@ -84,7 +99,7 @@ class Session:
         self._dialler = dialler
         self.ice = IcePath(controlling=dialler, user=user, password=password)
         self._below = _Below(self.ice)
-        self._dtls = RTCDtlsTransport(self._below, [identity.certificate])  # type: ignore[arg-type]
+        self._dtls = Dtls(self._below, [identity.certificate])  # type: ignore[arg-type]
         self._ssl: SSL.Connection | None = None
         self.association = Association(self._dtls, self._send, self._push, self._probe)
         self.pipe: IcePipe | None = None  # made by whoever made this
