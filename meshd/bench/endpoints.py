@@ -87,13 +87,12 @@ async def _estate(folder: Path, role: str, token: str) -> Estate:
     )
     doorway = Doorway(asked=config.links.listen, home=home)
     key = home.load_or_create_identity()
-    membership, admitted = await enter(home, key, config, role, doorway=doorway)
+    entered = await enter(home, key, config, role, doorway=doorway)
     return Estate(
         config=config,
         home=home,
         key=key,
-        membership=membership,
-        admitted=admitted,
+        entered=entered,
         role=role,
         native=NativeVersion("0", "none", "none", "cpu"),
         doorway=doorway,

@@ -4,7 +4,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -18,11 +18,12 @@ from meshd.daemon.ways import find_nearby, read_relays
 from meshd.identity.invite import Invite, JoinKeys, derive, expired_text, parse_token, refuse_expired
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home, Membership
-from meshd.identity.proof import Credentials, Proven
+from meshd.identity.proof import Credentials
 from meshd.identity.revocation import RevocationSet
 from meshd.link import quic, relay, tcp
 from meshd.link.interface import DialError, DialFailure, LinkKind
-from meshd.link.proving import ProvenPipe, Standing
+from meshd.link.joining import Joining
+from meshd.link.proving import Standing
 from meshd.link.racing import closest
 from meshd.rendezvous.book import AddressBook
 from meshd.rendezvous.join import Admitted, ask
@@ -31,7 +32,6 @@ from meshd.wire.address import Candidate
 QUIC_AFTER = 0.3  # seconds: TCP is ten times cheaper, and tells sooner that nobody is there
 NEARBY_AFTER = 0.5  # for a token whose addresses are those of yesterday
 LOG = log.get("daemon")
-Reached = tuple[ProvenPipe, Proven]
 
 
 class DialJoin(Protocol):
@@ -39,7 +39,21 @@ class DialJoin(Protocol):
 
     def __call__(
         self, candidates: Sequence[Candidate], /, *, standing: Standing, inviter: PeerId, join: JoinKeys
-    ) -> Coroutine[object, object, Reached]: ...
+    ) -> Coroutine[object, object, Joining]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A membership; of a node that has just joined also what the inviter told, and the pipe to it."""
+
+    membership: Membership
+    admitted: Admitted | None = None
+    pipe: Joining | None = None
+
+    async def aclose(self) -> None:
+        """Idempotent."""
+        if self.pipe is not None:
+            await self.pipe.aclose()
 
 
 async def enter(
@@ -50,8 +64,8 @@ async def enter(
     *,
     doorway: Doorway,
     note: Callable[[str], None] = lambda _text: None,
-) -> tuple[Membership, Admitted | None]:
-    """The membership, and what the inviter told if this node has just joined. Raises MeshdError.
+) -> Entered:
+    """Find the membership, join if need be. Raises MeshdError; whoever is given a pipe closes it in the end.
 
     `note` gets what a person must do: a reply code to be carried to the inviter, where nothing else leads.
     """
@@ -60,27 +74,26 @@ async def enter(
         if present is None:
             present = home.found_mesh(now=int(time.time()), random=secrets.token_bytes)
             LOG.info("mesh_founded", mesh=present.mesh.short)
-        return present, None
+        return Entered(present)
     invite = parse_token(config.node.join)
     if present is not None and present.mesh == invite.mesh:
-        return present, None  # a restart with the same command line: the membership stands
+        return Entered(present)  # a restart with the same command line: the membership stands
     if present is not None:
         raise UserError(
             f"this node is in mesh `{present.mesh.short}`, the token is for mesh `{invite.mesh.short}`",
             hint="run `meshd leave` first, or use another MESHD_HOME",
         )
     refuse_expired(invite, int(time.time()))
-    admitted = await _join(invite, key, config, role, doorway, note)
+    admitted, pipe = await _join(invite, key, config, role, doorway, note)
     membership = Membership(invite.mesh, admitted.chain, inviter=invite.inviter)
     home.save_membership(membership)
     LOG.info("mesh_joined", mesh=membership.mesh.short)
-    return membership, admitted
+    return Entered(membership, admitted, pipe)
 
 
-def remember(
-    config: Config, membership: Membership, admitted: Admitted | None, book: AddressBook, bans: RevocationSet
-) -> None:
+def remember(config: Config, entered: Entered, book: AddressBook, bans: RevocationSet) -> None:
     """Put what the token and the inviter said where it is looked for."""
+    membership, admitted = entered.membership, entered.admitted
     if config.node.join:
         invite = parse_token(config.node.join)
         if invite.mesh == membership.mesh and bans.why_node_banned(invite.inviter) is None:
@@ -106,43 +119,38 @@ async def _join(
     role: str,
     doorway: Doorway,
     note: Callable[[str], None],
-) -> Admitted:
+) -> tuple[Admitted, Joining]:
     try:
         try:
-            pipe, proven = await _reach(invite, key, config, doorway)
+            pipe = await _reach(invite, key, config, doorway)
         except DialError:
             if not possible(invite, config, doorway):
                 raise
             keys = derive(invite.secret)
-            pipe, proven = await join_by_reply(invite, keys, key, config, doorway=doorway, note=note)
+            pipe = await join_by_reply(invite, keys, key, config, doorway=doorway, note=note)
     except DialError as error:
         raise _unreachable(invite, error) from None
     try:
-        return await ask(
-            pipe,
-            leftover=proven.leftover,
-            me=key.peer,
-            mesh=invite.mesh,
-            name=config.node.name,
-            role=role,
-        )
-    except Refused as error:
-        raise Refused(f"not admitted: {error.what}", code=error.code, hint=error.hint) from None
-    finally:
+        admitted = await ask(pipe, me=key.peer, mesh=invite.mesh, name=config.node.name, role=role)
+    except BaseException as error:
         await pipe.aclose()
+        if isinstance(error, Refused):
+            raise Refused(f"not admitted: {error.what}", code=error.code, hint=error.hint) from None
+        raise
+    return admitted, pipe
 
 
-async def _reach(invite: Invite, key: KeyPair, config: Config, doorway: Doorway) -> tuple[ProvenPipe, Proven]:
+async def _reach(invite: Invite, key: KeyPair, config: Config, doorway: Doorway) -> Joining:
     """The inviter, by whatever way is first. Raises DialError, Refused."""
     standing = Standing(credentials=Credentials(key, None), mesh=invite.mesh)
     join = derive(invite.secret)
     kinds = config.links.kinds
     relays = tuple(dict.fromkeys((*invite.relays, *read_relays(config))))
 
-    def over(dial: DialJoin, candidates: Sequence[Candidate]) -> Coroutine[object, object, Reached]:
+    def over(dial: DialJoin, candidates: Sequence[Candidate]) -> Coroutine[object, object, Joining]:
         return dial(candidates, standing=standing, inviter=invite.inviter, join=join)
 
-    async def nearby() -> Reached:
+    async def nearby() -> Joining:
         found = await find_nearby(invite, config)
         if not found:
             raise DialError(
@@ -150,7 +158,7 @@ async def _reach(invite: Invite, key: KeyPair, config: Config, doorway: Doorway)
             )
         return await over(tcp.dial_join, found)
 
-    starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = []
+    starts: list[tuple[float, Callable[[], Coroutine[object, object, Joining]]]] = []
     if "tcp" in kinds:
         starts.append((0.0, lambda: over(tcp.dial_join, invite.candidates)))
         if not config.links.no_mdns:
@@ -184,8 +192,8 @@ def with_udp(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     return tuple(dict.fromkeys([*candidates, *twins]))
 
 
-async def _discard(reached: Reached) -> None:
-    await reached[0].aclose()
+async def _discard(reached: Joining) -> None:
+    await reached.aclose()
 
 
 def _unreachable(invite: Invite, error: DialError) -> MeshdError:

@@ -5,17 +5,18 @@ import time
 
 from meshd.admin.authority import Authority, save_addresses
 from meshd.base import log
-from meshd.base.errors import RemoteProtocolError
+from meshd.base.errors import MeshdError, RemoteProtocolError
 from meshd.base.tasks import Owner
 from meshd.config import Config
-from meshd.daemon.entry import remember
+from meshd.daemon.entry import Entered, remember
 from meshd.daemon.port import Doorway
 from meshd.daemon.ways import Ways
 from meshd.identity.keys import KeyPair
-from meshd.identity.keystore import Home, Membership
-from meshd.identity.proof import Credentials, Proven
+from meshd.identity.keystore import Home
+from meshd.identity.proof import Credentials
 from meshd.identity.record import LEFT, PeerRecord
-from meshd.link.proving import ProvenPipe, Standing
+from meshd.link.joining import Joining
+from meshd.link.proving import Standing
 from meshd.mux.config import NodeBudget
 from meshd.mux.events import Code
 from meshd.mux.upload import Upload
@@ -23,7 +24,7 @@ from meshd.peer.crowd import Signer
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node, NodeFacts
 from meshd.rendezvous.book import AddressBook
-from meshd.rendezvous.join import Admitted, Inviter
+from meshd.rendezvous.join import Inviter
 from meshd.wire.address import Candidate
 from meshd.wire.hello import NativeVersion
 
@@ -41,8 +42,7 @@ class Estate:
         config: Config,
         home: Home,
         key: KeyPair,
-        membership: Membership,
-        admitted: Admitted | None,
+        entered: Entered,
         role: str,
         native: NativeVersion,
         doorway: Doorway,
@@ -51,7 +51,8 @@ class Estate:
         self._home = home
         self._key = key
         self._role = role
-        self.membership = membership
+        self.membership = membership = entered.membership
+        self._first_pipe = entered.pipe
         self.has_left = False
         self.invites = home.load_invites(membership.mesh)
         self.bans = home.load_revocations(membership.mesh)
@@ -60,7 +61,7 @@ class Estate:
         )
         self.book = AddressBook(me=key.peer, verify=self._verify, save=self._save_book)
         self.book.load(home.read_blob(BOOK_BLOB), file=str(home.path / f"{BOOK_BLOB}.blob"))
-        remember(config, membership, admitted, self.book, self.bans)
+        remember(config, entered, self.book, self.bans)
         home.save_revocations(self.bans)
         self.doorway = doorway
         self.node = self._make_node(native)
@@ -151,6 +152,19 @@ class Estate:
         async with Owner() as owner:
             owner.start(self.mesh.serve(), name="mesh")
             owner.start(self.ways.serve(self.mesh), name="ways")
+            if self._first_pipe is not None:
+                owner.start(self._stay(self._first_pipe), name="stay")
+
+    async def _stay(self, pipe: Joining) -> None:
+        """Go on as a member where this node has just joined: the first link, while others are dialled."""
+        try:
+            link = await pipe.stay(self.standing(), dialled=True)
+        except (MeshdError, TimeoutError) as error:
+            LOG.debug("joined_pipe_over", peer=pipe.peer.short, why=str(error) or "timed out")
+        else:
+            await self.mesh.accept(link)
+        finally:
+            await pipe.aclose()
 
     def candidates_changed(self) -> None:
         """A router's port came or went, or more is known of the network: tell the peers; links stay."""
@@ -185,11 +199,10 @@ class Estate:
         """This node has banned somebody: close what is open, and tell the others."""
         self.node.on_bans(())
 
-    async def admit(self, pipe: ProvenPipe, proven: Proven) -> None:
-        """Answer one joiner."""
-        await self._inviter.admit(
-            pipe, joiner=proven.peer, invite_id=proven.invite_id or b"", leftover=proven.leftover
-        )
+    async def admit(self, joining: Joining) -> bool:
+        """Answer one joiner; says whether it is a member now."""
+        invite = joining.proven.invite_id or b""
+        return await self._inviter.admit(joining, joiner=joining.peer, invite_id=invite)
 
     def _record_is_old(self) -> bool:
         now = (self.candidates(), self.ways.surroundings.capabilities())

@@ -11,13 +11,13 @@ from meshd.base.errors import LocalProtocolError
 from meshd.base.hosts import is_loopback
 from meshd.config import DEFAULT_MESH_PORT, MESH_PORT_TRIES, HostPort
 from meshd.identity.keystore import PORT_BLOB, Home
-from meshd.identity.proof import Proven
+from meshd.link.joining import Joining, OnJoiner
 from meshd.link.listening import PortTaken
-from meshd.link.proving import ProvenPipe, Standing
+from meshd.link.proving import Standing
 from meshd.link.quic_listener import QuicListener
 from meshd.link.quic_ports import DialPort, SharedPort
 from meshd.link.quic_socket import Origin
-from meshd.link.tcp import OnJoiner, TcpListener
+from meshd.link.tcp import TcpListener
 from meshd.wire.address import Candidate
 from meshd.wire.stun import Endpoint
 from meshd.wire.stun_answer import answer_to
@@ -89,9 +89,8 @@ class Doorway:
             raise LocalProtocolError("a link came in before this node was a member")
         return self._standing()
 
-    async def _admit(self, pipe: ProvenPipe, proven: Proven) -> None:
-        if self._on_joiner is not None:
-            await self._on_joiner(pipe, proven)
+    async def _admit(self, joining: Joining) -> bool:
+        return self._on_joiner is not None and await self._on_joiner(joining)
 
 
 def open_listener(

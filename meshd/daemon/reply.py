@@ -14,12 +14,13 @@ from meshd.config import Config
 from meshd.daemon.port import Doorway
 from meshd.identity.invite import Invite, JoinKeys
 from meshd.identity.keys import KeyPair
-from meshd.identity.proof import Credentials, Proven
+from meshd.identity.proof import Credentials
 from meshd.identity.reply_code import MAX_REPLY_CANDIDATES, Reply, encode_reply
 from meshd.link import quic
 from meshd.link.interface import DialError, DialFailure, LinkKind
+from meshd.link.joining import Joining
 from meshd.link.outer_port import OuterPort
-from meshd.link.proving import ProvenPipe, Standing
+from meshd.link.proving import Standing
 from meshd.wire.address import Candidate, order
 
 WAIT_SECONDS = 600.0  # for somebody to paste the code
@@ -43,7 +44,7 @@ async def join_by_reply(
     *,
     doorway: Doorway,
     note: Callable[[str], None],
-) -> tuple[ProvenPipe, Proven]:
+) -> Joining:
     """Say the code by `note`, then dial until the inviter answers. Raises DialError, Refused."""
     known = asyncio.Event()
     outer = OuterPort(send=doorway.send, servers=lambda: config.links.stun, changed=known.set)
@@ -69,7 +70,7 @@ async def join_by_reply(
     return reached
 
 
-async def _dial(invite: Invite, keys: JoinKeys, key: KeyPair, doorway: Doorway) -> tuple[ProvenPipe, Proven]:
+async def _dial(invite: Invite, keys: JoinKeys, key: KeyPair, doorway: Doorway) -> Joining:
     standing = Standing(credentials=Credentials(key, None), mesh=invite.mesh)
     last = DialError("nobody accepted the reply code", kind=LinkKind.QUIC, failure=DialFailure.TIMEOUT)
     loop = asyncio.get_running_loop()

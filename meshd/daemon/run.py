@@ -11,13 +11,15 @@ from meshd.base.tasks import Owner, first_error
 from meshd.config import Config
 from meshd.daemon.claims import Claims
 from meshd.daemon.control import DaemonControl, Parts
-from meshd.daemon.entry import enter
+from meshd.daemon.entry import Entered, enter
 from meshd.daemon.estate import Estate
 from meshd.daemon.kit import find_native
 from meshd.daemon.roles import BuiltRole, build_role
 from meshd.daemon.tunnels import make_tunnels
+from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
 from meshd.link import interfaces
+from meshd.role.interface import Native
 from meshd.tunnel.own import OwnTunnels
 
 ADDRESS_SECONDS = 2.0  # how often this machine's addresses are looked at
@@ -84,29 +86,35 @@ class Daemon:
         claims = await Claims.make(self._role, self._config, native, self._home)
         try:
             key = self._home.load_or_create_identity()
-            membership, admitted = await enter(
+            entered = await enter(
                 self._home, key, self._config, self._role, doorway=claims.doorway, note=self._note
             )
-            estate = Estate(
-                config=self._config,
-                home=self._home,
-                key=key,
-                membership=membership,
-                admitted=admitted,
-                role=self._role,
-                native=native.version,
-                doorway=claims.doorway,
-            )
             try:
-                built = await build_role(
-                    self._role, config=self._config, native=native, estate=estate, claims=claims
-                )
-                await self._serve(estate, built)
+                await self._live(key, entered, native, claims)
             finally:
-                if estate.has_left:
-                    self._home.leave(drop_root=True)  # what was written since: bans, addresses, the book
+                await entered.aclose()
         finally:
             claims.release()
+
+    async def _live(self, key: KeyPair, entered: Entered, native: Native, claims: Claims) -> None:
+        """As a member, in its role."""
+        estate = Estate(
+            config=self._config,
+            home=self._home,
+            key=key,
+            entered=entered,
+            role=self._role,
+            native=native.version,
+            doorway=claims.doorway,
+        )
+        try:
+            built = await build_role(
+                self._role, config=self._config, native=native, estate=estate, claims=claims
+            )
+            await self._serve(estate, built)
+        finally:
+            if estate.has_left:
+                self._home.leave(drop_root=True)  # what was written since: bans, addresses, the book
 
     async def _serve(self, estate: Estate, built: BuiltRole) -> None:
         """Run everything. At the end the role goes first: its children, then the peers, then the links."""

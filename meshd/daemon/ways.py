@@ -27,6 +27,7 @@ from meshd.identity.reply_code import parse_reply
 from meshd.link import interfaces
 from meshd.link.birthday import BirthdayLinks
 from meshd.link.interface import Dialer, Link, LinkKind, Listener
+from meshd.link.joining import OnJoiner
 from meshd.link.member_relay import MemberRelayLinks
 from meshd.link.outer_port import OuterPort
 from meshd.link.proving import Standing
@@ -37,7 +38,7 @@ from meshd.link.quic_ice import QuicOverIce
 from meshd.link.relay import RelayLinks
 from meshd.link.relay_client import RelayClient
 from meshd.link.stun import ASK_SECONDS
-from meshd.link.tcp import OnJoiner, TcpDialer
+from meshd.link.tcp import TcpDialer
 from meshd.link.webrtc import WebRtcLinks
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node

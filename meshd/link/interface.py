@@ -50,7 +50,10 @@ class DialError(MeshdError):
 
 @dataclass(frozen=True, slots=True)
 class LinkInfo:
-    """What is known of a link. `established_at` is loop time in seconds; addresses are `host:port`."""
+    """What is known of a link. `established_at` is loop time in seconds; addresses are `host:port`.
+
+    `passing`: it ends soon by itself, and is good for a beginning only.
+    """
 
     kind: LinkKind
     peer: PeerId
@@ -60,6 +63,7 @@ class LinkInfo:
     path: str  # loopback | lan | public | mapped | punched | relayed
     dialled: bool
     established_at: float
+    passing: bool = False
 
 
 class Link(Protocol):

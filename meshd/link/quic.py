@@ -8,7 +8,6 @@ address changes, the connection goes on from the new one (RFC 9000 section 9).
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from meshd.base.errors import MeshdError
@@ -18,9 +17,9 @@ from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link import interfaces
 from meshd.link.interface import Link, LinkInfo, LinkKind
+from meshd.link.joining import Joining
 from meshd.link.proving import (
     ProvenLink,
-    ProvenPipe,
     Standing,
     dial_error,
     member_of,
@@ -100,7 +99,7 @@ async def dial_join(
     inviter: PeerId,
     join: JoinKeys,
     ports: Ports = DialPort,
-) -> tuple[ProvenPipe, Proven]:
+) -> Joining:
     """Reach the inviter of a token and prove that we hold it, as tcp.dial_join does over TCP."""
     attempt = partial(
         _attempt,
@@ -111,8 +110,8 @@ async def dial_join(
         idle=IDLE_SECONDS,
         ports=ports,
     )
-    pipe, (proven, _) = await race(dial_order(candidates, "udp"), attempt, kind=LinkKind.QUIC)
-    return joining(pipe, proven)
+    pipe, (proven, port) = await race(dial_order(candidates, "udp"), attempt, kind=LinkKind.QUIC)
+    return joining(pipe, proven, binding=pipe.binding(), local=lambda: port.local, path="", dialled=True)
 
 
 Reached = tuple[QuicPipe, tuple[Proven, DialPort | SharedPort]]
@@ -182,9 +181,22 @@ def _import_engine() -> None:
     from meshd.link import quic_reception as _  # noqa: F401
 
 
-def joining(pipe: QuicPipe, proven: Proven) -> tuple[ProvenPipe, Proven]:
-    """The pipe gives the left-over bytes by itself, so they are not in `proven` any more."""
-    return ProvenPipe(pipe, proven.leftover), replace(proven, leftover=b"")
+def joining(
+    pipe: QuicPipe,
+    proven: Proven,
+    *,
+    binding: bytes,
+    local: Callable[[], tuple[str, int]],
+    path: str,
+    dialled: bool,
+) -> Joining:
+    """For either end; `path` as `info_of` takes it, `local` is asked when the pipe becomes a link."""
+
+    def link(member: Proven) -> QuicLink:
+        info = info_of(pipe, member, local=local(), path=path, dialled=dialled)
+        return QuicLink(pipe, member.leftover, info)
+
+    return Joining(pipe, proven, binding=binding, make_link=link)
 
 
 def info_of(pipe: QuicPipe, proven: Proven, *, local: tuple[str, int], path: str, dialled: bool) -> LinkInfo:

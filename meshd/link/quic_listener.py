@@ -20,20 +20,12 @@ from meshd.identity.proof import Proven, Purpose
 from meshd.link import interfaces
 from meshd.link.doorstep import MAX_UNPROVEN, Doorstep
 from meshd.link.interface import LinkKind
-from meshd.link.proving import (
-    PROOF_SECONDS,
-    Standing,
-    prove_accepted,
-)
+from meshd.link.joining import JoinDesk, OnJoiner
+from meshd.link.proving import PROOF_SECONDS, Standing, prove_accepted
 from meshd.link.quic import IDLE_SECONDS, Accept, QuicLink, info_of, joining, load
 from meshd.link.quic_pipe import QuicPipe
 from meshd.link.quic_ports import DialPort, Door, SharedPort
 from meshd.link.quic_socket import Origin, bind_udp
-from meshd.link.tcp import (
-    JOIN_SECONDS,
-    MAX_JOINERS,
-    OnJoiner,
-)
 from meshd.wire.address import Candidate
 from meshd.wire.limits import MAX_CANDIDATES
 
@@ -49,10 +41,10 @@ class QuicListener:
     """Takes in QUIC links on UDP. `open` first, then `serve` until cancelled, which closes it.
 
     Whoever opens it calls `close` in the end: a `serve` that is cancelled before its first step does not.
-    `host` empty: every address of this machine. Joiners are handed to `on_joiner`, which keeps the pipe as
-    long as it lives (30 s at most); without it they are turned away. Datagrams that are not QUIC's (a STUN
-    message begins with two zero bits, RFC 9443) go to `on_other`, for which `send_other` answers. `path`:
-    what the way is called (LinkInfo), where the addresses do not tell.
+    `host` empty: every address of this machine. Joiners are handed to `on_joiner` (link/joining.py);
+    without it they are turned away. Datagrams that are not QUIC's (a STUN message begins with two zero bits,
+    RFC 9443) go to `on_other`, for which `send_other` answers. `path`: what the way is called (LinkInfo),
+    where the addresses do not tell.
     """
 
     def __init__(
@@ -70,7 +62,6 @@ class QuicListener:
         self._standing = standing
         self._host = host
         self._asked_port = port
-        self._on_joiner = on_joiner
         self._on_other = on_other
         self._path = path
         self._proof_seconds = proof_seconds
@@ -81,7 +72,7 @@ class QuicListener:
         self._places: tuple[str, ...] = ()
         self._port = 0
         self._doorstep = Doorstep()
-        self._joiners = 0
+        self._desk = JoinDesk(on_joiner, standing)
         self._reception: Reception | None = None
         self._waiting: list[tuple[Door, bytes, Origin]] = []
         self._loading = asyncio.Event()
@@ -235,15 +226,16 @@ class QuicListener:
             self._doorstep.leave(pipe)
 
     async def _hand_over(self, pipe: QuicPipe, proven: Proven, door: Door, accept: Accept) -> None:
-        if proven.purpose is Purpose.MEMBER:
+        def local() -> tuple[str, int]:
             origin = pipe.origin
-            local = (door.socket.local_host(origin) if origin else "", self._port)
-            info = info_of(pipe, proven, local=local, path=self._path, dialled=False)
+            return door.socket.local_host(origin) if origin else "", self._port
+
+        if proven.purpose is Purpose.MEMBER:
+            info = info_of(pipe, proven, local=local(), path=self._path, dialled=False)
             await accept(QuicLink(pipe, proven.leftover, info))
-        elif proven.purpose is Purpose.JOIN and self._on_joiner is not None and self._joiners < MAX_JOINERS:
-            self._joiners += 1
-            try:
-                async with asyncio.timeout(JOIN_SECONDS):
-                    await self._on_joiner(*joining(pipe, proven))
-            finally:
-                self._joiners -= 1
+        elif proven.purpose is Purpose.JOIN:
+            binding = self._certificate.sha256
+            newcomer = joining(pipe, proven, binding=binding, local=local, path=self._path, dialled=False)
+            link = await self._desk.admit(newcomer)
+            if link is not None:
+                await accept(link)

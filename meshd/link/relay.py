@@ -19,10 +19,10 @@ from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.doorstep import Doorstep
 from meshd.link.interface import DialError, DialFailure, LinkInfo, LinkKind
+from meshd.link.joining import JoinDesk, Joining, OnJoiner
 from meshd.link.proving import (
     PROOF_SECONDS,
     ProvenLink,
-    ProvenPipe,
     Standing,
     dial_error,
     member_of,
@@ -33,7 +33,7 @@ from meshd.link.racing import closest
 from meshd.link.relay_client import RelayClient
 from meshd.link.relay_control import Control, RelayTrouble
 from meshd.link.relay_pipe import RelayPipe
-from meshd.link.tcp import Accept, OnJoiner
+from meshd.link.tcp import Accept
 from meshd.link.tls import dialer_context, listener_context
 from meshd.wire.address import Candidate
 from meshd.wire.relay import Mail, Ring
@@ -42,8 +42,6 @@ BOX_PAUSES = (0.7, 3.0)  # before a joiner asks again for a mailbox; a relay dro
 ATTEMPT_SECONDS = 12.0  # through one relay, to the end of the proof
 STAGGER_SECONDS = 0.5  # between two relays
 MAX_WAYS = 4
-MAX_JOINERS = 16
-JOIN_SECONDS = 30.0
 WELCOME_SECONDS = PROOF_SECONDS + 5.0  # the way to the relay included
 
 _log = get("relay")
@@ -68,13 +66,12 @@ class RelayLinks:
     ) -> None:
         self._client = client
         self._standing = standing
-        self._on_joiner = on_joiner
         self._proof_seconds = proof_seconds
         self._certificate = make_link_certificate()
         self._listening: ssl.SSLContext = listener_context(self._certificate)
         self._dialling = dialer_context()
         self._doorstep = Doorstep()
-        self._joiners = 0
+        self._desk = JoinDesk(on_joiner, standing)
 
     @property
     def kind(self) -> LinkKind:
@@ -178,13 +175,11 @@ class RelayLinks:
     async def _hand_over(self, pipe: RelayPipe, proven: Proven, way: RelayHint, accept: Accept) -> None:
         if proven.purpose is Purpose.MEMBER:
             await accept(RelayLink(pipe, proven.leftover, _info(pipe, proven, way, dialled=False)))
-        elif self._on_joiner is not None and self._joiners < MAX_JOINERS:
-            self._joiners += 1
-            try:
-                async with asyncio.timeout(JOIN_SECONDS):
-                    await self._on_joiner(*_joining(pipe, proven))
-            finally:
-                self._joiners -= 1
+        elif proven.purpose is Purpose.JOIN:
+            joining = _joining(pipe, proven, way, binding=self._certificate.sha256, dialled=False)
+            link = await self._desk.admit(joining)
+            if link is not None:
+                await accept(link)
 
 
 async def dial_join(
@@ -194,10 +189,11 @@ async def dial_join(
     inviter: PeerId,
     join: JoinKeys,
     environ: Mapping[str, str],
-) -> tuple[ProvenPipe, Proven]:
+) -> Joining:
     """Reach the inviter of a token through its mailbox at a relay, and prove that we hold the token.
 
-    As `tcp.dial_join`: the caller closes the pipe. A relay gives such a circuit few bytes and little time.
+    As `tcp.dial_join`: the caller closes the pipe, or stays. A relay gives such a circuit few bytes and
+    little time, so as a link it is one to begin with.
     Raises Refused when the inviter said why not, else DialError.
     """
     starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = [
@@ -207,10 +203,10 @@ async def dial_join(
     if not starts:
         raise DialError("the token names no relay", kind=LinkKind.RELAY, failure=DialFailure.UNREACHABLE)
     try:
-        pipe, proven, _ = await first_success(starts, discard=_discard)
+        pipe, proven, way = await first_success(starts, discard=_discard)
     except ExceptionGroup as failures:
         raise closest(failures.exceptions) from None
-    return _joining(pipe, proven)
+    return _joining(pipe, proven, way, binding=pipe.binding(), dialled=True)
 
 
 class _Deaf:
@@ -341,9 +337,12 @@ def _dial_error(error: Exception, way: RelayHint) -> DialError | Refused:
     return dial_error(error, kind=LinkKind.RELAY, place=f"relay {way.place}")
 
 
-def _joining(pipe: RelayPipe, proven: Proven) -> tuple[ProvenPipe, Proven]:
-    """The pipe gives the left-over bytes by itself, so they are not in `proven` any more."""
-    return ProvenPipe(pipe, proven.leftover), replace(proven, leftover=b"")
+def _joining(pipe: RelayPipe, proven: Proven, way: RelayHint, *, binding: bytes, dialled: bool) -> Joining:
+    def link(member: Proven) -> RelayLink:
+        info = _info(pipe, member, way, dialled=dialled)
+        return RelayLink(pipe, member.leftover, replace(info, passing=True))
+
+    return Joining(pipe, proven, binding=binding, make_link=link)
 
 
 def _info(pipe: RelayPipe, proven: Proven, way: RelayHint, *, dialled: bool) -> LinkInfo:

@@ -10,7 +10,6 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from meshd.base.errors import LocalProtocolError, MeshdError
@@ -24,11 +23,11 @@ from meshd.link import interfaces
 from meshd.link.connecting import connect
 from meshd.link.doorstep import Doorstep
 from meshd.link.interface import Link, LinkInfo, LinkKind
+from meshd.link.joining import JoinDesk, Joining, OnJoiner
 from meshd.link.listening import accept_from, listen
 from meshd.link.proving import (
     PROOF_SECONDS,
     ProvenLink,
-    ProvenPipe,
     Standing,
     dial_error,
     member_of,
@@ -43,14 +42,11 @@ from meshd.wire.limits import MAX_CANDIDATES
 
 CONNECT_SECONDS = 3.0  # one lost SYN is sent again after 1 s, a second one after 3 s
 ATTEMPT_SECONDS = 10.0  # connecting, TLS and proof together, for one address
-MAX_JOINERS = 16  # at once: each holds a valid invite, but an invite may be in many hands
-JOIN_SECONDS = 30.0  # the inviter's disk included
 
 _log = get("link")
 
 Accept = Callable[[Link], Awaitable[None]]
 Reached = tuple[TcpPipe, Proven]
-OnJoiner = Callable[[ProvenPipe, Proven], Awaitable[None]]
 
 
 class TcpLink(ProvenLink):
@@ -89,25 +85,25 @@ class TcpDialer:
 
 async def dial_join(
     candidates: Sequence[Candidate], *, standing: Standing, inviter: PeerId, join: JoinKeys
-) -> tuple[ProvenPipe, Proven]:
+) -> Joining:
     """Reach the inviter of a token and prove that we hold it; what is said then is rendezvous/join.py's.
 
-    `standing` has the key that asks and the token's mesh. The caller closes the pipe. Raises as
+    `standing` has the key that asks and the token's mesh. The caller closes the pipe, or stays. Raises as
     `TcpDialer.dial`.
     """
     attempt = partial(
         _attempt, dialer_context(), standing=standing, expect=inviter, purpose=Purpose.JOIN, join=join
     )
     pipe, proven = await race(dial_order(candidates, "tcp"), attempt, kind=LinkKind.TCP)
-    return _joining(pipe, proven)
+    return _joining(pipe, proven, binding=pipe.binding(), dialled=True)
 
 
 class TcpListener:
     """Takes in TCP links. `open` first, then `serve` until cancelled, which closes it.
 
     Whoever opens it calls `close` in the end: a `serve` that is cancelled before its first step does not.
-    `host` empty: every address of this machine. Joiners are handed to `on_joiner`, which keeps the pipe as
-    long as it lives (30 s at most); without it they are turned away.
+    `host` empty: every address of this machine. Joiners are handed to `on_joiner` (link/joining.py);
+    without it they are turned away.
     """
 
     def __init__(
@@ -122,7 +118,6 @@ class TcpListener:
         self._standing = standing
         self._host = host
         self._asked_port = port
-        self._on_joiner = on_joiner
         self._proof_seconds = proof_seconds
         self._certificate = make_link_certificate()
         self._context: ssl.SSLContext = listener_context(self._certificate)
@@ -130,7 +125,7 @@ class TcpListener:
         self._places: tuple[str, ...] = ()
         self._port = 0
         self._doorstep = Doorstep()
-        self._joiners = 0
+        self._desk = JoinDesk(on_joiner, standing)
 
     @property
     def kind(self) -> LinkKind:
@@ -229,13 +224,11 @@ class TcpListener:
             # who comes from outside to a private address came by a port of the router
             mapped = ipaddress.ip_address(pipe.local_host).is_private
             await accept(TcpLink(pipe, proven.leftover, _info(pipe, proven, dialled=False, mapped=mapped)))
-        elif proven.purpose is Purpose.JOIN and self._on_joiner is not None and self._joiners < MAX_JOINERS:
-            self._joiners += 1
-            try:
-                async with asyncio.timeout(JOIN_SECONDS):
-                    await self._on_joiner(*_joining(pipe, proven))
-            finally:
-                self._joiners -= 1
+        elif proven.purpose is Purpose.JOIN:
+            joining = _joining(pipe, proven, binding=self._certificate.sha256, dialled=False)
+            link = await self._desk.admit(joining)
+            if link is not None:
+                await accept(link)
 
 
 async def _attempt(
@@ -275,9 +268,11 @@ async def _attempt(
     return pipe, proven
 
 
-def _joining(pipe: TcpPipe, proven: Proven) -> tuple[ProvenPipe, Proven]:
-    """The pipe gives the left-over bytes by itself, so they are not in `proven` any more."""
-    return ProvenPipe(pipe, proven.leftover), replace(proven, leftover=b"")
+def _joining(pipe: TcpPipe, proven: Proven, *, binding: bytes, dialled: bool) -> Joining:
+    def link(member: Proven) -> TcpLink:
+        return TcpLink(pipe, member.leftover, _info(pipe, member, dialled=dialled, mapped=False))
+
+    return Joining(pipe, proven, binding=binding, make_link=link)
 
 
 def _info(pipe: TcpPipe, proven: Proven, *, dialled: bool, mapped: bool) -> LinkInfo:

@@ -62,12 +62,13 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """A link that there is; `path` as in LinkInfo, `lively`: heard from in both directions."""
+    """A link that there is; `path`, `passing` as in LinkInfo, `lively`: heard from in both directions."""
 
     kind: LinkKind
     path: str
     selected: bool
     lively: bool
+    passing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def ways(kinds: Sequence[LinkKind]) -> tuple[Way, ...]:
 
 def wish(way: Way, facts: Facts) -> Backoff | None:
     """How eagerly a way is tried with these links; None: not at all."""
-    lively = [link for link in facts.present if link.lively]
+    lively = [link for link in facts.present if link.lively and not link.passing]
     if not lively:
         return RETRY
     carrier = next((link for link in lively if link.selected), None)

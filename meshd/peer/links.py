@@ -130,7 +130,7 @@ class Links:
         for numbers in self._numbers(session):
             info = self._carriers[numbers.link_id].link.info
             lively = now - self._last_heard(numbers) <= SILENT_AFTER
-            found.append(Present(info.kind, info.path, numbers.carries_data, lively))
+            found.append(Present(info.kind, info.path, numbers.carries_data, lively, info.passing))
         return tuple(found)
 
     def choose(self, session: Session) -> list[Event]:
@@ -168,6 +168,7 @@ class Links:
             established_at=info.established_at,
             path=info.path,
             rate=self._rates.get(numbers.link_id),
+            passing=info.passing,
         )
 
     def _leave_suspects(self, session: Session) -> None:

@@ -6,7 +6,7 @@ Only the leader of a pair decides (mux/session.py tells the follower). The rules
 2. direct beats relayed, TCP beats UDP: TLS over TCP costs a tenth of any UDP link in Python;
 3. of one rank the one that costs less time for an exchange: round trip, what it was seen to carry, CPU;
 4. whoever carries data stays, unless it died, or is relayed and a direct one is there. Any other move is for
-   a gain only: at most one in five minutes.
+   a gain only: at most one in five minutes. A passing link (LinkInfo) gives way to any other.
 
 A direct path that dies young is on probation when it comes again: it stands by, pinged in both directions,
 and carries data when it has lived a while. So a path that comes and goes does not drag the data to and fro.
@@ -39,6 +39,7 @@ class Rank(IntEnum):
     TCP = 0
     UDP = 1
     RELAYED = 2
+    PASSING = 3
 
 
 # Bytes a second that the CPU can do (docs/benchmarks.md), and what to expect of a path before it is measured.
@@ -61,11 +62,12 @@ class Path:
     established_at: float
     path: str = "public"
     rate: float | None = None
+    passing: bool = False
 
     @property
     def rank(self) -> Rank:
-        """Relayed last, TCP first."""
-        return rank_of(self.kind, self.path)
+        """TCP first, relayed last but for what ends soon."""
+        return Rank.PASSING if self.passing else rank_of(self.kind, self.path)
 
     def silent(self, now: float) -> bool:
         """Has it missed a heartbeat?"""
@@ -148,7 +150,7 @@ class Chooser:
 
     def _higher(self, best: Path, carrying: Path, lively: Sequence[Path], now: float) -> Choice:
         """`best` is of a better rank than what carries data."""
-        if carrying.rank is Rank.RELAYED:
+        if carrying.rank >= Rank.RELAYED:
             direct = [path for path in lively if path.rank < carrying.rank and self._proved(path, now)]
             if not direct:
                 return Choice(carrying.link_id, f"{best.label} is on probation for {self._probation:.0f} s")
@@ -191,12 +193,12 @@ class Chooser:
             ended, self._carrying, before = before, None, None
         if carrying is not None and (before is None or before.link_id != carrying.link_id):
             self._carrying, self._since = carrying, now
-        if before is not None and before.rank is not Rank.RELAYED and now - self._since >= MOVE_PAUSE:
+        if before is not None and before.rank < Rank.RELAYED and now - self._since >= MOVE_PAUSE:
             self._probation = 0.0  # a path that has held for so long is forgiven
         return ended
 
     def _died(self, path: Path, now: float) -> None:
-        if path.rank is not Rank.RELAYED and now - self._since < YOUNG:
+        if path.rank < Rank.RELAYED and now - self._since < YOUNG:
             self._probation = min(max(PROBATION_FIRST, 2 * self._probation), PROBATION_MOST)
 
 
@@ -216,20 +218,20 @@ def surplus(paths: Sequence[Path], chosen: int | None, *, since: float, now: flo
     needless has been heard from since: after a change of addresses that one may be dead and not know it, and
     the newer one is what there is.
     """
-    kept: dict[LinkKind, Path] = {}
+    kept: dict[tuple[LinkKind, bool], Path] = {}
     for path in paths:
-        held = kept.get(path.kind)
+        held = kept.get((path.kind, path.passing))
         if (
             held is None
             or path.link_id == chosen
             or (held.link_id != chosen and path.established_at > held.established_at)
         ):
-            kept[path.kind] = path
+            kept[path.kind, path.passing] = path
     carrier = next((path for path in paths if path.link_id == chosen), None)
     settled = carrier is not None and not carrier.silent(now) and now - since >= STANDBY_FOR
 
     def closes(path: Path) -> bool:
-        held = kept[path.kind]
+        held = kept[path.kind, path.passing]
         if held is not path:
             return held.last_heard > path.established_at
         if carrier is None or path is carrier or not settled or carrier.last_heard <= path.established_at:

@@ -33,7 +33,6 @@ class Pipe(Protocol):
 
     async def send(self, data: Sequence[bytes | memoryview]) -> None: ...
     async def receive(self) -> bytes: ...
-    async def aclose(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +45,25 @@ class Admitted:
 
 
 class _Talk:
-    def __init__(self, pipe: Pipe, leftover: bytes) -> None:
+    def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
         self._parser = LengthParser()
-        self._parser.feed(leftover)
 
     async def send(self, message: JoinMessage) -> None:
         await self._pipe.send([framed(message.encode())])
 
     async def receive(self) -> JoinMessage:
+        """The one message that the other side sends before it hears from us."""
         while (message := self._parser.next()) is None:
             self._parser.feed(await self._pipe.receive())
+        if self._parser.rest():
+            raise RemoteProtocolError("joining: bytes behind the message", code="joining")
         return decode(message)
 
 
-async def ask(pipe: Pipe, *, leftover: bytes, me: PeerId, mesh: MeshId, name: str, role: str) -> Admitted:
+async def ask(pipe: Pipe, *, me: PeerId, mesh: MeshId, name: str, role: str) -> Admitted:
     """The joiner's side. Raises Refused with the inviter's reason, Broken."""
-    talk = _Talk(pipe, leftover)
+    talk = _Talk(pipe)
     try:
         async with asyncio.timeout(JOIN_SECONDS):
             await talk.send(JoinRequest(name, role))
@@ -109,9 +110,12 @@ class Inviter:
         self._random = random
         self._wall_clock = wall_clock
 
-    async def admit(self, pipe: Pipe, *, joiner: PeerId, invite_id: bytes, leftover: bytes) -> None:
-        """Answer one joiner that has proven the invite's secret; closes the pipe."""
-        talk = _Talk(pipe, leftover)
+    async def admit(self, pipe: Pipe, *, joiner: PeerId, invite_id: bytes) -> bool:
+        """Answer one joiner that has proven the invite's secret. True: it is a member now.
+
+        Whatever else it sends on the pipe is left there: it may go on as a member (link/joining.py).
+        """
+        talk = _Talk(pipe)
         try:
             async with asyncio.timeout(JOIN_SECONDS):
                 request = await talk.receive()
@@ -121,15 +125,14 @@ class Inviter:
                 await talk.send(answer)
                 if isinstance(answer, Welcome):
                     LOG.info("member_admitted", peer=joiner.short, name=request.name)
-                else:
-                    LOG.info("joiner_refused", peer=joiner.short, why=answer.text)
+                    return True
+                LOG.info("joiner_refused", peer=joiner.short, why=answer.text)
                 await pipe.receive()  # the joiner closes when it has the answer
         except (EndOfStream, Broken, TimeoutError):
             pass
         except RemoteProtocolError as error:
             LOG.warning("joiner_refused", peer=joiner.short, why=error.what)
-        finally:
-            await pipe.aclose()
+        return False
 
     def decide(self, joiner: PeerId, invite_id: bytes) -> Welcome | NotAdmitted:
         """Reserve, persist, certify, persist. No await in between: two joiners cannot share one use."""

@@ -56,18 +56,23 @@ class TestMesh:
 
     def node(self) -> Node:
         """A member."""
-        key = fresh_key()
+        node = self.stranger()
+        self.admit(node)
+        return node
+
+    def admit(self, node: Node) -> None:
+        """Make it a member."""
         certificate = issue(
             signer=self.root,
             mesh=self.mesh,
-            node=key.peer,
+            node=node.peer,
             roles={Role.USE, Role.WORK},
             serial=bytes(16),
             invite=b"",
             issued_at=0,
         )
         chain = Chain((certificate,), self.root.peer)
-        return Node(key, Standing(credentials=Credentials(key, chain), mesh=self.mesh))
+        node.standing = replace(node.standing, credentials=Credentials(node.key, chain))
 
     def stranger(self) -> Node:
         """A node that knows of the mesh and is no member."""

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import KeyPair, MeshId
-from meshd.identity.proof import Credentials, Proven
+from meshd.identity.proof import Credentials
 from meshd.link.interface import Link
-from meshd.link.proving import ProvenPipe
+from meshd.link.joining import Joining
 from meshd.link.relay import RelayLinks
 from meshd.link.relay_client import RelayClient
 from meshd.relay.connection import Connection
@@ -32,7 +32,7 @@ class Party:
     client: RelayClient
     links: RelayLinks
     accepted: asyncio.Queue[Link] = field(default_factory=lambda: asyncio.Queue(256))
-    joiners: asyncio.Queue[tuple[ProvenPipe, Proven]] = field(default_factory=lambda: asyncio.Queue(16))
+    joiners: asyncio.Queue[Joining] = field(default_factory=lambda: asyncio.Queue(16))
 
     async def accept(self, link: Link) -> None:
         self.accepted.put_nowait(link)
@@ -57,9 +57,10 @@ def make_party(
     client = RelayClient(relays, node.now, environ=environ)
     party: Party
 
-    async def joiner(pipe: ProvenPipe, proven: Proven) -> None:
-        party.joiners.put_nowait((pipe, proven))
+    async def joiner(joining: Joining) -> bool:
+        party.joiners.put_nowait(joining)
         await asyncio.Event().wait()
+        return False
 
     party = Party(node, client, RelayLinks(client, node.now, on_joiner=joiner))
     return party

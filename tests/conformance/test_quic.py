@@ -11,17 +11,17 @@ from dataclasses import replace
 import pytest
 from meshd.base.errors import MeshdError, Refused
 from meshd.identity.invite import derive
-from meshd.identity.proof import Proven, Purpose
+from meshd.identity.proof import Purpose
 from meshd.link.doorstep import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
 from meshd.link.interface import DialError, DialFailure, Link
-from meshd.link.proving import ProvenPipe
+from meshd.link.joining import Joining, OnJoiner
 from meshd.link.quic import QuicDialer, dial_join
 from meshd.link.quic_engine import dialler_settings
 from meshd.link.quic_ice import QuicOverIce
 from meshd.link.quic_listener import QuicListener
 from meshd.link.quic_reception import start_dialling
 from meshd.link.quic_socket import Origin
-from meshd.link.tcp import CONNECT_SECONDS, OnJoiner
+from meshd.link.tcp import CONNECT_SECONDS
 from meshd.wire.address import Candidate
 from meshd.wire.offer import Answer, decode_offer, encode_offer
 
@@ -164,13 +164,14 @@ def test_a_joiner_is_handed_over() -> None:
         far.invite(keys)
         seen: list[Purpose] = []
 
-        async def on_joiner(pipe: ProvenPipe, proven: Proven) -> None:
-            seen.append(proven.purpose)
-            await pipe.send([b"welcome ", await pipe.receive()])
+        async def on_joiner(joining: Joining) -> bool:
+            seen.append(joining.proven.purpose)
+            await joining.send([b"welcome ", await joining.receive()])
+            return False
 
         async with listening(far, on_joiner=on_joiner) as (listener, accepted):
             standing = mesh.stranger().standing
-            pipe, _ = await dial_join(place(listener), standing=standing, inviter=far.peer, join=keys)
+            pipe = await dial_join(place(listener), standing=standing, inviter=far.peer, join=keys)
             await pipe.send([b"me"])
             assert await pipe.receive() == b"welcome me"
             await pipe.aclose()

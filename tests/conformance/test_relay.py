@@ -188,12 +188,13 @@ def test_a_joiner_reaches_the_inviter_through_its_mailbox() -> None:
         await ann.client.set_boxes({KEYS.mailbox: 60})
         await until(lambda: relay.board.boxes == 1)
         joiner = home.mesh.stranger()
-        pipe, proven = await dial_join(
+        pipe = await dial_join(
             [home.hint], standing=joiner.now(), inviter=ann.node.peer, join=KEYS, environ={}
         )
-        there, who = await ann.joiners.get()
+        there = await ann.joiners.get()
+        who = there.proven
         assert (who.peer, who.purpose, who.invite_id) == (joiner.peer, Purpose.JOIN, KEYS.invite_id)
-        assert proven.peer == ann.node.peer
+        assert pipe.peer == ann.node.peer
         await pipe.send([b"let me in"])
         assert await there.receive() == b"let me in"
         await there.send([b"welcome"])
@@ -239,10 +240,10 @@ def test_a_joining_circuit_carries_little() -> None:
         await ann.client.set_boxes({KEYS.mailbox: 60})
         await until(lambda: relay.board.boxes == 1)
         joiner = home.mesh.stranger()
-        pipe, _ = await dial_join(
+        pipe = await dial_join(
             [home.hint], standing=joiner.now(), inviter=ann.node.peer, join=KEYS, environ={}
         )
-        there, _ = await ann.joiners.get()
+        there = await ann.joiners.get()
         with pytest.raises(Broken):
             while True:
                 await pipe.send([bytes(4096)])

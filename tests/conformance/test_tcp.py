@@ -12,7 +12,7 @@ from meshd.identity.certificate import make_link_certificate
 from meshd.identity.invite import derive
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import DialError, DialFailure, Link
-from meshd.link.proving import ProvenPipe
+from meshd.link.joining import Joining
 from meshd.link.racing import dial_order
 from meshd.link.tcp import ATTEMPT_SECONDS, TcpDialer, TcpListener, dial_join
 from meshd.link.tcp_pipe import MAX_SEND_BYTES, TcpPipe
@@ -209,8 +209,9 @@ def test_a_man_in_the_middle_cannot_pass_the_proof_on() -> None:
         far.invite(keys)
         joined: list[Proven] = []
 
-        async def on_joiner(pipe: ProvenPipe, proven: Proven) -> None:
-            joined.append(proven)
+        async def on_joiner(joining: Joining) -> bool:
+            joined.append(joining.proven)
+            return False
 
         listener = TcpListener(far.now, host=LOOPBACK, on_joiner=on_joiner)
         listener.open()
@@ -228,8 +229,8 @@ def test_a_man_in_the_middle_cannot_pass_the_proof_on() -> None:
             # the same dials without somebody in between
             here = [Candidate(LOOPBACK, listener.port)]
             await (await TcpDialer(near.now).dial(far.peer, here)).aclose()
-            pipe, _ = await dial_join(here, standing=guest.standing, inviter=far.peer, join=keys)
-            await pipe.aclose()
+            joining = await dial_join(here, standing=guest.standing, inviter=far.peer, join=keys)
+            await joining.aclose()
 
     run(work())
 
@@ -269,9 +270,10 @@ def test_joining(known: bool) -> None:
             inviter.invite(keys)
         seen: list[Proven] = []
 
-        async def on_joiner(pipe: ProvenPipe, proven: Proven) -> None:
-            seen.append(proven)
-            await pipe.send([b"welcome, ", await pipe.receive()])
+        async def on_joiner(joining: Joining) -> bool:
+            seen.append(joining.proven)
+            await joining.send([b"welcome, ", await joining.receive()])
+            return False
 
         listener = TcpListener(inviter.now, host=LOOPBACK, on_joiner=on_joiner)
         listener.open()
@@ -284,7 +286,8 @@ def test_joining(known: bool) -> None:
                 assert error.code == "unknown"
                 assert not seen
                 return
-            pipe, proven = await joining
+            pipe = await joining
+            proven = pipe.proven
             assert (proven.peer, proven.purpose, proven.leftover) == (inviter.peer, Purpose.JOIN, b"")
             await pipe.send([b"guest"])
             answer = b""

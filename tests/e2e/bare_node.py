@@ -44,13 +44,12 @@ async def bare_node(
     with place.lock():
         key = place.load_or_create_identity()
         doorway = Doorway(asked=config.links.listen, home=place)
-        membership, admitted = await enter(place, key, config, "client", doorway=doorway)
+        entered = await enter(place, key, config, "client", doorway=doorway)
         estate = Estate(
             config=config,
             home=place,
             key=key,
-            membership=membership,
-            admitted=admitted,
+            entered=entered,
             role="client",
             native=NativeVersion(rpc="", pin="", patches="", backend=""),
             doorway=doorway,

@@ -255,13 +255,12 @@ async def serve(folder: Path) -> None:
     began = loop.time()
     doorway = Doorway(asked=config.links.listen, home=home)
     key = home.load_or_create_identity()
-    membership, admitted = await enter(home, key, config, "client", doorway=doorway)
+    entered = await enter(home, key, config, "client", doorway=doorway)
     estate = Estate(
         config=config,
         home=home,
         key=key,
-        membership=membership,
-        admitted=admitted,
+        entered=entered,
         role="client",
         native=NativeVersion("0", "none", "none", "cpu"),
         doorway=doorway,

@@ -13,7 +13,7 @@ from meshd.admin.interface import SOCKET_NAME
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig
-from meshd.daemon.entry import enter
+from meshd.daemon.entry import Entered, enter
 from meshd.daemon.estate import Estate
 from meshd.daemon.kit import machine_id
 from meshd.daemon.port import Doorway
@@ -45,27 +45,33 @@ class Machine:
         self.key: KeyPair = self.home.load_or_create_identity()
 
     async def enter(self, join: str = "", *, role: str = "worker") -> Estate:
+        """As somebody who joins and does not stay."""
+        estate, entered = await self._enter(join, role)
+        await entered.aclose()
+        return estate
+
+    async def _enter(self, join: str, role: str) -> tuple[Estate, Entered]:
         config = config_of(self.name, join)
         doorway = Doorway(asked=config.links.listen, home=self.home)
         try:
-            membership, admitted = await enter(self.home, self.key, config, role, doorway=doorway)
+            entered = await enter(self.home, self.key, config, role, doorway=doorway)
         except BaseException:
             doorway.close()
             raise
-        return Estate(
+        estate = Estate(
             config=config,
             home=self.home,
             key=self.key,
-            membership=membership,
-            admitted=admitted,
+            entered=entered,
             role=role,
             native=NATIVE,
             doorway=doorway,
         )
+        return estate, entered
 
     @asynccontextmanager
     async def live(self, join: str = "") -> AsyncIterator[Estate]:
-        estate = await self.enter(join)
+        estate, _ = await self._enter(join, "worker")
         try:
             async with Owner() as owner:
                 owner.start(estate.serve(), name="peers")

@@ -1,5 +1,7 @@
 """When which dial starts, and when it is given up."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.link.interface import LinkKind
@@ -107,6 +109,11 @@ def test_wishes_beside_what_there_is() -> None:
     assert wishes(present(RELAY), probation) == [UPGRADE, UPGRADE, None, None, UPGRADE]
     silent = present(TCP, lively=False)
     assert wishes(silent, present(RELAY, selected=False)) == [UPGRADE, UPGRADE, None, UPGRADE, UPGRADE]
+
+
+def test_beside_a_passing_link_all_are_tried() -> None:
+    passing = Facts((replace(present(RELAY), passing=True),))
+    assert all(wish(way, passing) is RETRY for way in ALL)
 
 
 def test_with_a_link_who_does_not_lead_waits_for_the_leader() -> None:

@@ -79,6 +79,16 @@ def test_relayed_becomes_direct_at_once_and_udp_becomes_tcp() -> None:
     assert (choice.link_id, choice.why) == (3, "punched tcp replaces webrtc")
 
 
+def test_a_passing_link_gives_way_to_any_other_and_back_to_none() -> None:
+    passing = replace(path(1, RELAY), passing=True)
+    steady = path(2, RELAY, rtt=0.3, age=0.0)
+    chooser = Chooser()
+    assert chooser.choose([passing], None, NOW).link_id == 1
+    assert close([passing, steady], 1) == ()
+    assert chooser.choose([passing, steady], 1, NOW + 0.1).link_id == 2
+    assert chooser.choose([replace(passing, rtt=0.001), steady], 2, NOW + 0.2).link_id == 2
+
+
 def test_of_one_rank_the_cheaper_one_wins_when_all_have_come() -> None:
     slow, quick = path(1, WEBRTC, rtt=0.1), path(2, QUIC, rtt=0.02)
     chooser = Chooser()
