@@ -35,8 +35,9 @@ check: $(INSTALLED) ## format, lint, types, layers
 bench: build ## measure the tunnel and RPC speed against direct connections
 	@$(BIN)/meshd bench rpc
 
-soak: build ## the long runs: links cut for a thousand tokens, children killed twenty times each
-	MESHD_SOAK=1 $(BIN)/python -m pytest tests/e2e/test_mesh_durable.py tests/e2e/test_mesh_losses.py
+soak: build ## the long runs: links cut for a thousand tokens, children killed twenty times, fifty nodes
+	MESHD_SOAK=1 $(BIN)/python -m pytest tests/e2e/test_mesh_durable.py \
+		tests/e2e/test_mesh_losses.py tests/e2e/test_mesh_many.py
 
 fuzz: $(INSTALLED) ## feed every parser a million hostile inputs
 	$(BIN)/python -m tests.fuzz
