@@ -84,6 +84,7 @@ def set_up(
     """Send logs of `level` and above to `stream` (stderr) and `file`, as lines of text or JSON."""
     global _file
     logging.getLogger("asyncio").addFilter(_worth_a_line)  # the same one again is no second filter
+    logging.getLogger("quic").setLevel(logging.CRITICAL)  # aioquic's: what strangers send is not worth a line
     if _file is not None:
         _file.close()
     _file = RotatedFile(file, most=MAX_LOG_BYTES) if file is not None else None

@@ -120,7 +120,7 @@ class Attempt:
     hosts: tuple[str, ...]
     terms: Terms
     answer: asyncio.Future[Terms]
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] | None = None  # of whoever answers an offer
 
 
 class IceLinks(ABC):
@@ -322,10 +322,10 @@ class IceLinks(ABC):
         elif isinstance(signal, More):
             attempt.session.ice.add(checkable(signal.candidates, hosts=attempt.hosts))
         elif isinstance(signal, Gone):
-            if not attempt.answer.done():
-                attempt.answer.set_exception(Broken(f"the other side gave up: {signal.why}"))
-            elif attempt.task is not None:
+            if attempt.task is not None:  # we answer; `answer` is for that task to set
                 attempt.task.cancel()
+            elif not attempt.answer.done():
+                attempt.answer.set_exception(Broken(f"the other side gave up: {signal.why}"))
 
     def _say_gone(self, attempt: Attempt) -> None:
         """Spare the other side the rest of its ten seconds."""

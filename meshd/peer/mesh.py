@@ -111,9 +111,9 @@ class PeerMesh:
             self._demand(entry)
         return entry.connection.open_stream(service, metadata, bulk=bulk)
 
-    def handle(self, service: str, handler: Handler, *, allow: Allow) -> None:
-        """See Mesh."""
-        self._node.services[service] = Service(handler, allow)
+    def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
+        """See Mesh; `quiet` as in Service."""
+        self._node.services[service] = Service(handler, allow, quiet)
 
     def reachable(self) -> Sequence[PeerId]:
         """See signals.Carriers."""

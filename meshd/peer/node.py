@@ -38,10 +38,11 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service of this node, and who may use it."""
+    """A service of this node, and who may use it. `quiet`: a refusal is nothing that anybody need know of."""
 
     handler: Handler
     allow: Allow
+    quiet: bool = False
 
 
 @dataclass(slots=True)

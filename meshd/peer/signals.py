@@ -67,7 +67,7 @@ class SignalService:
     def attach(self, carriers: Carriers) -> None:
         """Sessions carry signals from here on; those of other members may be passed on."""
         self._ways.attach(carriers)
-        carriers.handle(SIGNAL_SERVICE, self._take_stream, allow=self._allow)
+        carriers.handle(SIGNAL_SERVICE, self._take_stream, allow=self._allow, quiet=True)
 
     async def serve(self) -> None:
         """Take the mail in, and own what is under way, until cancelled."""

@@ -90,7 +90,8 @@ class Streams:
             return
         why = service.allow(member, event.metadata)
         if why is not None:
-            LOG.warning("stream_refused", peer=self._peer.short, service=event.service, why=why)
+            say = LOG.debug if service.quiet else LOG.warning
+            say("stream_refused", peer=self._peer.short, service=event.service, why=why)
             self.session.reset(event.stream_id, Code.REFUSED, why[:MAX_REASON])
             return
         self.session.accept(event.stream_id)

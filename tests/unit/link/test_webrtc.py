@@ -5,7 +5,7 @@ import contextlib
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,13 +16,13 @@ from meshd.base.errors import Broken, UserError
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.link import webrtc_ice
-from meshd.link.interface import DialError, DialFailure, Link
+from meshd.link.interface import DialError, DialFailure, Link, Signals
 from meshd.link.udp_socket import UdpSocket
 from meshd.link.webrtc import MAX_ANSWERING_ONE, Extra, WebRtcLinks, stun_server
 from meshd.link.webrtc_candidates import checkable, path_of
 from meshd.link.webrtc_ice import MAX_EARLY, IcePath, Pace
 from meshd.wire.address import Candidate
-from meshd.wire.offer import Answer, More, Offer, OfferSignal, decode_offer, encode_offer
+from meshd.wire.offer import Answer, Gone, More, Offer, OfferSignal, decode_offer, encode_offer
 from meshd.wire.stun import Endpoint
 from meshd.wire.stun_answer import answer_to
 
@@ -58,6 +58,16 @@ class Side:
     async def accept(self, link: Link) -> None:
         self.accepted.put_nowait(link)
         await asyncio.Event().wait()
+
+
+class Slowly:
+    """Signals whose `send` is another one."""
+
+    def __init__(
+        self, signals: Signals, send: Callable[[PeerId, bytes], Coroutine[object, object, None]]
+    ) -> None:
+        self.receive = signals.receive
+        self.send = send
 
 
 class Street:
@@ -150,6 +160,35 @@ def test_a_dial_that_ends_ends_the_other_side_too() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await dialling
             await until(lambda: not street.far.links._answering)
+
+    run(work())
+
+
+def test_whoever_gives_up_before_the_answer_is_out_ends_the_attempt() -> None:
+    async def work() -> None:
+        street = Street()
+        far, caller = street.far, street.near.node.peer
+        sending, sent = asyncio.Event(), asyncio.Event()
+        send = street.post.signals(far.node.peer).send
+
+        async def slowly(peer: PeerId, payload: bytes) -> None:
+            sending.set()
+            await sent.wait()
+            await send(peer, payload)
+
+        far.links._signals = Slowly(street.post.signals(far.node.peer), slowly)
+        async with street.open():
+            dialling = asyncio.get_running_loop().create_task(street.dial())
+            await sending.wait()
+            (offer,) = street.told(Offer)
+            gone = encode_offer(Gone(attempt=offer.attempt, why="changed its mind"))
+            await street.post.signals(caller).send(far.node.peer, gone)
+            await until(lambda: not far.links._answering)
+            sent.set()
+            dialling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await dialling
+            assert far.accepted.empty()
 
     run(work())
 
