@@ -1,5 +1,6 @@
 """Everything a node has as a member: its key, certificates, books, links and peers, built once."""
 
+import asyncio
 import secrets
 import time
 
@@ -30,6 +31,7 @@ from meshd.wire.hello import NativeVersion
 
 NODE_WINDOW_BYTES = 64 << 20  # by which the windows of all sessions together may grow
 BOOK_BLOB = "book"
+BOOK_SECONDS = 1.0
 LOG = log.get("daemon")
 
 
@@ -59,9 +61,12 @@ class Estate:
         self.authority = Authority(
             home=home, key=key, membership=membership, invites=self.invites, bans=self.bans
         )
+        self._book_to_save: bytes | None = None
+        self._book_changed = asyncio.Event()
         self.book = AddressBook(me=key.peer, verify=self._verify, save=self._save_book)
         self.book.load(home.read_blob(BOOK_BLOB), file=str(home.path / f"{BOOK_BLOB}.blob"))
         remember(config, entered, self.book, self.bans)
+        self._write_book()  # now: a node that is killed in a moment finds its mesh again
         home.save_revocations(self.bans)
         self.doorway = doorway
         self.node = self._make_node(native)
@@ -152,6 +157,7 @@ class Estate:
         async with Owner() as owner:
             owner.start(self.mesh.serve(), name="mesh")
             owner.start(self.ways.serve(self.mesh), name="ways")
+            owner.start(self._keep_book(), name="book")
             if self._first_pipe is not None:
                 owner.start(self._stay(self._first_pipe), name="stay")
 
@@ -229,7 +235,26 @@ class Estate:
             raise RemoteProtocolError(f"a record of a banned member: {why}", code="banned")
 
     def _save_book(self, data: bytes) -> None:
-        self._home.write_blob(BOOK_BLOB, data)
+        self._book_to_save = data
+        self._book_changed.set()
+
+    async def _keep_book(self) -> None:
+        """Write the book at most once a second: when many join, it changes with each of their records."""
+        try:
+            while True:
+                await self._book_changed.wait()
+                self._book_changed.clear()
+                data, self._book_to_save = self._book_to_save, None
+                if data is not None:
+                    await asyncio.to_thread(self._home.write_blob, BOOK_BLOB, data)
+                await asyncio.sleep(BOOK_SECONDS)
+        finally:
+            self._write_book()
+
+    def _write_book(self) -> None:
+        data, self._book_to_save = self._book_to_save, None
+        if data is not None:
+            self._home.write_blob(BOOK_BLOB, data)
 
 
 def _upload(config: Config) -> Upload | None:

@@ -127,6 +127,7 @@ class Ways:
             config=config, home=home, ports=self._ports, local_only=doorway.local_only, changed=changed
         )
         node.why_not_direct = self.surroundings.why_not_direct
+        node.is_near = _is_near
         self.outer = OuterPort(
             send=doorway.send,
             servers=lambda: (*stun, *(relay.place for relay in self.relays)),
@@ -302,6 +303,11 @@ class Ways:
         if self._doorway.quic is not None:
             ports.append(("udp", self._doorway.quic.port))
         return ports
+
+
+def _is_near(candidates: Sequence[Candidate]) -> bool:
+    own = interfaces.hosts()
+    return any(one.proto == "tcp" and interfaces.beside(own, one.host) for one in candidates)
 
 
 def _answers_stun(candidate: Candidate) -> bool:

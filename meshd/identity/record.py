@@ -5,6 +5,7 @@ clocks lie. A record carries the node's chain, so that whoever gets it by hearsa
 Pure.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -22,6 +23,7 @@ MAX_RELAYS = 4
 MAX_RELAY_BYTES = 300
 MAX_CAPABILITIES = 32
 MAX_CAPABILITY_BYTES = 256
+KEPT_RECORDS = 512  # as they were read; 4 KiB each at most
 
 LEFT = MappingProxyType({"left": "1"})  # capabilities of the last record of a node that leaves the mesh
 
@@ -92,20 +94,7 @@ class PeerRecord:
     @classmethod
     def decode(cls, data: bytes) -> "PeerRecord":
         """Read what `encode` gave; nothing is proven before `verify`. Raises RemoteProtocolError."""
-        statement = Statement.decode(data, limit=MAX_RECORD_BYTES)
-        fields = statement.fields()
-        return cls(
-            peer=PeerId(fields.raw("peer", exact=KEY_BYTES)),
-            mesh=MeshId(fields.raw("mesh", exact=KEY_BYTES)),
-            name=fields.text("name", most=MAX_NAME_BYTES),
-            role=fields.text("role", most=MAX_NAME_BYTES),
-            sequence=fields.number("seq", low=0, high=MAX_SEQUENCE),
-            candidates=unpack_candidates(fields.raw("at", most=MAX_RECORD_BYTES)),
-            relays=fields.texts("relays", most=MAX_RELAY_BYTES, count=MAX_RELAYS),
-            capabilities=_capabilities(fields.map("caps")),
-            chain=Chain.decode(fields.raw("chain", most=MAX_CHAIN_BYTES)),
-            statement=statement,
-        )
+        return _read(data)
 
     def verify(self, mesh: MeshId) -> Member:
         """The member that speaks. Raises RemoteProtocolError (code `record` or `chain`).
@@ -117,6 +106,25 @@ class PeerRecord:
         if not self.statement.holds(self.peer, _CONTEXT):
             raise RemoteProtocolError("a record's signature is wrong", code="record")
         return check_chain(self.chain, mesh, self.peer)
+
+
+@functools.lru_cache(maxsize=KEPT_RECORDS)
+def _read(data: bytes) -> PeerRecord:
+    """Kept: every session of a large mesh begins with all records, most of which are known."""
+    statement = Statement.decode(data, limit=MAX_RECORD_BYTES)
+    fields = statement.fields()
+    return PeerRecord(
+        peer=PeerId(fields.raw("peer", exact=KEY_BYTES)),
+        mesh=MeshId(fields.raw("mesh", exact=KEY_BYTES)),
+        name=fields.text("name", most=MAX_NAME_BYTES),
+        role=fields.text("role", most=MAX_NAME_BYTES),
+        sequence=fields.number("seq", low=0, high=MAX_SEQUENCE),
+        candidates=unpack_candidates(fields.raw("at", most=MAX_RECORD_BYTES)),
+        relays=fields.texts("relays", most=MAX_RELAY_BYTES, count=MAX_RELAYS),
+        capabilities=_capabilities(fields.map("caps")),
+        chain=Chain.decode(fields.raw("chain", most=MAX_CHAIN_BYTES)),
+        statement=statement,
+    )
 
 
 def _capabilities(fields: Fields) -> Mapping[str, str]:

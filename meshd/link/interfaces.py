@@ -136,6 +136,20 @@ def path_between(local: str, remote: str) -> str:
     return "public"
 
 
+def beside(local: Iterable[str], remote: str) -> bool:
+    """Is `remote` this machine, or most likely in one LAN with it: of one private /24, or of one IPv6 /64?"""
+    try:
+        there = ipaddress.ip_address(remote)
+        own = [ipaddress.ip_address(host) for host in local]
+    except ValueError:
+        return False
+    if there.is_loopback:
+        return True
+    shift = 8 if there.version == 4 else 64
+    near = any(here.version == there.version and int(here) >> shift == int(there) >> shift for here in own)
+    return near and (there.version == 6 or _in_a_site(there))
+
+
 def _in_a_site(address: Address) -> bool:
     if address.is_link_local:
         return True

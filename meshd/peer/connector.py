@@ -105,8 +105,13 @@ class Connector:
 
     def _facts(self) -> Facts:
         peer = self._connection.peer
-        possible = bool(self._book.candidates(peer)) or self._book.record(peer) is not None
-        return Facts(self._connection.present(), possible=possible, leads=self._connection.leads)
+        present, candidates = self._connection.present(), self._book.candidates(peer)
+        return Facts(
+            present,
+            possible=bool(candidates) or self._book.record(peer) is not None,
+            leads=self._connection.leads,
+            near=not present and self._node.is_near(candidates),
+        )
 
     def _plan(self) -> Plan:
         if self._stopped or not self._wanted:

@@ -16,6 +16,7 @@ from meshd.link.interface import LinkInfo
 from meshd.mux.config import MuxConfig, NodeBudget
 from meshd.peer.interface import Allow, Handler
 from meshd.peer.reasons import plain_why
+from meshd.wire.address import Candidate
 from meshd.wire.hello import WIRE_VERSION, Hello, NativeVersion
 from meshd.wire.limits import MAX_FRAME_BYTES
 from meshd.wire.netfacts import NetFacts
@@ -63,6 +64,7 @@ class Node:
     on_link: Callable[[PeerId, Hello, LinkInfo], None] = lambda _peer, _hello, _info: None
     on_goodbye: Callable[[PeerId, int], None] = lambda _peer, _code: None
     why_not_direct: Callable[[NetFacts | None, str], str] = plain_why  # the peer's network, the last error
+    is_near: Callable[[Sequence[Candidate]], bool] = lambda _: False  # on this machine, or in one LAN
     on_wake: Callable[[], None] = lambda: None  # this node slept: ports, mappings and relays may be gone
     on_bans: Callable[[Sequence[bytes]], None] = lambda _entries: None
     version: int = 0

@@ -9,6 +9,7 @@ from meshd.link import interfaces
 from meshd.link.interfaces import (
     InterfaceAddress,
     addresses,
+    beside,
     choose,
     enumerate_addresses,
     hosts,
@@ -110,3 +111,19 @@ def test_containers_that_come_and_go_are_no_change(monkeypatch: pytest.MonkeyPat
     assert before == {ETHERNET.host, VPN.host}
     monkeypatch.setattr(interfaces, "_getifaddrs", lambda: (ETHERNET, LOOPBACK, VPN, DOCKER, BRIDGE))
     assert addresses() == before
+
+
+@pytest.mark.parametrize(
+    ("remote", "near"),
+    [
+        ("127.0.0.1", True),
+        ("192.168.1.7", True),
+        ("192.168.2.7", False),
+        ("203.0.113.7", False),
+        ("2001:db8:1:2::7", True),
+        ("2001:db8:1:3::7", False),
+        ("no address", False),
+    ],
+)
+def test_what_lies_beside_this_machine(remote: str, near: bool) -> None:
+    assert beside(["192.168.1.2", "203.0.113.9", "2001:db8:1:2::1"], remote) is near

@@ -9,6 +9,7 @@ from meshd.peer.attempts import (
     BEHIND_DELAY,
     IMPROVE,
     LONG_LIFE,
+    NEAR_DELAY,
     RETRY,
     RETRY_REFUSED,
     SHORT_LIFE,
@@ -61,6 +62,16 @@ def test_tcp_and_relay_start_at_once_the_dearer_ones_a_little_later() -> None:
     assert started(schedule, NONE, NOW + 0.2) == (4,)
     assert schedule.plan(NONE, NOW + 0.2) == Plan()
     assert ways([]) == ()
+
+
+def test_within_a_lan_what_is_dearer_waits_longer_unless_tcp_has_failed() -> None:
+    near = Facts((), near=True)
+    schedule = Schedule(ALL)
+    assert started(schedule, near, NOW) == (0, 2)
+    assert schedule.plan(near, NOW + 0.3) == Plan(at=NOW + (0.1 + NEAR_DELAY))
+    schedule.failed(0, NOW + 0.3, 0.5)
+    schedule.failed(2, NOW + 0.3, 0.5)
+    assert schedule.plan(near, NOW + 0.3).start == (1,)
 
 
 def test_when_all_that_run_have_failed_the_next_starts_at_once() -> None:
