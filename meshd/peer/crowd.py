@@ -1,7 +1,7 @@
 """Who of the mesh is there, and with whom this node keeps a session: for meshes of any size.
 
 In a small mesh (up to nine) everybody is connected with everybody, and nothing here does anything. In a
-larger one each node signs that it is there every 10 s (identity/presence.py), which the news carry along,
+larger one each node signs that it is there every 20 s (identity/presence.py), which the news carry along,
 and standing.py tells from that with whom to keep a session. Others are connected on demand.
 """
 
@@ -14,9 +14,9 @@ from meshd.peer.interface import Book
 from meshd.peer.node import Node
 from meshd.peer.standing import DEGREE, wanted
 
-SIGN_SECONDS = 10.0
-FRESH_SECONDS = 30.0  # three signs of life missed: not there any more
-NEW_SECONDS = 45.0  # a member that we have just heard of is taken to be there
+SIGN_SECONDS = 20.0
+FRESH_SECONDS = 60.0  # three signs of life missed: not there any more
+NEW_SECONDS = 75.0  # a member that we have just heard of is taken to be there
 DEMAND_SECONDS = 120.0  # a session that somebody asked for, from its last use
 FEW = 3  # with fewer sessions than this, others are tried as well
 LOOK_SECONDS = (

@@ -19,9 +19,8 @@ from meshd.peer.messages import MessageStream
 from meshd.peer.node import Node
 from meshd.wire.news import MAX_PRESENCES, BanNews, PresenceNews, RecordNews, decode
 
-PRESENCE_SECONDS = (
-    2.0  # signs of life travel together; eight steps of this are half of what they are fresh for
-)
+# Signs of life travel together; eight steps of this are half of what they are fresh for.
+PRESENCE_SECONDS = 4.0
 LOG = log.get("peer")
 
 
