@@ -74,7 +74,7 @@ def main() -> None:
     """Print how long it took, with how many each is connected, and what being idle costs."""
     parser = argparse.ArgumentParser(description="many daemons in one mesh")
     parser.add_argument("--nodes", type=int, default=50)
-    parser.add_argument("--settle", type=float, default=60.0, help="seconds before CPU is read")
+    parser.add_argument("--settle", type=float, default=180.0, help="seconds before CPU is read")
     parser.add_argument("--seconds", type=float, default=60.0, help="over which CPU is read")
     given = parser.parse_args()
 
