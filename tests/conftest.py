@@ -4,6 +4,7 @@ Profiles of hypothesis: `ci` (the default) is quick; `soak` looks for a long tim
 pytest-randomly prints the seed of the order; `--randomly-seed=N` brings it back.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -40,6 +41,13 @@ def pytest_runtest_makereport(
 def _noted_tasks() -> Iterator[None]:
     with leaks.tasks_noted():
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _young_heap() -> None:
+    """What is there when a module begins stays: each of thousands of collections walked all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
