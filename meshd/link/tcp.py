@@ -76,7 +76,7 @@ class TcpDialer:
         )
         pipe, proven = await race(dial_order(candidates, "tcp"), attempt, kind=LinkKind.TCP)
         try:
-            mapped = any(one.kind == "mapped" and one.place == pipe.remote for one in candidates)
+            mapped = _mapped(pipe, candidates)
             return TcpLink(pipe, proven.leftover, _info(pipe, proven, dialled=True, mapped=mapped))
         except MeshdError:
             pipe.abort()
@@ -95,7 +95,8 @@ async def dial_join(
         _attempt, dialer_context(), standing=standing, expect=inviter, purpose=Purpose.JOIN, join=join
     )
     pipe, proven = await race(dial_order(candidates, "tcp"), attempt, kind=LinkKind.TCP)
-    return _joining(pipe, proven, binding=pipe.binding(), dialled=True)
+    mapped = _mapped(pipe, candidates)
+    return _joining(pipe, proven, binding=pipe.binding(), dialled=True, mapped=mapped)
 
 
 class TcpListener:
@@ -220,12 +221,13 @@ class TcpListener:
             self._doorstep.leave(pipe)
 
     async def _hand_over(self, pipe: TcpPipe, proven: Proven, accept: Accept) -> None:
+        # who comes from outside to a private address came by a port of the router
+        mapped = ipaddress.ip_address(pipe.local_host).is_private
         if proven.purpose is Purpose.MEMBER:
-            # who comes from outside to a private address came by a port of the router
-            mapped = ipaddress.ip_address(pipe.local_host).is_private
             await accept(TcpLink(pipe, proven.leftover, _info(pipe, proven, dialled=False, mapped=mapped)))
         elif proven.purpose is Purpose.JOIN:
-            joining = _joining(pipe, proven, binding=self._certificate.sha256, dialled=False)
+            binding = self._certificate.sha256
+            joining = _joining(pipe, proven, binding=binding, dialled=False, mapped=mapped)
             link = await self._desk.admit(joining)
             if link is not None:
                 await accept(link)
@@ -268,9 +270,14 @@ async def _attempt(
     return pipe, proven
 
 
-def _joining(pipe: TcpPipe, proven: Proven, *, binding: bytes, dialled: bool) -> Joining:
+def _mapped(pipe: TcpPipe, candidates: Sequence[Candidate]) -> bool:
+    """Was it reached by a port that a router maps?"""
+    return any(one.kind == "mapped" and one.place == pipe.remote for one in candidates)
+
+
+def _joining(pipe: TcpPipe, proven: Proven, *, binding: bytes, dialled: bool, mapped: bool) -> Joining:
     def link(member: Proven) -> TcpLink:
-        return TcpLink(pipe, member.leftover, _info(pipe, member, dialled=dialled, mapped=False))
+        return TcpLink(pipe, member.leftover, _info(pipe, member, dialled=dialled, mapped=mapped))
 
     return Joining(pipe, proven, binding=binding, make_link=link)
 
