@@ -42,6 +42,7 @@ BOX_PAUSES = (0.7, 3.0)  # before a joiner asks again for a mailbox; a relay dro
 ATTEMPT_SECONDS = 12.0  # through one relay, to the end of the proof
 STAGGER_SECONDS = 0.5  # between two relays
 MAX_WAYS = 4
+PASSING_BYTES = 128 << 10  # half of what a relay gives a joiner; a welcome takes a quarter
 WELCOME_SECONDS = PROOF_SECONDS + 5.0  # the way to the relay included
 
 _log = get("relay")
@@ -51,6 +52,34 @@ Reached = tuple[RelayPipe, Proven, RelayHint]
 
 class RelayLink(ProvenLink):
     """A link through a relay."""
+
+
+class PassingLink(RelayLink):
+    """One through the circuit of a joiner, which the relay cuts after 256 KiB each way.
+
+    Before that it takes nothing more: what waits goes on over the link that comes next, without a loss.
+    """
+
+    def __init__(self, pipe: RelayPipe, leftover: bytes, info: LinkInfo) -> None:
+        super().__init__(pipe, leftover, info)
+        self._below = pipe
+        self._left = PASSING_BYTES
+        self.send = self._send_some
+        self.try_send = self._try_some
+
+    def _try_some(self, data: Sequence[bytes | memoryview]) -> bool:
+        size = sum(map(len, data))
+        if size > self._left or not self._below.try_send(data):
+            return False
+        self._left -= size
+        return True
+
+    async def _send_some(self, data: Sequence[bytes | memoryview]) -> None:
+        size = sum(map(len, data))
+        if size > self._left:
+            await asyncio.Event().wait()  # until whoever sends gives this link up
+        self._left -= size
+        await self._below.send(data)
 
 
 class RelayLinks:
@@ -340,7 +369,7 @@ def _dial_error(error: Exception, way: RelayHint) -> DialError | Refused:
 def _joining(pipe: RelayPipe, proven: Proven, way: RelayHint, *, binding: bytes, dialled: bool) -> Joining:
     def link(member: Proven) -> RelayLink:
         info = _info(pipe, member, way, dialled=dialled)
-        return RelayLink(pipe, member.leftover, replace(info, passing=True))
+        return PassingLink(pipe, member.leftover, replace(info, passing=True))
 
     return Joining(pipe, proven, binding=binding, make_link=link)
 

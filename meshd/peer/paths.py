@@ -216,22 +216,25 @@ def surplus(paths: Sequence[Path], chosen: int | None, *, since: float, now: flo
     One of each kind is enough, and behind a link that carries data well only what is of use: a relay behind
     one that a router may end, everything behind a relayed one. A newer link waits until the one that makes it
     needless has been heard from since: after a change of addresses that one may be dead and not know it, and
-    the newer one is what there is.
+    the newer one is what there is. A passing one goes as soon as another carries data: what waits
+    in it goes on there.
     """
-    kept: dict[tuple[LinkKind, bool], Path] = {}
-    for path in paths:
-        held = kept.get((path.kind, path.passing))
+    kept: dict[LinkKind, Path] = {}
+    for path in (path for path in paths if not path.passing):
+        held = kept.get(path.kind)
         if (
             held is None
             or path.link_id == chosen
             or (held.link_id != chosen and path.established_at > held.established_at)
         ):
-            kept[path.kind, path.passing] = path
+            kept[path.kind] = path
     carrier = next((path for path in paths if path.link_id == chosen), None)
     settled = carrier is not None and not carrier.silent(now) and now - since >= STANDBY_FOR
 
     def closes(path: Path) -> bool:
-        held = kept[path.kind, path.passing]
+        if path.passing:
+            return carrier is not None and not carrier.passing
+        held = kept[path.kind]
         if held is not path:
             return held.last_heard > path.established_at
         if carrier is None or path is carrier or not settled or carrier.last_heard <= path.established_at:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from meshd.base.errors import EndOfStream, MeshdError, Refused
-from meshd.base.tasks import Owner
+from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import derive
 from meshd.identity.proof import Credentials
 from meshd.link import joining as joining_module
@@ -160,6 +160,33 @@ def test_who_has_no_membership_to_show_does_not_stay(kind: LinkKind) -> None:
                 await (await pipe.stay(mesh.node().now(), dialled=True)).receive()
             await pipe.aclose()
             assert accepted.empty()
+
+    run(work())
+
+
+def test_a_passing_link_takes_less_than_the_relay_gives_and_then_nothing() -> None:
+    async def work() -> None:
+        mesh = TestMesh()
+        far, guest = mesh.node(), mesh.stranger()
+        far.invite(KEYS)
+        async with inviting(LinkKind.RELAY, far, admitted) as (dial, accepted):
+            pipe = await asks(await dial(guest))
+            mesh.admit(guest)
+            link = await pipe.stay(guest.now(), dialled=True)
+            theirs = await accepted.get()
+            sent = heard = 0
+            while link.try_send([bytes(4096)]):
+                sent += 4096
+                while heard < sent:
+                    heard += len(await theirs.receive())
+            assert sent == heard == relay.PASSING_BYTES
+            assert link.try_send([bytes(4096)]) is False
+            waiting = asyncio.get_running_loop().create_task(link.send([b"never"]))
+            await theirs.send([b"the other way is as it was"])
+            assert await link.receive() == b"the other way is as it was"
+            assert not waiting.done()
+            await cancel_and_wait(waiting)
+            await link.aclose()
 
     run(work())
 

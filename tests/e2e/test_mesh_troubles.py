@@ -98,6 +98,7 @@ def test_a_bad_worker_does_not_keep_a_good_one_from_serving(tmp_path: Path) -> N
             good = await fleet.worker("good", model=smollm2())
             token = await good.token()
             await fleet.worker("bad", "--native-bin", str(bad_native), model=smollm2(), token=token)
+            await good.until(lambda s: any(p.name == "bad" and p.state == "connected" for p in s.peers))
             head = await fleet.head(smollm2(), *SAME_THREADS, token=token)
             status = await head.until(lambda s: model_ready(s) and "left out" in model_of(s).reason)
             assert "worker bad is left out" in model_of(status).reason

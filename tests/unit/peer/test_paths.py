@@ -86,6 +86,7 @@ def test_a_passing_link_gives_way_to_any_other_and_back_to_none() -> None:
     assert chooser.choose([passing], None, NOW).link_id == 1
     assert close([passing, steady], 1) == ()
     assert chooser.choose([passing, steady], 1, NOW + 0.1).link_id == 2
+    assert close([passing, steady], 2) == (1,)
     assert chooser.choose([replace(passing, rtt=0.001), steady], 2, NOW + 0.2).link_id == 2
 
 
