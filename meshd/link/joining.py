@@ -1,8 +1,8 @@
 """A pipe between a joiner and its inviter, on links of every kind: first to join, then to stay.
 
 A joiner that was let in need not dial again: it proves its new membership over the same pipe, which from
-there on is a link like any other. Over a long way that saves six round trips, through a relay ten. A joiner
-that closes the pipe instead, or an inviter that does, costs the other nothing.
+there on is a link like any other. A joiner that closes the pipe instead, or an inviter that does, costs the
+other nothing.
 """
 
 import asyncio

@@ -76,6 +76,14 @@ async def _by_relay(far: Node, on_joiner: OnJoiner) -> AsyncIterator[tuple[Dial,
             server.close()
 
 
+def scene() -> tuple[TestMesh, Node, Node]:
+    """A mesh, a member that invites, and a guest that holds the token."""
+    mesh = TestMesh()
+    far, guest = mesh.node(), mesh.stranger()
+    far.invite(KEYS)
+    return mesh, far, guest
+
+
 async def admitted(joining: Joining) -> bool:
     """The inviter's side of a very short conversation."""
     known = await joining.receive() == b"let me in"
@@ -93,9 +101,7 @@ async def asks(pipe: Joining) -> Joining:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_joiner_stays(kind: LinkKind) -> None:
     async def work() -> None:
-        mesh = TestMesh()
-        far, guest = mesh.node(), mesh.stranger()
-        far.invite(KEYS)
+        mesh, far, guest = scene()
         async with inviting(kind, far, admitted) as (dial, accepted):
             pipe = await asks(await dial(guest))
             mesh.admit(guest)
@@ -121,9 +127,7 @@ def test_a_joiner_stays(kind: LinkKind) -> None:
 @pytest.mark.parametrize("let_in", [True, False])
 def test_who_does_not_stay_costs_nothing(kind: LinkKind, let_in: bool) -> None:
     async def work() -> None:
-        mesh = TestMesh()
-        far, guest = mesh.node(), mesh.stranger()
-        far.invite(KEYS)
+        _, far, guest = scene()
         seen: list[Joining] = []
 
         async def decide(joining: Joining) -> bool:
@@ -146,9 +150,7 @@ def test_who_does_not_stay_costs_nothing(kind: LinkKind, let_in: bool) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_has_no_membership_to_show_does_not_stay(kind: LinkKind) -> None:
     async def work() -> None:
-        mesh = TestMesh()
-        far, guest = mesh.node(), mesh.stranger()
-        far.invite(KEYS)
+        mesh, far, guest = scene()
         async with inviting(kind, far, admitted) as (dial, accepted):
             pipe = await asks(await dial(guest))
             with pytest.raises(MeshdError):
@@ -166,9 +168,7 @@ def test_who_has_no_membership_to_show_does_not_stay(kind: LinkKind) -> None:
 
 def test_a_passing_link_takes_less_than_the_relay_gives_and_then_nothing() -> None:
     async def work() -> None:
-        mesh = TestMesh()
-        far, guest = mesh.node(), mesh.stranger()
-        far.invite(KEYS)
+        mesh, far, guest = scene()
         async with inviting(LinkKind.RELAY, far, admitted) as (dial, accepted):
             pipe = await asks(await dial(guest))
             mesh.admit(guest)
@@ -193,9 +193,7 @@ def test_a_passing_link_takes_less_than_the_relay_gives_and_then_nothing() -> No
 
 def test_a_member_that_was_banned_meanwhile_does_not_stay() -> None:
     async def work() -> None:
-        mesh = TestMesh()
-        far, guest = mesh.node(), mesh.stranger()
-        far.invite(KEYS)
+        mesh, far, guest = scene()
 
         async def then_banned(joining: Joining) -> bool:
             answer = await admitted(joining)
@@ -216,9 +214,7 @@ def test_a_member_that_was_banned_meanwhile_does_not_stay() -> None:
 
 def test_a_joiner_that_falls_silent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        mesh = TestMesh()
-        far, guest = mesh.node(), mesh.stranger()
-        far.invite(KEYS)
+        _, far, guest = scene()
         monkeypatch.setattr(joining_module, "JOIN_SECONDS", 0.3)
         async with inviting(LinkKind.TCP, far, admitted) as (dial, _):
             pipe = await asks(await dial(guest))

@@ -20,6 +20,8 @@ from meshd.daemon.port import Doorway
 from meshd.identity.invite import parse_token
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
+from meshd.peer.attempts import Plan
+from meshd.peer.connector import Connector
 from meshd.peer.interface import PeerState
 from meshd.wire.hello import NativeVersion
 
@@ -111,6 +113,22 @@ def test_a_newcomer_joins_is_connected_and_needs_no_token_again(tmp_path: Path) 
                 assert again.membership == second.membership
                 await sees(again, "founder")
             assert first.invites.entries()[0].left == 9
+
+    run(main())
+
+
+def test_the_pipe_of_the_joining_is_the_first_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connector, "_plan", lambda _self: Plan())  # nobody dials
+
+    async def main() -> None:
+        founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")
+        async with founder.live() as first, guest.live(token_of(first)) as second:
+            await sees(first, "guest")
+            await sees(second, "founder")
+            assert second.node.is_near(first.candidates())
+        again = await founder.enter()  # what it heard of the guest is kept
+        again.doorway.close()
+        assert guest.key.peer in again.book.peers()
 
     run(main())
 

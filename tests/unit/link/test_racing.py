@@ -10,11 +10,11 @@ from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import DialError, DialFailure, LinkKind
 from meshd.link.racing import STAGGER_SECONDS, closest, dial_order, race
 from meshd.link.tcp_pipe import TcpPipe
-from meshd.link.tls import dialer_context
 from meshd.wire.address import Candidate
 
 from tests.conformance.nodes import TestMesh
 from tests.conformance.run import run
+from tests.unit.link.watched_pipe import Watched
 
 NETWORKS = ("10.0.0.0/8", "8.0.0.0/8", "127.0.0.0/8", "fd00::/8", "2001:db8::/32")
 
@@ -79,19 +79,6 @@ def test_every_kind_of_failure_can_be_told(failure: DialFailure) -> None:
     told = closest([failed(failure, "it"), failed(DialFailure.UNFIT, "nothing was tried")])
     assert isinstance(told, DialError)
     assert told.failure is failure
-
-
-class Watched(TcpPipe):
-    """A pipe that is never connected and notes how it ends."""
-
-    def __init__(self) -> None:
-        super().__init__(dialer_context(), server_side=False)
-        self.remote = "test"
-        self.aborted = 0
-
-    def abort(self) -> None:
-        self.aborted += 1
-        super().abort()
 
 
 def test_a_race_that_is_cancelled_with_a_winner_in_hand_drops_it() -> None:

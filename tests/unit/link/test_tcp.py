@@ -9,19 +9,7 @@ from meshd.link.tls import dialer_context
 
 from tests.conformance.nodes import TestMesh
 from tests.conformance.run import run
-
-
-class Watched(TcpPipe):
-    """A pipe that is never connected and notes how it ends."""
-
-    def __init__(self) -> None:
-        super().__init__(dialer_context(), server_side=False)
-        self.remote = "test"
-        self.aborted = 0
-
-    def abort(self) -> None:
-        self.aborted += 1
-        super().abort()
+from tests.unit.link.watched_pipe import Watched
 
 
 def test_a_guest_whose_task_is_cancelled_before_its_first_step_is_hung_up_on() -> None:
