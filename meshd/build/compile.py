@@ -26,6 +26,8 @@ _FLAGS = (
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",  # would be fetched from the Internet while compiling
 )
+# OpenMP's threads spin on every core while a token is under way to another machine; stock stays as it is
+_PATCHED_FLAGS = {True: ("-DGGML_OPENMP=OFF",), False: ("-DGGML_OPENMP=ON",)}
 _BACKEND_FLAGS = {
     "cpu": ("-DGGML_METAL=OFF",),
     "metal": ("-DGGML_METAL=ON",),
@@ -46,13 +48,14 @@ class BuildFailed(UserError):
 
 
 async def compile_tree(
-    tree: Tree, *, backend: str, targets: Sequence[str], progress: ProgressCallback
+    tree: Tree, *, backend: str, patched: bool, targets: Sequence[str], progress: ProgressCallback
 ) -> None:
-    """Build `targets` into `tree.build`/bin. Raises BuildFailed and UserError."""
+    """Build `targets` into `tree.build`/bin, `patched` as `tree` is. Raises BuildFailed and UserError."""
     tree.log.write_bytes(b"")
     ninja = find_tool("ninja")
     configure = [find_tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-S", str(tree.source)]
-    configure += ["-B", str(tree.build), *_FLAGS, *_BACKEND_FLAGS[backend]]
+    configure += ["-B", str(tree.build), *_FLAGS, *_PATCHED_FLAGS[patched]]
+    configure += _BACKEND_FLAGS[backend]
     nvcc = find_nvcc()
     if backend == "cuda" and nvcc is not None:
         configure.append(f"-DCMAKE_CUDA_COMPILER={nvcc}")

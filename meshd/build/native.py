@@ -76,7 +76,13 @@ async def build(
                 need_compiler()
                 await _fill(tree, pin, cache, source, progress)
                 await asyncio.to_thread(tree.patch, pin.patches if patched else ())
-                await compile_tree(tree, backend=backend, targets=list(targets.values()), progress=progress)
+                await compile_tree(
+                    tree,
+                    backend=backend,
+                    patched=patched,
+                    targets=list(targets.values()),
+                    progress=progress,
+                )
                 built = {name: tree.build / "bin" / target for name, target in targets.items()}
                 info = await asyncio.to_thread(builds.store, folder, key, built)
                 await asyncio.to_thread(builds.prune, cache / "native", tree=tree.folder)

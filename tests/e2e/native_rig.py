@@ -267,11 +267,15 @@ class Head(Program):
             raise ChildProcessError(
                 f"llama-server ended with {self.process.returncode}:\n{self.output[-3000:]}"
             )
+        return self._answers()
+
+    def _answers(self) -> bool:
         with contextlib.suppress(OSError, http.client.HTTPException):
-            return self._request("GET", "/health", None)[0] == 200
+            return self.request("GET", "/health", None)[0] == 200
         return False
 
-    def _request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+    def request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        """Status and body of the answer."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
             raw.settimeout(DEADLINE)
             raw.connect(str(self._socket))
@@ -290,11 +294,51 @@ class Head(Program):
             "ignore_eos": True,
             "cache_prompt": False,
         }
-        status, answer = self._request("POST", "/completion", json.dumps(body).encode())
+        status, answer = self.request("POST", "/completion", json.dumps(body).encode())
         assert status == 200, answer
         text = json.loads(answer)["content"]
         assert isinstance(text, str)
         return text
+
+    def stream(
+        self, prompt: str = PROMPT, *, tokens: int, told: Callable[[str], None] = lambda _text: None
+    ) -> tuple[str, str]:
+        """Greedy text as far as it came, and the error that ended it, or none; `told` gets each piece."""
+        body = {
+            "prompt": prompt,
+            "n_predict": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "cache_prompt": False,
+            "stream": True,
+        }
+        text = ""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
+            raw.settimeout(DEADLINE)
+            raw.connect(str(self._socket))
+            connection = http.client.HTTPConnection("localhost")
+            connection.sock = raw
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/completion", json.dumps(body).encode(), headers)
+            with connection.getresponse() as response:
+                for line in response:
+                    kind, _, data = line.decode().strip().partition(": ")
+                    if kind not in ("data", "error") or data == "[DONE]":
+                        continue
+                    event = json.loads(data)
+                    if "error" in event or kind == "error":
+                        return text, str(event.get("error", event)["message"])
+                    text += event["content"]
+                    told(event["content"])
+        return text, ""
+
+    def wait_ready_or_end(self) -> int | None:
+        """The exit code, or None once it is ready."""
+
+        wait_until(
+            lambda: self.process.poll() is not None or self._answers(), "llama-server is ready, or has ended"
+        )
+        return self.process.poll()
 
     def wait_end(self) -> int:
         """The exit code."""

@@ -12,7 +12,23 @@ ALLOC_BUFFER, BUFFER_GET_BASE, FREE_BUFFER, GET_TENSOR = 0, 3, 4, 8
 GET_DEVICE_MEMORY, HELLO, DEVICE_COUNT, SET_TENSOR_GGUF = 11, 14, 15, 64
 F32, Q4_1 = 0, 3  # ggml types
 MAGIC = b"\x4d\x44"
-FEATURE_LOAD = 1
+ALLOC_BUFFER_AS = 65
+FEATURE_LOAD, FEATURE_INFO, FEATURE_ALLOC = 1, 2, 4
+ALWAYS = FEATURE_INFO | FEATURE_ALLOC  # what a patched server announces without files, too
+HANDLE_SPACE = 1 << 44  # bytes between two handles of buffers
+HANDLES_OWN = 1 << 18  # numbers of handles that clients choose are below
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A line of the table behind HELLO; sizes in bytes."""
+
+    alignment: int
+    max_size: int
+    free: int
+    total: int
+    alloc_rule: int
+    wants_init: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +96,20 @@ class RpcClient:
         (seen,) = struct.unpack("<H", answer[26:28])
         assert isinstance(seen, int)
         return seen
+
+    def devices(self) -> list[DeviceInfo]:
+        """The table that comes behind HELLO to who announced FEATURE_INFO."""
+        (size,) = struct.unpack("<Q", self.receive(8))
+        rows = struct.iter_unpack("<QQQQB?6x", self.receive(size))
+        return [DeviceInfo(*row) for row in rows]
+
+    def alloc_as(self, number: int, size: int, device: int = 0) -> tuple[int, int]:
+        """The handle with this number, and the bytes it got: 0 when it was refused."""
+        handle = number * HANDLE_SPACE
+        (got,) = struct.unpack(
+            "<Q", self.ask(ALLOC_BUFFER_AS, struct.pack("<IIQQ", device, 0, size, handle % (1 << 64)))
+        )
+        return handle, got
 
     def memory(self, device: int = 0) -> tuple[int, int]:
         """(free, total) in bytes."""

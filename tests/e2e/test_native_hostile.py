@@ -12,7 +12,17 @@ from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex, enco
 
 from tests.e2e.models import patched
 from tests.e2e.native_rig import Handed, Worker
-from tests.e2e.rpc_client import F32, SET_TENSOR_GGUF, Entry, RpcClient
+from tests.e2e.rpc_client import (
+    ALLOC_BUFFER_AS,
+    F32,
+    FEATURE_ALLOC,
+    FEATURE_LOAD,
+    HANDLE_SPACE,
+    HANDLES_OWN,
+    SET_TENSOR_GGUF,
+    Entry,
+    RpcClient,
+)
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]  # the first test may have to build
 
@@ -220,3 +230,43 @@ def test_an_index_that_breaks_a_rule_stops_the_start(text: bytes, why: str) -> N
         handed.close()
     assert done.returncode == 1
     assert why in done.stderr
+
+
+def test_a_handle_of_ones_own_choice(worker: Worker) -> None:
+    with RpcClient(worker.port) as client:
+        client.hello(features=FEATURE_LOAD | FEATURE_ALLOC)
+        handle, got = client.alloc_as(HANDLES_OWN - 1, 4096)
+        assert got >= 4096
+        assert client.base(handle) == handle, "no address of the server is told"
+        entry = Entry(handle, handle + 512, SIZE, F32, (256, 1, 1, 1), DIGEST)
+        assert client.load([entry]) == [OK]
+        assert client.read(entry) == VALUES
+        client.free(handle)
+        assert client.alloc_as(HANDLES_OWN - 1, 4096) == (handle, got), "free again"
+
+
+def test_addresses_tell_nothing_of_the_server(worker: Worker) -> None:
+    with RpcClient(worker.port) as client:
+        client.hello()
+        buffers = [client.alloc(4096) for _ in range(3)]
+        assert [client.base(buffer) for buffer in buffers] == buffers
+        assert buffers == [(HANDLES_OWN + number) * HANDLE_SPACE for number in range(3)]
+
+
+@pytest.mark.parametrize("number", [0, HANDLES_OWN, HANDLES_OWN + 1, 1 << 19, 0.5, 1])
+def test_a_handle_that_nobody_may_choose_ends_the_connection(worker: Worker, number: float) -> None:
+    with RpcClient(worker.port) as client:
+        client.hello(features=FEATURE_LOAD | FEATURE_ALLOC)
+        client.alloc_as(1, 64)
+        with pytest.raises(EOFError):
+            client.ask(ALLOC_BUFFER_AS, struct.pack("<IIQQ", 0, 0, 64, int(number * HANDLE_SPACE)))
+    with RpcClient(worker.port) as client:
+        client.hello()
+        assert client.load([_entry(client)]) == [OK]
+
+
+def test_who_did_not_announce_it_may_not_choose_handles(worker: Worker) -> None:
+    with RpcClient(worker.port) as client:
+        client.hello(features=FEATURE_LOAD)
+        with pytest.raises(EOFError):
+            client.alloc_as(1, 64)

@@ -9,7 +9,7 @@ from meshd.model.weights_index import encode_index
 from tests.e2e.counting_proxy import SET_TENSOR_GGUF, CountingProxy
 from tests.e2e.models import patched, small, stock, text_alone
 from tests.e2e.native_rig import Head, Worker, index_of
-from tests.e2e.rpc_client import FEATURE_LOAD, RpcClient
+from tests.e2e.rpc_client import ALWAYS, FEATURE_INFO, FEATURE_LOAD, RpcClient
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]  # the first test may have to build
 
@@ -81,7 +81,7 @@ def test_what_hello_says(tmp_path: Path, weights: bool) -> None:
     files = [small()] if weights else []
     with Worker(patched().binaries[RPC_SERVER], tmp_path, weights=files) as worker:
         with RpcClient(worker.port) as client:
-            assert client.hello() == (FEATURE_LOAD if weights else 0)
+            assert client.hello() == ALWAYS | (FEATURE_LOAD if weights else 0)
         with RpcClient(worker.port) as client:
             assert client.hello(extended=False) is None  # a stock client sees zeroes
 
@@ -90,3 +90,15 @@ def test_stock_workers_answer_nothing_about_extensions(tmp_path: Path) -> None:
     with Worker(stock().binaries[RPC_SERVER], tmp_path, stock=True) as worker:
         with RpcClient(worker.port) as client:
             assert client.hello() is None
+
+
+def test_the_table_behind_hello_is_what_the_questions_say(tmp_path: Path) -> None:
+    with Worker(patched().binaries[RPC_SERVER], tmp_path, memory=str(512 << 20)) as worker:
+        with RpcClient(worker.port) as client:
+            client.hello(features=FEATURE_INFO)
+            [device] = client.devices()
+            assert (device.free, device.total) == client.memory()
+            assert device.total == 512 << 20
+            assert (device.alloc_rule, device.wants_init) == (1, False), (
+                "the CPU takes a tensor's bytes, no more"
+            )

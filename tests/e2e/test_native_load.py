@@ -25,12 +25,42 @@ from tests.e2e.models import (
 )
 from tests.e2e.native_rig import Handed, Head, Report, Worker, index_of
 from tests.e2e.residency import drop, read_ahead_bytes, resident_bytes
+from tests.e2e.rpc_client import ALLOC_BUFFER_AS
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]  # the first test may have to build
 
 SECRET = bytes(range(1, 33))
 MIB = 1 << 20
+BUFFER_CLEAR, SET_TENSOR, GET_TENSOR, GRAPH, HELLO, RECOMPUTE = 5, 6, 8, 10, 14, 16
 SMOLLM2_TENSORS = 272  # all of them: the output is the tied embedding, which the last device has as well
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_load_asks_each_worker_four_questions_over_one_connection(tmp_path: Path, workers: int) -> None:
+    """HELLO and the weights, and twice for what the warm-up made; allocations are answered behind those."""
+    binaries = patched().binaries
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(Worker(binaries[RPC_SERVER], tmp_path, weights=[smollm2()]))
+            for _ in range(workers)
+        ]
+        proxies = [stack.enter_context(CountingProxy(worker.port)) for worker in started]
+        stack.enter_context(
+            Head(
+                binaries[LLAMA_SERVER],
+                tmp_path,
+                smollm2(),
+                [proxy.endpoint for proxy in proxies],
+                index=encode_index(index_of([smollm2()])),
+            )
+        )
+        for proxy in proxies:
+            calls = proxy.counts.calls
+            waited = {HELLO: 1, SET_TENSOR_GGUF: 1, GET_TENSOR: 2}
+            assert {command: calls[command] for command in waited} == waited
+            assert calls[ALLOC_BUFFER_AS] == 3
+            assert set(calls) - set(waited) <= {ALLOC_BUFFER_AS, BUFFER_CLEAR, SET_TENSOR, GRAPH, RECOMPUTE}
+            assert proxy.counts.connections == 1
 
 
 @pytest.mark.parametrize("load_mode", ["none", "mmap"])
