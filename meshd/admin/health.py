@@ -21,11 +21,13 @@ def examine(
     clock_offsets: dict[str, float] | None = None,
     native: str = "",
     file_notes: Sequence[str] = (),
+    refused: Sequence[str] = (),
 ) -> Status:
     """The same status with its warnings.
 
     `clock_offsets`: seconds that a peer's wall clock (by id) is ahead of ours. `native`: our own pin and
     patches, to compare with those of the peers. `file_notes`: what became of this worker's model files.
+    `refused`: requests of heads that broke the rules.
     """
     found = [
         *_mesh(status),
@@ -35,6 +37,7 @@ def examine(
         *_children(status),
         *_model(status),
         *_files(file_notes),
+        *_refused(refused),
     ]
     return replace(status, warnings=tuple(found))
 
@@ -196,6 +199,17 @@ def _files(notes: Sequence[str]) -> Iterator[HealthWarning]:
             severity="warning",
             what=note,
             hint="if that was not meant, put the right file there: the next lease takes what lies there then",
+        )
+
+
+def _refused(requests: Sequence[str]) -> Iterator[HealthWarning]:
+    for request in requests:
+        yield HealthWarning(
+            code="rpc_refused",
+            severity="warning",
+            what=request,
+            hint="that head runs another llama.cpp than this worker knows, or means no good: `meshd revoke` "
+            "keeps it out",
         )
 
 

@@ -23,17 +23,18 @@ from meshd.gateway.interface import Upstream
 from meshd.gateway.reply import ClientGone, StreamReply
 from meshd.gateway.upstream import open_session
 
+WORKER_LOST = "A worker was lost."  # what our llama-server answers then (native/patches)
 HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
 
 _log = get("gateway")
 
 
 class UpstreamLost(MeshdError):
-    """llama-server went away; `reached` tells whether it had taken the request."""
+    """llama-server went away, or cannot answer; `begun` tells whether anything of an answer had come."""
 
-    def __init__(self, what: str, *, reached: bool) -> None:
+    def __init__(self, what: str, *, begun: bool) -> None:
         super().__init__(what)
-        self.reached = reached
+        self.begun = begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +165,12 @@ class Proxy:
                 return await self._long(request, call, answer, bytes(held))
         if call.counts:
             self._count_tokens(exact_tokens(held))
-        if answer.status >= 400 and _error_object(bytes(held)) is None:
-            raise Refusal(_plain_failure(answer.status, bytes(held)))
+        if answer.status >= 400:
+            failure = _error_object(bytes(held))
+            if failure is None:
+                raise Refusal(_plain_failure(answer.status, bytes(held)))
+            if failure.message == WORKER_LOST:  # until it is started again, which is under way
+                raise UpstreamLost("llama-server has lost a worker", begun=False)
         return web.Response(status=answer.status, headers=_answer_headers(call, answer), body=bytes(held))
 
     async def _long(
@@ -219,9 +224,9 @@ class Proxy:
                 allow_redirects=False,
             )
         except aiohttp.ClientConnectorError as error:
-            raise UpstreamLost(f"llama-server cannot be reached: {error.os_error}", reached=False) from error
+            raise UpstreamLost(f"llama-server cannot be reached: {error.os_error}", begun=False) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamLost("llama-server went away before it answered", reached=True) from error
+            raise UpstreamLost("llama-server went away before it answered", begun=False) from error
         try:
             yield answer
         finally:
@@ -230,7 +235,7 @@ class Proxy:
     def _lost(self, lost: UpstreamLost) -> Failure:
         _log.warning("upstream_lost", why=lost.what)
         self._upstream.upstream_broke(lost.what)
-        if not lost.reached:
+        if not lost.begun:  # nothing was answered: the same request may be made again
             retry = self._upstream.readiness.retry_after
             return Failure(503, lost.what, type="unavailable_error", code="upstream_away", retry_after=retry)
         return Failure(502, lost.what, type="server_error", code="upstream_lost")
@@ -241,7 +246,7 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
     try:
         return await answer.content.readany()
     except (aiohttp.ClientError, OSError) as error:
-        raise UpstreamLost("llama-server went away in the middle of the answer", reached=True) from error
+        raise UpstreamLost("llama-server went away in the middle of the answer", begun=True) from error
 
 
 def _is_event_stream(answer: aiohttp.ClientResponse) -> bool:

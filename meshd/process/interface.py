@@ -4,8 +4,8 @@ One task owns one child: it spawns it in a process group of its own behind a gua
 ready, keeps its output, restarts it with back-off, and ends the whole group. If meshd itself dies, however
 that happens, the guard ends the group. This package knows nothing but base.
 
-It never opens a connection to a child to see whether it lives (an rpc-server in use has a backlog of one),
-and never hands a child a descriptor, variable or argument that was not named. Words: *child*, one program
+It opens no connection to a child in use to see whether it lives (an rpc-server has a backlog of one), and
+never hands a child a descriptor, variable or argument that was not named. Words: *child*, one program
 that meshd runs; *group*, that process and all it forked; *guard*, the small process that ends the group when
 meshd is gone; *settled*, a state that lasts until somebody asks for something or the child dies.
 Tests: tests/process (real processes), tests/unit/process (pure parts). Why it is so: decision 0005.
@@ -78,6 +78,11 @@ class ChildStatus:
     reason: str  # why it is in this state, in words; the last error
     tail: tuple[str, ...]  # last lines of output, filled when it failed
     crash_loop: bool = False  # fails again and again: only somebody who changes something will help
+
+    @property
+    def is_up(self) -> bool:
+        """It runs, and is not being ended."""
+        return self.state in (ChildState.STARTING, ChildState.READY)
 
 
 class Child(Protocol):

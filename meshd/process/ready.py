@@ -1,4 +1,4 @@
-"""Is it ready? Probes for ChildSpec.probe: HTTP on a unix socket, a line of output.
+"""Is it ready? Probes for ChildSpec.probe: HTTP on a unix socket, a line of output, a port that is open.
 
 Each question has a deadline of its own, answers True or False, and raises nothing but CancelledError. How
 often to ask is the asker's matter. A line costs the child nothing at all: prefer it where there is one that
@@ -48,6 +48,21 @@ def http_200(socket_path: Path, *, path: str = "/health", seconds: float = QUEST
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return False
         return re.match(rb"HTTP/1\.[01] 200[ \r]", line) is not None
+
+    return ask
+
+
+def port_open(port: int, *, seconds: float = QUESTION_SECONDS) -> ReadyProbe:
+    """Ready when something takes a connection at this port of 127.0.0.1; it is closed at once."""
+
+    async def ask() -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except (OSError, TimeoutError):
+            return False
+        writer.transport.abort()
+        return True
 
     return ask
 

@@ -29,6 +29,11 @@ def rpc_server(
     return [*argv, "--report-fd", str(descriptors.report)]
 
 
+def stock_rpc_server(program: str, *, devices: Sequence[str], port: int) -> list[str]:
+    """Upstream's: it takes no descriptors, knows no secret and no limit of memory."""
+    return [program, "--host", "127.0.0.1", "--port", str(port), "--device", ",".join(devices)]
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """What llama-server is started with. `plan` are the options of the split (model/split.py)."""

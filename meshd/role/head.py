@@ -36,7 +36,7 @@ from meshd.wire.lease import Acquire, Device
 # Generated at the end of a load, to measure what a token costs on the wire. The second token of an answer
 # still carries the graph of its shape, so two answers are compared that differ by later tokens only.
 SHORT_TOKENS, SAMPLE_TOKENS = 2, 4
-LEASE_WORD_SECONDS = 1.0  # llama-server aborts when a worker is lost; the lease tells it a moment later
+LEASE_WORD_SECONDS = 1.0  # llama-server sees the loss of a worker; the lease tells why, a moment later
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
 LOG = log.get("serve")
 
@@ -248,12 +248,11 @@ class HeadRun:
     # llama-server.
 
     async def _run_server(self, plan: Plan, began: float) -> None:
-        ended = await self._server.until_ready()
-        if ended is None:
+        over = await self._server.until_ready()
+        if over is None:
             await self._load(plan, began)
-            ended = await self._server.until_ended()
-        last = f"; last lines: {' | '.join(ended.tail[-3:])}" if ended.tail else ""
-        await self._server_lost(f"llama-server ended: {ended.reason}{last}", plan, ended.tail)
+            over = await self._server.until_over()
+        await self._server_lost(over.why, plan, over.tail)
 
     async def _server_lost(self, why: str, plan: Plan, tail: tuple[str, ...]) -> None:
         """Before it was ready that may be a worker's doing: its word is waited for, and comes first."""

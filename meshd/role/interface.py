@@ -15,7 +15,7 @@ from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
-from meshd.tunnel.interface import TunnelStatus
+from meshd.tunnel.interface import Inspector, LocalWeights, TunnelStatus
 from meshd.wire.hello import NativeVersion
 
 
@@ -56,9 +56,22 @@ class MakeTunnel(Protocol):
 
 
 class ConnectThrough(Protocol):
-    """Connects a peer's stream to a local port, `secret` first (tunnel/expose.py)."""
+    """Connects a peer's stream to a local port, `secret` first, past `inspector` (tunnel/expose.py).
 
-    async def __call__(self, stream: Stream, host: str, port: int, *, secret: bytes) -> None: ...
+    With `weights` that is a stock rpc-server, which is given tensors from them.
+    """
+
+    async def __call__(
+        self,
+        stream: Stream,
+        host: str,
+        port: int,
+        *,
+        secret: bytes,
+        inspector: Inspector,
+        weights: LocalWeights | None,
+        on_broken: Callable[[MeshdError], None],
+    ) -> None: ...
 
 
 class Report(Protocol):
@@ -97,6 +110,8 @@ class Kit:
     """Passed when a GET of /health on this unix socket gives 200."""
     line_ready: Callable[[str], LineProbe]
     """Passed when a line matches this pattern."""
+    port_open: Callable[[int], ReadyProbe]
+    """Passed when a connection to this loopback port is taken."""
     hand_over: Callable[[bytes], int]
     make_report: Callable[[], Report]
     listening: Callable[[], tuple[int, int]]
@@ -104,6 +119,8 @@ class Kit:
     one_token: Callable[[Path], Awaitable[ReadyReport]]
     complete: Callable[[Path, int], Awaitable[int]]
     """Generate n tokens on llama-server's socket; returns how many came."""
+    is_stopped: Callable[[int], bool]
+    """A process stands still by a signal, so that it never answers and is not seen to end."""
     random: Callable[[int], bytes]
     logs: Path
     run_dir: Path
@@ -155,7 +172,9 @@ class RoleStatus:
     tunnels: Sequence[TunnelStatus]
     model: ModelStatus | None
     notes: tuple[str, ...] = ()
-    """What somebody should know, a line each."""
+    """What somebody should know of the model files, a line each."""
+    refused: tuple[str, ...] = ()
+    """The last requests of heads that broke the rules of RPC, a line each."""
 
 
 class Role(Protocol):

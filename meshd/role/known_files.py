@@ -12,6 +12,7 @@ from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
 from meshd.role.interface import Kit
+from meshd.role.open_weights import OpenWeights
 from meshd.role.outgoing import Outgoing
 from meshd.store.interface import HashProgress, WeightsFile
 
@@ -32,6 +33,10 @@ class Weights:
     def hand_over(self, kit: Kit, outgoing: Outgoing) -> int:
         """A descriptor with the index as text. Raises OSError."""
         return outgoing.add(kit.hand_over(encode_index(self._index, self._descriptors)))
+
+    def open(self) -> OpenWeights:
+        """For a server that reads no index. The caller closes it. Raises OSError."""
+        return OpenWeights(self._index, [os.dup(descriptor) for descriptor in self._descriptors])
 
 
 class KnownFiles:

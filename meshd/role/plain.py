@@ -10,6 +10,7 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, RemoteProtocolError
 from meshd.role.plan import PlainRpc
 from meshd.rpc import probe
+from meshd.rpc.protocol import ANSWER
 from meshd.wire.lease import Device
 
 ASK_SECONDS = 5.0
@@ -47,7 +48,7 @@ async def _devices(endpoint: str, protocol: str) -> tuple[Device, ...]:
     async def ask(request: bytes) -> bytes:
         writer.write(request)
         await writer.drain()
-        (size,) = probe.SIZE.unpack(await reader.readexactly(probe.SIZE.size))
+        (size,) = ANSWER.unpack(await reader.readexactly(ANSWER.size))
         if size > 1024:
             raise RemoteProtocolError("an answer far too long", hint="is it llama.cpp's rpc-server")
         return await reader.readexactly(size)

@@ -1,22 +1,26 @@
 """The rpc-server of one lease: started for it, ready when it says so, ended with it."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
-from meshd.process.interface import ChildSpec, ChildState, ChildStatus
+from meshd.process.interface import ChildSpec
 from meshd.role import command
 from meshd.role.interface import Kit
 from meshd.role.known_files import Weights
 from meshd.role.lease import Lease
+from meshd.role.open_weights import OpenWeights
 from meshd.role.outgoing import Outgoing
 from meshd.role.weights_report import count_of
+from meshd.rpc.firewall import Firewall
 
 SECRET_BYTES = 32
 READY_LINE = r"^  transport +:"  # the last of rpc-server's banner, flushed when it takes connections
 PROGRESS_SECONDS = 2.0
+LOOK_SECONDS = 2.0  # between two looks at whether it stands still; its end is told at once
 LOG = log.get("worker")
 
 
@@ -39,14 +43,19 @@ class RpcServer:
         self._weights = weights
         self._outgoing = outgoing
         self._log_path = log_path
-        self._secret = kit.random(SECRET_BYTES)
+        self._stock = not kit.native.patched
+        self._secret = b"" if self._stock else kit.random(SECRET_BYTES)
         self._port = 0
         self.lease = lease
         self.loaded_bytes = 0
+        self.open_weights: OpenWeights | None = None  # for a stock server, which cannot read them itself
         self.missed = 0
         try:
+            if self._stock and weights is not None:
+                self.open_weights = weights.open()
             self._report = kit.make_report()
         except OSError as error:
+            self._close_weights()
             raise MeshdError(f"no rpc-server can be started: {error.strerror}") from None
         outgoing.add(self._report.child_end)
         self.child = kit.make_child(self._spec, "rpc-server")
@@ -56,8 +65,19 @@ class RpcServer:
         """Its port, and the secret that comes first on every connection."""
         return self._port, self._secret
 
+    def make_firewall(self) -> Firewall:
+        """One for each connection."""
+        return Firewall(memory=sum(self.lease.memory.values()) if self._stock else None)
+
     def _spec(self) -> ChildSpec:
         listen, self._port = self._kit.listening()
+        if self._stock:
+            os.close(listen)  # it binds the port itself, a moment later, and keeps its banner in a buffer
+            argv = command.stock_rpc_server(
+                str(self._kit.native.rpc_server), devices=self._devices, port=self._port
+            )
+            probe = self._kit.port_open(self._port)
+            return ChildSpec(name="rpc-server", argv=argv, log=self._log_path, probe=probe)
         self._outgoing.add(listen)
         weights = self._weights.hand_over(self._kit, self._outgoing) if self._weights is not None else -1
         ready = self._kit.line_ready(READY_LINE)
@@ -90,12 +110,17 @@ class RpcServer:
             except TimeoutError:
                 await told("starting the rpc-server")
 
-    async def until_ended(self) -> ChildStatus:
-        """How it ended."""
+    async def until_ended(self) -> str:
+        """Why it is of no use any more: it ended, or stands still."""
         status = self.child.status
-        while status.state in (ChildState.READY, ChildState.STARTING):
-            status = await self.child.wait_changed(status)
-        return status
+        while status.is_up:
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    status = await self.child.wait_changed(status)
+            except TimeoutError:
+                if status.pid is not None and self._kit.is_stopped(status.pid):
+                    return "it was stopped by a signal, and does not answer"
+        return status.reason
 
     async def read_report(self, loaded: Callable[[int], None]) -> None:
         """Count what it says; `loaded` gets the bytes of weights that are in its memory now."""
@@ -116,3 +141,8 @@ class RpcServer:
     def close(self) -> None:
         """The child has ended before."""
         self._report.close()
+        self._close_weights()
+
+    def _close_weights(self) -> None:
+        if self.open_weights is not None:
+            self.open_weights.close()

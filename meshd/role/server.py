@@ -1,13 +1,15 @@
 """The llama-server of one life of a model: its command line, its descriptors, its reports, its end."""
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
 from meshd.base.tasks import Owner
 from meshd.model.plan import Plan
 from meshd.model.weights_index import WeightsIndex, encode_index
-from meshd.process.interface import Child, ChildFailed, ChildSpec, ChildState, ChildStatus
+from meshd.process.interface import Child, ChildFailed, ChildSpec, ChildStatus
 from meshd.role import command
 from meshd.role.extra import read_extra
 from meshd.role.interface import Kit, Report
@@ -16,6 +18,17 @@ from meshd.role.outgoing import Outgoing
 from meshd.role.plan import HeadOptions, PlainRpc
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
+
+LOST = "lost "  # a line of the report: the connection to this endpoint is lost for good, and why
+SHOWN_LINES = 3  # of its output, where it ended
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Why llama-server is of no use any more, and its last lines if it has ended."""
+
+    why: str
+    tail: tuple[str, ...] = ()
 
 
 class LlamaServer:
@@ -40,6 +53,7 @@ class LlamaServer:
         self._child: Child | None = None
         self._outgoing = Outgoing()
         self._pipe: Report | None = None
+        self._lost: asyncio.Future[Over] = asyncio.get_running_loop().create_future()
         self.report = WeightsReport({})
 
     @property
@@ -91,28 +105,39 @@ class LlamaServer:
             redact=tuple(secret.hex() for secret in secrets.values()),
         )
 
-    async def until_ready(self) -> ChildStatus | None:
-        """None when it answers that it has loaded, else how it ended. Raises UserError."""
+    async def until_ready(self) -> Over | None:
+        """None when it answers that it has loaded. Raises UserError."""
         assert self._child is not None
         try:
             await self._child.ensure_ready()
         except ChildFailed as error:
-            status = self._child.status
-            return ChildStatus(status.name, ChildState.FAILED, None, status.restarts, error.what, error.tail)
+            return _ended(error.what, error.tail)
         return None
 
-    async def until_ended(self) -> ChildStatus:
-        """How it ended."""
+    async def until_over(self) -> Over:
+        """It has ended; or it runs and has lost a worker, after which it answers nothing any more."""
+        async with Owner() as owner:
+            ended = owner.start(self._until_ended(), name="llama-server end")
+            await asyncio.wait([ended, self._lost], return_when=asyncio.FIRST_COMPLETED)
+            owner.cancel()
+        return ended.result() if not ended.cancelled() else self._lost.result()
+
+    async def _until_ended(self) -> Over:
         assert self._child is not None
         status = self._child.status
-        while status.state in (ChildState.READY, ChildState.STARTING):
+        while status.is_up:
             status = await self._child.wait_changed(status)
-        return status
+        return _ended(status.reason, status.tail)
 
     async def _read_report(self, pipe: Report) -> None:
         try:
             while True:
-                self.report.line(await pipe.line())
+                line = await pipe.line()
+                self.report.line(line)
+                if line.startswith(LOST) and not self._lost.done():
+                    endpoint, _, why = line.removeprefix(LOST).partition(" ")
+                    name = self.report.names.get(endpoint, endpoint)
+                    self._lost.set_result(Over(f"llama-server lost worker {name}: {why}"))
         except (EndOfStream, Closed, Broken):
             return
 
@@ -122,3 +147,8 @@ class LlamaServer:
         self._outgoing.close()
         if self._pipe is not None:
             self._pipe.close()
+
+
+def _ended(reason: str, tail: tuple[str, ...]) -> Over:
+    last = f"; last lines: {' | '.join(tail[-SHOWN_LINES:])}" if tail else ""
+    return Over(f"llama-server ended: {reason}{last}", tail)

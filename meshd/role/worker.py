@@ -53,6 +53,7 @@ UNKNOWN_PIN = "unknown"
 ANSWER_SECONDS = 60.0  # the head plans in milliseconds; a silent one must not hold an offer open
 MAX_ASKING = 8  # leases that are negotiated at once: each may hold descriptors of all files
 MAX_ASKING_PEER = 2
+SHOWN_REFUSED = 3  # requests that broke the rules, in status; the log has all
 LOG = log.get("worker")
 
 
@@ -86,6 +87,7 @@ class Worker:
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, RpcServer] = {}
         self._asking: Counter[PeerId] = Counter()
+        self._refused: deque[str] = deque(maxlen=SHOWN_REFUSED)
         self._logs: deque[int] = deque(range(1, MAX_LEASES + 1))
         kit.mesh.handle(LEASE_SERVICE, self._serve_lease, allow=self._may_lease)
         kit.mesh.handle(RPC_SERVICE, self._serve_rpc, allow=self._may_rpc)
@@ -94,7 +96,13 @@ class Worker:
     def status(self) -> RoleStatus:
         """See Role."""
         children: list[ChildStatus] = [server.child.status for server in self._running.values()]
-        return RoleStatus(children=children, tunnels=(), model=None, notes=self._files.notes)
+        return RoleStatus(
+            children=children,
+            tunnels=(),
+            model=None,
+            notes=self._files.notes,
+            refused=tuple(self._refused),
+        )
 
     async def prepare(self) -> None:
         """Look at the devices once: a wrong `--device` is an error at the start. Raises MeshdError."""
@@ -132,7 +140,21 @@ class Worker:
         if server is None:
             raise Broken("the lease has ended")
         port, secret = server.address
-        await self._kit.connect_through(stream, "127.0.0.1", port, secret=secret)
+
+        def broken(error: MeshdError) -> None:
+            if isinstance(error, RemoteProtocolError):
+                LOG.warning("rpc_refused", peer=stream.peer.short, why=error.what)
+                self._refused.append(f"a request of `{stream.peer.short}` was refused: {error.what}")
+
+        await self._kit.connect_through(
+            stream,
+            "127.0.0.1",
+            port,
+            secret=secret,
+            inspector=server.make_firewall(),
+            weights=server.open_weights,
+            on_broken=broken,
+        )
 
     async def _serve_lease(self, stream: Stream) -> None:
         messages = MessageStream(stream)
@@ -251,8 +273,8 @@ class Worker:
         self._running[lease.lease_id] = server
         LOG.info("lease_granted", peer=lease.peer.short, pid=server.child.status.pid)
         await messages.send(Grant(lease.lease_id).encode())
-        ended = await server.until_ended()
-        await messages.send(Lost("rpc_server_ended", ended.reason).encode())
+        why = await server.until_ended()
+        await messages.send(Lost("rpc_server_ended", why).encode())
 
     def _count_loaded(self, lease: Lease) -> Callable[[int], None]:
         def loaded(count: int) -> None:

@@ -8,12 +8,14 @@ import struct
 from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
-
-GET_DEVICE_MEMORY, HELLO, DEVICE_COUNT = 11, 14, 15
-CAPS_BYTES = 24
-MAX_DEVICES = 16
-_HEADER = struct.Struct("<BQ")
-SIZE = struct.Struct("<Q")
+from meshd.rpc.protocol import (
+    CAPS_BYTES,
+    DEVICE_COUNT,
+    GET_DEVICE_MEMORY,
+    HELLO,
+    MAX_DEVICES,
+    REQUEST,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def read_memory(answer: bytes) -> Memory:
 
 
 def _request(command: int, payload: bytes) -> bytes:
-    return _HEADER.pack(command, len(payload)) + payload
+    return REQUEST.pack(command, len(payload)) + payload
 
 
 def _unpack(layout: str, answer: bytes, what: str) -> tuple[int, ...]:

@@ -1,13 +1,15 @@
 """Streams of a peer to an allowed local target."""
 
 import asyncio
+from collections.abc import Callable
 
-from meshd.base.errors import Broken
+from meshd.base.errors import Broken, MeshdError
 from meshd.mux.events import Code
 from meshd.peer.interface import Stream
-from meshd.tunnel.interface import Inspector
+from meshd.tunnel.filled import FilledCopy
+from meshd.tunnel.interface import Inspector, LocalWeights
 from meshd.tunnel.local import LocalSocket
-from meshd.tunnel.pump import Counter, pump
+from meshd.tunnel.pump import Counter, pump, run_both
 
 CONNECT_SECONDS = 5.0
 
@@ -18,13 +20,18 @@ async def connect_through(
     port: int,
     *,
     secret: bytes = b"",
-    counter: Counter,
+    counter: Counter | None = None,
     inspector: Inspector | None = None,
+    weights: LocalWeights | None = None,
+    on_broken: Callable[[MeshdError], None] = lambda _error: None,
 ) -> None:
     """Connect `stream` to the local `host:port`, sending `secret` first; returns when both ways have ended.
 
-    The stream is reset with the reason when the target cannot be reached.
+    The stream is reset with the reason when the target cannot be reached; `on_broken` as in `pump`.
+    `counter` gets the bytes that pass. `weights` are for a stock rpc-server, and need the inspector that
+    knows its protocol.
     """
+    counter = Counter() if counter is None else counter
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
@@ -35,7 +42,11 @@ async def connect_through(
     try:
         if secret:
             await local.write(secret)
-        await pump(local, stream, counter=counter, inspector=inspector)
+        if inspector is not None and weights is not None:
+            copy = FilledCopy(local, stream, counter=counter, inspector=inspector, weights=weights)
+            await run_both(local, stream, copy.keep_sending(), copy.keep_receiving(), on_broken)
+        else:
+            await pump(local, stream, counter=counter, inspector=inspector, on_broken=on_broken)
         await local.wait_closed()
     except Broken as error:
         stream.reset(Code.BROKEN, error.what)

@@ -11,19 +11,34 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from meshd.identity.keys import PeerId
+from meshd.model.weights_index import TensorEntry
 
 IsOurs = Callable[[tuple[str, int], tuple[str, int]], bool]
 """Whether a connection on loopback, from client to server (host, port), may use a tunnel."""
 
 
 class Inspector(Protocol):
-    """Looks at one connection's bytes. May raise RemoteProtocolError to end it.
+    """Looks at one connection's bytes, once at each. May raise RemoteProtocolError to end it, then always.
 
-    What it returns goes on in place of what came in; the same object is the cheap answer.
+    What it returns goes on in place of what came in; the same object is the cheap answer. Bytes that it holds
+    back count as taken, so it holds a bounded number.
     """
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview: ...
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview: ...
+
+
+class LocalWeights(Protocol):
+    """Tensors of this node's model files, by content."""
+
+    def find(self, digest: bytes) -> TensorEntry | None: ...
+    async def read(self, tensor: TensorEntry, offset: int, size: int) -> bytes:
+        """`size` bytes of the tensor, fewer where the file is cut. Raises OSError."""
+        ...
+
+    def unchanged(self) -> bool:
+        """Whether the files are still those of the index."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,9 +120,14 @@ class LocalSocket(asyncio.Protocol):
         """Offer what arrives to `take` first, which says how many bytes it took; `read` gets the rest."""
         self._take = take
 
+    @property
+    def writable(self) -> bool:
+        """Whether `try_write` would write."""
+        return not (self._closed or self._write_paused or self._transport is None)
+
     def try_write(self, data: bytes | memoryview) -> bool:
         """Write without waiting; False, and nothing written, over the high-water mark or when it broke."""
-        if self._closed or self._write_paused or self._transport is None:
+        if self._transport is None or not self.writable:
             return False
         self._transport.write(data)
         return True

@@ -4,7 +4,7 @@ Half-close, reset and back-pressure pass through: what the local socket has not 
 back to the peer, and what the peer has no credit for is not read from the local socket.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
@@ -32,12 +32,24 @@ async def pump(
     on_broken: Callable[[MeshdError], None] = lambda _error: None,
 ) -> None:
     """Copy both ways until both have ended, or one has broken: then both are reset."""
-    if inspector is None:
-        _short_cut(local, stream, counter)
+    copy = _Copy(local, stream, counter, inspector or _Same())
+    local.divert(copy.out)
+    stream.divert(copy.inward)
+    await run_both(local, stream, copy.keep_sending(), copy.keep_receiving(), on_broken)
+
+
+async def run_both(
+    local: LocalSocket,
+    stream: Stream,
+    sending: Coroutine[object, object, None],
+    receiving: Coroutine[object, object, None],
+    on_broken: Callable[[MeshdError], None],
+) -> None:
+    """Run both directions of a tunnel; when one breaks, or this is cancelled, both ends are reset."""
     try:
         async with Owner() as owner:
-            owner.start(_outward(local, stream, counter, inspector), name="pump out")
-            owner.start(_inward(local, stream, counter, inspector), name="pump in")
+            owner.start(sending, name="pump out")
+            owner.start(receiving, name="pump in")
     except ExceptionGroup as group:
         error = first_error(group)
         if not isinstance(error, Broken | Refused | RemoteProtocolError):
@@ -53,52 +65,78 @@ async def pump(
         local.close()
 
 
-def _short_cut(local: LocalSocket, stream: Stream, counter: Counter) -> None:
-    """Hand chunks on as they arrive while neither side is full: no task has to wake for them.
+class _Same:
+    """An Inspector that lets everything pass."""
 
-    What cannot be taken at once goes the way of `_outward` and `_inward`, which wait; order is kept,
-    because a side with anything queued takes nothing past the queue.
+    def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        return data
+
+    def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        return data
+
+
+class _Copy:
+    """Both directions. `out` and `inward` are a short cut: they hand chunks on as they arrive while neither
+    side is full, and no task has to wake for them.
+
+    What cannot be taken at once goes by the tasks, which wait; order is kept, because a side with anything
+    queued takes nothing past the queue. Each byte is inspected once; an inspector that has refused refuses
+    again, so the task meets what the short cut met.
     """
 
-    def out(data: bytes) -> int:
-        taken = stream.try_write(data)
-        counter.sent += taken
-        return taken
+    def __init__(self, local: LocalSocket, stream: Stream, counter: Counter, inspector: Inspector) -> None:
+        self._local = local
+        self._stream = stream
+        self._counter = counter
+        self._inspector = inspector
+        self._passed: bytes | memoryview | None = None  # of the chunk that is read next: inspected, not sent
 
-    def inward(data: bytes | memoryview) -> bool:
-        if not local.try_write(data):
+    def out(self, data: bytes) -> int:
+        try:
+            passed = self._inspector.to_peer(data)
+        except RemoteProtocolError:
+            return 0
+        taken = self._stream.try_write(passed) if len(passed) else 0
+        self._counter.sent += taken
+        if taken == len(passed):
+            return len(data)
+        self._passed = memoryview(passed)[taken:]
+        return 0
+
+    def inward(self, data: bytes | memoryview) -> bool:
+        if not self._local.writable:
             return False
-        counter.received += len(data)
-        stream.consumed(len(data))
+        try:
+            passed = self._inspector.from_peer(data)
+        except RemoteProtocolError:
+            return False
+        self._local.try_write(passed)
+        self._counter.received += len(data)
+        self._stream.consumed(len(data))
         return True
 
-    local.divert(out)
-    stream.divert(inward)
+    async def keep_sending(self) -> None:
+        while True:
+            try:
+                data: bytes | memoryview = await self._local.read()
+            except EndOfStream:
+                self._stream.write_eof()
+                return
+            if self._passed is not None:
+                data, self._passed = self._passed, None
+            else:
+                data = self._inspector.to_peer(data)
+            self._counter.sent += len(data)
+            await self._stream.write(data)
 
-
-async def _outward(local: LocalSocket, stream: Stream, counter: Counter, inspector: Inspector | None) -> None:
-    while True:
-        try:
-            data: bytes | memoryview = await local.read()
-        except EndOfStream:
-            stream.write_eof()
-            return
-        if inspector is not None:
-            data = inspector.to_peer(data)
-        counter.sent += len(data)
-        await stream.write(data)
-
-
-async def _inward(local: LocalSocket, stream: Stream, counter: Counter, inspector: Inspector | None) -> None:
-    while True:
-        try:
-            data = await stream.read()
-        except EndOfStream:
-            local.write_eof()
-            return
-        size = len(data)
-        counter.received += size
-        if inspector is not None:
-            data = inspector.from_peer(data)
-        await local.write(data)
-        stream.consumed(size)
+    async def keep_receiving(self) -> None:
+        while True:
+            try:
+                data = await self._stream.read()
+            except EndOfStream:
+                self._local.write_eof()
+                return
+            size = len(data)
+            self._counter.received += size
+            await self._local.write(self._inspector.from_peer(data))
+            self._stream.consumed(size)

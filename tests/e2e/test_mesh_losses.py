@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -22,8 +23,8 @@ LONG = 4000  # tokens: no answer ends before it is disturbed
 AGAIN_SECONDS = 10.0  # from the loss to the next answer
 
 
-async def _killed_in_mid_answer(api: Api, pid: int) -> Streamed:
-    """Kill `pid` when ten pieces have come; returns what the client got."""
+async def _hit_in_mid_answer(api: Api, pid: int, number: signal.Signals) -> Streamed:
+    """Send `pid` the signal when ten pieces have come; returns what the client got."""
     ten = threading.Event()
     killed = threading.Event()
 
@@ -34,14 +35,25 @@ async def _killed_in_mid_answer(api: Api, pid: int) -> Streamed:
 
     answer = asyncio.ensure_future(api.stream(PROMPT, LONG, told=told))
     await asyncio.to_thread(ten.wait, 60.0)
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
     killed.set()
     async with asyncio.timeout(AGAIN_SECONDS):
         return await answer
 
 
-@pytest.mark.parametrize("victim", ["rpc-server", "llama-server"])
-def test_a_child_killed_in_mid_answer(tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [
+        ("rpc-server", signal.SIGKILL),
+        ("llama-server", signal.SIGKILL),
+        pytest.param(
+            "rpc-server",
+            signal.SIGSTOP,
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that it stands still"),
+        ),
+    ],
+)
+def test_a_child_killed_or_stopped_in_mid_answer(tmp_path: Path, victim: str, number: signal.Signals) -> None:
     reference = alone(smollm2(), 16)
 
     async def check() -> None:
@@ -53,7 +65,7 @@ def test_a_child_killed_in_mid_answer(tmp_path: Path, victim: str) -> None:
             slowest = 0.0
             for _ in range(TIMES):
                 owner = await (worker if victim == "rpc-server" else head).status()
-                streamed = await _killed_in_mid_answer(api, child_pid(owner, victim))
+                streamed = await _hit_in_mid_answer(api, child_pid(owner, victim), number)
                 assert streamed.pieces >= 10
                 assert streamed.error, "the stream ended without an error event"
                 assert not streamed.done

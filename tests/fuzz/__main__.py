@@ -8,7 +8,7 @@ import argparse
 import sys
 import time
 
-from tests.fuzz import channels, frames, network, punching, quic, relays, routers, texts, trust
+from tests.fuzz import channels, frames, network, punching, quic, relays, routers, rpc, texts, trust
 from tests.fuzz.run import Found, Outcome, run_target
 from tests.fuzz.target import Target
 
@@ -22,6 +22,7 @@ TARGETS: tuple[Target, ...] = (
     *relays.TARGETS,
     *channels.TARGETS,
     *quic.TARGETS,
+    *rpc.TARGETS,
 )
 DEFAULT_INPUTS = 1_000_000
 

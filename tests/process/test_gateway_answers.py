@@ -108,12 +108,42 @@ def test_a_refusal_that_is_not_json_is_made_json() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("after", ["nothing", "headers", "half a body"])
+def test_an_upstream_that_dies_before_it_answers_gives_503() -> None:
+    async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        die(request)
+        return web.StreamResponse()
+
+    async def scenario() -> None:
+        async with world(answer) as here:
+            reply = await here.chat()
+            assert (reply.status, reply.headers["Retry-After"]) == (503, "5")
+            error = await error_of(reply)
+            assert (error["type"], error["code"]) == ("unavailable_error", "upstream_away")
+            assert len(here.upstream.broke) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_upstream_that_has_lost_a_worker_gives_503(stream: bool) -> None:
+    """It lives on only to say so, and is started again."""
+    lost = {"error": {"code": 500, "message": "A worker was lost.", "type": "server_error"}}
+
+    async def scenario() -> None:
+        async with world(says(500, lost)) as here:
+            reply = await here.chat(stream=stream)
+            assert (reply.status, reply.headers["Retry-After"]) == (503, "5")
+            assert (await error_of(reply))["message"] == "llama-server has lost a worker"
+            assert here.upstream.broke == ["llama-server has lost a worker"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("after", ["headers", "half a body"])
 def test_an_upstream_that_dies_gives_502_with_the_reason(after: str) -> None:
     async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "100"})
-        if after != "nothing":
-            await response.prepare(request)
+        await response.prepare(request)
         if after == "half a body":
             await response.write(b'{"id":')
         die(request)

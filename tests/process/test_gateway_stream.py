@@ -199,7 +199,7 @@ def test_an_upstream_that_dies_before_its_headers_after_a_comment_gives_an_error
             here.server.let_go.set()
             events = [part for part in (await reply.read()).split(b"\n\n") if part and part[:1] != b":"]
             assert len(events) == 1
-            assert json.loads(events[0].removeprefix(b"data: "))["error"]["code"] == "upstream_lost"
+            assert json.loads(events[0].removeprefix(b"data: "))["error"]["code"] == "upstream_away"
 
     asyncio.run(scenario())
 

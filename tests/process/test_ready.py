@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import socket
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.process.ready import LineSeen, http_200
+from meshd.process.ready import LineSeen, http_200, port_open
 
 from tests.process.scenes import play
 
@@ -106,3 +107,13 @@ def test_a_line_is_seen_or_not() -> None:
         assert seen.line == "listening on port 12"
 
     play(scene)
+
+
+def test_a_port_is_open_or_not() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            assert await port_open(port)()
+        assert not await port_open(port)()
+
+    play(main)

@@ -105,12 +105,22 @@ def test_the_reason_and_the_names_are_told() -> None:
 
 
 def test_every_code_is_listed_and_tested() -> None:
-    assert {code for code, _ in CASES} | {"native_mismatch", "clock_off", "model_file"} == warning_codes()
+    assert {code for code, _ in CASES} | {
+        "native_mismatch",
+        "clock_off",
+        "model_file",
+        "rpc_refused",
+    } == warning_codes()
 
 
 def test_warnings_of_before_are_replaced() -> None:
     first = examine(replace(calm(), mesh=None))
     assert examine(replace(first, mesh=MeshView(id="m", members=1))).warnings == ()
+
+
+def test_a_refused_request_is_shown() -> None:
+    (told,) = examine(calm(), refused=("a request of `ab` was refused: command 99",)).warnings
+    assert told.code == "rpc_refused" and "command 99" in told.what and "revoke" in told.hint
 
 
 def test_a_note_about_a_file_is_shown() -> None:

@@ -73,11 +73,11 @@ class Call:
 
 @asynccontextmanager
 async def scene(
-    folder: Path, *, memory: int | None = None, file: FakeFile | None = None
+    folder: Path, *, memory: int | None = None, file: FakeFile | None = None, patched: bool = True
 ) -> AsyncIterator[Scene]:
     async with Owner() as owner:
         net = Net(owner)
-        bench = Bench(net.mesh("worker"), folder)
+        bench = Bench(net.mesh("worker"), folder, patched=patched)
         worker = Worker(bench.kit, [file] if file else [], WorkerOptions(memory=memory, machine="m"))
         await worker.prepare()
         owner.start(worker.serve(), name="worker")

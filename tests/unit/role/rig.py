@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from meshd.base.errors import Broken, EndOfStream, MeshdError, UserError
+from meshd.base.errors import Broken, EndOfStream, MeshdError, RemoteProtocolError, UserError
 from meshd.base.tasks import Owner
 from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import KeyPair, PeerId
@@ -18,10 +18,10 @@ from meshd.peer.interface import Allow, Handler, MetadataValue, PeerState, PeerS
 from meshd.process.handover import ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec, ChildState, ChildStatus, Ended
 from meshd.process.ports import listening_socket
-from meshd.process.ready import LineSeen, http_200
+from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.role.interface import Kit, Native, Tunnel
 from meshd.store.interface import HashProgress, ProgressCallback
-from meshd.tunnel.interface import TunnelStatus
+from meshd.tunnel.interface import Inspector, LocalWeights, TunnelStatus
 from meshd.wire.hello import NativeVersion
 
 from tests.gguf_bytes import gguf, language_model, parse
@@ -231,11 +231,14 @@ class Bench:
         self.children: list[StubChild] = []
         self.tunnels: list[StubTunnel] = []
         self.connected: list[tuple[int, bytes]] = []
+        self.weights: LocalWeights | None = None  # that a tunnel was given
+        self.head_says = b""  # over the connection to an rpc-server
         self.device_lines: Sequence[str] = DEVICE_LINES
         self.child_refuses: MeshdError | None = None
         self.start_seconds = 0.0
         self.listings = 0
         self.listing_seconds = 0.0
+        self.stopped: set[int] = set()
         self.report_fails = False
         self.hand_over_fails_at: int | None = None
         self.ready: asyncio.Future[ReadyReport] | None = None
@@ -250,11 +253,13 @@ class Bench:
             connect_through=self._connect,
             http_ready=http_200,
             line_ready=LineSeen,
+            port_open=port_open,
             hand_over=self._hand_over,
             make_report=self._make_report,
             listening=_listening,
             one_token=self._one_token,
             complete=self._complete,
+            is_stopped=self.stopped.__contains__,
             random=self._random,
             logs=folder,
             run_dir=folder,
@@ -289,9 +294,24 @@ class Bench:
         self.tunnels.append(tunnel)
         return tunnel
 
-    async def _connect(self, stream: Stream, host: str, port: int, *, secret: bytes) -> None:
+    async def _connect(
+        self,
+        stream: Stream,
+        host: str,
+        port: int,
+        *,
+        secret: bytes,
+        inspector: Inspector,
+        weights: LocalWeights | None,
+        on_broken: Callable[[MeshdError], None],
+    ) -> None:
         assert host == "127.0.0.1"
         self.connected.append((port, secret))
+        self.weights = weights
+        try:
+            inspector.from_peer(self.head_says)
+        except RemoteProtocolError as error:
+            on_broken(error)
         stream.write_eof()
 
     def _hand_over(self, data: bytes) -> int:

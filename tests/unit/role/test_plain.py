@@ -10,7 +10,7 @@ from meshd.base.errors import MeshdError
 from meshd.role import plain as module
 from meshd.role.plain import ask_plain
 from meshd.role.plan import PlainRpc
-from meshd.rpc import probe
+from meshd.rpc import protocol
 from meshd.wire.lease import Device
 
 from tests.conformance.run import run
@@ -23,9 +23,9 @@ class Server:
 
     def __init__(self, **answers: bytes | None) -> None:
         self.answers: dict[int, bytes | None] = {
-            probe.HELLO: answers.get("hello", HELLO),
-            probe.DEVICE_COUNT: answers.get("count", struct.pack("<I", 2)),
-            probe.GET_DEVICE_MEMORY: answers.get("memory", struct.pack("<QQ", 5, 9)),
+            protocol.HELLO: answers.get("hello", HELLO),
+            protocol.DEVICE_COUNT: answers.get("count", struct.pack("<I", 2)),
+            protocol.GET_DEVICE_MEMORY: answers.get("memory", struct.pack("<QQ", 5, 9)),
         }
         self.asked: list[tuple[int, bytes]] = []
 

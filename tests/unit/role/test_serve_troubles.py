@@ -253,6 +253,27 @@ def test_nothing_of_the_last_split_is_shown_once_it_is_lost(tmp_path: Path) -> N
     run(main())
 
 
+def test_a_llama_server_that_has_lost_a_worker_is_started_again(tmp_path: Path) -> None:
+    """It lives on, but its buffers there are gone; the lease may know nothing of it."""
+
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            it.worker("good")
+            serve = it.serve()
+            await ready(serve)
+            child = it.bench.children[-1]
+            assert child.spec is not None
+            endpoint = child.spec.argv[list(child.spec.argv).index("--rpc") + 1]
+            child.report(f"lost {endpoint} it has no memory for a buffer")
+            model = await until(serve, lambda model: model.state != "ready")
+            assert "lost worker good: it has no memory for a buffer" in model.reason
+            await ready(serve)
+            assert it.bench.children[-1] is not child
+            assert child.status.state is ChildState.STOPPED
+
+    run(main())
+
+
 def test_readiness_is_asked_for(tmp_path: Path) -> None:
     """llama-server by its /health, and only then for a token; an rpc-server by its own word."""
 

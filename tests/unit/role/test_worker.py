@@ -1,15 +1,18 @@
 """The worker against a head that a test plays: agreed, refused, released, lost; nothing leaks."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import Broken, Refused, UserError
 from meshd.base.tasks import Owner
 from meshd.identity.membership import Role
+from meshd.model.weights_index import FileEntry, WeightsIndex
 from meshd.mux.events import Code
 from meshd.process.interface import ChildFailed, ChildState
 from meshd.role.worker import Worker, WorkerOptions, check_may_work
+from meshd.store.interface import ProgressCallback
 from meshd.wire.lease import (
     Acquire,
     Grant,
@@ -22,6 +25,7 @@ from meshd.wire.lease import (
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, MIB, scene
 from tests.unit.role.rig import Bench, FakeFile, Net
+from tests.unit.rpc import talk
 
 
 def test_a_lease_is_agreed_used_and_released(tmp_path: Path) -> None:
@@ -59,6 +63,66 @@ def test_a_lease_is_agreed_used_and_released(tmp_path: Path) -> None:
                 )
 
     run(main())
+
+
+def test_a_request_that_breaks_the_rules_is_told_and_the_lease_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            call = it.call()
+            grant = await call.lease()
+            for number in range(5):
+                it.bench.head_says = bytes([99 + number]) + bytes(8)
+                call.rpc(grant)
+                await asyncio.sleep(1)
+            refused = it.worker.status.refused
+            assert [why.rpartition(": ")[2] for why in refused] == [
+                "command 101",
+                "command 102",
+                "command 103",
+            ]
+            assert f"`{call.head.key.peer.short}`" in refused[0]
+            assert [status.state for status in it.worker.status.children] == [ChildState.READY]
+
+    run(main())
+
+
+class OpenFile(FakeFile):
+    """One that is open in truth."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self.descriptors = (descriptor,)
+
+    async def index(self, progress: ProgressCallback | None = None) -> WeightsIndex:
+        stat = os.fstat(self.descriptors[0])
+        entry = FileEntry(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        return WeightsIndex((entry,), (), "f" * 64)
+
+
+def test_a_stock_server_gets_no_descriptors_and_its_tunnel_the_weights(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, file=OpenFile(file.fileno()), patched=False) as it:
+            call = it.call()
+            grant = await call.lease(300)
+            (child,) = it.bench.children
+            assert child.spec is not None
+            assert child.spec.hand_over == ()
+            argv = list(child.spec.argv)
+            port = argv[argv.index("--port") + 1]
+            assert argv == ["rpc-server", "--host", "127.0.0.1", "--port", port, "--device", "CPU"]
+            it.bench.head_says = talk.hello() + talk.alloc(301 * MIB)
+            call.rpc(grant)
+            await asyncio.sleep(1)
+            assert it.bench.connected == [(int(port), b"")]
+            assert "of 314572800 lent" in it.worker.status.refused[0]
+            weights = it.bench.weights
+            assert weights is not None and weights.unchanged()
+            call.stream.write_eof()
+            await call.is_over()
+            assert not weights.unchanged(), "its descriptors are closed with the lease"
+
+    with (tmp_path / "m").open("wb") as file:
+        run(main())
 
 
 def test_the_lease_of_another_head_opens_nothing(tmp_path: Path) -> None:
@@ -171,6 +235,21 @@ def test_a_child_that_dies_ends_the_lease_with_its_reason(tmp_path: Path) -> Non
             assert answer == Lost("rpc_server_ended", "ended by signal 9")
             await call.is_over()
             assert it.worker.status.children == []
+
+    run(main())
+
+
+def test_a_child_that_stands_still_ends_the_lease(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            call = it.call()
+            await call.lease()
+            pid = it.bench.children[0].status.pid
+            assert pid is not None
+            it.bench.stopped.add(pid)
+            answer = await call.hears()
+            assert answer == Lost("rpc_server_ended", "it was stopped by a signal, and does not answer")
+            await call.is_over()
 
     run(main())
 

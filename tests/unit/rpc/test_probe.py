@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import probe
-from meshd.rpc.probe import MAX_DEVICES, Memory
+from meshd.rpc.probe import Memory
+from meshd.rpc.protocol import MAX_DEVICES
 
 
 def test_requests_are_command_size_payload() -> None:

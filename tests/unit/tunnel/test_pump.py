@@ -321,3 +321,73 @@ def test_ports_of_this_test_hold_a_writer_to_its_window() -> None:
     assert near.try_write(b"x") == 0
     far.consumed(4)
     assert near.try_write(bytes(25)) == 4
+
+
+class Upper:
+    """Makes letters capital, holds back an odd byte until the next comes; an x ends it. Notes what it saw."""
+
+    def __init__(self) -> None:
+        self.seen = {"to": b"", "from": b""}
+        self._held = {"to": b"", "from": b""}
+
+    def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        return self._pass("to", bytes(data))
+
+    def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        return self._pass("from", bytes(data))
+
+    def _pass(self, way: str, data: bytes) -> bytes:
+        if b"x" in self.seen[way] + data:
+            raise RemoteProtocolError("an x")
+        self.seen[way] += data
+        whole = self._held[way] + data
+        even = len(whole) // 2 * 2
+        self._held[way] = whole[even:]
+        return whole[:even].upper()
+
+
+@pytest.mark.parametrize(("window", "most"), [(1, 1), (7, 3), (256 << 10, 64 << 10)])
+def test_each_byte_is_inspected_once_however_little_is_taken(window: int, most: int) -> None:
+    async def main() -> None:
+        data = bytes(random.Random(3).choices(b"abcdef", k=4000))
+        async with scene(window=window, most=most) as (it, owner):
+            inspector = Upper()
+            it.pump(owner, inspector)
+
+            async def client() -> None:
+                await it.client_sends(data, piece=333)
+                it.client.shutdown(socket.SHUT_WR)
+
+            async def far() -> None:
+                for at in range(0, len(data), 100):
+                    await it.far.write(data[at : at + 100])
+                it.far.write_eof()
+
+            owner.start(client(), name="client")
+            owner.start(far(), name="far")
+            reading = owner.start(it.client_reads(), name="client reads")
+            assert await read_all(it.far) == data.upper()
+            assert await reading == data.upper()
+            assert inspector.seen == {"to": data, "from": data}
+            assert it.counter == Counter(sent=len(data), received=len(data))
+
+    run(main())
+
+
+def test_what_the_peer_sends_may_end_it_by_the_short_cut() -> None:
+    async def main() -> None:
+        async with scene() as (it, owner):
+            it.pump(owner, Upper())
+            await asyncio.sleep(0)
+            await it.far.write(b"abcd")
+            loop = asyncio.get_running_loop()
+            assert await loop.sock_recv(it.client, 100) == b"ABCD"
+            await it.far.write(b"ax")
+            with pytest.raises(ConnectionResetError):
+                await loop.sock_recv(it.client, 100)
+            await until(lambda: len(it.broken) == 1)
+            assert it.broken[0].what == "an x"
+            with pytest.raises(Broken, match="an x"):
+                await it.far.read()
+
+    run(main())

@@ -1,0 +1,268 @@
+"""What a head may say to an rpc-server: a pure filter for both directions of one connection.
+
+Requests are judged before they go on; of the answers it learns what the server handed out, so that
+requests may name that and nothing else. Layouts and lists: protocol.py. A request costs some microseconds, a
+graph some milliseconds.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from meshd.base.errors import RemoteProtocolError
+from meshd.rpc import protocol as rpc
+from meshd.rpc.frames import Messages
+from meshd.rpc.graph import check_graph
+from meshd.rpc.tensors import Buffer, check_load_entry, find, place_of, refused
+
+MAX_BUFFERS = 1024
+MAX_BUFFER_BYTES = rpc.HANDLE_SPACE
+DEVICES = -1  # in place of an answer's length: the table of devices, as long as the server has some
+MAX_UNANSWERED = 4096  # requests whose answers have not come: a client waits for most of them
+MAX_REMEMBERED = 512  # tensors whose place was checked: those of every token, and then some
+
+Judge = Callable[["Firewall", bytes | memoryview, int, int], int]
+"""Looks at a request's body, at an offset and of a size. Returns what is to be known when the answer comes:
+its length if the request decides on that, a buffer, or 0. Raises RemoteProtocolError."""
+
+Lesson = Callable[["Firewall", bytes | memoryview, int, int], None]
+"""Reads a whole answer at an offset; gets what the request's judge returned."""
+
+
+class Firewall:
+    """Implements tunnel.interface.Inspector for the server's side: the peer is the client.
+
+    Raises RemoteProtocolError for what may not pass, and then for everything. Holds a message of at most
+    GRAPH_MOST_BYTES, what MAX_BUFFERS and MAX_UNANSWERED allow, nothing else.
+    """
+
+    def __init__(self, *, memory: int | None = None) -> None:
+        """`memory`: most bytes of buffers together, where the server itself has no limit."""
+        self._memory = memory
+        self._requests = Messages(rpc.REQUEST.size)
+        self._answers = Messages(rpc.ANSWER.size)
+        self._buffers: dict[int, Buffer] = {}
+        self._unanswered: deque[tuple[int, int, int]] = deque()  # command, bytes of the answer, said
+        self._sizes: dict[bytes, int] = {}  # of rpc_tensors whose place was checked
+        self._graphs: set[int] = set()  # devices that have one to compute again
+        self._greeted = False
+        self._features = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Received and not handed on."""
+        return self._requests.held_bytes + self._answers.held_bytes
+
+    def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Requests. See Inspector."""
+        return self._requests.feed(data, self._look_request)
+
+    def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Answers. See Inspector."""
+        return self._answers.feed(data, self._look_answer)
+
+    # Requests.
+
+    def _look_request(self, data: bytes | memoryview, at: int, have: int) -> int:
+        number, size = rpc.REQUEST.unpack_from(data, at)
+        command = rpc.COMMANDS.get(number)
+        if command is None or command.feature & ~self._features:
+            raise refused(f"command {number}")
+        if not self._greeted and number != rpc.HELLO:
+            raise refused(f"{command.name} before HELLO")
+        if size != command.least and not command.least < size <= command.most:
+            raise refused(f"{command.name} of {size} bytes")
+        needed = rpc.REQUEST.size + (command.held or size)
+        if have < needed:
+            return -needed
+        try:
+            said = _JUDGES[number](self, data, at + rpc.REQUEST.size, size) if number in _JUDGES else 0
+        except RemoteProtocolError as error:
+            raise refused(f"{command.name}: {error.what}") from None
+        if command.answer != rpc.NO_ANSWER:
+            if len(self._unanswered) >= MAX_UNANSWERED:
+                raise refused(f"more than {MAX_UNANSWERED} requests without an answer")
+            self._unanswered.append(
+                (number, said if command.answer == rpc.BY_REQUEST else command.answer, said)
+            )
+        return rpc.REQUEST.size + int(size)
+
+    def _hello(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        if self._greeted:
+            raise refused("said before")
+        if any(data[at : at + rpc.CAPS_OWN]):
+            raise refused("another transport than TCP")
+        self._greeted = True
+        return self._extensions(data, at)
+
+    @staticmethod
+    def _extensions(data: bytes | memoryview, at: int) -> int:
+        """The features that the conn_caps at `at` announce."""
+        tail = data[at + rpc.CAPS_OWN : at + rpc.CAPS_BYTES]
+        return int.from_bytes(tail[2:], "little") if tail[:2] == rpc.EXTENSION_MAGIC else 0
+
+    def _alloc(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        _device, size = rpc.ALLOCATE.unpack_from(data, at)
+        self._check_room(size)
+        return int(size)
+
+    def _alloc_as(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        _device, size, handle = rpc.ALLOCATE_AS.unpack_from(data, at)
+        self._check_room(size)
+        number, rest = divmod(handle, rpc.HANDLE_SPACE)
+        if rest or not 0 < number < rpc.HANDLES_OWN or handle in self._buffers:
+            raise refused("a handle that is not free")
+        self._buffers[handle] = Buffer(size, start=handle)
+        return int(handle)
+
+    def _check_room(self, size: int) -> None:
+        if size > MAX_BUFFER_BYTES:
+            raise refused(f"{size} bytes")
+        held = [buffer.size for buffer in self._buffers.values()]
+        held += [said for command, _, said in self._unanswered if command == rpc.ALLOC_BUFFER]
+        if len(held) >= MAX_BUFFERS:
+            raise refused(f"more than {MAX_BUFFERS} buffers")
+        if self._memory is not None and sum(held) + size > self._memory:
+            raise refused(f"{size} bytes more than {sum(held)}, of {self._memory} lent")
+
+    def _buffer(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        (handle,) = rpc.U64.unpack_from(data, at)
+        find(handle, self._buffers)
+        return int(handle)
+
+    def _free(self, data: bytes | memoryview, at: int, size: int) -> int:
+        self._forget(self._buffer(data, at, size))
+        return 0
+
+    def _forget(self, handle: int) -> None:
+        del self._buffers[handle]
+        self._sizes.clear()
+        self._graphs.clear()  # as the server does: their tensors may lie in this buffer
+
+    def _size_of(self, data: bytes | memoryview, at: int) -> int:
+        """Bytes of the rpc_tensor at `at`, which lies in a buffer."""
+        key = bytes(data[at : at + rpc.TENSOR_BYTES])
+        size = self._sizes.get(key)
+        if size is None:
+            size = place_of(data, at, self._buffers, must_lie=True)
+            if len(self._sizes) >= MAX_REMEMBERED:
+                self._sizes.clear()
+            self._sizes[key] = size
+        return size
+
+    def _set_tensor(self, data: bytes | memoryview, at: int, size: int) -> int:
+        (offset,) = rpc.U64.unpack_from(data, at + rpc.TENSOR_BYTES + 1)
+        if offset + size - rpc.SET_TENSOR_HEAD_BYTES > self._size_of(data, at):
+            raise refused("beyond the end of the tensor")
+        return 0
+
+    def _set_tensor_hash(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        (offset,) = rpc.U64.unpack_from(data, at + rpc.TENSOR_BYTES)
+        if offset > self._size_of(data, at):
+            raise refused("beyond the end of the tensor")
+        return 0
+
+    def _region(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        offset, count = rpc.REGION.unpack_from(data, at + rpc.TENSOR_BYTES)
+        if offset + count > self._size_of(data, at):
+            raise refused("beyond the end of the tensor")
+        return int(count)
+
+    def _copy(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        if self._size_of(data, at) != self._size_of(data, at + rpc.TENSOR_BYTES):
+            raise refused("tensors of two sizes")
+        return 0
+
+    def _init_tensor(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        self._size_of(data, at)
+        return 0
+
+    def _alloc_size(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        for number in range(1 + rpc.MAX_SOURCES):
+            place_of(data, at + 4 + number * rpc.TENSOR_BYTES, self._buffers)
+        return 0
+
+    def _graph(self, data: bytes | memoryview, at: int, size: int) -> int:
+        self._graphs.add(check_graph(data, at, size, self._buffers))
+        return 0
+
+    def _recompute(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        (device,) = rpc.U32.unpack_from(data, at)
+        if device not in self._graphs:
+            raise refused("there is no graph")
+        return 0
+
+    def _load(self, data: bytes | memoryview, at: int, size: int) -> int:
+        (count,) = rpc.U32.unpack_from(data, at)
+        if size != rpc.LOAD_HEAD_BYTES + count * rpc.LOAD_ENTRY_BYTES:
+            raise refused(f"{count} tensors in {size} bytes")
+        for entry in range(at + rpc.LOAD_HEAD_BYTES, at + size, rpc.LOAD_ENTRY_BYTES):
+            check_load_entry(data, entry, self._buffers)
+        return int(count)
+
+    # Answers.
+
+    def _look_answer(self, data: bytes | memoryview, at: int, have: int) -> int:
+        (size,) = rpc.ANSWER.unpack_from(data, at)
+        if not self._unanswered:
+            raise refused("an answer to nothing")
+        number, expected, said = self._unanswered[0]
+        if expected == DEVICES:
+            known = size % rpc.DEVICE_INFO_BYTES == 0 and size <= rpc.MAX_INFO_DEVICES * rpc.DEVICE_INFO_BYTES
+        else:
+            known = size == expected
+        if not known:
+            raise refused(f"{rpc.COMMANDS[number].name}: an answer of {size} bytes")
+        learn = _LESSONS.get(number) if expected != DEVICES else None
+        if learn is not None:
+            if have < rpc.ANSWER.size + size:
+                return -(rpc.ANSWER.size + int(size))
+            learn(self, data, at + rpc.ANSWER.size, said)
+        self._unanswered.popleft()
+        return rpc.ANSWER.size + int(size)
+
+    def _learn_features(self, data: bytes | memoryview, at: int, said: int) -> None:
+        self._features = said & self._extensions(data, at + 4)
+        if self._features & rpc.FEATURE_INFO:
+            self._unanswered.insert(1, (rpc.HELLO, DEVICES, 0))
+
+    def _learn_buffer(self, data: bytes | memoryview, at: int, _said: int) -> None:
+        handle, size = rpc.PAIR64.unpack_from(data, at)
+        if handle:
+            self._buffers[handle] = Buffer(size)
+
+    def _learn_granted(self, data: bytes | memoryview, at: int, said: int) -> None:
+        if rpc.U64.unpack_from(data, at) == (0,) and said in self._buffers:
+            self._forget(said)
+
+    def _learn_base(self, data: bytes | memoryview, at: int, said: int) -> None:
+        (start,) = rpc.U64.unpack_from(data, at)
+        if said in self._buffers:  # else it was freed meanwhile
+            self._buffers[said] = Buffer(self._buffers[said].size, start)
+            self._sizes.clear()
+
+
+# Not of the object: with methods bound to it it would be a cycle, and what it holds be freed late.
+_JUDGES: Mapping[int, Judge] = {
+    rpc.ALLOC_BUFFER: Firewall._alloc,
+    rpc.ALLOC_BUFFER_AS: Firewall._alloc_as,
+    rpc.BUFFER_GET_BASE: Firewall._buffer,
+    rpc.FREE_BUFFER: Firewall._free,
+    rpc.BUFFER_CLEAR: Firewall._buffer,
+    rpc.SET_TENSOR: Firewall._set_tensor,
+    rpc.SET_TENSOR_HASH: Firewall._set_tensor_hash,
+    rpc.GET_TENSOR: Firewall._region,
+    rpc.COPY_TENSOR: Firewall._copy,
+    rpc.GRAPH_COMPUTE: Firewall._graph,
+    rpc.INIT_TENSOR: Firewall._init_tensor,
+    rpc.GET_ALLOC_SIZE: Firewall._alloc_size,
+    rpc.HELLO: Firewall._hello,
+    rpc.GRAPH_RECOMPUTE: Firewall._recompute,
+    rpc.MEMSET_TENSOR: Firewall._region,
+    rpc.SET_TENSOR_GGUF: Firewall._load,
+}
+_LESSONS: Mapping[int, Lesson] = {
+    rpc.HELLO: Firewall._learn_features,
+    rpc.ALLOC_BUFFER: Firewall._learn_buffer,
+    rpc.ALLOC_BUFFER_AS: Firewall._learn_granted,
+    rpc.BUFFER_GET_BASE: Firewall._learn_base,
+}

@@ -1,0 +1,76 @@
+"""Cuts one direction of an RPC connection into messages, as the bytes come: pure.
+
+What is not judged yet is held back, so that nothing goes on that is refused later; of a long message only its
+beginning is held, the rest flows through unseen.
+"""
+
+from collections.abc import Callable
+
+from meshd.base.errors import RemoteProtocolError
+
+Look = Callable[[bytes | memoryview, int, int], int]
+"""Judges the message that begins at `at` in `data`, of which `have` bytes are there.
+
+Returns how long it is altogether; or, before it can be judged, less than 0: how many bytes it takes, negated.
+Then it is asked again, with those. Raises RemoteProtocolError.
+"""
+
+
+class Messages:
+    """One direction. Holds no more than a `look` ever asks for, and one chunk."""
+
+    __slots__ = ("_flowing", "_header", "_held", "_need", "_refused")
+
+    def __init__(self, header_bytes: int) -> None:
+        self._header = header_bytes
+        self._flowing = 0  # bytes of a judged message that have not come yet
+        self._held = bytearray()
+        self._need = 0
+        self._refused: tuple[str, str] | None = None  # what and code: the error itself would keep its frames
+
+    @property
+    def held_bytes(self) -> int:
+        """Received and not handed on."""
+        return len(self._held)
+
+    @property
+    def between(self) -> bool:
+        """Nothing of a message is held, or has yet to come."""
+        return not self._flowing and not self._held
+
+    def feed(self, data: bytes | memoryview, look: Look) -> bytes | memoryview:
+        """What may go on now: `data` itself if all of it may. Raises RemoteProtocolError, then always."""
+        size = len(data)
+        if size <= self._flowing:
+            self._flowing -= size
+            return data
+        if self._refused is not None:
+            raise RemoteProtocolError(self._refused[0], code=self._refused[1])
+        if self._held:
+            self._held += data
+            if len(self._held) < self._need:
+                return b""
+            data, self._held = bytes(self._held), bytearray()
+        try:
+            passed = self._judge(data, look)
+        except RemoteProtocolError as error:
+            self._refused = error.what, error.code
+            raise
+        if passed >= len(data):
+            return data
+        self._held += data[passed:]
+        return memoryview(data)[:passed] if passed else b""
+
+    def _judge(self, data: bytes | memoryview, look: Look) -> int:
+        """How many bytes of `data` may go on."""
+        at, size = self._flowing, len(data)
+        self._flowing = 0
+        while at < size:
+            have = size - at
+            length = look(data, at, have) if have >= self._header else -self._header
+            if length < 0:
+                self._need = -length
+                return at
+            at += length
+        self._flowing = at - size
+        return size

@@ -1,0 +1,25 @@
+"""A process that stands still by a signal is told from one that runs, and from one that is gone."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from meshd.process.stopped import is_stopped
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_a_stopped_process_is_seen_as_such() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert not is_stopped(child.pid)
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        assert is_stopped(child.pid)
+        child.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOWAIT)
+        assert not is_stopped(child.pid)
+    finally:
+        child.communicate(b"\n")
+    assert not is_stopped(child.pid)

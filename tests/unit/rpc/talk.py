@@ -1,0 +1,159 @@
+"""Messages of llama.cpp's RPC protocol, true or broken, and a talk through a firewall."""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from meshd.rpc import protocol as rpc
+from meshd.rpc.firewall import Firewall
+
+F32, F16, Q4_0, I32 = 0, 1, 2, 26
+ADD, MUL_MAT, VIEW = 2, 29, 37
+HANDLE, BASE, ROOM = 0xABC0, 0x10000, 4096
+
+
+def caps(features: int) -> bytes:
+    """conn_caps of HELLO that announce these."""
+    return bytes(20) + rpc.EXTENSION_MAGIC + struct.pack("<H", features)
+
+
+CAPS = caps(rpc.FEATURE_LOAD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """An rpc_tensor: 4 floats at the beginning of the buffer, unless it says otherwise."""
+
+    id: int = 1
+    kind: int = F32
+    buffer: int = HANDLE
+    ne: tuple[int, int, int, int] = (4, 1, 1, 1)
+    nb: tuple[int, int, int, int] = (4, 16, 16, 16)
+    op: int = 0
+    param: int = 0
+    sources: tuple[int, ...] = ()
+    view: int = 0
+    data: int = BASE
+
+    def encode(self) -> bytes:
+        sources = [*self.sources, *([0] * (rpc.MAX_SOURCES - len(self.sources)))]
+        head = struct.pack("<QIQ4I4II", self.id, self.kind, self.buffer, *self.ne, *self.nb, self.op)
+        head += struct.pack("<I60xi", self.param, 0) + struct.pack("<10Q", *sources)
+        return head + struct.pack("<QQQ", self.view, 0, self.data) + b"name".ljust(64, b"\0") + bytes(4)
+
+
+def request(command: int, body: bytes = b"") -> bytes:
+    return rpc.REQUEST.pack(command, len(body)) + body
+
+
+def answer(body: bytes) -> bytes:
+    return rpc.ANSWER.pack(len(body)) + body
+
+
+def hello(announced: bytes = CAPS) -> bytes:
+    return request(rpc.HELLO, announced)
+
+
+def hello_answer(announced: bytes = CAPS) -> bytes:
+    return answer(b"\x07\0\0\0" + announced)
+
+
+def alloc(size: int = ROOM) -> bytes:
+    return request(rpc.ALLOC_BUFFER, struct.pack("<IQ", 0, size))
+
+
+def alloc_as(handle: int, size: int = ROOM) -> bytes:
+    return request(rpc.ALLOC_BUFFER_AS, struct.pack("<IIQQ", 0, 0, size, handle))
+
+
+def on_buffer(command: int, handle: int = HANDLE) -> bytes:
+    return request(command, struct.pack("<Q", handle) + b"\0" * (command == rpc.BUFFER_CLEAR))
+
+
+def set_tensor(tensor: Tensor, data: bytes = bytes(16), *, offset: int = 0) -> bytes:
+    return request(rpc.SET_TENSOR, tensor.encode() + struct.pack("<BQ", 0, offset) + data)
+
+
+def get_tensor(tensor: Tensor, *, offset: int = 0, size: int = 16) -> bytes:
+    return request(rpc.GET_TENSOR, tensor.encode() + struct.pack("<QQ", offset, size))
+
+
+def memset(tensor: Tensor, *, offset: int = 0, size: int = 16) -> bytes:
+    return request(rpc.MEMSET_TENSOR, tensor.encode() + struct.pack("<QQB", offset, size, 7))
+
+
+def set_hash(tensor: Tensor, *, offset: int = 0) -> bytes:
+    return request(rpc.SET_TENSOR_HASH, tensor.encode() + struct.pack("<QQ", offset, 99))
+
+
+def copy(source: Tensor, target: Tensor) -> bytes:
+    return request(rpc.COPY_TENSOR, source.encode() + target.encode())
+
+
+def init(tensor: Tensor) -> bytes:
+    return request(rpc.INIT_TENSOR, tensor.encode())
+
+
+def alloc_size(tensor: Tensor, sources: Sequence[Tensor] = ()) -> bytes:
+    body = b"".join(source.encode() for source in sources)
+    blank = bytes(rpc.TENSOR_BYTES * (rpc.MAX_SOURCES - len(sources)))
+    return request(rpc.GET_ALLOC_SIZE, bytes(4) + tensor.encode() + body + blank)
+
+
+def graph(
+    tensors: Iterable[Tensor], nodes: Sequence[int], *, device: int = 0, count: int = -1, total: int = -1
+) -> bytes:
+    """`count` and `total` lie about the numbers of nodes and tensors."""
+    encoded = [tensor.encode() for tensor in tensors]
+    body = struct.pack("<II", device, len(nodes) if count < 0 else count)
+    body += struct.pack(f"<{len(nodes)}Q", *nodes)
+    return request(
+        rpc.GRAPH_COMPUTE,
+        body + struct.pack("<I", len(encoded) if total < 0 else total) + b"".join(encoded),
+    )
+
+
+def recompute(device: int = 0) -> bytes:
+    return request(rpc.GRAPH_RECOMPUTE, struct.pack("<I", device))
+
+
+def load_entry(
+    *,
+    buffer: int = HANDLE,
+    data: int = BASE,
+    size: int = 16,
+    kind: int = F32,
+    ne: tuple[int, int, int, int] = (4, 1, 1, 1),
+) -> bytes:
+    return struct.pack("<QQQI4I", buffer, data, size, kind, *ne) + bytes(96)
+
+
+def load(*entries: bytes, count: int = -1) -> bytes:
+    head = struct.pack("<II", len(entries) if count < 0 else count, 0)
+    return request(rpc.SET_TENSOR_GGUF, head + b"".join(entries))
+
+
+A, B = Tensor(id=1), Tensor(id=2, data=BASE + 16)
+SUM = Tensor(id=3, op=ADD, sources=(1, 2), data=BASE + 32)
+GRAPH = graph((A, B, SUM), (3,))
+
+
+class Talk:
+    """A connection that has said HELLO and has one buffer of ROOM bytes at BASE."""
+
+    def __init__(self) -> None:
+        self.firewall = Firewall()
+        self.say(hello())
+        self.hear(hello_answer())
+        self.say(alloc())
+        self.hear(answer(struct.pack("<QQ", HANDLE, ROOM)))
+        self.say(on_buffer(rpc.BUFFER_GET_BASE))
+        self.hear(answer(struct.pack("<Q", BASE)))
+
+    def say(self, data: bytes) -> bytes:
+        """What goes on to the server."""
+        return bytes(self.firewall.from_peer(data))
+
+    def hear(self, data: bytes) -> bytes:
+        """What goes on to the client."""
+        return bytes(self.firewall.to_peer(data))
