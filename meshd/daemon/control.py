@@ -121,6 +121,7 @@ class DaemonControl(TunnelAnswers):
             clock_offsets=offsets,
             native=f"{native.pin}+{native.patches[:12]}",
             file_notes=role.notes,
+            refused=role.refused,
         )
 
     async def ping(self, peer: str, timeout: float) -> PingReply:

@@ -19,18 +19,18 @@ from meshd.build.pin import read_pin
 from meshd.config import Config
 from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import PeerId
-from meshd.peer.interface import Mesh, MetadataValue, Stream
+from meshd.peer.interface import Mesh, MetadataValue
 from meshd.process.child import OwnedChild
 from meshd.process.connections import owns_connection
 from meshd.process.handover import ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec, ReadyProbe
 from meshd.process.ports import listening_socket
-from meshd.process.ready import LineSeen, http_200
+from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.process.run import run_to_end
+from meshd.process.stopped import is_stopped
 from meshd.role.interface import Kit, Native
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
-from meshd.tunnel.pump import Counter
 from meshd.wire.hello import NativeVersion
 
 LOG = log.get("daemon")
@@ -88,23 +88,22 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
             on_broken=on_broken,
         )
 
-    async def connect(stream: Stream, host: str, port: int, *, secret: bytes) -> None:
-        await connect_through(stream, host, port, secret=secret, counter=Counter())
-
     return Kit(
         mesh=mesh,
         native=native,
         make_child=make_child,
         run_to_end=run_to_end,
         make_tunnel=make_tunnel,
-        connect_through=connect,
+        connect_through=connect_through,
         http_ready=_answers,
         line_ready=LineSeen,
+        port_open=port_open,
         hand_over=pipe_with,
         make_report=ReportPipe,
         listening=_listening,
         one_token=_one_token,
         complete=_complete,
+        is_stopped=is_stopped,
         random=secrets.token_bytes,
         logs=config.paths.logs,
         run_dir=socket_folder(config.paths.home, os.environ),

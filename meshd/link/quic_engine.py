@@ -44,9 +44,11 @@ from aioquic.tls import Epoch
 
 from meshd.identity.certificate import LinkCertificate, certificate_hash, unpack_link_certificate
 from meshd.link.quic_ports import ID_BYTES
+from meshd.link.quic_socket import ETHERNET_MTU, HEADER_BYTES
 from meshd.link.quic_window import SAFE_DATAGRAM_BYTES, WINDOW_NAME, Pacer, Window
 
 PROBED_DATAGRAM_BYTES = (1452, 1400)  # IPv6 over Ethernet; through most tunnels
+JUMBO_DATAGRAM_BYTES = 8952  # IPv6 over jumbo frames, and within this machine: packets cost by number
 # for the proof, of which 4 KiB are read at most, and for what follows it before we have said that it is good:
 # without that the other side would lose a round trip
 FIRST_CREDIT_BYTES = 64 << 10
@@ -106,6 +108,7 @@ class Engine(QuicConnection):
         self._consumed = 0
         self._written = 0
         self._stream: QuicStream | None = None
+        self._sizes: tuple[int, ...] = ()  # worth trying
         self._to_probe: list[int] = []
         self._probe_at: float | None = None
         self._missed = False  # a probe did not arrive
@@ -158,11 +161,16 @@ class Engine(QuicConnection):
         self._grant()
         return True
 
-    def widen(self) -> None:
-        """The other side has proven itself: the whole window, and larger datagrams if the path takes them."""
+    def widen(self, mtu: int = ETHERNET_MTU) -> None:
+        """The other side has proven itself: the whole window, and larger datagrams if the path takes them.
+
+        `mtu` in bytes is what its first hop takes. Where that is Ethernet, a probe for more would only cost.
+        """
         self._window = RECEIVE_WINDOW_BYTES
         self._grant()
-        self._to_probe = _probes()
+        jumbo = (JUMBO_DATAGRAM_BYTES,) if mtu >= JUMBO_DATAGRAM_BYTES + HEADER_BYTES else ()
+        self._sizes = jumbo + PROBED_DATAGRAM_BYTES
+        self._to_probe = self._probes()
 
     def _grant(self) -> None:
         self._local_max_data.value = self._consumed + self._window
@@ -245,7 +253,7 @@ class Engine(QuicConnection):
         if self._missed:
             self._missed, self._probe_at = False, now + PROBE_AGAIN_SECONDS
         if self._probe_at is not None and now >= self._probe_at:
-            self._probe_at, self._to_probe = None, _probes()
+            self._probe_at, self._to_probe = None, self._probes()
         if not self._to_probe or not self._handshake_confirmed or self._close_pending:
             return None
         if self._state is not QuicConnectionState.CONNECTED:
@@ -277,6 +285,10 @@ class Engine(QuicConnection):
         elif not self._to_probe and self._max_datagram_size == SAFE_DATAGRAM_BYTES:
             self._missed = self._probe_at is None  # a narrow path, or chance: it is tried again
 
+    def _probes(self) -> list[int]:
+        """Each size twice: one lost datagram says nothing."""
+        return [size for size in self._sizes for _ in range(2)]
+
     # --- instead of the library's own
 
     def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
@@ -304,11 +316,6 @@ class Engine(QuicConnection):
             frame.push_uint_var(_STREAM)  # there is no other
             frame.push_uint_var(stream.max_stream_data_local)
             stream.max_stream_data_local_sent = stream.max_stream_data_local
-
-
-def _probes() -> list[int]:
-    """Each size twice: one lost datagram says nothing."""
-    return [size for size in PROBED_DATAGRAM_BYTES for _ in range(2)]
 
 
 def _reason(event: ConnectionTerminated) -> str:

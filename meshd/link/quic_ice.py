@@ -17,7 +17,7 @@ from meshd.link.interface import LinkKind, Signals
 from meshd.link.proving import Standing
 from meshd.link.quic import IDLE_SECONDS
 from meshd.link.quic_pipe import Engine, QuicPipe
-from meshd.link.quic_socket import Address, Origin
+from meshd.link.quic_socket import ETHERNET_MTU, Address, Origin
 from meshd.link.udp_socket import UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.offer import Terms
@@ -162,6 +162,10 @@ class QuicSession:
     def probe(self, datagram: bytes, origin: Origin) -> None:
         """Send one that arrives whole or not at all."""
         self.ice.probe_now(datagram)
+
+    def mtu(self, origin: Origin) -> int:
+        """What nearly every way through a NAT takes."""
+        return ETHERNET_MTU
 
     def renamed(self, pipe: QuicPipe, new: Sequence[bytes], old: Sequence[bytes]) -> None:
         """Every datagram that comes is for the one pipe."""

@@ -19,7 +19,7 @@ from meshd.base.errors import (
     MeshdError,
     RemoteProtocolError,
 )
-from meshd.link.quic_socket import Origin
+from meshd.link.quic_socket import ETHERNET_MTU, Origin
 
 SEND_HIGH_BYTES = 64 << 10  # never sent yet
 SEND_LOW_BYTES = 32 << 10
@@ -63,7 +63,7 @@ class Engine(Protocol):
     def send_ping(self, uid: int) -> None: ...
     def binding(self) -> bytes: ...
     def consume(self, size: int) -> bool: ...
-    def widen(self) -> None: ...
+    def widen(self, mtu: int) -> None: ...
     def write(self, pieces: Sequence[bytes | memoryview]) -> None: ...
     def finish(self) -> None: ...
     def close(self, error_code: int = 0, frame_type: int | None = None, reason_phrase: str = "") -> None: ...
@@ -81,6 +81,10 @@ class Port(Protocol):
 
     def probe(self, datagram: bytes, origin: Origin) -> None:
         """Send without being fragmented on the way."""
+        ...
+
+    def mtu(self, origin: Origin) -> int:
+        """Bytes of an IP packet that the first hop towards `origin` takes."""
         ...
 
     def renamed(self, pipe: "QuicPipe", new: Sequence[bytes], old: Sequence[bytes]) -> None:
@@ -197,7 +201,8 @@ class QuicPipe:
     def widen(self) -> None:
         """The other side has proven who it is: full windows from here on."""
         if self._end is None:
-            self.engine.widen()
+            origin = self.origin
+            self.engine.widen(ETHERNET_MTU if origin is None else self._port.mtu(origin))
             self.transmit()
 
     @property

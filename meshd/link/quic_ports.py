@@ -36,6 +36,7 @@ class DialPort:
         self.origin = Origin((candidate.host, candidate.port))
         self.error: OSError | None = None
         self.probe = self._socket.probe
+        self.mtu = self._socket.mtu
         self.close = self._socket.close
         self.report_errors = self._socket.report_errors
 
@@ -95,6 +96,7 @@ class Door:
         )
         self.send = self.socket.send
         self.probe = self.socket.probe
+        self.mtu = self.socket.mtu
 
     @property
     def full(self) -> bool:
@@ -160,6 +162,7 @@ class SharedPort:
         self.error: OSError | None = None
         self.send = door.send
         self.probe = door.probe
+        self.mtu = door.mtu
         self.renamed = door.renamed
         self.forget = door.forget
 

@@ -30,6 +30,9 @@ _SOL_UDP, _UDP_SEGMENT, _UDP_GRO = 17, 103, 104  # linux/udp.h
 _IP_PKTINFO, _IP_MTU_DISCOVER, _IP_RECVERR = 8, 10, 11  # linux/in.h
 _IPV6_MTU_DISCOVER, _IPV6_RECVERR, _IPV6_RECVPKTINFO, _IPV6_PKTINFO = 23, 25, 49, 50  # linux/in6.h
 _PMTUDISC_DONT, _PMTUDISC_PROBE = 0, 3
+_IP_MTU, _IPV6_MTU = 14, 24  # linux/in.h, linux/in6.h
+ETHERNET_MTU = 1500
+HEADER_BYTES = 48  # of IPv6 and UDP
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h: beyond the limit, with CAP_NET_ADMIN
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4) + socket.CMSG_SPACE(20)
 _NO_GSO = {errno.EIO, errno.EINVAL, errno.EMSGSIZE, errno.ENOPROTOOPT, errno.EOPNOTSUPP}
@@ -121,6 +124,10 @@ class UdpSocket:
             self.send([datagram], origin)
         finally:
             self._set_discovery(_PMTUDISC_DONT)
+
+    def mtu(self, origin: Origin) -> int:
+        """Bytes of an IP packet that the first hop towards `origin` takes, as far as the kernel tells."""
+        return mtu_towards(self._sock.family, origin.address)
 
     def report_errors(self, on: bool) -> None:
         """Have the kernel tell that nobody listens over there (Linux); off again once somebody answered."""
@@ -281,6 +288,21 @@ def source_towards(family: int, address: Address) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as asking:
         asking.connect(address)
         return str(asking.getsockname()[0])
+
+
+def mtu_towards(family: int, address: Address) -> int:
+    """The MTU of the route to `address`; nothing is sent. Ethernet's where the kernel does not tell."""
+    v6 = family == socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as asking:
+            asking.connect(address)
+            if _ON_LINUX:
+                return asking.getsockopt(
+                    socket.IPPROTO_IPV6 if v6 else socket.IPPROTO_IP, _IPV6_MTU if v6 else _IP_MTU
+                )
+    except OSError:
+        pass  # no route any more: the connection will find out
+    return ETHERNET_MTU
 
 
 def bind_udp(host: str, port: int) -> list[socket.socket]:

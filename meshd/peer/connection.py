@@ -17,6 +17,7 @@ from meshd.link.interface import Link
 from meshd.mux import agree, events
 from meshd.mux.events import Code
 from meshd.mux.session import Session
+from meshd.peer.alarm import Alarm
 from meshd.peer.attempts import Present
 from meshd.peer.carrier import Carrier
 from meshd.peer.greeting import greet
@@ -46,8 +47,8 @@ class PeerConnection:
         self._fresh = node.random(agree.HALF_BYTES)
         self._links = Links(peer=peer, leads=self._leader, now=node.now)
         self._incarnation = b""
-        self._kick = asyncio.Event()
-        self._armed: float | None = None
+        self._alarm = Alarm(self._ring)
+        self._chosen_at = 0.0
         self._owner: Owner | None = None
         self._begun = asyncio.Event()
         self._unlinked_until: float | None = None  # the grace of a session that no link has carried yet
@@ -185,7 +186,7 @@ class PeerConnection:
             self._owner = owner
             self._begun.set()
             try:
-                await self._run_timers()
+                await self._alarm.run()
             finally:  # before the owner ends: it takes no new handlers from here on
                 self._owner = None
                 self._drop_session("this node stops", PeerState.KNOWN)
@@ -226,35 +227,33 @@ class PeerConnection:
                 self._detach(carrier)
             await link.aclose()
 
-    async def _run_timers(self) -> None:
-        chosen_at = 0.0
-        while True:
-            self._kick.clear()
-            session = self._streams.session if self._streams is not None else None
-            self._armed = session.next_timeout() or self._unlinked_until if session is not None else None
-            try:
-                async with asyncio.timeout_at(self._armed):
-                    await self._kick.wait()
-            except TimeoutError:
-                if session is not None and self._streams is not None and session is self._streams.session:
-                    now = self._node.now()
-                    if self._unlinked_until is not None and now >= self._unlinked_until:
-                        self._end_session("no link came for the new session", PeerState.LOST)
-                    self._dispatch(session, session.handle_timeout(now))
-                    self._links.wake()
-                    if now - chosen_at >= CHOOSE_SECONDS:
-                        chosen_at = now
-                        self._choose()
-                        self._look_at_links()
+    def _ring(self) -> None:
+        """A timer of the session is due."""
+        streams = self._streams
+        if streams is not None:
+            now = self._node.now()
+            if self._unlinked_until is not None and now >= self._unlinked_until:
+                self._end_session("no link came for the new session", PeerState.LOST)
+            self._dispatch(streams.session, streams.session.handle_timeout(now))
+            self._links.wake()
+            if now - self._chosen_at >= CHOOSE_SECONDS:
+                self._chosen_at = now
+                self._choose()
+                self._look_at_links()
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        streams = self._streams
+        self._alarm.set(None if streams is None else streams.session.next_timeout() or self._unlinked_until)
 
     def _rearm(self) -> None:
         """The session may want its timer sooner, for an acknowledgement that waits for company say."""
-        soon = self._node.now() + TIMER_SLACK
-        if self._streams is None or self._kick.is_set() or (self._armed is not None and self._armed <= soon):
+        armed = self._alarm.at
+        if self._streams is None or (armed is not None and armed <= self._node.now() + TIMER_SLACK):
             return
         at = self._streams.session.next_timeout()
-        if at is not None and (self._armed is None or at < self._armed):
-            self._kick.set()
+        if at is not None and (armed is None or at < armed):
+            self._alarm.set(at)
 
     # Greeting (greeting.Parley).
 
@@ -322,7 +321,7 @@ class PeerConnection:
             session=session, peer=self.peer, node=self._node, owner=self._owner, wake=self._links.wake
         )
         self._unlinked_until = self._node.now() + min(theirs.grace, mine.grace)
-        self._kick.set()
+        self._set_alarm()
         return session_id
 
     # Links.
@@ -353,7 +352,7 @@ class PeerConnection:
             remote=link.info.remote,
         )
         self._look_again()
-        self._kick.set()
+        self._set_alarm()
         self._node.changed()
         self._node.on_link(self.peer, hello, link.info)
 
@@ -372,7 +371,7 @@ class PeerConnection:
         if not self.connected and self._streams is not None:
             self._set_state(PeerState.SUSPENDED)
         self._look_again()
-        self._kick.set()
+        self._set_alarm()
         self._node.changed()
 
     def _choose(self) -> None:
@@ -431,7 +430,7 @@ class PeerConnection:
         self._set_state(state)
         streams.break_all(reason)
         self._look_at_links()
-        self._kick.set()
+        self._set_alarm()
         self._node.changed()
 
     def _set_state(self, state: PeerState) -> None:

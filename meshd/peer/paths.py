@@ -136,7 +136,9 @@ class Chooser:
                 f"first {best.label} link" if ended is None else f"{best.label} is left, {ended.label} ended"
             )
             return self._take(best, why, now)
-        if carrying.silent(now) and lively:
+        if not lively:
+            return Choice(carrying.link_id, "nothing is heard on any link")
+        if carrying.silent(now):
             self._died(carrying, now)
             quiet = now - carrying.last_heard
             return self._take(best, f"{best.label} replaces {carrying.label} silent for {quiet:.1f} s", now)

@@ -4,7 +4,13 @@ import random
 
 import pytest
 from aioquic.quic.connection import Limit, QuicConnection
-from meshd.link.quic_engine import FIRST_CREDIT_BYTES, PROBED_DATAGRAM_BYTES, RECEIVE_WINDOW_BYTES, Engine
+from meshd.link.quic_engine import (
+    FIRST_CREDIT_BYTES,
+    JUMBO_DATAGRAM_BYTES,
+    PROBED_DATAGRAM_BYTES,
+    RECEIVE_WINDOW_BYTES,
+    Engine,
+)
 from meshd.link.quic_reception import Reception
 from meshd.link.quic_socket import Origin
 from meshd.link.quic_window import SAFE_DATAGRAM_BYTES
@@ -92,6 +98,40 @@ def test_larger_datagrams_are_used_once_one_arrived() -> None:
     pair.run()
     assert pair.dialler._max_datagram_size == PROBED_DATAGRAM_BYTES[0]
     assert pair.far._max_datagram_size == SAFE_DATAGRAM_BYTES, "each direction finds out for itself"
+
+
+@pytest.mark.parametrize(
+    ("mtu", "size"), [(65536, JUMBO_DATAGRAM_BYTES), (9000, JUMBO_DATAGRAM_BYTES), (8999, 1452), (1500, 1452)]
+)
+def test_jumbo_datagrams_are_tried_only_where_the_first_hop_takes_them(mtu: int, size: int) -> None:
+    pair = Pair()
+    pair.connect(proven=False)
+    seen: list[int] = []
+
+    def passes(datagram: bytes) -> bool:
+        seen.append(len(datagram))
+        return True
+
+    pair.passes = passes
+    pair.dialler.widen(mtu)
+    pair.run()
+    assert pair.dialler._max_datagram_size == size == max(seen)
+
+
+def test_a_jumbo_path_that_becomes_narrow_is_survived() -> None:
+    pair = Pair()
+    pair.connect(proven=False)
+    pair.far.widen(65536)
+    pair.dialler.widen(65536)
+    pair.run()
+    pair.dialler.write([bytes(3 * MIB)])
+    pair.run(0.001)
+    pair.passes = lambda datagram: len(datagram) <= 1250
+    assert waiting(pair.far) < 3 * MIB
+    for _ in range(60):
+        pair.run(1.0)
+    assert waiting(pair.far) == 3 * MIB
+    assert pair.dialler._max_datagram_size == SAFE_DATAGRAM_BYTES
 
 
 @pytest.mark.parametrize("most", [1250, 1420])

@@ -79,7 +79,7 @@ class StubEngine:
         self.consumed += size
         return self.credit_due
 
-    def widen(self) -> None: ...
+    def widen(self, mtu: int) -> None: ...
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         self.written += map(bytes, pieces)
@@ -103,6 +103,9 @@ class StubPort:
 
     def probe(self, datagram: bytes, origin: Origin) -> None:
         self.sent.append(datagram)
+
+    def mtu(self, origin: Origin) -> int:
+        return 1500
 
     def renamed(self, pipe: QuicPipe, new: Sequence[bytes], old: Sequence[bytes]) -> None:
         self.names += new

@@ -4,11 +4,20 @@ import errno
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
 from meshd.link.listening import PortTaken
-from meshd.link.quic_socket import BACKLOG_BYTES, MOST_SEGMENTS, Origin, UdpSocket, bind_udp
+from meshd.link.quic_socket import (
+    BACKLOG_BYTES,
+    ETHERNET_MTU,
+    MOST_SEGMENTS,
+    Origin,
+    UdpSocket,
+    bind_udp,
+    mtu_towards,
+)
 
 from tests.conformance.links import has_ipv6
 from tests.conformance.run import run, until
@@ -161,6 +170,15 @@ def test_that_nobody_listens_is_told_while_it_is_asked_for() -> None:
         near.socket.close()
 
     run(work())
+
+
+def test_the_kernel_tells_what_the_first_hop_takes() -> None:
+    if sys.platform == "linux":
+        loopback = min(int(Path("/sys/class/net/lo/mtu").read_text()), 65535)
+        assert mtu_towards(socket.AF_INET, ("127.0.0.1", 9)) == loopback
+    else:
+        assert mtu_towards(socket.AF_INET, ("127.0.0.1", 9)) == ETHERNET_MTU
+    assert mtu_towards(socket.AF_INET6, ("100::1%nowhere", 9)) == ETHERNET_MTU, "no route"
 
 
 def test_nothing_happens_after_close() -> None:

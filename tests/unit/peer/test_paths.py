@@ -253,6 +253,14 @@ def test_the_choice_is_there_stable_and_never_closed(
             assert {one.kind for one in paths if one.link_id not in closed} == kinds
 
 
+def test_data_does_not_move_from_one_silent_link_to_another() -> None:
+    slow, quick = path(1, rtt=1.0, silent=60.0), path(2, rtt=0.5, silent=SILENT_AFTER + 1.0)
+    chooser = settled(slow, quick, current=1)
+    choice = chooser.choose([slow, quick], 1, NOW)
+    assert (choice.link_id, choice.why) == (1, "nothing is heard on any link")
+    assert chooser.choose([slow, replace(quick, last_heard=NOW)], 1, NOW).link_id == 2
+
+
 class History:
     """Links that come, go, fall silent and are heard again, and what the chooser makes of it."""
 

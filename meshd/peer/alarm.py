@@ -1,0 +1,56 @@
+"""One timer of the event loop with an owner: set at will, cheaply, and cancelled with whoever runs it.
+
+A session moves its next timeout with nearly every message. Waking a task for each would cost more than the
+message; a handle of the loop costs a few microseconds.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+
+class Alarm:
+    """Calls `ring` at the time that was set last. `run` must be running for anything to happen."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._at: float | None = None
+        self._handle: asyncio.TimerHandle | None = None
+        self._due: asyncio.Future[None] | None = None
+
+    @property
+    def at(self) -> float | None:
+        """Loop time in seconds at which it rings; None: it does not."""
+        return self._at
+
+    def set(self, at: float | None) -> None:
+        """Ring at loop time `at`, instead of when it would have."""
+        if at == self._at and self._handle is not None:
+            return
+        self._at = at
+        self._drop()
+        if at is not None and self._due is not None:
+            self._handle = self._due.get_loop().call_at(at, self._fired)
+
+    async def run(self) -> None:
+        """Own the timer until cancelled. Raises what `ring` raised."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._due = loop.create_future()
+                if self._handle is None:
+                    self.set(self._at)
+                await self._due
+                self._ring()
+        finally:
+            self._due = None
+            self._drop()
+
+    def _fired(self) -> None:
+        self._handle = self._at = None
+        if self._due is not None and not self._due.done():
+            self._due.set_result(None)
+
+    def _drop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
