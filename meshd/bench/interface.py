@@ -40,3 +40,40 @@ class TransportBenchArgs:
     lines: bool = True
     beside: bool = True
     as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyArgs:
+    """`milliseconds` are added to each round trip, half of them each way.
+
+    With `compute_only` all of them before each request for computing, and to nothing else.
+    """
+
+    listen: tuple[str, int]
+    target: tuple[str, int]
+    milliseconds: float
+    compute_only: bool = False
+    count_rpc: bool = False
+    as_json: bool = False
+
+
+DISTANCES = ("load", "nodes", "latency")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistanceArgs:
+    """`what` of DISTANCES; cells are `workers` by `round_trips` (ms), each measured `pairs` times.
+
+    `model` None: SmolLM2.
+    """
+
+    what: str
+    model: Path | None
+    cache: Path
+    workers: tuple[int, ...]
+    round_trips: tuple[float, ...]
+    pairs: int = 1
+    compute_only: bool = False
+    count: bool = True  # what RPC says, in runs of their own
+    svg: Path | None = None
+    as_json: bool = False

@@ -1,20 +1,24 @@
 """`meshd bench rpc`: what a model loses by running through meshd instead of a direct RPC connection.
 
-Both ways run the same binaries with the same split at the same time and are asked in turn, so that a ratio
-compares neighbours in time. The bounds are those that meshd holds itself to (docs/benchmarks.md).
+All ways run the same binaries with the same split at the same time and are asked in turn, so that a ratio
+compares neighbours in time. The bounds are those that meshd holds itself to (docs/benchmarks.md). Rows of the
+bare pump have none: they show what two hops in Python cost, whoever wrote them.
 """
 
 import asyncio
 import os
 import platform
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base import log
 from meshd.base.tasks import first_error
+from meshd.bench.figures import Table
 from meshd.bench.interface import BenchOutput, RpcBenchArgs
-from meshd.bench.rig import Pair, measure, pair
+from meshd.bench.llama import measure
+from meshd.bench.rig import Trio, trio
 from meshd.bench.tunnel import TunnelResult
 from meshd.bench.tunnel import measure as measure_tunnel
 from meshd.build.demo_model import demo_model
@@ -28,52 +32,65 @@ LOGITS_ON_WORKER = ("-ot", "^no such tensor$=CPU")  # replaces the plan's own: t
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison. `ours` and `theirs` in `unit`, medians; `ratio` is the median of the pairs' ratios."""
+    """One comparison. `ours` and `theirs` in `unit`, medians; `ratio` is the median of the pairs' ratios.
+
+    `bound` None: the row is there to compare with.
+    """
 
     what: str
     unit: str
     ours: float
     theirs: float
     ratio: float
-    bound: float
+    bound: float | None
     at_most: bool = False
 
     @property
     def held(self) -> bool:
         """Whether the bound is kept."""
+        if self.bound is None:
+            return True
         return self.ratio <= self.bound if self.at_most else self.ratio >= self.bound
 
 
 def run(args: RpcBenchArgs, out: BenchOutput) -> int:
     """Returns 0 when every bound was held, else 1. Raises MeshdError."""
-    log.set_up(level="warning")
-    try:
-        rows = asyncio.run(_rows(args, out))
-    except ExceptionGroup as group:
-        raise first_error(group) from None
+    rows = measure_all(args, out)
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     if args.as_json:
         out.json({"machine": machine, "pairs": args.pairs, "rows": [_as_json(row) for row in rows]})
     else:
-        out.table(
-            ("WHAT", "MESHD", "WITHOUT", "RATIO", "BOUND", "HELD"),
-            [
-                (
-                    row.what,
-                    f"{row.ours:.4g} {row.unit}",
-                    f"{row.theirs:.4g} {row.unit}",
-                    f"{row.ratio:.3f}",
-                    f"{'≤' if row.at_most else '≥'} {row.bound}",
-                    "yes" if row.held else "no",
-                )
-                for row in rows
-            ],
-        )
+        out.table(*as_table(rows))
         out.note(f"{machine}; {args.pairs} pairs, median of their ratios")
     return 0 if all(row.held for row in rows) else 1
 
 
-def _as_json(row: Row) -> dict[str, str | float | bool]:
+def measure_all(args: RpcBenchArgs, out: BenchOutput) -> list[Row]:
+    """Every row. Raises MeshdError."""
+    log.set_up(level="warning")
+    try:
+        return asyncio.run(_rows(args, out))
+    except ExceptionGroup as group:
+        raise first_error(group) from None
+
+
+def as_table(rows: Sequence[Row]) -> Table:
+    """For people."""
+    cells: list[Sequence[str]] = [
+        (
+            row.what,
+            f"{row.ours:.4g} {row.unit}",
+            f"{row.theirs:.4g} {row.unit}",
+            f"{row.ratio:.3f}",
+            "" if row.bound is None else f"{'≤' if row.at_most else '≥'} {row.bound}",
+            "" if row.bound is None else "yes" if row.held else "no",
+        )
+        for row in rows
+    ]
+    return ("WHAT", "MESHD", "WITHOUT", "RATIO", "BOUND", "HELD"), cells
+
+
+def _as_json(row: Row) -> dict[str, str | float | bool | None]:
     return {
         "what": row.what,
         "unit": row.unit,
@@ -114,35 +131,37 @@ def _tunnel_rows(result: TunnelResult) -> list[Row]:
 
 async def _model_rows(args: RpcBenchArgs, model: Path, native: NativeInfo, out: BenchOutput) -> list[Row]:
     rows = []
-    out.progress("loading the model twice, output on the head")
-    async with pair(model, args.cache, native) as both:
-        rows.append(await _prompt(both, args.pairs, out))
-        rows.append(await _decode(both, args.pairs, "decode, output on the head", 0.95, out))
-    out.progress("loading the model twice, output on the worker")
-    async with pair(model, args.cache, native, extra=LOGITS_ON_WORKER) as both:
-        rows.append(await _decode(both, args.pairs, "decode, logits over the wire", 0.85, out))
+    out.progress("loading the model three times, output on the head")
+    async with trio(model, args.cache, native) as ways:
+        rows.append(await _prompt(ways, args.pairs, out))
+        rows += await _decode(ways, args.pairs, "decode, output on the head", 0.95, out)
+    out.progress("loading the model three times, output on the worker")
+    async with trio(model, args.cache, native, extra=LOGITS_ON_WORKER) as ways:
+        rows += await _decode(ways, args.pairs, "decode, logits over the wire", 0.85, out)
     return rows
 
 
-async def _prompt(both: Pair, pairs: int, out: BenchOutput) -> Row:
+async def _prompt(ways: Trio, pairs: int, out: BenchOutput) -> Row:
     out.progress(f"prompt of {PROMPT_TOKENS} tokens")
     ours, theirs = [], []
     for _ in range(pairs + 1):
-        ours.append((await measure(both.meshd, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
-        theirs.append((await measure(both.direct, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
+        ours.append((await measure(ways.meshd, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
+        theirs.append((await measure(ways.direct, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
     return _row(f"prompt of {PROMPT_TOKENS} tokens, output on the head", ours, theirs, 0.95)
 
 
-async def _decode(both: Pair, pairs: int, what: str, bound: float, out: BenchOutput) -> Row:
+async def _decode(ways: Trio, pairs: int, what: str, bound: float, out: BenchOutput) -> list[Row]:
     out.progress(what)
-    ours, theirs = [], []
+    ours: list[float] = []
+    theirs: list[float] = []
+    pumped: list[float] = []
     for _ in range(pairs + 1):
-        ours.append((await measure(both.meshd, prompt_tokens=8, tokens=DECODE_TOKENS)).generate)
-        theirs.append((await measure(both.direct, prompt_tokens=8, tokens=DECODE_TOKENS)).generate)
-    return _row(what, ours, theirs, bound)
+        for speeds, way in ((ours, ways.meshd), (theirs, ways.direct), (pumped, ways.pump)):
+            speeds.append((await measure(way, prompt_tokens=8, tokens=DECODE_TOKENS)).generate)
+    return [_row(what, ours, theirs, bound), _row(f"{what}, bare TLS pump", pumped, theirs, None)]
 
 
-def _row(what: str, ours: list[float], theirs: list[float], bound: float) -> Row:
+def _row(what: str, ours: list[float], theirs: list[float], bound: float | None) -> Row:
     """Without the first pair, which warmed things up."""
     ratios = [mine / other for mine, other in zip(ours[1:], theirs[1:], strict=True)]
     return Row(

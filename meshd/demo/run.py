@@ -15,7 +15,8 @@ from meshd.build.interface import Progress
 from meshd.build.native import build, find
 from meshd.demo.chat import chat
 from meshd.demo.interface import DemoArgs, DemoOutput
-from meshd.fleet.node import LocalNode, NodeSpec, ready_or_raise, start_all
+from meshd.fleet.fleet import Fleet, FleetSpec
+from meshd.fleet.node import ready_or_raise
 
 PROMPT = "Write three sentences about the sea."
 MAX_TOKENS = 96
@@ -46,23 +47,26 @@ async def _demo(args: DemoArgs, out: DemoOutput, folder: Path) -> None:
         await build(args.cache, progress=progress)
     model = args.model if args.model is not None else await demo_model(args.cache, progress)
     async with Owner() as owner:
+        # the workers get the file under another name in another folder, as on another machine
         copy = await asyncio.to_thread(other_copy, model, folder, whole=args.model is None)
-        worker = LocalNode(_worker_spec(copy, args.cache, folder))
-        out.progress("starting the worker")
-        await start_all(owner, worker)
-        head = LocalNode(_head_spec(model, args.cache, folder, await worker.token()))
+        fleet = Fleet(
+            FleetSpec(
+                folder=folder,
+                cache=args.cache,
+                model=model,
+                worker_model=copy,
+                round_trips=[one / 1000 for one in args.round_trips] or [0.0],
+            )
+        )
+        out.progress("starting the workers" if len(args.round_trips) > 1 else "starting the worker")
+        await fleet.start_workers(owner)
         out.progress("starting the head")
-        await start_all(owner, head)
+        head = await fleet.start_head(owner)
         status = await head.until(ready_or_raise, told=lambda status: _tell(status, out))
         _show_split(status, out)
-        tokens = await _chat(status, args.prompt or PROMPT, out)
+        tokens = await _chat(fleet.api_url(status), args.prompt or PROMPT, out)
         _show_wire(status, await head.status(), tokens, out)
         owner.cancel()
-
-
-def _worker_spec(model: Path, cache: Path, folder: Path) -> NodeSpec:
-    """The worker gets the file under another name in another folder, as on another machine."""
-    return NodeSpec("worker", "worker", folder / "worker", cache, ("--model", str(model)))
 
 
 def other_copy(model: Path, folder: Path, *, whole: bool) -> Path:
@@ -80,11 +84,6 @@ def other_copy(model: Path, folder: Path, *, whole: bool) -> Path:
     return copy
 
 
-def _head_spec(model: Path, cache: Path, folder: Path, token: str) -> NodeSpec:
-    options = ("--model", str(model), "--port", "0")
-    return NodeSpec("head", "serve", folder / "head", cache, options, environment={"MESHD_JOIN": token})
-
-
 def _tell(status: Status, out: DemoOutput) -> None:
     if status.model is not None:
         out.progress(status.model.reason, status.model.progress)
@@ -95,6 +94,9 @@ def _show_split(status: Status, out: DemoOutput) -> None:
     if model is None:
         raise MeshdError("the head shows no model")
     out.line(f"model    {model.name}, loaded in {model.load_seconds:.1f} s")
+    for peer in status.peers:
+        if peer.link is not None and peer.link.rtt_ms is not None:
+            out.line(f"link     {peer.name}: {peer.link.kind}, round trip {peer.link.rtt_ms:.1f} ms")
     for part in model.split:
         size = in_bytes(part.bytes)
         out.line(f"split    {part.node} {part.device}: {part.layers} layers, {size} of weights")
@@ -102,14 +104,17 @@ def _show_split(status: Status, out: DemoOutput) -> None:
     out.line(f"         {model.weights_network_bytes} bytes of weights sent over the network")
 
 
-async def _chat(status: Status, prompt: str, out: DemoOutput) -> int:
-    if status.api is None:
+async def _chat(url: str, prompt: str, out: DemoOutput) -> int:
+    if not url:
         raise MeshdError("the head shows no API")
-    out.line(f"API      {status.api.url}/v1")
+    out.line(f"API      {url}/v1")
     out.line(f"you      {prompt}")
     out.raw("model    ")
-    tokens = await chat(status.api.url, prompt, max_tokens=MAX_TOKENS, on_text=out.raw)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    tokens = await chat(url, prompt, max_tokens=MAX_TOKENS, on_text=out.raw)
     out.line()
+    out.line(f"speed    {tokens / (loop.time() - began):.1f} tokens a second, the prompt's time included")
     return tokens
 
 

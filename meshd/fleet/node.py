@@ -15,7 +15,7 @@ from meshd.admin.client import NotAnswering, NotRunning, ask
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.tasks import Owner
 from meshd.process.child import OwnedChild
-from meshd.process.interface import ChildFailed, ChildSpec, ChildState
+from meshd.process.interface import ChildFailed, ChildSpec
 
 TOKEN_PREFIX = "meshd1"
 POLL_SECONDS = 0.1
@@ -114,7 +114,7 @@ class LocalNode:
 
     def _check_alive(self) -> None:
         status = self._child.status
-        if status.state not in (ChildState.READY, ChildState.STARTING):
+        if not status.is_up:
             lines = "\n".join(status.tail[-12:])
             raise ChildFailed(
                 f"node `{self.spec.name}` has ended: {status.reason}", hint=lines, tail=status.tail

@@ -1,0 +1,137 @@
+"""`meshd bench load|nodes|latency`: stock llama.cpp beside meshd over a distance, in turns, in one run."""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.tasks import first_error
+from meshd.bench.curve import Line, draw
+from meshd.bench.far import Cell, Rig, count_both, run_meshd, run_stock
+from meshd.bench.figures import (
+    LOCAL,
+    MESHD,
+    STOCK,
+    Counted,
+    Figures,
+    Promise,
+    Run,
+    cell_table,
+    count_of,
+    count_table,
+    promise_table,
+    promises,
+)
+from meshd.bench.interface import BenchOutput, DistanceArgs, Json
+from meshd.build.demo_model import demo_model
+from meshd.build.interface import Progress
+from meshd.build.native import build
+from meshd.fleet.networks import need_namespaces
+from meshd.fleet.proxy import run_loop
+
+
+def run(args: DistanceArgs, out: BenchOutput) -> int:
+    """Returns 0 when every promise was kept, else 1. Raises MeshdError."""
+    log.set_up(level="error")
+    figures = measure(args, out)
+    kept = promises(figures, compute_only=args.compute_only)
+    if args.svg is not None:
+        args.svg.write_text(picture(args.what, figures, compute_only=args.compute_only), encoding="utf-8")
+    if args.as_json:
+        out.json({"machine": machine(), "what": args.what, **as_json(figures, kept)})
+    else:
+        show(figures, kept, out)
+        out.note(f"{machine()}; {args.pairs} of each, medians")
+    return 0 if all(one.held for one in kept) and not figures.texts_differ() else 1
+
+
+def measure(args: DistanceArgs, out: BenchOutput) -> Figures:
+    """All cells. Raises MeshdError."""
+    try:
+        return run_loop(_figures(args, out))
+    except ExceptionGroup as group:
+        raise first_error(group) from None
+
+
+async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
+    def progress(step: Progress) -> None:
+        out.progress(step.text, step.done / step.total if step.total else None)
+
+    if any(args.round_trips) and not args.compute_only:
+        need_namespaces()
+    stock = await build(args.cache, patched=False, progress=progress)
+    patched = await build(args.cache, progress=progress)
+    model = args.model if args.model is not None else await demo_model(args.cache, progress)
+    rig = Rig(model, args.cache, patched, stock, speed=args.what != "load")
+    runs: list[Run] = []
+    counted: list[Counted] = []
+    for number in range(args.pairs):
+        alone = True
+        for workers in args.workers:
+            for rtt in args.round_trips:
+                cell = Cell(workers, rtt, args.compute_only)
+                out.progress(f"{number + 1} of {args.pairs}: {count_of(workers, 'worker')}, {rtt:g} ms")
+                ours, argv = await run_meshd(rig, cell)
+                runs += [ours, await run_stock(rig, cell, argv)]
+                if alone:
+                    runs.append(await run_stock(rig, Cell(0, 0.0), argv))
+                    alone = False
+    for workers in args.workers if args.count else ():
+        out.progress(f"counting what is said, {count_of(workers, 'worker')}")
+        counted += await count_both(rig, workers)
+    return Figures(tuple(runs), tuple(counted))
+
+
+def show(figures: Figures, kept: Sequence[Promise], out: BenchOutput) -> None:
+    """Tables, for people."""
+    for headers, rows in (cell_table(figures), count_table(figures), promise_table(kept)):
+        if rows:
+            out.table(headers, rows)
+            out.line()
+    for run in figures.texts_differ():
+        out.line(f"another text than one node's: {run}")
+
+
+def picture(what: str, figures: Figures, *, compute_only: bool = False) -> str:
+    """The curve: load or token by round trip, or token by nodes."""
+    measured = "load" if what == "load" else "token"
+    factor, unit = (1.0, "seconds to load") if measured == "load" else (1000.0, "ms for a token")
+    cells = figures.cells()
+    by_nodes = what == "nodes"
+    groups = sorted({rtt if by_nodes else workers for workers, rtt in cells})
+    lines = []
+    for number, group in enumerate(groups):
+        for way in (STOCK, MESHD):
+            alone = figures.median(LOCAL, 0, 0.0, measured) if by_nodes else None
+            points = [(1.0, alone * factor)] if alone is not None else []
+            for workers, rtt in cells:
+                value = figures.median(way, workers, rtt, measured)
+                if group == (rtt if by_nodes else workers) and value is not None:
+                    points.append((workers + 1.0 if by_nodes else rtt, value * factor))
+            name = f"{way}, RTT {group:g} ms" if by_nodes else f"{way}, {count_of(int(group), 'worker')}"
+            lines.append(Line(name, points, group=number, dashed=way == STOCK))
+    delay = "added to each computation" if compute_only else "round trip"
+    x_title = "nodes" if by_nodes else f"{delay}, ms"
+    return draw(f"{unit}, stock and meshd", x_title, unit, lines)
+
+
+def machine() -> str:
+    """In a few words."""
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass  # no Linux, or no x86
+    return f"{platform.system()} {platform.release().split('-')[0]}, {os.cpu_count()} cores of {model}"
+
+
+def as_json(figures: Figures, kept: Sequence[Promise]) -> Mapping[str, Json]:
+    """For scripts."""
+    return {
+        "runs": [asdict(run) for run in figures.runs],
+        "counted": [asdict(one) for one in figures.counted],
+        "promises": [{**asdict(one), "held": one.held} for one in kept],
+    }

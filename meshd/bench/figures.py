@@ -1,0 +1,218 @@
+"""What `bench load|nodes|latency` found, and what follows: medians, tables, promises kept or not. Pure."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from meshd.fleet.rpc_count import RpcCounts
+
+STOCK, MESHD, LOCAL = "stock", "meshd", "local"
+LOAD_ROUND_TRIPS = 8  # a load over a distance takes the local time and at most so many round trips
+CONTROL_BYTES = 100_000
+TOKEN_RATIOS = {2: 0.85, 4: 0.75}  # most of stock's time for a token, by workers, at a distance
+NEAR_RATIO = 1.03  # most of stock's time for a token, at no distance
+LAW_MS = 2.0  # beyond computing and (workers + 1) times the way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One measurement. `way`: STOCK, MESHD, LOCAL (no workers). `rtt_ms`: of the distance, or of computing.
+
+    Seconds; `load_bytes` of both directions between the nodes. `prompt`, `token` 0: not measured. `text` is
+    what was generated.
+    """
+
+    way: str
+    workers: int
+    rtt_ms: float
+    load: float
+    prompt: float = 0.0
+    token: float = 0.0
+    load_bytes: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What RPC said at no distance: for the load altogether, for a token on the average."""
+
+    way: str
+    workers: int
+    load: RpcCounts
+    token_round_trips: float
+    token_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """All of one call."""
+
+    runs: tuple[Run, ...]
+    counted: tuple[Counted, ...] = ()
+
+    def cells(self) -> list[tuple[int, float]]:
+        """Workers and round trip of those with both ways, in order."""
+        found = {(run.workers, run.rtt_ms) for run in self.runs if run.way != LOCAL}
+        return sorted(found)
+
+    def median(self, way: str, workers: int, rtt_ms: float, what: str) -> float | None:
+        """Of `load`, `prompt`, `token` or `load_bytes`; None: not measured."""
+        values: list[float] = [
+            getattr(run, what)
+            for run in self.runs
+            if (run.way, run.workers, run.rtt_ms) == (way, workers, rtt_ms)
+        ]
+        return statistics.median(values) if values and any(values) else None
+
+    def count(self, way: str, workers: int) -> Counted | None:
+        """None: not counted."""
+        return next((one for one in self.counted if (one.way, one.workers) == (way, workers)), None)
+
+    def texts_differ(self) -> list[str]:
+        """Runs whose greedy text is not that of one node alone."""
+        alone = next((run.text for run in self.runs if run.way == LOCAL and run.text), None)
+        return [
+            f"{run.way}, {count_of(run.workers, 'worker')}, {run.rtt_ms:g} ms"
+            for run in self.runs
+            if alone is not None and run.text and run.text != alone
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What meshd holds itself to, and whether it did here."""
+
+    what: str
+    value: float
+    most: float
+    unit: str
+
+    @property
+    def held(self) -> bool:
+        """Whether it was kept."""
+        return self.value <= self.most
+
+
+def promises(figures: Figures, *, compute_only: bool = False) -> list[Promise]:
+    """Those that can be judged by what was measured."""
+    found = [*_of_control(figures)]
+    if not compute_only:
+        found = [*_of_loads(figures), *_of_tokens(figures), *found]
+    return found
+
+
+def _of_loads(figures: Figures) -> Iterable[Promise]:
+    local = figures.median(LOCAL, 0, 0.0, "load")
+    for workers, rtt in figures.cells():
+        ours = figures.median(MESHD, workers, rtt, "load")
+        if rtt and ours is not None and local is not None:
+            most = local + LOAD_ROUND_TRIPS * rtt / 1000
+            yield Promise(
+                f"load, {_name(workers, rtt)}: local + {LOAD_ROUND_TRIPS} round trips", ours, most, "s"
+            )
+
+
+def _of_tokens(figures: Figures) -> Iterable[Promise]:
+    for workers, rtt in figures.cells():
+        ours = figures.median(MESHD, workers, rtt, "token")
+        stock = figures.median(STOCK, workers, rtt, "token")
+        if ours is None or stock is None:
+            continue
+        name = f"token, {_name(workers, rtt)}"
+        ratio = TOKEN_RATIOS.get(workers) if rtt >= 20 else NEAR_RATIO if not rtt else None
+        if ratio is not None:
+            yield Promise(f"{name}: {ratio} of stock", ours * 1000, ratio * stock * 1000, "ms")
+        compute = figures.median(MESHD, workers, 0.0, "token")
+        if rtt and compute is not None:
+            most = compute * 1000 + (workers + 1) * rtt / 2 + LAW_MS
+            yield Promise(f"{name}: at RTT 0 + {workers + 1} ways + {LAW_MS:g} ms", ours * 1000, most, "ms")
+
+
+def _of_control(figures: Figures) -> Iterable[Promise]:
+    for one in figures.counted:
+        if one.way == MESHD:
+            yield Promise(
+                f"control bytes of a load, {count_of(one.workers, 'worker')}",
+                one.load.control / 1000,
+                CONTROL_BYTES / 1000,
+                "kB",
+            )
+
+
+def _name(workers: int, rtt: float) -> str:
+    return f"{count_of(workers, 'worker')}, RTT {rtt:g}"
+
+
+def count_of(count: int, what: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+def cell_table(figures: Figures) -> Table:
+    """A row for each cell, stock and ours, with their ratio; the first row is one node alone."""
+    columns = [
+        (what, title, factor)
+        for what, title, factor in (
+            ("load", "LOAD s", 1.0),
+            ("prompt", "PROMPT s", 1.0),
+            ("token", "ms/TOKEN", 1000.0),
+            ("load_bytes", "LOAD MB", 1e-6),
+        )
+        if any(getattr(run, what) for run in figures.runs)
+    ]
+    headers = ["WORKERS", "RTT ms"]
+    for _, title, _ in columns:
+        headers += [f"{title} STOCK", "MESHD", "RATIO"]
+    rows: list[Sequence[str]] = []
+    alone = [figures.median(LOCAL, 0, 0.0, what) for what, _, _ in columns]
+    if any(one is not None for one in alone):
+        row = ["0", "-"]
+        for value, (_, _, factor) in zip(alone, columns, strict=True):
+            row += [_number(value, factor), "", ""]
+        rows.append(row)
+    for workers, rtt in figures.cells():
+        row = [str(workers), f"{rtt:g}"]
+        for what, _, factor in columns:
+            stock, ours = (figures.median(way, workers, rtt, what) for way in (STOCK, MESHD))
+            ratio = f"{ours / stock:.2f}" if stock and ours is not None else ""
+            row += [_number(stock, factor), _number(ours, factor), ratio]
+        rows.append(row)
+    return headers, rows
+
+
+def count_table(figures: Figures) -> Table:
+    """What RPC said, by workers and way."""
+    headers = ["WORKERS", "WAY", "LOAD: ROUND TRIPS", "CONNECTIONS", "WEIGHTS MB", "GRAPHS kB", "TENSORS kB"]
+    headers += ["CONTROL kB", "TOKEN: ROUND TRIPS", "BYTES"]
+    rows: list[Sequence[str]] = [
+        (
+            str(one.workers),
+            one.way,
+            str(one.load.round_trips),
+            str(one.load.connections),
+            f"{one.load.weights / 1e6:.2f}",
+            f"{one.load.graphs / 1e3:.0f}",
+            f"{one.load.tensors / 1e3:.0f}",
+            f"{one.load.control / 1e3:.1f}",
+            f"{one.token_round_trips:.1f}",
+            f"{one.token_bytes:.0f}",
+        )
+        for one in sorted(figures.counted, key=lambda one: (one.workers, one.way != STOCK))
+    ]
+    return headers, rows
+
+
+def promise_table(kept: Sequence[Promise]) -> Table:
+    """One row each."""
+    rows: list[Sequence[str]] = [
+        (one.what, f"{one.value:.3g} {one.unit}", f"≤ {one.most:.3g}", "yes" if one.held else "no")
+        for one in kept
+    ]
+    return ("PROMISE", "MEASURED", "BOUND", "HELD"), rows
+
+
+def _number(value: float | None, factor: float) -> str:
+    return "" if value is None else f"{value * factor:.3g}"

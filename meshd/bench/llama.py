@@ -1,0 +1,109 @@
+"""A running llama-server: how long it took to load, how fast it is, what it says. Linux (/proc)."""
+
+import asyncio
+import http.client
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd.base.errors import MeshdError
+from meshd.process.ready import http_200
+
+ANSWER_SECONDS = 600.0
+LOOK_SECONDS = 0.004  # how exactly a load is timed
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One completion: tokens a second, as llama-server counts them, and the text."""
+
+    prompt: float
+    generate: float
+    text: str
+
+
+async def measure(place: Path, *, prompt_tokens: int, tokens: int) -> Answer:
+    """One greedy completion of random-looking text on llama-server's socket. Raises MeshdError."""
+    return await asyncio.to_thread(_measure, place, prompt_tokens, tokens)
+
+
+def _measure(place: Path, prompt_tokens: int, tokens: int) -> Answer:
+    body = {
+        "prompt": [1000 + (n * 7919) % 20000 for n in range(prompt_tokens)],
+        "n_predict": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_prompt": False,
+    }
+    connection = _UnixConnection(place)
+    try:
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        data = json.loads(answer.read())
+    except OSError as error:
+        raise MeshdError(f"llama-server does not answer: {error}") from error
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise MeshdError(f"llama-server answered {answer.status}: {str(data)[:200]}")
+    timings = data["timings"]
+    return Answer(timings["prompt_per_second"], timings["predicted_per_second"], data["content"])
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, place: Path) -> None:
+        super().__init__("localhost", timeout=ANSWER_SECONDS)
+        self._place = place
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._place))
+
+
+async def until_loaded(place: Path) -> float:
+    """Waits until it answers that it is ready; returns when that was, by `clock`."""
+    ready = http_200(place)
+    while not await ready():  # noqa: ASYNC110 - it is another program's socket
+        await asyncio.sleep(LOOK_SECONDS)
+    return clock()
+
+
+def clock() -> float:
+    """Seconds since this machine was started, as in /proc."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def started_at(pid: int) -> float:
+    """When a process was started, by `clock`, to 10 ms. Raises MeshdError."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except OSError as error:
+        raise MeshdError("the start of llama-server cannot be read on this system") from error
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")  # starttime, proc_pid_stat(5)
+
+
+def arguments_of(pid: int) -> list[str]:
+    """Its command line without the program. Raises MeshdError."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[1:-1]
+    except OSError as error:
+        raise MeshdError("the arguments of llama-server cannot be read on this system") from error
+
+
+def changed(argv: list[str], changes: dict[str, str | None]) -> list[str]:
+    """The command line with other values for these options; None: without the option and its value."""
+    result = []
+    words = iter(argv)
+    for word in words:
+        if word not in changes:
+            result.append(word)
+            continue
+        next(words, None)
+        value = changes[word]
+        if value is not None:
+            result += [word, value]
+    return result

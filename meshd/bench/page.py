@@ -1,0 +1,137 @@
+"""The page docs/performance.md, made of what was measured. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshd.bench.figures import (
+    MESHD,
+    STOCK,
+    Figures,
+    Table,
+    cell_table,
+    count_table,
+    promise_table,
+    promises,
+)
+from meshd.bench.reported import DELAYED, DELAYED_COMMAND, NEEDS_MORE, NOT_HERE
+
+_PAGE = """\
+# Performance
+
+Made by {command} on {when}: {machine}; {pin}; SmolLM2-135M (Q4_1), {pairs} of each, medians. All nodes
+share this machine and its cores: ratios mean something, seconds less. Words and method:
+[benchmarks.md](benchmarks.md).
+
+## Over a distance
+
+Stock llama.cpp behind a delaying proxy for each worker, beside meshd with the same delay between its daemons,
+in turns (`meshd bench latency --workers {workers} --rtt {round_trips}`). The first row is one node alone.
+{texts}
+
+{cells}
+
+![time for a token, by round trip]({picture})
+
+What llama.cpp's RPC says, over all workers and both directions; a round trip is an answer that had to come
+before the next request. Counted before stock's rpc-servers and meshd's, at no distance:
+
+{counts}
+
+What meshd holds itself to; {verdict}:
+
+{promises}
+
+## Beside a direct connection
+
+No distance; the same binaries (`meshd bench rpc`). The bare TLS pump is any two hops in Python:
+
+{rpc}
+
+## Beside what others reported
+
+Tokens a second while each request for computing is held back, as by a worker that takes longer. Theirs:
+GLM-4.7-Flash on an Apple M4 Max. Ours: SmolLM2 on this machine, so compare how each falls (SHARE). Their
+model on their machine, {not_here}: {delayed_command}.
+
+{delayed}
+
+Others that need other machines or larger models, {not_here}:
+
+{reported}
+"""
+_SHORT = "a short run, which shows the form and no figures to rely on (`make bench` makes it whole),"
+_SAME = "All wrote the same text."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """When and with what."""
+
+    when: str
+    machine: str
+    pin: str
+    pairs: int
+    picture: str
+    short: bool = False
+
+
+def page(made: Made, far: Figures, delayed: Figures, rpc: Table) -> str:
+    """All of it, in Markdown."""
+    kept = promises(far)
+    lost = sum(not one.held for one in kept)
+    differing = far.texts_differ()
+    cells = far.cells()
+    return _PAGE.format(
+        command=_SHORT if made.short else "`make bench`",
+        when=made.when,
+        machine=made.machine,
+        pin=made.pin,
+        pairs=made.pairs,
+        picture=made.picture,
+        workers=",".join(str(one) for one in sorted({workers for workers, _ in cells})),
+        round_trips=",".join(f"{one:g}" for one in sorted({rtt for _, rtt in cells})),
+        texts=f"Another text than one node's: {'; '.join(differing)}."
+        if differing
+        else "All wrote the same text.",
+        cells=markdown(cell_table(far)),
+        counts=markdown(count_table(far)),
+        verdict=f"{lost} of {len(kept)} not held" if lost else "all held",
+        promises=markdown(promise_table(kept)),
+        rpc=markdown(rpc),
+        not_here=NOT_HERE,
+        delayed_command=DELAYED_COMMAND,
+        delayed=markdown(delayed_table(delayed)),
+        reported=markdown(reported_table()),
+    )
+
+
+def markdown(table: Table) -> str:
+    """A table."""
+    headers, rows = table
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def delayed_table(delayed: Figures) -> Table:
+    """A row of theirs, and ours stock and meshd; SHARE is of the same column's first speed."""
+    rows: list[Sequence[str]] = []
+    first: dict[str, float] = {}
+    for one in DELAYED:
+        speeds = {"theirs": one.tokens_a_second}
+        for way in (STOCK, MESHD):
+            token = delayed.median(way, one.nodes - 1, one.ms, "token")
+            if token:
+                speeds[way] = 1 / token
+        row = [str(one.nodes), f"{one.ms:g}"]
+        for way in ("theirs", STOCK, MESHD):
+            speed = speeds.get(way)
+            share = "" if speed is None else f"{speed / first.setdefault(way, speed):.2f}"
+            row += [NOT_HERE if speed is None else f"{speed:.1f}", share]
+        rows.append(row)
+    return ("NODES", "DELAY ms", "THEIRS", "SHARE", "STOCK", "SHARE", "MESHD", "SHARE"), rows
+
+
+def reported_table() -> Table:
+    """What they reported, and the command for those who have what it needs."""
+    rows: list[Sequence[str]] = [(one.document, one.what, one.value, one.command) for one in NEEDS_MORE]
+    return ("DOCUMENT", "WHAT", "REPORTED", "COMMAND"), rows

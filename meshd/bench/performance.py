@@ -1,0 +1,100 @@
+"""Measures what docs/performance.md is made of (page.py), and writes it: `make bench`.
+
+`python -m meshd.bench.performance --write FILE [--pairs N]`.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from meshd.base.errors import MeshdError
+from meshd.bench import distance, rpc
+from meshd.bench.figures import LOCAL, Figures, Run, promises
+from meshd.bench.interface import DistanceArgs, Json, RpcBenchArgs
+from meshd.bench.page import Made, page
+from meshd.bench.reported import DELAYED
+from meshd.build.pin import read_pin
+from meshd.config import load
+
+WORKERS, ROUND_TRIPS = (1, 2, 4), (0.0, 20.0, 50.0)
+
+
+class _Console:
+    """Progress to stderr; what the measurements would print is in the page."""
+
+    def line(self, text: str = "") -> None:
+        """Nothing."""
+
+    def json(self, value: Json, *, compact: bool = False) -> None:
+        """Nothing."""
+
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """As a line."""
+        sys.stderr.write(text + "\n")
+
+    def progress(self, step: str, share: float | None = None) -> None:
+        """As a line, without shares."""
+        if share is None:
+            sys.stderr.write(step + "\n")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and write. Returns 1 when a promise was not kept."""
+    parser = argparse.ArgumentParser(prog="python -m meshd.bench.performance", description=__doc__)
+    parser.add_argument("--write", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--pairs", type=int, default=1, metavar="N")
+    parser.add_argument("--short", action="store_true", help="two cells only: to see that it works")
+    args = parser.parse_args(argv)
+    out = _Console()
+    cache = load().config.paths.cache
+    asked = DistanceArgs(
+        what="latency", model=None, cache=cache, workers=WORKERS, round_trips=ROUND_TRIPS, pairs=args.pairs
+    )
+    if args.short:
+        asked = replace(asked, workers=(2,), round_trips=(0.0, 20.0))
+    try:
+        far = distance.measure(asked, out)
+        delayed = _delayed(asked, out, short=args.short)
+        rows = rpc.measure_all(RpcBenchArgs(model=None, cache=cache, pairs=1 if args.short else 3), out)
+    except MeshdError as error:
+        raise SystemExit(f"error: {error.what}\n\nhint: {error.hint}") from None
+    pin = read_pin()
+    made = Made(
+        when=datetime.now(UTC).strftime("%Y-%m-%d"),
+        machine=distance.machine(),
+        pin=f"llama.cpp {pin.commit[:9]}, patches {pin.patches_sha256[:12]}",
+        pairs=args.pairs,
+        picture=args.write.with_suffix(".svg").name,
+        short=args.short,
+    )
+    args.write.write_text(page(made, far, delayed, rpc.as_table(rows)), encoding="utf-8")
+    args.write.with_name(made.picture).write_text(distance.picture("latency", far), encoding="utf-8")
+    return 0 if all(one.held for one in promises(far)) else 1
+
+
+def _delayed(asked: DistanceArgs, out: _Console, *, short: bool) -> Figures:
+    """The cells of DELAYED: not every delay for every number of nodes."""
+    runs: list[Run] = []
+    for nodes in sorted({one.nodes for one in DELAYED}):
+        delays = tuple(one.ms for one in DELAYED if one.nodes == nodes)
+        if short and nodes > asked.workers[0] + 1:
+            break
+        cells = replace(
+            asked,
+            workers=(nodes - 1,),
+            round_trips=delays[:2] if short else delays,
+            compute_only=True,
+            count=False,
+        )
+        runs += distance.measure(cells, out).runs
+    return Figures(tuple(run for run in runs if run.way != LOCAL))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,82 @@
+"""A head and its workers on this machine, as far apart as asked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd.admin.api import Status
+from meshd.base.tasks import Owner
+from meshd.fleet.distance import apart
+from meshd.fleet.networks import API_PORT, Place, listen_address
+from meshd.fleet.node import LocalNode, NodeSpec, start_all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSpec:
+    """`round_trips`: one worker for each, so many seconds from the head; nothing is put between if all are 0.
+
+    `worker_model` is the workers' file, None: they have none. The head waits for all of them.
+    `worker_binaries`: a folder of native binaries for each worker, where it is not the usual one.
+    """
+
+    folder: Path
+    cache: Path
+    model: Path
+    worker_model: Path | None
+    round_trips: Sequence[float]
+    head_options: tuple[str, ...] = ()
+    worker_binaries: Sequence[Path] = ()
+
+
+class Fleet:
+    """The nodes; `start_workers`, then `start_head`. They end with their owner."""
+
+    def __init__(self, spec: FleetSpec) -> None:
+        self._spec = spec
+        self._place: Place | None = None
+        self._token = ""
+        self.workers: list[LocalNode] = []
+
+    async def start_workers(self, owner: Owner) -> None:
+        """The first one founds the mesh. Raises MeshdError."""
+        spec = self._spec
+        if any(spec.round_trips):
+            self._place = await apart(owner, spec.round_trips, spec.folder)
+        has = ("--model", str(spec.worker_model)) if spec.worker_model is not None else ()
+        for number in range(1, len(spec.round_trips) + 1):
+            name = "worker" if len(spec.round_trips) == 1 else f"worker-{number}"
+            bins = spec.worker_binaries[number - 1 : number]
+            options = (*has, *(word for path in bins for word in ("--native-bin", str(path))))
+            worker = LocalNode(self._node(number, name, "worker", options))
+            self.workers.append(worker)
+            await start_all(owner, worker)
+            self._token = self._token or await worker.token()
+
+    async def start_head(self, owner: Owner) -> LocalNode:
+        """Its process is there when this returns. Raises MeshdError."""
+        spec = self._spec
+        port = API_PORT if self._place is not None else 0
+        least = ("--min-workers", str(len(spec.round_trips)))
+        options = ("--model", str(spec.model), "--port", str(port), *least, *spec.head_options)
+        head = LocalNode(self._node(0, "head", "serve", options))
+        await start_all(owner, head)
+        return head
+
+    def api_url(self, status: Status) -> str:
+        """The head's API, as it is reached from here; empty while it has none."""
+        if self._place is not None:
+            return f"http://127.0.0.1:{self._place.api_port}"
+        return status.api.url if status.api is not None else ""
+
+    def _node(self, number: int, name: str, role: str, options: tuple[str, ...]) -> NodeSpec:
+        place = self._place
+        return NodeSpec(
+            name=name,
+            role=role,
+            home=self._spec.folder / name,
+            cache=self._spec.cache,
+            options=options,
+            listen=listen_address(number) if place is not None else "127.0.0.1:0",
+            environment={"MESHD_JOIN": self._token} if self._token else {},
+            prefix=place.prefix(number) if place is not None else (),
+        )

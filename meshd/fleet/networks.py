@@ -1,0 +1,158 @@
+"""A network of its own for each node on this machine, and a distance between them. Linux.
+
+Each network is a namespace with nothing but loopback. In every one of them a delaying proxy (proxy.py)
+listens at the very addresses that the other nodes tell, and connects in the network of the node meant. So
+nothing of meshd knows of the distance, and there is no way round it.
+
+A process of its own, for it moves from network to network: `python -m meshd.fleet.networks ORDERS`, until it
+is ended. Its line of output is a Place. Works without root where unprivileged user namespaces are allowed.
+"""
+
+import asyncio
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from meshd.base.errors import UserError
+from meshd.base.listening import listen_at
+from meshd.base.tasks import Owner
+from meshd.fleet.proxy import Counts, DelayingProxy, Rules, connecting, run_loop
+
+HOST = "127.0.0.1"
+FIRST_PORT = 17001  # of the head; its API is at API_PORT
+API_PORT = 8090
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # netdevice(7)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """`round_trips`: from the head to each worker, in seconds; between workers it is the mean of theirs."""
+
+    round_trips: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the networks are: a process and its descriptors, the head's first.
+
+    `api_port` leads to the head's API, from the network of whoever asked.
+    """
+
+    pid: int
+    networks: tuple[int, ...]
+    api_port: int
+
+    def prefix(self, node: int) -> tuple[str, ...]:
+        """What runs a program in the network of a node; 0 is the head."""
+        user = (f"--user=/proc/{self.pid}/ns/user", "--preserve-credentials") if os.geteuid() else ()
+        return ("nsenter", *user, f"--net=/proc/{self.pid}/fd/{self.networks[node]}", "--")
+
+
+def listen_address(node: int) -> str:
+    """Where a node listens in its network."""
+    return f"{HOST}:{FIRST_PORT + node}"
+
+
+def one_way(round_trips: Sequence[float], here: int, there: int) -> float:
+    """Seconds from one node to another; 0 is the head."""
+    between = [round_trips[node - 1] for node in (here, there) if node]
+    return sum(between) / len(between) / 2
+
+
+def need_namespaces() -> None:
+    """Raises UserError where there cannot be any."""
+    if sys.platform != "linux" or shutil.which("nsenter") is None:
+        raise UserError(
+            "a distance between nodes of one machine needs Linux and nsenter",
+            hint="run the nodes on two machines, or put `meshd bench latency --proxy` between programs",
+        )
+
+
+class _Networks:
+    """Made by this process, which is in one of them from now on."""
+
+    def __init__(self, count: int) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        if os.geteuid() != 0:
+            self._become_root()
+        self.numbers = tuple(self._make() for _ in range(count))
+
+    def _check(self, result: int) -> None:
+        if result != 0:
+            reason = os.strerror(ctypes.get_errno()).lower()
+            raise UserError(f"a network namespace is refused: {reason}")
+
+    def _become_root(self) -> None:
+        """Of a user namespace only, in which files still belong to whom they did."""
+        user, group = os.geteuid(), os.getegid()
+        self._check(self._libc.unshare(_CLONE_NEWUSER))
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1", encoding="ascii")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1", encoding="ascii")
+
+    def _make(self) -> int:
+        self._check(self._libc.unshare(_CLONE_NEWNET))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
+        return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+    def enter(self, node: int) -> None:
+        """Sockets that are made from now on belong there; those that exist stay where they are."""
+        self._check(self._libc.setns(self.numbers[node], _CLONE_NEWNET))
+
+    def listen(self, node: int, port: int) -> socket.socket:
+        self.enter(node)
+        return listen_at(socket.AF_INET, HOST, port)
+
+    def connect(self, node: int, port: int) -> socket.socket:
+        self.enter(node)
+        return connecting(socket.socket(socket.AF_INET, socket.SOCK_STREAM), (HOST, port))
+
+
+async def _serve(orders: Orders) -> None:
+    outside = listen_at(socket.AF_INET, HOST, 0)  # before there is no way back
+    nodes = range(len(orders.round_trips) + 1)
+    networks = _Networks(len(nodes))
+    counts = Counts()
+    async with Owner() as owner:
+        to_api = DelayingProxy(outside, partial(networks.connect, 0, API_PORT), rules=Rules())
+        place = Place(os.getpid(), networks.numbers, outside.getsockname()[1])
+        owner.start(to_api.serve(), name="API")
+        for here in nodes:
+            for there in nodes:
+                if here != there:
+                    port = FIRST_PORT + there
+                    rules = Rules(one_way=one_way(orders.round_trips, here, there))
+                    proxy = DelayingProxy(
+                        networks.listen(here, port),
+                        partial(networks.connect, there, port),
+                        rules=rules,
+                        counts=counts,
+                    )
+                    owner.start(proxy.serve(), name=f"{here} to {there}")
+        sys.stdout.write(json.dumps(asdict(place)) + "\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+def main(argv: Sequence[str]) -> None:
+    """`python -m meshd.fleet.networks ORDERS` (JSON)."""
+    orders = json.loads(argv[0])
+    try:
+        run_loop(_serve(Orders(tuple(map(float, orders["round_trips"])))))
+    except UserError as error:
+        raise SystemExit(error.what) from None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

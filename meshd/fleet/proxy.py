@@ -1,0 +1,241 @@
+"""A TCP proxy that adds distance: bytes come out as much later as they would from far away (delay_line.py).
+
+A connection costs its round trip, too: the target is connected to when a SYN, its answer and the first byte
+would have come there. Half-close and reset are passed on. With `rpc` it listens to llama.cpp's RPC and
+counts; `compute` delays nothing but requests for computing, as a worker that takes longer would.
+
+It wants a loop with a fine clock: asyncio's usual one rounds waits up to whole milliseconds (`run_loop`).
+"""
+
+import asyncio
+import contextlib
+import selectors
+import socket
+import struct
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from meshd.base.tasks import Owner
+from meshd.fleet.delay_line import HELD_BYTES, DelayLine
+from meshd.fleet.rpc_count import RpcCounts, RpcListener
+
+READ_BYTES = 256 << 10
+MOST_LATE = 0.001  # seconds; what is later has been held up by something else
+LEARN = 0.2
+MOST_CONNECTIONS = 400  # two sockets each; select(2) knows 1024
+_RESET, _NO_RESET = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)  # SO_LINGER: what closing does
+
+T = TypeVar("T")
+Connect = Callable[[], socket.socket]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """`one_way`: seconds that all bytes take; `compute`: that requests for computing take. `rpc`: count."""
+
+    one_way: float = 0.0
+    compute: float = 0.0
+    rpc: bool = False
+    secret: bool = False  # the RPC client shows one first
+    held_bytes: int = HELD_BYTES  # in each direction of a connection
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has passed. `up` is from whoever connected."""
+
+    connections: int = 0
+    up: int = 0
+    down: int = 0
+    rpc: RpcCounts = field(default_factory=RpcCounts)
+
+    def copy(self) -> "Counts":
+        """As of now."""
+        return replace(self, rpc=replace(self.rpc))
+
+
+class DelayingProxy:
+    """Takes connections on `listener` and passes them on to new ones of `connect`.
+
+    `connect` returns at once, with a socket that is connecting. Several proxies may share `counts`.
+    """
+
+    def __init__(
+        self, listener: socket.socket, connect: Connect, *, rules: Rules, counts: Counts | None = None
+    ) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._connect = connect
+        self._rules = rules
+        self.counts = Counts() if counts is None else counts
+        self._free = asyncio.Semaphore(MOST_CONNECTIONS)
+
+    async def serve(self) -> None:
+        """Until cancelled; then every connection is reset, and the listener closed."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with Owner() as owner:
+                while True:
+                    await self._free.acquire()
+                    near, _ = await loop.sock_accept(self._listener)
+                    owner.start(self._connection(near), name="delayed connection")
+        finally:
+            self._listener.close()
+
+    async def _connection(self, near: socket.socket) -> None:
+        try:
+            with near, self._connect() as far:
+                for sock in (near, far):
+                    sock.setblocking(False)
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)  # unless both ends end well
+                await self._pass(near, far)
+                for sock in (near, far):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_RESET)
+        except OSError:
+            near.close()  # there is nobody to connect to
+        except ExceptionGroup as group:
+            if group.split(OSError)[1] is not None:
+                raise
+        finally:
+            self._free.release()
+
+    async def _pass(self, near: socket.socket, far: socket.socket) -> None:
+        loop, rules = asyncio.get_running_loop(), self._rules
+        self.counts.connections += 1
+        counted = RpcListener(self.counts.rpc, secret=rules.secret) if rules.rpc or rules.compute else None
+        up = _Way(near, far, rules, self.counts, counted, up=True)
+        down = _Way(far, near, rules, self.counts, counted, up=False)
+        open_at = loop.time() + 3 * rules.one_way
+        async with Owner() as owner:
+            owner.start(up.read(), name="read up")
+            await asyncio.sleep(open_at - loop.time())
+            await _until_connected(far)
+            owner.start(up.write(), name="write up")
+            owner.start(down.read(), name="read down")
+            owner.start(down.write(), name="write down")
+
+
+class _Way:
+    """One direction of one connection."""
+
+    def __init__(
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        rules: Rules,
+        counts: Counts,
+        listener: RpcListener | None,
+        *,
+        up: bool,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._compute = rules.compute if up else 0.0
+        self._counts = counts
+        self._listener = listener
+        self._up = up
+        self._line = DelayLine(rules.one_way, limit=rules.held_bytes)
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self._late = (
+            0.0  # seconds that timers come too late here, on the average: so much earlier they are set
+        )
+
+    async def read(self) -> None:
+        loop = asyncio.get_running_loop()
+        data = b"-"
+        while data:
+            while not self._line.room:
+                self._room.clear()
+                await self._room.wait()
+            data = await loop.sock_recv(self._source, READ_BYTES)
+            self._put(data, loop.time())
+            self._changed.set()
+
+    def _put(self, data: bytes, now: float) -> None:
+        counts, listener = self._counts, self._listener
+        if not self._up:
+            counts.down += len(data)
+            if listener is not None:
+                listener.answered(data)
+            self._line.put(data, now)
+            return
+        counts.up += len(data)
+        done = 0
+        for begin in listener.sent(data) if listener is not None else ():
+            if self._compute:
+                if begin > done:
+                    self._line.put(data[done:begin], now)
+                self._line.hold(self._compute, now)
+                done = max(begin, done)
+        if done < len(data) or not data:
+            self._line.put(data[done:], now)
+
+    async def write(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            data = self._line.take(loop.time() + self._late)
+            if data is None:
+                await self._until_next()
+                continue
+            self._room.set()
+            if not data:
+                with contextlib.suppress(OSError):  # gone already
+                    self._target.shutdown(socket.SHUT_WR)
+                return
+            await loop.sock_sendall(self._target, data)
+
+    async def _until_next(self) -> None:
+        at = self._line.next_at
+        if at is None:
+            self._changed.clear()
+            await self._changed.wait()
+            return
+        loop = asyncio.get_running_loop()
+        wanted = at - self._late
+        await asyncio.sleep(wanted - loop.time())
+        self._late += LEARN * (min(loop.time() - wanted, MOST_LATE) - self._late)
+
+
+async def _until_connected(sock: socket.socket) -> None:
+    """Raises OSError when the connection was refused."""
+    loop = asyncio.get_running_loop()
+    writable = asyncio.Event()
+    loop.add_writer(sock, writable.set)
+    try:
+        await writable.wait()
+    finally:
+        loop.remove_writer(sock)
+    error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error:
+        raise OSError(error, "not connected")
+
+
+def connect_to(host: str, port: int) -> socket.socket:
+    """A socket that is connecting. Raises OSError."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    return connecting(sock, (host, port))
+
+
+def connecting(sock: socket.socket, place: tuple[str, int]) -> socket.socket:
+    """Begin to connect it. Raises OSError."""
+    sock.setblocking(False)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(place)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def run_loop(work: Coroutine[object, object, T]) -> T:
+    """As asyncio.run, with a clock that is as fine as the system's."""
+
+    def fine() -> asyncio.SelectorEventLoop:
+        return asyncio.SelectorEventLoop(selectors.SelectSelector())
+
+    with asyncio.Runner(loop_factory=fine) as runner:
+        return runner.run(work)

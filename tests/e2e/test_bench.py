@@ -1,0 +1,72 @@
+"""The benchmarks run, with real daemons and binaries, at a distance; how fast is not asserted here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.e2e import spaces
+from tests.e2e.models import cache_folder, patched, smollm2, stock
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(bool(spaces.why_not()), reason=spaces.why_not() or "-"),
+]
+
+RTT_MS = 10.0
+
+
+def meshd(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """One call; a busy machine takes minutes for what an idle one does in half of one."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
+    return subprocess.run(
+        [sys.executable, "-m", "meshd", *words],
+        env={**plain, "MESHD_HOME": str(folder / "home"), "MESHD_CACHE": str(cache_folder())},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def test_stock_and_meshd_at_a_distance(tmp_path: Path) -> None:
+    """One cell: both loaded and answered the same, and meshd's link was as far as it should be."""
+    patched(), stock(), smollm2()
+    picture = tmp_path / "curve.svg"
+    where = ("--workers", "1", "--rtt", f"{RTT_MS:g}")
+    done = meshd(tmp_path, "bench", "latency", *where, "--svg", str(picture), "--json")
+    assert done.returncode in (0, 1), done.stderr  # 1: a promise was not kept, which a busy machine may cause
+    found = json.loads(done.stdout)
+    runs = {run["way"]: run for run in found["runs"]}
+    assert set(runs) == {"stock", "meshd", "local"}
+    assert runs["stock"]["text"] == runs["meshd"]["text"] == runs["local"]["text"] != ""
+    for way in ("stock", "meshd"):
+        assert runs[way]["token"] > RTT_MS / 1000, "a token cannot come sooner than its round trip"
+    assert runs["meshd"]["load_bytes"] < runs["stock"]["load_bytes"] / 10, "weights crossed the link"
+    counts = {one["way"]: one for one in found["counted"]}
+    assert counts["meshd"]["load"]["weights"] == 0 < counts["stock"]["load"]["weights"]
+    assert counts["meshd"]["load"]["round_trips"] > 0
+    assert counts["meshd"]["token_round_trips"] > 0
+    assert any(one["unit"] == "kB" and one["held"] for one in found["promises"]), "control bytes of a load"
+    assert (
+        len(ElementTree.fromstring(picture.read_text()).findall("{http://www.w3.org/2000/svg}polyline")) == 2
+    )
+
+
+def test_the_demo_at_a_distance(tmp_path: Path) -> None:
+    """Two workers, each as far as asked; the API answers from the head's own network."""
+    patched(), smollm2()
+    done = meshd(tmp_path, "demo", "--latency", "20,30")
+    assert done.returncode == 0, done.stderr
+    links = {
+        line.split()[1]: float(line.split()[-2]) for line in done.stdout.splitlines() if "round trip" in line
+    }
+    assert links.keys() == {"worker-1:", "worker-2:"}
+    assert links["worker-1:"] >= 20
+    assert links["worker-2:"] >= 30
+    assert "0 bytes of weights sent over the network" in done.stdout

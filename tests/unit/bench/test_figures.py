@@ -1,0 +1,108 @@
+"""What follows from measurements: medians, promises, tables."""
+
+import pytest
+from meshd.bench.figures import (
+    LOCAL,
+    MESHD,
+    STOCK,
+    Counted,
+    Figures,
+    Run,
+    cell_table,
+    count_table,
+    promise_table,
+    promises,
+)
+from meshd.fleet.rpc_count import RpcCounts
+
+
+def run(way: str, workers: int, rtt: float, load: float, token: float = 0.0, text: str = "") -> Run:
+    return Run(way=way, workers=workers, rtt_ms=rtt, load=load, token=token, text=text)
+
+
+ALONE = run(LOCAL, 0, 0.0, 0.3, 0.008, "sea")
+
+
+def held(*runs: Run, counted: tuple[Counted, ...] = ()) -> dict[str, bool]:
+    return {one.what: one.held for one in promises(Figures(runs, counted))}
+
+
+def test_medians() -> None:
+    figures = Figures((*(run(MESHD, 2, 20.0, load) for load in (3.0, 1.0, 2.0)), run(STOCK, 2, 20.0, 9.0)))
+    assert figures.median(MESHD, 2, 20.0, "load") == 2.0
+    assert figures.median(STOCK, 2, 20.0, "load") == 9.0
+    assert figures.median(MESHD, 4, 20.0, "load") is None
+    assert figures.median(MESHD, 2, 20.0, "token") is None, "it was not measured"
+
+
+@pytest.mark.parametrize(("load", "kept"), [(0.459, True), (0.461, False)])
+def test_a_load_takes_the_local_time_and_eight_round_trips(load: float, kept: bool) -> None:
+    found = held(ALONE, run(STOCK, 2, 20.0, 2.7), run(MESHD, 2, 20.0, load))
+    assert found == {"load, 2 workers, RTT 20: local + 8 round trips": kept}
+
+
+@pytest.mark.parametrize(
+    ("workers", "rtt", "most"), [(2, 20.0, 0.85), (4, 50.0, 0.75), (1, 0.0, 1.03), (4, 0.0, 1.03)]
+)
+def test_a_token_takes_at_most_a_share_of_stocks(workers: int, rtt: float, most: float) -> None:
+    def kept(ratio: float) -> list[bool]:
+        runs = run(STOCK, workers, rtt, 1.0, 0.1), run(MESHD, workers, rtt, 1.0, 0.1 * ratio)
+        return [one.held for one in promises(Figures(runs)) if "of stock" in one.what]
+
+    assert kept(most - 0.001) == [True]
+    assert kept(most + 0.001) == [False]
+
+
+def test_one_worker_at_a_distance_has_no_share() -> None:
+    assert held(run(STOCK, 1, 20.0, 1.0, 0.1), run(MESHD, 1, 20.0, 1.0, 0.2)) == {}
+
+
+@pytest.mark.parametrize(("token", "kept"), [(0.0619, True), (0.0621, False)])
+def test_a_token_takes_computing_and_the_ways(token: float, kept: bool) -> None:
+    near = run(STOCK, 4, 0.0, 1.0, 0.01), run(MESHD, 4, 0.0, 1.0, 0.01)
+    far = run(STOCK, 4, 20.0, 1.0, 0.1), run(MESHD, 4, 20.0, 1.0, token)
+    found = held(*near, *far)
+    assert found["token, 4 workers, RTT 20: at RTT 0 + 5 ways + 2 ms"] is kept
+
+
+def counted(way: str, control: int) -> Counted:
+    load = RpcCounts(connections=3, round_trips=6, control=control, weights=5_000_000)
+    return Counted(way=way, workers=2, load=load, token_round_trips=2.0, token_bytes=7000.0)
+
+
+def test_control_bytes() -> None:
+    assert held(counted=(counted(MESHD, 100_000), counted(STOCK, 900_000))) == {
+        "control bytes of a load, 2 workers": True
+    }
+    assert not any(held(counted=(counted(MESHD, 100_001),)).values())
+
+
+def test_with_delay_of_computing_only_nothing_of_the_wire_is_promised() -> None:
+    figures = Figures((ALONE, run(STOCK, 2, 20.0, 1.0, 0.1), run(MESHD, 2, 20.0, 9.0, 0.9)))
+    assert promises(figures, compute_only=True) == []
+
+
+def test_another_text_is_told() -> None:
+    same, other = run(MESHD, 2, 0.0, 1.0, 1.0, "sea"), run(STOCK, 4, 20.0, 1.0, 1.0, "see")
+    assert Figures((ALONE, same)).texts_differ() == []
+    assert Figures((ALONE, same, other)).texts_differ() == ["stock, 4 workers, 20 ms"]
+
+
+def test_the_table_of_cells() -> None:
+    figures = Figures((ALONE, run(STOCK, 2, 20.0, 2.0, 0.05), run(MESHD, 2, 20.0, 0.5, 0.04)))
+    headers, rows = cell_table(figures)
+    assert [*headers] == [
+        "WORKERS", "RTT ms", "LOAD s STOCK", "MESHD", "RATIO", "ms/TOKEN STOCK", "MESHD", "RATIO",
+    ]  # fmt: skip
+    assert [list(row) for row in rows] == [
+        ["0", "-", "0.3", "", "", "8", "", ""],
+        ["2", "20", "2", "0.5", "0.25", "50", "40", "0.80"],
+    ]
+
+
+def test_the_tables_are_rectangles() -> None:
+    figures = Figures((ALONE,), (counted(MESHD, 1), counted(STOCK, 2)))
+    for headers, rows in (cell_table(figures), count_table(figures), promise_table(promises(figures))):
+        assert rows
+        assert {len(row) for row in rows} == {len(headers)}
+    assert [row[1] for row in count_table(figures)[1]] == ["stock", "meshd"]

@@ -1,0 +1,72 @@
+"""The page of figures: tables are whole, what was not measured is marked, nothing depends on what was."""
+
+from dataclasses import replace
+
+from meshd.bench.figures import LOCAL, MESHD, STOCK, Counted, Figures, Run
+from meshd.bench.page import Made, delayed_table, markdown, page, reported_table
+from meshd.bench.reported import DELAYED, NOT_HERE
+from meshd.fleet.rpc_count import RpcCounts
+
+MADE = Made(when="2026-01-02", machine="a machine", pin="a pin", pairs=3, picture="p.svg")
+RPC = ("WHAT", "MESHD"), [("decode", "80")]
+
+
+def run(way: str, workers: int, rtt: float, token: float, text: str = "sea") -> Run:
+    return Run(way=way, workers=workers, rtt_ms=rtt, load=1.0, token=token, text=text)
+
+
+def figures(text: str = "sea") -> Figures:
+    runs = run(LOCAL, 0, 0.0, 0.01), run(STOCK, 2, 20.0, 0.05), run(MESHD, 2, 20.0, 0.04, text)
+    load = RpcCounts(control=1000)
+    counted = Counted(way=MESHD, workers=2, load=load, token_round_trips=2.0, token_bytes=3.0)
+    return Figures(runs, (counted,))
+
+
+def test_a_page_says_when_where_and_how() -> None:
+    text = page(MADE, figures(), Figures(()), RPC)
+    for part in ("2026-01-02", "a machine", "a pin", "3 of each", "(p.svg)", "--workers 2 --rtt 20", "80"):
+        assert part in text
+    assert "All wrote the same text" in text
+    assert "holds itself to; all held" in text
+
+
+def test_what_was_not_held_is_counted() -> None:
+    slow = Figures((*figures().runs, *(run(MESHD, 2, 20.0, 0.1) for _ in range(3))))
+    assert "1 of 2 not held" in page(MADE, slow, Figures(()), RPC)
+
+
+def test_a_short_run_says_so() -> None:
+    text = page(replace(MADE, short=True), figures(), Figures(()), RPC)
+    assert "short run" in text
+    assert "short run" not in page(MADE, figures(), Figures(()), RPC)
+
+
+def test_another_text_is_said() -> None:
+    assert "Another text than one node's: meshd, 2 workers, 20 ms" in page(
+        MADE, figures("see"), Figures(()), RPC
+    )
+
+
+def test_their_delays_stand_beside_ours() -> None:
+    first, second = DELAYED[:2]
+    delayed = Figures(
+        (
+            run(STOCK, first.nodes - 1, first.ms, 0.02),
+            run(MESHD, first.nodes - 1, first.ms, 0.025),
+            run(MESHD, second.nodes - 1, second.ms, 0.05),
+        )
+    )
+    headers, rows = delayed_table(delayed)
+    assert len(rows) == len(DELAYED)
+    assert {len(row) for row in rows} == {len(headers)}
+    assert list(rows[0]) == ["3", "0", "60.2", "1.00", "50.0", "1.00", "40.0", "1.00"]
+    assert list(rows[1]) == ["3", "5", "30.1", "0.50", NOT_HERE, "", "20.0", "0.50"]
+
+
+def test_every_reported_row_has_a_command() -> None:
+    headers, rows = reported_table()
+    assert all(len(row) == len(headers) and all(row) and "`meshd " in row[-1] for row in rows)
+
+
+def test_markdown() -> None:
+    assert markdown((("A", "B"), [("1", "x|y")])) == "| A | B |\n| --- | --- |\n| 1 | x/y |"

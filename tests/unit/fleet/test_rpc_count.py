@@ -1,0 +1,109 @@
+"""Counting RPC: the sums are right however the bytes are cut, and nothing makes it fail."""
+
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.fleet.rpc_count import SECRET_BYTES, RpcCounts, RpcListener
+from meshd.rpc.protocol import GET_TENSOR, GRAPH_COMPUTE, GRAPH_RECOMPUTE, HELLO, SET_TENSOR
+
+HEADER = 9
+
+
+def request(command: int, body: bytes = b"") -> bytes:
+    return struct.pack("<BQ", command, len(body)) + body
+
+
+def answer(body: bytes) -> bytes:
+    return struct.pack("<Q", len(body)) + body
+
+
+def set_tensor(name: bytes, data: bytes) -> bytes:
+    return request(SET_TENSOR, bytes(228) + name.ljust(64, b"\0") + bytes(13) + data)
+
+
+def test_kinds_of_bytes() -> None:
+    counts = RpcCounts()
+    one = RpcListener(counts)
+    one.sent(request(HELLO, bytes(24)))
+    one.answered(answer(bytes(28)))
+    one.sent(set_tensor(b"blk.0.attn_q.weight", bytes(1000)))
+    one.sent(set_tensor(b"inp_embd", bytes(50)))
+    one.sent(request(GRAPH_COMPUTE, bytes(300)))
+    one.sent(request(GET_TENSOR, bytes(312)))
+    one.answered(answer(bytes(400)))
+    tensor = HEADER + 228 + 64 + 13
+    assert counts == RpcCounts(
+        connections=1,
+        requests=5,
+        round_trips=2,
+        weights=tensor + 1000,
+        tensors=tensor + 50 + 8 + 400,
+        graphs=HEADER + 300,
+        control=HEADER + 24 + 8 + 28 + HEADER + 312,
+    )
+
+
+def test_requests_that_leave_together_are_one_round_trip() -> None:
+    counts = RpcCounts()
+    one = RpcListener(counts)
+    one.sent(request(HELLO, bytes(24)))
+    one.sent(request(HELLO, bytes(24)))
+    one.answered(answer(bytes(28)))
+    one.answered(answer(bytes(28)))
+    assert counts.round_trips == 1
+
+
+def test_where_computing_begins() -> None:
+    one = RpcListener(RpcCounts())
+    before = request(HELLO, bytes(24))
+    assert one.sent(before + request(GRAPH_RECOMPUTE, bytes(4)) + before) == [len(before)]
+    cut = request(GRAPH_COMPUTE, bytes(100))
+    assert one.sent(cut[:5]) == []
+    assert one.sent(cut[5:]) == [0]
+
+
+def test_the_secret_comes_first() -> None:
+    counts = RpcCounts()
+    RpcListener(counts, secret=True).sent(bytes(SECRET_BYTES) + request(HELLO))
+    assert (counts.requests, counts.control) == (1, SECRET_BYTES + HEADER)
+
+
+def test_what_has_happened_since() -> None:
+    before = RpcCounts(connections=1, control=5)
+    assert RpcCounts(connections=3, control=9, graphs=1).minus(before) == RpcCounts(
+        connections=2, control=4, graphs=1
+    )
+
+
+@given(st.lists(st.integers(1, 400), max_size=20))
+def test_it_does_not_matter_how_the_bytes_are_cut(cuts: list[int]) -> None:
+    stream = (
+        set_tensor(b"a.weight", bytes(99)) + request(GRAPH_COMPUTE, bytes(33)) + set_tensor(b"b", bytes(7))
+    )
+    back = answer(bytes(10)) + answer(b"")
+    whole, cut = RpcCounts(), RpcCounts()
+    one, other = RpcListener(whole), RpcListener(cut)
+    one.sent(stream)
+    one.answered(back)
+    for feed, data in ((other.sent, stream), (other.answered, back)):
+        at = 0
+        for size in [*cuts, len(data)]:
+            feed(data[at : at + size])
+            at += size
+    assert cut == whole
+    assert cut.bytes == len(stream) + len(back)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.binary(max_size=400)), max_size=20))
+def test_every_byte_is_counted_once_whatever_it_says(parts: list[tuple[bool, bytes]]) -> None:
+    counts = RpcCounts()
+    one = RpcListener(counts)
+    for up, data in parts:
+        if up:
+            one.sent(data)
+        else:
+            one.answered(data)
+    waiting = HEADER + 228 + 64 + 8  # a header is counted when it is whole
+    total = sum(len(data) for _, data in parts)
+    assert total - waiting < counts.bytes <= total
