@@ -32,15 +32,16 @@ check: $(INSTALLED) ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: build ## measure the tunnel and RPC speed against direct connections
-	@$(BIN)/meshd bench rpc
+bench: build ## measure stock beside meshd, and write docs/performance.md (Linux, about 15 minutes)
+	@$(BIN)/python -m meshd.bench.performance --write docs/performance.md
 
 soak: build ## the long runs: links cut for a thousand tokens, children killed twenty times, fifty nodes
 	MESHD_SOAK=1 $(BIN)/python -m pytest tests/e2e/test_mesh_durable.py \
 		tests/e2e/test_mesh_losses.py tests/e2e/test_mesh_many.py
 
-fuzz: $(INSTALLED) ## feed every parser a million hostile inputs
+fuzz: $(INSTALLED) ## feed every parser a million hostile inputs, and the rpc-server ten million frames
 	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tests.fuzz.native --frames 10000000
 
 nat-grid: $(INSTALLED) ## join real nodes behind every pair of NATs, and write docs/nat-grid.md (root, Linux)
 	@$(BIN)/python -m tests.netns.grid --write docs/nat-grid.md

@@ -71,7 +71,7 @@ def copy_to(model: Path, folder: Path, name: str) -> Path:
     return target
 
 
-def _made(name: str, make: Callable[[Path], None]) -> Path:
+def made(name: str, make: Callable[[Path], None]) -> Path:
     place = cache_folder() / "test-models" / f"v{_VERSION}" / name
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def small() -> Path:
     def make(target: Path) -> None:
         _quantise(small_f16(), target, "Q4_K_M")
 
-    return _made("small-Q4_K_M.gguf", make)
+    return made("small-Q4_K_M.gguf", make)
 
 
 @cache
@@ -124,7 +124,7 @@ def small_f16() -> Path:
     def make(target: Path) -> None:
         _write_random(GGUFWriter(target, "llama"), _SMALL)
 
-    return _made("small-f16.gguf", make)
+    return made("small-f16.gguf", make)
 
 
 @cache
@@ -134,7 +134,7 @@ def deep() -> Path:
     def make(target: Path) -> None:
         _write_random(GGUFWriter(target, "llama"), _DEEP)
 
-    return _made("deep-f16.gguf", make)
+    return made("deep-f16.gguf", make)
 
 
 @cache
@@ -156,7 +156,7 @@ def other_quantisation() -> Path:
     def make(target: Path) -> None:
         _quantise(smollm2(), target, "Q8_0")
 
-    return _made("smollm2-Q8_0.gguf", make)
+    return made("smollm2-Q8_0.gguf", make)
 
 
 @cache
@@ -172,7 +172,7 @@ def fine_tune() -> Path:
             file.seek(tensor.offset)
             file.write((values * np.float32(1.5)).tobytes())
 
-    return _made("smollm2-fine-tune.gguf", make)
+    return made("smollm2-fine-tune.gguf", make)
 
 
 FINE_TUNED = "blk.11.attn_norm.weight"
@@ -192,7 +192,7 @@ def flipped_byte() -> Path:
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte[0] ^ 0x10]))
 
-    return _made("smollm2-flipped.gguf", make)
+    return made("smollm2-flipped.gguf", make)
 
 
 def _quantise(source: Path, target: Path, kind: str) -> None:

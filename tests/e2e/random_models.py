@@ -1,0 +1,175 @@
+"""Small models of many architectures, made on demand: what a split must not change is kept by each otherwise.
+
+Keys and tensors are those of the pinned llama.cpp (`load_arch_hparams` and `load_arch_tensors` in
+`src/models/*.cpp`). Every model has six layers, so that a head and four workers have at least one each.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+from tests.e2e.models import made
+from tests.e2e.random_gguf import F16, Q4_0, Q8_0, RandomModel
+from tests.e2e.random_parts import (
+    HEADS,
+    LAYERS,
+    SHARP,
+    WIDTH,
+    attention,
+    attention_sizes,
+    dense,
+    ends,
+    mixture,
+    mixture_sizes,
+    rms,
+)
+from tests.e2e.random_recurrent import granite_hybrid, mamba, qwen3next, rwkv7
+
+WINDOW = 32  # tokens, of the windowed models
+WIDE_EXPERTS = 128
+
+
+def _llama(path: Path) -> None:
+    model = RandomModel(path, "llama", width=WIDTH, layers=LAYERS, kind=Q8_0)
+    rms(model)
+    attention_sizes(model)
+    model.integer("feed_forward_length", 128)
+    ends(model, tied=False)
+    for layer in range(model.layers):
+        block = f"blk.{layer}"
+        attention(model, block)
+        model.norm(f"{block}.ffn_norm")
+        dense(model, block, 128)
+    model.finish()
+
+
+def _qwen3(path: Path) -> None:
+    model = RandomModel(path, "qwen3", width=WIDTH, layers=LAYERS, kind=F16)
+    rms(model)
+    attention_sizes(model)
+    model.integer("feed_forward_length", 128)
+    ends(model, tied=True)
+    for layer in range(model.layers):
+        block = f"blk.{layer}"
+        attention(model, block, normed=True)
+        model.norm(f"{block}.ffn_norm")
+        dense(model, block, 128)
+    model.finish()
+
+
+def _gemma3(path: Path) -> None:
+    """Two windowed layers, then a full one."""
+    model = RandomModel(path, "gemma3", width=WIDTH, layers=LAYERS, kind=Q4_0)
+    rms(model)
+    attention_sizes(model)
+    model.integer("attention.sliding_window", WINDOW)
+    model.integer("attention.sliding_window_pattern", 3)
+    model.integer("feed_forward_length", 128)
+    ends(model, tied=True)
+    for layer in range(model.layers):
+        block = f"blk.{layer}"
+        attention(model, block, normed=True)
+        model.norm(f"{block}.post_attention_norm")
+        model.norm(f"{block}.ffn_norm")
+        dense(model, block, 128)
+        model.norm(f"{block}.post_ffw_norm")
+    model.finish()
+
+
+def _gpt_oss(path: Path) -> None:
+    """Every second layer windowed, attention sinks, experts in MXFP4 with biases."""
+    model = RandomModel(path, "gpt-oss", width=WIDTH, layers=LAYERS, kind=Q8_0)
+    experts, inner = 8, 64
+    rms(model)
+    attention_sizes(model)
+    model.integer("attention.sliding_window", WINDOW)
+    mixture_sizes(model, experts, 2, inner)
+    ends(model, tied=False)
+    for layer in range(model.layers):
+        block = f"blk.{layer}"
+        attention(model, block)
+        model.vector(f"{block}.attn_output.bias", WIDTH)
+        model.vector(f"{block}.attn_sinks.weight", HEADS, spread=1.0)
+        model.norm(f"{block}.post_attention_norm")
+        mixture(model, block, experts, inner, mxfp4=True)
+        model.vector(f"{block}.ffn_gate_inp.bias", experts)
+        model.vector(f"{block}.ffn_gate_exps.bias", inner, experts)
+        model.vector(f"{block}.ffn_up_exps.bias", inner, experts)
+        model.vector(f"{block}.ffn_down_exps.bias", WIDTH, experts)
+    model.finish()
+
+
+def _qwen3moe(path: Path) -> None:
+    """The wide one: WIDE_EXPERTS experts, 8 of them at work."""
+    model = RandomModel(path, "qwen3moe", width=WIDTH, layers=LAYERS, kind=Q4_0)
+    rms(model)
+    attention_sizes(model)
+    mixture_sizes(model, WIDE_EXPERTS, 8, 32)
+    ends(model, tied=False)
+    for layer in range(model.layers):
+        block = f"blk.{layer}"
+        attention(model, block, normed=True)
+        model.norm(f"{block}.ffn_norm")
+        mixture(model, block, WIDE_EXPERTS, 32)
+    model.finish()
+
+
+def _deepseek2(path: Path) -> None:
+    """Multi-head latent attention; a dense layer first, then experts beside a shared one."""
+    model = RandomModel(path, "deepseek2", width=WIDTH, layers=LAYERS, kind=Q8_0)
+    plain, rotated, value, latent_query, latent = 32, 32, 32, 64, 64
+    experts, inner = 16, 32
+    rms(model)
+    model.integer("attention.head_count", HEADS)
+    model.integer("attention.head_count_kv", 1)
+    model.integer("attention.q_lora_rank", latent_query)
+    model.integer("attention.kv_lora_rank", latent)
+    model.integer("attention.key_length", latent + rotated)
+    model.integer("attention.value_length", latent)
+    model.integer("attention.key_length_mla", plain + rotated)
+    model.integer("attention.value_length_mla", value)
+    model.integer("rope.dimension_count", rotated)
+    model.integer("feed_forward_length", 128)
+    model.integer("leading_dense_block_count", 1)
+    model.integer("expert_shared_count", 1)
+    model.real("expert_weights_scale", 1.0)
+    mixture_sizes(model, experts, 4, inner)
+    ends(model, tied=False)
+    for layer in range(model.layers):
+        block = f"blk.{layer}"
+        model.norm(f"{block}.attn_norm")
+        model.matrix(f"{block}.attn_q_a", WIDTH, latent_query)
+        model.norm(f"{block}.attn_q_a_norm", latent_query)
+        model.matrix(f"{block}.attn_q_b", latent_query, HEADS * (plain + rotated), gain=SHARP)
+        model.matrix(f"{block}.attn_kv_a_mqa", WIDTH, latent + rotated, gain=SHARP)
+        model.norm(f"{block}.attn_kv_a_norm", latent)
+        model.matrix(f"{block}.attn_k_b", plain, latent, HEADS)
+        model.matrix(f"{block}.attn_v_b", latent, value, HEADS)
+        model.matrix(f"{block}.attn_output", HEADS * value, WIDTH)
+        model.norm(f"{block}.ffn_norm")
+        if layer == 0:
+            dense(model, block, 128)
+        else:
+            mixture(model, block, experts, inner)
+            dense(model, block, inner, suffix="_shexp")
+    model.finish()
+
+
+MODELS: Mapping[str, Callable[[Path], None]] = {
+    "llama": _llama,
+    "qwen3": _qwen3,
+    "gemma3": _gemma3,
+    "gpt-oss": _gpt_oss,
+    "qwen3moe": _qwen3moe,
+    "deepseek2": _deepseek2,
+    "mamba": mamba,
+    "rwkv7": rwkv7,
+    "granitehybrid": granite_hybrid,
+    "qwen3next": qwen3next,
+}
+
+
+@cache
+def random_model(architecture: str) -> Path:
+    """The file of one of MODELS, at most 5 MB, made if it is not there yet."""
+    return made(f"random-{architecture}.gguf", MODELS[architecture])

@@ -1,0 +1,92 @@
+"""Models of many kinds, split over one to four workers: greedy text as on one node, and no weight sent."""
+
+from pathlib import Path
+
+import pytest
+from meshd.fleet.node import LocalNode
+
+from tests.e2e.alone import alone
+from tests.e2e.nodes import PROMPT, SAME_THREADS, SOAK, Fleet, api_of, model_of, play
+from tests.e2e.random_models import MODELS, random_model
+from tests.e2e.random_parts import LAYERS
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
+
+TOKENS = 24
+# one token a letter: longer than a window and than one step of 512
+LONG = "The capital of France is " + ", ".join(f"not the number {number}" for number in range(29))
+CHANGED = len(LONG) - 60  # of this letter only the first step's cache or state tells the second one
+MOST_WORKERS = 4
+HYBRID = "granitehybrid"  # layer 0 has attention, layer 1 a state
+
+
+def _models(workers: int) -> list[str]:
+    """Each model comes with two numbers of workers; in a soak with all of them."""
+    return [
+        name for number, name in enumerate(MODELS) if SOAK or workers in (1 + number % 2, 3 + number // 2 % 2)
+    ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_text_depends_on_the_whole_prompt(name: str) -> None:
+    """Otherwise the others would show nothing."""
+    model = random_model(name)
+    changed = f"{LONG[:CHANGED]}*{LONG[CHANGED + 1 :]}"
+    texts = [alone(model, TOKENS, prompt) for prompt in (PROMPT, LONG, changed)]
+    assert len(set(texts)) == len(texts)
+    assert all(len(set(text.split())) > TOKENS / 3 for text in texts), texts
+
+
+@pytest.mark.parametrize("workers", range(1, MOST_WORKERS + 1))
+def test_text_of_a_split_is_that_of_one_node(tmp_path: Path, workers: int) -> None:
+    """One head that is started again with each model, on the same workers."""
+    names = _models(workers)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token = await _start_workers(fleet, names, workers)
+            wrong = {}
+            for name in names:
+                options = ("--min-workers", str(workers), *SAME_THREADS)
+                head = await fleet.head(random_model(name), *options, token=token)
+                if texts := await _different_texts(fleet, head, name, devices=workers + 1):
+                    wrong[name] = texts
+                await head.stop()
+                fleet.forget(head)
+            assert wrong == {}
+
+    play(check(), seconds=590)
+
+
+def test_attention_stays_on_the_head_when_a_recurrent_layer_follows_on_a_worker(tmp_path: Path) -> None:
+    """Where the scheduler takes it along, the layer's whole cache crosses with every token."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token = await _start_workers(fleet, [HYBRID], 1)
+            options = ("--tensor-split", f"{LAYERS - 1},1", *SAME_THREADS)
+            head = await fleet.head(random_model(HYBRID), *options, token=token)
+            assert await _different_texts(fleet, head, HYBRID, devices=2) == []
+
+    play(check())
+
+
+async def _start_workers(fleet: Fleet, names: list[str], count: int) -> str:
+    """Each has the files of all models; returns a token."""
+    files = ("--model", *(str(random_model(name)) for name in names))
+    token, _ = await fleet.workers(*[None] * count, options=files)
+    return token
+
+
+async def _different_texts(fleet: Fleet, head: LocalNode, name: str, *, devices: int) -> list[str]:
+    """What it answers other than one node does, when `devices` have a share of the layers."""
+    status = await fleet.ready(head)
+    view = model_of(status)
+    assert len([part for part in view.split if part.layers]) == devices, view.split
+    assert view.weights_network_bytes == 0, name
+    api, different = api_of(status), []
+    for prompt in (PROMPT, LONG, PROMPT):  # the last time, what was answered before must not matter
+        text = await api.complete(prompt, TOKENS)
+        if text != alone(random_model(name), TOKENS, prompt):
+            different.append(text)
+    return different
