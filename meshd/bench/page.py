@@ -10,6 +10,7 @@ from meshd.bench.figures import (
     Table,
     cell_table,
     count_table,
+    near_table,
     promise_table,
     promises,
 )
@@ -31,6 +32,10 @@ in turns (`meshd bench latency --workers {workers} --rtt {round_trips}`). The fi
 {cells}
 
 ![time for a token, by round trip]({picture})
+
+A token at no distance: the binaries without meshd, then both through meshd's tunnels:
+
+{near}
 
 What llama.cpp's RPC says, over all workers and both directions; a round trip is an answer that had to come
 before the next request. Counted before stock's rpc-servers and meshd's, at no distance:
@@ -94,6 +99,7 @@ def page(made: Made, far: Figures, delayed: Figures, rpc: Table) -> str:
         if differing
         else "All wrote the same text.",
         cells=markdown(cell_table(far)),
+        near=markdown(near_table(far)),
         counts=markdown(count_table(far)),
         verdict=f"{lost} of {len(kept)} not held" if lost else "all held",
         promises=markdown(promise_table(kept)),

@@ -2,14 +2,17 @@
 
 import pytest
 from meshd.bench.figures import (
+    BARE,
     LOCAL,
     MESHD,
     STOCK,
+    THROUGH,
     Counted,
     Figures,
     Run,
     cell_table,
     count_table,
+    near_table,
     promise_table,
     promises,
 )
@@ -51,6 +54,19 @@ def test_a_token_takes_at_most_a_share_of_stocks(workers: int, rtt: float, most:
 
     assert kept(most - 0.001) == [True]
     assert kept(most + 0.001) == [False]
+
+
+def test_what_the_binaries_and_what_the_tunnels_cost_is_told_apart() -> None:
+    tokens = {STOCK: 0.100, BARE: 0.104, THROUGH: 0.150, MESHD: 0.140}
+    runs = [run(way, 2, 0.0, 1.0, token) for way, token in tokens.items()]
+    assert held(*runs) == {
+        "token, 2 workers, RTT 0: our binaries alone, of stock's 1.03": False,
+        "token, 2 workers, RTT 0: meshd, of stock through the same tunnels 1.03": True,
+        "token, 2 workers, RTT 0: meshd, of stock without tunnels 1.03": False,
+    }
+    assert near_table(Figures(tuple(runs)))[1] == [["2", "100", "104", "1.04", "150", "140", "0.93"]]
+    assert near_table(Figures(tuple(runs[:1])))[1] == [], "not measured"
+    assert Figures(tuple(runs)).cells() == [(2, 0.0)]
 
 
 def test_one_worker_at_a_distance_has_no_share() -> None:
