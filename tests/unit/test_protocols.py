@@ -149,6 +149,7 @@ FITS: tuple[Callable[..., object], ...] = (
     child,
     tunnel,
     report,
+    orders,
     line_probe,
     weights,
     worker_role,
