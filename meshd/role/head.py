@@ -27,7 +27,8 @@ from meshd.role.plan import (
     why_idle,
     without_idle,
 )
-from meshd.role.server import LlamaServer
+from meshd.role.pushing import Pushing
+from meshd.role.server import LlamaServer, Over
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import TunnelStatus
@@ -91,7 +92,16 @@ class HeadRun:
         self._told = told
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
-        self._server = LlamaServer(kit, file=file, index=index, options=options, socket=socket, alias=alias)
+        self._pushing = Pushing(allowed=options.push)
+        self._server = LlamaServer(
+            kit,
+            file=file,
+            index=index,
+            options=options,
+            socket=socket,
+            alias=alias,
+            pushing=self._pushing,
+        )
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.started = False
         self.loaded = False
@@ -121,6 +131,8 @@ class HeadRun:
             LOG.info("plan", why=plan.why)
             async with Owner() as owner:
                 await self._reserve(plan, lent, owner)
+                if self._kit.native.patched:
+                    await self._pushing.introduce(plan, self._lenders)
                 self._server.start(plan, self._lenders, self._plain, owner)
                 self.started = True
                 self._told("loading the model")
@@ -252,21 +264,26 @@ class HeadRun:
         if over is None:
             await self._load(plan, began)
             over = await self._server.until_over()
-        await self._server_lost(over.why, plan, over.tail)
+        await self._server_lost(over, plan)
 
-    async def _server_lost(self, why: str, plan: Plan, tail: tuple[str, ...]) -> None:
-        """Before it was ready that may be a worker's doing: its word is waited for, and comes first."""
-        if not self.loaded:
+    async def _server_lost(self, over: Over, plan: Plan) -> None:
+        """That may be a worker's doing: its word is waited for, and comes first.
+
+        A worker that is lost takes those with it that wait for its activations; llama-server sees all of them
+        go, in any order.
+        """
+        if not self.loaded or over.lost_worker:
+            self._told(over.why)  # nobody is to be sent to it meanwhile
             await asyncio.wait([self._lost], timeout=LEASE_WORD_SECONDS)
-            if not self._lost.done():
-                self.server_died = ServerDied(split_of(plan), tail)
-        self.lose(why)
+        if not self.loaded and not self._lost.done():
+            self.server_died = ServerDied(split_of(plan), over.tail)
+        self.lose(over.why)
 
     async def _load(self, plan: Plan, began: float) -> None:
         report = self._server.report
         ready = await self._kit.one_token(self._socket)
         if not ready.ready:
-            await self._server_lost(ready.reason, plan, ())
+            await self._server_lost(Over(ready.reason), plan)
             return
         if not (self._file.stat_unchanged() and self._file.paths_unchanged()):
             self.lose(f"the model file `{self._file.name}` was changed while it was loaded")
@@ -280,13 +297,14 @@ class HeadRun:
         if len(report.from_network) > SHOWN_WEIGHTS:
             LOG.warning("weights_from_network", count=len(report.from_network))
         self.loaded = True
+        self._pushing.tell()
         for lender in self._lenders:
             await lender.say_loaded()
         self._on_loaded(
             Loaded(
                 seconds=now - began,
                 why=plan.why,
-                split=split_of(plan),
+                split=self._pushing.parts(split_of(plan)),
                 bytes_per_token=per_token,
                 report=report,
             )
