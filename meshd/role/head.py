@@ -17,6 +17,7 @@ from meshd.process.interface import ChildStatus
 from meshd.role.devices import list_devices, pick
 from meshd.role.interface import Kit, SplitPart
 from meshd.role.lender import Lender
+from meshd.role.named_weights import OpenNamedWeights
 from meshd.role.plan import (
     HeadOptions,
     Lent,
@@ -30,7 +31,7 @@ from meshd.role.plan import (
 from meshd.role.server import LlamaServer
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
-from meshd.tunnel.interface import TunnelStatus
+from meshd.tunnel.interface import SavedWeights, TunnelStatus
 from meshd.wire.lease import Acquire, Device
 
 # Generated at the end of a load, to measure what a token costs on the wire. The second token of an answer
@@ -91,6 +92,7 @@ class HeadRun:
         self._told = told
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
+        self._weights: OpenNamedWeights | None = None  # for a stock llama-server
         self._server = LlamaServer(kit, file=file, index=index, options=options, socket=socket, alias=alias)
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.started = False
@@ -134,6 +136,8 @@ class HeadRun:
             self._server.close()
             for lender in self._lenders:
                 lender.release()
+            if self._weights is not None:
+                self._weights.close()
 
     def lose(self, why: str) -> None:
         """End this life; the first reason stays."""
@@ -181,6 +185,7 @@ class HeadRun:
             native_patches=version.patches,
         )
         self._told(f"asking {len(workers)} workers" if workers else "planning")
+        saved = self._saved()
         async with Owner() as owner:
             for worker in workers:
                 lender = Lender(
@@ -188,6 +193,7 @@ class HeadRun:
                     peer=worker.peer,
                     name=self._label(worker, workers),
                     owner_pid=self._server_pid,
+                    saved=saved,
                     told=self._told,
                 )
                 self._lenders.append(lender)
@@ -196,6 +202,16 @@ class HeadRun:
         if len(self._lenders) < self._options.min_workers and refusals:
             raise refusals[0]
         return [Lent(lender.name, lender.offer) for lender in self._lenders if lender.offer is not None]
+
+    def _saved(self) -> SavedWeights | None:
+        """For a stock llama-server: what its tunnels compare with. Raises MeshdError."""
+        if self._kit.native.patched:
+            return None
+        try:
+            self._weights = OpenNamedWeights(self._index, self._file)
+        except OSError as error:
+            raise MeshdError(f"the model file cannot be kept open: {error.strerror}") from None
+        return SavedWeights(self._weights, self._server.report.placed)
 
     def _server_pid(self) -> int | None:
         status = self._server.status
@@ -271,8 +287,9 @@ class HeadRun:
         if not (self._file.stat_unchanged() and self._file.paths_unchanged()):
             self.lose(f"the model file `{self._file.name}` was changed while it was loaded")
             return
-        if not self._kit.native.patched:  # it reports nothing, and sends every weight
-            report.network_bytes = sum(s.weights for s in plan.shares if not s.device.is_head)
+        if not self._kit.native.patched:  # it reports nothing itself; the tunnels do
+            plain = {server.endpoint for server in self._plain}
+            report.network_bytes += sum(s.weights for s in plan.shares if s.device.node in plain)
         per_token = await self._measure_token()
         now = asyncio.get_running_loop().time()
         for weight in report.from_network[:SHOWN_WEIGHTS]:

@@ -21,7 +21,7 @@ from meshd.process.ports import listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.role.interface import Kit, Native, Tunnel
 from meshd.store.interface import HashProgress, ProgressCallback
-from meshd.tunnel.interface import Inspector, LocalWeights, TunnelStatus
+from meshd.tunnel.interface import Inspector, LocalWeights, SavedWeights, TunnelStatus
 from meshd.wire.hello import NativeVersion
 
 from tests.gguf_bytes import gguf, language_model, parse
@@ -230,6 +230,7 @@ class Bench:
         self.mesh = mesh
         self.children: list[StubChild] = []
         self.tunnels: list[StubTunnel] = []
+        self.saved: list[SavedWeights | None] = []
         self.connected: list[tuple[int, bytes]] = []
         self.weights: LocalWeights | None = None  # that a tunnel was given
         self.head_says = b""  # over the connection to an rpc-server
@@ -288,9 +289,11 @@ class Bench:
         metadata: Mapping[str, MetadataValue],
         secret: bytes,
         owner_pid: Callable[[], int | None] | None,
+        saved: SavedWeights | None,
         on_broken: Callable[[MeshdError], None],
     ) -> Tunnel:
         tunnel = StubTunnel(peer, metadata)
+        self.saved.append(saved)
         self.tunnels.append(tunnel)
         return tunnel
 
