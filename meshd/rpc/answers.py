@@ -19,6 +19,7 @@ QUESTIONS = frozenset(
     {rpc.DEVICE_COUNT, rpc.GET_ALIGNMENT, rpc.GET_MAX_SIZE, rpc.GET_DEVICE_MEMORY, rpc.GET_ALLOC_SIZE}
 )
 _INFO = struct.Struct("<QQQQB")  # alignment, largest buffer, free, total, rule
+_MOST_BYTES = 1 << 62  # of a tensor; strides on the wire can make more than fits the answer
 _BY_SIZE, _PADDED = 1, 2  # rules (rpc_alloc_rule): exactly the tensor; quantised rows padded to 512 elements
 _MAY_EXPAND = frozenset({16, 29, 30, 69, 70, 74})  # operations that may take more (in ggml-backend.cpp)
 # of an rpc_tensor, what a size cannot depend on: id, sources' ids, address, name, use count
@@ -103,6 +104,8 @@ def _size_by_rule(rule: int, body: bytes) -> int | None:
     block, block_bytes = TYPES[kind]
     rest = (ne1 - 1) * nb1 + (ne2 - 1) * nb2 + (ne3 - 1) * nb3
     size = int(rest + (block_bytes + (ne0 - 1) * nb0 if block == 1 else ne0 // block * nb0))  # ggml_nbytes
+    if size >= _MOST_BYTES:
+        return None
     if rule == _BY_SIZE:
         return size
     if rule != _PADDED or operation in _MAY_EXPAND:
