@@ -33,6 +33,7 @@ from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import SavedWeights, TunnelStatus
 from meshd.wire.lease import Acquire, Device
+from meshd.wire.native import difference
 
 # Generated at the end of a load, to measure what a token costs on the wire. The second token of an answer
 # still carries the graph of its shape, so two answers are compared that differ by later tokens only.
@@ -188,6 +189,9 @@ class HeadRun:
         saved = self._saved()
         async with Owner() as owner:
             for worker in workers:
+                if (unfit := self._why_unfit(worker)) is not None:
+                    refusals.append(unfit)
+                    continue
                 lender = Lender(
                     self._kit,
                     peer=worker.peer,
@@ -202,6 +206,16 @@ class HeadRun:
         if len(self._lenders) < self._options.min_workers and refusals:
             raise refusals[0]
         return [Lent(lender.name, lender.offer) for lender in self._lenders if lender.offer is not None]
+
+    def _why_unfit(self, worker: PeerStatus) -> Refused | None:
+        """Why its llama.cpp cannot work with ours: it need not be asked."""
+        mine, theirs = self._kit.native.version, worker.native
+        found = difference(mine, theirs) if theirs is not None else None
+        if found is None or found.fits:
+            return None
+        error = Refused(f"{worker.name} {found.what}", code="version", hint=found.hint)
+        LOG.warning("worker_left_out", peer=worker.peer.short, name=worker.name, why=error.what)
+        return error
 
     def _saved(self) -> SavedWeights | None:
         """For a stock llama-server: what its tunnels compare with. Raises MeshdError."""

@@ -139,6 +139,7 @@ class FakeMesh:
         self.state = PeerState.CONNECTED
         self.since = 0.0
         self.says_banned = ""
+        self.native = NATIVE
         self.version = 0
         self._changed = asyncio.Event()
         self.streams: list[Stream] = []  # near ends of those that this node opened
@@ -151,7 +152,7 @@ class FakeMesh:
                 role=other.role,
                 state=other.state,
                 paths=(),
-                native=NATIVE,
+                native=other.native,
                 software="",
                 resumes=0,
                 since=other.since,
