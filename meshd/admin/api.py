@@ -69,6 +69,7 @@ class PeerView:
     resumes: int = 0
     version: str = ""
     native: str = ""  # pin + patches, to see builds that differ
+    rpc: str = ""  # version of llama.cpp's RPC protocol
     state_s: float | None = None  # how long it has been in this state
     last_error: str = ""
     says_banned: str = ""  # the peer's words when it holds this node for banned

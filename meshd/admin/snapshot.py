@@ -103,6 +103,7 @@ def peer_view(peer: PeerStatus, *, now: float, wall: float) -> PeerView:
         resumes=peer.resumes,
         version=peer.software,
         native="" if native is None else f"{native.pin}+{native.patches[:12]}",
+        rpc="" if native is None else native.rpc,
         state_s=round(max(0.0, now - peer.since), 3),
         last_error=peer.last_error,
         says_banned=peer.says_banned,

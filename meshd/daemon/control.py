@@ -115,11 +115,10 @@ class DaemonControl(TunnelAnswers):
             mdns=mdns_view(parts.mdns()),
         )
         offsets = {str(peer.peer): peer.clock_offset for peer in peers if peer.clock_offset is not None}
-        native = facts.native
         return examine(
             view,
             clock_offsets=offsets,
-            native=f"{native.pin}+{native.patches[:12]}",
+            native=facts.native,
             file_notes=role.notes,
             refused=role.refused,
         )

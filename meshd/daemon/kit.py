@@ -31,6 +31,7 @@ from meshd.process.stopped import is_stopped
 from meshd.role.interface import Kit, Native
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
+from meshd.tunnel.interface import SavedWeights
 from meshd.wire.hello import NativeVersion
 
 LOG = log.get("daemon")
@@ -76,6 +77,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         metadata: Mapping[str, MetadataValue],
         secret: bytes,
         owner_pid: Callable[[], int | None] | None,
+        saved: SavedWeights | None,
         on_broken: Callable[[MeshdError], None],
     ) -> Forward:
         return Forward(
@@ -85,6 +87,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
             metadata=metadata,
             secret=secret,
             is_ours=None if secret or owner_pid is None else _owned_by(owner_pid),
+            saved=saved,
             on_broken=on_broken,
         )
 

@@ -17,6 +17,7 @@ from meshd.process.interface import ChildStatus
 from meshd.role.devices import list_devices, pick
 from meshd.role.interface import Kit, SplitPart
 from meshd.role.lender import Lender
+from meshd.role.named_weights import OpenNamedWeights
 from meshd.role.plan import (
     HeadOptions,
     Lent,
@@ -31,8 +32,9 @@ from meshd.role.pushing import Pushing
 from meshd.role.server import LlamaServer, Over
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
-from meshd.tunnel.interface import TunnelStatus
+from meshd.tunnel.interface import SavedWeights, TunnelStatus
 from meshd.wire.lease import Acquire, Device
+from meshd.wire.native import difference
 
 # Generated at the end of a load, to measure what a token costs on the wire. The second token of an answer
 # still carries the graph of its shape, so two answers are compared that differ by later tokens only.
@@ -102,6 +104,7 @@ class HeadRun:
             alias=alias,
             pushing=self._pushing,
         )
+        self._weights: OpenNamedWeights | None = None  # for a stock llama-server
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.started = False
         self.loaded = False
@@ -146,6 +149,8 @@ class HeadRun:
             self._server.close()
             for lender in self._lenders:
                 lender.release()
+            if self._weights is not None:
+                self._weights.close()
 
     def lose(self, why: str) -> None:
         """End this life; the first reason stays."""
@@ -193,13 +198,18 @@ class HeadRun:
             native_patches=version.patches,
         )
         self._told(f"asking {len(workers)} workers" if workers else "planning")
+        saved = self._saved()
         async with Owner() as owner:
             for worker in workers:
+                if (unfit := self._why_unfit(worker)) is not None:
+                    refusals.append(unfit)
+                    continue
                 lender = Lender(
                     self._kit,
                     peer=worker.peer,
                     name=self._label(worker, workers),
                     owner_pid=self._server_pid,
+                    saved=saved,
                     told=self._told,
                 )
                 self._lenders.append(lender)
@@ -208,6 +218,26 @@ class HeadRun:
         if len(self._lenders) < self._options.min_workers and refusals:
             raise refusals[0]
         return [Lent(lender.name, lender.offer) for lender in self._lenders if lender.offer is not None]
+
+    def _why_unfit(self, worker: PeerStatus) -> Refused | None:
+        """Why its llama.cpp cannot work with ours: it need not be asked."""
+        mine, theirs = self._kit.native.version, worker.native
+        found = difference(mine, theirs) if theirs is not None else None
+        if found is None or found.fits:
+            return None
+        error = Refused(f"{worker.name} {found.what}", code="version", hint=found.hint)
+        LOG.warning("worker_left_out", peer=worker.peer.short, name=worker.name, why=error.what)
+        return error
+
+    def _saved(self) -> SavedWeights | None:
+        """For a stock llama-server: what its tunnels compare with. Raises MeshdError."""
+        if self._kit.native.patched:
+            return None
+        try:
+            self._weights = OpenNamedWeights(self._index, self._file)
+        except OSError as error:
+            raise MeshdError(f"the model file cannot be kept open: {error.strerror}") from None
+        return SavedWeights(self._weights, self._server.report.placed)
 
     def _server_pid(self) -> int | None:
         status = self._server.status
@@ -288,8 +318,9 @@ class HeadRun:
         if not (self._file.stat_unchanged() and self._file.paths_unchanged()):
             self.lose(f"the model file `{self._file.name}` was changed while it was loaded")
             return
-        if not self._kit.native.patched:  # it reports nothing, and sends every weight
-            report.network_bytes = sum(s.weights for s in plan.shares if not s.device.is_head)
+        if not self._kit.native.patched:  # it reports nothing itself; the tunnels do
+            plain = {server.endpoint for server in self._plain}
+            report.network_bytes += sum(s.weights for s in plan.shares if s.device.node in plain)
         per_token = await self._measure_token()
         now = asyncio.get_running_loop().time()
         for weight in report.from_network[:SHOWN_WEIGHTS]:

@@ -15,7 +15,7 @@ from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
-from meshd.tunnel.interface import Inspector, LocalWeights, TunnelStatus
+from meshd.tunnel.interface import Inspector, LocalWeights, SavedWeights, TunnelStatus
 from meshd.wire.hello import NativeVersion
 
 
@@ -41,7 +41,10 @@ class Tunnel(Protocol):
 
 
 class MakeTunnel(Protocol):
-    """Builds a forward to `service` of `peer`; a client must send `secret` first, if there is one."""
+    """Builds a forward to `service` of `peer`; a client must send `secret` first, if there is one.
+
+    With `saved` the client is a stock llama-server, whose weights stay here where the worker has them.
+    """
 
     def __call__(
         self,
@@ -51,6 +54,7 @@ class MakeTunnel(Protocol):
         metadata: Mapping[str, MetadataValue],
         secret: bytes,
         owner_pid: Callable[[], int | None] | None,
+        saved: SavedWeights | None,
         on_broken: Callable[[MeshdError], None],
     ) -> Tunnel: ...
 

@@ -9,6 +9,7 @@ from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemotePr
 from meshd.identity.keys import PeerId
 from meshd.peer.messages import MessageStream
 from meshd.role.interface import Kit, Tunnel
+from meshd.tunnel.interface import SavedWeights
 from meshd.wire.lease import (
     LEASE_SERVICE,
     RPC_SERVICE,
@@ -41,11 +42,14 @@ class Lender:
         peer: PeerId,
         name: str,
         owner_pid: Callable[[], int | None] | None,
+        saved: SavedWeights | None,
         told: Callable[[str], None],
     ) -> None:
+        """`saved`: llama-server is a stock one."""
         self._kit = kit
         self._messages: MessageStream | None = None
         self._owner_pid = owner_pid
+        self._saved = saved
         self._told = told
         self.peer = peer
         self.name = name
@@ -81,6 +85,7 @@ class Lender:
             metadata={"lease": answer.lease_id},
             secret=self.secret,
             owner_pid=self._owner_pid,
+            saved=self._saved,
             on_broken=self._tunnel_broken,
         )
         return self.tunnel

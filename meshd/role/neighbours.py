@@ -103,6 +103,7 @@ class Neighbours:
                 metadata={"lease": neighbour.lease_id},
                 secret=secret,
                 owner_pid=None,  # whoever has the secret is it
+                saved=None,
                 on_broken=broken,
             )
         except MeshdError as error:

@@ -37,3 +37,8 @@ class WeightsReport:
                     self.from_network = (*self.from_network, weight)
             case ["done"]:
                 self.done = True
+
+    def placed(self, endpoint: str, name: str, count: int, why: str) -> None:
+        """As a tunnel tells it, for a llama-server that does not; `why` it was sent, empty if it was not."""
+        way = f"network {why}" if why else "local loaded"
+        self.line(f"tensor {endpoint} {way} {count} {name}")

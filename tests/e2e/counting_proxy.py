@@ -31,7 +31,7 @@ class Counts:
     calls: Counter[int] = field(default_factory=Counter)  # messages by command
 
 
-class _Parser:
+class CommandCounter:
     """Counts the commands in the head's bytes of one connection."""
 
     def __init__(self, counts: Counts, *, secret_bytes: int, on_command: Callable[[int], None]) -> None:
@@ -144,7 +144,7 @@ class CountingProxy:
             self._spawn(partial(self._down, near, far))
 
     def _up(self, near: socket.socket, far: socket.socket) -> None:
-        parser = _Parser(self.counts, secret_bytes=self._secret_bytes, on_command=self._on_command)
+        parser = CommandCounter(self.counts, secret_bytes=self._secret_bytes, on_command=self._on_command)
         with contextlib.suppress(OSError):
             while data := near.recv(1 << 16):
                 with self._lock:

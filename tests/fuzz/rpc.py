@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from meshd.base.errors import RemoteProtocolError
 from meshd.model.ggml import TENSOR_TYPES
 from meshd.rpc import protocol as rpc
+from meshd.rpc.answers import Answers
 from meshd.rpc.filling import Filling
 from meshd.rpc.pushed import PushFilter
+from meshd.rpc.saving import ANNOUNCED, Loaded, Saving
 
 from tests.fuzz.mutate import flip
 from tests.fuzz.target import Target
@@ -41,6 +43,7 @@ SAMPLES = (
     talk.push(Tensor()),
     talk.take(Tensor(data=END - 16), offset=8, size=8),
 )
+ALLOC_SIZE = talk.alloc_size(Tensor(kind=talk.Q4_0, ne=(64, 2, 1, 1), nb=(18, 36, 72, 72)))
 _SIZES = (0, 1, 2, 4, 31, 32, 64, 256, 1024, 1 << 20, 1 << 31, (1 << 32) - 1)
 _PLACES = (0, 1, BASE - 1, BASE, BASE + 16, END - 16, END - 15, END, 1 << 63, (1 << 64) - 8)
 _OPERATIONS = (0, 2, 29, 34, 36, 37, 46, 74, 91, 92, 95, 98, 100, 101, 0xFFFFFFFF)
@@ -133,6 +136,21 @@ def _feed_answers(data: bytes) -> None:
         it.hear(data[at : at + 11])
 
 
+def _feed_saving(data: bytes) -> None:
+    """Answers of a worker to a stock head, which has greeted it and asked what it can be asked."""
+    answers = Answers()
+    saving = Saving({}, answers)
+    questions = [talk.request(rpc.DEVICE_COUNT), talk.request(rpc.GET_ALIGNMENT, bytes(4)), ALLOC_SIZE]
+    for request in (talk.hello(bytes(24)), *questions, talk.get_tensor(Tensor())):
+        list(saving.requests(request))
+    saving.load([bytes(rpc.LOAD_ENTRY_BYTES)] * 2)
+    for at in range(0, len(data), 11):
+        for part in saving.answers(data[at : at + 11]):
+            assert not isinstance(part, Loaded) or len(part.states) == 2
+    for request in (talk.hello(bytes(24)), *questions):  # with what was learnt
+        list(Saving({}, answers).requests(request))
+
+
 def _check(passed: bytes) -> None:
     """All messages of what passed, the last of which may be the beginning of a SET_TENSOR."""
     at = 0
@@ -212,6 +230,23 @@ TARGETS = (
         ),
         make=_make_talk,
         feed=_feed_answers,
+        allowed=(RemoteProtocolError,),
+        share=2,
+    ),
+    Target(
+        name="rpc-saving",
+        samples=(
+            talk.hello_answer(),
+            talk.hello_answer(talk.caps(ANNOUNCED)) + talk.answer(bytes(2 * rpc.DEVICE_INFO_BYTES)),
+            talk.hello_answer(talk.caps(ANNOUNCED))
+            + talk.answer(struct.pack("<QQQQBB6x", 32, 1 << 40, 5 << 30, 6 << 30, 1, 0)),
+            talk.answer(bytes(4)),
+            talk.answer(bytes(8)) * 2,
+            talk.answer(bytes(16)),
+            talk.answer(bytes(2)),
+        ),
+        make=_make_talk,
+        feed=_feed_saving,
         allowed=(RemoteProtocolError,),
         share=2,
     ),

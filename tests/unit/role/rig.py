@@ -21,7 +21,7 @@ from meshd.process.ports import listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.role.interface import Kit, Native, Tunnel
 from meshd.store.interface import HashProgress, ProgressCallback
-from meshd.tunnel.interface import Inspector, LocalWeights, TunnelStatus
+from meshd.tunnel.interface import Inspector, LocalWeights, SavedWeights, TunnelStatus
 from meshd.wire.hello import NativeVersion
 
 from tests.gguf_bytes import gguf, language_model, parse
@@ -156,6 +156,7 @@ class FakeMesh:
         self.state = PeerState.CONNECTED
         self.since = 0.0
         self.says_banned = ""
+        self.native = NATIVE
         self.version = 0
         self._changed = asyncio.Event()
         self.streams: list[Stream] = []  # near ends of those that this node opened
@@ -168,7 +169,7 @@ class FakeMesh:
                 role=other.role,
                 state=other.state,
                 paths=(),
-                native=NATIVE,
+                native=other.native,
                 software="",
                 resumes=0,
                 since=other.since,
@@ -247,6 +248,7 @@ class Bench:
         self.mesh = mesh
         self.children: list[StubChild] = []
         self.tunnels: list[StubTunnel] = []
+        self.saved: list[SavedWeights | None] = []
         self.connected: list[tuple[int, bytes]] = []
         self.weights: LocalWeights | None = None  # that a tunnel was given
         self.head_says = b""  # over the connection to an rpc-server
@@ -306,9 +308,11 @@ class Bench:
         metadata: Mapping[str, MetadataValue],
         secret: bytes,
         owner_pid: Callable[[], int | None] | None,
+        saved: SavedWeights | None,
         on_broken: Callable[[MeshdError], None],
     ) -> Tunnel:
         tunnel = StubTunnel(peer, service, metadata, secret)
+        self.saved.append(saved)
         self.tunnels.append(tunnel)
         return tunnel
 
