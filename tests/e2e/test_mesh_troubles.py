@@ -78,7 +78,7 @@ def test_a_replaced_file_is_taken_for_the_next_lease(tmp_path: Path) -> None:
 
 
 def _broken_native(folder: Path) -> Path:
-    """Binaries whose rpc-server lists its devices, passes the check at the start, and never serves a lease."""
+    """Binaries whose rpc-server lists its devices, passes the check at the start, and serves no lease."""
     folder.mkdir()
     info = patched()
     (folder / "llama-server").symlink_to(info.binaries["llama-server"])
