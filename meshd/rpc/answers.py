@@ -4,8 +4,8 @@ Safe to keep are the protocol's version, the number of devices, alignment and la
 a tensor of a shape takes; all of it is fixed as long as the server's process lives. Free memory is kept only
 until anything is allocated, freed or computed. A patched server tells most of it in a table behind HELLO
 (docs/native.md), and a rule for what tensors take; upstream's CPU buffers have none, and a tensor takes its
-bytes in them. What that does not settle is asked; and always the base of a buffer, which a patched server makes
-its handle, for the worker's firewall must have heard it before it lets tensors in there pass.
+bytes in them. What that does not settle is asked; and always the base of a buffer, though a patched server
+makes that its handle: the worker's firewall must have heard it before it lets tensors in there pass.
 """
 
 import hashlib
