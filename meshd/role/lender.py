@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
@@ -28,6 +29,7 @@ from meshd.wire.lease import (
 )
 
 SECRET_BYTES = 32
+PLAIN_DEVICE = "CPU"  # upstream's name of it; BLAS and AMX are CPUs as well, with buffers of their own
 ANSWER_SECONDS = 30.0  # without a word of progress
 LOG = log.get("serve")
 
@@ -85,10 +87,16 @@ class Lender:
             metadata={"lease": answer.lease_id},
             secret=self.secret,
             owner_pid=self._owner_pid,
-            saved=self._saved,
+            saved=self._saved_here(),
             on_broken=self._tunnel_broken,
         )
         return self.tunnel
+
+    def _saved_here(self) -> SavedWeights | None:
+        if self._saved is None or self.offer is None:
+            return self._saved
+        plain = all(device.name == PLAIN_DEVICE for device in self.offer.devices)
+        return replace(self._saved, plain_sizes=plain)
 
     async def say_loaded(self) -> None:
         """The worker may lend what is free then."""

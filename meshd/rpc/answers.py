@@ -3,7 +3,9 @@
 Safe to keep are the protocol's version, the number of devices, alignment and largest buffer of each, and what
 a tensor of a shape takes; all of it is fixed as long as the server's process lives. Free memory is kept only
 until anything is allocated, freed or computed. A patched server tells most of it in a table behind HELLO
-(docs/native.md), and a rule for what tensors take; what the table does not settle is asked.
+(docs/native.md), and a rule for what tensors take; upstream's CPU buffers have none, and a tensor takes its
+bytes in them. What that does not settle is asked; and always the base of a buffer, though a patched server
+makes that its handle: the worker's firewall must have heard it before it lets tensors in there pass.
 """
 
 import hashlib
@@ -38,7 +40,9 @@ class _Device:
 class Answers:
     """Of one server process, for all connections of one client to it. Holds at most MAX_KEPT answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, plain_sizes: bool = False) -> None:
+        """`plain_sizes`: the server has CPUs only, in whose buffers a tensor takes what it has."""
+        self._plain_sizes = plain_sizes
         self._kept: dict[bytes, bytes] = {}
         self._memory: dict[bytes, bytes] = {}
         self._devices: tuple[_Device, ...] = ()
@@ -56,7 +60,8 @@ class Answers:
         """The answer to a question, where it is known."""
         if number == rpc.GET_DEVICE_MEMORY:
             return self._memory.get(body)
-        if self._devices and (told := self._from_table(number, body)) is not None:
+        told = self._from_table(number, body) if self._devices else self._from_kind(number, body)
+        if told is not None:
             return told
         return self._kept.get(_key(number, body))
 
@@ -77,6 +82,12 @@ class Answers:
             memory = rpc.PAIR64.pack(free, total)
             self.learn(rpc.GET_DEVICE_MEMORY, rpc.U32.pack(number), memory, age=age)
         self._devices = tuple(devices)
+
+    def _from_kind(self, number: int, body: bytes) -> bytes | None:
+        if number != rpc.GET_ALLOC_SIZE or not self._plain_sizes:
+            return None
+        size = _size_by_rule(_BY_SIZE, body)
+        return None if size is None else rpc.U64.pack(size)
 
     def _from_table(self, number: int, body: bytes) -> bytes | None:
         if number == rpc.DEVICE_COUNT:

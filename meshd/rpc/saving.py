@@ -181,7 +181,7 @@ class Saving:
             if (weight := self._weight(bytes(data[at : at + _HEAD_BYTES]), length)) is not None:
                 self._seen.append((at, at + length, number, weight))
         elif command.answer != rpc.NO_ANSWER or number in CHANGES_MEMORY:
-            held = number == rpc.HELLO or number in QUESTIONS or number == rpc.SET_TENSOR_HASH
+            held = number in QUESTIONS or number in (rpc.HELLO, rpc.SET_TENSOR_HASH)
             if held and have < length:
                 return -length
             body = bytes(data[at + rpc.REQUEST.size : at + length]) if held else b""

@@ -61,10 +61,14 @@ WeightPlaced = Callable[[str, str, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class SavedWeights:
-    """What a tunnel needs to keep the weights of a stock llama-server off the mesh."""
+    """What a tunnel needs to keep the weights of a stock llama-server off the mesh.
+
+    `plain_sizes`: the worker lends CPUs only (rpc/answers.py).
+    """
 
     weights: NamedWeights
     placed: WeightPlaced
+    plain_sizes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class Saver:
 
     def __init__(self, saved: SavedWeights) -> None:
         self._saved = saved
-        self._answers = Answers()
+        self._answers = Answers(plain_sizes=saved.plain_sizes)
 
     async def carry(
         self,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -47,14 +48,26 @@ class Counted(Firewall):
         return super().to_peer(data)
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the tunnel of a load is made: `plain` as for a worker with CPUs, `filled` as before a stock one."""
+
+    saves: bool = True
+    filled: bool = False
+    plain: bool = False
+
+
 async def _load(
-    folder: Path, worker: Worker, *, saves: bool, filled: bool, ask: Callable[[Head], None]
+    folder: Path, worker: Worker, way: Way, ask: Callable[[Head], None] = lambda _head: None
 ) -> tuple[Counts, list[tuple[str, str]]]:
     """One life of a stock llama-server with SmolLM2; what crossed, and each weight with why it did."""
     file = await ModelFile.open(smollm2(), cache=HashCache(folder / "hashes"))
     index, counts, placed = await file.index(), Counts(), list[tuple[str, str]]()
     own = OpenNamedWeights(index, file)
-    theirs = OpenNamedWeights(index, file) if filled else None
+    saved = SavedWeights(
+        own, lambda _endpoint, name, _size, why: placed.append((name, why)), plain_sizes=way.plain
+    )
+    theirs = OpenNamedWeights(index, file) if way.filled else None
 
     async with Owner() as owner:
 
@@ -69,9 +82,7 @@ async def _load(
             peer=PEER,
             service="rpc",
             metadata={},
-            saved=SavedWeights(own, lambda _endpoint, name, _size, why: placed.append((name, why)))
-            if saves
-            else None,
+            saved=saved if way.saves else None,
         )
         owner.start(forward.serve(), name="head's side")
 
@@ -91,12 +102,14 @@ def _waits(counts: Counts) -> int:
     return sum(count for command, count in counts.calls.items() if command in WAITED)
 
 
-def _nothing(_head: Head) -> None:
-    """Only the load."""
-
-
-@pytest.mark.parametrize(("is_stock", "expected"), [(False, 12), (True, 33)], ids=["patched", "stock"])
-def test_a_stock_head_waits_for_few_answers(tmp_path: Path, is_stock: bool, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("is_stock", "plain", "expected"),
+    [(False, True, 12), (True, True, 16), (True, False, 33)],
+    ids=["patched", "stock", "stock-of-unknown-devices"],
+)
+def test_a_stock_head_waits_for_few_answers(
+    tmp_path: Path, is_stock: bool, plain: bool, expected: int
+) -> None:
     """It asks nothing twice, and no hash; a patched worker tells most of it with HELLO."""
     binary, text = (stock() if is_stock else patched()).binaries[RPC_SERVER], text_alone(smollm2())
 
@@ -104,17 +117,18 @@ def test_a_stock_head_waits_for_few_answers(tmp_path: Path, is_stock: bool, expe
         assert head.complete() == text
 
     weights = [] if is_stock else [smollm2()]
+    way = Way(filled=is_stock, plain=plain)
     with Worker(binary, tmp_path, weights=weights, stock=is_stock) as worker:
-        before, _ = run(_load(tmp_path, worker, saves=False, filled=False, ask=_nothing), seconds=200)
+        before, _ = run(_load(tmp_path, worker, Way(saves=False)), seconds=200)
         assert _waits(before) == BARE
         assert before.weights > 90_000_000
-        after, placed = run(_load(tmp_path, worker, saves=True, filled=is_stock, ask=_nothing), seconds=200)
+        after, placed = run(_load(tmp_path, worker, way), seconds=200)
         assert after.connections == before.connections
-        waited = _waits(after) - (after.calls[rpc.HELLO] - 1)  # it gets the answers of before at once
+        waited = _waits(after) - (after.calls[rpc.HELLO] - 1)  # it gets the answer of before at once
         assert waited == expected
         assert after.calls[rpc.SET_TENSOR_HASH] == 0
         assert after.weights == 0
         assert sum(after.sent.values()) + after.received < 1_000_000  # most of it the graph of the warm-up
         assert len(placed) == 272
         assert {why for _, why in placed} == {""}
-        run(_load(tmp_path, worker, saves=True, filled=is_stock, ask=answers), seconds=200)
+        run(_load(tmp_path, worker, way, answers), seconds=200)

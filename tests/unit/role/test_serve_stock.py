@@ -82,6 +82,7 @@ def test_a_stock_head_reports_by_its_tunnels_and_keeps_no_file_open(tmp_path: Pa
             [saved] = it.bench.saved
             assert isinstance(saved, SavedWeights)
             assert set(saved.weights.tensors) == set("abc")
+            assert saved.plain_sizes
             endpoint = it.bench.tunnels[0].endpoint
             saved.placed(endpoint, "a", 100, "")
             saved.placed(endpoint, "b", 7, "no-such-hash")
@@ -93,6 +94,23 @@ def test_a_stock_head_reports_by_its_tunnels_and_keeps_no_file_open(tmp_path: Pa
             (tensor,) = model.tensors_from_network
             assert (tensor.name, tensor.node, tensor.reason) == ("b", "anna", "no-such-hash")
         assert _open_files() == open_before
+        file.close()
+
+    run(main())
+
+
+def test_of_other_devices_than_cpus_it_is_not_known_what_a_tensor_takes(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = TwoShards(tmp_path / "file")
+        async with scene(tmp_path) as it:
+            _stock(it, file)
+            it.worker("anna")
+            it.workers["anna"].device_lines = ("  CUDA0: a card (4096 MiB, 3000 MiB free)",)
+            it.start()
+            await it.until(ModelState.READY)
+            [saved] = it.bench.saved
+            assert saved is not None
+            assert not saved.plain_sizes
         file.close()
 
     run(main())

@@ -142,6 +142,14 @@ def test_a_rule_says_what_a_tensor_takes_or_leaves_it_to_the_server(
     assert answers.find(rpc.GET_ALLOC_SIZE, size_of(tensor)) == expected
 
 
+def test_in_buffers_of_cpus_a_tensor_takes_its_bytes() -> None:
+    answers = Answers(plain_sizes=True)
+    assert answers.find(rpc.GET_ALLOC_SIZE, size_of(SHAPED, *SOURCES)) == rpc.U64.pack(72)
+    assert answers.find(rpc.GET_ALIGNMENT, DEVICE) is None
+    answers.learn_table(table(ASK), age=answers.age)
+    assert answers.find(rpc.GET_ALLOC_SIZE, size_of(SHAPED, *SOURCES)) is None, "the worker knows better"
+
+
 @given(st.binary(min_size=3260, max_size=3260), st.sampled_from([BY_SIZE, PADDED, ASK, 255]))
 def test_any_question_is_answered_or_left(body: bytes, rule: int) -> None:
     assert len(size_of(Tensor())) == 3260
