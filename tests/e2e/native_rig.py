@@ -168,13 +168,14 @@ class Worker(Program):
         index: Callable[[Sequence[int]], bytes] | None = None,
         secret: bytes | None = None,
         memory: str = "",
+        threads: int = 1,
         stock: bool = False,
     ) -> None:
         handed = Handed()
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.endpoint = f"127.0.0.1:{self.port}"
-        argv = [str(binary), "-t", "1"]
+        argv = [str(binary), "-t", str(threads)]
         report = None
         if stock:
             listener.close()
