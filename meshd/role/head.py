@@ -27,7 +27,7 @@ from meshd.role.plan import (
     why_idle,
     without_idle,
 )
-from meshd.role.server import LlamaServer
+from meshd.role.server import LlamaServer, Over
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import TunnelStatus
@@ -250,23 +250,32 @@ class HeadRun:
     async def _run_server(self, plan: Plan, began: float) -> None:
         over = await self._server.until_ready()
         if over is None:
-            await self._load(plan, began)
-            over = await self._server.until_over()
-        await self._server_lost(over.why, plan, over.tail)
+            async with Owner() as owner:  # the first token is asked for as long as there is a server
+                owner.start(self._load(plan, began), name="first token")
+                over = await self._server.until_over()
+                owner.cancel()
+        await self._server_lost(over, plan)
 
-    async def _server_lost(self, why: str, plan: Plan, tail: tuple[str, ...]) -> None:
-        """Before it was ready that may be a worker's doing: its word is waited for, and comes first."""
+    async def _server_lost(self, over: Over, plan: Plan) -> None:
+        """Before it was ready that may be a worker's doing: its word is waited for, and comes first.
+
+        Next comes what llama-server reported of a worker, whatever it answered or ended with then.
+        """
         if not self.loaded:
             await asyncio.wait([self._lost], timeout=LEASE_WORD_SECONDS)
-            if not self._lost.done():
-                self.server_died = ServerDied(split_of(plan), tail)
-        self.lose(why)
+            over = self._server.lost or over
+            lenders = [one for one in self._lenders if one.tunnel and one.tunnel.endpoint == over.endpoint]
+            if not self._lost.done() and lenders:
+                self.blamed[lenders[0].peer] = over.why
+            elif not self._lost.done():
+                self.server_died = ServerDied(split_of(plan), over.tail)
+        self.lose(over.why)
 
     async def _load(self, plan: Plan, began: float) -> None:
         report = self._server.report
         ready = await self._kit.one_token(self._socket)
         if not ready.ready:
-            await self._server_lost(ready.reason, plan, ())
+            await self._server_lost(Over(ready.reason), plan)
             return
         if not (self._file.stat_unchanged() and self._file.paths_unchanged()):
             self.lose(f"the model file `{self._file.name}` was changed while it was loaded")
