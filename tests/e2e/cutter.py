@@ -1,8 +1,8 @@
 """A TCP proxy under a test's control: it cuts connections, refuses them for a while, slows them down, counts.
 
 A cut is a reset of both ends after an exact number of bytes of one direction, wherever that falls in what is
-said: in the TLS handshake, the proof, or the middle of a frame. Silence is a line that brings nothing any more,
-and tells nobody.
+said: in the TLS handshake, the proof, or the middle of a frame. Silence is a line that brings nothing any
+more, and tells nobody.
 """
 
 import asyncio

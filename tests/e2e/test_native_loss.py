@@ -1,8 +1,8 @@
 """A worker is lost: llama-server answers with an error, stays up, and lets no token out that is not one.
 
 In every state: while it loads, computes a prompt, generates, idles, and is stopped. With real processes and
-no meshd between them. Whether a worker that says nothing is slow or gone llama-server does not decide: it waits
-until somebody closes the connection, as meshd does (test_mesh_losses.py), and here the test.
+no meshd between them. Whether a worker that says nothing is slow or gone llama-server does not decide: it
+waits until somebody closes the connection, as meshd does (test_mesh_losses.py), and here the test.
 """
 
 import json
