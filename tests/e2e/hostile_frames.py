@@ -22,6 +22,7 @@ COUNT = 101
 ABS = 0  # of UNARY
 TIB = 1 << 40
 CHAIN, LONGER_CHAIN = 200_000, 400_000
+_FIRST_SOURCE = 124  # in an rpc_tensor
 
 
 def _four(s: Stage) -> Tensor:
@@ -43,12 +44,14 @@ def _other_operand(s: Stage, **fields: object) -> bytes:
 
 def _chain(s: Stage, length: int) -> bytes:
     """Each the source of the one before: who follows sources by recursion overflows the stack."""
-    first = s.tensor(1, 0, 4, op=rpc.UNARY, param=ABS)
-    links = [
-        replace(first, id=number, data=s.base + 16 * (number > 1), sources=(number + 1,) * (number < length))
-        for number in range(1, length + 1)
-    ]
-    return talk.graph(links, (1,))
+    link = s.tensor(1, 16, 4, op=rpc.UNARY, param=ABS).encode()
+    links = bytearray(link * length)
+    for number in range(1, length + 1):
+        at = (number - 1) * rpc.TENSOR_BYTES
+        rpc.U64.pack_into(links, at, number)
+        rpc.U64.pack_into(links, at + _FIRST_SOURCE, number + 1 if number < length else 0)
+    links[: rpc.TENSOR_BYTES] = s.tensor(1, 0, 4, op=rpc.UNARY, param=ABS, sources=(2,)).encode()
+    return talk.request(rpc.GRAPH_COMPUTE, struct.pack("<IIQI", 0, 1, 1, length) + links)
 
 
 def _circle(s: Stage) -> bytes:

@@ -13,7 +13,8 @@ _NOTED: list["Loss"] = []
 
 @dataclass(slots=True)
 class Loss:
-    """`place`: what has to notice it. `seconds`: from when it could be noticed until it was known, or over.
+    """`place`: what has to notice it. `seconds`: at most that long a client waited to be told, or answered,
+    from when the loss could be noticed. `again`: seconds until the next right answer, where there is one.
 
     `wrong`: a client got a token that one node alone would not have made.
     """
@@ -22,6 +23,7 @@ class Loss:
     state: str
     kind: str
     seconds: float = 0.0
+    again: float = 0.0
     aborted: bool = False
     wrong: bool = False
     failed: bool = False
@@ -57,12 +59,14 @@ def noted_losses() -> Sequence[Loss]:
 
 
 def table(losses: Sequence[Loss]) -> list[str]:
-    """A line for each place, kind and state, and one for all."""
+    """A line for each place, kind and state, and one for all; of times the slowest."""
 
     def key(loss: Loss) -> tuple[str, str, int]:
         return loss.place, loss.kind, STATES.index(loss.state)
 
-    lines = [_line("place", "kind", "state", "runs", "aborts", "hangs", "wrong", "failed", "slowest s")]
+    lines = [
+        _line("place", "kind", "state", "runs", "aborts", "hangs", "wrong", "failed", "told s", "again s")
+    ]
     for (place, kind, state), group in groupby(sorted(losses, key=key), key):
         lines.append(_sums(place, kind, STATES[state], list(group)))
     return [*lines, _sums("all", "", "", losses)]
@@ -76,7 +80,8 @@ def _sums(place: str, kind: str, state: str, losses: Sequence[Loss]) -> str:
         sum(loss.wrong for loss in losses),
         sum(loss.failed for loss in losses),
     )
-    return _line(place, kind, state, *map(str, counts), f"{max(loss.seconds for loss in losses):.2f}")
+    slowest = [max(loss.seconds for loss in losses), max(loss.again for loss in losses)]
+    return _line(place, kind, state, *map(str, counts), *(f"{seconds:.2f}" for seconds in slowest))
 
 
 def _line(place: str, kind: str, state: str, *numbers: str) -> str:
