@@ -13,8 +13,8 @@ _NOTED: list["Loss"] = []
 
 @dataclass(slots=True)
 class Loss:
-    """`place`: what has to notice it. `seconds`: at most that long a client waited to be told, or answered,
-    from when the loss could be noticed. `again`: seconds until the next right answer, where there is one.
+    """`place`: what has to notice it. `seconds`: at most that long a client waited to be told, or answered, or
+    the line needed to come back, from when it could. `again`: until the next right answer, or the end of this.
 
     `wrong`: a client got a token that one node alone would not have made.
     """

@@ -11,7 +11,7 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.api_client import Api, Streamed, generation
 from tests.e2e.losses import Loss
-from tests.e2e.nodes import PROMPT, child_pid
+from tests.e2e.nodes import PROMPT, child_pid, peer_of
 
 Lose = Callable[[], Awaitable[float]]
 """Loses the worker; returns when it could be noticed, of time.monotonic()."""
@@ -78,25 +78,26 @@ class Scene:
     async def _in_the_middle(self, prompt: str, pieces: int, delay: float, whole: str, loss: Loss) -> None:
         loop = asyncio.get_running_loop()
         so_far = asyncio.Event()
-        times: list[float] = []
 
         def told(streamed: Streamed) -> None:
-            if streamed.pieces > len(times):
-                times.append(time.monotonic())
             if streamed.pieces >= pieces:
                 loop.call_soon_threadsafe(so_far.set)
 
+        resumed = await resumes(self.head)
         answer = asyncio.ensure_future(self.api.stream(prompt, TOKENS, told=told))
         if pieces:
             await so_far.wait()
         await asyncio.sleep(delay)
         moment = await self.lose()
+        if self.goes_on:
+            await self.head.until(lambda status: peer_of(status, "worker").resumes > resumed)
+            loss.since(moment)
         streamed = await answer
         loss.wrong = not whole.startswith(streamed.text)
         if self.goes_on:
             assert streamed.error == ""
             assert streamed.text == whole
-            loss.seconds = next((at for at in times if at > moment), moment) - moment
+            loss.again = time.monotonic() - moment
         else:
             loss.since(moment)
             assert streamed.error, "the stream ended without an error event"
@@ -117,6 +118,11 @@ class Scene:
             await asyncio.sleep(POLL_SECONDS)
         loss.wrong |= answer.body["content"] != self.texts.short
         loss.again = time.monotonic() - moment
+
+
+async def resumes(head: LocalNode) -> int:
+    """How often the head's session with the worker went on over another connection."""
+    return peer_of(await head.status(), "worker").resumes
 
 
 def crashes(head: LocalNode) -> int:

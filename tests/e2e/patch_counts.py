@@ -132,7 +132,7 @@ def _threads(binaries: dict[str, Path], patches: int, folder: Path) -> int:
         over = threading.Event()
 
         def look() -> None:
-            while not over.is_set():
+            while not over.wait(0.002):
                 seen.update(path.name for path in tasks.iterdir())
 
         head.complete(tokens=2)

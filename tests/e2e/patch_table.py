@@ -74,10 +74,10 @@ def main() -> None:
         rows[patches] = count(build_first(patches), patches)
         sys.stdout.write(f"{row(patches, rows[patches])}\n    ends: {'; '.join(rows[patches].killed_by)}\n")
         sys.stdout.flush()
-    if words.write is not None:
-        before, _, rest = words.write.read_text("utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        words.write.write_text(f"{before}{BEGIN}{table(rows)}{END}{after}", "utf-8")
+        if words.write is not None:
+            before, _, rest = words.write.read_text("utf-8").partition(BEGIN)
+            after = rest.partition(END)[2]
+            words.write.write_text(f"{before}{BEGIN}{table(rows)}{END}{after}", "utf-8")
 
 
 if __name__ == "__main__":

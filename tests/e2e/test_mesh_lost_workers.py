@@ -21,9 +21,9 @@ from tests.e2e import spaces
 from tests.e2e.alone import alone
 from tests.e2e.apart import Apart, apart
 from tests.e2e.losses import STATES, noted
-from tests.e2e.mesh_losses import LONG_PROMPT, TOKENS, Scene, Texts, crashes
+from tests.e2e.mesh_losses import LONG_PROMPT, TOKENS, Scene, Texts, crashes, resumes
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, SOAK, Fleet, api_of, child_pid, counts, peer_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, SOAK, Fleet, api_of, child_pid, counts, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(6000)]
 
@@ -91,19 +91,14 @@ async def _again_and_again(scene: Scene, kind: str, state: str) -> None:
         "shutdown": scene.shutdown,
     }
     for number in range(TIMES):
-        crashed, resumed = crashes(scene.head), await _resumes(scene.head)
+        crashed, resumed = crashes(scene.head), await resumes(scene.head)
         with noted("mesh", state, kind) as loss:
             await acts[state](number, loss)
             loss.aborted = crashes(scene.head) > crashed
         if state == "shutdown":
             await _starts_again(scene.head, scene)
         elif scene.goes_on:
-            assert await _resumes(scene.head) > resumed, "the line was not lost at all"
-
-
-async def _resumes(head: LocalNode) -> int:
-    """How often the session with the worker went on over another connection."""
-    return peer_of(await head.status(), "worker").resumes
+            assert await resumes(scene.head) > resumed, "the line was not lost at all"
 
 
 async def _starts_again(head: LocalNode, scene: Scene) -> None:

@@ -5,9 +5,11 @@ no meshd between them. Whether a worker that says nothing is slow or gone llama-
 waits until somebody closes the connection, as meshd does (test_mesh_losses.py), and here the test.
 """
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -105,6 +107,7 @@ def test_lost_in_the_prompt(tmp_path: Path, kind: str, number: int) -> None:
         losing.start()
         text, error = split.head.stream(LONG_PROMPT, tokens=TOKENS)
         losing.join()
+        _note_end(split.head, error, loss)
         loss.since(line.told_at)
         loss.wrong = bool(text)
         assert (text, error) == ("", LOST)
@@ -125,6 +128,7 @@ def test_lost_while_it_generates(tmp_path: Path, reference: str, kind: str, numb
                 line.lose(kind)
 
         text, error = split.head.stream(tokens=TOKENS, told=told)
+        _note_end(split.head, error, loss)
         loss.since(line.told_at)
         loss.wrong = not reference.startswith(text)
         assert error == LOST
@@ -138,8 +142,10 @@ def test_lost_while_idle(tmp_path: Path, kind: str, number: int) -> None:
         line = split.lines[number % 2]
         line.lose(kind)
         told_at = line.told_at
-        assert split.head.stream(tokens=4) == ("", LOST)
+        text, error = split.head.stream(tokens=4)
+        _note_end(split.head, error, loss)
         loss.since(told_at)
+        assert (text, error) == ("", LOST)
         _says_so(split.head, line, loss, "")
 
 
@@ -183,6 +189,13 @@ def test_a_worker_that_stood_still_goes_on(tmp_path: Path, reference: str) -> No
                 threading.Timer(0.2, os.kill, (pid, signal.SIGCONT)).start()
 
         assert split.head.stream(tokens=TOKENS, told=told) == (reference, "")
+
+
+def _note_end(head: Head, error: str, loss: Loss) -> None:
+    """A stream that ends without an error may be that of a process that does."""
+    if error != LOST:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            loss.aborted = head.process.wait(5.0) != 0
 
 
 def _says_so(head: Head, line: Lossy, loss: Loss, text: str) -> None:
