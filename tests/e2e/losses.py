@@ -13,8 +13,10 @@ _NOTED: list["Loss"] = []
 
 @dataclass(slots=True)
 class Loss:
-    """`place`: what has to notice it. `seconds`: at most that long a client waited to be told, or answered, or
-    the line needed to come back, from when it could. `again`: until the next right answer, or the end of this.
+    """`place`: what has to notice it.
+
+    `seconds`: how long a client waited to be told or answered, or a line needed to come back, once it could.
+    `again`: until the next right answer, or the end of this one.
 
     `wrong`: a client got a token that one node alone would not have made.
     """
