@@ -76,6 +76,9 @@ class Target:
             assert self._memory("VmRSS") - self.began_with < MOST_GROWN
             assert self._memory("VmHWM") < MOST_AT_ONCE
 
+    def _over(self) -> bool:
+        return self._log().endswith("closed\n") or self.worker.process.poll() is not None
+
     def _log(self) -> str:
         return self.worker.output[self._read :]
 
