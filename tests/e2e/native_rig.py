@@ -230,19 +230,8 @@ class Head(Program):
         self.report = None
         self._folder = tempfile.TemporaryDirectory(prefix="head-")  # short: a socket's path has 108 bytes
         self._socket = Path(self._folder.name) / "api.sock"
-        argv = [
-            str(binary),
-            "-m",
-            str(model),
-            "--host",
-            str(self._socket),
-            "-t",
-            "1",
-            "-c",
-            "512",
-            "-np",
-            "1",
-        ]
+        argv = [str(binary), "-m", str(model), "--host", str(self._socket)]
+        argv += ["-t", "1", "-c", "512", "-np", "1"]
         argv += ["--cache-ram", "0", "--no-webui", "-nr", "-fit", "off", "-lm", load_mode]
         env: dict[str, str] = {}
         report = None

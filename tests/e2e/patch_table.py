@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.e2e.hostile_frames import CASES, SERVED
 from tests.e2e.patch_builds import build_first, patch_files
-from tests.e2e.patch_counts import Counts, count
+from tests.e2e.patch_counts import THREAD_TOKENS, Counts, count
 
 BEGIN, END = "<!-- counts -->\n", "<!-- end of counts -->\n"
 HEAD = (
@@ -23,7 +23,7 @@ HEAD = (
     "round trips a token",
     "kB a token",
     "segments a token",
-    "threads seen in 24 tokens",
+    f"threads seen in {THREAD_TOKENS} tokens",
     f"of {len(CASES) + len(SERVED)} hostile connections end the server",
     "worker killed",
     "pieces of a step (mamba, rwkv7)",

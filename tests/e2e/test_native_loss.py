@@ -83,7 +83,7 @@ def test_lost_while_it_loads(tmp_path: Path, kind: str, number: int) -> None:
         code = split.head.wait_ready_or_end()
         timer.join()
         if code is None:
-            _says_so(split.head, line, loss, "")
+            _says_so(split.head, line, loss)
         else:
             loss.since(line.told_at)
             loss.aborted = code != 1
@@ -111,7 +111,7 @@ def test_lost_in_the_prompt(tmp_path: Path, kind: str, number: int) -> None:
         loss.since(line.told_at)
         loss.wrong = bool(text)
         assert (text, error) == ("", LOST)
-        _says_so(split.head, line, loss, "")
+        _says_so(split.head, line, loss)
 
 
 @EACH_KIND
@@ -132,7 +132,7 @@ def test_lost_while_it_generates(tmp_path: Path, reference: str, kind: str, numb
         loss.since(line.told_at)
         loss.wrong = not reference.startswith(text)
         assert error == LOST
-        _says_so(split.head, line, loss, text)
+        _says_so(split.head, line, loss)
 
 
 @EACH_KIND
@@ -146,7 +146,7 @@ def test_lost_while_idle(tmp_path: Path, kind: str, number: int) -> None:
         _note_end(split.head, error, loss)
         loss.since(told_at)
         assert (text, error) == ("", LOST)
-        _says_so(split.head, line, loss, "")
+        _says_so(split.head, line, loss)
 
 
 @EACH_KIND
@@ -198,14 +198,14 @@ def _note_end(head: Head, error: str, loss: Loss) -> None:
             loss.aborted = head.process.wait(5.0) != 0
 
 
-def _says_so(head: Head, line: Lossy, loss: Loss, text: str) -> None:
-    """It goes on answering, and says at once what is the matter; whatever was said before."""
+def _says_so(head: Head, line: Lossy, loss: Loss) -> None:
+    """It goes on answering, and says at once what is the matter."""
     code = head.process.poll()
     loss.aborted = code is not None
     assert code is None, f"ended with {code}:\n{head.output[-2000:]}"
     assert head.report is not None
     told_at = line.told_at
-    assert head.stream(tokens=4) == ("", LOST), text
+    assert head.stream(tokens=4) == ("", LOST)
     loss.since(told_at)
     assert head.report.wait("lost ").startswith(f"lost {line.endpoint} ")
     status, answer = head.request("POST", "/completion", json.dumps({"prompt": PROMPT}).encode())
