@@ -35,9 +35,9 @@ check: $(INSTALLED) ## format, lint, types, layers
 bench: build ## measure stock beside meshd, and write docs/performance.md (Linux, about 15 minutes)
 	@$(BIN)/python -m meshd.bench.performance --write docs/performance.md
 
-soak: build ## the long runs: links cut for a thousand tokens, children killed twenty times, fifty nodes
-	MESHD_SOAK=1 $(BIN)/python -m pytest tests/e2e/test_mesh_durable.py \
-		tests/e2e/test_mesh_losses.py tests/e2e/test_mesh_many.py
+soak: build ## the long runs: workers lost a thousand times, links cut for a thousand tokens, fifty nodes
+	MESHD_SOAK=1 $(BIN)/python -m pytest tests/e2e/test_mesh_durable.py tests/e2e/test_mesh_many.py \
+		tests/e2e/test_mesh_losses.py tests/e2e/test_mesh_lost_workers.py tests/e2e/test_native_loss.py
 
 fuzz: $(INSTALLED) ## feed every parser a million hostile inputs, and the rpc-server ten million frames
 	$(BIN)/python -m tests.fuzz

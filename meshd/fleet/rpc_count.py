@@ -5,6 +5,7 @@ command (1 byte), size (8), body; of an answer: size (8), body; answers come in 
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from meshd.rpc.protocol import (
@@ -59,9 +60,19 @@ class RpcCounts:
 class RpcListener:
     """One connection. Tell it all bytes of both directions in the order in which they pass."""
 
-    def __init__(self, counts: RpcCounts, *, secret: bool = False) -> None:
-        """`secret`: the client shows one first (docs/native.md)."""
+    def __init__(
+        self,
+        counts: RpcCounts,
+        *,
+        secret: bool = False,
+        on_request: Callable[[int, int], None] = lambda command, size: None,
+    ) -> None:
+        """`secret`: the client shows one first (docs/native.md).
+
+        `on_request` gets the command of each request, and its bytes with their header, once that has passed.
+        """
         self._counts = counts
+        self._on_request = on_request
         self._left = SECRET_BYTES if secret else 0  # bytes of this request that are still to come
         self._kind = "control"
         self._header = bytearray()
@@ -109,6 +120,7 @@ class RpcListener:
         self._kind = _kind_of(command, header)
         self._counts.requests += 1
         self._add(self._kind, len(header))
+        self._on_request(command, REQUEST.size + size)
         known = COMMANDS.get(command)
         if command != PEER_DATA and (known is None or known.answer != NO_ANSWER):
             self._answers.append("tensors" if command == GET_TENSOR else "control")

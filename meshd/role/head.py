@@ -292,22 +292,33 @@ class HeadRun:
     async def _run_server(self, plan: Plan, began: float) -> None:
         over = await self._server.until_ready()
         if over is None:
-            await self._load(plan, began)
-            over = await self._server.until_over()
+            async with Owner() as owner:  # the first token is asked for as long as there is a server
+                owner.start(self._load(plan, began), name="first token")
+                over = await self._server.until_over()
+                owner.cancel()
         await self._server_lost(over, plan)
 
     async def _server_lost(self, over: Over, plan: Plan) -> None:
-        """That may be a worker's doing: its word is waited for, and comes first.
+        """That may be a worker's doing: its own word is waited for, and comes first.
 
-        A worker that is lost takes those with it that wait for its activations; llama-server sees all of them
-        go, in any order.
+        Next comes what llama-server reported of a worker, whatever it answered or ended with then. A worker
+        that is lost takes those with it that wait for its activations: where any do, this blames nobody.
         """
-        if not self.loaded or over.lost_worker:
+        if not self.loaded or over.endpoint:
             self._told(over.why)  # nobody is to be sent to it meanwhile
             await asyncio.wait([self._lost], timeout=LEASE_WORD_SECONDS)
         if not self.loaded and not self._lost.done():
-            self.server_died = ServerDied(split_of(plan), over.tail)
+            over = self._server.lost or over
+            if not over.endpoint:
+                self.server_died = ServerDied(split_of(plan), over.tail)
+            elif not self._pushing.text():
+                self._blame(over.endpoint, over.why)
         self.lose(over.why)
+
+    def _blame(self, endpoint: str, why: str) -> None:
+        for lender in self._lenders:
+            if lender.tunnel is not None and lender.tunnel.endpoint == endpoint:
+                self.blamed[lender.peer] = why
 
     async def _load(self, plan: Plan, began: float) -> None:
         report = self._server.report

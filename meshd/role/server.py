@@ -26,14 +26,14 @@ SHOWN_LINES = 3  # of its output, where it ended
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """Why llama-server is of no use any more, and its last lines if it has ended.
+    """Why llama-server is of no use any more; its last lines if it has ended.
 
-    `lost_worker`: it runs, and has lost a worker; which one, it may be wrong about.
+    `endpoint` is that of the worker it lost, if it is for that.
     """
 
     why: str
     tail: tuple[str, ...] = ()
-    lost_worker: bool = False
+    endpoint: str = ""
 
 
 class LlamaServer:
@@ -67,6 +67,11 @@ class LlamaServer:
     def status(self) -> ChildStatus | None:
         """None before its start."""
         return self._child.status if self._child is not None else None
+
+    @property
+    def lost(self) -> Over | None:
+        """It has lost a worker, as it reported."""
+        return self._lost.result() if self._lost.done() else None
 
     def start(self, plan: Plan, lenders: Sequence[Lender], plain: Sequence[PlainRpc], owner: Owner) -> None:
         """Begin to run it in tasks of `owner`. Raises MeshdError."""
@@ -149,8 +154,7 @@ class LlamaServer:
                 if line.startswith(LOST) and not self._lost.done():
                     endpoint, _, why = line.removeprefix(LOST).partition(" ")
                     name = self.report.names.get(endpoint, endpoint)
-                    over = Over(f"llama-server lost worker {name}: {why}", lost_worker=True)
-                    self._lost.set_result(over)
+                    self._lost.set_result(Over(f"llama-server lost worker {name}: {why}", endpoint=endpoint))
         except (EndOfStream, Closed, Broken):
             return
 

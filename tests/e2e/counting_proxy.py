@@ -11,68 +11,30 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from meshd.fleet.rpc_count import RpcCounts, RpcListener
+
 ALLOC_BUFFER, SET_TENSOR, SET_TENSOR_HASH, HELLO, SET_TENSOR_GGUF = 0, 6, 7, 14, 64
-SECRET = -1
 _DEADLINE = 60.0
 _TCP_INFO_BYTES, _DATA_SEGS_IN = 192, 152  # struct tcp_info, linux/tcp.h
-
-
-_NAME_OFFSET, _NAME_BYTES = 228, 64  # of the name in rpc_tensor, which SET_TENSOR begins with
 
 
 @dataclass(slots=True)
 class Counts:
     """What went through a proxy; head to worker unless it says otherwise. Bytes include message headers."""
 
-    connections: int = 0
+    rpc: RpcCounts = field(default_factory=RpcCounts)
     received: int = 0  # bytes, worker to head
-    weights: int = 0  # bytes of SET_TENSOR for tensors that are weights, by their name
-    sent: Counter[int] = field(default_factory=Counter)  # bytes by command; SECRET: before the first one
+    sent: Counter[int] = field(default_factory=Counter)  # bytes by command
     calls: Counter[int] = field(default_factory=Counter)  # messages by command
 
+    @property
+    def connections(self) -> int:
+        return self.rpc.connections
 
-class CommandCounter:
-    """Counts the commands in the head's bytes of one connection."""
-
-    def __init__(self, counts: Counts, *, secret_bytes: int, on_command: Callable[[int], None]) -> None:
-        self._counts = counts
-        self._on_command = on_command
-        self._pending = bytearray()
-        self._skip, self._command = secret_bytes, SECRET
-
-    def feed(self, data: bytes) -> None:
-        self._pending += data
-        while self._pending and (self._take_body() if self._skip else self._take_header()):
-            pass
-
-    def _take_header(self) -> bool:
-        if len(self._pending) < 9:
-            return False
-        command, size = struct.unpack_from("<BQ", self._pending)
-        name_end = 9 + _NAME_OFFSET + _NAME_BYTES
-        if command == SET_TENSOR:
-            if len(self._pending) < name_end:
-                return False
-            name = bytes(self._pending[name_end - _NAME_BYTES : name_end]).split(b"\0")[0]
-            if name.endswith((b".weight", b".bias")):
-                self._counts.weights += size
-        del self._pending[:9]
-        self._skip, self._command = size, command
-        self._counts.sent[command] += 9
-        self._counts.calls[command] += 1
-        self._on_command(command)
-        return True
-
-    def _take_body(self) -> bool:
-        taken = min(self._skip, len(self._pending))
-        del self._pending[:taken]
-        self._skip -= taken
-        self._counts.sent[self._command] += taken
-        return True
-
-
-def _ignore(command: int) -> None:
-    """Nobody wants to know."""
+    @property
+    def weights(self) -> int:
+        """Bytes of SET_TENSOR for tensors that are weights, by their name."""
+        return self.rpc.weights
 
 
 class CountingProxy:
@@ -82,13 +44,13 @@ class CountingProxy:
         self,
         target_port: int,
         *,
-        secret_bytes: int = 0,
+        secret: bool = False,
         on_command: Callable[[int], None] = lambda command: None,
     ) -> None:
         """`on_command` is called with each command before its message is passed on."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._target_port = target_port
-        self._secret_bytes = secret_bytes
+        self._secret = secret
         self._on_command = on_command
         self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.counts = Counts()
@@ -143,24 +105,29 @@ class CountingProxy:
             for sock in (near, far):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sockets.append(sock)
-            self.counts.connections += 1
-            self._spawn(partial(self._up, near, far))
-            self._spawn(partial(self._down, near, far))
+            listener = RpcListener(self.counts.rpc, secret=self._secret, on_request=self._on_request)
+            self._spawn(partial(self._up, near, far, listener))
+            self._spawn(partial(self._down, near, far, listener))
 
-    def _up(self, near: socket.socket, far: socket.socket) -> None:
-        parser = CommandCounter(self.counts, secret_bytes=self._secret_bytes, on_command=self._on_command)
+    def _on_request(self, command: int, size: int) -> None:
+        self.counts.calls[command] += 1
+        self.counts.sent[command] += size
+        self._on_command(command)
+
+    def _up(self, near: socket.socket, far: socket.socket, listener: RpcListener) -> None:
         with contextlib.suppress(OSError):
             while data := near.recv(1 << 16):
                 with self._lock:
-                    parser.feed(data)
+                    listener.sent(data)
                 far.sendall(data)
         _end(far)
 
-    def _down(self, near: socket.socket, far: socket.socket) -> None:
+    def _down(self, near: socket.socket, far: socket.socket, listener: RpcListener) -> None:
         with contextlib.suppress(OSError):
             while data := far.recv(1 << 16):
                 with self._lock:
                     self.counts.received += len(data)
+                    listener.answered(data)
                 near.sendall(data)
         _end(near)
 

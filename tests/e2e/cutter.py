@@ -1,7 +1,8 @@
 """A TCP proxy under a test's control: it cuts connections, refuses them for a while, slows them down, counts.
 
 A cut is a reset of both ends after an exact number of bytes of one direction, wherever that falls in what is
-said: in the TLS handshake, the proof, or the middle of a frame.
+said: in the TLS handshake, the proof, or the middle of a frame. Silence is a line that brings nothing any
+more, and tells nobody.
 """
 
 import asyncio
@@ -30,17 +31,25 @@ class Counts:
     down: int = 0
 
 
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass(slots=True)
 class Rules:
     """What to do with connections from now on. `rate` is bytes a second in each direction, None for all.
 
-    `buffer` is how many bytes a slowed direction holds, as a router with too much memory does.
+    `buffer` is how many bytes a slowed direction holds, as a router with too much memory does. While
+    `flowing` is not set nothing comes out anywhere; what was held comes then.
     """
 
     cutting: bool = False
     outage: bool = False
     rate: float | None = None
     buffer: int = 4 << 20
+    flowing: asyncio.Event = field(default_factory=_set_event)
 
 
 @dataclass(slots=True)
@@ -173,6 +182,7 @@ class Cutter:
         loop = asyncio.get_running_loop()
         while True:
             data = await held.get()
+            await self._rules.flowing.wait()
             try:
                 if not data:
                     target.shutdown(socket.SHUT_WR)

@@ -169,6 +169,7 @@ class Worker(Program):
         index: Callable[[Sequence[int]], bytes] | None = None,
         secret: bytes | None = None,
         memory: str = "",
+        threads: int = 1,
         stock: bool = False,
         neighbours: int = -1,
     ) -> None:
@@ -176,7 +177,7 @@ class Worker(Program):
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.endpoint = f"127.0.0.1:{self.port}"
-        argv = [str(binary), "-t", "1"]
+        argv = [str(binary), "-t", str(threads)]
         report = None
         if stock:
             listener.close()
@@ -234,19 +235,8 @@ class Head(Program):
         self.report = None
         self._folder = tempfile.TemporaryDirectory(prefix="head-")  # short: a socket's path has 108 bytes
         self._socket = Path(self._folder.name) / "api.sock"
-        argv = [
-            str(binary),
-            "-m",
-            str(model),
-            "--host",
-            str(self._socket),
-            "-t",
-            "1",
-            "-c",
-            "512",
-            "-np",
-            "1",
-        ]
+        argv = [str(binary), "-m", str(model), "--host", str(self._socket)]
+        argv += ["-t", "1", "-c", "512", "-np", "1"]
         argv += ["--cache-ram", "0", "--no-webui", "-nr", "-fit", "off", "-lm", load_mode]
         env: dict[str, str] = {}
         report = None

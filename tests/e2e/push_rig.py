@@ -105,12 +105,10 @@ def chain(
         for number in range(count):
             worker = stack.enter_context(PushWorker(folder))
             made.workers.append(worker)
-            way = CountingProxy(
-                worker.port, secret_bytes=len(SECRET), on_command=partial(on_command, made, number)
-            )
+            way = CountingProxy(worker.port, secret=True, on_command=partial(on_command, made, number))
             made.ways.append(stack.enter_context(way))
         for number, worker in enumerate(made.workers[1:]):
-            side = CountingProxy(worker.port, secret_bytes=len(PEERS))
+            side = CountingProxy(worker.port, secret=True)
             made.sides.append(stack.enter_context(side))
             if number in without:
                 made.workers[number].tell(f"no {number + 1}")

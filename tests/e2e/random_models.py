@@ -5,8 +5,10 @@ Keys and tensors are those of the pinned llama.cpp (`load_arch_hparams` and `loa
 """
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+
+from gguf import GGMLQuantizationType
 
 from tests.e2e.models import made
 from tests.e2e.random_gguf import F16, Q4_0, Q8_0, RandomModel
@@ -29,29 +31,16 @@ WINDOW = 32  # tokens, of the windowed models
 WIDE_EXPERTS = 128
 
 
-def _llama(path: Path) -> None:
-    model = RandomModel(path, "llama", width=WIDTH, layers=LAYERS, kind=Q8_0)
+def _plain(path: Path, *, name: str, kind: GGMLQuantizationType, tied: bool, normed: bool) -> None:
+    """Attention and a dense block in each layer; `normed`: queries and keys are, too."""
+    model = RandomModel(path, name, width=WIDTH, layers=LAYERS, kind=kind)
     rms(model)
     attention_sizes(model)
     model.integer("feed_forward_length", 128)
-    ends(model, tied=False)
+    ends(model, tied=tied)
     for layer in range(model.layers):
         block = f"blk.{layer}"
-        attention(model, block)
-        model.norm(f"{block}.ffn_norm")
-        dense(model, block, 128)
-    model.finish()
-
-
-def _qwen3(path: Path) -> None:
-    model = RandomModel(path, "qwen3", width=WIDTH, layers=LAYERS, kind=F16)
-    rms(model)
-    attention_sizes(model)
-    model.integer("feed_forward_length", 128)
-    ends(model, tied=True)
-    for layer in range(model.layers):
-        block = f"blk.{layer}"
-        attention(model, block, normed=True)
+        attention(model, block, normed=normed)
         model.norm(f"{block}.ffn_norm")
         dense(model, block, 128)
     model.finish()
@@ -156,8 +145,8 @@ def _deepseek2(path: Path) -> None:
 
 
 MODELS: Mapping[str, Callable[[Path], None]] = {
-    "llama": _llama,
-    "qwen3": _qwen3,
+    "llama": partial(_plain, name="llama", kind=Q8_0, tied=False, normed=False),
+    "qwen3": partial(_plain, name="qwen3", kind=F16, tied=True, normed=True),
     "gemma3": _gemma3,
     "gpt-oss": _gpt_oss,
     "qwen3moe": _qwen3moe,

@@ -18,14 +18,18 @@ from tests.e2e.random_parts import (
 )
 
 
-def mamba(path: Path) -> None:
-    model = RandomModel(path, "mamba", width=WIDTH, layers=LAYERS, kind=F16)
-    inner, state, rank, kernel = 2 * WIDTH, 16, 8, 4
-    rms(model)
+def _state_sizes(model: RandomModel, kernel: int, inner: int, state: int, rank: int) -> None:
     model.integer("ssm.conv_kernel", kernel)
     model.integer("ssm.inner_size", inner)
     model.integer("ssm.state_size", state)
     model.integer("ssm.time_step_rank", rank)
+
+
+def mamba(path: Path) -> None:
+    model = RandomModel(path, "mamba", width=WIDTH, layers=LAYERS, kind=F16)
+    inner, state, rank, kernel = 2 * WIDTH, 16, 8, 4
+    rms(model)
+    _state_sizes(model, kernel, inner, state, rank)
     model.integer("attention.head_count", 0)
     model.integer("feed_forward_length", 0)
     ends(model, tied=True)
@@ -89,10 +93,7 @@ def granite_hybrid(path: Path) -> None:
     attended = (0, 3)
     rms(model)
     attention_sizes(model, attended)
-    model.integer("ssm.conv_kernel", kernel)
-    model.integer("ssm.inner_size", inner)
-    model.integer("ssm.state_size", state)
-    model.integer("ssm.time_step_rank", heads)
+    _state_sizes(model, kernel, inner, state, heads)
     model.integer("ssm.group_count", 1)
     model.integer("feed_forward_length", 128)
     ends(model, tied=True)
@@ -126,10 +127,7 @@ def qwen3next(path: Path) -> None:
     mixture_sizes(model, experts, 4, inner)
     model.integer("expert_shared_feed_forward_length", inner)
     model.integer("full_attention_interval", interval)
-    model.integer("ssm.conv_kernel", kernel)
-    model.integer("ssm.inner_size", values)
-    model.integer("ssm.state_size", size)
-    model.integer("ssm.time_step_rank", value_heads)
+    _state_sizes(model, kernel, values, size, value_heads)
     model.integer("ssm.group_count", key_heads)
     ends(model, tied=False)
     for layer in range(model.layers):

@@ -85,8 +85,12 @@ class RpcClient:
         return data
 
     def send(self, command: int, body: bytes) -> None:
+        self.say(struct.pack("<BQ", command, len(body)) + body)
+
+    def say(self, messages: bytes) -> None:
+        """Whole messages, or what a test wants them to be."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer, or its absence, tells
-            self.socket.sendall(struct.pack("<BQ", command, len(body)) + body)
+            self.socket.sendall(messages)
 
     def ask(self, command: int, body: bytes = b"") -> bytes:
         self.send(command, body)

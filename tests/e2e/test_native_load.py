@@ -69,7 +69,7 @@ def test_one_worker_loads_all_itself(tmp_path: Path, load_mode: str) -> None:
     copy = copy_to(smollm2(), tmp_path, "elsewhere/another name.bin")
     with (
         Worker(binaries[RPC_SERVER], tmp_path, weights=[copy], secret=SECRET) as worker,
-        CountingProxy(worker.port, secret_bytes=32) as proxy,
+        CountingProxy(worker.port, secret=True) as proxy,
         Head(
             binaries[LLAMA_SERVER],
             tmp_path,

@@ -23,11 +23,11 @@ pytestmark = pytest.mark.native
 _PIECE = re.compile(r"^## SPLIT #(\d+): (\w+)\S* # \d+ inputs:? ?(.*)$", re.MULTILINE)
 
 
-def _pieces(model: Path, workers: Sequence[str], on_workers: int) -> list[tuple[str, str]]:
+def pieces_of(bench: Path, model: Path, workers: Sequence[str], on_workers: int) -> list[tuple[str, str]]:
     """Device and inputs of each piece of the last step; `on_workers`: layers, the output counts as one."""
     devices = "/".join(f"RPC{number}" for number in range(len(workers)))
     argv = [
-        str(patched().binaries[LLAMA_BENCH]),
+        str(bench),
         "-m",
         str(model),
         "--rpc",
@@ -59,7 +59,8 @@ def test_each_device_computes_once_and_no_cache_crosses(tmp_path: Path, name: st
         rig = [stack.enter_context(Worker(patched().binaries[RPC_SERVER], tmp_path)) for _ in range(2)]
         wrong = {}
         for on_workers in range(2, LAYERS + 2):
-            pieces = _pieces(random_model(name), [worker.endpoint for worker in rig], on_workers)
+            endpoints = [worker.endpoint for worker in rig]
+            pieces = pieces_of(patched().binaries[LLAMA_BENCH], random_model(name), endpoints, on_workers)
             if [device for device, _ in pieces] != ["CPU", "RPC0", "RPC0"] or "cache_" in str(pieces):
                 wrong[on_workers] = pieces
         assert wrong == {}

@@ -11,7 +11,7 @@ import pytest
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
 
 from tests.e2e.counting_proxy import CountingProxy
-from tests.e2e.models import patched, smollm2
+from tests.e2e.models import patched, smollm2, text_alone
 from tests.e2e.native_rig import Head, Worker, wait_until
 from tests.e2e.rpc_client import ALWAYS, RpcClient
 
@@ -42,6 +42,25 @@ def test_the_requests_of_a_token_leave_in_one_segment(tmp_path: Path) -> None:
         (few_segments, few_calls), (many_segments, many_calls) = counts
         assert many_calls - few_calls >= 5 * (many - few), "a token is that many requests"
         assert many_segments - few_segments <= 1.25 * (many - few)  # a new graph now and then takes more
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_threads_of_a_worker_stay_over_the_tokens(tmp_path: Path) -> None:
+    """Thread ids count up, so a thread that is ended and made again for each token would have another one."""
+    with (
+        Worker(server(), tmp_path, threads=2) as worker,
+        Head(patched().binaries[LLAMA_SERVER], tmp_path, smollm2(), [worker.endpoint]) as head,
+    ):
+        tasks = Path(f"/proc/{worker.process.pid}/task")
+        head.complete(tokens=2)
+        seen = [{path.name for path in tasks.iterdir()}]
+        text, error = head.stream(
+            tokens=24, told=lambda _: seen.append({path.name for path in tasks.iterdir()})
+        )
+        assert (text, error) == (text_alone(smollm2()), "")
+    assert len(seen) > 20
+    assert all(ids == seen[0] for ids in seen), seen
+    assert len(seen[0]) >= 2
 
 
 def test_listen_a_client_that_comes_before_the_server_is_served(tmp_path: Path) -> None:

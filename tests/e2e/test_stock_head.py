@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from meshd.base.tasks import Owner
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
+from meshd.fleet.rpc_count import RpcListener
 from meshd.peer.interface import Stream
 from meshd.role.named_weights import OpenNamedWeights
 from meshd.rpc import protocol as rpc
@@ -19,7 +20,7 @@ from meshd.tunnel.forward import Forward
 from meshd.tunnel.interface import SavedWeights
 
 from tests.conformance.run import run
-from tests.e2e.counting_proxy import CommandCounter, Counts
+from tests.e2e.counting_proxy import Counts
 from tests.e2e.models import patched, smollm2, stock, text_alone
 from tests.e2e.native_rig import Head, Worker
 from tests.unit.tunnel.far import PEER, FarMesh
@@ -36,12 +37,15 @@ class Counted(Firewall):
     def __init__(self, counts: Counts) -> None:
         super().__init__(memory=1 << 34)
         self._counts = counts
-        self._requests_seen = CommandCounter(counts, secret_bytes=0, on_command=lambda _command: None)
-        counts.connections += 1
+        self._listener = RpcListener(counts.rpc, secret=False, on_request=self._count)
 
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
-        self._requests_seen.feed(bytes(data))
+        self._listener.sent(bytes(data))
         return super().from_peer(data)
+
+    def _count(self, command: int, size: int) -> None:
+        self._counts.calls[command] += 1
+        self._counts.sent[command] += size
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         self._counts.received += len(data)

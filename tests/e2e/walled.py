@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import threading
 from types import TracebackType
 from typing import Self
 
@@ -13,9 +12,8 @@ from meshd.tunnel.expose import connect_through
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, pump
 
+from tests.e2e.loop_thread import LoopThread
 from tests.unit.tunnel.far import streams
-
-_DEADLINE = 60.0
 
 
 class Walled:
@@ -29,33 +27,23 @@ class Walled:
         self.endpoint = f"127.0.0.1:{self.port}"
         self.refused: list[str] = []
         self.counter = Counter()
-        self._loop = asyncio.new_event_loop()
-        self._owner = Owner()
-        self._thread = threading.Thread(target=self._run)
+        self._loop = LoopThread(self._accept)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._loop.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loop.call_soon_threadsafe(self._owner.cancel)
-        self._thread.join(_DEADLINE)
+        self._loop.__exit__(kind, error, trace)
         self._listener.close()
 
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        async with self._owner as owner:
-            owner.start(self._accept(owner), name="accept")
-
     async def _accept(self, owner: Owner) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            taken, _ = await self._loop.sock_accept(self._listener)
-            _, local = await self._loop.connect_accepted_socket(LocalSocket, taken)
+            taken, _ = await loop.sock_accept(self._listener)
+            _, local = await loop.connect_accepted_socket(LocalSocket, taken)
             near, far, _, _ = streams()
             owner.start(pump(local, near, counter=Counter()), name="head's side")
             owner.start(

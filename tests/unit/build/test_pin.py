@@ -27,6 +27,13 @@ def test_every_patch_says_what_why_and_where_upstream_is() -> None:
             assert part in header, f"{path.name} has no `{part.strip()}`"
 
 
+def test_every_patch_has_a_row_that_says_what_it_is_for() -> None:
+    patches = sorted((native_folder() / "patches").glob("*.patch"))
+    page = (native_folder().parent / "docs" / "native-patches.md").read_text("utf-8")
+    rows = [line[2:6] for line in page.splitlines() if line.startswith("| 0") and line.count("|") == 6]
+    assert rows == [path.name[:4] for path in patches]
+
+
 def test_the_digest_sees_names_order_and_bytes() -> None:
     texts = [("1", b"ab"), ("2", b"c")]
     digests = {

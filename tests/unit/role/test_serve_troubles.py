@@ -38,11 +38,11 @@ class Stage:
         self.owner.start(worker.serve(), name=name)
         return bench
 
-    def serve(self, *, min_workers: int = 1, extra: tuple[str, ...] = ()) -> Serve:
+    def serve(self, *, min_workers: int = 1, extra: tuple[str, ...] = (), push: bool = True) -> Serve:
         serve = Serve(
             self.bench.kit,
             FakeFile(),
-            HeadOptions(min_workers=min_workers, extra=extra, incarnation=bytes(16)),
+            HeadOptions(min_workers=min_workers, extra=extra, incarnation=bytes(16), push=push),
         )
         self.owner.start(serve.serve(), name="serve")
         return serve
@@ -270,6 +270,37 @@ def test_a_llama_server_that_has_lost_a_worker_is_started_again(tmp_path: Path) 
             await ready(serve)
             assert it.bench.children[-1] is not child
             assert child.status.state is ChildState.STOPPED
+
+    run(main())
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["answers with an error", "ends"])
+def test_a_worker_lost_while_loading_is_named_not_what_came_of_it(tmp_path: Path, ends: bool) -> None:
+    """The lease knows nothing of it, so after two tries the worker is left out for what llama-server says."""
+
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            it.worker("bad"), it.worker("good")
+            serve = it.serve(push=False)  # with it the loss of one may be the other's doing
+            for number in (1, 2):
+                asked: asyncio.Future[ReadyReport] = asyncio.get_running_loop().create_future()
+                it.bench.ready = asked
+                await until(serve, lambda _, n=number: len(it.bench.children) == n)  # type: ignore[misc]
+                await asyncio.sleep(0.1)
+                child = it.bench.children[-1]
+                assert child.spec is not None
+                endpoints = child.spec.argv[list(child.spec.argv).index("--rpc") + 1]
+                child.report(f"lost {endpoints.split(',')[0]} it closed the connection")
+                if ends:
+                    child.die("exit code 1")
+                else:
+                    asked.set_result(ReadyReport(False, "the first token failed: HTTP 500"))
+                model = await until(serve, lambda model: "lost worker" in model.reason)
+                assert "llama-server lost worker bad: it closed the connection" in model.reason
+                assert "HTTP 500" not in model.reason and "exit code" not in model.reason
+            it.bench.ready = None
+            assert await ready(serve) == {"head", "good"}
+            assert "worker bad is left out" in model_of(serve).reason
 
     run(main())
 

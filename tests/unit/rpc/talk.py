@@ -9,6 +9,7 @@ from meshd.rpc.firewall import Firewall
 
 F32, F16, Q4_0, I32 = 0, 1, 2, 26
 ADD, MUL_MAT, VIEW = 2, 29, 37
+COMPUTE = 16  # of flags
 HANDLE, BASE, ROOM = 0xABC0, 0x10000, 4096
 
 
@@ -32,15 +33,20 @@ class Tensor:
     nb: tuple[int, int, int, int] = (4, 16, 16, 16)
     op: int = 0
     param: int = 0
+    params: tuple[int, ...] = ()  # those behind the first
+    flags: int = 0  # without COMPUTE a node is judged and then left out
     sources: tuple[int, ...] = ()
     view: int = 0
+    view_offset: int = 0
     data: int = BASE
 
     def encode(self) -> bytes:
         sources = [*self.sources, *([0] * (rpc.MAX_SOURCES - len(self.sources)))]
         head = struct.pack("<QIQ4I4II", self.id, self.kind, self.buffer, *self.ne, *self.nb, self.op)
-        head += struct.pack("<I60xi", self.param, 0) + struct.pack("<10Q", *sources)
-        return head + struct.pack("<QQQ", self.view, 0, self.data) + b"name".ljust(64, b"\0") + bytes(4)
+        params = [self.param, *self.params, *([0] * (15 - len(self.params)))]
+        head += struct.pack("<16Ii", *params, self.flags) + struct.pack("<10Q", *sources)
+        view = struct.pack("<QQQ", self.view, self.view_offset, self.data)
+        return head + view + b"name".ljust(64, b"\0") + bytes(4)
 
 
 def request(command: int, body: bytes = b"") -> bytes:

@@ -1,0 +1,131 @@
+"""A worker that a serving node loses, in each state: what every test of it does the same."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from meshd.fleet.node import LocalNode
+
+from tests.e2e.api_client import Api, Streamed, generation
+from tests.e2e.losses import Loss
+from tests.e2e.nodes import PROMPT, child_pid, peer_of
+
+Lose = Callable[[], Awaitable[float]]
+"""Loses the worker; returns when it could be noticed, of time.monotonic()."""
+
+TOKENS = 60
+LONG_PROMPT = "one two three four five six seven eight nine ten " * 40
+STEP = 0.04  # seconds: the loss comes so much later each time
+POLL_SECONDS = 0.05
+AGAIN_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What one node alone answers."""
+
+    short: str
+    long: str
+
+
+@dataclass(slots=True)
+class Scene:
+    """A head in use. `goes_on`: the loss is a pause, after which the very same answer comes to its end."""
+
+    worker: LocalNode
+    head: LocalNode
+    api: Api
+    texts: Texts
+    lose: Lose
+    goes_on: bool
+
+    async def loading(self, number: int, loss: Loss) -> None:
+        """Somewhere between the start of the worker's server and the first token."""
+        before = child_pid(await self.worker.status(), "rpc-server")
+        os.kill(before, signal.SIGKILL)
+        await self.worker.until(
+            lambda status: any(
+                c.name == "rpc-server" and c.pid not in (None, before) for c in status.children
+            )
+        )
+        await asyncio.sleep(STEP * (number % 30))
+        await self._answers_again(await self.lose(), loss)
+
+    async def prompt(self, number: int, loss: Loss) -> None:
+        """Somewhere in 800 tokens of it."""
+        await self._in_the_middle(LONG_PROMPT, 0, STEP * (1 + number % 20), self.texts.long, loss)
+
+    async def decode(self, number: int, loss: Loss) -> None:
+        """When ten tokens and some more have come."""
+        await self._in_the_middle(PROMPT, 10 + number % 7, 0.0, self.texts.short, loss)
+
+    async def idle(self, _number: int, loss: Loss) -> None:
+        """Nobody asks until it is lost."""
+        await self._answers_again(await self.lose(), loss)
+
+    async def shutdown(self, number: int, loss: Loss) -> None:
+        """The head is told to end a moment before, at the same time, or a moment after."""
+        losing = asyncio.ensure_future(self.lose())
+        await asyncio.sleep(STEP * (number % 3))
+        began = time.monotonic()
+        await self.head.stop()
+        loss.since(began)
+        await losing
+
+    async def _in_the_middle(self, prompt: str, pieces: int, delay: float, whole: str, loss: Loss) -> None:
+        loop = asyncio.get_running_loop()
+        so_far = asyncio.Event()
+
+        def told(streamed: Streamed) -> None:
+            if streamed.pieces >= pieces:
+                loop.call_soon_threadsafe(so_far.set)
+
+        resumed = await resumes(self.head)
+        answer = asyncio.ensure_future(self.api.stream(prompt, TOKENS, told=told))
+        if pieces:
+            await so_far.wait()
+        await asyncio.sleep(delay)
+        moment = await self.lose()
+        if self.goes_on:
+            await self.head.until(lambda status: peer_of(status, "worker").resumes > resumed)
+            loss.since(moment)
+        streamed = await answer
+        loss.wrong = not whole.startswith(streamed.text)
+        if self.goes_on:
+            assert streamed.error == ""
+            assert streamed.text == whole
+            loss.again = time.monotonic() - moment
+        else:
+            loss.since(moment)
+            assert streamed.error, "the stream ended without an error event"
+            assert not streamed.done
+            await self._answers_again(moment, loss)
+
+    async def _answers_again(self, moment: float, loss: Loss) -> None:
+        """Errors until then are honest ones, and come soon; the first text is the right one."""
+        while True:
+            asked = max(moment, time.monotonic())
+            answer = await self.api.ask("POST", "/completion", generation(PROMPT, TOKENS))
+            loss.since(asked)
+            if answer.status == 200:
+                break
+            assert answer.status in (500, 502, 503), answer
+            if time.monotonic() > moment + AGAIN_SECONDS:
+                raise TimeoutError(f"no answer within {AGAIN_SECONDS:g} s: {answer.body}")
+            await asyncio.sleep(POLL_SECONDS)
+        loss.wrong |= answer.body["content"] != self.texts.short
+        loss.again = time.monotonic() - moment
+
+
+async def resumes(head: LocalNode) -> int:
+    """How often the head's session with the worker went on over another connection."""
+    return peer_of(await head.status(), "worker").resumes
+
+
+def crashes(head: LocalNode) -> int:
+    """How often llama-server has aborted or crashed, by the head's log."""
+    text = (head.spec.home / "node.log").read_text(errors="replace")
+    return sum(text.count(f"ended by {number.name}") for number in (signal.SIGABRT, signal.SIGSEGV))

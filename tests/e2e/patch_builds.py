@@ -1,0 +1,61 @@
+"""Builds with the first patches of the series only, and none behind them: to measure what each one changes.
+
+All have the options of the patched build (without OpenMP), so the first, which has no patch, differs from the
+second by that patch alone. They are made in the tree that the build uses, where each compiles what differs.
+"""
+
+import asyncio
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from meshd.build import cache as builds
+from meshd.build.compile import compile_tree
+from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER, Progress
+from meshd.build.machine import cpu_kind
+from meshd.build.patch import parse_patch
+from meshd.build.pin import native_folder, patches_digest, read_pin
+from meshd.build.tree import Tree
+
+from tests.e2e.models import cache_folder, patched
+
+TARGETS = {RPC_SERVER: "ggml-rpc-server", LLAMA_SERVER: "llama-server", LLAMA_BENCH: "llama-bench"}
+
+
+def patch_files() -> list[Path]:
+    """The series, in its order."""
+    return sorted((native_folder() / "patches").glob("*.patch"))
+
+
+def _silent(progress: Progress) -> None:
+    """The log of the build has it."""
+
+
+def build_first(count: int) -> dict[str, Path]:
+    """The binaries with the first `count` patches, by name; built if they are not there yet."""
+    patched()  # the tree is filled, and the whole build there, before others are made in its tree
+    return asyncio.run(_build_first(count))
+
+
+async def _build_first(count: int) -> dict[str, Path]:
+    files = patch_files()[:count]
+    texts = [(file.name, file.read_bytes()) for file in files]
+    place = cache_folder() / "patch-table" / f"{count:02}-{patches_digest(texts)[:12]}"
+    made = {name: place / target for name, target in TARGETS.items()}
+    if all(path.exists() for path in made.values()):
+        return made
+    parts = tuple(part for name, text in texts for part in parse_patch(text.decode(), name=name))
+    pin = replace(read_pin(), patches=parts)
+    native = cache_folder() / "native"
+    async with builds.locked(native / "lock", _silent):
+        tree = Tree(native / f"tree-cpu-{cpu_kind()}")
+        tree.patch(pin.patches)
+        await compile_tree(
+            tree, backend="cpu", patched=True, targets=list(TARGETS.values()), progress=_silent
+        )
+        for path in made.values():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(f"{path.name}.part")
+            shutil.copy2(tree.build / "bin" / path.name, part)
+            part.replace(path)
+    return made
