@@ -159,6 +159,16 @@ class ModelView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreView:
+    """Weights that came over the network to this worker and are kept: bytes, most bytes, whole tensors."""
+
+    path: str
+    bytes: int
+    limit: int
+    tensors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApiView:
     """The OpenAI-compatible API of a serving node."""
 
@@ -203,6 +213,7 @@ class Status:
     model: ModelView | None = None
     api: ApiView | None = None
     mdns: MdnsView | None = None
+    store: StoreView | None = None
     warnings: tuple[HealthWarning, ...] = ()
     schema: int = SCHEMA
 

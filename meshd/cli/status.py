@@ -85,6 +85,10 @@ def show(status: Status, out: Output) -> None:
         )
     if status.model is not None:
         _show_model(status.model, out)
+    if status.store is not None and (status.store.limit or status.store.bytes):
+        there, most = in_bytes(status.store.bytes), in_bytes(status.store.limit)
+        count = _count(status.store.tensors, "tensor")
+        out.line(f"kept    {there} of {most}: {count} that came over the network")
     out.line()
     print_peers(status, out)
     if status.tunnels:

@@ -184,6 +184,16 @@ KEYS: tuple[Key, ...] = (
         help="most memory to lend of each device, such as 8G or 512M (default: what is free)",
     ),
     Key(
+        section="worker",
+        field="keep_weights",
+        form=forms.SIZE_OR_NONE,
+        option="--keep-weights",
+        metavar="SIZE",
+        roles=("worker",),
+        help="most disk space for weights that came over the mesh, for the next load; 0 keeps none "
+        "(default: 20G, at most half of the free disk)",
+    ),
+    Key(
         section="serve",
         field="model",
         form=forms.PATH,
@@ -330,7 +340,8 @@ KEYS: tuple[Key, ...] = (
         form=forms.PATH,
         env="MESHD_CACHE",
         in_file=False,
-        help="what can be made again: native builds, downloads, hashes of model files",
+        help="what can be made again: native builds, downloads, hashes of model files, weights that came "
+        "over the mesh",
     ),
     Key(
         section="paths",

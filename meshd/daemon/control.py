@@ -34,6 +34,7 @@ from meshd.admin.snapshot import (
     mdns_view,
     model_state,
     peer_views,
+    store_view,
     tunnel_views,
 )
 from meshd.base.errors import UserError
@@ -113,6 +114,7 @@ class DaemonControl(TunnelAnswers):
             model=_model_view(role.model),
             api=api_view(parts.gateway()),
             mdns=mdns_view(parts.mdns()),
+            store=store_view(role.store),
         )
         offsets = {str(peer.peer): peer.clock_offset for peer in peers if peer.clock_offset is not None}
         return examine(

@@ -19,6 +19,7 @@ from meshd.role.open_weights import OpenWeights
 from meshd.role.outgoing import Outgoing
 from meshd.role.weights_report import count_of
 from meshd.rpc.firewall import Firewall
+from meshd.rpc.keeping import Keeping
 
 SECRET_BYTES = 32
 READY_LINE = r"^  transport +:"  # the last of rpc-server's banner, flushed when it takes connections
@@ -70,6 +71,8 @@ class RpcServer:
         except OSError as error:
             self.close()
             raise MeshdError(f"no rpc-server can be started: {error.strerror}") from None
+        if weights is not None and weights.shelf is not None:
+            weights.shelf.allow(sum(lease.memory.values()))
         self.child = kit.make_child(self._spec, "rpc-server")
 
     @property
@@ -88,7 +91,16 @@ class RpcServer:
 
     def make_firewall(self) -> Firewall:
         """One for each connection."""
-        return Firewall(memory=sum(self.lease.memory.values()) if self._stock else None)
+        shelf = self._weights.shelf if self._weights is not None else None
+        return Firewall(
+            memory=sum(self.lease.memory.values()) if self._stock else None,
+            keeping=Keeping(shelf) if shelf is not None else None,
+        )
+
+    def model_loaded(self) -> None:
+        """The head has sent all of its weights."""
+        if self._weights is not None and self._weights.shelf is not None:
+            self._weights.shelf.done()
 
     def _spec(self) -> ChildSpec:
         listen, self._port = self._kit.listening()
