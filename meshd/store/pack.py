@@ -75,7 +75,8 @@ def decode_table(text: bytes, *, room: int) -> Table:
     if checksum.strip() != blake3(body).hexdigest().encode():
         raise ValueError("its table is damaged")
     lines = body.decode("ascii").splitlines()
-    if lines[0] != _VERSION or not lines[1].startswith("from ") or len(lines) > 2 + MAX_PACK_TENSORS:
+    head = [*lines[:2], "", ""]
+    if head[0] != _VERSION or not head[1].startswith("from ") or len(lines) > 2 + MAX_PACK_TENSORS:
         raise ValueError("its table is of another version")
     tensors = []
     for line in lines[2:]:
@@ -85,7 +86,7 @@ def decode_table(text: bytes, *, room: int) -> Table:
         if word != "tensor" or not inside or len(kept.digest) != 32 or kept.kind not in TENSOR_TYPES:
             raise ValueError("its table names what cannot be")
         tensors.append(kept)
-    return Table(lines[1].removeprefix("from "), tuple(tensors))
+    return Table(head[1].removeprefix("from "), tuple(tensors))
 
 
 def read_table(descriptor: int) -> Table:
