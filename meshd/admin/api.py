@@ -142,6 +142,17 @@ class NetworkTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerWeights:
+    """One worker's weights in bytes: all, read from its own files, lacking, and of these sent."""
+
+    node: str
+    total_bytes: int
+    local_bytes: int
+    missing_bytes: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelView:
     """The model a serving node loads. `bytes_per_token` counts both directions on all links."""
 
@@ -156,6 +167,7 @@ class ModelView:
     bytes_per_token: float | None
     split: tuple[SplitView, ...]
     progress: float | None = None  # 0 to 1 while loading
+    workers: tuple[WorkerWeights, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

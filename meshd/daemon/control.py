@@ -6,7 +6,7 @@ import resource
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshd import __version__
@@ -22,6 +22,7 @@ from meshd.admin.api import (
     RevokeReply,
     SplitView,
     Status,
+    WorkerWeights,
 )
 from meshd.admin.authority import Authority
 from meshd.admin.health import examine
@@ -224,6 +225,7 @@ def _model_view(model: ModelStatus | None) -> ModelView | None:
             for part in model.split
         ),
         progress=model.progress,
+        workers=tuple(WorkerWeights(**asdict(worker)) for worker in model.workers),
     )
 
 

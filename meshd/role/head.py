@@ -8,6 +8,7 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import MeshdError, Refused
 from meshd.base.tasks import Owner, first_error
+from meshd.gateway.interface import WorkerLoad
 from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers
 from meshd.model.plan import Plan
@@ -30,7 +31,7 @@ from meshd.role.plan import (
 )
 from meshd.role.pushing import Pushing
 from meshd.role.server import LlamaServer, Over
-from meshd.role.weights_report import WeightsReport
+from meshd.role.weights_report import NodeWeights, WeightsReport
 from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import SavedWeights, TunnelStatus
 from meshd.wire.lease import Acquire, Device
@@ -106,6 +107,7 @@ class HeadRun:
         )
         self._weights: OpenNamedWeights | None = None  # for a stock llama-server
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._planned: dict[str, int] = {}  # bytes of weights by node
         self.started = False
         self.loaded = False
         self.blamed: dict[PeerId, str] = {}
@@ -120,6 +122,18 @@ class HeadRun:
     def workers(self) -> Sequence[PeerId]:
         """Those that take part."""
         return [lender.peer for lender in self._lenders]
+
+    @property
+    def loads(self) -> tuple[WorkerLoad, ...]:
+        """How far the weights of each worker are; empty before llama-server is started."""
+        return tuple(self._load_of(lender) for lender in self._lenders if self.started)
+
+    def _load_of(self, lender: Lender) -> WorkerLoad:
+        total = self._planned.get(lender.name, 0)
+        weights = self._server.report.by_node.get(lender.name, NodeWeights())
+        missing = weights.network_bytes
+        passed = lender.tunnel.status.sent_bytes if lender.tunnel is not None else 0
+        return WorkerLoad(lender.name, total, weights.local_bytes, missing, min(passed, missing))
 
     @property
     def tunnels(self) -> Sequence[TunnelStatus]:
@@ -270,6 +284,8 @@ class HeadRun:
         return (*cpu, *(device for device in gpus if device.kind == "gpu"))
 
     async def _reserve(self, plan: Plan, lent: Sequence[Lent], owner: Owner) -> None:
+        for share in plan.shares:
+            self._planned[share.device.node] = self._planned.get(share.device.node, 0) + share.weights
         for lender, wanted in zip(self._lenders, reservations(plan, lent), strict=True):
             self._told(f"{lender.name}: starting its rpc-server")
             try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from meshd.base.errors import MeshdError
-from meshd.gateway.interface import ReadyReport
+from meshd.gateway.interface import ReadyReport, WorkerLoad
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
@@ -189,6 +189,7 @@ class ModelStatus:
     bytes_per_token: float | None
     split: tuple[SplitPart, ...]
     progress: float | None
+    workers: tuple[WorkerLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
