@@ -45,8 +45,6 @@ class Key:
         return "MESHD_" + self.option.removeprefix("--").replace("-", "_").upper()
 
 
-_PORT = whole(0, 65535)
-_PATH_LIST = listed(forms.PATH, comma=False)
 _DEVICES = listed(forms.WORD)
 
 KEYS: tuple[Key, ...] = (
@@ -155,7 +153,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         section="worker",
         field="models",
-        form=_PATH_LIST,
+        form=listed(forms.PATH, comma=False),
         option="--model",
         metavar="FILE",
         roles=("worker",),
@@ -190,8 +188,7 @@ KEYS: tuple[Key, ...] = (
         option="--keep-weights",
         metavar="SIZE",
         roles=("worker",),
-        help="most disk space for weights that came over the mesh, for the next load; 0 keeps none "
-        "(default: 20G, at most half of the free disk)",
+        help="most disk space for weights that came over the mesh, for the next load; 0 keeps none (default: 20G)",
     ),
     Key(
         section="serve",
@@ -214,7 +211,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         section="serve",
         field="port",
-        form=_PORT,
+        form=whole(0, 65535),
         option="--port",
         metavar="PORT",
         roles=("serve",),
@@ -340,8 +337,7 @@ KEYS: tuple[Key, ...] = (
         form=forms.PATH,
         env="MESHD_CACHE",
         in_file=False,
-        help="what can be made again: native builds, downloads, hashes of model files, weights that came "
-        "over the mesh",
+        help="what can be made again: native builds, downloads, hashes of model files, weights from the mesh",
     ),
     Key(
         section="paths",

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from meshd.gateway.interface import WorkerLoad
 from meshd.role.interface import NetworkWeight
 
 MAX_KEPT = 4096  # tensors from the network that are kept by name; the bytes of all are counted
@@ -51,6 +52,12 @@ class WeightsReport:
         """As a tunnel tells it, for a llama-server that does not; `why` it was sent, empty if it was not."""
         way = f"network {why}" if why else "local loaded"
         self.line(f"tensor {endpoint} {way} {count} {name}")
+
+    def load_of(self, node: str, total: int, passed: int) -> WorkerLoad:
+        """How far a node is with its `total` bytes, of which `passed` at most went through its tunnel."""
+        weights = self.by_node.get(node, NodeWeights())
+        missing = weights.network_bytes
+        return WorkerLoad(node, total, weights.local_bytes, missing, min(passed, missing))
 
     def _of(self, endpoint: str) -> NodeWeights:
         return self.by_node.setdefault(self.names.get(endpoint, endpoint), NodeWeights())
