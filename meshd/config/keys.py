@@ -188,7 +188,7 @@ KEYS: tuple[Key, ...] = (
         option="--keep-weights",
         metavar="SIZE",
         roles=("worker",),
-        help="most disk space for weights that came over the mesh, for the next load; 0 keeps none (default: 20G)",
+        help="disk space for weights that came over the mesh, for the next load; 0 keeps none (default: 20G)",
     ),
     Key(
         section="serve",

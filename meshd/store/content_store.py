@@ -161,7 +161,7 @@ class ContentStore:
 
     async def serve(self) -> None:
         """See store.interface.ContentStore."""
-        if self._folder.usable:
+        if (self._folder.limit or self._folder.path.exists()) and self._folder.usable:
             await _in_thread(self._folder.clean)
         try:
             async with Owner() as owner:

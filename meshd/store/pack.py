@@ -177,6 +177,8 @@ class PackWriter:
             region = self._regions[tensor.digest] = _Region(tensor, self._end)
             self._hashes[tensor.digest] = blake3()
             self._end += tensor.size
+        if region.tensor != tensor or not 0 <= offset <= tensor.size - len(data):
+            raise OSError(errno.EINVAL, "a piece beyond its tensor")
         _write_all(self._descriptor, data, region.offset + offset)
         self.written += len(data)
         if offset == region.hashed:

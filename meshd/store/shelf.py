@@ -102,7 +102,7 @@ class Shelf:
         self._unasked = ROOM_STEP_BYTES  # bytes since room was looked for: the first ask at once
         self._stopped = ""  # by the thread
         self.peer = peer
-        self.begun: set[bytes] = set()
+        self.begun: dict[bytes, Missed] = {}
 
     @property
     def index(self) -> WeightsIndex:
@@ -147,11 +147,14 @@ class Shelf:
         """See Sink."""
         if self._done or self._stopped:
             return False
-        if tensor.digest not in self.begun:
+        begun = self.begun.get(tensor.digest)
+        if begun is None:
             if len(self.begun) >= MAX_SHELF_TENSORS or self._books.has(tensor.digest):
                 return False
             self._release_unused()  # it has asked for what it needs: the rest may make room
-            self.begun.add(tensor.digest)
+            self.begun[tensor.digest] = tensor
+        elif begun is not tensor:  # the same content for another place: one of them is enough
+            return False
         self._taken += len(data)
         fits = self._taken <= self._most
         if fits and self._books.queue(Job(self, tensor, offset, data, last)):

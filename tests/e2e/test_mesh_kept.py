@@ -39,16 +39,17 @@ def _packs(cache: Path) -> list[Path]:
     return sorted((cache / "tensors").glob("*.tensors"))
 
 
-@pytest.mark.parametrize("is_stock", [False, True], ids=["patched", "stock"])
-def test_a_worker_without_a_file_misses_nothing_the_second_time(tmp_path: Path, is_stock: bool) -> None:
+@pytest.mark.parametrize("is_stock", ["", "worker", "head"])
+def test_a_worker_without_a_file_misses_nothing_the_second_time(tmp_path: Path, is_stock: str) -> None:
     reference = alone(smollm2(), 24)
     cache = own_cache(tmp_path)
     native = ("--native-bin", str(stock().binaries[RPC_SERVER].parent)) if is_stock else ()
+    theirs, ours = (native if is_stock == role else () for role in ("worker", "head"))
 
     async def check() -> None:
         async with Fleet(tmp_path, cache=cache) as fleet:
-            token, [worker] = await fleet.workers(None, options=native)
-            head = await fleet.head(smollm2(), *ON_WORKER, *SAME_THREADS, token=token)
+            token, [worker] = await fleet.workers(None, options=theirs)
+            head = await fleet.head(smollm2(), *ON_WORKER, *ours, *SAME_THREADS, token=token)
             first = await fleet.ready(head)
             sent = model_of(first).weights_network_bytes
             assert sent > 60 * MB

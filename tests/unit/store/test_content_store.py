@@ -53,9 +53,9 @@ def sends(it: Shelf, *tensors: bytes) -> list[bool]:
     """As a head does, in two pieces each."""
     took_all = []
     for data in tensors:
-        half = len(data) // 2
-        first = it.piece(missed(data), 0, data[:half], last=False)
-        took_all.append(first and it.piece(missed(data), half, data[half:], last=True))
+        tensor, half = missed(data), len(data) // 2
+        first = it.piece(tensor, 0, data[:half], last=False)
+        took_all.append(first and it.piece(tensor, half, data[half:], last=True))
     return took_all
 
 
@@ -137,6 +137,25 @@ def test_what_is_not_what_it_was_named_is_not_kept_nor_is_what_follows(tmp_path:
             sends(it, C)
             it.close()
             assert await has(store) == {A}
+
+    run(main())
+
+
+def test_one_content_for_two_places_is_kept_once_and_spoils_nothing(tmp_path: Path) -> None:
+    """A head may name what it likes: here, other sizes for one hash, to write over what is good."""
+
+    async def main() -> None:
+        async with opened(tmp_path / "t") as store:
+            it = await took(store)
+            one, other = missed(A), Missed(missed(A).digest, 0, 3 * len(A))
+            same = missed(A)
+            assert it.piece(one, 0, A[:100], last=False)
+            assert sends(it, B) == [True]
+            assert not it.piece(other, len(A), bytes(len(B)), last=False)
+            assert not it.piece(same, 0, A, last=True)
+            assert it.piece(one, 100, A[100:], last=True)
+            it.close()
+            assert await has(store) == {A, B}
 
     run(main())
 

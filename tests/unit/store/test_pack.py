@@ -92,6 +92,17 @@ def test_other_bytes_than_were_named_are_not_kept(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("offset", [-1, 1, 4])
+def test_no_piece_reaches_beyond_its_tensor(tmp_path: Path, offset: int) -> None:
+    writer = PackWriter(tmp_path, "peer")
+    writer.write(missed(b"half"), 0, b"ha")
+    with pytest.raises(OSError, match="beyond"):
+        writer.write(missed(b"half"), offset, b"half")
+    with pytest.raises(OSError, match="beyond"):
+        writer.write(Missed(missed(b"half").digest, 0, 100), 50, b"half")
+    writer.abandon()
+
+
 def test_nothing_whole_leaves_nothing(tmp_path: Path) -> None:
     writer = PackWriter(tmp_path, "peer")
     writer.write(missed(b"half of it"), 0, b"half")
