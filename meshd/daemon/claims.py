@@ -47,7 +47,7 @@ class Claims:
             cache = HashCache(config.paths.cache / "weights")
             for path in config.worker.models if role == "worker" else (config.serve.model,):
                 if path is not None:
-                    files.append(await ModelFile.open(path, cache=cache))
+                    files.append(await ModelFile.open(path, cache=cache, partial=role == "worker"))
                     held.callback(files[-1].close)
             await _check_devices(role, config, native)
             api = await _claim_api(config) if role == "serve" else None

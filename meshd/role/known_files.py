@@ -9,6 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 
 from meshd.base import log
+from meshd.base.amounts import in_bytes
 from meshd.base.errors import UserError
 from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
 from meshd.role.interface import Kit
@@ -72,7 +73,8 @@ class KnownFiles:
     def notes(self) -> tuple[str, ...]:
         """For status, one line each."""
         replaced = [f"`{name}` was replaced by another file, which is used now" for name in self._replaced]
-        return (*sorted(replaced), *([self._unknown] if self._unknown else []))
+        partial = [note for file in self._files if (note := _partial(file))]
+        return (*sorted(replaced), *partial, *([self._unknown] if self._unknown else []))
 
     async def serve(self) -> None:
         """Know the files, and again when one is found changed before a lease. Raises UserError at first."""
@@ -137,3 +139,10 @@ class KnownFiles:
         if progress.text != self._hashing:
             LOG.info("hashing", what=progress.text)
         self._hashing = progress.text
+
+
+def _partial(file: WeightsFile) -> str:
+    """What a file lacks, for status; nothing for a whole one."""
+    parts = [f"{in_bytes(file.missing_bytes)} at the end"] if file.missing_bytes else []
+    parts += [f"{file.missing_shards} of its shards"] if file.missing_shards else []
+    return f"`{file.name}` lacks {' and '.join(parts)}: that comes over the network" if parts else ""

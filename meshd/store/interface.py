@@ -58,6 +58,16 @@ class WeightsFile(Protocol):
         ...
 
     @property
+    def missing_bytes(self) -> int:
+        """How much of the present shards is cut off (workers only: a head needs all)."""
+        ...
+
+    @property
+    def missing_shards(self) -> int:
+        """How many shards are not there (workers only)."""
+        ...
+
+    @property
     def descriptors(self) -> tuple[int, ...]:
         """The open descriptors, in the order of the shards; read-only, not inherited unless passed on."""
         ...

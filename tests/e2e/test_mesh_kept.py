@@ -88,6 +88,28 @@ def test_a_file_that_lacks_some_is_made_up_for(tmp_path: Path) -> None:
     play(check())
 
 
+def test_a_file_that_is_cut_gives_what_it_has(tmp_path: Path) -> None:
+    reference = alone(smollm2(), 24)
+    cache = own_cache(tmp_path)
+
+    async def check() -> None:
+        theirs = copy_to(smollm2(), tmp_path, "theirs.gguf")
+        os.truncate(theirs, theirs.stat().st_size * 2 // 3)
+        async with Fleet(tmp_path, cache=cache) as fleet:
+            token, [worker] = await fleet.workers(theirs)
+            head = await fleet.head(smollm2(), *ON_WORKER, *SAME_THREADS, token=token)
+            first = await fleet.ready(head)
+            assert model_of(first).weights_network_bytes > 10 * MB
+            assert model_of(first).weights_local_bytes > 10 * MB
+            [warning] = [w for w in (await worker.status()).warnings if w.code == "model_file"]
+            assert "at the end" in warning.what
+            second = await _loaded_anew(head, first)
+            assert model_of(second).weights_network_bytes == 0
+            assert await api_of(second).complete(PROMPT, 24) == reference
+
+    play(check())
+
+
 def _flip(pack: Path) -> None:
     with pack.open("r+b") as file:
         file.seek(1000)

@@ -377,6 +377,7 @@ class FakeFile:
         self.paths = (Path("/models/tiny.gguf"),)
         self.headers: tuple[Header, ...] = (parse(gguf(*language_model(layers=layers))),)
         self.descriptors: tuple[int, ...] = ()
+        self.missing_bytes = self.missing_shards = 0
         self.hashed = asyncio.Event()
         self.hashed.set()
         self.progress: ProgressCallback | None = None
