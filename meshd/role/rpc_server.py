@@ -25,6 +25,7 @@ SECRET_BYTES = 32
 READY_LINE = r"^  transport +:"  # the last of rpc-server's banner, flushed when it takes connections
 PROGRESS_SECONDS = 2.0
 LOOK_SECONDS = 2.0  # between two looks at whether it stands still; its end is told at once
+SHOWN_MISSES = 12  # by name in the log: a worker without a file misses all; the head's status names them
 LOG = log.get("worker")
 
 
@@ -172,7 +173,8 @@ class RpcServer:
                     loaded(self.loaded_bytes)
                 case ["miss", reason, *name]:
                     self.missed += 1
-                    LOG.warning("weight_missed", tensor=" ".join(name), why=reason)
+                    if self.missed <= SHOWN_MISSES:
+                        LOG.warning("weight_missed", tensor=" ".join(name), why=reason)
 
     def close(self) -> None:
         """The child has ended before."""

@@ -135,12 +135,14 @@ def test_a_damaged_pack_is_found_and_sent_again(tmp_path: Path, harm: Callable[[
             status = await fleet.ready(head)
             sent = model_of(status).weights_network_bytes
             server = child_pid(status, "llama-server")
+            await _on_disk(worker, sent)
             harm(_packs(cache)[0])
             again = await _loaded_anew(head, status)
             assert child_pid(again, "llama-server") != server
             assert model_of(again).weights_network_bytes == sent
             assert await api_of(again).complete(PROMPT, 24) == reference
             for expected in (sent, 0):
+                await _on_disk(worker, sent)
                 if expected:
                     harm(_packs(cache)[0])
                 worker = await _restarted(fleet, worker)
@@ -149,6 +151,11 @@ def test_a_damaged_pack_is_found_and_sent_again(tmp_path: Path, harm: Callable[[
                 assert await api_of(again).complete(PROMPT, 24) == reference
 
     play(check())
+
+
+async def _on_disk(worker: LocalNode, sent: int) -> None:
+    """It is written behind the load."""
+    await worker.until(lambda s: s.store is not None and s.store.tensors > 0 and s.store.bytes >= sent)
 
 
 def _lost_and_back(before: Status) -> Callable[[Status], bool]:

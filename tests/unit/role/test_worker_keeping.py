@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
+from meshd.role import rpc_server
 from meshd.rpc import protocol as rpc
 from meshd.rpc.keeping import Missed
 from meshd.store.interface import StoreStatus
@@ -170,5 +171,50 @@ def test_a_stock_server_gets_what_is_kept_through_its_tunnel(tmp_path: Path, sto
             assert weights is not None
             kept = weights.find(DIGEST)
             assert kept is not None and kept.size == 4
+
+    run(main())
+
+
+def test_what_a_file_lacks_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = FakeFile()
+        async with scene(tmp_path, file=file) as it:
+            assert not it.worker.status.notes
+            file.missing_bytes, file.missing_shards = 5_000_000, 2
+            assert it.worker.status.notes == (
+                "`tiny.gguf` lacks 5.0 MB at the end and 2 of its shards: that comes over the network",
+            )
+
+    run(main())
+
+
+class Log:
+    """In the place of a logger."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, object]] = []
+
+    def info(self, event: str, **fields: object) -> None:
+        self.lines.append((event, fields.get("bytes")))
+
+    def warning(self, event: str, **fields: object) -> None:
+        self.lines.append((event, fields.get("tensor")))
+
+
+def test_of_many_misses_only_the_first_are_in_the_log(
+    tmp_path: Path, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log()
+    monkeypatch.setattr(rpc_server, "LOG", log)
+
+    async def main() -> None:
+        async with scene(tmp_path, store=store) as it:
+            await it.call().lease()
+            shown = rpc_server.SHOWN_MISSES
+            for number in range(2 * shown):
+                it.bench.children[0].report(f"miss no-such-hash blk.{number}")
+            it.bench.children[0].report("loaded 1 100")
+            await it.until(lambda: bool(log.lines) and log.lines[-1] == ("weights_loaded", 100))
+            assert log.lines[:-1] == [("weight_missed", f"blk.{number}") for number in range(shown)]
 
     run(main())
