@@ -142,6 +142,17 @@ class NetworkTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerWeights:
+    """One worker's weights in bytes: all, read from its own files, lacking, and of these sent."""
+
+    node: str
+    total_bytes: int
+    local_bytes: int
+    missing_bytes: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelView:
     """The model a serving node loads. `bytes_per_token` counts both directions on all links."""
 
@@ -156,6 +167,17 @@ class ModelView:
     bytes_per_token: float | None
     split: tuple[SplitView, ...]
     progress: float | None = None  # 0 to 1 while loading
+    workers: tuple[WorkerWeights, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreView:
+    """Weights that came over the network to this worker and are kept: bytes, most bytes, whole tensors."""
+
+    path: str
+    bytes: int
+    limit: int
+    tensors: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +225,7 @@ class Status:
     model: ModelView | None = None
     api: ApiView | None = None
     mdns: MdnsView | None = None
+    store: StoreView | None = None
     warnings: tuple[HealthWarning, ...] = ()
     schema: int = SCHEMA
 

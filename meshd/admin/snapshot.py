@@ -18,6 +18,7 @@ from meshd.admin.api import (
     PathName,
     PeerStateName,
     PeerView,
+    StoreView,
     TunnelView,
 )
 from meshd.gateway.interface import GatewayStatus, ModelState
@@ -26,6 +27,7 @@ from meshd.link.interface import LinkKind
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.rendezvous.interface import MdnsStatus
+from meshd.store.interface import StoreStatus
 from meshd.tunnel.interface import ExposedStatus, TunnelStatus
 
 _KINDS: Mapping[LinkKind, LinkKindName] = {
@@ -165,6 +167,13 @@ def child_views(children: Iterable[ChildStatus]) -> tuple[ChildView, ...]:
         ChildView(name=c.name, pid=c.pid, state=str(c.state), restarts=c.restarts, reason=c.reason)
         for c in children
     )
+
+
+def store_view(store: StoreStatus | None) -> StoreView | None:
+    """The content store, if this node has one."""
+    if store is None:
+        return None
+    return StoreView(path=str(store.path), bytes=store.bytes, limit=store.limit, tensors=store.tensors)
 
 
 def api_view(gateway: GatewayStatus | None) -> ApiView | None:

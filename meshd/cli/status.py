@@ -8,7 +8,7 @@ from meshd.admin.client import Client
 from meshd.admin.codec import to_json
 from meshd.base.amounts import in_bytes
 from meshd.cli.options import Arguments
-from meshd.cli.output import Output, in_time
+from meshd.cli.output import Output, bar, in_time
 from meshd.cli.peers import print_peers
 from meshd.config import home_here
 
@@ -85,6 +85,10 @@ def show(status: Status, out: Output) -> None:
         )
     if status.model is not None:
         _show_model(status.model, out)
+    if status.store is not None and (status.store.limit or status.store.bytes):
+        there, most = in_bytes(status.store.bytes), in_bytes(status.store.limit)
+        count = _count(status.store.tensors, "tensor")
+        out.line(f"kept    {there} of {most}: {count} that came over the network")
     out.line()
     print_peers(status, out)
     if status.tunnels:
@@ -125,6 +129,9 @@ def _show_model(model: ModelView, out: Output) -> None:
         f"        weights: {in_bytes(model.weights_local_bytes)} from local files, "
         f"{in_bytes(model.weights_network_bytes)} over the network{took}{each}"
     )
+    for worker in model.workers if out.terminal and model.state == "loading" else ():
+        there = worker.local_bytes + worker.sent_bytes
+        out.line(f"        {bar(there / max(1, worker.total_bytes))} {worker.node}")
     for tensor in model.tensors_from_network[:10]:
         out.line(f"        over the network: {tensor.name} ({in_bytes(tensor.bytes)}): {tensor.reason}")
     if len(model.tensors_from_network) > 10:

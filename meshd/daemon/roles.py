@@ -35,7 +35,7 @@ async def build_role(
     if name == "worker":
         check_may_work(estate.membership.roles)
         options = WorkerOptions(devices=config.worker.devices, memory=config.worker.memory, machine=machine)
-        worker = Worker(kit, claims.files, options)
+        worker = Worker(kit, claims.files, options, claims.store)
         await worker.prepare()
         return BuiltRole(worker, None)
     from meshd.gateway.server import Gateway  # aiohttp: 11 MB that a worker does without

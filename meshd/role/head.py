@@ -8,6 +8,7 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import MeshdError, Refused
 from meshd.base.tasks import Owner, first_error
+from meshd.gateway.interface import WorkerLoad
 from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers
 from meshd.model.plan import Plan
@@ -30,15 +31,13 @@ from meshd.role.plan import (
 )
 from meshd.role.pushing import Pushing
 from meshd.role.server import LlamaServer, Over
+from meshd.role.token_cost import measure_token
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import SavedWeights, TunnelStatus
 from meshd.wire.lease import Acquire, Device
 from meshd.wire.native import difference
 
-# Generated at the end of a load, to measure what a token costs on the wire. The second token of an answer
-# still carries the graph of its shape, so two answers are compared that differ by later tokens only.
-SHORT_TOKENS, SAMPLE_TOKENS = 2, 4
 LEASE_WORD_SECONDS = 1.0  # llama-server sees the loss of a worker; the lease tells why, a moment later
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
 LOG = log.get("serve")
@@ -106,6 +105,7 @@ class HeadRun:
         )
         self._weights: OpenNamedWeights | None = None  # for a stock llama-server
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
         self.started = False
         self.loaded = False
         self.blamed: dict[PeerId, str] = {}
@@ -120,6 +120,12 @@ class HeadRun:
     def workers(self) -> Sequence[PeerId]:
         """Those that take part."""
         return [lender.peer for lender in self._lenders]
+
+    @property
+    def loads(self) -> tuple[WorkerLoad, ...]:
+        """How far the weights of each worker are; empty before llama-server is started."""
+        lenders, report = self._lenders if self.started else (), self._server.report
+        return tuple(report.load_of(x.name, self._weights_of(x.name), x.sent_bytes) for x in lenders)
 
     @property
     def tunnels(self) -> Sequence[TunnelStatus]:
@@ -270,6 +276,7 @@ class HeadRun:
         return (*cpu, *(device for device in gpus if device.kind == "gpu"))
 
     async def _reserve(self, plan: Plan, lent: Sequence[Lent], owner: Owner) -> None:
+        self._weights_of = plan.weights_of
         for lender, wanted in zip(self._lenders, reservations(plan, lent), strict=True):
             self._told(f"{lender.name}: starting its rpc-server")
             try:
@@ -332,7 +339,7 @@ class HeadRun:
         if not self._kit.native.patched:  # it reports nothing itself; the tunnels do
             plain = {server.endpoint for server in self._plain}
             report.network_bytes += sum(s.weights for s in plan.shares if s.device.node in plain)
-        per_token = await self._measure_token()
+        per_token = await measure_token(self._kit, self._socket, {lender.peer for lender in self._lenders})
         now = asyncio.get_running_loop().time()
         for weight in report.from_network[:SHOWN_WEIGHTS]:
             LOG.warning("weight_from_network", tensor=weight.name, node=weight.node, why=weight.reason)
@@ -350,25 +357,4 @@ class HeadRun:
                 bytes_per_token=per_token,
                 report=report,
             )
-        )
-
-    async def _measure_token(self) -> float | None:
-        """Bytes on the links for one generated token, both directions."""
-        if not self._lenders:
-            return 0.0
-        costs = []
-        for tokens in (SHORT_TOKENS, SHORT_TOKENS + SAMPLE_TOKENS):
-            before = self._link_bytes()
-            if await self._kit.complete(self._socket, tokens) != tokens:
-                return None
-            costs.append(self._link_bytes() - before)
-        return (costs[1] - costs[0]) / SAMPLE_TOKENS
-
-    def _link_bytes(self) -> int:
-        workers = {lender.peer for lender in self._lenders}
-        return sum(
-            path.sent_bytes + path.received_bytes
-            for peer in self._kit.mesh.peers()
-            if peer.peer in workers
-            for path in peer.paths
         )

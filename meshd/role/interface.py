@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 from meshd.base.errors import MeshdError
-from meshd.gateway.interface import ReadyReport
+from meshd.gateway.interface import ReadyReport, WorkerLoad
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
+from meshd.store.interface import StoreStatus
 from meshd.tunnel.interface import Inspector, LocalWeights, SavedWeights, TunnelStatus
 from meshd.wire.hello import NativeVersion
 
@@ -188,6 +189,7 @@ class ModelStatus:
     bytes_per_token: float | None
     split: tuple[SplitPart, ...]
     progress: float | None
+    workers: tuple[WorkerLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,8 @@ class RoleStatus:
     """What somebody should know of the model files, a line each."""
     refused: tuple[str, ...] = ()
     """The last requests of heads that broke the rules of RPC, a line each."""
+    store: StoreStatus | None = None
+    """What a worker keeps of weights that came over the network."""
 
 
 class Role(Protocol):

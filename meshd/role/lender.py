@@ -62,6 +62,11 @@ class Lender:
         self._introduced: set[int] = set()
         self.secret = kit.random(SECRET_BYTES) if kit.native.patched else b""
 
+    @property
+    def sent_bytes(self) -> int:
+        """Through its tunnel."""
+        return self.tunnel.status.sent_bytes if self.tunnel is not None else 0
+
     async def ask(self, acquire: Acquire) -> Offer:
         """What the worker could lend. Raises Refused with its reason, Broken."""
         stream = self._kit.mesh.open_stream(self.peer, LEASE_SERVICE, metadata={})

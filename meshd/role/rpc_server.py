@@ -19,12 +19,14 @@ from meshd.role.open_weights import OpenWeights
 from meshd.role.outgoing import Outgoing
 from meshd.role.weights_report import count_of
 from meshd.rpc.firewall import Firewall
+from meshd.rpc.keeping import Keeping
 from meshd.tunnel.interface import TunnelStatus
 
 SECRET_BYTES = 32
 READY_LINE = r"^  transport +:"  # the last of rpc-server's banner, flushed when it takes connections
 PROGRESS_SECONDS = 2.0
 LOOK_SECONDS = 2.0  # between two looks at whether it stands still; its end is told at once
+SHOWN_MISSES = 12  # by name in the log: a worker without a file misses all; the head's status names them
 LOG = log.get("worker")
 
 
@@ -71,6 +73,8 @@ class RpcServer:
         except OSError as error:
             self.close()
             raise MeshdError(f"no rpc-server can be started: {error.strerror}") from None
+        if weights is not None and weights.shelf is not None:
+            weights.shelf.allow(sum(lease.memory.values()))
         self.child = kit.make_child(self._spec, "rpc-server")
 
     @property
@@ -94,7 +98,16 @@ class RpcServer:
 
     def make_firewall(self) -> Firewall:
         """One for each connection."""
-        return Firewall(memory=sum(self.lease.memory.values()) if self._stock else None)
+        shelf = self._weights.shelf if self._weights is not None else None
+        return Firewall(
+            memory=sum(self.lease.memory.values()) if self._stock else None,
+            keeping=Keeping(shelf) if shelf is not None else None,
+        )
+
+    def model_loaded(self) -> None:
+        """The head has sent all of its weights."""
+        if self._weights is not None and self._weights.shelf is not None:
+            self._weights.shelf.done()
 
     def _spec(self) -> ChildSpec:
         listen, self._port = self._kit.listening()
@@ -166,7 +179,8 @@ class RpcServer:
                     loaded(self.loaded_bytes)
                 case ["miss", reason, *name]:
                     self.missed += 1
-                    LOG.warning("weight_missed", tensor=" ".join(name), why=reason)
+                    if self.missed <= SHOWN_MISSES:
+                        LOG.warning("weight_missed", tensor=" ".join(name), why=reason)
 
     def close(self) -> None:
         """The child has ended before."""

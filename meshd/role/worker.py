@@ -33,7 +33,7 @@ from meshd.role.lent_streams import NO_USE, LentStreams
 from meshd.role.listing import Listing
 from meshd.role.outgoing import Outgoing
 from meshd.role.rpc_server import RpcServer
-from meshd.store.interface import WeightsFile
+from meshd.store.interface import ContentStore, WeightsFile
 from meshd.wire.lease import (
     LEASE_ID_BYTES,
     LEASE_SERVICE,
@@ -80,9 +80,16 @@ class WorkerOptions:
 class Worker:
     """Implements Role."""
 
-    def __init__(self, kit: Kit, files: Sequence[WeightsFile], options: WorkerOptions) -> None:
+    def __init__(
+        self,
+        kit: Kit,
+        files: Sequence[WeightsFile],
+        options: WorkerOptions,
+        store: ContentStore | None = None,
+    ) -> None:
         self._kit = kit
-        self._files = KnownFiles(files)
+        self._files = KnownFiles(files, store)
+        self._store = store
         self._options = options
         self._listing = Listing(kit)
         self._ledger = Ledger(limit=options.memory)
@@ -102,6 +109,7 @@ class Worker:
             model=None,
             notes=self._files.notes,
             refused=self._streams.refused,
+            store=self._store.status if self._store is not None else None,
         )
 
     async def prepare(self) -> None:
@@ -111,7 +119,13 @@ class Worker:
 
     async def serve(self) -> None:
         """See Role: knows its files by content, and again when one has changed before a lease."""
-        await self._files.serve()
+        try:
+            async with Owner() as owner:
+                owner.start(self._files.serve(), name="model files")
+                if self._store is not None:
+                    owner.start(self._store.serve(), name="content store")
+        except ExceptionGroup as group:
+            raise first_error(group) from None
 
     async def _devices(self) -> tuple[Device, ...]:
         return pick(await self._listing.devices(), self._options.devices)
@@ -166,14 +180,14 @@ class Worker:
             raise RemoteProtocolError("lease: expected `acquire`", code="lease")
         self._check_version(acquire)
         try:
-            weights = await self._files.take(outgoing, _teller(messages))
+            weights = await self._files.take(outgoing, _teller(messages), peer=messages.stream.peer.short)
         except OSError as error:
             raise MeshdError(f"no lease can be made: {error.strerror}") from None
         before = self._ledger  # looked at before the devices: see Ledger.offer
         devices = before.offer(await self._devices())
         offer = Offer(
             devices,
-            has_model=weights is not None,
+            has_model=weights is not None and weights.has_model,
             machine=self._options.machine,
             push=self._kit.native.patched,
         )
@@ -259,6 +273,7 @@ class Worker:
             while True:
                 match decode(await messages.receive()):
                     case Loaded():
+                        server.model_loaded()
                         self._ledger = self._ledger.loaded(lease.lease_id, sum(lease.memory.values()))
                     case Admit(peer=peer) if neighbours is not None:
                         neighbours.admit(peer)

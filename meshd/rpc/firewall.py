@@ -12,6 +12,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import protocol as rpc
 from meshd.rpc.frames import Messages
 from meshd.rpc.graph import check_graph
+from meshd.rpc.keeping import Keeping
 from meshd.rpc.tensors import Buffer, check_load_entry, find, place_of, refused
 
 MAX_BUFFERS = 1024
@@ -35,9 +36,13 @@ class Firewall:
     GRAPH_MOST_BYTES, what MAX_BUFFERS and MAX_UNANSWERED allow, nothing else.
     """
 
-    def __init__(self, *, memory: int | None = None) -> None:
-        """`memory`: most bytes of buffers together, where the server itself has no limit."""
+    def __init__(self, *, memory: int | None = None, keeping: Keeping | None = None) -> None:
+        """`memory`: most bytes of buffers together, where the server itself has no limit.
+
+        `keeping` is told of tensors that are asked for by content, and of those that are sent.
+        """
         self._memory = memory
+        self._keeping = keeping
         self._requests = Messages(rpc.REQUEST.size)
         self._answers = Messages(rpc.ANSWER.size)
         self._buffers: dict[int, Buffer] = {}
@@ -56,6 +61,8 @@ class Firewall:
 
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """Requests. See Inspector."""
+        if self._keeping is not None:
+            self._keeping.more(data)
         return self._requests.feed(data, self._look_request)
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
@@ -155,6 +162,8 @@ class Firewall:
         (offset,) = rpc.U64.unpack_from(data, at + rpc.TENSOR_BYTES + 1)
         if offset + size - rpc.SET_TENSOR_HEAD_BYTES > self._size_of(data, at):
             raise refused("beyond the end of the tensor")
+        if self._keeping is not None:
+            self._keeping.sent(data, at, size)
         return 0
 
     def _set_tensor_hash(self, data: bytes | memoryview, at: int, _size: int) -> int:
@@ -199,6 +208,8 @@ class Firewall:
             raise refused(f"{count} tensors in {size} bytes")
         for entry in range(at + rpc.LOAD_HEAD_BYTES, at + size, rpc.LOAD_ENTRY_BYTES):
             check_load_entry(data, entry, self._buffers)
+        if self._keeping is not None:
+            self._keeping.asked(data, at, size)
         return int(count)
 
     # To and from other servers.
@@ -276,6 +287,10 @@ class Firewall:
         else:
             self._neighbours.discard(said)
 
+    def _learn_loaded(self, data: bytes | memoryview, at: int, said: int) -> None:
+        if self._keeping is not None:
+            self._keeping.answered(bytes(data[at : at + said]))
+
     def _learn_base(self, data: bytes | memoryview, at: int, said: int) -> None:
         (start,) = rpc.U64.unpack_from(data, at)
         if said in self._buffers:  # else it was freed meanwhile
@@ -312,4 +327,5 @@ _LESSONS: Mapping[int, Lesson] = {
     rpc.ALLOC_BUFFER_AS: Firewall._learn_granted,
     rpc.BUFFER_GET_BASE: Firewall._learn_base,
     rpc.PEER_CHECK: Firewall._learn_neighbour,
+    rpc.SET_TENSOR_GGUF: Firewall._learn_loaded,
 }

@@ -13,6 +13,7 @@ from meshd.model.ggml import TENSOR_TYPES
 from meshd.rpc import protocol as rpc
 from meshd.rpc.answers import Answers
 from meshd.rpc.filling import Filling
+from meshd.rpc.keeping import Keeping, Missed
 from meshd.rpc.pushed import PushFilter
 from meshd.rpc.saving import ANNOUNCED, Loaded, Saving
 
@@ -42,6 +43,9 @@ SAMPLES = (
     talk.check(),
     talk.push(Tensor()),
     talk.take(Tensor(data=END - 16), offset=8, size=8),
+)
+WANTED = tuple(
+    talk.load_entry(data=at, digest=bytes([number]) * 32) for number, at in enumerate((BASE, END - 16))
 )
 ALLOC_SIZE = talk.alloc_size(Tensor(kind=talk.Q4_0, ne=(64, 2, 1, 1), nb=(18, 36, 72, 72)))
 _SIZES = (0, 1, 2, 4, 31, 32, 64, 256, 1024, 1 << 20, 1 << 31, (1 << 32) - 1)
@@ -92,10 +96,29 @@ def _make_pushed(chance: random.Random, samples: Sequence[bytes]) -> bytes:
     return said if chance.random() < 0.2 else flip(chance, said, samples)
 
 
+class _Kept:
+    """Takes every piece that lies inside its tensor, and each byte once."""
+
+    def __init__(self) -> None:
+        self._left: dict[Missed, int] = {}
+
+    def loaded(self, _digest: bytes) -> None:
+        raise AssertionError("nobody has said so")
+
+    def piece(self, tensor: Missed, offset: int, data: bytes, *, last: bool) -> bool:
+        assert data and 0 <= offset <= tensor.size - len(data)
+        left = self._left.get(tensor, tensor.size) - len(data)
+        assert left >= 0 and last == (not left)
+        self._left[tensor] = left
+        return True
+
+
 def _feed(data: bytes) -> None:
-    it, passed, filling = Talk(), bytearray(), Filling()
+    it, passed, filling = Talk(Keeping(_Kept())), bytearray(), Filling()
     it.say(talk.check())
     it.hear(talk.answer(b"\1"))  # a neighbour to which it may push
+    it.say(talk.load(*WANTED))
+    it.hear(talk.answer(bytes([rpc.NO_SUCH_HASH]) * len(WANTED)))  # what comes of these is kept
     cut = len(data) // 3
     try:
         for part in (data[:cut], data[cut : cut + 1], data[cut + 1 :]):

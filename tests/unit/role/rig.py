@@ -134,10 +134,11 @@ class StubTunnel:
         self.metadata = metadata
         self.endpoint = f"127.0.0.1:{10_000 + StubTunnel.made % 50_000}"
         self.closed = False
+        self.sent = 0
 
     @property
     def status(self) -> TunnelStatus:
-        return TunnelStatus(self.peer, "rpc", self.endpoint, 0, 0, 0)
+        return TunnelStatus(self.peer, "rpc", self.endpoint, 0, self.sent, 0)
 
     async def serve(self) -> None:
         await asyncio.Event().wait()
@@ -251,6 +252,7 @@ class Bench:
         self.saved: list[SavedWeights | None] = []
         self.connected: list[tuple[int, bytes]] = []
         self.weights: LocalWeights | None = None  # that a tunnel was given
+        self.inspectors: list[Inspector] = []
         self.head_says = b""  # over the connection to an rpc-server
         self.device_lines: Sequence[str] = DEVICE_LINES
         self.child_refuses: MeshdError | None = None
@@ -330,6 +332,7 @@ class Bench:
         assert host == "127.0.0.1"
         self.connected.append((port, secret))
         self.weights = weights
+        self.inspectors.append(inspector)
         try:
             inspector.from_peer(self.head_says)
         except RemoteProtocolError as error:
@@ -374,6 +377,7 @@ class FakeFile:
         self.paths = (Path("/models/tiny.gguf"),)
         self.headers: tuple[Header, ...] = (parse(gguf(*language_model(layers=layers))),)
         self.descriptors: tuple[int, ...] = ()
+        self.missing_bytes = self.missing_shards = 0
         self.hashed = asyncio.Event()
         self.hashed.set()
         self.progress: ProgressCallback | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from meshd.rpc import protocol as rpc
 from meshd.rpc.firewall import Firewall
+from meshd.rpc.keeping import Keeping
 
 F32, F16, Q4_0, I32 = 0, 1, 2, 26
 ADD, MUL_MAT, VIEW = 2, 29, 37
@@ -131,8 +132,9 @@ def load_entry(
     size: int = 16,
     kind: int = F32,
     ne: tuple[int, int, int, int] = (4, 1, 1, 1),
+    digest: bytes = bytes(32),
 ) -> bytes:
-    return struct.pack("<QQQI4I", buffer, data, size, kind, *ne) + bytes(96)
+    return struct.pack("<QQQI4I", buffer, data, size, kind, *ne) + digest + bytes(64)
 
 
 def load(*entries: bytes, count: int = -1) -> bytes:
@@ -172,8 +174,8 @@ GRAPH = graph((A, B, SUM), (3,))
 class Talk:
     """A connection that has said HELLO and has one buffer of ROOM bytes at BASE."""
 
-    def __init__(self) -> None:
-        self.firewall = Firewall()
+    def __init__(self, keeping: Keeping | None = None) -> None:
+        self.firewall = Firewall(keeping=keeping)
         self.say(hello())
         self.hear(hello_answer())
         self.say(alloc())
