@@ -153,6 +153,14 @@ KEYS: tuple[Key, ...] = (
         help="pass nothing on between members that reach each other only through this node",
     ),
     Key(
+        section="links",
+        field="compress",
+        form=choice("auto", "on", "off"),
+        option="--compress",
+        metavar="WHEN",
+        help="compress what goes to workers and back: auto (where the path is slow), on, off (default: auto)",
+    ),
+    Key(
         section="worker",
         field="models",
         form=_PATH_LIST,

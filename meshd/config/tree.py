@@ -62,6 +62,7 @@ class LinksConfig:
     no_mdns: bool = False
     no_portmap: bool = False
     no_relaying: bool = False
+    compress: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,11 @@ class Tunnel(Protocol):
 
 
 class MakeTunnel(Protocol):
-    """Builds a forward to `service` of `peer`; a client must send `secret` first, if there is one."""
+    """Builds a forward to `service` of `peer`; a client must send `secret` first, if there is one.
+
+    `compressed`: the version of compressed streams that the peer takes, 0 for none; whether they are used is
+    decided by the path of each.
+    """
 
     def __call__(
         self,
@@ -52,6 +56,7 @@ class MakeTunnel(Protocol):
         secret: bytes,
         owner_pid: Callable[[], int | None] | None,
         on_broken: Callable[[MeshdError], None],
+        compressed: int = 0,
     ) -> Tunnel: ...
 
 
@@ -125,6 +130,8 @@ class Kit:
     logs: Path
     run_dir: Path
     """For sockets: private (0700) and short enough for sun_path."""
+    compressed: int = 0
+    """The version of compressed streams that this node takes, 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class Lender:
             secret=self.secret,
             owner_pid=self._owner_pid,
             on_broken=self._tunnel_broken,
+            compressed=answer.compressed,
         )
         return self.tunnel
 

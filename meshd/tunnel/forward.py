@@ -13,6 +13,7 @@ from meshd.base.port_holder import port_holder
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue
+from meshd.tunnel.compressed import COMPRESSED, CompressedStream
 from meshd.tunnel.interface import Inspector, IsOurs, TunnelStatus
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.on_demand import open_on_demand
@@ -46,8 +47,12 @@ class Forward:
         on_broken: Callable[[MeshdError], None] = lambda _error: None,
         listen: tuple[str, int] = ("127.0.0.1", 0),
         bulk: bool = False,
+        compresses: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`listen`: host and port, 0 for any free one. Raises UserError when it cannot be had."""
+        """`listen`: host and port, 0 for any free one. Raises UserError when it cannot be had.
+
+        `compresses` is asked before each stream; the peer must be known to take compressed ones.
+        """
         self._mesh = mesh
         self._peer = peer
         self._service = service
@@ -60,6 +65,7 @@ class Forward:
         self._streams = 0
         self._fresh: set[socket.socket] = set()  # taken, and not yet the matter of a task that runs
         self._bulk = bulk
+        self._compresses = compresses
         self._listener = _listen(*listen)
         self._listener.setblocking(False)
         self.host: str = listen[0]
@@ -145,13 +151,17 @@ class Forward:
         if first is None:
             LOG.warning("tunnel_wrong_secret", service=self._service, remote=local.remote)
             return
+        compressed = self._compresses()
+        metadata = {**self._metadata, **(COMPRESSED if compressed else {})}
         try:
             stream = await open_on_demand(
-                self._mesh, self._peer, self._service, metadata=self._metadata, bulk=self._bulk
+                self._mesh, self._peer, self._service, metadata=metadata, bulk=self._bulk
             )
         except MeshdError as error:
             self._on_broken(error)
             return
+        if compressed:
+            stream = CompressedStream(stream)
         local.unread(first)  # an inspector sees this, too
         inspector = self._inspect() if self._inspect is not None else None
         await pump(local, stream, counter=self._counter, inspector=inspector, on_broken=self._on_broken)

@@ -227,7 +227,7 @@ TARGETS = (
             lease.Acquire(bytes(16), "model", "f" * 64, "b1234", "ab" * 32),
             lease.Offer((_DEVICE, _DEVICE), True, "m" * 32),
             lease.Reserve((1 << 30, 0)),
-            lease.Grant(bytes(16)),
+            lease.Grant(bytes(16), compressed=1),
             lease.Progress("hashing"),
             lease.Lost("gone", "the server ended", ""),
         ),

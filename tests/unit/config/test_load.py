@@ -62,6 +62,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "links.no_mdns": ("true", True),
     "links.no_portmap": ("true", True),
     "links.no_relaying": ("true", True),
+    "links.compress": ("on", "on"),
     "worker.models": ("/m/a.gguf:/m/b.gguf", (Path("/m/a.gguf"), Path("/m/b.gguf"))),
     "worker.devices": ("CUDA0,CUDA1", ("CUDA0", "CUDA1")),
     "worker.memory": ("8G", 8 << 30),

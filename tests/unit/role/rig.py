@@ -289,6 +289,7 @@ class Bench:
         secret: bytes,
         owner_pid: Callable[[], int | None] | None,
         on_broken: Callable[[MeshdError], None],
+        compressed: int = 0,
     ) -> Tunnel:
         tunnel = StubTunnel(peer, metadata)
         self.tunnels.append(tunnel)
