@@ -90,6 +90,7 @@ class ServeConfig:
     devices: tuple[str, ...] = ()
     rpc: tuple[HostPort, ...] = ()
     load_mode: str | None = None
+    output: str = "auto"
     api_key_file: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
