@@ -25,7 +25,7 @@ def judge(paths: Sequence[PathStatus]) -> Verdict:
     path = next((path for path in paths if path.selected), None)
     if path is None:
         return Verdict(False, "no path is known")
-    if path.link.path == LOOPBACK:
+    if path.link.path == LOOPBACK:  # whatever it measures: a busy machine answers late
         return Verdict(False, "the other node is on this machine")
     if path.rate is not None:
         return Verdict(path.rate < FAST_RATE, f"the path carries {path.rate / 1e6:.1f} MB/s")

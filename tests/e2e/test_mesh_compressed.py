@@ -1,5 +1,9 @@
 """Little on the wire: a long prompt and a load through compressed tunnels, beside stock; in bytes."""
 
+import os
+import re
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,9 +15,10 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.alone import alone
 from tests.e2e.counting_proxy import CountingProxy
-from tests.e2e.models import smollm2, stock
+from tests.e2e.models import cache_folder, patched, smollm2, stock
 from tests.e2e.native_rig import Head, Worker
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, TEST_SECONDS, Fleet, api_of, play
+from tests.e2e.spaces import why_not
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -95,6 +100,25 @@ def test_a_load_crosses_in_less_than_its_graph(tmp_path: Path) -> None:
             assert crossed["on"] < CONTROL_BYTES + crossed["off"] / 4, crossed
 
     play(check())
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+def test_the_demo_over_a_distance_is_compressed(tmp_path: Path) -> None:
+    """In a process of its own, which goes into a network namespace and stays there."""
+    patched()
+    smollm2()
+    done = subprocess.run(
+        [sys.executable, "-m", "meshd", "demo", "--latency", "30"],
+        env={**os.environ, "MESHD_HOME": str(tmp_path), "MESHD_CACHE": str(cache_folder())},
+        capture_output=True,
+        text=True,
+        timeout=TEST_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"wire +([0-9.]+) kB until loaded", done.stdout)
+    assert found is not None, done.stdout
+    assert float(found[1]) * 1000 < GRAPH_BYTES
 
 
 @pytest.mark.parametrize("when", ["auto", "off"])

@@ -32,6 +32,9 @@ NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
 DEVICE_LINES = ("Available devices:", "  CPU: some processor (4096 MiB, 3000 MiB free)")
 
 
+COMPRESSED_VERSION = 7  # of compressed streams, as a worker of these tests takes them
+
+
 class StubChild(Child):
     """Ready as soon as it is asked for, until `die`; owns what its spec hands over, as a real owner does."""
 
@@ -111,10 +114,11 @@ class StubTunnel:
 
     made = 0
 
-    def __init__(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
+    def __init__(self, peer: PeerId, metadata: Mapping[str, MetadataValue], compressed: int) -> None:
         StubTunnel.made += 1
         self.peer = peer
         self.metadata = metadata
+        self.compressed = compressed
         self.endpoint = f"127.0.0.1:{10_000 + StubTunnel.made % 50_000}"
         self.closed = False
 
@@ -263,6 +267,7 @@ class Bench:
             random=self._random,
             logs=folder,
             run_dir=folder,
+            compressed=COMPRESSED_VERSION,
         )
 
     def _make_child(self, spec: Callable[[], ChildSpec], name: str) -> Child:
@@ -291,7 +296,7 @@ class Bench:
         on_broken: Callable[[MeshdError], None],
         compressed: int = 0,
     ) -> Tunnel:
-        tunnel = StubTunnel(peer, metadata)
+        tunnel = StubTunnel(peer, metadata, compressed)
         self.tunnels.append(tunnel)
         return tunnel
 

@@ -203,8 +203,7 @@ def test_the_rest_is_as_with_any_stream() -> None:
 @pytest.mark.parametrize(("metadata", "expected"), [({}, False), (dict(COMPRESSED), True)])
 def test_it_is_compressed_where_the_metadata_says_so(metadata: dict[str, int], expected: bool) -> None:
     async def main() -> None:
-        near, *_ = streams()
-        near._metadata = metadata
+        near, *_ = streams(metadata=metadata)
         assert isinstance(as_agreed(near), CompressedStream) is expected
 
     run(main())
@@ -213,8 +212,7 @@ def test_it_is_compressed_where_the_metadata_says_so(metadata: dict[str, int], e
 @pytest.mark.parametrize("value", [0, 2, "1", b"1"])
 def test_another_version_is_refused(value: str | int | bytes) -> None:
     async def main() -> None:
-        near, *_ = streams()
-        near._metadata = {"compressed": value}
+        near, *_ = streams(metadata={"compressed": value})
         with pytest.raises(RemoteProtocolError, match="not known"):
             as_agreed(near)
 
