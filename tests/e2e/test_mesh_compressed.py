@@ -17,7 +17,7 @@ from tests.e2e.alone import alone
 from tests.e2e.counting_proxy import CountingProxy
 from tests.e2e.models import cache_folder, patched, smollm2, stock
 from tests.e2e.native_rig import Head, Worker
-from tests.e2e.nodes import PROMPT, SAME_THREADS, TEST_SECONDS, Fleet, api_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, TEST_SECONDS, Fleet, api_of, model_of, play
 from tests.e2e.spaces import why_not
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -98,6 +98,23 @@ def test_a_load_crosses_in_less_than_its_graph(tmp_path: Path) -> None:
                 fleet.forget(head)
             assert crossed["off"] > 2 * GRAPH_BYTES  # of the load, and of the tokens by which it is tried
             assert crossed["on"] < CONTROL_BYTES + crossed["off"] / 4, crossed
+
+    play(check())
+
+
+def test_a_stock_worker_takes_it_too(tmp_path: Path) -> None:
+    """Its tunnel fills in the weights, behind what decompresses."""
+    reference = alone(smollm2(), 48)
+    native = ("--native-bin", str(stock().binaries[RPC_SERVER].parent))
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(smollm2(), options=native)
+            head = await fleet.head(smollm2(), "--compress", "on", *SAME_THREADS, token=token)
+            status = await fleet.ready(head)
+            assert model_of(status).weights_network_bytes == 0
+            assert _crossed(status) < GRAPH_BYTES
+            assert await api_of(status).complete(PROMPT, 48) == reference
 
     play(check())
 
