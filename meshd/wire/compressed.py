@@ -32,8 +32,12 @@ _WIDTH = 4
 _SAMPLED_FROM = 16 << 10  # bytes; below it a trial costs as much as the work
 _SAMPLE = 8 << 10
 _CLEAR = 0.3  # of the size: what shrinks so well are masks, graphs and text, and no other way is tried
+_FLOATS = 0.5  # of the size: no float array shrinks so well
 _WORTH = 0.95  # of the size: more, and it goes as it is
 _TINY = 32  # bytes that no way makes smaller
+_ROWS = 256  # bytes that divide a row of floats: embeddings have a multiple of 64
+_MARK = 16  # of each so many, by which a repeat is known
+_MOST_DISTINCT = 0.95  # of the marks
 _MOST_SKIPPED = 64  # small pieces that go untried after several that did not shrink
 
 
@@ -60,6 +64,11 @@ class Encoder:
         plain = len(_deflated(sample))
         if plain < _CLEAR * _SAMPLE:
             return STREAM, self._next(raw)
+        if plain > _FLOATS * _SAMPLE and _repeats(
+            raw
+        ):  # rows of the same tokens: a plane's window holds four times as many of them
+            body = _apart(raw, [True] * _WIDTH)
+            return (PLANES, body) if len(body) < len(raw) else (STORED, raw)
         tried = [len(_deflated(plane)) for plane in _planes_of(sample)]
         shrinks = [size < _WORTH * _SAMPLE / _WIDTH for size in tried]
         planes = sum(size if good else _SAMPLE // _WIDTH for size, good in zip(tried, shrinks, strict=True))
@@ -154,6 +163,12 @@ def _why_not(kind: int, size: int, length: int) -> str:
     if not 0 < size <= MOST_RAW or not 0 < length <= _MOST_BODY or (kind == STORED and size != length):
         return f"a frame of {length} bytes for {size} cannot be"
     return ""
+
+
+def _repeats(raw: bytes) -> bool:
+    """Whether parts of it come again further on, at a distance that rows of activations have."""
+    seen = [raw[begin : begin + _MARK] for begin in range(0, len(raw) - _MARK, _ROWS)]
+    return len(set(seen)) < _MOST_DISTINCT * len(seen)
 
 
 def _planes_of(raw: bytes) -> list[bytes]:

@@ -72,6 +72,17 @@ def test_each_kind_of_content_goes_its_way() -> None:
     assert kinds(Encoder().encode(bytes(MOST_RAW + 1))) == [STREAM, STORED]
 
 
+def test_rows_that_come_again_in_a_piece_are_found_further_apart_than_a_window() -> None:
+    rows = [floats(576) for _ in range(28)]
+    data = b"header" + b"".join(rows + rows)
+    wire = Encoder().encode(data)
+    assert kinds(wire) == [PLANES]
+    assert len(wire) < 0.55 * len(data)
+    decoder = Decoder()
+    decoder.feed(wire)
+    assert drained(decoder) == data
+
+
 def test_a_repeat_costs_next_to_nothing() -> None:
     encoder, message = Encoder(), RNG.randbytes(1500).hex().encode()
     first, second = encoder.encode(message), encoder.encode(message)
