@@ -10,7 +10,8 @@ from meshd.base.errors import UsageError, UserError
 from meshd.cli.output import standard
 from meshd.config import Loaded, load
 from meshd.config.forms import parse_duration, whole
-from meshd.config.keys import KEYS, ROLES, Key
+from meshd.config.key import ROLES, Key
+from meshd.config.keys import KEYS
 
 Arguments = argparse.Namespace
 NOT_HERE = "not in this version"

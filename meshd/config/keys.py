@@ -1,48 +1,11 @@
 """The list of everything that can be set: options, variables and file keys all follow from it."""
 
-from dataclasses import dataclass
-
 from meshd.config import forms
-from meshd.config.forms import Form, choice, listed, whole
+from meshd.config.forms import choice, listed, whole
+from meshd.config.key import Key
 from meshd.config.tree import LINK_KINDS
 
-ROLES = ("worker", "serve")
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")  # llama.cpp's, of the pinned version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
-    """One setting: where it stands in the tree and in the file, and by which other ways it is given.
-
-    `switch`: the option takes no value. `repeat`: it may be given several times. `roles`: the verbs that
-    have the option. `secret`: its value is never shown. `list_separator` divides a variable's value.
-    """
-
-    section: str
-    field: str
-    form: Form
-    help: str
-    option: str = ""
-    env: str = ""
-    metavar: str = ""
-    roles: tuple[str, ...] = ROLES
-    repeat: bool = False
-    switch: bool = False
-    secret: bool = False
-    in_file: bool = True
-    list_separator: str = ""
-
-    @property
-    def name(self) -> str:
-        """`section.field`, as in the file and in `meshd config show`."""
-        return f"{self.section}.{self.field}"
-
-    @property
-    def variable(self) -> str:
-        """The environment's name for it: the option's in capitals, unless there is no option."""
-        if self.env or not self.option:
-            return self.env
-        return "MESHD_" + self.option.removeprefix("--").replace("-", "_").upper()
 
 
 _DEVICES = listed(forms.WORD)
@@ -149,6 +112,14 @@ KEYS: tuple[Key, ...] = (
         option="--no-relaying",
         switch=True,
         help="pass nothing on between members that reach each other only through this node",
+    ),
+    Key(
+        section="links",
+        field="compress",
+        form=choice("auto", "on", "off"),
+        option="--compress",
+        metavar="WHEN",
+        help="compress what goes to workers and back: auto (where the path is slow), on, off (default: auto)",
     ),
     Key(
         section="worker",
@@ -284,6 +255,15 @@ KEYS: tuple[Key, ...] = (
         switch=True,
         roles=("serve",),
         help="activations go through this node, never straight from one worker to the next",
+    ),
+    Key(
+        section="serve",
+        field="output",
+        form=choice("auto", "head", "worker"),
+        option="--output-on",
+        metavar="WHERE",
+        roles=("serve",),
+        help="where logits are made: auto (where a token takes less time), head, worker (default: auto)",
     ),
     Key(
         section="serve",

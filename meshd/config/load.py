@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from meshd.base.errors import UsageError, UserError
-from meshd.config.keys import KEYS, Key
+from meshd.config.key import Key
+from meshd.config.keys import KEYS
 from meshd.config.tree import (
     Config,
     LinksConfig,

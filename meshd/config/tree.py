@@ -62,6 +62,7 @@ class LinksConfig:
     no_mdns: bool = False
     no_portmap: bool = False
     no_relaying: bool = False
+    compress: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ class ServeConfig:
     rpc: tuple[HostPort, ...] = ()
     load_mode: str | None = None
     no_push: bool = False
+    output: str = "auto"
     api_key_file: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()

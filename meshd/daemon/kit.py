@@ -29,9 +29,11 @@ from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.process.run import run_to_end
 from meshd.process.stopped import is_stopped
 from meshd.role.interface import Kit, Native
+from meshd.tunnel.compressed import VERSION
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
 from meshd.tunnel.interface import SavedWeights
+from meshd.tunnel.slow import judge
 from meshd.wire.hello import NativeVersion
 
 LOG = log.get("daemon")
@@ -79,6 +81,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         owner_pid: Callable[[], int | None] | None,
         saved: SavedWeights | None,
         on_broken: Callable[[MeshdError], None],
+        compressed: int = 0,
     ) -> Forward:
         return Forward(
             mesh=mesh,
@@ -89,6 +92,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
             is_ours=None if secret or owner_pid is None else _owned_by(owner_pid),
             saved=saved,
             on_broken=on_broken,
+            compresses=lambda: compressed == VERSION and _compresses(config.links.compress, mesh, peer),
         )
 
     return Kit(
@@ -111,7 +115,17 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         random=secrets.token_bytes,
         logs=config.paths.logs,
         run_dir=socket_folder(config.paths.home, os.environ),
+        compressed=0 if config.links.compress == "off" else VERSION,
     )
+
+
+def _compresses(setting: str, mesh: Mesh, peer: PeerId) -> bool:
+    """Whether a stream to `peer` is to be compressed, as its path is now."""
+    if setting != "auto":
+        return setting == "on"
+    verdict = judge(next((status.paths for status in mesh.peers() if status.peer == peer), ()))
+    LOG.info("tunnel_opened", peer=peer.short, compressed=verdict.pays, why=verdict.why)
+    return verdict.pays
 
 
 def _answers(place: Path) -> ReadyProbe:

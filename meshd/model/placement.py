@@ -9,6 +9,9 @@ import struct
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from meshd.base.errors import LocalProtocolError
+from meshd.model.plan import Plan
+
 ON_CPU = -1
 MAX_DEVICES = 15  # llama_max_devices() is 16, and -ts wants fewer values than that
 _F32 = struct.Struct("<f")
@@ -38,3 +41,15 @@ def place(layers: int, *, gpu_layers: int, tensor_split: Sequence[float]) -> tup
         else:
             placed.append(bisect_right(points, _f32(_f32(layer - start) / active)))
     return tuple(placed)
+
+
+def check_placed(plan: Plan) -> None:
+    """The options must lead llama.cpp to this very plan. Raises LocalProtocolError when they do not."""
+    layers = sum(share.layers for share in plan.shares)
+    placed = place(layers, gpu_layers=plan.gpu_layers, tensor_split=plan.tensor_split)
+    expected: list[int] = []
+    for number, share in enumerate(plan.shares, start=ON_CPU):
+        expected += [number] * share.layers
+    expected.append(len(plan.devices) - 1 if plan.devices else ON_CPU)
+    if list(placed) != expected:
+        raise LocalProtocolError(f"planned {expected}, llama.cpp would place {placed}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from meshd.base.errors import UserError
 from meshd.model.cache import ContextShape
 from meshd.model.layers import ModelLayers
+from meshd.model.output import Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +14,7 @@ class Device:
 
     `pool` names the memory when several devices draw on the same (two nodes on one machine, two processes on
     one GPU): its `free` is counted once, the smallest that a member gives. Empty: memory of its own.
+    `way`: to the head, None where nothing is known of it.
     """
 
     node: str
@@ -21,6 +23,7 @@ class Device:
     is_gpu: bool = False
     is_head: bool = False
     pool: str = ""
+    way: Way | None = None
 
     @property
     def label(self) -> str:
@@ -34,13 +37,14 @@ class SplitOptions:
     `tensor_split`: shares of the workers in order, then of the head's own devices (its GPUs, else its CPU);
     whole numbers that sum up to the number of layers (or one more, llama.cpp's way, for the output on the
     last device) are taken as they are. `head_layers` False: `--device none`. `local_output`: the matrix that
-    makes logits lies on the head, so that 2 KB instead of hundreds cross the wire for a token.
+    makes logits lies on the head, so that 2 KB instead of hundreds cross the wire for a token; None: where a
+    token takes less time (output.py), on the head if nothing is known.
     """
 
     shape: ContextShape
     tensor_split: tuple[float, ...] = ()
     head_layers: bool = True
-    local_output: bool = True
+    local_output: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

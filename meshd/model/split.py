@@ -13,8 +13,9 @@ from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.cache import CELL_PADDING
 from meshd.model.compute import compute_bound
 from meshd.model.layers import ModelLayers
+from meshd.model.output import OutputChoice, choose_output
 from meshd.model.partition import partition, share_out
-from meshd.model.placement import MAX_DEVICES, ON_CPU, place
+from meshd.model.placement import MAX_DEVICES, check_placed
 from meshd.model.plan import Device, DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
 
 _TIED_OUTPUT = "token_embd.weight=CPU"
@@ -70,8 +71,13 @@ class _Planner:
 
     def plan(self) -> Plan | None:
         """The first way that fits, or None."""
-        if self._options.tensor_split:
-            return self._by_user()
+        plan = self._by_user() if self._options.tensor_split else self._by_memory()
+        if plan is None and self._options.local_output is None:
+            options = replace(self._options, local_output=True)  # if a worker had no room for the output
+            plan = _Planner(self._model, [*self._workers, *self._gpus, self._cpu], options).plan()
+        return plan
+
+    def _by_memory(self) -> Plan | None:
         for cpu_layers, why in self._ways():
             plan = self._proportional(cpu_layers, why)
             if plan is not None:
@@ -239,7 +245,12 @@ class _Planner:
         """Where the matrix that makes logits lies."""
         if not order or order[-1] is self._cpu:
             return self._cpu
-        return order[-1] if order[-1].is_head or not self._options.local_output else self._cpu
+        last = order[-1]
+        return last if last.is_head or not self._output_choice(last).on_head else self._cpu
+
+    def _output_choice(self, last: Device) -> OutputChoice:
+        slots, wanted = self._options.shape.parallel, self._options.local_output
+        return choose_output(self._model, last.way, slots=slots, worker_is_gpu=last.is_gpu, wanted=wanted)
 
     def _fixed(self, device: Device, order: Sequence[Device]) -> int:
         """Bytes of weights beside the layers."""
@@ -313,11 +324,12 @@ class _Planner:
             left_out=tuple(left_out),
             why=self._why(why, taking, left_out),
         )
-        _check(plan, model.count)
+        check_placed(plan)
         return plan
 
     def _why(self, why: str, taking: Sequence[Device], left_out: Sequence[LeftOut]) -> str:
-        parts = [why, f"output on {self._output_on(taking).label}"]
+        there = "" if not taking or taking[-1].is_head else self._output_choice(taking[-1]).why
+        parts = [why, f"output on {self._output_on(taking).label}" + (f" ({there})" if there else "")]
         parts += [f"{item.device.label} left out: {item.why}" for item in left_out]
         if not self._model.cache.exact:
             parts.append(
@@ -333,14 +345,3 @@ class _Planner:
             totals[pool] = totals.get(pool, 0) + share.total
             free[pool] = min(free.get(pool, share.device.free), share.device.free)
         return all(totals[pool] <= free[pool] for pool in totals)
-
-
-def _check(plan: Plan, layers: int) -> None:
-    """The options must lead llama.cpp to this very plan. Raises LocalProtocolError when they do not."""
-    placed = place(layers, gpu_layers=plan.gpu_layers, tensor_split=plan.tensor_split)
-    expected: list[int] = []
-    for number, share in enumerate(plan.shares, start=ON_CPU):
-        expected += [number] * share.layers
-    expected.append(len(plan.devices) - 1 if plan.devices else ON_CPU)
-    if list(placed) != expected:
-        raise LocalProtocolError(f"planned {expected}, llama.cpp would place {placed}")

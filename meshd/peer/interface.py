@@ -32,7 +32,11 @@ class PeerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PathStatus:
-    """One link of a peer as path choice sees it; times in seconds, sizes in bytes."""
+    """One link of a peer as path choice sees it; times in seconds, sizes in bytes.
+
+    `rtt_min` is the shortest round trip of the last seconds; `rate`, in bytes a second, what the link carried
+    when it was the bottleneck, None when it never was.
+    """
 
     link: LinkInfo
     selected: bool
@@ -40,6 +44,8 @@ class PathStatus:
     why: str
     sent_bytes: int
     received_bytes: int
+    rtt_min: float | None = None
+    rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ and says so to the session.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed
@@ -119,6 +119,8 @@ class Links:
             why=self._why if numbers.carries_data else "stands by",
             sent_bytes=numbers.sent,
             received_bytes=numbers.received,
+            rtt_min=numbers.rtt_min,
+            rate=self._rates.get(numbers.link_id),
         )
 
     # Choice.
@@ -135,11 +137,12 @@ class Links:
 
     def choose(self, session: Session) -> list[Event]:
         """The choice of the link that carries data, if this side leads, and the end of those not needed."""
+        status = session.status()
+        self._note_rates(status.links)
         if not self._leads:
             self._leave_suspects(session)
             return []
         now = self._now()
-        status = session.status()
         if session is not self._chosen_for:
             self._chosen_for, self._chooser = session, Chooser()
         paths = [self._path(numbers) for numbers in status.links if numbers.link_id in self._carriers]
@@ -156,10 +159,13 @@ class Links:
             self._carriers[number].end("not needed beside another link")
         return happened
 
+    def _note_rates(self, links: Sequence[LinkStatus]) -> None:
+        for numbers in links:
+            if numbers.bandwidth is not None and numbers.in_flight >= FULL * numbers.allowance:
+                self._rates[numbers.link_id] = numbers.bandwidth
+
     def _path(self, numbers: LinkStatus) -> Path:
         info = self._carriers[numbers.link_id].link.info
-        if numbers.bandwidth is not None and numbers.in_flight >= FULL * numbers.allowance:
-            self._rates[numbers.link_id] = numbers.bandwidth
         return Path(
             link_id=numbers.link_id,
             kind=info.kind,

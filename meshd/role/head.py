@@ -26,6 +26,7 @@ from meshd.role.plan import (
     make_plan,
     reservations,
     split_of,
+    way_to,
     why_idle,
     without_idle,
 )
@@ -223,7 +224,12 @@ class HeadRun:
         self._lenders = [lender for lender in self._lenders if lender.offer is not None]
         if len(self._lenders) < self._options.min_workers and refusals:
             raise refusals[0]
-        return [Lent(lender.name, lender.offer) for lender in self._lenders if lender.offer is not None]
+        ways = {status.peer: way_to(status.paths) for status in self._kit.mesh.peers()}
+        return [
+            Lent(lender.name, lender.offer, ways.get(lender.peer))
+            for lender in self._lenders
+            if lender.offer is not None
+        ]
 
     def _why_unfit(self, worker: PeerStatus) -> Refused | None:
         """Why its llama.cpp cannot work with ours: it need not be asked."""

@@ -45,6 +45,8 @@ class MakeTunnel(Protocol):
     """Builds a forward to `service` of `peer`; a client must send `secret` first, if there is one.
 
     With `saved` the client is a stock llama-server, whose weights stay here where the worker has them.
+    `compressed`: the version of compressed streams that the peer takes, 0 for none; whether they are used is
+    decided by the path of each.
     """
 
     def __call__(
@@ -57,6 +59,7 @@ class MakeTunnel(Protocol):
         owner_pid: Callable[[], int | None] | None,
         saved: SavedWeights | None,
         on_broken: Callable[[MeshdError], None],
+        compressed: int = 0,
     ) -> Tunnel: ...
 
 
@@ -146,6 +149,8 @@ class Kit:
     logs: Path
     run_dir: Path
     """For sockets: private (0700) and short enough for sun_path."""
+    compressed: int = 0
+    """The version of compressed streams that this node takes, 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,7 @@ class Lender:
             owner_pid=self._owner_pid,
             saved=self._saved_here(),
             on_broken=self._tunnel_broken,
+            compressed=answer.compressed,
         )
         return self.tunnel
 

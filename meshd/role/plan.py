@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from meshd.model.layers import ModelLayers
+from meshd.model.output import Way
 from meshd.model.plan import Device as PlanDevice
 from meshd.model.plan import DeviceShare, Plan, SplitOptions
 from meshd.model.split import plan_split
+from meshd.peer.interface import PathStatus
 from meshd.role.extra import read_extra
 from meshd.role.interface import SplitPart
 from meshd.wire.lease import Device, Offer
@@ -38,6 +40,7 @@ class HeadOptions:
     rpc: tuple[str, ...] = ()
     load_mode: str = "none"
     push: bool = True
+    output: str = "auto"
     extra: tuple[str, ...] = ()
     machine: str = ""
     node_name: str = "head"
@@ -46,10 +49,11 @@ class HeadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """A worker's offer, under the name of its node."""
+    """A worker's offer, under the name of its node, and what lies between."""
 
     node: str
     offer: Offer
+    way: Way | None = None
 
 
 def make_plan(
@@ -67,9 +71,9 @@ def make_plan(
     """
     devices: list[PlanDevice] = []
     for item in lent:
-        devices += [_remote(item.node, device, item.offer.machine) for device in item.offer.devices]
+        devices += [_remote(item.node, device, item.offer.machine, item.way) for device in item.offer.devices]
     for server in plain:
-        devices += [_remote(server.endpoint, device, "") for device in server.devices]
+        devices += [_remote(server.endpoint, device, "", None) for device in server.devices]
     for device in own:
         devices.append(
             PlanDevice(
@@ -88,18 +92,27 @@ def make_plan(
             shape=read_extra(options.extra).shape(layers, tokens=options.ctx_size),
             tensor_split=options.tensor_split,
             head_layers=options.devices != ("none",),
+            local_output={"head": True, "worker": False}.get(options.output),
         ),
     )
 
 
-def _remote(node: str, device: Device, machine: str) -> PlanDevice:
+def _remote(node: str, device: Device, machine: str, way: Way | None) -> PlanDevice:
     return PlanDevice(
         node=node,
         name=device.name,
         free=device.free_bytes,
         is_gpu=device.kind == "gpu",
         pool=_pool(device, machine),
+        way=way,
     )
+
+
+def way_to(paths: Sequence[PathStatus]) -> Way | None:
+    """By the path that carries data; None where it was never measured."""
+    path = next((path for path in paths if path.selected), None)
+    shortest = None if path is None else path.rtt if path.rtt_min is None else path.rtt_min
+    return None if path is None or shortest is None else Way(shortest, path.rate)
 
 
 def _pool(device: Device, machine: str) -> str:

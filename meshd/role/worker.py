@@ -257,7 +257,7 @@ class Worker:
         await server.until_ready(_teller(messages))
         self._running[lease.lease_id] = server
         LOG.info("lease_granted", peer=lease.peer.short, pid=server.child.status.pid)
-        await messages.send(Grant(lease.lease_id).encode())
+        await messages.send(Grant(lease.lease_id, compressed=self._kit.compressed).encode())
         why = await server.until_ended()
         await messages.send(Lost("rpc_server_ended", why).encode())
 

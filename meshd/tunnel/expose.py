@@ -6,6 +6,7 @@ from collections.abc import Callable
 from meshd.base.errors import Broken, MeshdError
 from meshd.mux.events import Code
 from meshd.peer.interface import Stream
+from meshd.tunnel.compressed import as_agreed
 from meshd.tunnel.filled import FilledCopy
 from meshd.tunnel.interface import Inspector, LocalWeights
 from meshd.tunnel.local import LocalSocket
@@ -29,8 +30,9 @@ async def connect_through(
 
     The stream is reset with the reason when the target cannot be reached; `on_broken` as in `pump`.
     `counter` gets the bytes that pass. `weights` are for a stock rpc-server, and need the inspector that
-    knows its protocol.
+    knows its protocol. Raises RemoteProtocolError for a stream that is compressed in an unknown way.
     """
+    stream = as_agreed(stream)
     counter = Counter() if counter is None else counter
     loop = asyncio.get_running_loop()
     try:

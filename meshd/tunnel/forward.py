@@ -13,6 +13,7 @@ from meshd.base.port_holder import port_holder
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue
+from meshd.tunnel.compressed import COMPRESSED, CompressedStream
 from meshd.tunnel.interface import Inspector, IsOurs, SavedWeights, TunnelStatus
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.on_demand import open_on_demand
@@ -48,10 +49,13 @@ class Forward:
         listen: tuple[str, int] = ("127.0.0.1", 0),
         bulk: bool = False,
         saved: SavedWeights | None = None,
+        compresses: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`saved`: the client is a stock llama-server, and its bytes are not inspected.
+        """`listen`: host and port, 0 for any free one. Raises UserError when it cannot be had.
 
-        `listen`: host and port, 0 for any free one. Raises UserError when it cannot be had."""
+        `saved`: the client is a stock llama-server, and its bytes are not inspected. `compresses` is asked
+        before each stream; the peer must be known to take compressed ones.
+        """
         self._mesh = mesh
         self._peer = peer
         self._service = service
@@ -65,6 +69,7 @@ class Forward:
         self._fresh: set[socket.socket] = set()  # taken, and not yet the matter of a task that runs
         self._bulk = bulk
         self._saver = Saver(saved) if saved is not None else None
+        self._compresses = compresses
         self._listener = _listen(*listen)
         self._listener.setblocking(False)
         self.host: str = listen[0]
@@ -150,13 +155,17 @@ class Forward:
         if first is None:
             LOG.warning("tunnel_wrong_secret", service=self._service, remote=local.remote)
             return
+        compressed = self._compresses()
+        metadata = {**self._metadata, **(COMPRESSED if compressed else {})}
         try:
             stream = await open_on_demand(
-                self._mesh, self._peer, self._service, metadata=self._metadata, bulk=self._bulk
+                self._mesh, self._peer, self._service, metadata=metadata, bulk=self._bulk
             )
         except MeshdError as error:
             self._on_broken(error)
             return
+        if compressed:
+            stream = CompressedStream(stream)
         local.unread(first)  # an inspector sees this, too
         inspector = self._inspect() if self._inspect is not None else None
         if self._saver is not None:

@@ -23,6 +23,7 @@ PEER_BYTES = 32
 MAX_NEIGHBOUR = 65_535
 MAX_DEVICES = 16
 MAX_MODEL_BYTES = 256
+MOST_VERSION = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +99,16 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Yes: streams of service `rpc` with this id in their metadata reach the lease's rpc-server."""
+    """Yes: streams of service `rpc` with this id in their metadata reach the lease's rpc-server.
+
+    `compressed`: the version of compressed streams (wire/compressed.py) that it takes, 0 for none.
+    """
 
     lease_id: bytes
+    compressed: int = 0
 
     def encode(self) -> bytes:
-        return pack({"type": "grant", "lease_id": self.lease_id})
+        return pack({"type": "grant", "lease_id": self.lease_id, "compressed": self.compressed})
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +202,10 @@ def decode(data: bytes) -> LeaseMessage:
     if kind == "reserve":
         return Reserve(fields.numbers("bytes", low=0, high=(1 << 60) - 1, count=MAX_DEVICES))
     if kind == "grant":
-        return Grant(fields.raw("lease_id", exact=LEASE_ID_BYTES))
+        return Grant(
+            fields.raw("lease_id", exact=LEASE_ID_BYTES),
+            fields.number("compressed", low=0, high=MOST_VERSION, default=0),
+        )
     if kind in _INTRODUCTIONS:
         return _introduction(kind, fields)
     if kind == "loaded":

@@ -282,8 +282,8 @@ class Head(Program):
             response = connection.getresponse()
             return response.status, response.read()
 
-    def complete(self, prompt: str = PROMPT, tokens: int = 24) -> str:
-        """Greedy text of exactly `tokens` tokens."""
+    def complete(self, prompt: str | Sequence[int] = PROMPT, tokens: int = 24) -> str:
+        """Greedy text of exactly `tokens` tokens; a prompt may be given by its own."""
         body = {
             "prompt": prompt,
             "n_predict": tokens,

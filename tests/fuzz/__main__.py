@@ -8,7 +8,19 @@ import argparse
 import sys
 import time
 
-from tests.fuzz import channels, frames, network, punching, quic, relays, routers, rpc, texts, trust
+from tests.fuzz import (
+    channels,
+    compressed,
+    frames,
+    network,
+    punching,
+    quic,
+    relays,
+    routers,
+    rpc,
+    texts,
+    trust,
+)
 from tests.fuzz.run import Found, Outcome, run_target
 from tests.fuzz.target import Target
 
@@ -23,6 +35,7 @@ TARGETS: tuple[Target, ...] = (
     *channels.TARGETS,
     *quic.TARGETS,
     *rpc.TARGETS,
+    *compressed.TARGETS,
 )
 DEFAULT_INPUTS = 1_000_000
 

@@ -230,7 +230,7 @@ TARGETS = (
             lease.Neighbour(7, bytes(32), bytes(16)),
             lease.Reached(7, "no way"),
             lease.Reserve((1 << 30, 0)),
-            lease.Grant(bytes(16)),
+            lease.Grant(bytes(16), compressed=1),
             lease.Progress("hashing"),
             lease.Lost("gone", "the server ended", ""),
         ),

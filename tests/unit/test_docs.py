@@ -12,7 +12,8 @@ from meshd.admin import api
 from meshd.base.log import SECRET_FIELDS
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.options import Parser
-from meshd.config.keys import KEYS, Key
+from meshd.config.key import Key
+from meshd.config.keys import KEYS
 from meshd.process.interface import ChildState
 
 from tests.unit.admin.codes import warning_codes

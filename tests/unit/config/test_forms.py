@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.config import forms
 from meshd.config.forms import choice, listed, parse_address, parse_duration, parse_rate, parse_size, whole
-from meshd.config.keys import KEYS, Key
+from meshd.config.key import Key
+from meshd.config.keys import KEYS
 from meshd.config.tree import HostPort
 
 GIB = 1 << 30

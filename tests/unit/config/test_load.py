@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import UsageError, UserError
 from meshd.config import Config, HostPort, load
-from meshd.config.keys import KEYS, ROLES, Key
+from meshd.config.key import ROLES, Key
+from meshd.config.keys import KEYS
 from meshd.config.tree import find_cache, find_home
 
 
@@ -62,6 +63,8 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "links.no_mdns": ("true", True),
     "links.no_portmap": ("true", True),
     "links.no_relaying": ("true", True),
+    "links.compress": ("on", "on"),
+    "serve.output": ("head", "head"),
     "worker.models": ("/m/a.gguf:/m/b.gguf", (Path("/m/a.gguf"), Path("/m/b.gguf"))),
     "worker.devices": ("CUDA0,CUDA1", ("CUDA0", "CUDA1")),
     "worker.memory": ("8G", 8 << 30),

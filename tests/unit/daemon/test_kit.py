@@ -5,12 +5,19 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from meshd.base import log
 from meshd.daemon import kit
+from meshd.identity.keys import KeyPair
+from meshd.peer.interface import Mesh, PathStatus, PeerStatus
 
+from tests.unit.admin.test_snapshot import NODE, path, peer
+
+OTHER = KeyPair.from_seed(bytes(31) + b"o")
 HERE = ("127.0.0.1", 1), ("127.0.0.1", 2)
 
 
@@ -50,3 +57,25 @@ def test_the_models_socket_is_closed_to_others() -> None:
         place.chmod(0o755)
         assert asyncio.run(ready(place)) is False
         assert stat.S_IMODE(place.stat().st_mode) == 0o600
+
+
+class OnePath:
+    """As much of a mesh as is asked: peers and their paths."""
+
+    def __init__(self, *paths: PathStatus) -> None:
+        self._peer = peer(*paths)
+
+    def peers(self) -> list[PeerStatus]:
+        return [self._peer]
+
+
+@pytest.mark.parametrize(
+    ("setting", "rtt", "expected"),
+    [("auto", 0.02, True), ("auto", 0.0004, False), ("on", 0.0004, True), ("off", 0.02, False)],
+)
+def test_a_tunnel_is_compressed_by_the_setting_then_by_the_path(
+    setting: str, rtt: float, expected: bool
+) -> None:
+    mesh = cast(Mesh, OnePath(replace(path(selected=True), rtt=rtt)))
+    assert kit._compresses(setting, mesh, NODE.peer) is expected
+    assert not kit._compresses("auto", mesh, OTHER.peer)

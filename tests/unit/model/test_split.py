@@ -1,5 +1,7 @@
 """Plans: fair, exact in llama.cpp's terms, and refused when they do not fit."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.cache import ContextShape, LayerCache, ModelCache
 from meshd.model.compute import compute_bound
 from meshd.model.layers import ModelLayers, Widths
+from meshd.model.output import Way
 from meshd.model.placement import ON_CPU, place
 from meshd.model.plan import Device, NotEnoughMemory, Plan, SplitOptions, default_shape
 from meshd.model.split import plan_split
@@ -86,6 +89,59 @@ def test_without_layers_on_the_head_the_workers_take_all() -> None:
     # a GPU of the head is left alone too
     with_gpu = plan_split(_model(), [_cpu("a"), HEAD, _gpu("head", 8, head=True)], options)
     assert with_gpu.devices == ("RPC0",)
+
+
+def _one_worker(device: Device, *, local_output: bool | None = None) -> Plan:
+    options = SplitOptions(ContextShape(8192), head_layers=False, local_output=local_output)
+    return plan_split(_model(layers=8, layer_bytes=100 * MIB), [device, HEAD], options)
+
+
+@pytest.mark.parametrize(
+    ("device", "on_head", "why"),
+    [
+        (
+            replace(_gpu("a", 8), way=Way(0.0001, 1e9)),
+            False,
+            "3.0 ms a token on the head, 0.5 ms",
+        ),
+        (
+            replace(_gpu("a", 8), way=Way(0.0003)),
+            True,
+            "3.0 ms a token on the head, 2.6 ms",
+        ),  # hardly
+        (replace(_gpu("a", 8), way=Way(0.02)), True, "3.5 ms a token on the head, 71.2 ms"),
+        (
+            replace(_cpu("a", 8), way=Way(0.0001, 1e9)),
+            True,
+            "3.0 ms a token on the head, 3.4 ms",
+        ),
+        (_gpu("a", 8), True, "output on head CPU"),  # nothing is known of the way
+    ],
+)
+def test_the_output_lies_where_a_token_takes_less_time(device: Device, on_head: bool, why: str) -> None:
+    plan = _one_worker(device)
+    assert (plan.override_tensor != "") is on_head
+    assert why in plan.why
+
+
+def test_a_user_who_says_where_the_output_lies_is_obeyed() -> None:
+    fast, slow = replace(_gpu("a", 8), way=Way(0.0001, 1e9)), replace(_gpu("a", 8), way=Way(0.1))
+    assert _one_worker(fast, local_output=True).override_tensor
+    assert not _one_worker(slow, local_output=False).override_tensor
+
+
+def test_a_worker_without_room_for_the_output_leaves_it_to_the_head() -> None:
+    def plan(free: int) -> Plan | None:
+        try:
+            return _one_worker(Device("a", "CUDA0", free, is_gpu=True, way=Way(0.0001, 1e9)))
+        except NotEnoughMemory:
+            return None
+
+    plans = [plan(free) for free in range(GIB, 3 * GIB, 8 * MIB)]
+    where = [plan.override_tensor != "" for plan in plans if plan is not None]
+    assert where[0]
+    assert not where[-1]
+    assert where == sorted(where, reverse=True)
 
 
 def test_the_output_may_stay_with_the_last_worker() -> None:
@@ -322,7 +378,7 @@ frees = st.floats(0.02, 6)
     frees,
     st.sampled_from(["", "p"]),
     st.booleans(),
-    st.booleans(),
+    st.sampled_from([True, False, None]),
     st.integers(1, 40),
     st.sampled_from([256, 5000, 8192]),
 )
@@ -331,13 +387,13 @@ def test_any_plan_fits_and_agrees_with_llama_cpp(
     head_free: float,
     head_pool: str,
     head_layers: bool,
-    local_output: bool,
+    local_output: bool | None,
     layers: int,
     tokens: int,
 ) -> None:
     model = _model(layers=layers, layer_bytes=20 * MIB)
     devices = [
-        Device(f"w{n}", "D", int(free * GIB), is_gpu=gpu, pool=pool)
+        Device(f"w{n}", "D", int(free * GIB), is_gpu=gpu, pool=pool, way=Way(0.0003 if gpu else 0.02))
         for n, (free, gpu, pool) in enumerate(workers)
     ]
     devices.append(_cpu("head", head_free, head=True, pool=head_pool))

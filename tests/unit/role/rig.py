@@ -32,6 +32,9 @@ NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
 DEVICE_LINES = ("Available devices:", "  CPU: some processor (4096 MiB, 3000 MiB free)")
 
 
+COMPRESSED_VERSION = 7  # of compressed streams, as a worker of these tests takes them
+
+
 class StubChild(Child):
     """Ready as soon as it is asked for, until `die`; owns what its spec hands over, as a real owner does."""
 
@@ -125,13 +128,19 @@ class StubTunnel:
     made = 0
 
     def __init__(
-        self, peer: PeerId, service: str, metadata: Mapping[str, MetadataValue], secret: bytes
+        self,
+        peer: PeerId,
+        service: str,
+        metadata: Mapping[str, MetadataValue],
+        secret: bytes,
+        compressed: int,
     ) -> None:
         StubTunnel.made += 1
         self.peer = peer
         self.service = service
         self.secret = secret
         self.metadata = metadata
+        self.compressed = compressed
         self.endpoint = f"127.0.0.1:{10_000 + StubTunnel.made % 50_000}"
         self.closed = False
         self.sent = 0
@@ -285,6 +294,7 @@ class Bench:
             random=self._random,
             logs=folder,
             run_dir=folder,
+            compressed=COMPRESSED_VERSION,
         )
 
     def _make_child(self, spec: Callable[[], ChildSpec], name: str) -> Child:
@@ -312,8 +322,9 @@ class Bench:
         owner_pid: Callable[[], int | None] | None,
         saved: SavedWeights | None,
         on_broken: Callable[[MeshdError], None],
+        compressed: int = 0,
     ) -> Tunnel:
-        tunnel = StubTunnel(peer, service, metadata, secret)
+        tunnel = StubTunnel(peer, service, metadata, secret, compressed)
         self.saved.append(saved)
         self.tunnels.append(tunnel)
         return tunnel

@@ -1,7 +1,10 @@
 """From offers to a plan, from the plan to reservations and to what status shows."""
 
+from dataclasses import replace
+
 import pytest
 from meshd.model.layers import ModelLayers, read_layers
+from meshd.model.output import Way
 from meshd.model.plan import NotEnoughMemory, Plan
 from meshd.role.plan import (
     SLACK_BYTES,
@@ -12,12 +15,14 @@ from meshd.role.plan import (
     make_plan,
     reservations,
     split_of,
+    way_to,
     why_idle,
     without_idle,
 )
 from meshd.wire.lease import Device, Offer
 
 from tests.gguf_bytes import gguf, language_model, parse
+from tests.unit.admin.test_snapshot import path
 
 GIB = 1 << 30
 
@@ -49,6 +54,40 @@ def test_every_layer_lies_somewhere_and_workers_come_first() -> None:
     assert [part.node for part in split] == ["a", "b", "head"]
     assert sum(part.layers for part in split) == 8
     assert all(part.layers for part in split)
+
+
+@pytest.mark.parametrize(
+    ("output", "way", "on_head"),
+    [
+        ("auto", None, True),
+        ("auto", Way(0.05), True),
+        ("auto", Way(0.0001, 1e9), False),
+        ("head", Way(0.0001, 1e9), True),
+        ("worker", Way(0.05), False),
+    ],
+)
+def test_the_output_follows_the_way_to_the_last_worker_and_the_user(
+    output: str, way: Way | None, on_head: bool
+) -> None:
+    tiny = model()
+    wordy = replace(tiny, output=50_000_000, widths=replace(tiny.widths, vocabulary=100_000))
+    plan = make_plan(
+        wordy,
+        lent=[lent("a", gpu()), replace(lent("b", gpu()), way=way)],
+        plain=[],
+        own=[cpu()],
+        options=HeadOptions(devices=("none",), output=output),
+    )
+    assert (plan.override_tensor != "") is on_head
+
+
+def test_the_way_to_a_worker_is_its_path_with_the_data() -> None:
+    by = replace(path(selected=False), rtt=0.5)
+    used = replace(path(selected=True), rtt=0.03, rate=2e6)
+    assert way_to([by, used]) == Way(0.03, 2e6)
+    assert way_to([replace(used, rtt_min=0.02)]) == Way(0.02, 2e6)
+    assert way_to([replace(used, rtt=None)]) is None
+    assert way_to([by]) is None
 
 
 def test_a_reservation_has_room_and_stays_within_the_offer() -> None:

@@ -16,7 +16,7 @@ from meshd.role.worker import Worker, WorkerOptions
 from meshd.wire.hello import NativeVersion
 
 from tests.sim.loop import run
-from tests.unit.role.rig import NATIVE, Bench, FakeFile, FakeMesh, Net, StubChild
+from tests.unit.role.rig import COMPRESSED_VERSION, NATIVE, Bench, FakeFile, FakeMesh, Net, StubChild
 
 LITTLE = ("  CPU: small (4096 MiB, 1 MiB free)",)
 
@@ -93,6 +93,7 @@ def test_it_waits_for_a_worker_then_loads_and_is_ready(tmp_path: Path) -> None:
             assert {part.node for part in status.model.split} == {"anna", "head"}
             assert sum(part.layers for part in status.model.split) == 4
             assert it.argument("--rpc") == it.bench.tunnels[0].endpoint
+            assert it.bench.tunnels[0].compressed == COMPRESSED_VERSION
             assert [child.state.value for child in status.children] == ["ready"]
             assert len(status.tunnels) == 1
 

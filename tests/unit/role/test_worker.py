@@ -24,7 +24,7 @@ from meshd.wire.lease import (
 
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, MIB, scene
-from tests.unit.role.rig import Bench, FakeFile, Net
+from tests.unit.role.rig import COMPRESSED_VERSION, Bench, FakeFile, Net
 from tests.unit.rpc import talk
 
 
@@ -40,6 +40,7 @@ def test_a_lease_is_agreed_used_and_released(tmp_path: Path) -> None:
             await call.says(Reserve((300 * MIB,)))
             grant = await call.hears()
             assert isinstance(grant, Grant)
+            assert grant.compressed == COMPRESSED_VERSION
             (child,) = it.bench.children
             assert child.spec is not None
             argv = list(child.spec.argv)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from meshd.base.errors import Broken, EndOfStream, MeshdError
 from meshd.identity.keys import KeyPair, PeerId
@@ -55,7 +56,12 @@ class Port:
         return True
 
 
-def streams(*, window: int = 256 << 10, most: int = 64 << 10) -> tuple[MeshStream, MeshStream, Port, Port]:
+def streams(
+    *,
+    window: int = 256 << 10,
+    most: int = 64 << 10,
+    metadata: Mapping[str, MetadataValue] = MappingProxyType({}),
+) -> tuple[MeshStream, MeshStream, Port, Port]:
     """Both ends, and the port of each."""
     ports = Port(window=window, most=most), Port(window=window, most=most)
     made = [
@@ -66,7 +72,7 @@ def streams(*, window: int = 256 << 10, most: int = 64 << 10) -> tuple[MeshStrea
             stream_id=1,
             peer=PEER,
             service="rpc",
-            metadata={},
+            metadata=metadata,
         )
         for port in ports
     ]
@@ -85,6 +91,7 @@ class FarMesh:
         self.error = error
         self.opened: list[tuple[PeerId, str, Mapping[str, MetadataValue]]] = []
         self.window, self.most = 256 << 10, 64 << 10
+        self._ports: list[Port] = []
 
     def peers(self) -> Sequence[PeerStatus]:
         return ()
@@ -98,9 +105,15 @@ class FarMesh:
         if self.error is not None:
             raise self.error
         self.opened.append((peer, service, metadata))
-        near, far, _, _ = streams(window=self.window, most=self.most)
+        near, far, *ports = streams(window=self.window, most=self.most, metadata=metadata)
+        self._ports += ports
         self._handler(far)
         return near
+
+    @property
+    def wire_bytes(self) -> int:
+        """Of all streams, both ways."""
+        return sum(len(port.sent) for port in self._ports)
 
     def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
         raise AssertionError("a forward serves nothing")

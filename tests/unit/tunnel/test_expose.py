@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner, cancel_and_wait
+from meshd.tunnel.compressed import COMPRESSED, CompressedStream
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.pump import Counter
 
@@ -41,6 +42,25 @@ def test_the_secret_goes_first_and_is_not_counted() -> None:
             far.write_eof()
             assert await read_all(far) == b"olleh:yek"
         assert (counter.sent, counter.received) == (9, 5)
+
+    run(with_target(serve, use))
+
+
+def test_a_stream_that_was_opened_as_compressed_reaches_the_target_as_it_was() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.read()).upper())
+        writer.close()
+        await writer.wait_closed()
+
+    async def use(port: int) -> None:
+        near, far, near_port, far_port = streams(metadata=COMPRESSED)
+        there, data = CompressedStream(far), b"mask" * 200_000
+        async with Owner() as owner:
+            owner.start(connect_through(near, "127.0.0.1", port, counter=Counter()), name="x")
+            await there.write(data)
+            there.write_eof()
+            assert await read_all(there) == data.upper()
+        assert len(near_port.sent) + len(far_port.sent) < len(data) / 50
 
     run(with_target(serve, use))
 

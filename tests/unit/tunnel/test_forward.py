@@ -12,6 +12,7 @@ from meshd.base.errors import Broken, MeshdError
 from meshd.base.tasks import Owner
 from meshd.peer.interface import Stream
 from meshd.tunnel import forward as module
+from meshd.tunnel.compressed import COMPRESSED, as_agreed
 from meshd.tunnel.forward import MAX_CONNECTIONS, Forward
 
 from tests.conformance.run import run, until
@@ -50,12 +51,13 @@ async def tunnel(
     is_ours: Callable[[tuple[str, int], tuple[str, int]], bool] | None = None,
     error: MeshdError | None = None,
     inspect: Callable[[], "Upper"] | None = None,
+    compresses: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[Tunnel]:
     broken: list[MeshdError] = []
     async with Owner() as owner:
 
         def handle(far: Stream) -> None:
-            owner.start(echo(far), name="echo")
+            owner.start(echo(as_agreed(far)), name="echo")
 
         mesh = FarMesh(handle, error=error)
         forward = Forward(
@@ -67,6 +69,7 @@ async def tunnel(
             is_ours=is_ours,
             inspect=inspect,
             on_broken=broken.append,
+            compresses=compresses,
         )
         owner.start(forward.serve(), name="forward")
         made = Tunnel(owner, mesh, forward, broken)
@@ -107,6 +110,25 @@ def test_bytes_go_both_ways_and_the_end_too() -> None:
             status = it.forward.status
             assert (status.sent_bytes, status.received_bytes) == (len(data), len(data))
             assert it.broken == []
+
+    run(main())
+
+
+def test_each_stream_is_compressed_or_not_as_the_path_is_then() -> None:
+    async def main() -> None:
+        paths = iter([True, False])
+        async with tunnel(compresses=lambda: next(paths), inspect=Upper) as it:
+            data = b"abc" * 100_000
+            for _ in range(2):
+                reader, writer = await it.connect()
+                writer.write(data)
+                writer.write_eof()
+                assert await reader.read() == data.upper()  # an inspector sees the bytes themselves
+            plain = {"lease": b"1"}
+            assert [metadata for _, _, metadata in it.mesh.opened] == [{**plain, **COMPRESSED}, plain]
+            assert it.mesh.wire_bytes < 1.05 * 2 * len(data)
+            await until(lambda: it.forward.status.streams == 0)
+            assert it.forward.status.sent_bytes == 2 * len(data)
 
     run(main())
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from meshd.base.errors import Broken, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.mux.events import Code
+from meshd.peer.interface import Stream
+from meshd.peer.stream import MeshStream
 from meshd.tunnel.interface import Inspector
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, pump
@@ -27,6 +29,8 @@ class Scene:
     def __init__(self, client: socket.socket, local: LocalSocket, window: int, most: int) -> None:
         self.client = client
         self.local = local
+        self.near: Stream
+        self.far: Stream
         self.near, self.far, self.near_port, self.far_port = streams(window=window, most=most)
         self.counter = Counter()
         self.broken: list[MeshdError] = []
@@ -269,6 +273,7 @@ def test_a_session_that_is_lost_resets_the_client() -> None:
         async with scene() as (it, owner):
             it.pump(owner)
             await asyncio.sleep(0)
+            assert isinstance(it.near, MeshStream)
             it.near.break_with(Broken("no link for 120 s"))
             with pytest.raises(ConnectionResetError):
                 await asyncio.get_running_loop().sock_recv(it.client, 100)

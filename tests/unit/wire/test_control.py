@@ -65,6 +65,7 @@ MESSAGES: list[tuple[Decode, object]] = [
     (lease.decode, Reserve((1, 0, (1 << 60) - 1))),
     (lease.decode, Loaded()),
     (lease.decode, Grant(bytes(16))),
+    (lease.decode, Grant(bytes(16), compressed=1)),
     (lease.decode, Progress("hashing")),
     (lease.decode, Lost("failed", "it died", "start it again")),
     (news.decode, RecordNews(b"record")),
@@ -98,7 +99,7 @@ def test_each_field_is_needed_or_has_a_default(decode: Decode, message: object) 
         except RemoteProtocolError as error:
             assert name in error.what
         else:
-            assert name in ("hint", "software", "push")
+            assert name in ("hint", "software", "push", "compressed")
             assert again is not None
 
 
@@ -153,6 +154,7 @@ def test_noise_raises_only_the_declared_error(decode: Decode, noise: bytes) -> N
         (Neighbour(1, bytes(32), bytes(16)), {"number": 65_536}, "number"),
         (Reached(1, ""), {"number": -1}, "number"),
         (Reached(1, ""), {"why_not": 1}, "why_not"),
+        (Grant(bytes(16)), {"compressed": -1}, "compressed"),
         (Offer((), has_model=False, machine=""), {"devices": [["CPU", "cpu", "", 1, 2]] * 17}, "devices"),
         (Offer((), has_model=False, machine=""), {"devices": [["CPU", "npu", "", 1, 2]]}, "devices"),
         (Offer((), has_model=False, machine=""), {"devices": [["CPU", "cpu", "", -1, 2]]}, "devices"),

@@ -1,0 +1,42 @@
+"""What is known of one setting: its name, the ways by which it is given, who has it."""
+
+from dataclasses import dataclass
+
+from meshd.config.forms import Form
+
+ROLES = ("worker", "serve")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One setting: where it stands in the tree and in the file, and by which other ways it is given.
+
+    `switch`: the option takes no value. `repeat`: it may be given several times. `roles`: the verbs that
+    have the option. `secret`: its value is never shown. `list_separator` divides a variable's value.
+    """
+
+    section: str
+    field: str
+    form: Form
+    help: str
+    option: str = ""
+    env: str = ""
+    metavar: str = ""
+    roles: tuple[str, ...] = ROLES
+    repeat: bool = False
+    switch: bool = False
+    secret: bool = False
+    in_file: bool = True
+    list_separator: str = ""
+
+    @property
+    def name(self) -> str:
+        """`section.field`, as in the file and in `meshd config show`."""
+        return f"{self.section}.{self.field}"
+
+    @property
+    def variable(self) -> str:
+        """The environment's name for it: the option's in capitals, unless there is no option."""
+        if self.env or not self.option:
+            return self.env
+        return "MESHD_" + self.option.removeprefix("--").replace("-", "_").upper()

@@ -1,0 +1,60 @@
+"""Where the matrix that makes logits lies: on the head, or with the last layers on a worker. Pure.
+
+A token costs, beside the round trip that it takes either way,
+
+    on the head:    the matrix read once by its CPU,              the hidden state over the wire,
+    on the worker:  the matrix read once by the worker's device,  the logits over the wire,
+
+and what crosses once for each slot. Making logits is bound by memory: the time is that of reading the matrix.
+What crosses takes its bytes by the path's rate, and a round trip for each doubling beyond what goes out at
+once.
+"""
+
+import math
+from dataclasses import dataclass
+
+from meshd.model.layers import ModelLayers
+
+CPU_RATE, GPU_RATE = 10e9, 200e9  # bytes a second of weights, of small machines: 13e9 on two cores of an EPYC
+AT_ONCE = 64 << 10  # bytes in flight on a path of which nothing was measured (mux/pacing.py)
+NEAR_SECONDS = 0.002  # a shorter round trip is a wired network
+NEAR_RATE, FAR_RATE = 100e6, 5e6  # bytes a second of a path that was never seen full
+GAIN = 0.8  # of the head's time: less than that makes the worker worth it, as these are estimates
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What lies between the head and a device: round trip in seconds, bytes a second (None: not measured)."""
+
+    rtt: float
+    rate: float | None = None
+
+    def seconds(self, count: int) -> float:
+        """For `count` bytes, beyond the round trip."""
+        rate = self.rate or (NEAR_RATE if self.rtt < NEAR_SECONDS else FAR_RATE)
+        return count / rate + self.rtt * math.log2(max(1.0, count / AT_ONCE))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputChoice:
+    """Whether the head has the output, and what a token was estimated to take, if that decided."""
+
+    on_head: bool
+    why: str = ""
+
+
+def choose_output(
+    model: ModelLayers, way: Way | None, *, slots: int, worker_is_gpu: bool, wanted: bool | None = None
+) -> OutputChoice:
+    """For the worker that has the last layers; `wanted` on the head, or not, leaves no choice.
+
+    Costs are those of a token in each of `slots` at the same time. The worker must be clearly faster.
+    """
+    if wanted is not None or way is None:
+        return OutputChoice(wanted is not False)
+    widths = model.widths
+    head = model.output / CPU_RATE + way.seconds(4 * slots * widths.embedding)
+    worker = model.output / (GPU_RATE if worker_is_gpu else CPU_RATE)
+    worker += way.seconds(4 * slots * widths.vocabulary)
+    why = f"{head * 1000:.1f} ms a token on the head, {worker * 1000:.1f} ms on the worker, estimated"
+    return OutputChoice(worker >= GAIN * head, why)

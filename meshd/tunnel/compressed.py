@@ -1,0 +1,174 @@
+"""A mesh stream whose bytes cross compressed (wire/compressed.py), in both directions; else as any Stream.
+
+Both ends must know of it: whoever opens the stream says so in its metadata (`COMPRESSED`), and only to a peer
+that has said that it can.
+"""
+
+from collections.abc import Callable, Mapping
+
+from meshd.base.errors import EndOfStream, RemoteProtocolError
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import MetadataValue, Stream
+from meshd.wire.compressed import Decoder, Encoder
+
+VERSION = 1  # of the frames
+COMPRESSED: Mapping[str, MetadataValue] = {"compressed": VERSION}  # the metadata of such a stream
+
+
+def as_agreed(stream: Stream) -> Stream:
+    """`stream`, decompressed if its metadata says that it is compressed. Raises RemoteProtocolError."""
+    version = stream.metadata.get("compressed")
+    if version is None:
+        return stream
+    if version != VERSION:
+        raise RemoteProtocolError(
+            f"a stream is compressed in a way that is not known ({version!r}, expected {VERSION})",
+            code="compressed",
+        )
+    return CompressedStream(stream)
+
+
+class CompressedStream:
+    """Implements Stream over another one, which it owns.
+
+    What `try_write` has compressed and could not hand on waits here for `write`, which must be given the same
+    bytes next: they are in the compressor's history already. Credit goes back for whole chunks, when all that
+    they made was consumed; what waits to be decompressed is one chunk and less than a frame.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._encoder = Encoder()
+        self._decoder = Decoder()
+        self._take: Callable[[bytes | memoryview], bool] | None = None
+        self._unsent: tuple[memoryview, int] | None = None  # frames, and how many bytes of `write` they hold
+        self._piece: bytes | None = None  # decompressed, and not taken by `divert`
+        self._fed = False  # the chunk that is read next is in the decoder already
+        self._error: RemoteProtocolError | None = None
+        self._uncredited = 0  # bytes of chunks in the decoder
+        self._unconsumed = 0  # bytes that were handed out and not consumed
+
+    @property
+    def peer(self) -> PeerId:
+        return self._stream.peer
+
+    @property
+    def service(self) -> str:
+        return self._stream.service
+
+    @property
+    def metadata(self) -> Mapping[str, MetadataValue]:
+        return self._stream.metadata
+
+    async def accepted(self) -> None:
+        """See Stream."""
+        await self._stream.accepted()
+
+    # Receiving.
+
+    async def read(self) -> bytes | memoryview:
+        """See Stream. Raises RemoteProtocolError as well."""
+        while True:
+            piece = self._next()
+            if piece is not None:
+                return piece
+            try:
+                chunk = await self._stream.read()
+            except EndOfStream:
+                if not self._decoder.is_between:
+                    raise RemoteProtocolError(
+                        "compressed stream: it ends in the middle of a frame", code="compressed"
+                    ) from None
+                raise
+            if self._fed:
+                self._fed = False
+            else:
+                self._feed(chunk)
+
+    def divert(self, take: Callable[[bytes | memoryview], bool] | None) -> None:
+        """See Stream."""
+        self._take = take
+        self._stream.divert(self._arrived if take is not None else None)
+
+    def consumed(self, count: int) -> None:
+        """See Stream."""
+        self._unconsumed -= count
+        self._give_credit()
+
+    def _arrived(self, chunk: bytes | memoryview) -> bool:
+        """The short cut; False leaves the chunk to `read`, which does not feed it again."""
+        if self._take is None or self._error is not None or self._piece is not None or self._decoder.waits:
+            return False
+        self._feed(chunk)
+        try:
+            while (piece := self._next()) is not None:
+                if not self._take(piece):
+                    self._piece = piece
+                    self._unconsumed -= len(piece)  # `_next` counts it when it goes out
+                    self._fed = True
+                    return False
+        except RemoteProtocolError as error:
+            self._error = error
+            self._fed = True
+            return False
+        self._give_credit()
+        return True
+
+    def _feed(self, chunk: bytes | memoryview) -> None:
+        self._uncredited += len(chunk)
+        self._decoder.feed(chunk)
+
+    def _next(self) -> bytes | None:
+        """What goes out next. Raises RemoteProtocolError, then always."""
+        if self._error is not None:
+            raise self._error
+        piece, self._piece = self._piece, None
+        if piece is None:
+            try:
+                piece = self._decoder.next()
+            except RemoteProtocolError as error:
+                self._error = error
+                raise
+        if piece is None:
+            self._give_credit()
+        else:
+            self._unconsumed += len(piece)
+        return piece
+
+    def _give_credit(self) -> None:
+        idle = not self._unconsumed and self._piece is None and not self._decoder.waits
+        if idle and self._uncredited:
+            count, self._uncredited = self._uncredited, 0
+            self._stream.consumed(count)
+
+    # Sending.
+
+    def try_write(self, data: bytes | memoryview) -> int:
+        """All of `data` or nothing; after 0 `write` must be given the same bytes."""
+        if self._unsent is not None:
+            return 0
+        frames = self._encoder.encode(data)
+        taken = self._stream.try_write(frames)
+        if taken == len(frames):
+            return len(data)
+        self._unsent = memoryview(frames)[taken:], len(data)
+        return 0
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """See Stream."""
+        frames: bytes | memoryview
+        if self._unsent is None:
+            frames = self._encoder.encode(data)
+        else:  # all of it is compressed before anything waits: what comes meanwhile must be compressed later
+            (frames, size), self._unsent = self._unsent, None
+            if len(data) > size:
+                frames = b"".join((frames, self._encoder.encode(memoryview(data)[size:])))
+        await self._stream.write(frames)
+
+    def write_eof(self) -> None:
+        """See Stream."""
+        self._stream.write_eof()
+
+    def reset(self, code: int, reason: str) -> None:
+        """See Stream."""
+        self._stream.reset(code, reason)
