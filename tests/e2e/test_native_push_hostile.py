@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
 FOREIGN = bytes(16)
 MIB = 1 << 20
 HELD = 64 * MIB  # the most that a worker has of what nobody takes
-SOCKETS = 32 * MIB  # more than the kernel has of it
+SOCKETS = 64 * MIB  # more than the kernel has of it
 
 
 @pytest.mark.parametrize(
