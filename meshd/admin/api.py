@@ -69,6 +69,7 @@ class PeerView:
     resumes: int = 0
     version: str = ""
     native: str = ""  # pin + patches, to see builds that differ
+    rpc: str = ""  # version of llama.cpp's RPC protocol
     state_s: float | None = None  # how long it has been in this state
     last_error: str = ""
     says_banned: str = ""  # the peer's words when it holds this node for banned
@@ -116,12 +117,18 @@ class ChildView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitView:
-    """What lies on one device: a count of layers and bytes of weights."""
+    """What lies on one device: a count of layers and bytes of weights.
+
+    `push`: activations come straight from the worker before; false: through the head, `why_no_push` says why;
+    null: no other worker comes before.
+    """
 
     node: str
     device: str
     layers: int
     bytes: int
+    push: bool | None = None
+    why_no_push: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +139,17 @@ class NetworkTensor:
     bytes: int
     node: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerWeights:
+    """One worker's weights in bytes: all, read from its own files, lacking, and of these sent."""
+
+    node: str
+    total_bytes: int
+    local_bytes: int
+    missing_bytes: int
+    sent_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +167,17 @@ class ModelView:
     bytes_per_token: float | None
     split: tuple[SplitView, ...]
     progress: float | None = None  # 0 to 1 while loading
+    workers: tuple[WorkerWeights, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreView:
+    """Weights that came over the network to this worker and are kept: bytes, most bytes, whole tensors."""
+
+    path: str
+    bytes: int
+    limit: int
+    tensors: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +225,7 @@ class Status:
     model: ModelView | None = None
     api: ApiView | None = None
     mdns: MdnsView | None = None
+    store: StoreView | None = None
     warnings: tuple[HealthWarning, ...] = ()
     schema: int = SCHEMA
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshd.admin.api import HealthWarning, PeerView, Status
+from meshd.wire.hello import NativeVersion
+from meshd.wire.native import difference
 
 SUSPENDED_SECONDS = 10.0  # shorter gaps are what sessions are made for
 CLOCK_SECONDS = 120.0
@@ -19,14 +21,14 @@ def examine(
     status: Status,
     *,
     clock_offsets: dict[str, float] | None = None,
-    native: str = "",
+    native: NativeVersion | None = None,
     file_notes: Sequence[str] = (),
     refused: Sequence[str] = (),
 ) -> Status:
     """The same status with its warnings.
 
-    `clock_offsets`: seconds that a peer's wall clock (by id) is ahead of ours. `native`: our own pin and
-    patches, to compare with those of the peers. `file_notes`: what became of this worker's model files.
+    `clock_offsets`: seconds that a peer's wall clock (by id) is ahead of ours. `native`: our own build, to
+    compare with those of the peers. `file_notes`: what became of this worker's model files.
     `refused`: requests of heads that broke the rules.
     """
     found = [
@@ -83,7 +85,9 @@ def is_away(peer: PeerView) -> bool:
     return gone and not peer.present and peer.state_s is not None and peer.state_s >= AWAY_SECONDS
 
 
-def _peer(peer: PeerView, status: Status, clocks: dict[str, float], native: str) -> Iterator[HealthWarning]:
+def _peer(
+    peer: PeerView, status: Status, clocks: dict[str, float], native: NativeVersion | None
+) -> Iterator[HealthWarning]:
     who = f"`{peer.name}` ({peer.id[:10]})"
     long = peer.state_s if peer.state_s is not None else 0.0
     if peer.state == "suspended" and long >= SUSPENDED_SECONDS:
@@ -127,7 +131,9 @@ def _peer(peer: PeerView, status: Status, clocks: dict[str, float], native: str)
         )
 
 
-def _versions(peer: PeerView, who: str, status: Status, native: str) -> Iterator[HealthWarning]:
+def _versions(
+    peer: PeerView, who: str, status: Status, native: NativeVersion | None
+) -> Iterator[HealthWarning]:
     if peer.version and peer.version != status.node.version:
         yield HealthWarning(
             code="version_mismatch",
@@ -135,13 +141,20 @@ def _versions(peer: PeerView, who: str, status: Status, native: str) -> Iterator
             what=f"{who} runs meshd {peer.version}, this node {status.node.version}",
             hint="the mesh works; install the same version on both before a fault is looked for",
         )
-    if native and peer.native and peer.native != native:
-        yield HealthWarning(
-            code="native_mismatch",
-            severity="error",
-            what=f"{who} has the native build {peer.native}, this node {native}",
-            hint="install the same meshd on both and run `meshd native build`; it takes no part until then",
-        )
+    if native is not None and peer.native:
+        pin, _, patches = peer.native.partition("+")
+        found = difference(native, NativeVersion(peer.rpc, pin, patches, ""))
+        if found is not None and found.fits:
+            yield HealthWarning(
+                code="native_differs", severity="info", what=f"{who} {found.what}", hint=found.hint
+            )
+        elif found is not None:
+            yield HealthWarning(
+                code="native_mismatch",
+                severity="error",
+                what=f"{who} {found.what}: they take no part in one model",
+                hint=found.hint,
+            )
 
 
 def _children(status: Status) -> Iterator[HealthWarning]:

@@ -18,6 +18,7 @@ from meshd.admin.api import (
     PathName,
     PeerStateName,
     PeerView,
+    StoreView,
     TunnelView,
 )
 from meshd.gateway.interface import GatewayStatus, ModelState
@@ -26,6 +27,7 @@ from meshd.link.interface import LinkKind
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.rendezvous.interface import MdnsStatus
+from meshd.store.interface import StoreStatus
 from meshd.tunnel.interface import ExposedStatus, TunnelStatus
 
 _KINDS: Mapping[LinkKind, LinkKindName] = {
@@ -103,6 +105,7 @@ def peer_view(peer: PeerStatus, *, now: float, wall: float) -> PeerView:
         resumes=peer.resumes,
         version=peer.software,
         native="" if native is None else f"{native.pin}+{native.patches[:12]}",
+        rpc="" if native is None else native.rpc,
         state_s=round(max(0.0, now - peer.since), 3),
         last_error=peer.last_error,
         says_banned=peer.says_banned,
@@ -164,6 +167,13 @@ def child_views(children: Iterable[ChildStatus]) -> tuple[ChildView, ...]:
         ChildView(name=c.name, pid=c.pid, state=str(c.state), restarts=c.restarts, reason=c.reason)
         for c in children
     )
+
+
+def store_view(store: StoreStatus | None) -> StoreView | None:
+    """The content store, if this node has one."""
+    if store is None:
+        return None
+    return StoreView(path=str(store.path), bytes=store.bytes, limit=store.limit, tensors=store.tensors)
 
 
 def api_view(gateway: GatewayStatus | None) -> ApiView | None:

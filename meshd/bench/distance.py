@@ -3,13 +3,13 @@
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from meshd.base import log
 from meshd.base.tasks import first_error
 from meshd.bench.curve import Line, draw
-from meshd.bench.far import Cell, Rig, count_both, run_meshd, run_stock
+from meshd.bench.far import Cell, Rig, count_both, run_meshd, run_near, run_stock
 from meshd.bench.figures import (
     LOCAL,
     MESHD,
@@ -21,6 +21,7 @@ from meshd.bench.figures import (
     cell_table,
     count_of,
     count_table,
+    near_table,
     promise_table,
     promises,
 )
@@ -75,6 +76,10 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
                 out.progress(f"{number + 1} of {args.pairs}: {count_of(workers, 'worker')}, {rtt:g} ms")
                 ours, argv = await run_meshd(rig, cell)
                 runs += [ours, await run_stock(rig, cell, argv)]
+                if rig.speed and not rtt and not args.compute_only:
+                    runs += await run_near(rig, workers, argv)
+                for what in args.without if workers > 1 else ():  # with one there is nothing to push
+                    runs.append((await run_meshd(rig, replace(cell, without=what)))[0])
                 if alone:
                     runs.append(await run_stock(rig, Cell(0, 0.0), argv))
                     alone = False
@@ -86,7 +91,12 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
 
 def show(figures: Figures, kept: Sequence[Promise], out: BenchOutput) -> None:
     """Tables, for people."""
-    for headers, rows in (cell_table(figures), count_table(figures), promise_table(kept)):
+    for headers, rows in (
+        cell_table(figures),
+        near_table(figures),
+        count_table(figures),
+        promise_table(kept),
+    ):
         if rows:
             out.table(headers, rows)
             out.line()

@@ -1,8 +1,9 @@
 """One measurement of one way: a fresh load at a distance, a prompt, some tokens.
 
 *meshd*: real daemons in networks of their own (fleet/networks.py), the distance between them. *stock*:
-upstream's binaries, a delaying proxy before each rpc-server. *local*: upstream's llama-server alone. All get
-the options that meshd's own plan gave its llama-server, less what only meshd sets.
+upstream's binaries, a delaying proxy before each rpc-server. *local*: upstream's llama-server alone. *bare*:
+our binaries in the place of upstream's, without meshd. *through*: upstream's binaries behind meshd's tunnels.
+All get the options that meshd's own plan gave its llama-server, less what only meshd sets.
 """
 
 import asyncio
@@ -19,7 +20,8 @@ from meshd.admin.api import Status
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.bench.counted_rpc import ask_counts, wrap
-from meshd.bench.figures import LOCAL, MESHD, STOCK, Counted, Run
+from meshd.bench.figures import BARE, LOCAL, MESHD, STOCK, THROUGH, Counted, Run, without
+from meshd.bench.interface import WITHOUT
 from meshd.bench.llama import arguments_of, changed, measure, started_at, until_loaded
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.fleet.fleet import Fleet, FleetSpec
@@ -40,11 +42,25 @@ _RPC = ("--rpc", "-dev", "-ts", "-ngl")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`workers` at a round trip of `rtt_ms`; with `compute_only` that long for each request for computing."""
+    """`workers` at a round trip of `rtt_ms`; with `compute_only` that long for each request for computing.
+
+    `without`: what meshd does without (interface.WITHOUT), empty for nothing.
+    """
 
     workers: int
     rtt_ms: float
     compute_only: bool = False
+    without: str = ""
+
+    @property
+    def head_options(self) -> tuple[str, ...]:
+        """Of the serving node.
+
+        A request for computing is held back from when it is said. With push, all are said at once, and would
+        wait side by side: a worker that takes longer does not.
+        """
+        left_out = self.without or ("push" if self.compute_only else "")
+        return ("--device", "none", *((WITHOUT[left_out],) if left_out else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +93,10 @@ class Loaded:
 
 
 @asynccontextmanager
-async def _meshd(rig: Rig, cell: Cell, folder: Path, counted: bool) -> AsyncIterator[Loaded]:
+async def _meshd(
+    rig: Rig, cell: Cell, folder: Path, counted: bool, binaries: Path | None = None
+) -> AsyncIterator[Loaded]:
+    """`binaries`: those of all nodes, where they are not ours."""
     distance = 0.0 if cell.compute_only else cell.rtt_ms / 1000
     compute = cell.rtt_ms if cell.compute_only else 0.0
     controls = [folder / f"counts-{number}" for number in range(cell.workers if counted or compute else 0)]
@@ -92,6 +111,7 @@ async def _meshd(rig: Rig, cell: Cell, folder: Path, counted: bool) -> AsyncIter
             total = total.plus(await ask_counts(control))
         return total
 
+    given = ("--native-bin", str(binaries)) if binaries is not None else ()
     async with Owner() as owner:
         fleet = Fleet(
             FleetSpec(
@@ -100,8 +120,8 @@ async def _meshd(rig: Rig, cell: Cell, folder: Path, counted: bool) -> AsyncIter
                 model=rig.model,
                 worker_model=rig.model,
                 round_trips=[distance] * cell.workers,
-                head_options=("--device", "none"),
-                worker_binaries=wrapped,
+                head_options=(*cell.head_options, *given),
+                worker_binaries=[binaries] * cell.workers if binaries is not None else wrapped,
             )
         )
         await fleet.start_workers(owner)
@@ -130,14 +150,14 @@ def _crossed(status: Status) -> int:
     return sum(peer.link.sent_bytes + peer.link.received_bytes for peer in status.peers if peer.link)
 
 
-# --- stock
+# --- without meshd
 
 
-class _Stock:
-    """Upstream's binaries, with a distance before each rpc-server."""
+class _Plain:
+    """Binaries without meshd, with a distance before each rpc-server."""
 
-    def __init__(self, rig: Rig, cell: Cell, folder: Path, owner: Owner, counted: bool) -> None:
-        self._native = rig.stock
+    def __init__(self, native: NativeInfo, cell: Cell, folder: Path, owner: Owner, counted: bool) -> None:
+        self._native = native
         self._cell = cell
         self._folder = folder
         self._owner = owner
@@ -150,13 +170,13 @@ class _Stock:
         argv = (str(self._native.binaries[RPC_SERVER]), "-H", "127.0.0.1", "-p", str(port))
         child = OwnedChild(
             ChildSpec(
-                name=f"stock rpc-server {number}",
+                name=f"rpc-server {number}",
                 argv=argv,
-                log=self._folder / f"stock-rpc-{number}.log",
+                log=self._folder / f"plain-rpc-{number}.log",
                 probe=partial(_takes_connections, port),
             )
         )
-        self._owner.start(child.serve(), name="stock rpc-server")
+        self._owner.start(child.serve(), name="rpc-server")
         await child.ensure_ready()
         seconds = self._cell.rtt_ms / 1000
         compute = seconds if self._cell.compute_only else 0.0
@@ -172,16 +192,16 @@ class _Stock:
 
     async def llama(self, argv: list[str]) -> Loaded:
         """Loaded; `argv` but for the socket."""
-        place = self._folder / "stock.sock"
+        place = self._folder / "plain.sock"
         argv = changed(argv, {"--host": str(place)})
         child = OwnedChild(
             ChildSpec(
-                name="stock llama-server",
+                name="llama-server",
                 argv=(str(self._native.binaries[LLAMA_SERVER]), *argv),
-                log=self._folder / "stock-llama.log",
+                log=self._folder / "plain-llama.log",
             )
         )
-        self._owner.start(child.serve(), name="stock llama-server")
+        self._owner.start(child.serve(), name="llama-server")
         await child.ensure_ready()
         pid = child.status.pid or 0
         loaded = self._owner.start(until_loaded(place), name="load")
@@ -189,7 +209,7 @@ class _Stock:
         await asyncio.wait([loaded, ended], timeout=LOAD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if not loaded.done():
             tail = "\n".join(child.status.tail[-8:])
-            raise MeshdError(f"stock llama-server did not load: {child.status.reason}", hint=tail)
+            raise MeshdError(f"llama-server did not load: {child.status.reason}", hint=tail)
         seconds = loaded.result() - started_at(pid)
         return Loaded(place, argv, seconds, self.count, await self.count(), self.counts.up + self.counts.down)
 
@@ -199,10 +219,12 @@ class _Stock:
 
 
 @asynccontextmanager
-async def _stock(rig: Rig, cell: Cell, argv: list[str], folder: Path, counted: bool) -> AsyncIterator[Loaded]:
+async def _plain(
+    native: NativeInfo, cell: Cell, argv: list[str], folder: Path, counted: bool
+) -> AsyncIterator[Loaded]:
     async with Owner() as owner:
-        stock = _Stock(rig, cell, folder, owner, counted)
-        endpoints = [await stock.worker(number) for number in range(cell.workers)]
+        plain = _Plain(native, cell, folder, owner, counted)
+        endpoints = [await plain.worker(number) for number in range(cell.workers)]
         without: dict[str, str | None] = dict.fromkeys(_NOT_STOCK)
         if endpoints:
             given = changed(argv, {**without, "--rpc": ",".join(endpoints)})
@@ -210,7 +232,7 @@ async def _stock(rig: Rig, cell: Cell, argv: list[str], folder: Path, counted: b
             threads = str(max(1, (os.cpu_count() or 2) // 2))  # as many as an rpc-server takes
             alone = changed(argv, {**without, **dict.fromkeys(_RPC)})
             given = [*alone, "-ngl", "0", "-dev", "none", "-t", threads]
-        yield await stock.llama(given)
+        yield await plain.llama(given)
         owner.cancel()
 
 
@@ -236,14 +258,27 @@ async def run_meshd(rig: Rig, cell: Cell) -> tuple[Run, list[str]]:
     """One run, and the command line that its llama-server got. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with _meshd(rig, cell, Path(name), False) as loaded:
-            return await _measured(rig, MESHD, cell, loaded), loaded.argv
+            way = without(cell.without) if cell.without else MESHD
+            return await _measured(rig, way, cell, loaded), loaded.argv
 
 
 async def run_stock(rig: Rig, cell: Cell, argv: list[str]) -> Run:
     """One run; without workers it is one node alone. `argv` as of `run_meshd`. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
-        async with _stock(rig, cell, argv, Path(name), False) as loaded:
+        async with _plain(rig.stock, cell, argv, Path(name), False) as loaded:
             return await _measured(rig, STOCK if cell.workers else LOCAL, cell, loaded)
+
+
+async def run_near(rig: Rig, workers: int, argv: list[str]) -> list[Run]:
+    """At no distance: our binaries without meshd, and upstream's with it. Raises MeshdError."""
+    cell = Cell(workers, 0.0)
+    with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
+        async with _plain(rig.patched, cell, argv, Path(name), False) as loaded:
+            bare = await _measured(rig, BARE, cell, loaded)
+    upstream = rig.stock.binaries[RPC_SERVER].parent
+    with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
+        async with _meshd(rig, cell, Path(name), False, upstream) as loaded:
+            return [bare, await _measured(rig, THROUGH, cell, loaded)]
 
 
 async def _measured(rig: Rig, way: str, cell: Cell, loaded: Loaded) -> Run:
@@ -264,7 +299,7 @@ async def count_both(rig: Rig, workers: int) -> tuple[Counted, Counted]:
         async with _meshd(rig, cell, Path(name), True) as loaded:
             ours, argv = await _counted(MESHD, workers, loaded), loaded.argv
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
-        async with _stock(rig, cell, argv, Path(name), True) as loaded:
+        async with _plain(rig.stock, cell, argv, Path(name), True) as loaded:
             return ours, await _counted(STOCK, workers, loaded)
 
 

@@ -4,9 +4,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from meshd.bench.interface import WITHOUT
 from meshd.fleet.rpc_count import RpcCounts
 
 STOCK, MESHD, LOCAL = "stock", "meshd", "local"
+BARE, THROUGH = "our binaries alone", "stock through meshd"  # at no distance
 LOAD_ROUND_TRIPS = 8  # a load over a distance takes the local time and at most so many round trips
 CONTROL_BYTES = 100_000
 TOKEN_RATIOS = {2: 0.85, 4: 0.75}  # most of stock's time for a token, by workers, at a distance
@@ -14,12 +16,17 @@ NEAR_RATIO = 1.03  # most of stock's time for a token, at no distance
 LAW_MS = 2.0  # beyond computing and (workers + 1) times the way
 
 
+def without(what: str) -> str:
+    """The way of meshd without something of WITHOUT."""
+    return f"{MESHD} without {what}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measurement. `way`: STOCK, MESHD, LOCAL (no workers). `rtt_ms`: of the distance, or of computing.
+    """One measurement. `way`: STOCK, MESHD, one of `without`, LOCAL (no workers), BARE, THROUGH.
 
-    Seconds; `load_bytes` of both directions between the nodes. `prompt`, `token` 0: not measured. `text` is
-    what was generated.
+    `rtt_ms`: of the distance, or of computing. Seconds; `load_bytes` of both directions between the nodes.
+    `prompt`, `token` 0: not measured. `text` is what was generated.
     """
 
     way: str
@@ -52,8 +59,13 @@ class Figures:
 
     def cells(self) -> list[tuple[int, float]]:
         """Workers and round trip of those with both ways, in order."""
-        found = {(run.workers, run.rtt_ms) for run in self.runs if run.way != LOCAL}
+        found = {(run.workers, run.rtt_ms) for run in self.runs if run.way in (STOCK, MESHD)}
         return sorted(found)
+
+    def lesser(self) -> list[str]:
+        """The ways of meshd without something, in the order of WITHOUT."""
+        found = {run.way for run in self.runs}
+        return [way for way in map(without, WITHOUT) if way in found]
 
     def median(self, way: str, workers: int, rtt_ms: float, what: str) -> float | None:
         """Of `load`, `prompt`, `token` or `load_bytes`; None: not measured."""
@@ -119,13 +131,32 @@ def _of_tokens(figures: Figures) -> Iterable[Promise]:
         if ours is None or stock is None:
             continue
         name = f"token, {_name(workers, rtt)}"
-        ratio = TOKEN_RATIOS.get(workers) if rtt >= 20 else NEAR_RATIO if not rtt else None
+        if not rtt:
+            yield from _of_near_tokens(figures, workers, ours, stock)
+        ratio = TOKEN_RATIOS.get(workers) if rtt >= 20 else None
         if ratio is not None:
             yield Promise(f"{name}: {ratio} of stock", ours * 1000, ratio * stock * 1000, "ms")
         compute = figures.median(MESHD, workers, 0.0, "token")
         if rtt and compute is not None:
             most = compute * 1000 + (workers + 1) * rtt / 2 + LAW_MS
             yield Promise(f"{name}: at RTT 0 + {workers + 1} ways + {LAW_MS:g} ms", ours * 1000, most, "ms")
+
+
+def _of_near_tokens(figures: Figures, workers: int, ours: float, stock: float) -> Iterable[Promise]:
+    """The binaries without meshd, the same with it, and what both cost together."""
+    bare, through = (figures.median(way, workers, 0.0, "token") for way in (BARE, THROUGH))
+    for what, one, other in (
+        ("our binaries alone, of stock's", bare, stock),
+        ("meshd, of stock through the same tunnels", ours, through),
+        ("meshd, of stock without tunnels", ours, stock),
+    ):
+        if one is not None and other is not None:
+            yield Promise(
+                f"token, {_name(workers, 0.0)}: {what} {NEAR_RATIO}",
+                one * 1000,
+                NEAR_RATIO * other * 1000,
+                "ms",
+            )
 
 
 def _of_control(figures: Figures) -> Iterable[Promise]:
@@ -152,7 +183,11 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def cell_table(figures: Figures) -> Table:
-    """A row for each cell, stock and ours, with their ratio; the first row is one node alone."""
+    """A row for each cell, stock and ours, with their ratio; the first row is one node alone.
+
+    Behind the ratio ours without something, where that was measured, too.
+    """
+    lesser = figures.lesser()
     columns = [
         (what, title, factor)
         for what, title, factor in (
@@ -165,13 +200,18 @@ def cell_table(figures: Figures) -> Table:
     ]
     headers = ["WORKERS", "RTT ms"]
     for _, title, _ in columns:
-        headers += [f"{title} STOCK", "MESHD", "RATIO"]
+        headers += [
+            f"{title} STOCK",
+            "MESHD",
+            "RATIO",
+            *(way.removeprefix(MESHD).upper()[1:] for way in lesser),
+        ]
     rows: list[Sequence[str]] = []
     alone = [figures.median(LOCAL, 0, 0.0, what) for what, _, _ in columns]
     if any(one is not None for one in alone):
         row = ["0", "-"]
         for value, (_, _, factor) in zip(alone, columns, strict=True):
-            row += [_number(value, factor), "", ""]
+            row += [_number(value, factor), "", "", *[""] * len(lesser)]
         rows.append(row)
     for workers, rtt in figures.cells():
         row = [str(workers), f"{rtt:g}"]
@@ -179,7 +219,30 @@ def cell_table(figures: Figures) -> Table:
             stock, ours = (figures.median(way, workers, rtt, what) for way in (STOCK, MESHD))
             ratio = f"{ours / stock:.2f}" if stock and ours is not None else ""
             row += [_number(stock, factor), _number(ours, factor), ratio]
+            row += [_number(figures.median(way, workers, rtt, what), factor) for way in lesser]
         rows.append(row)
+    return headers, rows
+
+
+def near_table(figures: Figures) -> Table:
+    """At no distance, a token: the binaries, and what the tunnels cost. No rows where it was not measured."""
+    headers = [
+        "WORKERS",
+        "ms/TOKEN STOCK",
+        "OUR BINARIES ALONE",
+        "RATIO",
+        "STOCK THROUGH MESHD",
+        "MESHD",
+        "RATIO",
+    ]
+    rows: list[Sequence[str]] = []
+    for workers in sorted({run.workers for run in figures.runs if run.way == BARE}):
+        values = [figures.median(way, workers, 0.0, "token") for way in (STOCK, BARE, THROUGH, MESHD)]
+        stock, bare, through, ours = values
+        if stock and bare and through and ours:
+            shown = [_number(value, 1000.0) for value in values]
+            ratios = f"{bare / stock:.2f}", f"{ours / through:.2f}"
+            rows.append([str(workers), *shown[:2], ratios[0], *shown[2:], ratios[1]])
     return headers, rows
 
 

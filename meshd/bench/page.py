@@ -10,6 +10,7 @@ from meshd.bench.figures import (
     Table,
     cell_table,
     count_table,
+    near_table,
     promise_table,
     promises,
 )
@@ -25,12 +26,17 @@ share this machine and its cores: ratios mean something, seconds less. Words and
 ## Over a distance
 
 Stock llama.cpp behind a delaying proxy for each worker, beside meshd with the same delay between its daemons,
-in turns (`meshd bench latency --workers {workers} --rtt {round_trips}`). The first row is one node alone.
+in turns (`meshd bench latency --workers {workers} --rtt {round_trips}{without}`).
+The first row is one node alone.
 {texts}
 
 {cells}
 
 ![time for a token, by round trip]({picture})
+
+A token at no distance: the binaries without meshd, then both through meshd's tunnels:
+
+{near}
 
 What llama.cpp's RPC says, over all workers and both directions; a round trip is an answer that had to come
 before the next request. Counted before stock's rpc-servers and meshd's, at no distance:
@@ -80,7 +86,7 @@ def page(made: Made, far: Figures, delayed: Figures, rpc: Table) -> str:
     kept = promises(far)
     lost = sum(not one.held for one in kept)
     differing = far.texts_differ()
-    cells = far.cells()
+    cells, left_out = far.cells(), [way.rpartition(" ")[2] for way in far.lesser()]
     return _PAGE.format(
         command=_SHORT if made.short else "`make bench`",
         when=made.when,
@@ -89,11 +95,13 @@ def page(made: Made, far: Figures, delayed: Figures, rpc: Table) -> str:
         pairs=made.pairs,
         picture=made.picture,
         workers=",".join(str(one) for one in sorted({workers for workers, _ in cells})),
+        without=f" --without {','.join(left_out)}" if left_out else "",
         round_trips=",".join(f"{one:g}" for one in sorted({rtt for _, rtt in cells})),
         texts=f"Another text than one node's: {'; '.join(differing)}."
         if differing
         else "All wrote the same text.",
         cells=markdown(cell_table(far)),
+        near=markdown(near_table(far)),
         counts=markdown(count_table(far)),
         verdict=f"{lost} of {len(kept)} not held" if lost else "all held",
         promises=markdown(promise_table(kept)),

@@ -128,6 +128,7 @@ def read_bin_dir(path: Path) -> NativeInfo:
         elif name in names:
             raise UserError(
                 f"`{path}` has no `{files[0]}`",
-                hint="name the folder that holds llama.cpp's binaries, usually `build/bin`",
+                hint="name the folder that holds llama.cpp's binaries, usually `build/bin`; a build without "
+                "`-DGGML_RPC=ON` has no rpc-server",
             )
     return NativeInfo("unknown", STOCK, "unknown", path, found)

@@ -19,7 +19,7 @@ from meshd.cli.output import Output, standard
 INTERRUPTED = 130
 
 LATER = frozenset(
-    "client doctor pause resume report plan model service".split()  # noqa: SIM905
+    "client pause resume report plan model service".split()  # noqa: SIM905
 )
 
 
@@ -74,6 +74,12 @@ def _netcheck() -> VerbModule:
     from meshd.cli import netcheck
 
     return netcheck
+
+
+def _doctor() -> VerbModule:
+    from meshd.cli import doctor
+
+    return doctor
 
 
 def _invite() -> VerbModule:
@@ -168,6 +174,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("peers", "the other nodes, and the way to each", _peers),
     Verb("ping", "measure the way to a node", _ping),
     Verb("netcheck", "what network this machine is in, and what is wrong with it", _netcheck),
+    Verb("doctor", "what is wrong with this machine's llama.cpp and mesh, and what to do", _doctor),
     Verb("invite", "make, list and revoke invites", _invite),
     Verb("accept", "let a node in by the reply code that it printed", _accept),
     Verb("revoke", "ban a node from the mesh", _revoke),

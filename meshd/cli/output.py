@@ -106,8 +106,7 @@ class Output:
             return
         text = step
         if share is not None:
-            full = round(BAR_CHARS * min(max(share, 0.0), 1.0))
-            text = f"[{'#' * full}{'.' * (BAR_CHARS - full)}] {share:4.0%} {step}"
+            text = f"{bar(share)} {step}"
         text = text[: max(10, self.width - 1)]
         self._stderr.write("\r" + text.ljust(self._drawn))
         self._stderr.flush()
@@ -134,6 +133,12 @@ class Output:
 def standard() -> Output:
     """The process's own streams."""
     return Output(sys.stdout, sys.stderr, os.environ)
+
+
+def bar(share: float) -> str:
+    """How much is done, for a terminal; `share` from 0 to 1."""
+    full = round(BAR_CHARS * min(max(share, 0.0), 1.0))
+    return f"[{'#' * full}{'.' * (BAR_CHARS - full)}] {share:4.0%}"
 
 
 def clean(text: str) -> str:

@@ -3,12 +3,12 @@
 import argparse
 import time
 
-from meshd.admin.api import ModelView, Status, StatusRequest
+from meshd.admin.api import ModelView, SplitView, Status, StatusRequest
 from meshd.admin.client import Client
 from meshd.admin.codec import to_json
 from meshd.base.amounts import in_bytes
 from meshd.cli.options import Arguments
-from meshd.cli.output import Output, in_time
+from meshd.cli.output import Output, bar, in_time
 from meshd.cli.peers import print_peers
 from meshd.config import home_here
 
@@ -85,6 +85,10 @@ def show(status: Status, out: Output) -> None:
         )
     if status.model is not None:
         _show_model(status.model, out)
+    if status.store is not None and (status.store.limit or status.store.bytes):
+        there, most = in_bytes(status.store.bytes), in_bytes(status.store.limit)
+        count = _count(status.store.tensors, "tensor")
+        out.line(f"kept    {there} of {most}: {count} that came over the network")
     out.line()
     print_peers(status, out)
     if status.tunnels:
@@ -125,15 +129,28 @@ def _show_model(model: ModelView, out: Output) -> None:
         f"        weights: {in_bytes(model.weights_local_bytes)} from local files, "
         f"{in_bytes(model.weights_network_bytes)} over the network{took}{each}"
     )
+    for worker in model.workers if out.terminal and model.state == "loading" else ():
+        there = worker.local_bytes + worker.sent_bytes
+        out.line(f"        {bar(there / max(1, worker.total_bytes))} {worker.node}")
     for tensor in model.tensors_from_network[:10]:
         out.line(f"        over the network: {tensor.name} ({in_bytes(tensor.bytes)}): {tensor.reason}")
     if len(model.tensors_from_network) > 10:
         out.line(f"        and {len(model.tensors_from_network) - 10} more (all of them with --json)")
     if model.split:
         out.table(
-            ("        NODE", "DEVICE", "LAYERS", "WEIGHTS"),
-            [(f"        {s.node}", s.device, str(s.layers), in_bytes(s.bytes)) for s in model.split],
+            ("        NODE", "DEVICE", "LAYERS", "WEIGHTS", "PUSH"),
+            [
+                (f"        {s.node}", s.device, str(s.layers), in_bytes(s.bytes), _push(s))
+                for s in model.split
+            ],
         )
+
+
+def _push(part: SplitView) -> str:
+    """How it gets activations from the worker before, if there is one."""
+    if part.push is None:
+        return "-"
+    return "direct" if part.push else f"through the head: {part.why_no_push}"
 
 
 def _peer_name(status: Status, peer: str) -> str:

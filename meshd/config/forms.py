@@ -44,6 +44,10 @@ def parse_size(value: object) -> int:
     return bytes_
 
 
+def _size_or_none(value: object) -> int:
+    return 0 if value in (0, "0") and not isinstance(value, bool) else parse_size(value)
+
+
 def parse_rate(value: object) -> int:
     """Bytes a second from `20Mbit`, `500 kbit/s`, `100Mbps` (bits) or `2.5MB`, `2.5MB/s` (bytes; capital B).
 
@@ -210,6 +214,7 @@ def listed(item: Form, *, comma: bool = True, none: str = "", unique: bool = Fal
 
 
 SIZE = Form(parse_size, "a size such as 8G, 512M or 1GiB")
+SIZE_OR_NONE = Form(_size_or_none, "a size such as 8G, 512M or 1GiB, or 0 for none")
 RATE = Form(parse_rate, "a rate such as 20Mbit, 500kbit or 2.5MB (a second; at least 64kbit)")
 ADDRESS = Form(parse_address, "HOST:PORT such as 0.0.0.0:17430, [::]:17430 or :0")
 PEER_ADDRESS = Form(_peer_address, "HOST:PORT such as 192.168.1.7:50052")

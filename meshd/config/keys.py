@@ -45,8 +45,6 @@ class Key:
         return "MESHD_" + self.option.removeprefix("--").replace("-", "_").upper()
 
 
-_PORT = whole(0, 65535)
-_PATH_LIST = listed(forms.PATH, comma=False)
 _DEVICES = listed(forms.WORD)
 
 KEYS: tuple[Key, ...] = (
@@ -155,7 +153,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         section="worker",
         field="models",
-        form=_PATH_LIST,
+        form=listed(forms.PATH, comma=False),
         option="--model",
         metavar="FILE",
         roles=("worker",),
@@ -184,6 +182,15 @@ KEYS: tuple[Key, ...] = (
         help="most memory to lend of each device, such as 8G or 512M (default: what is free)",
     ),
     Key(
+        section="worker",
+        field="keep_weights",
+        form=forms.SIZE_OR_NONE,
+        option="--keep-weights",
+        metavar="SIZE",
+        roles=("worker",),
+        help="disk space for weights that came over the mesh, for the next load; 0 keeps none (default: 20G)",
+    ),
+    Key(
         section="serve",
         field="model",
         form=forms.PATH,
@@ -204,7 +211,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         section="serve",
         field="port",
-        form=_PORT,
+        form=whole(0, 65535),
         option="--port",
         metavar="PORT",
         roles=("serve",),
@@ -271,6 +278,15 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="no_push",
+        form=forms.BOOLEAN,
+        option="--no-push",
+        switch=True,
+        roles=("serve",),
+        help="activations go through this node, never straight from one worker to the next",
+    ),
+    Key(
+        section="serve",
         field="api_key_file",
         form=forms.PATH,
         option="--api-key-file",
@@ -321,7 +337,7 @@ KEYS: tuple[Key, ...] = (
         form=forms.PATH,
         env="MESHD_CACHE",
         in_file=False,
-        help="what can be made again: native builds, downloads, hashes of model files",
+        help="what can be made again: native builds, downloads, hashes of model files, weights from the mesh",
     ),
     Key(
         section="paths",

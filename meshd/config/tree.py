@@ -66,11 +66,15 @@ class LinksConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What a worker lends. No `devices`: all that the backend finds. `memory` is bytes for each device."""
+    """What a worker lends. No `devices`: all that the backend finds. `memory` is bytes for each device.
+
+    `keep_weights`: most bytes of weights that came over the network and are kept in the cache.
+    """
 
     models: tuple[Path, ...] = ()
     devices: tuple[str, ...] = ()
     memory: int | None = None
+    keep_weights: int = 20 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,7 @@ class ServeConfig:
     devices: tuple[str, ...] = ()
     rpc: tuple[HostPort, ...] = ()
     load_mode: str | None = None
+    no_push: bool = False
     api_key_file: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()

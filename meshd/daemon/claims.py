@@ -17,6 +17,7 @@ from meshd.process.run import run_to_end
 from meshd.role.devices import list_devices, pick
 from meshd.role.extra import read_extra
 from meshd.role.interface import Native
+from meshd.store.content_store import ContentStore
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
 
@@ -31,6 +32,7 @@ class Claims:
     """Open model files and bound ports; `api` of a serving node only. `release` gives them back."""
 
     files: Sequence[ModelFile]
+    store: ContentStore | None
     doorway: Doorway
     api: "ApiPort | None"
     _held: contextlib.ExitStack
@@ -45,7 +47,7 @@ class Claims:
             cache = HashCache(config.paths.cache / "weights")
             for path in config.worker.models if role == "worker" else (config.serve.model,):
                 if path is not None:
-                    files.append(await ModelFile.open(path, cache=cache))
+                    files.append(await ModelFile.open(path, cache=cache, partial=role == "worker"))
                     held.callback(files[-1].close)
             await _check_devices(role, config, native)
             api = await _claim_api(config) if role == "serve" else None
@@ -53,11 +55,16 @@ class Claims:
                 held.callback(api.close)
             doorway = Doorway(asked=config.links.listen, home=home)
             held.callback(doorway.close)
-            return cls(files, doorway, api, held.pop_all())
+            store = _content_store(config, cache) if role == "worker" else None
+            return cls(files, store, doorway, api, held.pop_all())
 
     def release(self) -> None:
         """Idempotent."""
         self._held.close()
+
+
+def _content_store(config: Config, cache: HashCache) -> ContentStore:
+    return ContentStore(config.paths.cache / "tensors", limit=config.worker.keep_weights, cache=cache)
 
 
 async def _check_devices(role: str, config: Config, native: Native) -> None:

@@ -6,7 +6,7 @@ import resource
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshd import __version__
@@ -22,6 +22,7 @@ from meshd.admin.api import (
     RevokeReply,
     SplitView,
     Status,
+    WorkerWeights,
 )
 from meshd.admin.authority import Authority
 from meshd.admin.health import examine
@@ -34,6 +35,7 @@ from meshd.admin.snapshot import (
     mdns_view,
     model_state,
     peer_views,
+    store_view,
     tunnel_views,
 )
 from meshd.base.errors import UserError
@@ -113,13 +115,13 @@ class DaemonControl(TunnelAnswers):
             model=_model_view(role.model),
             api=api_view(parts.gateway()),
             mdns=mdns_view(parts.mdns()),
+            store=store_view(role.store),
         )
         offsets = {str(peer.peer): peer.clock_offset for peer in peers if peer.clock_offset is not None}
-        native = facts.native
         return examine(
             view,
             clock_offsets=offsets,
-            native=f"{native.pin}+{native.patches[:12]}",
+            native=facts.native,
             file_notes=role.notes,
             refused=role.refused,
         )
@@ -212,10 +214,18 @@ def _model_view(model: ModelStatus | None) -> ModelView | None:
         ),
         bytes_per_token=model.bytes_per_token,
         split=tuple(
-            SplitView(node=part.node, device=part.device, layers=part.layers, bytes=part.bytes)
+            SplitView(
+                node=part.node,
+                device=part.device,
+                layers=part.layers,
+                bytes=part.bytes,
+                push=part.push,
+                why_no_push=part.why_no_push,
+            )
             for part in model.split
         ),
         progress=model.progress,
+        workers=tuple(WorkerWeights(**asdict(worker)) for worker in model.workers),
     )
 
 

@@ -22,7 +22,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue
 from meshd.process.child import OwnedChild
 from meshd.process.connections import owns_connection
-from meshd.process.handover import ReportPipe, pipe_with
+from meshd.process.handover import OrderPipe, ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec, ReadyProbe
 from meshd.process.ports import listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
@@ -31,6 +31,7 @@ from meshd.process.stopped import is_stopped
 from meshd.role.interface import Kit, Native
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
+from meshd.tunnel.interface import SavedWeights
 from meshd.wire.hello import NativeVersion
 
 LOG = log.get("daemon")
@@ -76,6 +77,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         metadata: Mapping[str, MetadataValue],
         secret: bytes,
         owner_pid: Callable[[], int | None] | None,
+        saved: SavedWeights | None,
         on_broken: Callable[[MeshdError], None],
     ) -> Forward:
         return Forward(
@@ -85,6 +87,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
             metadata=metadata,
             secret=secret,
             is_ours=None if secret or owner_pid is None else _owned_by(owner_pid),
+            saved=saved,
             on_broken=on_broken,
         )
 
@@ -100,6 +103,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         port_open=port_open,
         hand_over=pipe_with,
         make_report=ReportPipe,
+        make_orders=OrderPipe,
         listening=_listening,
         one_token=_one_token,
         complete=_complete,

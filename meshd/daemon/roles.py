@@ -35,7 +35,7 @@ async def build_role(
     if name == "worker":
         check_may_work(estate.membership.roles)
         options = WorkerOptions(devices=config.worker.devices, memory=config.worker.memory, machine=machine)
-        worker = Worker(kit, claims.files, options)
+        worker = Worker(kit, claims.files, options, claims.store)
         await worker.prepare()
         return BuiltRole(worker, None)
     from meshd.gateway.server import Gateway  # aiohttp: 11 MB that a worker does without
@@ -51,6 +51,7 @@ async def build_role(
             devices=serve.devices,
             rpc=tuple(str(address) for address in serve.rpc),
             load_mode=serve.load_mode or DEFAULT_LOAD_MODE,
+            push=not serve.no_push,
             extra=serve.llama_args,
             machine=machine,
             node_name=config.node.name,

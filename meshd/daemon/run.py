@@ -8,12 +8,14 @@ from collections.abc import Callable
 from meshd.admin.server import AdminServer
 from meshd.base import log
 from meshd.base.tasks import Owner, first_error
+from meshd.build.pin import read_pin
 from meshd.config import Config
 from meshd.daemon.claims import Claims
 from meshd.daemon.control import DaemonControl, Parts
 from meshd.daemon.entry import Entered, enter
 from meshd.daemon.estate import Estate
 from meshd.daemon.kit import find_native
+from meshd.daemon.native_check import check_native
 from meshd.daemon.roles import BuiltRole, build_role
 from meshd.daemon.tunnels import make_tunnels
 from meshd.identity.keys import KeyPair
@@ -82,7 +84,7 @@ class Daemon:
         self._stop("SIGINT")
 
     async def _node(self) -> None:
-        native = find_native(self._config)
+        native = await self._find_native()
         claims = await Claims.make(self._role, self._config, native, self._home)
         try:
             key = self._home.load_or_create_identity()
@@ -95,6 +97,15 @@ class Daemon:
                 await entered.aclose()
         finally:
             claims.release()
+
+    async def _find_native(self) -> Native:
+        """The binaries in use; those that the user names are tried. Raises UserError."""
+        paths = self._config.paths
+        native = find_native(self._config)
+        if paths.native_bin is None:
+            return native
+        protocol = read_pin().rpc_protocol
+        return await check_native(native, protocol=protocol, logs=paths.logs, head=self._role == "serve")
 
     async def _live(self, key: KeyPair, entered: Entered, native: Native, claims: Claims) -> None:
         """As a member, in its role."""

@@ -15,6 +15,7 @@ from meshd.rpc.protocol import (
     GRAPH_COMPUTE,
     GRAPH_RECOMPUTE,
     NO_ANSWER,
+    PEER_DATA,
     REQUEST,
     SET_TENSOR,
 )
@@ -121,7 +122,7 @@ class RpcListener:
         self._add(self._kind, len(header))
         self._on_request(command, REQUEST.size + size)
         known = COMMANDS.get(command)
-        if known is None or known.answer != NO_ANSWER:
+        if command != PEER_DATA and (known is None or known.answer != NO_ANSWER):
             self._answers.append("tensors" if command == GET_TENSOR else "control")
         return command in _COMPUTE
 
@@ -158,6 +159,8 @@ class RpcListener:
 def _kind_of(command: int, header: bytes) -> str:
     if command in _COMPUTE:
         return "graphs"
+    if command == PEER_DATA:
+        return "tensors"
     if command != SET_TENSOR:
         return "control"
     name = header[REQUEST.size + _NAME_OFFSET :].split(b"\0")[0]

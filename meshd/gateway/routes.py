@@ -5,7 +5,7 @@ or fetch from elsewhere are not in it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from aiohttp import web
 
@@ -195,8 +195,11 @@ class Router:
             return web.json_response({"status": "ok", "model": model}, headers=extra)
         failure = self._not_ready()
         said = {"status": str(now.state), "reason": now.reason, "progress": now.progress, "model": model}
+        workers = [asdict(worker) for worker in now.workers]
         headers = {**failure.headers(), **extra}
-        return web.json_response({**said, "error": failure.error()}, status=503, headers=headers)
+        return web.json_response(
+            {**said, "workers": workers, "error": failure.error()}, status=503, headers=headers
+        )
 
     def _own_answer(self, path: str) -> Callable[[dict[str, str]], Awaitable[web.Response]] | None:
         if path in MODELS_PATHS:

@@ -66,7 +66,10 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a GGUF file says about itself. `digests` has BLAKE3-256 of each key's type and value bytes."""
+    """What a GGUF file says about itself. `digests` has BLAKE3-256 of each key's type and value bytes.
+
+    `missing_bytes`: so much of the tensor data is cut off; the tensors there are not in `tensors`.
+    """
 
     version: int
     metadata: Mapping[str, Value]
@@ -74,6 +77,7 @@ class Header:
     tensors: tuple[TensorInfo, ...]
     alignment: int
     data_offset: int
+    missing_bytes: int = 0
 
     def text(self, key: str, default: str = "") -> str:
         """The string under `key`; `default` when it is absent, skipped or of another type."""
@@ -105,11 +109,14 @@ class Header:
         return self.integer("split.no"), max(1, self.integer("split.count", 1))
 
 
-def read_header(pread: PRead, *, size: int, label: str, window: int = WINDOW_BYTES) -> Header:
+def read_header(
+    pread: PRead, *, size: int, label: str, window: int = WINDOW_BYTES, partial: bool = False
+) -> Header:
     """Read the header of a file of `size` bytes; `label` names it in errors.
 
     Keeps at most about `window` bytes of the file and MAX_KEPT_BYTES of values at a time. Checks that every
     tensor lies inside the file. Raises UserError for anything that is not a complete, well-formed GGUF file.
+    With `partial` its end may be missing: the header has the tensors that are whole, and `missing_bytes`.
     """
     cursor = Cursor(pread, size=size, label=label, window=window)
     version = _magic_and_version(cursor, size)
@@ -119,8 +126,12 @@ def read_header(pread: PRead, *, size: int, label: str, window: int = WINDOW_BYT
     alignment = _alignment(cursor, metadata)
     described = [_tensor(cursor, number) for number in range(tensor_count)]
     data_offset = -(-cursor.position // alignment) * alignment
-    tensors = _placed(cursor, described, alignment=alignment, data_offset=data_offset, size=size)
-    return Header(version, metadata, digests, tensors, alignment, data_offset)
+    placed = _placed(cursor, described, alignment=alignment, data_offset=data_offset)
+    missing = max((tensor.offset + tensor.size - size for tensor in placed), default=0)
+    if missing > 0 and not partial:
+        raise cursor.short("the tensor data", missing)
+    tensors = tuple(tensor for tensor in placed if tensor.offset + tensor.size <= size)
+    return Header(version, metadata, digests, tensors, alignment, data_offset, max(0, missing))
 
 
 def _magic_and_version(cursor: Cursor, size: int) -> int:
@@ -266,12 +277,12 @@ def _tensor(cursor: Cursor, number: int) -> TensorInfo:
 
 
 def _placed(
-    cursor: Cursor, tensors: Sequence[TensorInfo], *, alignment: int, data_offset: int, size: int
+    cursor: Cursor, tensors: Sequence[TensorInfo], *, alignment: int, data_offset: int
 ) -> tuple[TensorInfo, ...]:
     """Tensors with offsets in the file; they must lie one after the other, padded, as upstream wants."""
     seen: set[str] = set()
     placed: list[TensorInfo] = []
-    expected = end = 0
+    expected = 0
     for tensor in tensors:
         if tensor.name in seen:
             raise cursor.fault(f"tensor `{tensor.name}` occurs twice")
@@ -283,6 +294,4 @@ def _placed(
         placed.append(
             TensorInfo(tensor.name, tensor.kind, tensor.dims, data_offset + tensor.offset, tensor.size)
         )
-    if placed and data_offset + end > size:
-        raise cursor.short("the tensor data", data_offset + end - size)
     return tuple(placed)

@@ -86,6 +86,10 @@ class Plan:
     left_out: tuple[LeftOut, ...]
     why: str
 
+    def weights_of(self, node: str) -> int:
+        """Bytes of weights on all devices of a node."""
+        return sum(share.weights for share in self.shares if share.device.node == node)
+
     @property
     def arguments(self) -> tuple[str, ...]:
         """The options for llama-server; model, endpoints and load mode are the caller's."""

@@ -28,6 +28,7 @@ from meshd.peer.paths import RELAYED
 from meshd.peer.stream import MeshStream
 from meshd.peer.streams import Streams
 from meshd.wire.hello import Hello, NativeVersion
+from meshd.wire.native import difference
 
 CHALLENGE_SECONDS = 2.0  # an older incarnation that answers within this keeps the identity
 CHOOSE_SECONDS = 1.0  # between two looks at which link should carry data, unless one comes or goes
@@ -331,10 +332,19 @@ class PeerConnection:
             raise Broken("the session ended during the greeting")
         return self._links.carrier(link, self._streams.session, dispatch=self._dispatch, rearm=self._rearm)
 
+    def _compare(self, native: NativeVersion) -> None:
+        """Say once what the build of a node that was not seen with it is to ours."""
+        found = difference(self._node.facts.native, native) if native != self.native else None
+        self.native = native
+        if found is not None:
+            tell = LOG.info if found.fits else LOG.warning
+            tell("native_differs", peer=self.peer.short, name=self.name, why=found.what, hint=found.hint)
+
     def _attach(self, carrier: Carrier, hello: Hello) -> None:
         link = carrier.link
         happened = self._links.attach(carrier)
-        self.name, self.role, self.native = hello.name, hello.role, hello.native
+        self.name, self.role = hello.name, hello.role
+        self._compare(hello.native)
         self.software = hello.software
         self.member = link.info.member
         self.clock_offset = float(hello.clock - self._node.wall_clock())

@@ -8,6 +8,7 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import MeshdError, Refused
 from meshd.base.tasks import Owner, first_error
+from meshd.gateway.interface import WorkerLoad
 from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers
 from meshd.model.plan import Plan
@@ -17,6 +18,7 @@ from meshd.process.interface import ChildStatus
 from meshd.role.devices import list_devices, pick
 from meshd.role.interface import Kit, SplitPart
 from meshd.role.lender import Lender
+from meshd.role.named_weights import OpenNamedWeights
 from meshd.role.plan import (
     HeadOptions,
     Lent,
@@ -27,15 +29,15 @@ from meshd.role.plan import (
     why_idle,
     without_idle,
 )
+from meshd.role.pushing import Pushing
 from meshd.role.server import LlamaServer, Over
+from meshd.role.token_cost import measure_token
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
-from meshd.tunnel.interface import TunnelStatus
+from meshd.tunnel.interface import SavedWeights, TunnelStatus
 from meshd.wire.lease import Acquire, Device
+from meshd.wire.native import difference
 
-# Generated at the end of a load, to measure what a token costs on the wire. The second token of an answer
-# still carries the graph of its shape, so two answers are compared that differ by later tokens only.
-SHORT_TOKENS, SAMPLE_TOKENS = 2, 4
 LEASE_WORD_SECONDS = 1.0  # llama-server sees the loss of a worker; the lease tells why, a moment later
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
 LOG = log.get("serve")
@@ -91,8 +93,19 @@ class HeadRun:
         self._told = told
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
-        self._server = LlamaServer(kit, file=file, index=index, options=options, socket=socket, alias=alias)
+        self._pushing = Pushing(allowed=options.push)
+        self._server = LlamaServer(
+            kit,
+            file=file,
+            index=index,
+            options=options,
+            socket=socket,
+            alias=alias,
+            pushing=self._pushing,
+        )
+        self._weights: OpenNamedWeights | None = None  # for a stock llama-server
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
         self.started = False
         self.loaded = False
         self.blamed: dict[PeerId, str] = {}
@@ -109,6 +122,12 @@ class HeadRun:
         return [lender.peer for lender in self._lenders]
 
     @property
+    def loads(self) -> tuple[WorkerLoad, ...]:
+        """How far the weights of each worker are; empty before llama-server is started."""
+        lenders, report = self._lenders if self.started else (), self._server.report
+        return tuple(report.load_of(x.name, self._weights_of(x.name), x.sent_bytes) for x in lenders)
+
+    @property
     def tunnels(self) -> Sequence[TunnelStatus]:
         """One for each worker."""
         return [lender.tunnel.status for lender in self._lenders if lender.tunnel is not None]
@@ -121,6 +140,8 @@ class HeadRun:
             LOG.info("plan", why=plan.why)
             async with Owner() as owner:
                 await self._reserve(plan, lent, owner)
+                if self._kit.native.patched:
+                    await self._pushing.introduce(plan, self._lenders)
                 self._server.start(plan, self._lenders, self._plain, owner)
                 self.started = True
                 self._told("loading the model")
@@ -134,6 +155,8 @@ class HeadRun:
             self._server.close()
             for lender in self._lenders:
                 lender.release()
+            if self._weights is not None:
+                self._weights.close()
 
     def lose(self, why: str) -> None:
         """End this life; the first reason stays."""
@@ -181,13 +204,18 @@ class HeadRun:
             native_patches=version.patches,
         )
         self._told(f"asking {len(workers)} workers" if workers else "planning")
+        saved = self._saved()
         async with Owner() as owner:
             for worker in workers:
+                if (unfit := self._why_unfit(worker)) is not None:
+                    refusals.append(unfit)
+                    continue
                 lender = Lender(
                     self._kit,
                     peer=worker.peer,
                     name=self._label(worker, workers),
                     owner_pid=self._server_pid,
+                    saved=saved,
                     told=self._told,
                 )
                 self._lenders.append(lender)
@@ -196,6 +224,26 @@ class HeadRun:
         if len(self._lenders) < self._options.min_workers and refusals:
             raise refusals[0]
         return [Lent(lender.name, lender.offer) for lender in self._lenders if lender.offer is not None]
+
+    def _why_unfit(self, worker: PeerStatus) -> Refused | None:
+        """Why its llama.cpp cannot work with ours: it need not be asked."""
+        mine, theirs = self._kit.native.version, worker.native
+        found = difference(mine, theirs) if theirs is not None else None
+        if found is None or found.fits:
+            return None
+        error = Refused(f"{worker.name} {found.what}", code="version", hint=found.hint)
+        LOG.warning("worker_left_out", peer=worker.peer.short, name=worker.name, why=error.what)
+        return error
+
+    def _saved(self) -> SavedWeights | None:
+        """For a stock llama-server: what its tunnels compare with. Raises MeshdError."""
+        if self._kit.native.patched:
+            return None
+        try:
+            self._weights = OpenNamedWeights(self._index, self._file)
+        except OSError as error:
+            raise MeshdError(f"the model file cannot be kept open: {error.strerror}") from None
+        return SavedWeights(self._weights, self._server.report.placed)
 
     def _server_pid(self) -> int | None:
         status = self._server.status
@@ -228,6 +276,7 @@ class HeadRun:
         return (*cpu, *(device for device in gpus if device.kind == "gpu"))
 
     async def _reserve(self, plan: Plan, lent: Sequence[Lent], owner: Owner) -> None:
+        self._weights_of = plan.weights_of
         for lender, wanted in zip(self._lenders, reservations(plan, lent), strict=True):
             self._told(f"{lender.name}: starting its rpc-server")
             try:
@@ -257,19 +306,26 @@ class HeadRun:
         await self._server_lost(over, plan)
 
     async def _server_lost(self, over: Over, plan: Plan) -> None:
-        """Before it was ready that may be a worker's doing: its word is waited for, and comes first.
+        """That may be a worker's doing: its own word is waited for, and comes first.
 
-        Next comes what llama-server reported of a worker, whatever it answered or ended with then.
+        Next comes what llama-server reported of a worker, whatever it answered or ended with then. A worker
+        that is lost takes those with it that wait for its activations: where any do, this blames nobody.
         """
-        if not self.loaded:
+        if not self.loaded or over.endpoint:
+            self._told(over.why)  # nobody is to be sent to it meanwhile
             await asyncio.wait([self._lost], timeout=LEASE_WORD_SECONDS)
+        if not self.loaded and not self._lost.done():
             over = self._server.lost or over
-            lenders = [one for one in self._lenders if one.tunnel and one.tunnel.endpoint == over.endpoint]
-            if not self._lost.done() and lenders:
-                self.blamed[lenders[0].peer] = over.why
-            elif not self._lost.done():
+            if not over.endpoint:
                 self.server_died = ServerDied(split_of(plan), over.tail)
+            elif not self._pushing.text():
+                self._blame(over.endpoint, over.why)
         self.lose(over.why)
+
+    def _blame(self, endpoint: str, why: str) -> None:
+        for lender in self._lenders:
+            if lender.tunnel is not None and lender.tunnel.endpoint == endpoint:
+                self.blamed[lender.peer] = why
 
     async def _load(self, plan: Plan, began: float) -> None:
         report = self._server.report
@@ -280,44 +336,25 @@ class HeadRun:
         if not (self._file.stat_unchanged() and self._file.paths_unchanged()):
             self.lose(f"the model file `{self._file.name}` was changed while it was loaded")
             return
-        if not self._kit.native.patched:  # it reports nothing, and sends every weight
-            report.network_bytes = sum(s.weights for s in plan.shares if not s.device.is_head)
-        per_token = await self._measure_token()
+        if not self._kit.native.patched:  # it reports nothing itself; the tunnels do
+            plain = {server.endpoint for server in self._plain}
+            report.network_bytes += sum(s.weights for s in plan.shares if s.device.node in plain)
+        per_token = await measure_token(self._kit, self._socket, {lender.peer for lender in self._lenders})
         now = asyncio.get_running_loop().time()
         for weight in report.from_network[:SHOWN_WEIGHTS]:
             LOG.warning("weight_from_network", tensor=weight.name, node=weight.node, why=weight.reason)
         if len(report.from_network) > SHOWN_WEIGHTS:
             LOG.warning("weights_from_network", count=len(report.from_network))
         self.loaded = True
+        self._pushing.tell()
         for lender in self._lenders:
             await lender.say_loaded()
         self._on_loaded(
             Loaded(
                 seconds=now - began,
                 why=plan.why,
-                split=split_of(plan),
+                split=self._pushing.parts(split_of(plan)),
                 bytes_per_token=per_token,
                 report=report,
             )
-        )
-
-    async def _measure_token(self) -> float | None:
-        """Bytes on the links for one generated token, both directions."""
-        if not self._lenders:
-            return 0.0
-        costs = []
-        for tokens in (SHORT_TOKENS, SHORT_TOKENS + SAMPLE_TOKENS):
-            before = self._link_bytes()
-            if await self._kit.complete(self._socket, tokens) != tokens:
-                return None
-            costs.append(self._link_bytes() - before)
-        return (costs[1] - costs[0]) / SAMPLE_TOKENS
-
-    def _link_bytes(self) -> int:
-        workers = {lender.peer for lender in self._lenders}
-        return sum(
-            path.sent_bytes + path.received_bytes
-            for peer in self._kit.mesh.peers()
-            if peer.peer in workers
-            for path in peer.paths
         )

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Protocol
 
 from meshd.base.errors import MeshdError
-from meshd.gateway.interface import ReadyReport
+from meshd.gateway.interface import ReadyReport, WorkerLoad
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
-from meshd.tunnel.interface import Inspector, LocalWeights, TunnelStatus
+from meshd.store.interface import StoreStatus
+from meshd.tunnel.interface import Inspector, LocalWeights, SavedWeights, TunnelStatus
 from meshd.wire.hello import NativeVersion
 
 
@@ -41,7 +42,10 @@ class Tunnel(Protocol):
 
 
 class MakeTunnel(Protocol):
-    """Builds a forward to `service` of `peer`; a client must send `secret` first, if there is one."""
+    """Builds a forward to `service` of `peer`; a client must send `secret` first, if there is one.
+
+    With `saved` the client is a stock llama-server, whose weights stay here where the worker has them.
+    """
 
     def __call__(
         self,
@@ -51,6 +55,7 @@ class MakeTunnel(Protocol):
         metadata: Mapping[str, MetadataValue],
         secret: bytes,
         owner_pid: Callable[[], int | None] | None,
+        saved: SavedWeights | None,
         on_broken: Callable[[MeshdError], None],
     ) -> Tunnel: ...
 
@@ -89,6 +94,21 @@ class Report(Protocol):
     def close(self) -> None: ...
 
 
+class Orders(Protocol):
+    """A pipe on which a child is told lines while it runs (process/handover.py)."""
+
+    @property
+    def child_end(self) -> int:
+        """For ChildSpec.hand_over."""
+        ...
+
+    def say(self, line: str) -> None:
+        """Never waits. Raises Broken, Closed."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class LineProbe(Protocol):
     """A ReadyProbe that is passed when a line of output was seen (process/ready.py); one for each start."""
 
@@ -114,6 +134,7 @@ class Kit:
     """Passed when a connection to this loopback port is taken."""
     hand_over: Callable[[bytes], int]
     make_report: Callable[[], Report]
+    make_orders: Callable[[], Orders]
     listening: Callable[[], tuple[int, int]]
     """A new listening loopback socket: its descriptor, which the caller owns, and its port."""
     one_token: Callable[[Path], Awaitable[ReadyReport]]
@@ -129,12 +150,18 @@ class Kit:
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """What lies on one device."""
+    """What lies on one device.
+
+    `push`: activations come straight from the worker before; None: that is no other worker. Else they come
+    through the head, and `why_no_push` says why.
+    """
 
     node: str
     device: str
     layers: int
     bytes: int
+    push: bool | None = None
+    why_no_push: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +189,7 @@ class ModelStatus:
     bytes_per_token: float | None
     split: tuple[SplitPart, ...]
     progress: float | None
+    workers: tuple[WorkerLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +203,8 @@ class RoleStatus:
     """What somebody should know of the model files, a line each."""
     refused: tuple[str, ...] = ()
     """The last requests of heads that broke the rules of RPC, a line each."""
+    store: StoreStatus | None = None
+    """What a worker keeps of weights that came over the network."""
 
 
 class Role(Protocol):

@@ -9,26 +9,43 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 
 from meshd.base import log
+from meshd.base.amounts import in_bytes
 from meshd.base.errors import UserError
 from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
 from meshd.role.interface import Kit
 from meshd.role.open_weights import OpenWeights
 from meshd.role.outgoing import Outgoing
-from meshd.store.interface import HashProgress, WeightsFile
+from meshd.store.interface import ContentStore, HashProgress, Shelf, WeightsFile
 
 PROGRESS_SECONDS = 2.0
 LOG = log.get("worker")
 
 
 class Weights:
-    """Index and open files of one lease. The descriptors are of its own until they are given to a child."""
+    """Index and open files of one lease. The descriptors are of its own until they are given to a child.
 
-    def __init__(self, index: WeightsIndex, files: Sequence[WeightsFile], outgoing: Outgoing) -> None:
+    `has_model`: some are model files. `shelf`: the others are of the content store, which keeps what comes.
+    """
+
+    def __init__(
+        self,
+        index: WeightsIndex | None,
+        files: Sequence[WeightsFile],
+        outgoing: Outgoing,
+        shelf: Shelf | None = None,
+    ) -> None:
         """Duplicates go into `outgoing`. Raises OSError."""
-        self._index = index
-        self._descriptors = tuple(
-            outgoing.add(os.dup(descriptor)) for file in files for descriptor in file.descriptors
-        )
+        indexes = [index] if index is not None else []
+        descriptors = [descriptor for file in files for descriptor in file.descriptors]
+        if shelf is not None:
+            indexes.append(shelf.index)
+            descriptors += shelf.descriptors
+        self._index = join_indexes(indexes)
+        self._descriptors = tuple(outgoing.add(os.dup(descriptor)) for descriptor in descriptors)
+        self.has_model = index is not None
+        self.shelf = shelf
+        if shelf is not None:
+            shelf.handed_over()
 
     def hand_over(self, kit: Kit, outgoing: Outgoing) -> int:
         """A descriptor with the index as text. Raises OSError."""
@@ -42,8 +59,9 @@ class Weights:
 class KnownFiles:
     """`serve` runs as long as the worker; `notes` says what somebody should know."""
 
-    def __init__(self, files: Sequence[WeightsFile]) -> None:
+    def __init__(self, files: Sequence[WeightsFile], store: ContentStore | None = None) -> None:
         self._files = tuple(files)
+        self._store = store
         self._index: WeightsIndex | None = None
         self._known = asyncio.Event()
         self._stale = asyncio.Event()
@@ -55,7 +73,8 @@ class KnownFiles:
     def notes(self) -> tuple[str, ...]:
         """For status, one line each."""
         replaced = [f"`{name}` was replaced by another file, which is used now" for name in self._replaced]
-        return (*sorted(replaced), *([self._unknown] if self._unknown else []))
+        partial = [note for file in self._files if (note := _partial(file))]
+        return (*sorted(replaced), *partial, *([self._unknown] if self._unknown else []))
 
     async def serve(self) -> None:
         """Know the files, and again when one is found changed before a lease. Raises UserError at first."""
@@ -72,8 +91,16 @@ class KnownFiles:
                 LOG.warning("weights_unknown", why=error.what, hint=error.hint)
                 self._unknown = f"{error.what}: its weights come over the network"
 
-    async def take(self, outgoing: Outgoing, told: Callable[[str], Awaitable[None]]) -> Weights | None:
-        """What is known of the present files, waiting until it is; None without files. Raises OSError."""
+    async def take(
+        self, outgoing: Outgoing, told: Callable[[str], Awaitable[None]], *, peer: str
+    ) -> Weights | None:
+        """What is known of the present files and of the content store, waiting until it is; None without any.
+
+        Raises OSError.
+        """
+        shelf = await self._store.take(peer=peer, told=told) if self._store is not None else None
+        if shelf is not None:
+            outgoing.at_end(shelf.close)
         if not all(file.stat_unchanged() and file.paths_unchanged() for file in self._files):
             self._known.clear()
             self._stale.set()
@@ -83,7 +110,9 @@ class KnownFiles:
                     await self._known.wait()
             except TimeoutError:
                 await told(self._hashing or "getting ready")
-        return Weights(self._index, self._files, outgoing) if self._index is not None else None
+        if self._index is None and shelf is None:
+            return None
+        return Weights(self._index, self._files if self._index is not None else (), outgoing, shelf)
 
     async def _follow(self) -> None:
         """Open what a path leads to now, in place of the file that lay there."""
@@ -110,3 +139,10 @@ class KnownFiles:
         if progress.text != self._hashing:
             LOG.info("hashing", what=progress.text)
         self._hashing = progress.text
+
+
+def _partial(file: WeightsFile) -> str:
+    """What a file lacks, for status; nothing for a whole one."""
+    parts = [f"{in_bytes(file.missing_bytes)} at the end"] if file.missing_bytes else []
+    parts += [f"{file.missing_shards} of its shards"] if file.missing_shards else []
+    return f"`{file.name}` lacks {' and '.join(parts)}: that comes over the network" if parts else ""

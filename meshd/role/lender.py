@@ -3,27 +3,33 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
 from meshd.identity.keys import PeerId
 from meshd.peer.messages import MessageStream
 from meshd.role.interface import Kit, Tunnel
+from meshd.tunnel.interface import SavedWeights
 from meshd.wire.lease import (
     LEASE_SERVICE,
     RPC_SERVICE,
     Acquire,
+    Admit,
     Grant,
     LeaseMessage,
     Loaded,
     Lost,
+    Neighbour,
     Offer,
     Progress,
+    Reached,
     Reserve,
     decode,
 )
 
 SECRET_BYTES = 32
+PLAIN_DEVICE = "CPU"  # upstream's name of it; BLAS and AMX are CPUs as well, with buffers of their own
 ANSWER_SECONDS = 30.0  # without a word of progress
 LOG = log.get("serve")
 
@@ -38,17 +44,28 @@ class Lender:
         peer: PeerId,
         name: str,
         owner_pid: Callable[[], int | None] | None,
+        saved: SavedWeights | None,
         told: Callable[[str], None],
     ) -> None:
+        """`saved`: llama-server is a stock one."""
         self._kit = kit
         self._messages: MessageStream | None = None
         self._owner_pid = owner_pid
+        self._saved = saved
         self._told = told
         self.peer = peer
         self.name = name
         self.offer: Offer | None = None
         self.tunnel: Tunnel | None = None
+        self.unreached: dict[int, str] = {}  # neighbours to which it has no way, and why
+        self._lease_id = b""
+        self._introduced: set[int] = set()
         self.secret = kit.random(SECRET_BYTES) if kit.native.patched else b""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Through its tunnel."""
+        return self.tunnel.status.sent_bytes if self.tunnel is not None else 0
 
     async def ask(self, acquire: Acquire) -> Offer:
         """What the worker could lend. Raises Refused with its reason, Broken."""
@@ -68,21 +85,52 @@ class Lender:
         answer = await self._answer()
         if not isinstance(answer, Grant):
             raise RemoteProtocolError("lease: expected `grant`", code="lease")
+        self._lease_id = answer.lease_id
         self.tunnel = self._kit.make_tunnel(
             peer=self.peer,
             service=RPC_SERVICE,
             metadata={"lease": answer.lease_id},
             secret=self.secret,
             owner_pid=self._owner_pid,
+            saved=self._saved_here(),
             on_broken=self._tunnel_broken,
         )
         return self.tunnel
 
+    def _saved_here(self) -> SavedWeights | None:
+        if self._saved is None or self.offer is None:
+            return self._saved
+        plain = all(device.name == PLAIN_DEVICE for device in self.offer.devices)
+        return replace(self._saved, plain_sizes=plain)
+
     async def say_loaded(self) -> None:
-        """The worker may lend what is free then. A lease that is lost meanwhile is `until_lost`'s matter."""
+        """The worker may lend what is free then."""
+        await self._tell(Loaded())
+
+    @property
+    def can_push(self) -> bool:
+        """Whether it knows how to send to another worker, and to take from one."""
+        return self.offer is not None and self.offer.push
+
+    @property
+    def endpoint(self) -> str:
+        """As llama-server names it; empty before the lease."""
+        return self.tunnel.endpoint if self.tunnel is not None else ""
+
+    async def admit(self, peer: PeerId) -> None:
+        """Another worker of ours may push to its rpc-server."""
+        await self._tell(Admit(peer.raw))
+
+    async def introduce(self, number: int, other: "Lender") -> None:
+        """Its rpc-server may push to that of another worker of ours, by this number."""
+        self._introduced.add(number)
+        await self._tell(Neighbour(number, other.peer.raw, other._lease_id))
+
+    async def _tell(self, message: LeaseMessage) -> None:
+        """A lease that is lost meanwhile is `until_lost`'s matter."""
         if self._messages is not None:
             with contextlib.suppress(Broken):
-                await self._messages.send(Loaded().encode())
+                await self._messages.send(message.encode())
 
     def _tunnel_broken(self, error: MeshdError) -> None:
         LOG.warning("tunnel_broken", peer=self.peer.short, why=error.what)
@@ -95,6 +143,8 @@ class Lender:
                 match decode(await self._messages.receive()):
                     case Lost(text=text):
                         return text
+                    case Reached(number=number, why_not=why) if why and number in self._introduced:
+                        self.unreached[number] = why
                     case _:
                         continue
         except EndOfStream:

@@ -12,6 +12,7 @@ class OpenWeights:
 
     def __init__(self, index: WeightsIndex, descriptors: Sequence[int]) -> None:
         self._files = tuple(zip(index.files, descriptors, strict=True))
+        self._read: set[int] = set()
         self._tensors = {tensor.digest: tensor for tensor in index.tensors}
 
     def find(self, digest: bytes) -> TensorEntry | None:
@@ -21,15 +22,18 @@ class OpenWeights:
     async def read(self, tensor: TensorEntry, offset: int, size: int) -> bytes:
         """See LocalWeights."""
         _, descriptor = self._files[tensor.file]
+        self._read.add(tensor.file)
         return await asyncio.to_thread(os.pread, descriptor, size, tensor.offset + offset)
 
     def unchanged(self) -> bool:
-        """See LocalWeights: by size, times and inode."""
-        for entry, descriptor in self._files:
+        """See LocalWeights: by size, times and inode; what was removed and never read does not count."""
+        for number, (entry, descriptor) in enumerate(self._files):
             try:
                 stat = os.fstat(descriptor)
             except OSError:
                 return False  # closed: the lease has ended
+            if not stat.st_nlink and number not in self._read:
+                continue  # made room in the content store
             now = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
             if now != (entry.size, entry.mtime_ns, entry.ctime_ns, entry.inode):
                 return False

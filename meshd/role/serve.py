@@ -66,8 +66,14 @@ class Serve:
 
     @property
     def readiness(self) -> Readiness:
-        """See Upstream."""
-        return self._readiness
+        """See Upstream. While the weights of workers are loaded it says how far they are."""
+        loads = self._run.loads if self._run is not None and not self._run.loaded else ()
+        if self._readiness.state is not ModelState.LOADING or not loads:
+            return self._readiness
+        reason = "; ".join([self._readiness.reason, *(load.text for load in loads)])
+        total = sum(load.total_bytes for load in loads)
+        done = sum(load.share * load.total_bytes for load in loads) / max(1, total)
+        return replace(self._readiness, reason=reason, progress=done, workers=loads)
 
     @property
     def model_name(self) -> str:
@@ -94,19 +100,20 @@ class Serve:
             tunnels = self._run.tunnels
         elif self._readiness.state is ModelState.FAILED and self._server_died is not None:
             children = [self._dead_server(self._server_died)]
-        loaded = self._loaded
+        loaded, readiness = self._loaded, self.readiness
         model = ModelStatus(
             name=self.model_name,
             fingerprint=self._index.fingerprint if self._index is not None else "",
-            state=self._readiness.state.value,
-            reason=self._readiness.reason,
+            state=readiness.state.value,
+            reason=readiness.reason,
             load_seconds=loaded.seconds,
             weights_local_bytes=loaded.report.local_bytes,
             weights_network_bytes=loaded.report.network_bytes,
             tensors_from_network=loaded.report.from_network,
             bytes_per_token=loaded.bytes_per_token,
             split=loaded.split,
-            progress=self._readiness.progress,
+            progress=readiness.progress,
+            workers=self._run.loads if self._run is not None else (),
         )
         return RoleStatus(children=children, tunnels=tunnels, model=model)
 

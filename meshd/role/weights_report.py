@@ -1,7 +1,8 @@
 """What llama-server reports of the tensors it placed on workers (docs/native.md): pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from meshd.gateway.interface import WorkerLoad
 from meshd.role.interface import NetworkWeight
 
 MAX_KEPT = 4096  # tensors from the network that are kept by name; the bytes of all are counted
@@ -13,6 +14,14 @@ def count_of(text: str) -> int | None:
 
 
 @dataclass(slots=True)
+class NodeWeights:
+    """Of one node: what it read from its own files, and what it lacks; in bytes."""
+
+    local_bytes: int = 0
+    network_bytes: int = 0
+
+
+@dataclass(slots=True)
 class WeightsReport:
     """Sums of one load; `names` maps an endpoint to the node behind it."""
 
@@ -21,19 +30,34 @@ class WeightsReport:
     network_bytes: int = 0
     from_network: tuple[NetworkWeight, ...] = ()
     done: bool = False
+    by_node: dict[str, NodeWeights] = field(default_factory=dict)
 
     def line(self, text: str) -> None:
         """Take one line in; what is not understood is a later version's and is left alone."""
         match text.split(" ", 5):
-            case ["tensor", _endpoint, "local", _reason, size, _name] if (
-                count := count_of(size)
-            ) is not None:
+            case ["tensor", endpoint, "local", _reason, size, _name] if (count := count_of(size)) is not None:
                 self.local_bytes += count
+                self._of(endpoint).local_bytes += count
             case ["tensor", endpoint, "network", reason, size, name] if (count := count_of(size)) is not None:
                 self.network_bytes += count
+                self._of(endpoint).network_bytes += count
                 if len(self.from_network) < MAX_KEPT:
                     node = self.names.get(endpoint, endpoint)
                     weight = NetworkWeight(name, count, node, reason.replace("_", " "))
                     self.from_network = (*self.from_network, weight)
             case ["done"]:
                 self.done = True
+
+    def placed(self, endpoint: str, name: str, count: int, why: str) -> None:
+        """As a tunnel tells it, for a llama-server that does not; `why` it was sent, empty if it was not."""
+        way = f"network {why}" if why else "local loaded"
+        self.line(f"tensor {endpoint} {way} {count} {name}")
+
+    def load_of(self, node: str, total: int, passed: int) -> WorkerLoad:
+        """How far a node is with its `total` bytes, of which `passed` at most went through its tunnel."""
+        weights = self.by_node.get(node, NodeWeights())
+        missing = weights.network_bytes
+        return WorkerLoad(node, total, weights.local_bytes, missing, min(passed, missing))
+
+    def _of(self, endpoint: str) -> NodeWeights:
+        return self.by_node.setdefault(self.names.get(endpoint, endpoint), NodeWeights())

@@ -12,6 +12,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import protocol as rpc
 from meshd.rpc.frames import Messages
 from meshd.rpc.graph import check_graph
+from meshd.rpc.keeping import Keeping
 from meshd.rpc.tensors import Buffer, check_load_entry, find, place_of, refused
 
 MAX_BUFFERS = 1024
@@ -35,9 +36,13 @@ class Firewall:
     GRAPH_MOST_BYTES, what MAX_BUFFERS and MAX_UNANSWERED allow, nothing else.
     """
 
-    def __init__(self, *, memory: int | None = None) -> None:
-        """`memory`: most bytes of buffers together, where the server itself has no limit."""
+    def __init__(self, *, memory: int | None = None, keeping: Keeping | None = None) -> None:
+        """`memory`: most bytes of buffers together, where the server itself has no limit.
+
+        `keeping` is told of tensors that are asked for by content, and of those that are sent.
+        """
         self._memory = memory
+        self._keeping = keeping
         self._requests = Messages(rpc.REQUEST.size)
         self._answers = Messages(rpc.ANSWER.size)
         self._buffers: dict[int, Buffer] = {}
@@ -46,6 +51,8 @@ class Firewall:
         self._graphs: set[int] = set()  # devices that have one to compute again
         self._greeted = False
         self._features = 0
+        self._named = False  # the client has said its session
+        self._neighbours: set[int] = set()  # to which the server says that it can push
 
     @property
     def held_bytes(self) -> int:
@@ -54,6 +61,8 @@ class Firewall:
 
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """Requests. See Inspector."""
+        if self._keeping is not None:
+            self._keeping.more(data)
         return self._requests.feed(data, self._look_request)
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
@@ -153,6 +162,8 @@ class Firewall:
         (offset,) = rpc.U64.unpack_from(data, at + rpc.TENSOR_BYTES + 1)
         if offset + size - rpc.SET_TENSOR_HEAD_BYTES > self._size_of(data, at):
             raise refused("beyond the end of the tensor")
+        if self._keeping is not None:
+            self._keeping.sent(data, at, size)
         return 0
 
     def _set_tensor_hash(self, data: bytes | memoryview, at: int, _size: int) -> int:
@@ -197,7 +208,43 @@ class Firewall:
             raise refused(f"{count} tensors in {size} bytes")
         for entry in range(at + rpc.LOAD_HEAD_BYTES, at + size, rpc.LOAD_ENTRY_BYTES):
             check_load_entry(data, entry, self._buffers)
+        if self._keeping is not None:
+            self._keeping.asked(data, at, size)
         return int(count)
+
+    # To and from other servers.
+
+    def _check_peer(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        number, zero = rpc.CHECK.unpack_from(data, at)
+        if zero or number > rpc.MAX_NEIGHBOUR:
+            raise refused(f"neighbour {number}")
+        return int(number)
+
+    def _push(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        offset, size, _token, number, zero = rpc.PUSH.unpack_from(data, at + rpc.TENSOR_BYTES)
+        if zero or number not in self._neighbours:
+            raise refused(f"neighbour {number}, which was not confirmed")
+        self._check_part(data, at, offset, size)
+        return 0
+
+    def _take(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        offset, size, _token = rpc.TAKE.unpack_from(data, at + rpc.TENSOR_BYTES)
+        if not self._named:
+            raise refused("before PEER_SESSION")
+        self._check_part(data, at, offset, size)
+        return 0
+
+    def _check_part(self, data: bytes | memoryview, at: int, offset: int, size: int) -> None:
+        if size > rpc.MAX_PEER_DATA_BYTES - rpc.PEER_DATA_HEAD_BYTES:
+            raise refused(f"{size} bytes for one message")
+        if offset + size > self._size_of(data, at):
+            raise refused("beyond the end of the tensor")
+
+    def _session(self, _data: bytes | memoryview, _at: int, _size: int) -> int:
+        if self._named:
+            raise refused("said before")
+        self._named = True
+        return 0
 
     # Answers.
 
@@ -234,6 +281,16 @@ class Firewall:
         if rpc.U64.unpack_from(data, at) == (0,) and said in self._buffers:
             self._forget(said)
 
+    def _learn_neighbour(self, data: bytes | memoryview, at: int, said: int) -> None:
+        if data[at] == 1:
+            self._neighbours.add(said)
+        else:
+            self._neighbours.discard(said)
+
+    def _learn_loaded(self, data: bytes | memoryview, at: int, said: int) -> None:
+        if self._keeping is not None:
+            self._keeping.answered(bytes(data[at : at + said]))
+
     def _learn_base(self, data: bytes | memoryview, at: int, said: int) -> None:
         (start,) = rpc.U64.unpack_from(data, at)
         if said in self._buffers:  # else it was freed meanwhile
@@ -259,10 +316,16 @@ _JUDGES: Mapping[int, Judge] = {
     rpc.GRAPH_RECOMPUTE: Firewall._recompute,
     rpc.MEMSET_TENSOR: Firewall._region,
     rpc.SET_TENSOR_GGUF: Firewall._load,
+    rpc.PEER_CHECK: Firewall._check_peer,
+    rpc.PUSH_TENSOR: Firewall._push,
+    rpc.TAKE_TENSOR: Firewall._take,
+    rpc.PEER_SESSION: Firewall._session,
 }
 _LESSONS: Mapping[int, Lesson] = {
     rpc.HELLO: Firewall._learn_features,
     rpc.ALLOC_BUFFER: Firewall._learn_buffer,
     rpc.ALLOC_BUFFER_AS: Firewall._learn_granted,
     rpc.BUFFER_GET_BASE: Firewall._learn_base,
+    rpc.PEER_CHECK: Firewall._learn_neighbour,
+    rpc.SET_TENSOR_GGUF: Firewall._learn_loaded,
 }

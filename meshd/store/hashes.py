@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from blake3 import blake3
 
@@ -18,6 +19,7 @@ READ_BYTES = 1024 * 1024  # fits the cache of a core; larger reads were not fast
 _STEP_SECONDS = 0.25  # a step of the thread: how fast a cancel is heard, how often progress can be told
 _FIRST_STEP_BYTES = 8 * READ_BYTES
 _MOST_STEP_BYTES = 512 * READ_BYTES
+T = TypeVar("T")
 
 
 class Sweep:
@@ -100,7 +102,7 @@ async def hash_tensors(
         while not sweep.finished:
             step_began = loop.time()
             running = loop.run_in_executor(None, sweep.step, budget)
-            await _until_done(running)
+            await until_done(running)
             done += running.result()
             now = loop.time()
             budget = _next_budget(budget, now - step_began)
@@ -120,7 +122,7 @@ def _close_after(step: asyncio.Future[int], sweep: Sweep) -> None:
     sweep.close()
 
 
-async def _until_done(step: asyncio.Future[int]) -> None:
+async def until_done(step: asyncio.Future[T]) -> None:
     """Wait for a thread's step; when cancelled, still wait for its end, so that only one ever runs."""
     try:
         await asyncio.wait([step])

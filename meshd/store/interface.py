@@ -3,16 +3,18 @@
 A file is opened once and kept open: what was hashed, what is loaded and what is checked again afterwards is
 the same open file, whatever happens to its path meanwhile. Nothing here writes to a model file. Words: an
 *index* lists every tensor of a model with its BLAKE3-256; a *shard* is one file of a model that is stored in
-several; a *fingerprint* says that two copies hold the same model. Tests: tests/unit/store.
+several; a *fingerprint* says that two copies hold the same model. The *content store* keeps tensors that came
+over the network; a *shelf* is what one lease sees of it. Tests: tests/unit/store.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from meshd.model.gguf import Header
 from meshd.model.weights_index import WeightsIndex
+from meshd.rpc.keeping import Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,16 @@ class WeightsFile(Protocol):
         ...
 
     @property
+    def missing_bytes(self) -> int:
+        """How much of the present shards is cut off (workers only: a head needs all)."""
+        ...
+
+    @property
+    def missing_shards(self) -> int:
+        """How many shards are not there (workers only)."""
+        ...
+
+    @property
     def descriptors(self) -> tuple[int, ...]:
         """The open descriptors, in the order of the shards; read-only, not inherited unless passed on."""
         ...
@@ -81,3 +93,60 @@ class WeightsFile(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """The content store: bytes there, most bytes that may be, tensors that are known to be good."""
+
+    path: Path
+    bytes: int
+    limit: int
+    tensors: int
+
+
+class Shelf(Sink, Protocol):
+    """The content store as one lease uses it. For the event loop: nothing here waits for a slow disk."""
+
+    @property
+    def index(self) -> WeightsIndex:
+        """What is kept; at least one file, though it may be empty, so that a server asks by content."""
+        ...
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """Of the index's files, in its order; open until `handed_over`."""
+        ...
+
+    def handed_over(self) -> None:
+        """Whoever needs the descriptors has duplicates. Idempotent."""
+        ...
+
+    def allow(self, most: int) -> None:
+        """Keep at most so many bytes of this lease; before it none."""
+        ...
+
+    def done(self) -> None:
+        """The model is loaded: no tensor comes any more. Idempotent."""
+        ...
+
+    def close(self) -> None:
+        """The lease is over. Idempotent."""
+        ...
+
+
+class ContentStore(Protocol):
+    """Tensors that came over the network, kept for the next load."""
+
+    @property
+    def status(self) -> StoreStatus: ...
+    async def serve(self) -> None:
+        """Run as long as it is used."""
+        ...
+
+    async def take(self, *, peer: str, told: Callable[[str], Awaitable[None]]) -> Shelf | None:
+        """For a lease of `peer`, once all that is kept is known to be good.
+
+        `told` gets a word of progress every few seconds. None when nothing is kept here. Raises OSError.
+        """
+        ...

@@ -5,6 +5,7 @@ worker: the same open file. See `interface.py` for the words.
 """
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,17 +26,21 @@ _log = log.get("store")
 class ModelFile:
     """An open model; implements `WeightsFile`. Make it with `ModelFile.open`; `close` it."""
 
-    def __init__(self, shards: Sequence[Shard], cache: HashCache) -> None:
+    def __init__(self, shards: Sequence[Shard], cache: HashCache, *, partial: bool = False) -> None:
         self._shards = tuple(shards)
+        self._partial = partial
         self._cache = cache
         self._index: WeightsIndex | None = None
         self._hashing = asyncio.Lock()
         self._closed = False
 
     @classmethod
-    async def open(cls, path: Path, *, cache: HashCache) -> "ModelFile":
-        """Open `path` and, when it is one shard of several, all of them. Raises UserError."""
-        return cls(await _opened(path), cache)
+    async def open(cls, path: Path, *, cache: HashCache, partial: bool = False) -> "ModelFile":
+        """Open `path` and, when it is one shard of several, all of them. Raises UserError.
+
+        `partial`: the ends of files and whole shards may be missing, as on a worker that has some tensors.
+        """
+        return cls(await _opened(path, partial=partial), cache, partial=partial)
 
     @property
     def name(self) -> str:
@@ -48,6 +53,16 @@ class ModelFile:
     @property
     def headers(self) -> tuple[Header, ...]:
         return tuple(shard.header for shard in self._shards)
+
+    @property
+    def missing_bytes(self) -> int:
+        """See WeightsFile."""
+        return sum(shard.header.missing_bytes for shard in self._shards)
+
+    @property
+    def missing_shards(self) -> int:
+        """See WeightsFile."""
+        return self._shards[0].header.shard[1] - len(self._shards)
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -66,7 +81,7 @@ class ModelFile:
                 self._index = None
                 for shard in self._shards:
                     shard.refresh()
-                check_shards(self._shards)
+                check_shards(self._shards, partial=self._partial)
                 states = [shard.state for shard in self._shards]
                 digests = [await self._digests(shard, progress) for shard in self._shards]
                 if states == [FileState.of(shard.descriptor) for shard in self._shards]:
@@ -95,7 +110,7 @@ class ModelFile:
     async def follow(self) -> bool:
         """See WeightsFile."""
         async with self._hashing:
-            shards = await _opened(self._shards[0].path)
+            shards = await _opened(self._shards[0].path, partial=self._partial)
             new = [(shard.state.inode, shard.state.device) for shard in shards]
             if self._closed or new == [(shard.state.inode, shard.state.device) for shard in self._shards]:
                 close_all(shards)
@@ -141,9 +156,11 @@ class ModelFile:
         return WeightsIndex(files, tensors, fingerprint(self.headers, digests))
 
 
-async def _opened(path: Path) -> list[Shard]:
+async def _opened(path: Path, *, partial: bool) -> list[Shard]:
     # in a thread: on a network share opening and reading the header can take seconds
-    opening = asyncio.get_running_loop().run_in_executor(None, open_shards, path)
+    opening = asyncio.get_running_loop().run_in_executor(
+        None, functools.partial(open_shards, path, partial=partial)
+    )
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:

@@ -19,8 +19,10 @@ _SHARD_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?
 class Shard:
     """One open file. `state` is that of the last reading of the header."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, partial: bool = False) -> None:
+        """`partial`: the end of the file may be missing."""
         self.path = path
+        self._partial = partial
         self.descriptor = _open(path)
         try:
             self.state = FileState.of(self.descriptor)
@@ -44,7 +46,7 @@ class Shard:
             return os.pread(self.descriptor, length, offset)
 
         try:
-            return read_header(pread, size=self.state.size, label=self.path.name)
+            return read_header(pread, size=self.state.size, label=self.path.name, partial=self._partial)
         except OSError as error:
             raise unreadable(self.path.name, error) from error
 
@@ -96,21 +98,24 @@ def _files_inside(folder: Path) -> str:
     return "did you mean " + ", ".join(f"`{folder / name}`" for name in names[:3]) + more
 
 
-def open_shards(path: Path) -> list[Shard]:
-    """Open the file and its sibling shards, in their order; none stays open when one fails."""
-    given = Shard(path)
+def open_shards(path: Path, *, partial: bool = False) -> list[Shard]:
+    """Open the file and its sibling shards, in their order; none stays open when one fails.
+
+    With `partial` ends of files, and whole siblings, may be missing.
+    """
+    given = Shard(path, partial=partial)
     shards: list[Shard] = []
     try:
-        for sibling in _sibling_paths(path, given.header):
-            shards.append(given if sibling == path else Shard(sibling))
-        check_shards(shards)
+        for sibling in _sibling_paths(path, given.header, partial=partial):
+            shards.append(given if sibling == path else Shard(sibling, partial=partial))
+        check_shards(shards, partial=partial)
     except BaseException:
         close_all([given, *(shard for shard in shards if shard is not given)])
         raise
     return shards
 
 
-def _sibling_paths(path: Path, header: Header) -> list[Path]:
+def _sibling_paths(path: Path, header: Header, *, partial: bool) -> list[Path]:
     number, count = header.shard
     if count == 1:
         return [path]
@@ -128,6 +133,8 @@ def _sibling_paths(path: Path, header: Header) -> list[Path]:
     names = [f"{match['stem']}-{item:05d}-of-{count:05d}{match['suffix']}" for item in range(1, count + 1)]
     paths = [path.with_name(name) for name in names]
     missing = [item.name for item in paths if not item.exists()]
+    if partial:
+        return [item for item in paths if item.name not in missing]
     if missing:
         listed = ", ".join(f"`{name}`" for name in missing[:3]) + (" …" if len(missing) > 3 else "")
         raise UserError(
@@ -137,12 +144,12 @@ def _sibling_paths(path: Path, header: Header) -> list[Path]:
     return paths
 
 
-def check_shards(shards: Sequence[Shard]) -> None:
+def check_shards(shards: Sequence[Shard], *, partial: bool = False) -> None:
     """The shards belong together: numbers, total of tensors, no tensor twice. Raises UserError."""
     seen: dict[str, str] = {}
     for number, shard in enumerate(shards):
         path, header = shard.path, shard.header
-        if header.shard != (number, len(shards)):
+        if not partial and header.shard != (number, len(shards)):
             there, count = header.shard
             raise UserError(
                 f"`{path.name}` says it is shard {there + 1} of {count}, "
@@ -156,7 +163,7 @@ def check_shards(shards: Sequence[Shard]) -> None:
                 )
             seen[tensor.name] = path.name
     expected = shards[0].header.integer("split.tensors.count", len(seen))
-    if len(seen) != expected:
+    if len(seen) != expected and not partial:
         raise UserError(
             f"the shards of `{shards[0].path.name}` hold {len(seen)} tensors, expected {expected}",
             hint="the files are of different models: fetch all shards again",

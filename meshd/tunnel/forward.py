@@ -13,10 +13,11 @@ from meshd.base.port_holder import port_holder
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue
-from meshd.tunnel.interface import Inspector, IsOurs, TunnelStatus
+from meshd.tunnel.interface import Inspector, IsOurs, SavedWeights, TunnelStatus
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter, pump
+from meshd.tunnel.saved import Saver
 
 SECRET_SECONDS = 5.0  # a client that is ours sends its secret at once
 MAX_CONNECTIONS = 64
@@ -46,8 +47,11 @@ class Forward:
         on_broken: Callable[[MeshdError], None] = lambda _error: None,
         listen: tuple[str, int] = ("127.0.0.1", 0),
         bulk: bool = False,
+        saved: SavedWeights | None = None,
     ) -> None:
-        """`listen`: host and port, 0 for any free one. Raises UserError when it cannot be had."""
+        """`saved`: the client is a stock llama-server, and its bytes are not inspected.
+
+        `listen`: host and port, 0 for any free one. Raises UserError when it cannot be had."""
         self._mesh = mesh
         self._peer = peer
         self._service = service
@@ -60,6 +64,7 @@ class Forward:
         self._streams = 0
         self._fresh: set[socket.socket] = set()  # taken, and not yet the matter of a task that runs
         self._bulk = bulk
+        self._saver = Saver(saved) if saved is not None else None
         self._listener = _listen(*listen)
         self._listener.setblocking(False)
         self.host: str = listen[0]
@@ -154,7 +159,10 @@ class Forward:
             return
         local.unread(first)  # an inspector sees this, too
         inspector = self._inspect() if self._inspect is not None else None
-        await pump(local, stream, counter=self._counter, inspector=inspector, on_broken=self._on_broken)
+        if self._saver is not None:
+            await self._saver.carry(self.endpoint, local, stream, self._counter, self._on_broken)
+        else:
+            await pump(local, stream, counter=self._counter, inspector=inspector, on_broken=self._on_broken)
         await local.wait_closed()
 
     async def _take_secret(self, local: LocalSocket) -> bytes | None:

@@ -6,7 +6,7 @@ a half-close and a reset as a reset, so that TCP's meaning is kept. An *inspecto
 (RPC frames); it sees every byte before it goes on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,36 @@ class LocalWeights(Protocol):
     def unchanged(self) -> bool:
         """Whether the files are still those of the index."""
         ...
+
+
+class NamedWeights(Protocol):
+    """Tensors of the model file that a head serves, by name."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorEntry]: ...
+    async def read(self, tensor: TensorEntry, offset: int, size: int) -> bytes:
+        """See LocalWeights."""
+        ...
+
+    def unchanged(self) -> bool:
+        """See LocalWeights."""
+        ...
+
+
+WeightPlaced = Callable[[str, str, int, str], None]
+"""Told of each weight of a stock head: endpoint, name, bytes, and why it was sent; empty: it was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedWeights:
+    """What a tunnel needs to keep the weights of a stock llama-server off the mesh.
+
+    `plain_sizes`: the worker lends CPUs only (rpc/answers.py).
+    """
+
+    weights: NamedWeights
+    placed: WeightPlaced
+    plain_sizes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

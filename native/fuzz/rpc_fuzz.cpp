@@ -54,6 +54,10 @@ bool socket_t::send_data(const void * data, size_t size) { pimpl->session->write
 bool socket_t::recv_data(void * data, size_t size) { return pimpl->session->read(data, size); }
 bool socket_t::recv_data_within(void * data, size_t size, int) { return recv_data(data, size); }
 bool socket_t::flush() { return true; }
+void socket_t::limit_send(int) {}
+void socket_t::shutdown() {}
+bool socket_t::wait_hangup() { return false; }
+bool socket_t::is_hung_up() { return false; }
 socket_ptr socket_t::accept() { return nullptr; }
 void socket_t::get_caps(uint8_t *) {}
 void socket_t::update_caps(const uint8_t *) {}
@@ -222,6 +226,7 @@ void fuzz_session::next_frame() {
         case 6:  return data();
         case 7:  return load();
         case 8:  return damaging ? noise() : query();
+        case 9:  return peers();
         default: return graph();
     }
 }
@@ -259,6 +264,35 @@ void fuzz_session::query() {
         case 2:  return frame(RPC_CMD_GET_MAX_SIZE, device, "get_max_size", 8);
         case 3:  return frame(RPC_CMD_GET_DEVICE_MEMORY, device, "get_device_memory", 16);
         default: valid = false; return frame(RPC_CMD_GRAPH_RECOMPUTE, device, "graph_recompute", 0);
+    }
+}
+
+// A session that has named itself would wait in TAKE_TENSOR for data that do not come
+void fuzz_session::peers() {
+    const buffer b = some_buffer();
+    rpc_tensor   t = plain_tensor(dice_, b.handle, b.base);
+    uint64_t     offset = 0, size = size_of(t), number = dice_.below(3);
+    if (hurt()) {
+        damage_tensor(dice_, t, odd(), { t.id });
+        (dice_.one_in(2) ? offset : size) = odd();
+        number = odd();
+    }
+    valid = extended;
+    switch (dice_.below(4)) {
+        case 0: return frame(RPC_CMD_PEER_CHECK, rpc_msg_peer_check_req { (uint32_t) number, 0, {} }, "peer_check", 1);
+        case 1:
+            valid = valid && !named;
+            named = true;
+            return frame(RPC_CMD_PEER_SESSION, rpc_msg_peer_session_req {}, "peer_session");
+        case 2:
+            valid = false; // nothing was agreed on
+            return frame(RPC_CMD_PUSH_TENSOR, rpc_msg_push_tensor_req { t, offset, size, odd(), (uint32_t) number, 0 }, "push_tensor");
+        default:
+            if (named) {
+                return query();
+            }
+            valid = false;
+            return frame(RPC_CMD_TAKE_TENSOR, rpc_msg_take_tensor_req { t, offset, size, odd() }, "take_tensor");
     }
 }
 
@@ -509,7 +543,8 @@ int main(int argc, char ** argv) {
     auto set_n_threads = (ggml_backend_set_n_threads_t) ggml_backend_reg_get_proc_address(
         ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu)), "ggml_backend_set_n_threads");
     set_n_threads(cpu, (int) threads);
-    rpc_server_shared shared { { cpu }, nullptr, rpc_memory({ 64u*1024*1024 }), {}, {}, {} };
+    rpc_server_shared shared { { cpu }, nullptr, rpc_memory({ 64u*1024*1024 }), {}, {}, {}, std::make_shared<rpc_peers>() };
+    shared.peers->allow({}); // it announces what has to do with peers; none ever comes
     shared.devices.push_back(rpc_describe(cpu));
 
     fuzz_totals totals;

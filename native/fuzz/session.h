@@ -50,6 +50,7 @@ private:
 
     void hello();
     void query();
+    void peers();
     void memory();
     void data();
     void load();
@@ -77,6 +78,7 @@ private:
     bool                 damaging;     // this session has damaged frames
     bool                 valid   = true;
     bool                 extended = true; // HELLO has announced the extensions
+    bool                 named    = false; // PEER_SESSION was sent
     bool                 lied    = false; // the last frame had another length than it said
     bool                 hung_up = false;
 };

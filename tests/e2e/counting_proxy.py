@@ -69,13 +69,17 @@ class CountingProxy:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._accepting.join(_DEADLINE)
-        for sock in self._sockets:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        self.cut()
         for thread in self._threads:
             thread.join(_DEADLINE)
         for sock in self._sockets:
             sock.close()
+
+    def cut(self) -> None:
+        """End the connections that there are, both ways."""
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def segments(self) -> int:
         """TCP segments with data that have come from the head, by the kernel's own count (Linux)."""

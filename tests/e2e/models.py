@@ -35,6 +35,14 @@ def cache_folder() -> Path:
     return find_cache(os.environ)
 
 
+def own_cache(folder: Path) -> Path:
+    """A cache of its own for some nodes, with the shared native builds."""
+    mine = folder / "cache"
+    mine.mkdir()
+    (mine / "native").symlink_to(cache_folder() / "native")
+    return mine
+
+
 @cache
 def patched() -> NativeInfo:
     """The patched binaries with llama-quantize, built if they are not there yet."""

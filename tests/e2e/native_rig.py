@@ -156,7 +156,8 @@ class Program:
 class Worker(Program):
     """A ggml-rpc-server on a socket that this process made.
 
-    It has the files `weights`, with their true index or what `index` makes of their descriptors.
+    It has the files `weights`, with their true index or what `index` makes of their descriptors, and reads
+    where it may push from the descriptor `neighbours`, which it takes over.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class Worker(Program):
         memory: str = "",
         threads: int = 1,
         stock: bool = False,
+        neighbours: int = -1,
     ) -> None:
         handed = Handed()
         listener = socket.create_server(("127.0.0.1", 0))
@@ -192,6 +194,8 @@ class Worker(Program):
                 argv += ["--auth-fd", str(handed.text(secret))]
             if memory:
                 argv += ["--memory", memory]
+            if neighbours >= 0:
+                argv += ["--peers-fd", str(handed.keep(neighbours))]
         log = folder / f"worker-{self.port}.log"
         super().__init__(argv, log=log, handed=handed, env={})
         self.report = report
@@ -222,6 +226,7 @@ class Head(Program):
         *,
         index: bytes | None = None,
         secrets: Mapping[str, bytes] | None = None,
+        pairs: str = "",
         load_mode: str = "none",
         extra: Sequence[str] = (),
         ready: bool = True,
@@ -245,6 +250,8 @@ class Head(Program):
         if secrets is not None:
             text = "".join(f"{endpoint} {secret.hex()}\n" for endpoint, secret in secrets.items())
             env["GGML_RPC_SECRETS_FD"] = str(handed.text(text.encode()))
+        if pairs:
+            env["GGML_RPC_PEERS_FD"] = str(handed.text(pairs.encode()))
         super().__init__([*argv, *extra], log=folder / f"head-{id(self):x}.log", handed=handed, env=env)
         self.report = report
         if report is not None:

@@ -52,8 +52,10 @@ def play(work: Coroutine[object, object, T], *, seconds: float = TEST_SECONDS) -
 class Fleet:
     """Async context manager: the nodes of one test, in `folder`; all are gone when it is left."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, cache: Path | None = None) -> None:
+        """Without a `cache` of its own workers keep nothing: what one test sent, another must send, too."""
         self._folder = folder
+        self._cache = cache
         self._owner = Owner()
         self._nodes: list[LocalNode] = []
 
@@ -82,11 +84,13 @@ class Fleet:
     ) -> NodeSpec:
         """Of a node in this fleet's folder; `home` names its state where that is not its own name."""
         environment = {"MESHD_JOIN": token} if token else {}
+        if self._cache is None:
+            environment["MESHD_KEEP_WEIGHTS"] = "0"
         return NodeSpec(
             name=name,
             role=role,
             home=self._folder / (home or name),
-            cache=cache_folder(),
+            cache=self._cache or cache_folder(),
             options=options,
             listen=listen,
             environment=environment,

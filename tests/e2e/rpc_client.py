@@ -13,7 +13,7 @@ GET_DEVICE_MEMORY, HELLO, DEVICE_COUNT, SET_TENSOR_GGUF = 11, 14, 15, 64
 F32, Q4_1 = 0, 3  # ggml types
 MAGIC = b"\x4d\x44"
 ALLOC_BUFFER_AS = 65
-FEATURE_LOAD, FEATURE_INFO, FEATURE_ALLOC = 1, 2, 4
+FEATURE_LOAD, FEATURE_INFO, FEATURE_ALLOC, FEATURE_PUSH = 1, 2, 4, 8
 ALWAYS = FEATURE_INFO | FEATURE_ALLOC  # what a patched server announces without files, too
 HANDLE_SPACE = 1 << 44  # bytes between two handles of buffers
 HANDLES_OWN = 1 << 18  # numbers of handles that clients choose are below
@@ -42,6 +42,14 @@ class Entry:
     shape: tuple[int, int, int, int]
     digest: bytes
     name: str = "tensor"
+
+    def tensor(self) -> bytes:
+        """It as an rpc_tensor; it must be F32 with one row."""
+        strides = [4, 4 * self.shape[0], 4 * self.shape[0], 4 * self.shape[0]]
+        tensor = struct.pack("<QIQ4I4I", 1, self.kind, self.buffer, *self.shape, *strides)
+        tensor += bytes(4 + 64 + 4 + 80 + 8 + 8) + struct.pack("<Q", self.data) + bytes(64 + 4)
+        assert len(tensor) == 296
+        return tensor
 
     def encode(self) -> bytes:
         name = self.name.encode()[:63].ljust(64, b"\0")
@@ -141,8 +149,4 @@ class RpcClient:
 
     def read(self, entry: Entry) -> bytes:
         """The content of the tensor, which must be F32 with one row."""
-        strides = [4, 4 * entry.shape[0], 4 * entry.shape[0], 4 * entry.shape[0]]
-        tensor = struct.pack("<QIQ4I4I", 1, entry.kind, entry.buffer, *entry.shape, *strides)
-        tensor += bytes(4 + 64 + 4 + 80 + 8 + 8) + struct.pack("<Q", entry.data) + bytes(64 + 4)
-        assert len(tensor) == 296
-        return self.ask(GET_TENSOR, tensor + struct.pack("<QQ", 0, entry.size))
+        return self.ask(GET_TENSOR, entry.tensor() + struct.pack("<QQ", 0, entry.size))

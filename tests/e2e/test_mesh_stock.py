@@ -1,4 +1,4 @@
-"""Workers with upstream's rpc-server, without our patches: their own files give the weights all the same."""
+"""Upstream's builds in a mesh, on either side: no weight crosses that both sides have."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from meshd.build.interface import RPC_SERVER
 
 from tests.e2e.alone import alone
-from tests.e2e.models import small, smollm2, stock
+from tests.e2e.models import patched, small, smollm2, stock
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, model_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -14,19 +14,27 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 MB = 1_000_000
 
 
-def _bin() -> str:
-    return str(stock().binaries[RPC_SERVER].parent)
+def _bin(is_stock: bool) -> tuple[str, ...]:
+    native = stock() if is_stock else patched()
+    return ("--native-bin", str(native.binaries[RPC_SERVER].parent))
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_no_weight_crosses_to_a_stock_worker(tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize(
+    ("head_is_stock", "worker_is_stock", "count"),
+    [(False, True, 1), (False, True, 2), (True, False, 1), (True, True, 2)],
+    ids=["patched-stock", "patched-two-stock", "stock-patched", "stock-two-stock"],
+)
+def test_no_weight_crosses_the_mesh(
+    tmp_path: Path, head_is_stock: bool, worker_is_stock: bool, count: int
+) -> None:
     reference = alone(smollm2(), 48)
-    native = ("--native-bin", _bin())
+    head_bin, worker_bin = _bin(head_is_stock), _bin(worker_is_stock)
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            token, _ = await fleet.workers(*[smollm2()] * count, options=native)
-            head = await fleet.head(smollm2(), "--min-workers", str(count), *SAME_THREADS, token=token)
+            token, _ = await fleet.workers(*[smollm2()] * count, options=worker_bin)
+            options = ("--min-workers", str(count), *head_bin, *SAME_THREADS)
+            head = await fleet.head(smollm2(), *options, token=token)
             status = await fleet.ready(head)
             model = model_of(status)
             assert model.weights_network_bytes == 0
@@ -40,14 +48,19 @@ def test_no_weight_crosses_to_a_stock_worker(tmp_path: Path, count: int) -> None
     play(check())
 
 
-def test_a_stock_worker_with_another_file_gets_the_weights_from_the_head(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head_is_stock", [False, True], ids=["patched-head", "stock-head"])
+@pytest.mark.parametrize("worker_is_stock", [False, True], ids=["patched-worker", "stock-worker"])
+def test_a_worker_with_another_file_gets_the_weights_from_the_head(
+    tmp_path: Path, head_is_stock: bool, worker_is_stock: bool
+) -> None:
     reference, other = alone(smollm2(), 24), small()
-    native = ("--native-bin", _bin())
+    head_bin, worker_bin = _bin(head_is_stock), _bin(worker_is_stock)
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            token, _ = await fleet.workers(other, options=native)
-            head = await fleet.head(smollm2(), "--min-workers", "1", *SAME_THREADS, token=token)
+            token, _ = await fleet.workers(other, options=worker_bin)
+            options = ("--min-workers", "1", *head_bin, *SAME_THREADS)
+            head = await fleet.head(smollm2(), *options, token=token)
             status = await fleet.ready(head)
             model = model_of(status)
             assert model.weights_network_bytes > 20 * MB

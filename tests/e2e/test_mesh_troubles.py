@@ -78,13 +78,14 @@ def test_a_replaced_file_is_taken_for_the_next_lease(tmp_path: Path) -> None:
 
 
 def _broken_native(folder: Path) -> Path:
-    """Binaries whose rpc-server lists its devices and never serves."""
+    """Binaries whose rpc-server lists its devices, passes the check at the start, and serves no lease."""
     folder.mkdir()
     info = patched()
     (folder / "llama-server").symlink_to(info.binaries["llama-server"])
     server = folder / "rpc-server"
     real = info.binaries["rpc-server"]
-    server.write_text(f'#!/bin/sh\n[ "$2" = "?" ] && exec {real} "$@"\necho no such luck >&2\nexit 3\n')
+    fails = 'case "$*" in *"--device CPU"*) echo no such luck >&2; exit 3;; esac'
+    server.write_text(f'#!/bin/sh\n{fails}\nexec {real} "$@"\n')
     server.chmod(0o755)
     return folder
 

@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from meshd.base.errors import RemoteProtocolError
 from meshd.model.ggml import TENSOR_TYPES
 from meshd.rpc import protocol as rpc
+from meshd.rpc.answers import Answers
 from meshd.rpc.filling import Filling
+from meshd.rpc.keeping import Keeping, Missed
+from meshd.rpc.pushed import PushFilter
+from meshd.rpc.saving import ANNOUNCED, Loaded, Saving
 
 from tests.fuzz.mutate import flip
 from tests.fuzz.target import Target
@@ -35,7 +39,15 @@ SAMPLES = (
     talk.on_buffer(rpc.BUFFER_GET_BASE),
     talk.on_buffer(rpc.FREE_BUFFER),
     talk.request(rpc.DEVICE_COUNT),
+    talk.session(),
+    talk.check(),
+    talk.push(Tensor()),
+    talk.take(Tensor(data=END - 16), offset=8, size=8),
 )
+WANTED = tuple(
+    talk.load_entry(data=at, digest=bytes([number]) * 32) for number, at in enumerate((BASE, END - 16))
+)
+ALLOC_SIZE = talk.alloc_size(Tensor(kind=talk.Q4_0, ne=(64, 2, 1, 1), nb=(18, 36, 72, 72)))
 _SIZES = (0, 1, 2, 4, 31, 32, 64, 256, 1024, 1 << 20, 1 << 31, (1 << 32) - 1)
 _PLACES = (0, 1, BASE - 1, BASE, BASE + 16, END - 16, END - 15, END, 1 << 63, (1 << 64) - 8)
 _OPERATIONS = (0, 2, 29, 34, 36, 37, 46, 74, 91, 92, 95, 98, 100, 101, 0xFFFFFFFF)
@@ -77,8 +89,36 @@ def _make_talk(chance: random.Random, samples: Sequence[bytes]) -> bytes:
     return b"".join(row)
 
 
+def _make_pushed(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+    """As a server says it, with one place broken in most."""
+    hello, *data = samples
+    said = hello + b"".join(chance.choice(data) for _ in range(chance.randint(0, 5)))
+    return said if chance.random() < 0.2 else flip(chance, said, samples)
+
+
+class _Kept:
+    """Takes every piece that lies inside its tensor, and each byte once."""
+
+    def __init__(self) -> None:
+        self._left: dict[Missed, int] = {}
+
+    def loaded(self, _digest: bytes) -> None:
+        raise AssertionError("nobody has said so")
+
+    def piece(self, tensor: Missed, offset: int, data: bytes, *, last: bool) -> bool:
+        assert data and 0 <= offset <= tensor.size - len(data)
+        left = self._left.get(tensor, tensor.size) - len(data)
+        assert left >= 0 and last == (not left)
+        self._left[tensor] = left
+        return True
+
+
 def _feed(data: bytes) -> None:
-    it, passed, filling = Talk(), bytearray(), Filling()
+    it, passed, filling = Talk(Keeping(_Kept())), bytearray(), Filling()
+    it.say(talk.check())
+    it.hear(talk.answer(b"\1"))  # a neighbour to which it may push
+    it.say(talk.load(*WANTED))
+    it.hear(talk.answer(bytes([rpc.NO_SUCH_HASH]) * len(WANTED)))  # what comes of these is kept
     cut = len(data) // 3
     try:
         for part in (data[:cut], data[cut : cut + 1], data[cut + 1 :]):
@@ -90,11 +130,48 @@ def _feed(data: bytes) -> None:
         _check(bytes(passed))
 
 
+def _feed_pushed(data: bytes) -> None:
+    it, passed, at = PushFilter(), bytearray(), 0
+    try:
+        for step in (5, 20, 3, 1000, len(data)):
+            passed += it.from_peer(data[at : at + step])
+            at += step
+            assert it.held_bytes <= 25
+    finally:
+        _check_pushed(bytes(passed))
+    it.to_peer(data[:30])
+
+
+def _check_pushed(passed: bytes) -> None:
+    """One session, then nothing but tensors; the last may be the beginning of one."""
+    at = 0
+    while at < len(passed):
+        command, size = struct.unpack_from("<BQ", passed, at)
+        assert (command, size) == (70, 16) if not at else command == 71
+        assert size <= (64 << 20)
+        at += 9 + size
+
+
 def _feed_answers(data: bytes) -> None:
     it = Talk()
     it.say(talk.alloc() + talk.on_buffer(rpc.BUFFER_GET_BASE) + talk.get_tensor(Tensor()))
     for at in range(0, len(data), 11):
         it.hear(data[at : at + 11])
+
+
+def _feed_saving(data: bytes) -> None:
+    """Answers of a worker to a stock head, which has greeted it and asked what it can be asked."""
+    answers = Answers()
+    saving = Saving({}, answers)
+    questions = [talk.request(rpc.DEVICE_COUNT), talk.request(rpc.GET_ALIGNMENT, bytes(4)), ALLOC_SIZE]
+    for request in (talk.hello(bytes(24)), *questions, talk.get_tensor(Tensor())):
+        list(saving.requests(request))
+    saving.load([bytes(rpc.LOAD_ENTRY_BYTES)] * 2)
+    for at in range(0, len(data), 11):
+        for part in saving.answers(data[at : at + 11]):
+            assert not isinstance(part, Loaded) or len(part.states) == 2
+    for request in (talk.hello(bytes(24)), *questions):  # with what was learnt
+        list(Saving({}, answers).requests(request))
 
 
 def _check(passed: bytes) -> None:
@@ -106,7 +183,7 @@ def _check(passed: bytes) -> None:
         if command == rpc.SET_TENSOR:
             place, offset = _read(body), struct.unpack_from("<Q", body, 297)[0]
             assert BASE <= place[0] <= place[0] + offset + size - 305 <= END
-        elif command == rpc.GET_TENSOR:
+        elif command in (rpc.PUSH_TENSOR, rpc.TAKE_TENSOR, rpc.GET_TENSOR):
             offset, count = struct.unpack_from("<QQ", body, 296)
             assert BASE <= _read(body)[0] <= _read(body)[0] + offset + count <= END
         elif command == rpc.GRAPH_COMPUTE:
@@ -160,6 +237,14 @@ TARGETS = (
         share=8,
     ),
     Target(
+        name="rpc-pushed",
+        samples=(talk.peer_hello(), talk.peer_data(), talk.peer_data(b"")),
+        make=_make_pushed,
+        feed=_feed_pushed,
+        allowed=(RemoteProtocolError,),
+        share=2,
+    ),
+    Target(
         name="rpc-answers",
         samples=(
             talk.answer(struct.pack("<QQ", HANDLE + 1, ROOM)),
@@ -168,6 +253,23 @@ TARGETS = (
         ),
         make=_make_talk,
         feed=_feed_answers,
+        allowed=(RemoteProtocolError,),
+        share=2,
+    ),
+    Target(
+        name="rpc-saving",
+        samples=(
+            talk.hello_answer(),
+            talk.hello_answer(talk.caps(ANNOUNCED)) + talk.answer(bytes(2 * rpc.DEVICE_INFO_BYTES)),
+            talk.hello_answer(talk.caps(ANNOUNCED))
+            + talk.answer(struct.pack("<QQQQBB6x", 32, 1 << 40, 5 << 30, 6 << 30, 1, 0)),
+            talk.answer(bytes(4)),
+            talk.answer(bytes(8)) * 2,
+            talk.answer(bytes(16)),
+            talk.answer(bytes(2)),
+        ),
+        make=_make_talk,
+        feed=_feed_saving,
         allowed=(RemoteProtocolError,),
         share=2,
     ),

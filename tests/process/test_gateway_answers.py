@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 from aiohttp import web
-from meshd.gateway.interface import GatewayConfig, ModelState, Readiness
+from meshd.gateway.interface import GatewayConfig, ModelState, Readiness, WorkerLoad
 
 from tests.process.gateway_fake import (
     FakeServer,
@@ -214,7 +214,10 @@ def test_a_full_accept_queue_is_waited_for() -> None:
 def test_until_it_is_ready_calls_get_503_with_the_reason(state: ModelState) -> None:
     async def scenario() -> None:
         async with world(says(200, COMPLETION)) as here:
-            here.upstream.readiness = Readiness(state, "hashing 3 of 17 GB", retry_after=7, progress=0.2)
+            anna = WorkerLoad("anna", 100, 60, 40, 10)
+            here.upstream.readiness = Readiness(
+                state, "hashing 3 of 17 GB", retry_after=7, progress=0.2, workers=(anna,)
+            )
             for stream in (False, True):
                 reply = await here.chat(stream=stream)
                 assert reply.status == 503
@@ -229,6 +232,15 @@ def test_until_it_is_ready_calls_get_503_with_the_reason(state: ModelState) -> N
                 assert said["status"] == str(state)
                 assert said["reason"] == "hashing 3 of 17 GB"
                 assert said["progress"] == 0.2
+                assert said["workers"] == [
+                    {
+                        "node": "anna",
+                        "total_bytes": 100,
+                        "local_bytes": 60,
+                        "missing_bytes": 40,
+                        "sent_bytes": 10,
+                    }
+                ]
             assert here.server.seen == []
             assert not here.gateway.status.ready
             here.upstream.readiness = Readiness(ModelState.READY, "")

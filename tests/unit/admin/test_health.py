@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 from meshd.admin.api import ChildView, MdnsView, MeshView, PeerView, Status
 from meshd.admin.health import examine
+from meshd.wire.hello import NativeVersion
 
 from .codes import warning_codes
 from .fake import LINK, MODEL, PEER, full_status
 
+NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
 Change = Callable[[Status], Status]
 
 
@@ -57,7 +59,7 @@ CASES: list[tuple[str, Change]] = [
 
 
 def test_a_calm_status_has_no_warning() -> None:
-    assert codes(calm(), native="pin+patches", clock_offsets={PEER.id: 1.0}) == []
+    assert codes(calm(), native=NATIVE, clock_offsets={PEER.id: 1.0}) == []
 
 
 @pytest.mark.parametrize(("code", "change"), CASES, ids=[code for code, _ in CASES])
@@ -86,9 +88,12 @@ def test_what_passes_by_itself_is_no_warning(change: Change) -> None:
 
 
 def test_native_builds_are_compared_when_both_are_known() -> None:
-    status = peer(native="pin+aa")(calm())
-    assert codes(status, native="pin+bb") == ["native_mismatch"]
-    assert codes(status, native="pin+aa") == codes(status) == []
+    def told(rpc: str = "7.0.0", native: str = "pin+patches") -> list[str]:
+        return codes(peer(rpc=rpc, native=native)(calm()), native=NATIVE)
+
+    assert told(native="other+patches") == told(rpc="8.0.0") == ["native_mismatch"]
+    assert told(native="unknown+stock") == told(native="pin+bb") == ["native_differs"]
+    assert told() == codes(peer(native="other+stock")(calm())) == []
 
 
 @pytest.mark.parametrize(("offset", "word"), [(3600.0, "ahead"), (-3600.0, "behind")])
@@ -107,6 +112,7 @@ def test_the_reason_and_the_names_are_told() -> None:
 def test_every_code_is_listed_and_tested() -> None:
     assert {code for code, _ in CASES} | {
         "native_mismatch",
+        "native_differs",
         "clock_off",
         "model_file",
         "rpc_refused",

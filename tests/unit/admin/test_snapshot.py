@@ -1,9 +1,11 @@
 """Status values of the parts as views."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from meshd.admin import snapshot
+from meshd.admin.api import StoreView
 from meshd.gateway.interface import GatewayStatus, ModelState
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.membership import Chain, Member, Role, issue
@@ -11,6 +13,7 @@ from meshd.link.interface import LinkInfo, LinkKind
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.process.interface import ChildState, ChildStatus
 from meshd.rendezvous.interface import MdnsStatus
+from meshd.store.interface import StoreStatus
 from meshd.tunnel.interface import ExposedStatus, TunnelStatus
 
 ROOT = KeyPair.from_seed(b"r" * 32)
@@ -108,6 +111,9 @@ def test_children_tunnels_and_api() -> None:
     api = snapshot.api_view(GatewayStatus(url="http://x", ready=True, requests=1, tokens=2, active=0))
     assert api is not None and (api.ready, api.tokens) == (True, 2)
     assert snapshot.api_view(None) is None
+    store = snapshot.store_view(StoreStatus(Path("/c/tensors"), 1, 2, 3))
+    assert store == StoreView(path="/c/tensors", bytes=1, limit=2, tensors=3)
+    assert snapshot.store_view(None) is None
 
 
 @pytest.mark.parametrize(

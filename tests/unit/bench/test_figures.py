@@ -2,16 +2,20 @@
 
 import pytest
 from meshd.bench.figures import (
+    BARE,
     LOCAL,
     MESHD,
     STOCK,
+    THROUGH,
     Counted,
     Figures,
     Run,
     cell_table,
     count_table,
+    near_table,
     promise_table,
     promises,
+    without,
 )
 from meshd.fleet.rpc_count import RpcCounts
 
@@ -51,6 +55,19 @@ def test_a_token_takes_at_most_a_share_of_stocks(workers: int, rtt: float, most:
 
     assert kept(most - 0.001) == [True]
     assert kept(most + 0.001) == [False]
+
+
+def test_what_the_binaries_and_what_the_tunnels_cost_is_told_apart() -> None:
+    tokens = {STOCK: 0.100, BARE: 0.104, THROUGH: 0.150, MESHD: 0.140}
+    runs = [run(way, 2, 0.0, 1.0, token) for way, token in tokens.items()]
+    assert held(*runs) == {
+        "token, 2 workers, RTT 0: our binaries alone, of stock's 1.03": False,
+        "token, 2 workers, RTT 0: meshd, of stock through the same tunnels 1.03": True,
+        "token, 2 workers, RTT 0: meshd, of stock without tunnels 1.03": False,
+    }
+    assert near_table(Figures(tuple(runs)))[1] == [["2", "100", "104", "1.04", "150", "140", "0.93"]]
+    assert near_table(Figures(tuple(runs[:1])))[1] == [], "not measured"
+    assert Figures(tuple(runs)).cells() == [(2, 0.0)]
 
 
 def test_one_worker_at_a_distance_has_no_share() -> None:
@@ -98,6 +115,19 @@ def test_the_table_of_cells() -> None:
         ["0", "-", "0.3", "", "", "8", "", ""],
         ["2", "20", "2", "0.5", "0.25", "50", "40", "0.80"],
     ]
+
+
+def test_what_meshd_does_without_stands_beside_it() -> None:
+    less = run(without("push"), 2, 20.0, 0.6, 0.09, "see")
+    figures = Figures((ALONE, run(STOCK, 2, 20.0, 2.0, 0.1), run(MESHD, 2, 20.0, 0.5, 0.04), less))
+    headers, rows = cell_table(figures)
+    assert [*headers][2:6] == ["LOAD s STOCK", "MESHD", "RATIO", "WITHOUT PUSH"]
+    assert [list(row) for row in rows] == [
+        ["0", "-", "0.3", "", "", "", "8", "", "", ""],
+        ["2", "20", "2", "0.5", "0.25", "0.6", "100", "40", "0.40", "90"],
+    ]
+    assert figures.texts_differ() == ["meshd without push, 2 workers, 20 ms"]
+    assert all("of stock" not in one.what or one.value == 40 for one in promises(figures)), "ours is judged"
 
 
 def test_the_tables_are_rectangles() -> None:

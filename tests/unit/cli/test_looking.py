@@ -1,16 +1,19 @@
 """status, peers, ping, logs: against a daemon that answers."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.api import Status
+from meshd.admin.api import Status, StoreView, WorkerWeights
 from meshd.cli.logs import Followed
+from meshd.cli.output import Output
+from meshd.cli.status import show
 
-from tests.unit.admin.fake import PEER, FakeControl, full_status
+from tests.unit.admin.fake import MODEL, PEER, FakeControl, full_status
 
-from .shell import meshd, refused
+from .shell import Terminal, meshd, refused
 
 
 def test_status_for_a_script_is_the_whole_document(daemon: FakeControl) -> None:
@@ -45,6 +48,52 @@ def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
         "1 standing by",
     ):
         assert word in ran.out, word
+
+
+def test_status_says_how_activations_come_from_the_worker_before(daemon: FakeControl) -> None:
+    full = full_status()
+    assert full.model is not None
+    part = full.model.split[0]
+    split = (
+        part,
+        replace(part, node="attic", push=True),
+        replace(part, node="cellar", push=False, why_no_push="switched off"),
+    )
+    daemon.state = replace(full, model=replace(full.model, split=split))
+    rows = [line.split(maxsplit=5) for line in meshd("status").out.splitlines() if " CPU " in line]
+    assert [(row[0], row[-1].strip()) for row in rows] == [
+        ("garage", "-"),
+        ("attic", "direct"),
+        ("cellar", "through the head: switched off"),
+    ]
+
+
+def loading() -> Status:
+    """A model that is being loaded over one worker."""
+    half = WorkerWeights(node="garage", total_bytes=100, local_bytes=40, missing_bytes=60, sent_bytes=10)
+    model = replace(MODEL, state="loading", progress=0.5, workers=(half,))
+    return replace(full_status(), model=model)
+
+
+def test_how_far_workers_are_is_a_bar_on_a_terminal_and_a_percentage_elsewhere() -> None:
+    for kind, bars in ((Terminal, 1), (io.StringIO, 0)):
+        out = kind()
+        show(loading(), Output(out, io.StringIO(), {}, width=100))
+        assert "loading 50%" in out.getvalue()
+        assert out.getvalue().count("[############............]  50% garage") == bars
+    out = Terminal()
+    show(full_status(), Output(out, io.StringIO(), {}, width=100))
+    assert "50% garage" not in out.getvalue()
+
+
+def test_what_a_worker_keeps_is_shown(daemon: FakeControl) -> None:
+    daemon.state = replace(
+        full_status(), store=StoreView(path="/c/t", bytes=1_000_000, limit=2_000_000, tensors=3)
+    )
+    assert "kept    1.0 MB of 2.0 MB: 3 tensors that came over the network" in meshd("status").out
+    assert json.loads(meshd("status", "--json").out)["store"]["tensors"] == 3
+    daemon.state = replace(full_status(), store=StoreView(path="/c/t", bytes=0, limit=0, tensors=0))
+    assert "kept " not in meshd("status").out
 
 
 def test_status_of_a_bare_daemon(daemon: FakeControl) -> None:

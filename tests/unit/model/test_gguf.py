@@ -112,6 +112,26 @@ def test_a_cut_file_says_by_how_much() -> None:
     assert "fetch the file again" in caught.value.hint
 
 
+def test_of_a_cut_file_a_worker_knows_the_tensors_that_are_whole() -> None:
+    data = gguf({"a": 1}, [Tensor("one", (8,)), Tensor("two", (8,)), Tensor("three", (8,))])
+    whole = parse(data)
+    two = whole.tensors[1]
+
+    def known(size: int) -> tuple[list[str], int]:
+        header = read_header(
+            lambda at, count: data[:size][at : at + count], size=size, label="cut", partial=True
+        )
+        return [tensor.name for tensor in header.tensors], header.missing_bytes
+
+    assert known(len(data)) == (["one", "two", "three"], 0)
+    assert known(len(data) - 1) == (["one", "two"], 1)
+    assert known(two.offset + two.size) == (["one", "two"], len(data) - two.offset - two.size)
+    assert known(two.offset + two.size - 1)[0] == ["one"]
+    assert known(whole.data_offset)[0] == []
+    with pytest.raises(UserError):
+        known(whole.data_offset // 2)
+
+
 def test_every_cut_of_a_header_is_a_user_error() -> None:
     data = _file()
     for end in range(parse(data).data_offset):

@@ -1,7 +1,7 @@
 """A worker, and heads that a test plays message by message."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from meshd.base.tasks import Owner
 from meshd.identity.membership import Role
 from meshd.peer.messages import MessageStream
 from meshd.role.worker import Worker, WorkerOptions
+from meshd.store.interface import ContentStore
 from meshd.wire.lease import Acquire, Grant, LeaseMessage, Offer, Reserve, decode
 
 from tests.unit.role.rig import Bench, FakeFile, FakeMesh, Net
@@ -25,6 +26,12 @@ class Scene:
     def __init__(self, net: Net, bench: Bench, worker: Worker) -> None:
         self.net, self.bench, self.worker = net, bench, worker
         self.heads: dict[str, FakeMesh] = {}
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Virtual seconds."""
+        async with asyncio.timeout(100):
+            while not true():  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.01)
 
     def call(self, head: str = "head", *, roles: frozenset[Role] = frozenset(Role)) -> "Call":
         mesh = self.heads.get(head)
@@ -67,18 +74,27 @@ class Call:
                 while True:
                     await self.messages.receive()
 
+    async def release(self) -> None:
+        self.stream.write_eof()
+        await self.is_over()
+
     def rpc(self, grant: Grant) -> None:
         self.head.open_stream(self.worker.key.peer, "rpc", metadata={"lease": grant.lease_id})
 
 
 @asynccontextmanager
 async def scene(
-    folder: Path, *, memory: int | None = None, file: FakeFile | None = None, patched: bool = True
+    folder: Path,
+    *,
+    memory: int | None = None,
+    file: FakeFile | None = None,
+    patched: bool = True,
+    store: ContentStore | None = None,
 ) -> AsyncIterator[Scene]:
     async with Owner() as owner:
         net = Net(owner)
         bench = Bench(net.mesh("worker"), folder, patched=patched)
-        worker = Worker(bench.kit, [file] if file else [], WorkerOptions(memory=memory, machine="m"))
+        worker = Worker(bench.kit, [file] if file else [], WorkerOptions(memory=memory, machine="m"), store)
         await worker.prepare()
         owner.start(worker.serve(), name="worker")
         try:

@@ -15,13 +15,13 @@ from meshd.model.gguf import Header
 from meshd.model.weights_index import WeightsIndex
 from meshd.mux.events import Code
 from meshd.peer.interface import Allow, Handler, MetadataValue, PeerState, PeerStatus, Stream
-from meshd.process.handover import ReportPipe, pipe_with
+from meshd.process.handover import OrderPipe, ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec, ChildState, ChildStatus, Ended
 from meshd.process.ports import listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.role.interface import Kit, Native, Tunnel
 from meshd.store.interface import HashProgress, ProgressCallback
-from meshd.tunnel.interface import Inspector, LocalWeights, TunnelStatus
+from meshd.tunnel.interface import Inspector, LocalWeights, SavedWeights, TunnelStatus
 from meshd.wire.hello import NativeVersion
 
 from tests.gguf_bytes import gguf, language_model, parse
@@ -44,6 +44,7 @@ class StubChild(Child):
         self.refuses: MeshdError | None = None
         self.start_seconds = 0.0
         self.ended = False
+        self.told = b""
 
     @property
     def status(self) -> ChildStatus:
@@ -80,6 +81,18 @@ class StubChild(Child):
         assert self.spec is not None
         os.write(self.report_end, line.encode() + b"\n")
 
+    def orders(self) -> list[str]:
+        """What an rpc-server was told so far, over the descriptor that its command line names."""
+        assert self.spec is not None
+        argv = list(self.spec.argv)
+        end = int(argv[argv.index("--peers-fd") + 1])
+        os.set_blocking(end, False)
+        try:
+            self.told += os.read(end, 1 << 16)
+        except BlockingIOError:
+            pass  # nothing new
+        return self.told.decode().splitlines()
+
     @property
     def report_end(self) -> int:
         """The descriptor that its command line or environment names for reports."""
@@ -111,16 +124,21 @@ class StubTunnel:
 
     made = 0
 
-    def __init__(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
+    def __init__(
+        self, peer: PeerId, service: str, metadata: Mapping[str, MetadataValue], secret: bytes
+    ) -> None:
         StubTunnel.made += 1
         self.peer = peer
+        self.service = service
+        self.secret = secret
         self.metadata = metadata
         self.endpoint = f"127.0.0.1:{10_000 + StubTunnel.made % 50_000}"
         self.closed = False
+        self.sent = 0
 
     @property
     def status(self) -> TunnelStatus:
-        return TunnelStatus(self.peer, "rpc", self.endpoint, 0, 0, 0)
+        return TunnelStatus(self.peer, "rpc", self.endpoint, 0, self.sent, 0)
 
     async def serve(self) -> None:
         await asyncio.Event().wait()
@@ -139,6 +157,7 @@ class FakeMesh:
         self.state = PeerState.CONNECTED
         self.since = 0.0
         self.says_banned = ""
+        self.native = NATIVE
         self.version = 0
         self._changed = asyncio.Event()
         self.streams: list[Stream] = []  # near ends of those that this node opened
@@ -151,7 +170,7 @@ class FakeMesh:
                 role=other.role,
                 state=other.state,
                 paths=(),
-                native=NATIVE,
+                native=other.native,
                 software="",
                 resumes=0,
                 since=other.since,
@@ -192,7 +211,7 @@ class FakeMesh:
         except MeshdError as error:
             stream.reset(Code.REFUSED, error.what)
 
-    def handle(self, service: str, handler: Handler, *, allow: Allow) -> None:
+    def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
         self.services[service] = (handler, allow)
 
     async def changed(self, seen: int) -> int:
@@ -230,8 +249,10 @@ class Bench:
         self.mesh = mesh
         self.children: list[StubChild] = []
         self.tunnels: list[StubTunnel] = []
+        self.saved: list[SavedWeights | None] = []
         self.connected: list[tuple[int, bytes]] = []
         self.weights: LocalWeights | None = None  # that a tunnel was given
+        self.inspectors: list[Inspector] = []
         self.head_says = b""  # over the connection to an rpc-server
         self.device_lines: Sequence[str] = DEVICE_LINES
         self.child_refuses: MeshdError | None = None
@@ -256,6 +277,7 @@ class Bench:
             port_open=port_open,
             hand_over=self._hand_over,
             make_report=self._make_report,
+            make_orders=OrderPipe,
             listening=_listening,
             one_token=self._one_token,
             complete=self._complete,
@@ -288,9 +310,11 @@ class Bench:
         metadata: Mapping[str, MetadataValue],
         secret: bytes,
         owner_pid: Callable[[], int | None] | None,
+        saved: SavedWeights | None,
         on_broken: Callable[[MeshdError], None],
     ) -> Tunnel:
-        tunnel = StubTunnel(peer, metadata)
+        tunnel = StubTunnel(peer, service, metadata, secret)
+        self.saved.append(saved)
         self.tunnels.append(tunnel)
         return tunnel
 
@@ -308,6 +332,7 @@ class Bench:
         assert host == "127.0.0.1"
         self.connected.append((port, secret))
         self.weights = weights
+        self.inspectors.append(inspector)
         try:
             inspector.from_peer(self.head_says)
         except RemoteProtocolError as error:
@@ -352,6 +377,7 @@ class FakeFile:
         self.paths = (Path("/models/tiny.gguf"),)
         self.headers: tuple[Header, ...] = (parse(gguf(*language_model(layers=layers))),)
         self.descriptors: tuple[int, ...] = ()
+        self.missing_bytes = self.missing_shards = 0
         self.hashed = asyncio.Event()
         self.hashed.set()
         self.progress: ProgressCallback | None = None

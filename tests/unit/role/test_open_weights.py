@@ -41,6 +41,19 @@ def test_a_file_that_was_written_to_is_another(tmp_path: Path) -> None:
         weights.close()
 
 
+def test_a_file_that_is_removed_counts_once_it_was_read(tmp_path: Path) -> None:
+    weights = opened(tmp_path / "m")
+    try:
+        (tmp_path / "m").unlink()
+        assert weights.unchanged(), "a pack that made room, and was not needed"
+        tensor = weights.find(ONE)
+        assert tensor is not None
+        asyncio.run(weights.read(tensor, 0, 1))
+        assert not weights.unchanged()
+    finally:
+        weights.close()
+
+
 def test_what_is_closed_is_not_trusted(tmp_path: Path) -> None:
     weights = opened(tmp_path / "m")
     weights.close()

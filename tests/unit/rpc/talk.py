@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from meshd.rpc import protocol as rpc
 from meshd.rpc.firewall import Firewall
+from meshd.rpc.keeping import Keeping
 
 F32, F16, Q4_0, I32 = 0, 1, 2, 26
 ADD, MUL_MAT, VIEW = 2, 29, 37
@@ -18,7 +19,8 @@ def caps(features: int) -> bytes:
     return bytes(20) + rpc.EXTENSION_MAGIC + struct.pack("<H", features)
 
 
-CAPS = caps(rpc.FEATURE_LOAD)
+CAPS = caps(rpc.FEATURE_LOAD | rpc.FEATURE_PUSH)
+SESSION = bytes(range(16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,13 +132,38 @@ def load_entry(
     size: int = 16,
     kind: int = F32,
     ne: tuple[int, int, int, int] = (4, 1, 1, 1),
+    digest: bytes = bytes(32),
 ) -> bytes:
-    return struct.pack("<QQQI4I", buffer, data, size, kind, *ne) + bytes(96)
+    return struct.pack("<QQQI4I", buffer, data, size, kind, *ne) + digest + bytes(64)
 
 
 def load(*entries: bytes, count: int = -1) -> bytes:
     head = struct.pack("<II", len(entries) if count < 0 else count, 0)
     return request(rpc.SET_TENSOR_GGUF, head + b"".join(entries))
+
+
+def check(number: int = 1, *, zero: int = 0, session: bytes = SESSION) -> bytes:
+    return request(rpc.PEER_CHECK, struct.pack("<II", number, zero) + session)
+
+
+def push(tensor: Tensor, *, offset: int = 0, size: int = 16, number: int = 1, zero: int = 0) -> bytes:
+    return request(rpc.PUSH_TENSOR, tensor.encode() + struct.pack("<QQQII", offset, size, 77, number, zero))
+
+
+def take(tensor: Tensor, *, offset: int = 0, size: int = 16) -> bytes:
+    return request(rpc.TAKE_TENSOR, tensor.encode() + struct.pack("<QQQ", offset, size, 77))
+
+
+def session(name: bytes = SESSION) -> bytes:
+    return request(rpc.PEER_SESSION, name)
+
+
+def peer_hello(name: bytes = SESSION) -> bytes:
+    return request(rpc.PEER_HELLO, name)
+
+
+def peer_data(data: bytes = bytes(16), *, token: int = 77) -> bytes:
+    return request(rpc.PEER_DATA, struct.pack("<Q", token) + data)
 
 
 A, B = Tensor(id=1), Tensor(id=2, data=BASE + 16)
@@ -147,8 +174,8 @@ GRAPH = graph((A, B, SUM), (3,))
 class Talk:
     """A connection that has said HELLO and has one buffer of ROOM bytes at BASE."""
 
-    def __init__(self) -> None:
-        self.firewall = Firewall()
+    def __init__(self, keeping: Keeping | None = None) -> None:
+        self.firewall = Firewall(keeping=keeping)
         self.say(hello())
         self.hear(hello_answer())
         self.say(alloc())

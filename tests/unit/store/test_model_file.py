@@ -297,6 +297,34 @@ def test_a_missing_shard_is_named(tmp_path: Path, cache: HashCache) -> None:
         _index(paths[0], cache)
 
 
+def test_a_worker_takes_what_there_is_of_a_model(tmp_path: Path, cache: HashCache) -> None:
+    """Here the middle shard is missing, and the last one cut by a byte: by what is whole it is known."""
+    paths = _write_shards(tmp_path)
+    whole = {tensor.name: tensor.digest for tensor in _index(paths[0], cache).tensors}
+    paths[1].unlink()
+    os.truncate(paths[2], paths[2].stat().st_size - 1)
+
+    async def run() -> None:
+        for given in (paths[0], paths[2]):
+            file = await ModelFile.open(given, cache=cache, partial=True)
+            try:
+                assert file.paths == (paths[0], paths[2])
+                assert (file.missing_bytes, file.missing_shards) == (1, 1)
+                index = await file.index()
+                assert len(index.files) == 2
+                assert 0 < len(index.tensors) < len(whole)
+                assert all(whole[tensor.name] == tensor.digest for tensor in index.tensors)
+                os.truncate(paths[2], paths[2].stat().st_size - 1)
+                assert not file.stat_unchanged()
+                await file.index()
+                assert file.missing_bytes == 2
+            finally:
+                file.close()
+            os.truncate(paths[2], paths[2].stat().st_size + 1)
+
+    asyncio.run(run())
+
+
 def test_shards_of_different_models_are_refused(tmp_path: Path, cache: HashCache) -> None:
     paths = _write_shards(tmp_path)
     paths[2].write_bytes(paths[1].read_bytes())

@@ -1,0 +1,58 @@
+"""What is wrong with this machine's part of the mesh, in plain words, and what to do.
+
+Tries llama.cpp's binaries, lists the devices, and asks the daemon of this machine, where one runs, what it
+warns of. `meshd netcheck` looks at the network.
+"""
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from meshd.cli.options import Arguments, add_config_file, add_keys, load_role
+from meshd.cli.output import Output
+
+if TYPE_CHECKING:  # it imports what runs children: `--help` needs none of it
+    from meshd.daemon.doctor import Finding
+
+_WIDTH = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--json, and what replaces the configuration."""
+    parser.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    add_config_file(parser)
+    add_keys(parser, ("paths.native_bin",))
+
+
+def run(args: Arguments, out: Output) -> int:
+    """0 when nothing is an error, else 1."""
+    from meshd.daemon.doctor import look
+
+    config = load_role(args, "worker").config
+    findings = [*look(config), *_daemon()]
+    if args.json:
+        out.json({"findings": [asdict(found) for found in findings]})
+    else:
+        for found in findings:
+            out.line(f"{found.state:<8} {found.name:<{_WIDTH}} {found.what}")
+            if found.hint and found.state != "ok":
+                out.line(f"{'':<8} {'':<{_WIDTH}} hint: {found.hint}")
+    return int(any(found.state == "error" for found in findings))
+
+
+def _daemon() -> "list[Finding]":
+    from meshd.admin.api import Status, StatusRequest
+    from meshd.admin.client import NotRunning, ask
+    from meshd.config import home_here
+    from meshd.daemon.doctor import Finding
+
+    try:
+        status = ask(home_here(), StatusRequest(), Status)
+    except NotRunning:
+        return [Finding("daemon", "ok", "none runs for this home")]
+    running = Finding("daemon", "ok", f"`{status.node.name}` runs as {status.node.role}")
+    found = [running]
+    for warning in status.warnings:
+        state = "ok" if warning.severity == "info" else warning.severity
+        found.append(Finding(warning.code, state, warning.what, warning.hint))
+    return found

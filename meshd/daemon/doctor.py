@@ -1,0 +1,85 @@
+"""What `meshd doctor` looks at on this machine: the native part, its devices. Takes some seconds."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from meshd.base.amounts import in_bytes
+from meshd.base.errors import MeshdError, UserError
+from meshd.build.machine import need_compiler
+from meshd.build.pin import read_pin
+from meshd.config import Config
+from meshd.daemon.kit import find_native
+from meshd.daemon.native_check import check_native
+from meshd.process.run import run_to_end
+from meshd.role.devices import list_devices
+from meshd.role.interface import Native
+
+State = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was looked at, how it is, and what to do where it is not `ok`."""
+
+    name: str
+    state: State
+    what: str
+    hint: str = ""
+
+
+def look(config: Config) -> list[Finding]:
+    """All of it, for a command. Raises UserError when the pin itself cannot be read."""
+    found = list(_build(config))
+    try:
+        native = find_native(config)
+    except UserError:
+        return found  # said already
+    with tempfile.TemporaryDirectory(prefix="meshd-doctor-") as logs:
+        return [*found, *asyncio.run(_native(native, Path(logs)))]
+
+
+def _build(config: Config) -> Iterator[Finding]:
+    try:
+        native = find_native(config)
+    except UserError as error:
+        yield _fault("llama.cpp", error)
+        try:
+            need_compiler()
+        except UserError as missing:
+            yield _fault("compiler", missing)
+        return
+    patches = f"patches {native.version.patches[:12]}" if native.patched else "without meshd's patches"
+    where = native.rpc_server.parent
+    if native.version.pin not in (read_pin().commit, "unknown"):
+        yield Finding(
+            "llama.cpp",
+            "warning",
+            f"{native.version.pin[:12]}, {patches}, in {where}: another version than this meshd is made for",
+            "run `meshd native build`, and leave --native-bin away",
+        )
+    else:
+        yield Finding("llama.cpp", "ok", f"{native.version.pin[:12]}, {patches}, in {where}")
+
+
+async def _native(native: Native, logs: Path) -> list[Finding]:
+    found = []
+    try:
+        checked = await check_native(native, protocol=read_pin().rpc_protocol, logs=logs, head=True)
+        found.append(Finding("RPC", "ok", f"protocol {checked.version.rpc}"))
+    except MeshdError as error:
+        found.append(_fault("RPC", error))
+    try:
+        for device in await list_devices(native.rpc_server, run_to_end=run_to_end, log=logs / "devices.log"):
+            free, total = in_bytes(device.free_bytes), in_bytes(device.total_bytes)
+            found.append(Finding("device", "ok", f"{device.name}, {free} of {total} free"))
+    except MeshdError as error:
+        found.append(_fault("device", error))
+    return found
+
+
+def _fault(name: str, error: MeshdError) -> Finding:
+    return Finding(name, "error", error.what, error.hint or "")

@@ -1,0 +1,134 @@
+"""Whether llama.cpp's binaries can take part: built with RPC, of the protocol that meshd knows.
+
+They are tried, not asked for a version: the rpc-server is started on a loopback port and greeted, and
+llama-server is told to list the devices behind it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from meshd.base.errors import RemoteProtocolError, UserError
+from meshd.base.tasks import Owner, first_error
+from meshd.process.child import OwnedChild
+from meshd.process.interface import ChildFailed, ChildSpec
+from meshd.process.ports import HOST, listening_socket
+from meshd.process.ready import port_open
+from meshd.process.run import run_to_end
+from meshd.role.interface import Native
+from meshd.rpc import probe
+from meshd.rpc.protocol import ANSWER
+
+START_SECONDS = 30.0  # a backend for a GPU takes seconds for its first device
+LIST_SECONDS = 60.0
+SHOWN_LINES = 3
+OWN_BUILD = (
+    "build the pinned version of llama.cpp with `-DGGML_RPC=ON`, or leave --native-bin away and run "
+    "`meshd native build`"
+)
+_HELLO_BYTES = 1024  # more than any version of it takes
+
+
+async def check_native(native: Native, *, protocol: str, logs: Path, head: bool) -> Native:
+    """`native` with the protocol that it speaks; `protocol` is ours, as `7.0.0`; `head`: llama-server too.
+
+    Raises UserError that says what is wrong with the binaries, and what to do.
+    """
+    try:
+        async with _running(native.rpc_server, logs) as port:
+            spoken = await _greet(native.rpc_server, port)
+            if not _fits(spoken, protocol):
+                raise UserError(
+                    f"`{native.rpc_server}` speaks RPC protocol {spoken}, this meshd {protocol}",
+                    hint=OWN_BUILD,
+                )
+            if head:
+                await _list_devices(native.llama_server, port, logs)
+    except ExceptionGroup as group:
+        raise first_error(group) from None
+    return replace(native, version=replace(native.version, rpc=spoken))
+
+
+def _fits(spoken: str, protocol: str) -> bool:
+    """As llama.cpp's client judges a server: the same major version, and nothing newer in the minor one."""
+    theirs, ours = ([int(part) for part in version.split(".")] for version in (spoken, protocol))
+    return theirs[0] == ours[0] and theirs[1] <= ours[1]
+
+
+@contextlib.asynccontextmanager
+async def _running(program: Path, logs: Path) -> AsyncIterator[int]:
+    """The program as rpc-server; gives its port."""
+    with listening_socket() as free:
+        port: int = free.getsockname()[1]
+    spec = ChildSpec(
+        name=program.name,
+        argv=(str(program), "--host", HOST, "--port", str(port)),
+        log=logs / "native-check.log",
+        probe=port_open(port),
+        ready_timeout=START_SECONDS,
+    )
+    child = OwnedChild(lambda: spec, name=program.name)
+    async with Owner() as owner:
+        owner.start(child.serve(), name="rpc-server check")
+        try:
+            await child.ensure_ready()
+        except ChildFailed as error:
+            raise _broken(program, error.what, error.tail) from None
+        yield port
+        owner.cancel()
+
+
+async def _greet(program: Path, port: int) -> str:
+    """The version in its answer to HELLO."""
+    writer = None
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(probe.hello())
+            (size,) = ANSWER.unpack(await reader.readexactly(ANSWER.size))
+            if size > _HELLO_BYTES:
+                raise RemoteProtocolError("an answer far too long")
+            version = probe.read_hello(await reader.readexactly(size))
+    except (OSError, TimeoutError, asyncio.IncompleteReadError, RemoteProtocolError):
+        raise UserError(
+            f"`{program}` does not speak the RPC protocol that meshd knows: it does not answer HELLO",
+            hint=OWN_BUILD,
+        ) from None
+    finally:
+        if writer is not None:
+            writer.transport.abort()
+    return ".".join(map(str, version))
+
+
+async def _list_devices(program: Path, port: int, logs: Path) -> None:
+    argv = (str(program), "--rpc", f"{HOST}:{port}", "--list-devices")
+    lines: list[str] = []
+    spec = ChildSpec(
+        name="llama-server check", argv=argv, log=logs / "native-check-head.log", on_line=lines.append
+    )
+    try:
+        async with asyncio.timeout(LIST_SECONDS):
+            ended = await run_to_end(spec)
+    except TimeoutError:
+        raise _broken(program, f"it lists no devices within {LIST_SECONDS:.0f} s", lines) from None
+    text = "\n".join(lines)
+    if ended.code == 0 and "RPC0" in text:
+        return
+    if "RPC not supported" in text or "invalid argument: --rpc" in text or ended.code == 0:
+        raise UserError(f"`{program}` was built without RPC: it cannot use workers", hint=OWN_BUILD)
+    if "version mismatch" in text:
+        raise UserError(
+            f"`{program}` speaks another version of the RPC protocol than the rpc-server beside it",
+            hint=OWN_BUILD,
+        )
+    end = f"exit code {ended.code}" if ended.signal is None else f"signal {ended.signal}"
+    raise _broken(program, f"it cannot list devices ({end})", lines)
+
+
+def _broken(program: Path, what: str, tail: Sequence[str]) -> UserError:
+    last = " | ".join(line.strip() for line in tail[-SHOWN_LINES:])
+    return UserError(
+        f"`{program}` cannot be used: {what}" + (f"; last lines: {last}" if last else ""), hint=OWN_BUILD
+    )

@@ -1,0 +1,317 @@
+"""The worker's content store: tensors that came over the network once, for the next load.
+
+Packs (pack.py) in one folder, `<cache>/tensors`, private to this user and bounded in bytes; several daemons
+may share it. Like a model file a pack is believed by its state: it is whole in the state in which it was
+written by this process, or read to its end.
+"""
+
+import asyncio
+import functools
+import os
+import tempfile
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from meshd.base import log
+from meshd.base.errors import UserError
+from meshd.base.tasks import Owner
+from meshd.store.folder import StoreFolder
+from meshd.store.hash_cache import FileState, HashCache
+from meshd.store.hashes import hash_tensors, until_done
+from meshd.store.interface import HashProgress, StoreStatus
+from meshd.store.pack import PackWriter, Sealed, Table, locked, read_table
+from meshd.store.room import MAX_PACKS
+from meshd.store.shelf import Job, OpenPack, Shelf
+
+QUEUE_BYTES = 64 << 20  # received and not written, of all leases
+BATCH_BYTES = 8 << 20  # written at a time
+JOB_BYTES = 512  # what a job takes beside its data
+PACK_BYTES = 256 << 20
+PROGRESS_SECONDS = 2.0
+T = TypeVar("T")
+LOG = log.get("store")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A pack that was read to its end in this state, or written by us."""
+
+    state: FileState
+    table: Table
+
+
+class ContentStore:
+    """Implements store.interface.ContentStore. Run `serve` as long as it is used."""
+
+    def __init__(self, path: Path, *, limit: int, cache: HashCache) -> None:
+        """`limit` in bytes, 0 to keep nothing; `cache` is asked whose turn it is to read."""
+        self._folder = StoreFolder(path, limit)
+        self._reading = cache.reading
+        self._clock_ns = HashCache(path).clock_ns
+        self._known: dict[str, _Known] = {}
+        self._have: frozenset[bytes] | None = None  # all of `_known`, once somebody asks
+        self._shelves: list[Shelf] = []
+        self._jobs: deque[Job] = deque()
+        self._queued = 0
+        self._closing = 0  # shelves that are done, and whose last job waits
+        self._work = asyncio.Event()
+        self._writers: deque[tuple[Shelf, PackWriter]] = deque()  # to be sealed; the first one is just now
+        self._full = asyncio.Event()
+        self._sealed = asyncio.Event()
+        self._look = asyncio.Event()
+        self._asked = self._covers = 0
+        self._looked = asyncio.Event()
+        self._text = ""
+
+    # What shelves need.
+
+    @property
+    def folder(self) -> StoreFolder:
+        """See Books."""
+        return self._folder
+
+    @property
+    def pack_bytes(self) -> int:
+        """See Books. So that a full store has at most half of MAX_PACKS."""
+        return max(PACK_BYTES, 2 * self._folder.limit // MAX_PACKS)
+
+    def has(self, digest: bytes) -> bool:
+        """See Books."""
+        if self._have is None:
+            tables = [known.table for known in self._known.values()]
+            self._have = frozenset(kept.digest for table in tables for kept in table.tensors)
+        return digest in self._have or any(digest in shelf.begun for shelf in self._shelves)
+
+    def queue(self, job: Job) -> bool:
+        """See Books."""
+        if job.data is not None and self._queued + _cost(job) > QUEUE_BYTES:
+            return False
+        self._closing += job.tensor is None
+        self._queued += _cost(job)
+        self._jobs.append(job)
+        self._work.set()
+        return True
+
+    def full(self, shelf: Shelf, writer: PackWriter) -> None:
+        """See Books."""
+        self._writers.append((shelf, writer))
+
+    def over(self, shelf: Shelf) -> None:
+        """See Books."""
+        if shelf in self._shelves:
+            self._shelves.remove(shelf)
+
+    # What the worker needs.
+
+    @property
+    def status(self) -> StoreStatus:
+        """See store.interface.ContentStore."""
+        held = sum(size for _, size in self._folder.packs())
+        tensors = sum(len(known.table.tensors) for known in self._known.values())
+        return StoreStatus(
+            path=self._folder.path, bytes=held, limit=self._folder.limit_now(held), tensors=tensors
+        )
+
+    async def take(self, *, peer: str, told: Callable[[str], Awaitable[None]]) -> Shelf | None:
+        """See store.interface.ContentStore."""
+        if not self._folder.limit or not self._folder.usable:
+            return None
+        self._asked += 1
+        mine = self._asked
+        self._look.set()
+        while self._covers < mine:
+            try:
+                async with asyncio.timeout(PROGRESS_SECONDS):
+                    await self._looked.wait()
+            except TimeoutError:
+                await told(self._text or "looking at weights that were kept")
+        packs: list[OpenPack] = []
+        try:
+            for name in sorted(self._known):
+                if (pack := self._open(name)) is not None:
+                    packs.append(pack)
+            empty = None if packs else tempfile.TemporaryFile(dir=self._folder.path)  # noqa: SIM115 - kept
+        except BaseException:
+            for pack in packs:
+                pack.close()
+            raise
+        shelf = Shelf(self, packs, peer=peer, empty=empty)
+        self._shelves.append(shelf)
+        return shelf
+
+    def _open(self, name: str) -> OpenPack | None:
+        """A pack that is still what is known of it."""
+        path, known = self._folder.path / name, self._known[name]
+        lock = locked(path, alone=False)
+        if lock is None:
+            return None
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except BaseException:
+            os.close(lock)
+            raise
+        pack = OpenPack(name, lock, file, known.state, known.table)
+        if FileState.of(file) == known.state == FileState.of(lock):
+            return pack
+        pack.close()
+        return None
+
+    async def serve(self) -> None:
+        """See store.interface.ContentStore."""
+        if (self._folder.limit or self._folder.path.exists()) and self._folder.usable:
+            await _in_thread(self._folder.clean)
+        try:
+            async with Owner() as owner:
+                owner.start(self._look_forever(), name="look at kept weights")
+                owner.start(self._write_forever(), name="keep weights")
+                owner.start(self._seal_forever(), name="seal kept weights")
+        finally:
+            for _, writer in self._writers:
+                writer.abandon()
+            for shelf in self._shelves:
+                shelf.abandon()
+
+    # Looking: which packs are there, and whole.
+
+    async def _look_forever(self) -> None:
+        while True:
+            covers = self._asked
+            while self._closing or self._writers:
+                self._text = "writing weights that came over the network to the disk"
+                await self._sealed.wait()
+            names = {name for name, _ in self._folder.packs()}
+            for name in self._known.keys() - names:
+                self._forget(name)
+            for name in sorted(names):
+                await self._check(name)
+            self._covers, self._text = covers, ""
+            self._looked.set()
+            self._looked = asyncio.Event()
+            await self._look.wait()
+            self._look.clear()
+
+    def _know(self, name: str, known: _Known) -> None:
+        self._known[name] = known
+        self._have = None
+
+    def _forget(self, name: str) -> None:
+        if self._known.pop(name, None) is not None:
+            self._have = None
+
+    async def _check(self, name: str) -> None:
+        """Know this pack, or remove it."""
+        path = self._folder.path / name
+        descriptor = locked(path, alone=False)
+        if descriptor is None:
+            self._forget(name)
+            return
+        try:
+            why = await self._why_not(name, descriptor)
+        except (ValueError, UserError) as error:
+            why = str(error)
+        except OSError as error:
+            LOG.warning("weights_store_unusable", path=str(path), why=error.strerror or str(error))
+            return
+        finally:
+            os.close(descriptor)
+        if why:
+            LOG.warning("kept_weights_damaged", path=str(path), why=why)
+            self._folder.discard(name)
+
+    async def _why_not(self, name: str, descriptor: int) -> str:
+        """Why this open pack cannot be used, or nothing. Raises ValueError, UserError, OSError."""
+        state = FileState.of(descriptor)
+        known = self._known.get(name)
+        if known is not None and known.state == state:
+            return ""
+        self._forget(name)
+        table = read_table(descriptor)
+        if self._folder.noted(name) != state.line and not await self._read(name, descriptor, table, state):
+            return "other bytes are in it than were written"
+        self._know(name, _Known(state, table))
+        return ""
+
+    async def _read(self, name: str, descriptor: int, table: Table, state: FileState) -> bool:
+        clock = self._clock_ns()
+        total = sum(kept.size for kept in table.tensors)
+
+        def told(done: int, seconds: float) -> None:
+            rate = done / seconds if seconds > 0 else 0.0
+            self._text = HashProgress("kept weights", done, total, rate).text
+
+        async with self._reading:
+            digests = await hash_tensors(descriptor, table.infos, label=name, told=told)
+        if FileState.of(descriptor) != state or digests != tuple(kept.digest for kept in table.tensors):
+            return False
+        if clock is not None and state.settled_at(clock):
+            self._folder.note(name, state)
+        return True
+
+    # Writing.
+
+    async def _write_forever(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while self._jobs:
+                batch = self._next_batch()
+                await _in_thread(functools.partial(_write, batch))
+                self._queued -= sum(map(_cost, batch))
+                self._closing -= sum(job.tensor is None for job in batch)
+                self._full.set()
+
+    def _next_batch(self) -> list[Job]:
+        batch: list[Job] = []
+        size = 0
+        while self._jobs and size < BATCH_BYTES:
+            batch.append(self._jobs.popleft())
+            size += _cost(batch[-1])
+        return batch
+
+    async def _seal_forever(self) -> None:
+        """Beside the writing: it waits for the disk."""
+        while True:
+            await self._full.wait()
+            self._full.clear()
+            while self._writers:
+                shelf, writer = self._writers[0]
+                sealed = await _in_thread(functools.partial(_seal, shelf, writer))
+                if sealed is not None:
+                    self._know(sealed.name, _Known(sealed.state, sealed.table))
+                    self._folder.touch(sealed.name)
+                    shelf.hold(sealed.name)
+                self._writers.popleft()
+            self._sealed.set()
+            self._sealed = asyncio.Event()
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """When cancelled, still wait for its end: only one of a kind ever runs."""
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    await until_done(running)
+    return running.result()
+
+
+def _write(batch: Sequence[Job]) -> None:
+    for job in batch:
+        job.shelf.write(job)
+
+
+def _seal(shelf: Shelf, writer: PackWriter) -> Sealed | None:
+    try:
+        sealed = writer.seal()
+    except OSError as error:
+        LOG.warning("weights_not_kept", peer=shelf.peer, why=error.strerror or str(error))
+        writer.abandon()
+        return None
+    if sealed is not None:
+        count = len(sealed.table.tensors)
+        LOG.info("weights_kept", peer=shelf.peer, count=count, bytes=sealed.state.size)
+    return sealed
+
+
+def _cost(job: Job) -> int:
+    return JOB_BYTES + len(job.data or b"")

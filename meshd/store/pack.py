@@ -1,0 +1,263 @@
+"""A pack: one file with tensors that came over the network, and at its end a table of them.
+
+Several in one file, so that a lease needs few descriptors. A pack is written under a passing name, and gets
+its own, the hash of its table, when it is complete and on the disk; then nobody changes it. Locks (flock)
+tell processes that share the folder what is in use: whoever writes or removes a pack holds it alone, who
+reads it holds it with others.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+import struct
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from meshd.model.ggml import TENSOR_TYPES
+from meshd.model.gguf import TensorInfo
+from meshd.rpc.keeping import Missed
+from meshd.store.hash_cache import FileState
+
+SUFFIX = ".tensors"
+NEW_PREFIX = ".new-"
+MAX_PACK_TENSORS = 4096
+MAX_TABLE_BYTES = 1 << 20
+MAX_PEER = 64
+READ_BYTES = 1 << 20
+_VERSION = "meshd-tensors 1"
+_TRAILER = struct.Struct("<8sQ")
+_MAGIC = b"MESHDTEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A tensor of a pack."""
+
+    digest: bytes
+    kind: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What a pack holds, and the node that sent it."""
+
+    peer: str
+    tensors: tuple[Kept, ...]
+
+    @property
+    def infos(self) -> tuple[TensorInfo, ...]:
+        """As `hash_tensors` takes them."""
+        return tuple(
+            TensorInfo(t.digest.hex(), TENSOR_TYPES[t.kind], (t.size,), t.offset, t.size)
+            for t in self.tensors
+        )
+
+
+def encode_table(table: Table) -> bytes:
+    """The text at the end of a pack, and how to find it."""
+    lines = [_VERSION, f"from {table.peer}"]
+    lines += [f"tensor {t.kind} {t.offset} {t.size} {t.digest.hex()}" for t in table.tensors]
+    body = ("\n".join(lines) + "\n").encode()
+    text = body + f"end {blake3(body).hexdigest()}\n".encode()
+    return text + _TRAILER.pack(_MAGIC, len(text))
+
+
+def decode_table(text: bytes, *, room: int) -> Table:
+    """`room`: bytes before the table. Raises ValueError for what no pack has."""
+    body, _, checksum = text.rpartition(b"end ")
+    if checksum.strip() != blake3(body).hexdigest().encode():
+        raise ValueError("its table is damaged")
+    lines = body.decode("ascii").splitlines()
+    head = [*lines[:2], "", ""]
+    if head[0] != _VERSION or not head[1].startswith("from ") or len(lines) > 2 + MAX_PACK_TENSORS:
+        raise ValueError("its table is of another version")
+    tensors = []
+    for line in lines[2:]:
+        word, kind, offset, size, digest = line.split(" ")
+        kept = Kept(bytes.fromhex(digest), int(kind), int(offset), int(size))
+        inside = kept.offset >= 0 and 0 < kept.size <= room - kept.offset
+        if word != "tensor" or not inside or len(kept.digest) != 32 or kept.kind not in TENSOR_TYPES:
+            raise ValueError("its table names what cannot be")
+        tensors.append(kept)
+    return Table(head[1].removeprefix("from "), tuple(tensors))
+
+
+def read_table(descriptor: int) -> Table:
+    """Of an open pack. Raises ValueError, OSError."""
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+        raise ValueError("somebody else could have written it")
+    begin = about.st_size - _TRAILER.size
+    if begin < 0:
+        raise ValueError("it is cut")
+    magic, length = _TRAILER.unpack(os.pread(descriptor, _TRAILER.size, begin))
+    if magic != _MAGIC or not 0 < length <= min(begin, MAX_TABLE_BYTES):
+        raise ValueError("it is cut")
+    return decode_table(os.pread(descriptor, length, begin - length), room=begin - length)
+
+
+def locked(path: Path, *, alone: bool) -> int | None:
+    """A descriptor of the file, locked until it is closed; None when it is gone, or used otherwise."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+    except OSError:  # held by others, or a file system without locks: left alone
+        pass
+    os.close(descriptor)
+    return None
+
+
+def remove(path: Path, descriptor: int) -> None:
+    """A pack that is held alone. Emptied, too: who has it open for nothing holds no room then."""
+    with suppress(OSError):
+        path.unlink()
+        os.ftruncate(descriptor, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A pack that is complete, in the state in which it lies in its folder."""
+
+    name: str
+    state: FileState
+    table: Table
+
+
+@dataclass(slots=True)
+class _Region:
+    tensor: Missed
+    offset: int
+    hashed: int = 0  # bytes that came in order
+
+
+class PackWriter:
+    """One pack that is being written. Raises OSError, and is then of no use but for `abandon`."""
+
+    def __init__(self, folder: Path, peer: str) -> None:
+        self._folder = folder
+        self._peer = peer[:MAX_PEER]
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=NEW_PREFIX)
+        self._descriptor, self._path = descriptor, Path(name)
+        with suppress(OSError):  # without locks others may take it for a leftover, when they start
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._end = 0
+        self._regions: dict[bytes, _Region] = {}
+        self._hashes: dict[bytes, blake3] = {}
+        self._kept: list[Kept] = []
+        self.written = 0  # bytes
+
+    @property
+    def count(self) -> int:
+        """Tensors that are whole, or begun."""
+        return len(self._kept) + len(self._regions)
+
+    @property
+    def between(self) -> bool:
+        """No tensor is half there."""
+        return not self._regions
+
+    def write(self, tensor: Missed, offset: int, data: bytes) -> None:
+        """A piece of a tensor."""
+        region = self._regions.get(tensor.digest)
+        if region is None:
+            if self.count >= MAX_PACK_TENSORS:
+                raise OSError(errno.EFBIG, "too many tensors are begun and not ended")
+            region = self._regions[tensor.digest] = _Region(tensor, self._end)
+            self._hashes[tensor.digest] = blake3()
+            self._end += tensor.size
+        if region.tensor != tensor or not 0 <= offset <= tensor.size - len(data):
+            raise OSError(errno.EINVAL, "a piece beyond its tensor")
+        _write_all(self._descriptor, data, region.offset + offset)
+        self.written += len(data)
+        if offset == region.hashed:
+            self._hashes[tensor.digest].update(data)
+            region.hashed += len(data)
+
+    def complete(self, tensor: Missed) -> bool:
+        """All of it has come: whether it is what it was said to be. If not it is forgotten."""
+        region = self._regions.pop(tensor.digest)
+        digest = self._hashes.pop(tensor.digest)
+        if region.hashed < tensor.size:  # it came in another order
+            digest = self._read(region)
+        if digest.digest() == tensor.digest:
+            self._kept.append(Kept(tensor.digest, tensor.kind, region.offset, tensor.size))
+            return True
+        self._roll_back(region)
+        return False
+
+    def drop(self, tensor: Missed) -> None:
+        """No more of it comes."""
+        region = self._regions.pop(tensor.digest, None)
+        if region is not None:
+            del self._hashes[tensor.digest]
+            self._roll_back(region)
+
+    def _roll_back(self, region: _Region) -> None:
+        if region.offset + region.tensor.size == self._end:
+            self._end = region.offset
+
+    def _read(self, region: _Region) -> blake3:
+        digest, done, size = blake3(), 0, region.tensor.size
+        while done < size:
+            data = os.pread(self._descriptor, min(READ_BYTES, size - done), region.offset + done)
+            if not data:
+                break
+            digest.update(data)
+            done += len(data)
+        return digest
+
+    def seal(self) -> Sealed | None:
+        """Give it its name, once it is on the disk; None when nothing of it is whole. It is closed then."""
+        for region in list(self._regions.values()):
+            self.drop(region.tensor)
+        if not self._kept:
+            self.abandon()
+            return None
+        table = Table(self._peer, tuple(self._kept))
+        text = encode_table(table)
+        os.ftruncate(self._descriptor, self._end)
+        _write_all(self._descriptor, text, self._end)
+        os.fsync(self._descriptor)
+        name = blake3(text).hexdigest() + SUFFIX
+        self._path.rename(self._folder / name)
+        _sync_folder(self._folder)
+        state = FileState.of(self._descriptor)
+        self._close()
+        return Sealed(name, state, table)
+
+    def abandon(self) -> None:
+        """Leave nothing of it. Idempotent."""
+        if self._descriptor >= 0:
+            remove(self._path, self._descriptor)
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    left = memoryview(data)
+    while left:
+        count = os.pwrite(descriptor, left, offset)
+        left, offset = left[count:], offset + count
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

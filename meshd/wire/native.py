@@ -1,0 +1,67 @@
+"""Whether the llama.cpp of two nodes works together, and what to do where it does not: pure."""
+
+from dataclasses import dataclass
+
+from meshd.wire.hello import NativeVersion
+
+UNKNOWN = "unknown"  # pin of binaries that meshd did not build
+STOCK = "stock"  # in place of the patches' hash: upstream as it is
+_PATCHES_SHOWN = 12  # digits of the hash that a short form keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`fits`: they take part in one model all the same. `what` begins with a verb: `runs …`."""
+
+    fits: bool
+    what: str
+    hint: str
+
+
+def difference(mine: NativeVersion, theirs: NativeVersion) -> Difference | None:
+    """What somebody should know of another node's build; None where there is nothing to say.
+
+    As the worker's check of a lease, and llama.cpp's own of a server (major version equal, minor not newer
+    than the client's): either may become the other's worker.
+    """
+    ours, others = _protocol(mine.rpc), _protocol(theirs.rpc)
+    if ours and others and ours != others:
+        older = "this node" if ours < others else "it"
+        return Difference(
+            fits=False,
+            what=f"speaks llama.cpp's RPC protocol {theirs.rpc}, this node {mine.rpc}",
+            hint=f"{older} has the older llama.cpp: build both from one version (`meshd native build` on "
+            "both, without --native-bin)",
+        )
+    if UNKNOWN not in (mine.pin, theirs.pin) and mine.pin != theirs.pin:
+        return Difference(
+            fits=False,
+            what=f"runs llama.cpp {theirs.pin[:12]}, this node {mine.pin[:12]}",
+            hint="install the same version of meshd on both and run `meshd native build`",
+        )
+    return _by_patches(mine.patches[:_PATCHES_SHOWN], theirs.patches[:_PATCHES_SHOWN])
+
+
+def _by_patches(ours: str, others: str) -> Difference | None:
+    if ours == others:
+        return None
+    if STOCK in (ours, others):
+        who = "runs" if others == STOCK else "has meshd's patches, this node runs"
+        return Difference(
+            fits=True,
+            what=f"{who} a llama.cpp without meshd's patches",
+            hint="it works, weights come from local files; `meshd native build` makes a faster one",
+        )
+    return Difference(
+        fits=True,
+        what=f"has other patches of llama.cpp ({others}) than this node ({ours})",
+        hint="what both know is used; install the same meshd on both and run `meshd native build`",
+    )
+
+
+def _protocol(version: str) -> tuple[int, int] | None:
+    """Major and minor; None for what is none, or not known."""
+    parts = version.split(".")
+    if len(parts) < 2 or not all(len(part) < 10 and part.isascii() and part.isdigit() for part in parts):
+        return None
+    return int(parts[0]), int(parts[1])

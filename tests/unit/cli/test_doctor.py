@@ -1,0 +1,55 @@
+"""doctor: what it finds on this machine, and what the daemon warns of."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.admin.api import HealthWarning
+
+from tests.unit.admin.fake import FakeControl, full_status
+
+from .shell import meshd
+
+FINDINGS = list[dict[str, str]]
+
+
+def _findings(*options: str) -> tuple[int, FINDINGS]:
+    ran = meshd("doctor", "--json", *options)
+    found: FINDINGS = json.loads(ran.out)["findings"]
+    return ran.code, found
+
+
+def test_without_a_build_it_says_how_to_get_one(home: Path) -> None:
+    code, found = _findings()
+    assert code == 1
+    assert found[0]["name"] == "llama.cpp" and found[0]["state"] == "error"
+    assert "meshd native build" in found[0]["hint"]
+    assert found[-1] == {"name": "daemon", "state": "ok", "what": "none runs for this home", "hint": ""}
+    assert not home.exists(), "it leaves nothing behind"
+
+
+def test_a_folder_without_an_rpc_server(tmp_path: Path) -> None:
+    (tmp_path / "llama-server").write_text("")
+    ran = meshd("doctor", "--native-bin", str(tmp_path))
+    assert ran.code == 1
+    assert f"error    llama.cpp    `{tmp_path}` has no `ggml-rpc-server`" in ran.out
+    assert "-DGGML_RPC=ON" in ran.out
+
+
+def test_programs_that_are_none(tmp_path: Path) -> None:
+    for name in ("llama-server", "ggml-rpc-server"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 3\n")
+        (tmp_path / name).chmod(0o700)
+    code, found = _findings("--native-bin", str(tmp_path))
+    assert code == 1
+    states = {one["name"]: one["state"] for one in found}
+    assert states == {"llama.cpp": "ok", "RPC": "error", "device": "error", "daemon": "ok"}
+
+
+@pytest.mark.parametrize(("severity", "state"), [("info", "ok"), ("warning", "warning"), ("error", "error")])
+def test_what_the_daemon_warns_of(daemon: FakeControl, severity: str, state: str) -> None:
+    warning = HealthWarning(code="native_mismatch", severity=severity, what="it differs", hint="do it")  # type: ignore[arg-type]
+    daemon.state = replace(full_status(), warnings=(warning,))
+    _, found = _findings()
+    assert {"name": "native_mismatch", "state": state, "what": "it differs", "hint": "do it"} in found
