@@ -56,7 +56,8 @@ def _split(folder: Path, *, ready: bool = True) -> Iterator[Split]:
             folder,
             smollm2(),
             [line.endpoint for line in lines],
-            extra=("-ts", "1,1", "-c", "2048"),
+            # what the other worker still computes of a micro-batch when one is lost is short
+            extra=("-ts", "1,1", "-c", "2048", "-b", "128", "-ub", "128"),
             ready=ready,
         )
         yield Split(stack.enter_context(head), workers, lines)
