@@ -17,8 +17,7 @@ from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.role.devices import list_devices, pick
 from meshd.role.interface import Kit, SplitPart
-from meshd.role.lender import Lender
-from meshd.role.named_weights import OpenNamedWeights
+from meshd.role.lender import Lender, why_unfit
 from meshd.role.plan import (
     HeadOptions,
     Lent,
@@ -35,9 +34,8 @@ from meshd.role.server import LlamaServer, Over
 from meshd.role.token_cost import measure_token
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
-from meshd.tunnel.interface import SavedWeights, TunnelStatus
+from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import Acquire, Device
-from meshd.wire.native import difference
 
 LEASE_WORD_SECONDS = 1.0  # llama-server sees the loss of a worker; the lease tells why, a moment later
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
@@ -104,7 +102,6 @@ class HeadRun:
             alias=alias,
             pushing=self._pushing,
         )
-        self._weights: OpenNamedWeights | None = None  # for a stock llama-server
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
         self.started = False
@@ -156,8 +153,6 @@ class HeadRun:
             self._server.close()
             for lender in self._lenders:
                 lender.release()
-            if self._weights is not None:
-                self._weights.close()
 
     def lose(self, why: str) -> None:
         """End this life; the first reason stays."""
@@ -205,10 +200,10 @@ class HeadRun:
             native_patches=version.patches,
         )
         self._told(f"asking {len(workers)} workers" if workers else "planning")
-        saved = self._saved()
+        saved = self._server.saved()
         async with Owner() as owner:
             for worker in workers:
-                if (unfit := self._why_unfit(worker)) is not None:
+                if (unfit := why_unfit(version, worker)) is not None:
                     refusals.append(unfit)
                     continue
                 lender = Lender(
@@ -230,26 +225,6 @@ class HeadRun:
             for lender in self._lenders
             if lender.offer is not None
         ]
-
-    def _why_unfit(self, worker: PeerStatus) -> Refused | None:
-        """Why its llama.cpp cannot work with ours: it need not be asked."""
-        mine, theirs = self._kit.native.version, worker.native
-        found = difference(mine, theirs) if theirs is not None else None
-        if found is None or found.fits:
-            return None
-        error = Refused(f"{worker.name} {found.what}", code="version", hint=found.hint)
-        LOG.warning("worker_left_out", peer=worker.peer.short, name=worker.name, why=error.what)
-        return error
-
-    def _saved(self) -> SavedWeights | None:
-        """For a stock llama-server: what its tunnels compare with. Raises MeshdError."""
-        if self._kit.native.patched:
-            return None
-        try:
-            self._weights = OpenNamedWeights(self._index, self._file)
-        except OSError as error:
-            raise MeshdError(f"the model file cannot be kept open: {error.strerror}") from None
-        return SavedWeights(self._weights, self._server.report.placed)
 
     def _server_pid(self) -> int | None:
         status = self._server.status

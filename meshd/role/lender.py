@@ -8,9 +8,11 @@ from dataclasses import replace
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
 from meshd.identity.keys import PeerId
+from meshd.peer.interface import PeerStatus
 from meshd.peer.messages import MessageStream
 from meshd.role.interface import Kit, Tunnel
 from meshd.tunnel.interface import SavedWeights
+from meshd.wire.hello import NativeVersion
 from meshd.wire.lease import (
     LEASE_SERVICE,
     RPC_SERVICE,
@@ -27,11 +29,22 @@ from meshd.wire.lease import (
     Reserve,
     decode,
 )
+from meshd.wire.native import difference
 
 SECRET_BYTES = 32
 PLAIN_DEVICE = "CPU"  # upstream's name of it; BLAS and AMX are CPUs as well, with buffers of their own
 ANSWER_SECONDS = 30.0  # without a word of progress
 LOG = log.get("serve")
+
+
+def why_unfit(mine: NativeVersion, worker: PeerStatus) -> Refused | None:
+    """Why the llama.cpp of a worker cannot work with ours: it need not be asked."""
+    found = difference(mine, worker.native) if worker.native is not None else None
+    if found is None or found.fits:
+        return None
+    error = Refused(f"{worker.name} {found.what}", code="version", hint=found.hint)
+    LOG.warning("worker_left_out", peer=worker.peer.short, name=worker.name, why=error.what)
+    return error
 
 
 class Lender:

@@ -14,11 +14,13 @@ from meshd.role import command
 from meshd.role.extra import read_extra
 from meshd.role.interface import Kit, Report
 from meshd.role.lender import Lender
+from meshd.role.named_weights import OpenNamedWeights
 from meshd.role.outgoing import Outgoing
 from meshd.role.plan import HeadOptions, PlainRpc
 from meshd.role.pushing import Pushing
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
+from meshd.tunnel.interface import SavedWeights
 
 LOST = "lost "  # a line of the report: the connection to this endpoint is lost for good, and why
 SHOWN_LINES = 3  # of its output, where it ended
@@ -60,6 +62,7 @@ class LlamaServer:
         self._child: Child | None = None
         self._outgoing = Outgoing()
         self._pipe: Report | None = None
+        self._weights: OpenNamedWeights | None = None
         self._lost: asyncio.Future[Over] = asyncio.get_running_loop().create_future()
         self.report = WeightsReport({})
 
@@ -72,6 +75,16 @@ class LlamaServer:
     def lost(self) -> Over | None:
         """It has lost a worker, as it reported."""
         return self._lost.result() if self._lost.done() else None
+
+    def saved(self) -> SavedWeights | None:
+        """For a stock program: what its tunnels compare with, until `close`. Raises MeshdError."""
+        if self._kit.native.patched:
+            return None
+        try:
+            self._weights = OpenNamedWeights(self._index, self._file)
+        except OSError as error:
+            raise MeshdError(f"the model file cannot be kept open: {error.strerror}") from None
+        return SavedWeights(self._weights, self.report.placed)
 
     def start(self, plan: Plan, lenders: Sequence[Lender], plain: Sequence[PlainRpc], owner: Owner) -> None:
         """Begin to run it in tasks of `owner`. Raises MeshdError."""
@@ -164,6 +177,8 @@ class LlamaServer:
         self._outgoing.close()
         if self._pipe is not None:
             self._pipe.close()
+        if self._weights is not None:
+            self._weights.close()
 
 
 def _ended(reason: str, tail: tuple[str, ...]) -> Over:
