@@ -1,5 +1,7 @@
 """Messages over a stream, for leases and news. Credit goes back as soon as a message is read."""
 
+import asyncio
+
 from meshd.base.errors import EndOfStream, RemoteProtocolError
 from meshd.peer.interface import Stream
 from meshd.wire.lengths import LengthParser, framed
@@ -11,10 +13,12 @@ class MessageStream:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self._parser = LengthParser()
+        self._sending = asyncio.Lock()  # whole messages, also when several tasks have something to say
 
     async def send(self, message: bytes) -> None:
         """Raises Broken."""
-        await self.stream.write(framed(message))
+        async with self._sending:
+            await self.stream.write(framed(message))
 
     async def receive(self) -> bytes:
         """The next message. Raises EndOfStream, Broken, RemoteProtocolError."""

@@ -46,6 +46,8 @@ class Firewall:
         self._graphs: set[int] = set()  # devices that have one to compute again
         self._greeted = False
         self._features = 0
+        self._named = False  # the client has said its session
+        self._neighbours: set[int] = set()  # to which the server says that it can push
 
     @property
     def held_bytes(self) -> int:
@@ -199,6 +201,40 @@ class Firewall:
             check_load_entry(data, entry, self._buffers)
         return int(count)
 
+    # To and from other servers.
+
+    def _check_peer(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        number, zero = rpc.CHECK.unpack_from(data, at)
+        if zero or number > rpc.MAX_NEIGHBOUR:
+            raise refused(f"neighbour {number}")
+        return int(number)
+
+    def _push(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        offset, size, _token, number, zero = rpc.PUSH.unpack_from(data, at + rpc.TENSOR_BYTES)
+        if zero or number not in self._neighbours:
+            raise refused(f"neighbour {number}, which was not confirmed")
+        self._check_part(data, at, offset, size)
+        return 0
+
+    def _take(self, data: bytes | memoryview, at: int, _size: int) -> int:
+        offset, size, _token = rpc.TAKE.unpack_from(data, at + rpc.TENSOR_BYTES)
+        if not self._named:
+            raise refused("before PEER_SESSION")
+        self._check_part(data, at, offset, size)
+        return 0
+
+    def _check_part(self, data: bytes | memoryview, at: int, offset: int, size: int) -> None:
+        if size > rpc.MAX_PEER_DATA_BYTES - rpc.PEER_DATA_HEAD_BYTES:
+            raise refused(f"{size} bytes for one message")
+        if offset + size > self._size_of(data, at):
+            raise refused("beyond the end of the tensor")
+
+    def _session(self, _data: bytes | memoryview, _at: int, _size: int) -> int:
+        if self._named:
+            raise refused("said before")
+        self._named = True
+        return 0
+
     # Answers.
 
     def _look_answer(self, data: bytes | memoryview, at: int, have: int) -> int:
@@ -234,6 +270,12 @@ class Firewall:
         if rpc.U64.unpack_from(data, at) == (0,) and said in self._buffers:
             self._forget(said)
 
+    def _learn_neighbour(self, data: bytes | memoryview, at: int, said: int) -> None:
+        if data[at] == 1:
+            self._neighbours.add(said)
+        else:
+            self._neighbours.discard(said)
+
     def _learn_base(self, data: bytes | memoryview, at: int, said: int) -> None:
         (start,) = rpc.U64.unpack_from(data, at)
         if said in self._buffers:  # else it was freed meanwhile
@@ -259,10 +301,15 @@ _JUDGES: Mapping[int, Judge] = {
     rpc.GRAPH_RECOMPUTE: Firewall._recompute,
     rpc.MEMSET_TENSOR: Firewall._region,
     rpc.SET_TENSOR_GGUF: Firewall._load,
+    rpc.PEER_CHECK: Firewall._check_peer,
+    rpc.PUSH_TENSOR: Firewall._push,
+    rpc.TAKE_TENSOR: Firewall._take,
+    rpc.PEER_SESSION: Firewall._session,
 }
 _LESSONS: Mapping[int, Lesson] = {
     rpc.HELLO: Firewall._learn_features,
     rpc.ALLOC_BUFFER: Firewall._learn_buffer,
     rpc.ALLOC_BUFFER_AS: Firewall._learn_granted,
     rpc.BUFFER_GET_BASE: Firewall._learn_base,
+    rpc.PEER_CHECK: Firewall._learn_neighbour,
 }

@@ -45,14 +45,25 @@ ALLOC_BUFFER, GET_ALIGNMENT, GET_MAX_SIZE, BUFFER_GET_BASE, FREE_BUFFER, BUFFER_
 SET_TENSOR, SET_TENSOR_HASH, GET_TENSOR, COPY_TENSOR, GRAPH_COMPUTE, GET_DEVICE_MEMORY = range(6, 12)
 INIT_TENSOR, GET_ALLOC_SIZE, HELLO, DEVICE_COUNT, GRAPH_RECOMPUTE, MEMSET_TENSOR = range(12, 18)
 SET_TENSOR_GGUF, ALLOC_BUFFER_AS = 64, 65
+PEER_CHECK, PUSH_TENSOR, TAKE_TENSOR, PEER_SESSION = range(66, 70)
+PEER_HELLO, PEER_DATA = 70, 71  # from one server to the next, on connections of their own
 
 # HELLO's conn_caps: only a transport other than TCP uses the first bytes; then magic and feature bits
 CAPS_BYTES = 24
 CAPS_OWN = 20
 EXTENSION_MAGIC = b"\x4d\x44"
-FEATURE_LOAD, FEATURE_INFO, FEATURE_ALLOC = 1, 2, 4
+FEATURE_LOAD, FEATURE_INFO, FEATURE_ALLOC, FEATURE_PUSH = 1, 2, 4, 8
 DEVICE_INFO_BYTES = 40  # of each device, in the message behind the answer to HELLO, with FEATURE_INFO
 MAX_INFO_DEVICES = 256
+
+
+SESSION_BYTES = 16  # what a client calls itself, so that two servers know that it is the same one
+CHECK = struct.Struct("<II")  # number of the neighbour, 0; then the session
+PUSH = struct.Struct("<QQQII")  # offset, size, token, number, 0: behind the tensor of PUSH_TENSOR
+TAKE = struct.Struct("<QQQ")  # offset, size, token: behind that of TAKE_TENSOR
+MAX_NEIGHBOUR = 65_535
+PEER_DATA_HEAD_BYTES = 8  # its token
+MAX_PEER_DATA_BYTES = 64 << 20  # what a server keeps for tensors that are not asked for yet
 
 
 # ALLOC_BUFFER_AS: the handle is the client's choice, and the address at which it takes the buffer to begin
@@ -113,6 +124,10 @@ COMMANDS: Mapping[int, Command] = {
     ),
     # the answer is the size, 0 without memory for it
     ALLOC_BUFFER_AS: Command("ALLOC_BUFFER_AS", ALLOCATE_AS.size, 8, feature=FEATURE_ALLOC),
+    PEER_CHECK: Command("PEER_CHECK", CHECK.size + SESSION_BYTES, 1, feature=FEATURE_PUSH),
+    PUSH_TENSOR: Command("PUSH_TENSOR", TENSOR_BYTES + PUSH.size, NO_ANSWER, feature=FEATURE_PUSH),
+    TAKE_TENSOR: Command("TAKE_TENSOR", TENSOR_BYTES + TAKE.size, NO_ANSWER, feature=FEATURE_PUSH),
+    PEER_SESSION: Command("PEER_SESSION", SESSION_BYTES, NO_ANSWER, feature=FEATURE_PUSH),
 }
 
 # What became of an entry of SET_TENSOR_GGUF (ggml-rpc.h)

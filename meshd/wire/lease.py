@@ -2,19 +2,25 @@
 
 The head opens the stream and asks (Acquire); the worker says what it could lend (Offer); the head plans and
 takes a part (Reserve); the worker starts an rpc-server held to that (Grant). Progress may come before any
-answer, Lost at any time. Once its model is loaded the head says so (Loaded): all memory is taken then. The
-lease lives exactly as long as the stream: ended, reset or lost, it is over.
+answer, Lost at any time. Once its model is loaded the head says so (Loaded): all memory is taken then.
+
+Workers that may send to one another directly (Offer.push) are introduced by the head once all have granted:
+the one that receives is told from whom (Admit), the one that sends is told to whom (Neighbour), and says
+what came of it (Reached). The lease lives exactly as long as the stream: ended, reset or lost, it is over.
 """
 
 from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import MAX_NAME_BYTES, MAX_TEXT_BYTES
-from meshd.wire.message import pack, plain, unpack
+from meshd.wire.message import Fields, pack, plain, unpack
 
 LEASE_SERVICE = "lease"
 RPC_SERVICE = "rpc"
+PUSH_SERVICE = "push"  # from a worker's rpc-server to the next one's
 LEASE_ID_BYTES = 16
+PEER_BYTES = 32
+MAX_NEIGHBOUR = 65_535
 MAX_DEVICES = 16
 MAX_MODEL_BYTES = 256
 
@@ -57,12 +63,14 @@ class Device:
 class Offer:
     """What the worker could lend now; `has_model`: it holds a file of its own, known by content.
 
-    `machine` is the same for nodes on one machine (which share its memory) and says nothing else.
+    `machine` is the same for nodes on one machine (which share its memory) and says nothing else. `push`: it
+    understands Admit and Neighbour.
     """
 
     devices: tuple[Device, ...]
     has_model: bool
     machine: str
+    push: bool = False
 
     def encode(self) -> bytes:
         return pack(
@@ -73,6 +81,7 @@ class Offer:
                 ],
                 "has_model": self.has_model,
                 "machine": self.machine,
+                "push": self.push,
             }
         )
 
@@ -95,6 +104,42 @@ class Grant:
 
     def encode(self) -> bytes:
         return pack({"type": "grant", "lease_id": self.lease_id})
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The head says who may push to this lease's rpc-server: another of its workers, by node id."""
+
+    peer: bytes
+
+    def encode(self) -> bytes:
+        return pack({"type": "admit", "peer": self.peer})
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """The head says to whom this lease's rpc-server may push: `number` is what RPC calls it, 0 to 65535;
+    a worker of the mesh, and the lease that it has granted this head."""
+
+    number: int
+    peer: bytes
+    lease_id: bytes
+
+    def encode(self) -> bytes:
+        return pack(
+            {"type": "neighbour", "number": self.number, "peer": self.peer, "lease_id": self.lease_id}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The worker says what came of a Neighbour: `why_not` is empty when there is a way to it."""
+
+    number: int
+    why_not: str
+
+    def encode(self) -> bytes:
+        return pack({"type": "reached", "number": self.number, "why_not": plain(self.why_not)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +172,7 @@ class Lost:
         return pack({"type": "lost", "code": self.code, "text": plain(self.text), "hint": plain(self.hint)})
 
 
-LeaseMessage = Acquire | Offer | Reserve | Grant | Loaded | Progress | Lost
+LeaseMessage = Acquire | Offer | Reserve | Grant | Admit | Neighbour | Reached | Loaded | Progress | Lost
 
 
 def decode(data: bytes) -> LeaseMessage:
@@ -147,11 +192,14 @@ def decode(data: bytes) -> LeaseMessage:
         devices = tuple(_device(row) for row in rows)
         if len({device.name for device in devices}) != len(devices):
             raise RemoteProtocolError("field `devices` names a device twice", code="message")
-        return Offer(devices, fields.flag("has_model"), fields.text("machine", most=64))
+        push = fields.flag("push", default=False)
+        return Offer(devices, fields.flag("has_model"), fields.text("machine", most=64), push)
     if kind == "reserve":
         return Reserve(fields.numbers("bytes", low=0, high=(1 << 60) - 1, count=MAX_DEVICES))
     if kind == "grant":
         return Grant(fields.raw("lease_id", exact=LEASE_ID_BYTES))
+    if kind in _INTRODUCTIONS:
+        return _introduction(kind, fields)
     if kind == "loaded":
         return Loaded()
     if kind == "progress":
@@ -163,6 +211,19 @@ def decode(data: bytes) -> LeaseMessage:
             fields.text("hint", most=MAX_TEXT_BYTES, default=""),
         )
     raise RemoteProtocolError(f"lease message of unknown type `{kind}`", code="message")
+
+
+_INTRODUCTIONS = ("admit", "neighbour", "reached")
+
+
+def _introduction(kind: str, fields: Fields) -> LeaseMessage:
+    if kind == "admit":
+        return Admit(fields.raw("peer", exact=PEER_BYTES))
+    number = fields.number("number", low=0, high=MAX_NEIGHBOUR)
+    if kind == "reached":
+        return Reached(number, fields.text("why_not", most=MAX_TEXT_BYTES))
+    peer = fields.raw("peer", exact=PEER_BYTES)
+    return Neighbour(number, peer, fields.raw("lease_id", exact=LEASE_ID_BYTES))
 
 
 def _device(row: list[object]) -> Device:

@@ -12,6 +12,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.model.ggml import TENSOR_TYPES
 from meshd.rpc import protocol as rpc
 from meshd.rpc.filling import Filling
+from meshd.rpc.pushed import PushFilter
 
 from tests.fuzz.mutate import flip
 from tests.fuzz.target import Target
@@ -35,6 +36,10 @@ SAMPLES = (
     talk.on_buffer(rpc.BUFFER_GET_BASE),
     talk.on_buffer(rpc.FREE_BUFFER),
     talk.request(rpc.DEVICE_COUNT),
+    talk.session(),
+    talk.check(),
+    talk.push(Tensor()),
+    talk.take(Tensor(data=END - 16), offset=8, size=8),
 )
 _SIZES = (0, 1, 2, 4, 31, 32, 64, 256, 1024, 1 << 20, 1 << 31, (1 << 32) - 1)
 _PLACES = (0, 1, BASE - 1, BASE, BASE + 16, END - 16, END - 15, END, 1 << 63, (1 << 64) - 8)
@@ -77,8 +82,17 @@ def _make_talk(chance: random.Random, samples: Sequence[bytes]) -> bytes:
     return b"".join(row)
 
 
+def _make_pushed(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+    """As a server says it, with one place broken in most."""
+    hello, *data = samples
+    said = hello + b"".join(chance.choice(data) for _ in range(chance.randint(0, 5)))
+    return said if chance.random() < 0.2 else flip(chance, said, samples)
+
+
 def _feed(data: bytes) -> None:
     it, passed, filling = Talk(), bytearray(), Filling()
+    it.say(talk.check())
+    it.hear(talk.answer(b"\1"))  # a neighbour to which it may push
     cut = len(data) // 3
     try:
         for part in (data[:cut], data[cut : cut + 1], data[cut + 1 :]):
@@ -88,6 +102,28 @@ def _feed(data: bytes) -> None:
             assert it.firewall.held_bytes <= len(data)
     finally:
         _check(bytes(passed))
+
+
+def _feed_pushed(data: bytes) -> None:
+    it, passed, at = PushFilter(), bytearray(), 0
+    try:
+        for step in (5, 20, 3, 1000, len(data)):
+            passed += it.from_peer(data[at : at + step])
+            at += step
+            assert it.held_bytes <= 25
+    finally:
+        _check_pushed(bytes(passed))
+    it.to_peer(data[:30])
+
+
+def _check_pushed(passed: bytes) -> None:
+    """One session, then nothing but tensors; the last may be the beginning of one."""
+    at = 0
+    while at < len(passed):
+        command, size = struct.unpack_from("<BQ", passed, at)
+        assert (command, size) == (70, 16) if not at else command == 71
+        assert size <= (64 << 20)
+        at += 9 + size
 
 
 def _feed_answers(data: bytes) -> None:
@@ -106,7 +142,7 @@ def _check(passed: bytes) -> None:
         if command == rpc.SET_TENSOR:
             place, offset = _read(body), struct.unpack_from("<Q", body, 297)[0]
             assert BASE <= place[0] <= place[0] + offset + size - 305 <= END
-        elif command == rpc.GET_TENSOR:
+        elif command in (rpc.PUSH_TENSOR, rpc.TAKE_TENSOR, rpc.GET_TENSOR):
             offset, count = struct.unpack_from("<QQ", body, 296)
             assert BASE <= _read(body)[0] <= _read(body)[0] + offset + count <= END
         elif command == rpc.GRAPH_COMPUTE:
@@ -158,6 +194,14 @@ TARGETS = (
         feed=_feed,
         allowed=(RemoteProtocolError,),
         share=8,
+    ),
+    Target(
+        name="rpc-pushed",
+        samples=(talk.peer_hello(), talk.peer_data(), talk.peer_data(b"")),
+        make=_make_pushed,
+        feed=_feed_pushed,
+        allowed=(RemoteProtocolError,),
+        share=2,
     ),
     Target(
         name="rpc-answers",

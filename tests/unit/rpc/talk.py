@@ -17,7 +17,8 @@ def caps(features: int) -> bytes:
     return bytes(20) + rpc.EXTENSION_MAGIC + struct.pack("<H", features)
 
 
-CAPS = caps(rpc.FEATURE_LOAD)
+CAPS = caps(rpc.FEATURE_LOAD | rpc.FEATURE_PUSH)
+SESSION = bytes(range(16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,30 @@ def load_entry(
 def load(*entries: bytes, count: int = -1) -> bytes:
     head = struct.pack("<II", len(entries) if count < 0 else count, 0)
     return request(rpc.SET_TENSOR_GGUF, head + b"".join(entries))
+
+
+def check(number: int = 1, *, zero: int = 0, session: bytes = SESSION) -> bytes:
+    return request(rpc.PEER_CHECK, struct.pack("<II", number, zero) + session)
+
+
+def push(tensor: Tensor, *, offset: int = 0, size: int = 16, number: int = 1, zero: int = 0) -> bytes:
+    return request(rpc.PUSH_TENSOR, tensor.encode() + struct.pack("<QQQII", offset, size, 77, number, zero))
+
+
+def take(tensor: Tensor, *, offset: int = 0, size: int = 16) -> bytes:
+    return request(rpc.TAKE_TENSOR, tensor.encode() + struct.pack("<QQQ", offset, size, 77))
+
+
+def session(name: bytes = SESSION) -> bytes:
+    return request(rpc.PEER_SESSION, name)
+
+
+def peer_hello(name: bytes = SESSION) -> bytes:
+    return request(rpc.PEER_HELLO, name)
+
+
+def peer_data(data: bytes = bytes(16), *, token: int = 77) -> bytes:
+    return request(rpc.PEER_DATA, struct.pack("<Q", token) + data)
 
 
 A, B = Tensor(id=1), Tensor(id=2, data=BASE + 16)

@@ -50,7 +50,9 @@ def test_what_is_wanted_is_written_as_the_head_would() -> None:
     assert Talk().say(written) == written, "the firewall would let it pass"
 
 
-@pytest.mark.parametrize(("asked", "told"), [(talk.CAPS, talk.CAPS), (STOCK, STOCK), (talk.caps(6), STOCK)])
+@pytest.mark.parametrize(
+    ("asked", "told"), [(talk.CAPS, talk.caps(rpc.FEATURE_LOAD)), (STOCK, STOCK), (talk.caps(6), STOCK)]
+)
 def test_hello_offers_what_the_head_knows(asked: bytes, told: bytes) -> None:
     filling = Filling()
     filling.requests(talk.hello(asked))

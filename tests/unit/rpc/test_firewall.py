@@ -167,7 +167,7 @@ def test_an_extension_waits_for_the_answer() -> None:
         firewall.from_peer(talk.hello() + talk.load())
 
 
-@pytest.mark.parametrize("command", [66, 200, 255])
+@pytest.mark.parametrize("command", [99, 200, 255])
 def test_an_extension_that_nobody_here_knows_is_refused_even_when_both_agreed(command: int) -> None:
     caps = talk.caps(0xFFFF)
     firewall = Firewall()

@@ -10,7 +10,19 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.wire import hello, joining, lease, news
 from meshd.wire.hello import Bans, Go, Hello, NativeVersion, Refusal
 from meshd.wire.joining import JoinRequest, NotAdmitted, Welcome
-from meshd.wire.lease import Acquire, Device, Grant, Loaded, Lost, Offer, Progress, Reserve
+from meshd.wire.lease import (
+    Acquire,
+    Admit,
+    Device,
+    Grant,
+    Loaded,
+    Lost,
+    Neighbour,
+    Offer,
+    Progress,
+    Reached,
+    Reserve,
+)
 from meshd.wire.news import BanNews, RecordNews
 
 from tests.unit.identity.cast import damaged
@@ -46,6 +58,10 @@ MESSAGES: list[tuple[Decode, object]] = [
     (joining.decode, NotAdmitted("expired", "long ago", "ask again")),
     (lease.decode, Acquire(bytes(16), "model", "f" * 64, "pin", "patches")),
     (lease.decode, Offer((CPU,), has_model=True, machine="m")),
+    (lease.decode, Offer((CPU,), has_model=True, machine="m", push=True)),
+    (lease.decode, Admit(bytes(range(32)))),
+    (lease.decode, Neighbour(65_535, bytes(range(32)), bytes(16))),
+    (lease.decode, Reached(0, "no session with it")),
     (lease.decode, Reserve((1, 0, (1 << 60) - 1))),
     (lease.decode, Loaded()),
     (lease.decode, Grant(bytes(16))),
@@ -82,7 +98,7 @@ def test_each_field_is_needed_or_has_a_default(decode: Decode, message: object) 
         except RemoteProtocolError as error:
             assert name in error.what
         else:
-            assert name in ("hint", "software")
+            assert name in ("hint", "software", "push")
             assert again is not None
 
 
@@ -130,6 +146,13 @@ def test_noise_raises_only_the_declared_error(decode: Decode, noise: bytes) -> N
         (Reserve((1,)), {"bytes": [True]}, "bytes"),
         (Reserve((1,)), {"bytes": [1] * 17}, "bytes"),
         (Grant(bytes(16)), {"lease_id": bytes(17)}, "lease_id"),
+        (Offer((), False, "m", True), {"push": 1}, "push"),
+        (Admit(bytes(32)), {"peer": bytes(31)}, "peer"),
+        (Neighbour(1, bytes(32), bytes(16)), {"peer": "a" * 32}, "peer"),
+        (Neighbour(1, bytes(32), bytes(16)), {"lease_id": bytes(15)}, "lease_id"),
+        (Neighbour(1, bytes(32), bytes(16)), {"number": 65_536}, "number"),
+        (Reached(1, ""), {"number": -1}, "number"),
+        (Reached(1, ""), {"why_not": 1}, "why_not"),
         (Offer((), has_model=False, machine=""), {"devices": [["CPU", "cpu", "", 1, 2]] * 17}, "devices"),
         (Offer((), has_model=False, machine=""), {"devices": [["CPU", "npu", "", 1, 2]]}, "devices"),
         (Offer((), has_model=False, machine=""), {"devices": [["CPU", "cpu", "", -1, 2]]}, "devices"),
