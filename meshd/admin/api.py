@@ -116,12 +116,18 @@ class ChildView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitView:
-    """What lies on one device: a count of layers and bytes of weights."""
+    """What lies on one device: a count of layers and bytes of weights.
+
+    `push`: activations come straight from the worker before; false: through the head, `why_no_push` says why;
+    null: no other worker comes before.
+    """
 
     node: str
     device: str
     layers: int
     bytes: int
+    push: bool | None = None
+    why_no_push: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

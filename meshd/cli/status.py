@@ -3,7 +3,7 @@
 import argparse
 import time
 
-from meshd.admin.api import ModelView, Status, StatusRequest
+from meshd.admin.api import ModelView, SplitView, Status, StatusRequest
 from meshd.admin.client import Client
 from meshd.admin.codec import to_json
 from meshd.base.amounts import in_bytes
@@ -131,9 +131,19 @@ def _show_model(model: ModelView, out: Output) -> None:
         out.line(f"        and {len(model.tensors_from_network) - 10} more (all of them with --json)")
     if model.split:
         out.table(
-            ("        NODE", "DEVICE", "LAYERS", "WEIGHTS"),
-            [(f"        {s.node}", s.device, str(s.layers), in_bytes(s.bytes)) for s in model.split],
+            ("        NODE", "DEVICE", "LAYERS", "WEIGHTS", "PUSH"),
+            [
+                (f"        {s.node}", s.device, str(s.layers), in_bytes(s.bytes), _push(s))
+                for s in model.split
+            ],
         )
+
+
+def _push(part: SplitView) -> str:
+    """How it gets activations from the worker before, if there is one."""
+    if part.push is None:
+        return "-"
+    return "direct" if part.push else f"through the head: {part.why_no_push}"
 
 
 def _peer_name(status: Status, peer: str) -> str:

@@ -271,6 +271,15 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="no_push",
+        form=forms.BOOLEAN,
+        option="--no-push",
+        switch=True,
+        roles=("serve",),
+        help="activations go through this node, never straight from one worker to the next",
+    ),
+    Key(
+        section="serve",
         field="api_key_file",
         form=forms.PATH,
         option="--api-key-file",

@@ -89,6 +89,7 @@ class ServeConfig:
     devices: tuple[str, ...] = ()
     rpc: tuple[HostPort, ...] = ()
     load_mode: str | None = None
+    no_push: bool = False
     api_key_file: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()

@@ -212,7 +212,14 @@ def _model_view(model: ModelStatus | None) -> ModelView | None:
         ),
         bytes_per_token=model.bytes_per_token,
         split=tuple(
-            SplitView(node=part.node, device=part.device, layers=part.layers, bytes=part.bytes)
+            SplitView(
+                node=part.node,
+                device=part.device,
+                layers=part.layers,
+                bytes=part.bytes,
+                push=part.push,
+                why_no_push=part.why_no_push,
+            )
             for part in model.split
         ),
         progress=model.progress,

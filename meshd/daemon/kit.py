@@ -22,7 +22,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue
 from meshd.process.child import OwnedChild
 from meshd.process.connections import owns_connection
-from meshd.process.handover import ReportPipe, pipe_with
+from meshd.process.handover import OrderPipe, ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec, ReadyProbe
 from meshd.process.ports import listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
@@ -100,6 +100,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         port_open=port_open,
         hand_over=pipe_with,
         make_report=ReportPipe,
+        make_orders=OrderPipe,
         listening=_listening,
         one_token=_one_token,
         complete=_complete,

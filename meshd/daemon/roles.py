@@ -51,6 +51,7 @@ async def build_role(
             devices=serve.devices,
             rpc=tuple(str(address) for address in serve.rpc),
             load_mode=serve.load_mode or DEFAULT_LOAD_MODE,
+            push=not serve.no_push,
             extra=serve.llama_args,
             machine=machine,
             node_name=config.node.name,

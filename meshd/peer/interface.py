@@ -127,8 +127,9 @@ class Mesh(Protocol):
         """Open a stream at once, no round trip. Raises Broken when there is no session to the peer."""
         ...
 
-    def handle(self, service: str, handler: Handler, *, allow: Allow) -> None:
-        """Serve streams of `service`; each runs `handler` in a task of its own."""
+    def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
+        """Serve streams of `service`; each runs `handler` in a task of its own. `quiet`: who is refused is
+        no news."""
         ...
 
     async def changed(self, seen: int) -> int:

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Inherited descriptors of an rpc-server, -1 for none (docs/native.md)."""
+    """Inherited descriptors of an rpc-server; `weights` may be -1 for none (docs/native.md)."""
 
     listen: int
     secret: int
     weights: int
     report: int
+    peers: int
 
     @property
     def all(self) -> tuple[int, ...]:
-        return self.listen, self.secret, self.weights, self.report
+        return self.listen, self.secret, self.weights, self.report, self.peers
 
 
 def rpc_server(
@@ -26,7 +27,7 @@ def rpc_server(
     argv += ["--device", ",".join(devices), "--memory", ",".join(str(count) for count in memory)]
     if descriptors.weights >= 0:
         argv += ["--weights-fd", str(descriptors.weights)]
-    return [*argv, "--report-fd", str(descriptors.report)]
+    return [*argv, "--peers-fd", str(descriptors.peers), "--report-fd", str(descriptors.report)]
 
 
 def stock_rpc_server(program: str, *, devices: Sequence[str], port: int) -> list[str]:
@@ -69,14 +70,30 @@ def without_overridden(plan: Sequence[str], extra: Sequence[str]) -> tuple[str, 
     return (*plan[:at], *plan[at + 2 :])
 
 
-def head_environment(*, weights: int, secrets: int, report: int) -> Mapping[str, str]:
+def head_environment(*, weights: int, secrets: int, peers: int, report: int) -> Mapping[str, str]:
     """Descriptors for a patched llama-server, -1 for none; never argv, which everybody may read."""
     given = {
         "GGML_RPC_WEIGHTS_FD": weights,
         "GGML_RPC_SECRETS_FD": secrets,
+        "GGML_RPC_PEERS_FD": peers,
         "GGML_RPC_REPORT_FD": report,
     }
     return {name: str(descriptor) for name, descriptor in given.items() if descriptor >= 0}
+
+
+def way(number: int, endpoint: str, secret: bytes) -> str:
+    """Line of `--peers-fd`: where a neighbour is reached, and what to send there first."""
+    return f"peer {number} {endpoint} {secret.hex()}"
+
+
+def no_way(number: int) -> str:
+    """Line of `--peers-fd`: a neighbour cannot be reached, or not any more."""
+    return f"no {number}"
+
+
+def peers_text(ways: Sequence[tuple[str, str, int]]) -> bytes:
+    """Lines `from to number` for GGML_RPC_PEERS_FD: endpoints, and what the one calls the other."""
+    return "".join(f"{source} {target} {number}\n" for source, target, number in ways).encode()
 
 
 def secrets_text(secrets: Mapping[str, bytes]) -> bytes:

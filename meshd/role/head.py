@@ -27,6 +27,7 @@ from meshd.role.plan import (
     why_idle,
     without_idle,
 )
+from meshd.role.pushing import Pushing
 from meshd.role.server import LlamaServer
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
@@ -91,7 +92,16 @@ class HeadRun:
         self._told = told
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
-        self._server = LlamaServer(kit, file=file, index=index, options=options, socket=socket, alias=alias)
+        self._pushing = Pushing(allowed=options.push)
+        self._server = LlamaServer(
+            kit,
+            file=file,
+            index=index,
+            options=options,
+            socket=socket,
+            alias=alias,
+            pushing=self._pushing,
+        )
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.started = False
         self.loaded = False
@@ -121,6 +131,8 @@ class HeadRun:
             LOG.info("plan", why=plan.why)
             async with Owner() as owner:
                 await self._reserve(plan, lent, owner)
+                if self._kit.native.patched:
+                    await self._pushing.introduce(plan, self._lenders)
                 self._server.start(plan, self._lenders, self._plain, owner)
                 self.started = True
                 self._told("loading the model")
@@ -280,13 +292,14 @@ class HeadRun:
         if len(report.from_network) > SHOWN_WEIGHTS:
             LOG.warning("weights_from_network", count=len(report.from_network))
         self.loaded = True
+        self._pushing.tell()
         for lender in self._lenders:
             await lender.say_loaded()
         self._on_loaded(
             Loaded(
                 seconds=now - began,
                 why=plan.why,
-                split=split_of(plan),
+                split=self._pushing.parts(split_of(plan)),
                 bytes_per_token=per_token,
                 report=report,
             )

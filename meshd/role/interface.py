@@ -89,6 +89,21 @@ class Report(Protocol):
     def close(self) -> None: ...
 
 
+class Orders(Protocol):
+    """A pipe on which a child is told lines while it runs (process/handover.py)."""
+
+    @property
+    def child_end(self) -> int:
+        """For ChildSpec.hand_over."""
+        ...
+
+    def say(self, line: str) -> None:
+        """Never waits. Raises Broken, Closed."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class LineProbe(Protocol):
     """A ReadyProbe that is passed when a line of output was seen (process/ready.py); one for each start."""
 
@@ -114,6 +129,7 @@ class Kit:
     """Passed when a connection to this loopback port is taken."""
     hand_over: Callable[[bytes], int]
     make_report: Callable[[], Report]
+    make_orders: Callable[[], Orders]
     listening: Callable[[], tuple[int, int]]
     """A new listening loopback socket: its descriptor, which the caller owns, and its port."""
     one_token: Callable[[Path], Awaitable[ReadyReport]]
@@ -129,12 +145,18 @@ class Kit:
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """What lies on one device."""
+    """What lies on one device.
+
+    `push`: activations come straight from the worker before; None: that is no other worker. Else they come
+    through the head, and `why_no_push` says why.
+    """
 
     node: str
     device: str
     layers: int
     bytes: int
+    push: bool | None = None
+    why_no_push: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,15 @@ from meshd.wire.lease import (
     LEASE_SERVICE,
     RPC_SERVICE,
     Acquire,
+    Admit,
     Grant,
     LeaseMessage,
     Loaded,
     Lost,
+    Neighbour,
     Offer,
     Progress,
+    Reached,
     Reserve,
     decode,
 )
@@ -48,6 +51,9 @@ class Lender:
         self.name = name
         self.offer: Offer | None = None
         self.tunnel: Tunnel | None = None
+        self.unreached: dict[int, str] = {}  # neighbours to which it has no way, and why
+        self._lease_id = b""
+        self._introduced: set[int] = set()
         self.secret = kit.random(SECRET_BYTES) if kit.native.patched else b""
 
     async def ask(self, acquire: Acquire) -> Offer:
@@ -68,6 +74,7 @@ class Lender:
         answer = await self._answer()
         if not isinstance(answer, Grant):
             raise RemoteProtocolError("lease: expected `grant`", code="lease")
+        self._lease_id = answer.lease_id
         self.tunnel = self._kit.make_tunnel(
             peer=self.peer,
             service=RPC_SERVICE,
@@ -79,10 +86,33 @@ class Lender:
         return self.tunnel
 
     async def say_loaded(self) -> None:
-        """The worker may lend what is free then. A lease that is lost meanwhile is `until_lost`'s matter."""
+        """The worker may lend what is free then."""
+        await self._tell(Loaded())
+
+    @property
+    def can_push(self) -> bool:
+        """Whether it knows how to send to another worker, and to take from one."""
+        return self.offer is not None and self.offer.push
+
+    @property
+    def endpoint(self) -> str:
+        """As llama-server names it; empty before the lease."""
+        return self.tunnel.endpoint if self.tunnel is not None else ""
+
+    async def admit(self, peer: PeerId) -> None:
+        """Another worker of ours may push to its rpc-server."""
+        await self._tell(Admit(peer.raw))
+
+    async def introduce(self, number: int, other: "Lender") -> None:
+        """Its rpc-server may push to that of another worker of ours, by this number."""
+        self._introduced.add(number)
+        await self._tell(Neighbour(number, other.peer.raw, other._lease_id))
+
+    async def _tell(self, message: LeaseMessage) -> None:
+        """A lease that is lost meanwhile is `until_lost`'s matter."""
         if self._messages is not None:
             with contextlib.suppress(Broken):
-                await self._messages.send(Loaded().encode())
+                await self._messages.send(message.encode())
 
     def _tunnel_broken(self, error: MeshdError) -> None:
         LOG.warning("tunnel_broken", peer=self.peer.short, why=error.what)
@@ -95,6 +125,8 @@ class Lender:
                 match decode(await self._messages.receive()):
                     case Lost(text=text):
                         return text
+                    case Reached(number=number, why_not=why) if why and number in self._introduced:
+                        self.unreached[number] = why
                     case _:
                         continue
         except EndOfStream:

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from meshd.model.layers import ModelLayers
 from meshd.model.plan import Device as PlanDevice
-from meshd.model.plan import Plan, SplitOptions
+from meshd.model.plan import DeviceShare, Plan, SplitOptions
 from meshd.model.split import plan_split
 from meshd.role.extra import read_extra
 from meshd.role.interface import SplitPart
@@ -36,6 +37,7 @@ class HeadOptions:
     devices: tuple[str, ...] = ()
     rpc: tuple[str, ...] = ()
     load_mode: str = "none"
+    push: bool = True
     extra: tuple[str, ...] = ()
     machine: str = ""
     node_name: str = "head"
@@ -160,6 +162,16 @@ def reservations(plan: Plan, lent: Sequence[Lent]) -> list[tuple[int, ...]]:
             counts.append(min(ask, device.free_bytes))
         wanted.append(tuple(counts))
     return wanted
+
+
+def followers(plan: Plan) -> list[tuple[DeviceShare, DeviceShare]]:
+    """Where activations pass from another machine to another: who has the layers before, who those behind."""
+    shares = [share for share in plan.shares if share.layers]
+    return [
+        (before, behind)
+        for before, behind in pairwise(shares)
+        if not (before.device.is_head or behind.device.is_head) and before.device.node != behind.device.node
+    ]
 
 
 def split_of(plan: Plan) -> tuple[SplitPart, ...]:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
+from meshd.identity.keys import PeerId
+from meshd.peer.messages import MessageStream
 from meshd.process.interface import ChildSpec
 from meshd.role import command
-from meshd.role.interface import Kit
+from meshd.role.interface import Kit, Orders, Report
 from meshd.role.known_files import Weights
 from meshd.role.lease import Lease
+from meshd.role.neighbours import Neighbours
 from meshd.role.open_weights import OpenWeights
 from meshd.role.outgoing import Outgoing
 from meshd.role.weights_report import count_of
@@ -32,12 +35,13 @@ class RpcServer:
         kit: Kit,
         lease: Lease,
         *,
+        messages: MessageStream,
         devices: Sequence[str],
         weights: Weights | None,
         outgoing: Outgoing,
         log_path: Path,
     ) -> None:
-        """`outgoing` holds the descriptors of `weights`. Raises MeshdError."""
+        """`outgoing` holds the descriptors of `weights`, `messages` lead to the head. Raises MeshdError."""
         self._kit = kit
         self._devices = devices
         self._weights = weights
@@ -45,25 +49,42 @@ class RpcServer:
         self._log_path = log_path
         self._stock = not kit.native.patched
         self._secret = b"" if self._stock else kit.random(SECRET_BYTES)
+        self._peers_secret = b"" if self._stock else kit.random(SECRET_BYTES)
+        self._orders: Orders | None = None
         self._port = 0
         self.lease = lease
         self.loaded_bytes = 0
         self.open_weights: OpenWeights | None = None  # for a stock server, which cannot read them itself
         self.missed = 0
+        self.neighbours: Neighbours | None = None  # a stock server has none
+        self._report: Report | None = None
         try:
             if self._stock and weights is not None:
                 self.open_weights = weights.open()
             self._report = kit.make_report()
+            outgoing.add(self._report.child_end)
+            if not self._stock:
+                self._orders = kit.make_orders()
+                outgoing.add(self._orders.child_end)
+                self.neighbours = Neighbours(kit, self._orders, messages)
         except OSError as error:
-            self._close_weights()
+            self.close()
             raise MeshdError(f"no rpc-server can be started: {error.strerror}") from None
-        outgoing.add(self._report.child_end)
         self.child = kit.make_child(self._spec, "rpc-server")
 
     @property
     def address(self) -> tuple[int, bytes]:
         """Its port, and the secret that comes first on every connection."""
         return self._port, self._secret
+
+    @property
+    def peers_secret(self) -> bytes:
+        """What comes first on a connection of another worker's server."""
+        return self._peers_secret
+
+    def admits(self, peer: PeerId) -> bool:
+        """Whether another worker may push to it: the head has said so."""
+        return self.neighbours is not None and self.neighbours.admits(peer)
 
     def make_firewall(self) -> Firewall:
         """One for each connection."""
@@ -79,13 +100,15 @@ class RpcServer:
             probe = self._kit.port_open(self._port)
             return ChildSpec(name="rpc-server", argv=argv, log=self._log_path, probe=probe)
         self._outgoing.add(listen)
+        assert self._report is not None and self._orders is not None
         weights = self._weights.hand_over(self._kit, self._outgoing) if self._weights is not None else -1
         ready = self._kit.line_ready(READY_LINE)
         descriptors = command.Descriptors(
             listen=listen,
-            secret=self._outgoing.add(self._kit.hand_over(self._secret)),
+            secret=self._outgoing.add(self._kit.hand_over(self._secret + self._peers_secret)),
             weights=weights,
             report=self._report.child_end,
+            peers=self._orders.child_end,
         )
         return ChildSpec(
             name="rpc-server",
@@ -124,6 +147,7 @@ class RpcServer:
 
     async def read_report(self, loaded: Callable[[int], None]) -> None:
         """Count what it says; `loaded` gets the bytes of weights that are in its memory now."""
+        assert self._report is not None
         while True:
             try:
                 line = await self._report.line()
@@ -140,9 +164,8 @@ class RpcServer:
 
     def close(self) -> None:
         """The child has ended before."""
-        self._report.close()
-        self._close_weights()
-
-    def _close_weights(self) -> None:
-        if self.open_weights is not None:
-            self.open_weights.close()
+        if self.neighbours is not None:
+            self.neighbours.close()
+        for held in (self._report, self._orders, self.open_weights):
+            if held is not None:
+                held.close()

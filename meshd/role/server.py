@@ -16,6 +16,7 @@ from meshd.role.interface import Kit, Report
 from meshd.role.lender import Lender
 from meshd.role.outgoing import Outgoing
 from meshd.role.plan import HeadOptions, PlainRpc
+from meshd.role.pushing import Pushing
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
 
@@ -43,8 +44,10 @@ class LlamaServer:
         options: HeadOptions,
         socket: Path,
         alias: str,
+        pushing: Pushing,
     ) -> None:
         self._kit = kit
+        self._pushing = pushing
         self._file = file
         self._index = index
         self._options = options
@@ -81,10 +84,12 @@ class LlamaServer:
         rest = read_extra(options.extra).rest
         tunnels = [(lender.tunnel.endpoint, lender.secret) for lender in lenders if lender.tunnel is not None]
         secrets = {endpoint: secret for endpoint, secret in tunnels if secret}
-        weights = secrets_end = -1
+        weights = secrets_end = peers = -1
         if self._kit.native.patched:
             weights = self._outgoing.add(self._kit.hand_over(encode_index(self._index)))
             secrets_end = self._outgoing.add(self._kit.hand_over(command.secrets_text(secrets)))
+            if ways := self._pushing.text():
+                peers = self._outgoing.add(self._kit.hand_over(ways))
         head = command.Head(
             model=str(self._file.paths[0]),
             socket=str(self._socket),
@@ -99,7 +104,9 @@ class LlamaServer:
             argv=command.llama_server(str(self._kit.native.llama_server), head),
             log=self._kit.logs / "llama-server.log",
             probe=self._kit.http_ready(self._socket),
-            env=command.head_environment(weights=weights, secrets=secrets_end, report=pipe.child_end),
+            env=command.head_environment(
+                weights=weights, secrets=secrets_end, peers=peers, report=pipe.child_end
+            ),
             hand_over=self._outgoing.give(),
             ready_timeout=None,
             redact=tuple(secret.hex() for secret in secrets.values()),
@@ -134,6 +141,7 @@ class LlamaServer:
             while True:
                 line = await pipe.line()
                 self.report.line(line)
+                self._pushing.line(line)
                 if line.startswith(LOST) and not self._lost.done():
                     endpoint, _, why = line.removeprefix(LOST).partition(" ")
                     name = self.report.names.get(endpoint, endpoint)

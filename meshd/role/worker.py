@@ -29,6 +29,7 @@ from meshd.role.devices import pick
 from meshd.role.interface import Kit, RoleStatus
 from meshd.role.known_files import KnownFiles, Weights
 from meshd.role.lease import MAX_LEASES, Lease, Ledger
+from meshd.role.lent_streams import NO_USE, LentStreams
 from meshd.role.listing import Listing
 from meshd.role.outgoing import Outgoing
 from meshd.role.rpc_server import RpcServer
@@ -36,13 +37,14 @@ from meshd.store.interface import WeightsFile
 from meshd.wire.lease import (
     LEASE_ID_BYTES,
     LEASE_SERVICE,
-    RPC_SERVICE,
     Acquire,
+    Admit,
     Device,
     Grant,
     LeaseMessage,
     Loaded,
     Lost,
+    Neighbour,
     Offer,
     Progress,
     Reserve,
@@ -53,7 +55,6 @@ UNKNOWN_PIN = "unknown"
 ANSWER_SECONDS = 60.0  # the head plans in milliseconds; a silent one must not hold an offer open
 MAX_ASKING = 8  # leases that are negotiated at once: each may hold descriptors of all files
 MAX_ASKING_PEER = 2
-SHOWN_REFUSED = 3  # requests that broke the rules, in status; the log has all
 LOG = log.get("worker")
 
 
@@ -86,11 +87,10 @@ class Worker:
         self._listing = Listing(kit)
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, RpcServer] = {}
+        self._streams = LentStreams(kit, self._running)
         self._asking: Counter[PeerId] = Counter()
-        self._refused: deque[str] = deque(maxlen=SHOWN_REFUSED)
         self._logs: deque[int] = deque(range(1, MAX_LEASES + 1))
         kit.mesh.handle(LEASE_SERVICE, self._serve_lease, allow=self._may_lease)
-        kit.mesh.handle(RPC_SERVICE, self._serve_rpc, allow=self._may_rpc)
 
     @property
     def status(self) -> RoleStatus:
@@ -101,7 +101,7 @@ class Worker:
             tunnels=(),
             model=None,
             notes=self._files.notes,
-            refused=tuple(self._refused),
+            refused=self._streams.refused,
         )
 
     async def prepare(self) -> None:
@@ -119,42 +119,7 @@ class Worker:
     # Who may.
 
     def _may_lease(self, member: Member, _metadata: Mapping[str, MetadataValue]) -> str | None:
-        return None if Role.USE in member.roles else "this member may not use workers (role `use` is missing)"
-
-    def _may_rpc(self, member: Member, metadata: Mapping[str, MetadataValue]) -> str | None:
-        if Role.USE not in member.roles:
-            return "this member may not use workers (role `use` is missing)"
-        return None if self._find(member.peer, metadata) is not None else "no live lease with this id"
-
-    def _find(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> RpcServer | None:
-        lease_id = metadata.get("lease")
-        if not isinstance(lease_id, bytes):
-            return None
-        server = self._running.get(lease_id)
-        return server if server is not None and server.lease.peer == peer else None
-
-    # Services.
-
-    async def _serve_rpc(self, stream: Stream) -> None:
-        server = self._find(stream.peer, stream.metadata)
-        if server is None:
-            raise Broken("the lease has ended")
-        port, secret = server.address
-
-        def broken(error: MeshdError) -> None:
-            if isinstance(error, RemoteProtocolError):
-                LOG.warning("rpc_refused", peer=stream.peer.short, why=error.what)
-                self._refused.append(f"a request of `{stream.peer.short}` was refused: {error.what}")
-
-        await self._kit.connect_through(
-            stream,
-            "127.0.0.1",
-            port,
-            secret=secret,
-            inspector=server.make_firewall(),
-            weights=server.open_weights,
-            on_broken=broken,
-        )
+        return None if Role.USE in member.roles else NO_USE
 
     async def _serve_lease(self, stream: Stream) -> None:
         messages = MessageStream(stream)
@@ -206,7 +171,12 @@ class Worker:
             raise MeshdError(f"no lease can be made: {error.strerror}") from None
         before = self._ledger  # looked at before the devices: see Ledger.offer
         devices = before.offer(await self._devices())
-        offer = Offer(devices, has_model=weights is not None, machine=self._options.machine)
+        offer = Offer(
+            devices,
+            has_model=weights is not None,
+            machine=self._options.machine,
+            push=self._kit.native.patched,
+        )
         await messages.send(offer.encode())
         reserve = await _within(messages)
         if not isinstance(reserve, Reserve):
@@ -240,6 +210,7 @@ class Worker:
             server = RpcServer(
                 self._kit,
                 lease,
+                messages=messages,
                 devices=agreed.devices,
                 weights=agreed.weights,
                 outgoing=outgoing,
@@ -260,7 +231,7 @@ class Worker:
             async with Owner() as owner:
                 owner.start(server.child.serve(), name="rpc-server")
                 owner.start(server.read_report(self._count_loaded(server.lease)), name="rpc-server report")
-                released = owner.start(self._until_released(messages, server.lease), name="lease release")
+                released = owner.start(self._until_released(messages, server, owner), name="lease release")
                 ended = owner.start(self._serve_head(messages, server), name="rpc-server end")
                 await asyncio.wait([ended, released], return_when=asyncio.FIRST_COMPLETED)
                 owner.cancel()
@@ -282,11 +253,20 @@ class Worker:
 
         return loaded
 
-    async def _until_released(self, messages: MessageStream, lease: Lease) -> None:
+    async def _until_released(self, messages: MessageStream, server: RpcServer, owner: Owner) -> None:
+        lease, neighbours = server.lease, server.neighbours
         try:
             while True:
-                if isinstance(decode(await messages.receive()), Loaded):
-                    self._ledger = self._ledger.loaded(lease.lease_id, sum(lease.memory.values()))
+                match decode(await messages.receive()):
+                    case Loaded():
+                        self._ledger = self._ledger.loaded(lease.lease_id, sum(lease.memory.values()))
+                    case Admit(peer=peer) if neighbours is not None:
+                        neighbours.admit(peer)
+                    case Neighbour() as neighbour if neighbours is not None:
+                        neighbours.take(neighbour)
+                        owner.start(neighbours.keep(neighbour), name=f"neighbour {neighbour.number}")
+                    case _:
+                        pass
         except (EndOfStream, Broken):
             return
 

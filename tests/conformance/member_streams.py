@@ -101,7 +101,7 @@ class CrowdSessions:
     def open_stream(self, peer: PeerId, service: str, *, metadata: Metadata, bulk: bool = False) -> Bytes:
         return self._crowd.open(self._node, peer, service, metadata)
 
-    def handle(self, service: str, handler: Handler, *, allow: Allow) -> None:
+    def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
         self._crowd.handle(self._node, service, handler, allow)
 
 

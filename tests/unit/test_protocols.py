@@ -26,11 +26,11 @@ from meshd.peer.stream import MeshStream
 from meshd.portmap.interface import Router
 from meshd.portmap.pcp import PcpRouter
 from meshd.process.child import OwnedChild
-from meshd.process.handover import ReportPipe
+from meshd.process.handover import OrderPipe, ReportPipe
 from meshd.process.interface import Child
 from meshd.process.ready import LineSeen
 from meshd.rendezvous.book import AddressBook
-from meshd.role.interface import LineProbe, Report, Role, Tunnel
+from meshd.role.interface import LineProbe, Orders, Report, Role, Tunnel
 from meshd.role.open_weights import OpenWeights
 from meshd.role.serve import Serve
 from meshd.role.worker import Worker
@@ -76,6 +76,10 @@ def tunnel(one: Forward) -> Tunnel:
 
 
 def report(one: ReportPipe) -> Report:
+    return one
+
+
+def orders(one: OrderPipe) -> Orders:
     return one
 
 
@@ -145,6 +149,7 @@ FITS: tuple[Callable[..., object], ...] = (
     child,
     tunnel,
     report,
+    orders,
     line_probe,
     weights,
     worker_role,

@@ -67,6 +67,10 @@ class Call:
                 while True:
                     await self.messages.receive()
 
+    async def release(self) -> None:
+        self.stream.write_eof()
+        await self.is_over()
+
     def rpc(self, grant: Grant) -> None:
         self.head.open_stream(self.worker.key.peer, "rpc", metadata={"lease": grant.lease_id})
 

@@ -15,7 +15,7 @@ from meshd.model.gguf import Header
 from meshd.model.weights_index import WeightsIndex
 from meshd.mux.events import Code
 from meshd.peer.interface import Allow, Handler, MetadataValue, PeerState, PeerStatus, Stream
-from meshd.process.handover import ReportPipe, pipe_with
+from meshd.process.handover import OrderPipe, ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec, ChildState, ChildStatus, Ended
 from meshd.process.ports import listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
@@ -44,6 +44,7 @@ class StubChild(Child):
         self.refuses: MeshdError | None = None
         self.start_seconds = 0.0
         self.ended = False
+        self.told = b""
 
     @property
     def status(self) -> ChildStatus:
@@ -80,6 +81,18 @@ class StubChild(Child):
         assert self.spec is not None
         os.write(self.report_end, line.encode() + b"\n")
 
+    def orders(self) -> list[str]:
+        """What an rpc-server was told so far, over the descriptor that its command line names."""
+        assert self.spec is not None
+        argv = list(self.spec.argv)
+        end = int(argv[argv.index("--peers-fd") + 1])
+        os.set_blocking(end, False)
+        try:
+            self.told += os.read(end, 1 << 16)
+        except BlockingIOError:
+            pass  # nothing new
+        return self.told.decode().splitlines()
+
     @property
     def report_end(self) -> int:
         """The descriptor that its command line or environment names for reports."""
@@ -111,9 +124,13 @@ class StubTunnel:
 
     made = 0
 
-    def __init__(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
+    def __init__(
+        self, peer: PeerId, service: str, metadata: Mapping[str, MetadataValue], secret: bytes
+    ) -> None:
         StubTunnel.made += 1
         self.peer = peer
+        self.service = service
+        self.secret = secret
         self.metadata = metadata
         self.endpoint = f"127.0.0.1:{10_000 + StubTunnel.made % 50_000}"
         self.closed = False
@@ -192,7 +209,7 @@ class FakeMesh:
         except MeshdError as error:
             stream.reset(Code.REFUSED, error.what)
 
-    def handle(self, service: str, handler: Handler, *, allow: Allow) -> None:
+    def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
         self.services[service] = (handler, allow)
 
     async def changed(self, seen: int) -> int:
@@ -256,6 +273,7 @@ class Bench:
             port_open=port_open,
             hand_over=self._hand_over,
             make_report=self._make_report,
+            make_orders=OrderPipe,
             listening=_listening,
             one_token=self._one_token,
             complete=self._complete,
@@ -290,7 +308,7 @@ class Bench:
         owner_pid: Callable[[], int | None] | None,
         on_broken: Callable[[MeshdError], None],
     ) -> Tunnel:
-        tunnel = StubTunnel(peer, metadata)
+        tunnel = StubTunnel(peer, service, metadata, secret)
         self.tunnels.append(tunnel)
         return tunnel
 

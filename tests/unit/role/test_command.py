@@ -6,14 +6,15 @@ from meshd.role.command import Descriptors, Head
 
 def test_an_rpc_server_gets_descriptors_and_no_secret() -> None:
     argv = command.rpc_server(
-        "rpc", devices=["CPU", "CUDA0"], memory=[1, 2], descriptors=Descriptors(5, 6, 7, 8)
+        "rpc", devices=["CPU", "CUDA0"], memory=[1, 2], descriptors=Descriptors(5, 6, 7, 8, 9)
     )
     assert " ".join(argv) == (
-        "rpc --listen-fd 5 --auth-fd 6 --device CPU,CUDA0 --memory 1,2 --weights-fd 7 --report-fd 8"
+        "rpc --listen-fd 5 --auth-fd 6 --device CPU,CUDA0 --memory 1,2 --weights-fd 7 --peers-fd 9 "
+        "--report-fd 8"
     )
-    bare = command.rpc_server("rpc", devices=["CPU"], memory=[1], descriptors=Descriptors(5, 6, -1, 8))
+    bare = command.rpc_server("rpc", devices=["CPU"], memory=[1], descriptors=Descriptors(5, 6, -1, 8, 9))
     assert "--weights-fd" not in bare
-    assert Descriptors(5, 6, -1, 8).all == (5, 6, -1, 8)
+    assert Descriptors(5, 6, -1, 8, 9).all == (5, 6, -1, 8, 9)
 
 
 HEAD = Head("m.gguf", "l.sock", "m", ("a:1", "b:2"), ("-c", "8192"), "none", ("--ctx-size", "4096"))
@@ -43,11 +44,18 @@ def test_the_users_override_replaces_the_plans() -> None:
 
 
 def test_descriptors_of_a_head_go_by_environment() -> None:
-    assert command.head_environment(weights=3, secrets=-1, report=5) == {
+    assert command.head_environment(weights=3, secrets=-1, peers=4, report=5) == {
         "GGML_RPC_WEIGHTS_FD": "3",
+        "GGML_RPC_PEERS_FD": "4",
         "GGML_RPC_REPORT_FD": "5",
     }
     assert command.secrets_text({"127.0.0.1:1": b"\x01\xff", "127.0.0.1:2": b"\0"}) == (
         b"127.0.0.1:1 01ff\n127.0.0.1:2 00\n"
     )
     assert command.secrets_text({}) == b""
+    assert command.peers_text([("a:1", "b:2", 1), ("b:2", "c:3", 2)]) == b"a:1 b:2 1\nb:2 c:3 2\n"
+
+
+def test_an_rpc_server_is_told_of_neighbours() -> None:
+    assert command.way(3, "127.0.0.1:7", bytes(31) + b"\xfe") == f"peer 3 127.0.0.1:7 {'00' * 31}fe"
+    assert command.no_way(3) == "no 3"

@@ -102,7 +102,7 @@ class FarMesh:
         self._handler(far)
         return near
 
-    def handle(self, service: str, handler: Handler, *, allow: Allow) -> None:
+    def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
         raise AssertionError("a forward serves nothing")
 
     async def changed(self, seen: int) -> int:

@@ -125,7 +125,7 @@ async def scene() -> AsyncIterator[Scene]:
                 ),
                 name="tunnel",
             )
-            assert await it.ask(talk.hello(), 36) == talk.hello_answer()
+            assert await it.ask(talk.hello(), 36) == talk.hello_answer(talk.caps(rpc.FEATURE_LOAD))
             await it.ask(talk.alloc(ROOM), 24)
             await it.ask(talk.on_buffer(rpc.BUFFER_GET_BASE), 16)
             yield it

@@ -62,7 +62,7 @@ class SlowMesh:
             raise Broken("not connected")
         return streams()[0]
 
-    def handle(self, service: str, handler: Handler, *, allow: Allow) -> None:
+    def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
         raise AssertionError("nothing is served here")
 
     async def changed(self, seen: int) -> int:

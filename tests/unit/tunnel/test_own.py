@@ -35,7 +35,7 @@ class Serving(FarMesh):
         self.far: Serving | None = None
         self.bulk: list[bool] = []
 
-    def handle(self, service: str, handler: Handler, *, allow: Allow) -> None:
+    def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
         self.services[service] = handler, allow
 
     def begin(self, far: MeshStream, metadata: Mapping[str, MetadataValue]) -> None:
