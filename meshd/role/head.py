@@ -28,7 +28,7 @@ from meshd.role.plan import (
     without_idle,
 )
 from meshd.role.pushing import Pushing
-from meshd.role.server import LlamaServer
+from meshd.role.server import LlamaServer, Over
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import TunnelStatus
@@ -264,21 +264,26 @@ class HeadRun:
         if over is None:
             await self._load(plan, began)
             over = await self._server.until_over()
-        await self._server_lost(over.why, plan, over.tail)
+        await self._server_lost(over, plan)
 
-    async def _server_lost(self, why: str, plan: Plan, tail: tuple[str, ...]) -> None:
-        """Before it was ready that may be a worker's doing: its word is waited for, and comes first."""
-        if not self.loaded:
+    async def _server_lost(self, over: Over, plan: Plan) -> None:
+        """That may be a worker's doing: its word is waited for, and comes first.
+
+        A worker that is lost takes those with it that wait for its activations; llama-server sees all of them
+        go, in any order.
+        """
+        if not self.loaded or over.lost_worker:
+            self._told(over.why)  # nobody is to be sent to it meanwhile
             await asyncio.wait([self._lost], timeout=LEASE_WORD_SECONDS)
-            if not self._lost.done():
-                self.server_died = ServerDied(split_of(plan), tail)
-        self.lose(why)
+        if not self.loaded and not self._lost.done():
+            self.server_died = ServerDied(split_of(plan), over.tail)
+        self.lose(over.why)
 
     async def _load(self, plan: Plan, began: float) -> None:
         report = self._server.report
         ready = await self._kit.one_token(self._socket)
         if not ready.ready:
-            await self._server_lost(ready.reason, plan, ())
+            await self._server_lost(Over(ready.reason), plan)
             return
         if not (self._file.stat_unchanged() and self._file.paths_unchanged()):
             self.lose(f"the model file `{self._file.name}` was changed while it was loaded")

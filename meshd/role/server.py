@@ -26,10 +26,14 @@ SHOWN_LINES = 3  # of its output, where it ended
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """Why llama-server is of no use any more, and its last lines if it has ended."""
+    """Why llama-server is of no use any more, and its last lines if it has ended.
+
+    `lost_worker`: it runs, and has lost a worker; which one, it may be wrong about.
+    """
 
     why: str
     tail: tuple[str, ...] = ()
+    lost_worker: bool = False
 
 
 class LlamaServer:
@@ -145,7 +149,8 @@ class LlamaServer:
                 if line.startswith(LOST) and not self._lost.done():
                     endpoint, _, why = line.removeprefix(LOST).partition(" ")
                     name = self.report.names.get(endpoint, endpoint)
-                    self._lost.set_result(Over(f"llama-server lost worker {name}: {why}"))
+                    over = Over(f"llama-server lost worker {name}: {why}", lost_worker=True)
+                    self._lost.set_result(over)
         except (EndOfStream, Closed, Broken):
             return
 

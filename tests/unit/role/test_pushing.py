@@ -4,6 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
 from meshd.gateway.interface import ModelState, ReadyReport
 from meshd.peer.interface import PeerState
 from meshd.role.interface import ModelStatus, Native
@@ -170,6 +171,24 @@ def test_the_next_life_of_the_model_introduces_them_anew(tmp_path: Path) -> None
             ways = it.workers["anna"].tunnels
             assert [way.metadata["lease"] for way in ways] == [first[1], second[1]]
             assert [way.closed for way in ways] == [True, False]
+
+    run(main())
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_who_is_lost_the_workers_know_better(tmp_path: Path, dies: bool) -> None:
+    """When one goes, llama-server sees those go that waited for it, too, and names any of them."""
+
+    async def main() -> None:
+        async with scene(tmp_path, **options()) as it:
+            (await held(it, *NAMES)).set_result(yes())
+            await it.until(ModelState.READY)
+            it.llama.report(f"lost {it.bench.tunnels[2].endpoint} end of file")
+            await it.until(ModelState.LOADING, "llama-server lost worker carl")
+            if dies:
+                it.workers["bert"].children[-1].die("ended by signal 9")
+                await it.until(ModelState.LOADING, "worker bert is lost: ended by signal 9")
+            await it.until(ModelState.READY)
 
     run(main())
 

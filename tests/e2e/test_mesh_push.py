@@ -1,0 +1,295 @@
+"""Activations go straight from one worker to the next: the text stays, the head's link does without them."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from meshd.admin.api import Status
+from meshd.base.errors import Refused
+from meshd.daemon.estate import Estate
+from meshd.fleet.node import LocalNode
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import MetadataValue
+from meshd.peer.messages import MessageStream
+from meshd.wire.lease import (
+    LEASE_SERVICE,
+    PUSH_SERVICE,
+    Acquire,
+    Admit,
+    Grant,
+    LeaseMessage,
+    Offer,
+    Progress,
+    Reserve,
+    decode,
+)
+
+from tests.e2e import spaces
+from tests.e2e.alone import alone
+from tests.e2e.api_client import Api, Streamed
+from tests.e2e.bare_node import bare_node, connected
+from tests.e2e.models import patched, smollm2
+from tests.e2e.nodes import (
+    PROMPT,
+    SAME_THREADS,
+    Fleet,
+    api_of,
+    child_pid,
+    counts,
+    model_of,
+    peer_of,
+    play,
+)
+from tests.e2e.trio import Trio, trio
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+
+TOKENS = 48
+WIDTH = 576 * 4  # bytes of an activation of SmolLM2-135M
+LONG = 4000  # tokens: no answer ends before it is disturbed
+AGAIN_SECONDS = 20.0
+TIMES = counts(2, 20)
+CUT_TOKENS = counts(300, 1000)
+OUTAGE_SECONDS = counts(6, 30)
+OTHER_PROMPT = "Once upon a time there was"
+HEADLESS = ("--device", "none")  # of the head: the workers have all layers
+SMALL_CONTEXT = ("--ctx-size", "1024")
+
+
+def pushes(status: Status) -> dict[str, tuple[bool | None, str]]:
+    return {part.node: (part.push, part.why_no_push) for part in model_of(status).split if part.layers}
+
+
+async def sent_to(node: LocalNode, peer: str) -> int:
+    link = peer_of(await node.status(), peer).link
+    assert link is not None
+    return link.sent_bytes
+
+
+def others(count: int) -> tuple[str, ...]:
+    return tuple(f"worker-{number}" for number in range(count))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("how", ["push", "no push"])
+def test_the_text_is_that_of_one_machine(tmp_path: Path, count: int, how: str) -> None:
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, workers = await fleet.workers(*[smollm2()] * count)
+            options = ("--min-workers", str(count), *HEADLESS, *(["--no-push"] if how == "no push" else []))
+            head = await fleet.head(smollm2(), *options, *SAME_THREADS, token=token)
+            status = await fleet.ready(head)
+            expected = (True, "") if how == "push" else (False, "switched off (`--no-push`)")
+            assert pushes(status) == {
+                name: expected if number else (None, "") for number, name in enumerate(others(count))
+            }
+            before = await sent_to(workers[0], "worker-1")
+            assert await api_of(status).complete(PROMPT, TOKENS) == reference
+            crossed = await sent_to(workers[0], "worker-1") - before
+            print(f"{how}: {crossed} bytes from worker-0 to worker-1 for {TOKENS} tokens")  # noqa: T201
+            if how == "push":
+                assert crossed >= TOKENS * WIDTH
+            else:
+                assert crossed < TOKENS * WIDTH / 2
+            await said(head, count - 1 if how == "push" else 0)
+
+    play(check())
+
+
+async def said(head: LocalNode, ways: int) -> None:
+    """How often its log says that a way is used; never that one is not, for none was asked for then."""
+    log = await asyncio.to_thread((head.spec.home / "logs" / "meshd.log").read_text)
+    assert log.count("push_direct") == ways
+    assert "push_through_head" not in log
+
+
+def test_two_heads_on_the_same_workers_do_not_mix(tmp_path: Path) -> None:
+    references = [alone(smollm2(), TOKENS, PROMPT), alone(smollm2(), TOKENS, OTHER_PROMPT)]
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, workers = await fleet.workers(smollm2(), smollm2())
+            options = ("--min-workers", "2", *HEADLESS, *SMALL_CONTEXT, *SAME_THREADS)
+            heads = [await fleet.head(smollm2(), *options, token=token, name=name) for name in ("one", "two")]
+            statuses = [await fleet.ready(head) for head in heads]
+            for status in statuses:
+                assert pushes(status)["worker-1"] == (True, "")
+            for worker in workers:
+                assert len((await worker.status()).children) == 2
+            for _ in range(TIMES):
+                texts = await asyncio.gather(
+                    api_of(statuses[0]).complete(PROMPT, TOKENS),
+                    api_of(statuses[1]).complete(OTHER_PROMPT, TOKENS),
+                )
+                assert list(texts) == references
+            await heads[1].stop()
+            fleet.forget(heads[1])
+            assert await api_of(statuses[0]).complete(PROMPT, TOKENS) == references[0]
+
+    play(check())
+
+
+async def _hears(messages: MessageStream) -> LeaseMessage:
+    while isinstance(message := decode(await messages.receive()), Progress):
+        pass
+    return message
+
+
+def test_who_was_not_admitted_gets_no_push_stream(tmp_path: Path) -> None:
+    """The lease's id alone is worth nothing: its head has to name the member."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            worker = await fleet.worker("worker", model=smollm2())
+            token = await worker.token()
+            async with (
+                bare_node(tmp_path / "head", token=token, name="head") as head,
+                bare_node(tmp_path / "third", token=token, name="third") as third,
+            ):
+                peer = await connected(head, "worker")
+                messages = MessageStream(head.mesh.open_stream(peer, LEASE_SERVICE, metadata={}))
+                pin = patched().pin
+                await messages.send(Acquire(bytes(16), "m", "f" * 64, pin, "").encode())
+                offer = await _hears(messages)
+                assert isinstance(offer, Offer) and offer.push
+                await messages.send(Reserve((64 << 20, *[0] * (len(offer.devices) - 1))).encode())
+                grant = await _hears(messages)
+                assert isinstance(grant, Grant)
+                await connected(third, "worker")
+                metadata: Mapping[str, MetadataValue] = {"lease": grant.lease_id}
+                for by in (third, head):
+                    stream = by.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)
+                    with pytest.raises(Refused, match="admits this member"):
+                        await stream.accepted()
+                await messages.send(Admit(third.node.peer.raw).encode())
+                await until_admitted(third, peer, metadata)
+                with pytest.raises(Refused, match="admits this member"):
+                    await head.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata).accepted()
+
+    play(check())
+
+
+async def until_admitted(third: Estate, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
+    """The head's word has arrived: nothing tells this member of it."""
+    while True:
+        stream = third.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)
+        try:
+            await stream.accepted()
+        except Refused:
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+async def _killed_in_mid_answer(api: Api, pid: int) -> Streamed:
+    ten, killed = threading.Event(), threading.Event()
+
+    def told(streamed: Streamed) -> None:
+        if streamed.pieces == 10:
+            ten.set()
+            killed.wait(10.0)
+
+    answer = asyncio.ensure_future(api.stream(PROMPT, LONG, told=told))
+    await asyncio.to_thread(ten.wait, 60.0)
+    os.kill(pid, signal.SIGKILL)
+    killed.set()
+    async with asyncio.timeout(AGAIN_SECONDS):
+        return await answer
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_workers_server_is_killed_in_mid_answer(tmp_path: Path, victim: int) -> None:
+    """The one that sends, and the one that waits: the other one of the two does not wait for it."""
+    reference = alone(smollm2(), 16)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, workers = await fleet.workers(smollm2(), smollm2())
+            head = await fleet.head(smollm2(), "--min-workers", "2", *HEADLESS, *SAME_THREADS, token=token)
+            status = await fleet.ready(head)
+            api = api_of(status)
+            for number in range(TIMES):
+                pid = child_pid(await workers[victim].status(), "rpc-server")
+                streamed = await _killed_in_mid_answer(api, pid)
+                assert streamed.error and not streamed.done
+                text, took = await api.complete_through_503(PROMPT, 16, seconds=AGAIN_SECONDS)
+                assert text == reference
+                print(f"worker-{victim}, time {number}: answered again after {took:.1f} s")  # noqa: T201
+                assert pushes(await fleet.ready(head))["worker-1"] == (True, "")
+            log = await asyncio.to_thread((head.spec.home / "logs" / "meshd.log").read_text)
+            assert f"worker worker-{victim} is lost" in log, "the one that was killed is blamed"
+
+    play(check())
+
+
+netspaces = pytest.mark.skipif(bool(spaces.why_not()), reason=spaces.why_not() or "-")
+
+
+async def _after(streamed: Streamed, pieces: int) -> None:
+    while streamed.pieces < pieces:  # noqa: ASYNC110 - counted in a thread, which tells nobody
+        await asyncio.sleep(0.02)
+
+
+async def _outage(place: Trio, so_far: Streamed) -> tuple[int, int]:
+    """Once a third has come; returns how many pieces had come a moment after it began, and at its end."""
+    await _after(so_far, CUT_TOKENS // 3)
+    place.part()
+    await asyncio.sleep(OUTAGE_SECONDS / 2)
+    begun = so_far.pieces
+    await asyncio.sleep(OUTAGE_SECONDS / 2)
+    ended = so_far.pieces
+    place.join()
+    return begun, ended
+
+
+@netspaces
+def test_an_answer_survives_an_outage_between_the_workers(tmp_path: Path) -> None:
+    """Streams are durable there, too: the answer waits, and goes on as if nothing had been."""
+    reference = alone(smollm2(), CUT_TOKENS)
+
+    async def check() -> None:
+        options = (*HEADLESS, *SAME_THREADS)
+        async with trio(tmp_path, smollm2(), head_options=options, seed=20241121) as place:
+            status = await place.fleet.ready(place.head)
+            assert pushes(status)["worker-1"] == (True, "")
+            server = child_pid(status, "llama-server")
+            so_far = Streamed()
+
+            def told(streamed: Streamed) -> None:
+                so_far.pieces = streamed.pieces
+
+            async with asyncio.TaskGroup() as group:
+                answer = group.create_task(place.api.stream(PROMPT, CUT_TOKENS, told=told))
+                outage = group.create_task(_outage(place, so_far))
+            streamed, (begun, ended) = answer.result(), outage.result()
+            print(f"{place.crossed}, pieces {begun} to {ended}")  # noqa: T201
+            assert begun == ended < CUT_TOKENS, "nothing could come without the way between the workers"
+            assert (streamed.error, streamed.done, streamed.text) == ("", True, reference)
+            assert place.crossed.cuts > 0
+            assert child_pid(await place.head.status(), "llama-server") == server
+
+    play(check())
+
+
+@netspaces
+def test_workers_that_do_not_reach_each_other_go_through_the_head(tmp_path: Path) -> None:
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        options = (*HEADLESS, *SAME_THREADS)
+        async with trio(tmp_path, smollm2(), head_options=options, seed=20241122, parted=True) as place:
+            status = await place.fleet.ready(place.head)
+            pushed, why = pushes(status)["worker-1"]
+            assert pushed is False
+            assert why.startswith("not reached within 8 s: "), why
+            assert await place.api.complete(PROMPT, TOKENS) == reference
+            log = await asyncio.to_thread((place.head.spec.home / "logs" / "meshd.log").read_text)
+            assert log.count("push_through_head") == 1
+
+    play(check())
