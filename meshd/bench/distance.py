@@ -3,7 +3,7 @@
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from meshd.base import log
@@ -75,6 +75,8 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
                 out.progress(f"{number + 1} of {args.pairs}: {count_of(workers, 'worker')}, {rtt:g} ms")
                 ours, argv = await run_meshd(rig, cell)
                 runs += [ours, await run_stock(rig, cell, argv)]
+                for what in args.without if workers > 1 else ():  # with one there is nothing to push
+                    runs.append((await run_meshd(rig, replace(cell, without=what)))[0])
                 if alone:
                     runs.append(await run_stock(rig, Cell(0, 0.0), argv))
                     alone = False

@@ -19,7 +19,8 @@ from meshd.admin.api import Status
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.bench.counted_rpc import ask_counts, wrap
-from meshd.bench.figures import LOCAL, MESHD, STOCK, Counted, Run
+from meshd.bench.figures import LOCAL, MESHD, STOCK, Counted, Run, without
+from meshd.bench.interface import WITHOUT
 from meshd.bench.llama import arguments_of, changed, measure, started_at, until_loaded
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.fleet.fleet import Fleet, FleetSpec
@@ -40,11 +41,25 @@ _RPC = ("--rpc", "-dev", "-ts", "-ngl")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`workers` at a round trip of `rtt_ms`; with `compute_only` that long for each request for computing."""
+    """`workers` at a round trip of `rtt_ms`; with `compute_only` that long for each request for computing.
+
+    `without`: what meshd does without (interface.WITHOUT), empty for nothing.
+    """
 
     workers: int
     rtt_ms: float
     compute_only: bool = False
+    without: str = ""
+
+    @property
+    def head_options(self) -> tuple[str, ...]:
+        """Of the serving node.
+
+        A request for computing is held back from when it is said. With push, all are said at once, and would
+        wait side by side: a worker that takes longer does not.
+        """
+        left_out = self.without or ("push" if self.compute_only else "")
+        return ("--device", "none", *((WITHOUT[left_out],) if left_out else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +115,7 @@ async def _meshd(rig: Rig, cell: Cell, folder: Path, counted: bool) -> AsyncIter
                 model=rig.model,
                 worker_model=rig.model,
                 round_trips=[distance] * cell.workers,
-                head_options=("--device", "none"),
+                head_options=cell.head_options,
                 worker_binaries=wrapped,
             )
         )
@@ -236,7 +251,8 @@ async def run_meshd(rig: Rig, cell: Cell) -> tuple[Run, list[str]]:
     """One run, and the command line that its llama-server got. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with _meshd(rig, cell, Path(name), False) as loaded:
-            return await _measured(rig, MESHD, cell, loaded), loaded.argv
+            way = without(cell.without) if cell.without else MESHD
+            return await _measured(rig, way, cell, loaded), loaded.argv
 
 
 async def run_stock(rig: Rig, cell: Cell, argv: list[str]) -> Run:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from meshd.bench.interface import WITHOUT
 from meshd.fleet.rpc_count import RpcCounts
 
 STOCK, MESHD, LOCAL = "stock", "meshd", "local"
@@ -14,12 +15,18 @@ NEAR_RATIO = 1.03  # most of stock's time for a token, at no distance
 LAW_MS = 2.0  # beyond computing and (workers + 1) times the way
 
 
+def without(what: str) -> str:
+    """The way of meshd without something of WITHOUT."""
+    return f"{MESHD} without {what}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measurement. `way`: STOCK, MESHD, LOCAL (no workers). `rtt_ms`: of the distance, or of computing.
+    """One measurement. `way`: STOCK, MESHD, one of `without`, LOCAL (no workers).
 
-    Seconds; `load_bytes` of both directions between the nodes. `prompt`, `token` 0: not measured. `text` is
-    what was generated.
+    `rtt_ms`: of the distance, or of computing. `load`, `prompt`, `token` in seconds, the latter two 0 if they
+    were not measured; `load_bytes` of both directions between the head and its workers. `text` is what was
+    generated.
     """
 
     way: str
@@ -54,6 +61,11 @@ class Figures:
         """Workers and round trip of those with both ways, in order."""
         found = {(run.workers, run.rtt_ms) for run in self.runs if run.way != LOCAL}
         return sorted(found)
+
+    def lesser(self) -> list[str]:
+        """The ways of meshd without something, in the order of WITHOUT."""
+        found = {run.way for run in self.runs}
+        return [way for way in map(without, WITHOUT) if way in found]
 
     def median(self, way: str, workers: int, rtt_ms: float, what: str) -> float | None:
         """Of `load`, `prompt`, `token` or `load_bytes`; None: not measured."""
@@ -152,7 +164,11 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def cell_table(figures: Figures) -> Table:
-    """A row for each cell, stock and ours, with their ratio; the first row is one node alone."""
+    """A row for each cell, stock and ours, with their ratio; the first row is one node alone.
+
+    Behind the ratio ours without something, where that was measured, too.
+    """
+    lesser = figures.lesser()
     columns = [
         (what, title, factor)
         for what, title, factor in (
@@ -165,13 +181,18 @@ def cell_table(figures: Figures) -> Table:
     ]
     headers = ["WORKERS", "RTT ms"]
     for _, title, _ in columns:
-        headers += [f"{title} STOCK", "MESHD", "RATIO"]
+        headers += [
+            f"{title} STOCK",
+            "MESHD",
+            "RATIO",
+            *(way.removeprefix(MESHD).upper()[1:] for way in lesser),
+        ]
     rows: list[Sequence[str]] = []
     alone = [figures.median(LOCAL, 0, 0.0, what) for what, _, _ in columns]
     if any(one is not None for one in alone):
         row = ["0", "-"]
         for value, (_, _, factor) in zip(alone, columns, strict=True):
-            row += [_number(value, factor), "", ""]
+            row += [_number(value, factor), "", "", *[""] * len(lesser)]
         rows.append(row)
     for workers, rtt in figures.cells():
         row = [str(workers), f"{rtt:g}"]
@@ -179,6 +200,7 @@ def cell_table(figures: Figures) -> Table:
             stock, ours = (figures.median(way, workers, rtt, what) for way in (STOCK, MESHD))
             ratio = f"{ours / stock:.2f}" if stock and ours is not None else ""
             row += [_number(stock, factor), _number(ours, factor), ratio]
+            row += [_number(figures.median(way, workers, rtt, what), factor) for way in lesser]
         rows.append(row)
     return headers, rows
 

@@ -58,6 +58,7 @@ class ProxyArgs:
 
 
 DISTANCES = ("load", "nodes", "latency")
+WITHOUT = {"push": "--no-push"}  # what meshd can be measured without, and the option of `meshd serve` for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ class DistanceArgs:
     round_trips: tuple[float, ...]
     pairs: int = 1
     compute_only: bool = False
+    without: tuple[str, ...] = ()  # of WITHOUT: meshd is measured without each, too
     count: bool = True  # what RPC says, in runs of their own
     svg: Path | None = None
     as_json: bool = False

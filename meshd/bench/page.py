@@ -25,7 +25,8 @@ share this machine and its cores: ratios mean something, seconds less. Words and
 ## Over a distance
 
 Stock llama.cpp behind a delaying proxy for each worker, beside meshd with the same delay between its daemons,
-in turns (`meshd bench latency --workers {workers} --rtt {round_trips}`). The first row is one node alone.
+in turns (`meshd bench latency --workers {workers} --rtt {round_trips}{without}`).
+The first row is one node alone.
 {texts}
 
 {cells}
@@ -80,7 +81,7 @@ def page(made: Made, far: Figures, delayed: Figures, rpc: Table) -> str:
     kept = promises(far)
     lost = sum(not one.held for one in kept)
     differing = far.texts_differ()
-    cells = far.cells()
+    cells, left_out = far.cells(), [way.rpartition(" ")[2] for way in far.lesser()]
     return _PAGE.format(
         command=_SHORT if made.short else "`make bench`",
         when=made.when,
@@ -89,6 +90,7 @@ def page(made: Made, far: Figures, delayed: Figures, rpc: Table) -> str:
         pairs=made.pairs,
         picture=made.picture,
         workers=",".join(str(one) for one in sorted({workers for workers, _ in cells})),
+        without=f" --without {','.join(left_out)}" if left_out else "",
         round_trips=",".join(f"{one:g}" for one in sorted({rtt for _, rtt in cells})),
         texts=f"Another text than one node's: {'; '.join(differing)}."
         if differing

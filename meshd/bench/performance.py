@@ -13,7 +13,7 @@ from pathlib import Path
 from meshd.base.errors import MeshdError
 from meshd.bench import distance, rpc
 from meshd.bench.figures import LOCAL, Figures, Run, promises
-from meshd.bench.interface import DistanceArgs, Json, RpcBenchArgs
+from meshd.bench.interface import WITHOUT, DistanceArgs, Json, RpcBenchArgs
 from meshd.bench.page import Made, page
 from meshd.bench.reported import DELAYED
 from meshd.build.pin import read_pin
@@ -54,7 +54,13 @@ def main(argv: Sequence[str]) -> int:
     out = _Console()
     cache = load().config.paths.cache
     asked = DistanceArgs(
-        what="latency", model=None, cache=cache, workers=WORKERS, round_trips=ROUND_TRIPS, pairs=args.pairs
+        what="latency",
+        model=None,
+        cache=cache,
+        workers=WORKERS,
+        round_trips=ROUND_TRIPS,
+        pairs=args.pairs,
+        without=tuple(WITHOUT),
     )
     if args.short:
         asked = replace(asked, workers=(2,), round_trips=(0.0, 20.0))
@@ -90,6 +96,7 @@ def _delayed(asked: DistanceArgs, out: _Console, *, short: bool) -> Figures:
             workers=(nodes - 1,),
             round_trips=delays[:2] if short else delays,
             compute_only=True,
+            without=(),
             count=False,
         )
         runs += distance.measure(cells, out).runs

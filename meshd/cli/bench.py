@@ -47,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the delay of many reports: each request for computing waits, all else passes at once",
     )
+    distance.add_argument(
+        "--without",
+        metavar="WHAT,…",
+        help="measure meshd without these, too: push (activations from worker to worker)",
+    )
     distance.add_argument("--svg", metavar="FILE", help="draw the curve into this file")
     alone = parser.add_argument_group("latency as a proxy on its own")
     alone.add_argument("--proxy", metavar="LISTEN:TARGET", help="ports, or HOST:PORT each")
@@ -112,11 +117,22 @@ def _distance(args: Arguments, out: Output) -> int:
             round_trips=round_trips,
             pairs=pairs,
             compute_only=args.compute_only,
+            without=_without(args.without),
             svg=Path(args.svg).expanduser() if args.svg else None,
             as_json=args.json,
         ),
         out,
     )
+
+
+def _without(text: str | None) -> tuple[str, ...]:
+    from meshd.bench.interface import WITHOUT
+
+    words = tuple(dict.fromkeys(text.split(","))) if text else ()
+    for word in words:
+        if word not in WITHOUT:
+            raise UsageError(f"cannot measure without `{word[:32]}`", hint=f"there is {', '.join(WITHOUT)}")
+    return words
 
 
 def _proxy(args: Arguments, out: Output) -> int:

@@ -14,6 +14,7 @@ from meshd.rpc.protocol import (
     GRAPH_COMPUTE,
     GRAPH_RECOMPUTE,
     NO_ANSWER,
+    PEER_DATA,
     REQUEST,
     SET_TENSOR,
 )
@@ -109,7 +110,7 @@ class RpcListener:
         self._counts.requests += 1
         self._add(self._kind, len(header))
         known = COMMANDS.get(command)
-        if known is None or known.answer != NO_ANSWER:
+        if command != PEER_DATA and (known is None or known.answer != NO_ANSWER):
             self._answers.append("tensors" if command == GET_TENSOR else "control")
         return command in _COMPUTE
 
@@ -146,6 +147,8 @@ class RpcListener:
 def _kind_of(command: int, header: bytes) -> str:
     if command in _COMPUTE:
         return "graphs"
+    if command == PEER_DATA:
+        return "tensors"
     if command != SET_TENSOR:
         return "control"
     name = header[REQUEST.size + _NAME_OFFSET :].split(b"\0")[0]

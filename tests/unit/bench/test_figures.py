@@ -12,6 +12,7 @@ from meshd.bench.figures import (
     count_table,
     promise_table,
     promises,
+    without,
 )
 from meshd.fleet.rpc_count import RpcCounts
 
@@ -98,6 +99,19 @@ def test_the_table_of_cells() -> None:
         ["0", "-", "0.3", "", "", "8", "", ""],
         ["2", "20", "2", "0.5", "0.25", "50", "40", "0.80"],
     ]
+
+
+def test_what_meshd_does_without_stands_beside_it() -> None:
+    less = run(without("push"), 2, 20.0, 0.6, 0.09, "see")
+    figures = Figures((ALONE, run(STOCK, 2, 20.0, 2.0, 0.1), run(MESHD, 2, 20.0, 0.5, 0.04), less))
+    headers, rows = cell_table(figures)
+    assert [*headers][2:6] == ["LOAD s STOCK", "MESHD", "RATIO", "WITHOUT PUSH"]
+    assert [list(row) for row in rows] == [
+        ["0", "-", "0.3", "", "", "", "8", "", "", ""],
+        ["2", "20", "2", "0.5", "0.25", "0.6", "100", "40", "0.40", "90"],
+    ]
+    assert figures.texts_differ() == ["meshd without push, 2 workers, 20 ms"]
+    assert all("of stock" not in one.what or one.value == 40 for one in promises(figures)), "ours is judged"
 
 
 def test_the_tables_are_rectangles() -> None:

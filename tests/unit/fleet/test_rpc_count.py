@@ -5,7 +5,15 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.fleet.rpc_count import SECRET_BYTES, RpcCounts, RpcListener
-from meshd.rpc.protocol import GET_TENSOR, GRAPH_COMPUTE, GRAPH_RECOMPUTE, HELLO, SET_TENSOR
+from meshd.rpc.protocol import (
+    GET_TENSOR,
+    GRAPH_COMPUTE,
+    GRAPH_RECOMPUTE,
+    HELLO,
+    PEER_DATA,
+    PEER_HELLO,
+    SET_TENSOR,
+)
 
 HEADER = 9
 
@@ -67,6 +75,16 @@ def test_the_secret_comes_first() -> None:
     counts = RpcCounts()
     RpcListener(counts, secret=True).sent(bytes(SECRET_BYTES) + request(HELLO))
     assert (counts.requests, counts.control) == (1, SECRET_BYTES + HEADER)
+
+
+def test_what_another_server_pushes_is_tensors_without_answers() -> None:
+    counts = RpcCounts()
+    peer = RpcListener(counts)
+    peer.sent(request(PEER_HELLO, bytes(16)))
+    peer.answered(answer(b"\1"))
+    peer.sent(request(PEER_DATA, bytes(8 + 2304)) * 3)
+    assert (counts.round_trips, counts.tensors) == (1, 3 * (HEADER + 8 + 2304))
+    assert counts.control == HEADER + 16 + 8 + 1
 
 
 def test_what_has_happened_since() -> None:
