@@ -6,7 +6,7 @@ stream that stays open: a session that is made for this is kept for as long as b
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
@@ -14,14 +14,17 @@ from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, Refused, 
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.mux.events import Code
-from meshd.peer.interface import MetadataValue, Stream
+from meshd.peer.interface import MetadataValue, PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.role import command
-from meshd.role.interface import Kit, Orders
+from meshd.role.interface import Kit, Orders, Tunnel
+from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached
 
 MAX_NEIGHBOURS = 64  # of one lease in either direction: a head has no use for more workers
 REACH_SECONDS = 8.0  # until a session with it is there; the head's RPC waits 10 s for the answer
+GONE_SECONDS = 20.0  # without a session for so long, though both wanted one: it is not waited for as long
+GONE_REACH_SECONDS = 1.0
 RETRY = Backoff(first=0.1, factor=1.5, most=1.0)
 SECRET_BYTES = 32
 ASK = "ask"  # in the metadata of a stream: whether others would be taken
@@ -36,8 +39,14 @@ class Neighbours:
         self._orders = orders
         self._messages = messages
         self._known: set[int] = set()
+        self._tunnels: list[Tunnel] = []
         self._admitted: set[PeerId] = set()
         self._over = asyncio.Event()
+
+    @property
+    def tunnels(self) -> Sequence[TunnelStatus]:
+        """Ways to neighbours that are open now."""
+        return [tunnel.status for tunnel in self._tunnels]
 
     def admit(self, peer: bytes) -> None:
         """It may push to this lease's rpc-server from now on. Raises RemoteProtocolError."""
@@ -72,8 +81,9 @@ class Neighbours:
         """Waits for a session, and for the head's word to arrive there. Raises MeshdError."""
         metadata: Mapping[str, MetadataValue] = {"lease": lease_id, ASK: 1}
         tries, why = 0, "no answer"
+        seconds = self._patience(peer)
         try:
-            async with asyncio.timeout(REACH_SECONDS):
+            async with asyncio.timeout(seconds):
                 while True:
                     try:
                         stream = self._kit.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)
@@ -83,7 +93,16 @@ class Neighbours:
                     await asyncio.sleep(RETRY.delay(tries, 0.0))
                     tries += 1
         except TimeoutError:
-            raise Broken(f"not reached within {REACH_SECONDS:.0f} s: {why}") from None
+            raise Broken(f"not reached within {seconds:.0f} s: {why}") from None
+
+    def _patience(self, peer: PeerId) -> float:
+        """How long to wait for it, in seconds: the load of a model waits as long."""
+        now = asyncio.get_running_loop().time()
+        for status in self._kit.mesh.peers():
+            if status.peer == peer:
+                gone = status.state is not PeerState.CONNECTED and not status.present
+                return GONE_REACH_SECONDS if gone and now - status.since > GONE_SECONDS else REACH_SECONDS
+        return REACH_SECONDS  # news of it may be on their way
 
     async def _none(self, peer: PeerId, number: int, why: str) -> None:
         LOG.info("push_no_way", peer=peer.short, why=why)
@@ -108,6 +127,7 @@ class Neighbours:
         except MeshdError as error:
             await self._none(peer, neighbour.number, error.what)
             return
+        self._tunnels.append(tunnel)
         try:
             async with Owner() as owner:
                 owner.start(tunnel.serve(), name=f"push {peer.short}")
@@ -118,6 +138,7 @@ class Neighbours:
                 owner.cancel()
         finally:
             tunnel.close()
+            self._tunnels.remove(tunnel)
             self._order(command.no_way(neighbour.number))
 
     def _order(self, line: str) -> None:

@@ -19,6 +19,7 @@ from meshd.role.open_weights import OpenWeights
 from meshd.role.outgoing import Outgoing
 from meshd.role.weights_report import count_of
 from meshd.rpc.firewall import Firewall
+from meshd.tunnel.interface import TunnelStatus
 
 SECRET_BYTES = 32
 READY_LINE = r"^  transport +:"  # the last of rpc-server's banner, flushed when it takes connections
@@ -85,6 +86,11 @@ class RpcServer:
     def admits(self, peer: PeerId) -> bool:
         """Whether another worker may push to it: the head has said so."""
         return self.neighbours is not None and self.neighbours.admits(peer)
+
+    @property
+    def ways(self) -> Sequence[TunnelStatus]:
+        """To other workers, open now."""
+        return self.neighbours.tunnels if self.neighbours is not None else ()
 
     def make_firewall(self) -> Firewall:
         """One for each connection."""

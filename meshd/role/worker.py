@@ -98,7 +98,7 @@ class Worker:
         children: list[ChildStatus] = [server.child.status for server in self._running.values()]
         return RoleStatus(
             children=children,
-            tunnels=(),
+            tunnels=[way for server in self._running.values() for way in server.ways],
             model=None,
             notes=self._files.notes,
             refused=self._streams.refused,

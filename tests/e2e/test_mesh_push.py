@@ -3,18 +3,20 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from meshd.admin.api import Status
-from meshd.base.errors import Refused
+from meshd.base.errors import Broken, Refused
 from meshd.daemon.estate import Estate
 from meshd.fleet.node import LocalNode
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import MetadataValue
 from meshd.peer.messages import MessageStream
+from meshd.rpc import protocol as rpc
 from meshd.wire.lease import (
     LEASE_SERVICE,
     PUSH_SERVICE,
@@ -89,6 +91,8 @@ def test_the_text_is_that_of_one_machine(tmp_path: Path, count: int, how: str) -
             assert pushes(status) == {
                 name: expected if number else (None, "") for number, name in enumerate(others(count))
             }
+            ways = [(one.service, one.peer_name) for one in (await workers[0].status()).tunnels]
+            assert ways == ([("push", "worker-1")] if how == "push" else [])
             before = await sent_to(workers[0], "worker-1")
             assert await api_of(status).complete(PROMPT, TOKENS) == reference
             crossed = await sent_to(workers[0], "worker-1") - before
@@ -171,6 +175,12 @@ def test_who_was_not_admitted_gets_no_push_stream(tmp_path: Path) -> None:
                 await until_admitted(third, peer, metadata)
                 with pytest.raises(Refused, match="admits this member"):
                     await head.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata).accepted()
+                rude = third.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)
+                await rude.write(rpc.REQUEST.pack(rpc.GET_DEVICE_MEMORY, 4) + bytes(4))
+                with pytest.raises(Broken, match="command 11 between servers"):
+                    await rude.read()
+                await until_admitted(third, peer, metadata)
+                assert len((await worker.status()).children) == 1, "the lease goes on"
 
     play(check())
 
@@ -187,7 +197,7 @@ async def until_admitted(third: Estate, peer: PeerId, metadata: Mapping[str, Met
             return
 
 
-async def _killed_in_mid_answer(api: Api, pid: int) -> Streamed:
+async def _hit_in_mid_answer(api: Api, pid: int, number: signal.Signals) -> Streamed:
     ten, killed = threading.Event(), threading.Event()
 
     def told(streamed: Streamed) -> None:
@@ -197,14 +207,26 @@ async def _killed_in_mid_answer(api: Api, pid: int) -> Streamed:
 
     answer = asyncio.ensure_future(api.stream(PROMPT, LONG, told=told))
     await asyncio.to_thread(ten.wait, 60.0)
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
     killed.set()
     async with asyncio.timeout(AGAIN_SECONDS):
         return await answer
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_workers_server_is_killed_in_mid_answer(tmp_path: Path, victim: int) -> None:
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(
+            signal.SIGSTOP,
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that it stands still"),
+        ),
+    ],
+)
+def test_a_workers_server_is_killed_or_stopped_in_mid_answer(
+    tmp_path: Path, victim: int, number: signal.Signals
+) -> None:
     """The one that sends, and the one that waits: the other one of the two does not wait for it."""
     reference = alone(smollm2(), 16)
 
@@ -214,13 +236,13 @@ def test_a_workers_server_is_killed_in_mid_answer(tmp_path: Path, victim: int) -
             head = await fleet.head(smollm2(), "--min-workers", "2", *HEADLESS, *SAME_THREADS, token=token)
             status = await fleet.ready(head)
             api = api_of(status)
-            for number in range(TIMES):
+            for time in range(TIMES):
                 pid = child_pid(await workers[victim].status(), "rpc-server")
-                streamed = await _killed_in_mid_answer(api, pid)
+                streamed = await _hit_in_mid_answer(api, pid, number)
                 assert streamed.error and not streamed.done
                 text, took = await api.complete_through_503(PROMPT, 16, seconds=AGAIN_SECONDS)
                 assert text == reference
-                print(f"worker-{victim}, time {number}: answered again after {took:.1f} s")  # noqa: T201
+                print(f"worker-{victim}, {number.name}, time {time}: answered again after {took:.1f} s")  # noqa: T201
                 assert pushes(await fleet.ready(head))["worker-1"] == (True, "")
             log = await asyncio.to_thread((head.spec.home / "logs" / "meshd.log").read_text)
             assert f"worker worker-{victim} is lost" in log, "the one that was killed is blamed"

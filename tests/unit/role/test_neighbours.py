@@ -7,7 +7,12 @@ import pytest
 from meshd.base.errors import Broken, EndOfStream, Refused
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import MetadataValue, PeerState, Stream
-from meshd.role.neighbours import MAX_NEIGHBOURS, REACH_SECONDS
+from meshd.role.neighbours import (
+    GONE_REACH_SECONDS,
+    GONE_SECONDS,
+    MAX_NEIGHBOURS,
+    REACH_SECONDS,
+)
 from meshd.wire.lease import PUSH_SERVICE, Admit, Grant, Loaded, Neighbour, Reached
 
 from tests.sim.loop import run
@@ -140,9 +145,11 @@ def test_a_neighbour_is_asked_then_told_to_the_server_and_kept(tmp_path: Path) -
             await asyncio.sleep(1000)
             await call.says(Loaded())  # the lease goes on
             assert [way.closed for way in it.bench.tunnels] == [False]
+            assert [way.peer for way in it.worker.status.tunnels] == [other.peer]
             other.over.set()
             await asyncio.sleep(1)
             assert [way.closed for way in it.bench.tunnels] == [True]
+            assert it.worker.status.tunnels == []
             assert child.orders()[1:] == ["no 3"]
             await call.release()
 
@@ -171,6 +178,7 @@ def test_a_neighbour_whose_head_spoke_later_is_asked_again(tmp_path: Path) -> No
             other, call = Other(it), it.call()
             await call.lease()
             other.why_not = "no live lease"
+            other.mesh.since = asyncio.get_running_loop().time()
             other.mesh.say(PeerState.SUSPENDED)
             await call.says(other.introduction())
             await asyncio.sleep(1)
@@ -184,7 +192,7 @@ def test_a_neighbour_whose_head_spoke_later_is_asked_again(tmp_path: Path) -> No
     run(main())
 
 
-@pytest.mark.parametrize("why", ["refused", "not connected", "unknown"])
+@pytest.mark.parametrize("why", ["refused", "not connected", "long gone", "unknown"])
 def test_who_is_not_reached_in_time_is_no_neighbour(tmp_path: Path, why: str) -> None:
     async def main() -> None:
         async with scene(tmp_path) as it:
@@ -192,15 +200,18 @@ def test_who_is_not_reached_in_time_is_no_neighbour(tmp_path: Path, why: str) ->
             await call.lease()
             if why == "refused":
                 other.why_not = "not admitted"
-            elif why == "not connected":
-                other.mesh.say(PeerState.KNOWN)
+            elif why != "unknown":
+                ago = GONE_SECONDS + 1 if why == "long gone" else 0.0
+                other.mesh.since = asyncio.get_running_loop().time() - ago
+                other.mesh.say(PeerState.CONNECTING)
             peer = bytes(32) if why == "unknown" else other.peer.raw
             began = asyncio.get_running_loop().time()
             await call.says(Neighbour(7, peer, LEASE))
             answer = await call.hears()
             assert isinstance(answer, Reached) and answer.number == 7
-            assert answer.why_not.startswith("not reached within 8 s: not ")
-            assert asyncio.get_running_loop().time() - began == pytest.approx(REACH_SECONDS)
+            seconds = GONE_REACH_SECONDS if why == "long gone" else REACH_SECONDS
+            assert answer.why_not.startswith(f"not reached within {seconds:.0f} s: not ")
+            assert asyncio.get_running_loop().time() - began == pytest.approx(seconds)
             assert it.bench.children[0].orders() == ["no 7"]
             assert it.bench.tunnels == []
 
