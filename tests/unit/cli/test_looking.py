@@ -47,6 +47,24 @@ def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
         assert word in ran.out, word
 
 
+def test_status_says_how_activations_come_from_the_worker_before(daemon: FakeControl) -> None:
+    full = full_status()
+    assert full.model is not None
+    part = full.model.split[0]
+    split = (
+        part,
+        replace(part, node="attic", push=True),
+        replace(part, node="cellar", push=False, why_no_push="switched off"),
+    )
+    daemon.state = replace(full, model=replace(full.model, split=split))
+    rows = [line.split(maxsplit=5) for line in meshd("status").out.splitlines() if " CPU " in line]
+    assert [(row[0], row[-1].strip()) for row in rows] == [
+        ("garage", "-"),
+        ("attic", "direct"),
+        ("cellar", "through the head: switched off"),
+    ]
+
+
 def test_status_of_a_bare_daemon(daemon: FakeControl) -> None:
     daemon.state = Status(node=full_status().node, mesh=None)
     ran = meshd("status")

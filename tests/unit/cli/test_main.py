@@ -75,6 +75,7 @@ def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
         (["bench", "transport", "--only", "half"], "--only"),
         (["bench", "everything"], "unknown measurement `everything`"),
         (["bench", "rpc", "--pairs", "0"], "from 1 to 100"),
+        (["bench", "nodes", "--without", "push,electricity"], "cannot measure without `electricity`"),
         (["bench", "latency", "--proxy", "6001:5001"], "needs `--ms N`"),
         (["bench", "latency", "--proxy", "6001:5001", "--ms", "far"], "cannot use `--ms far`"),
         (["bench", "latency", "--proxy", "6001:5001", "--ms", "1,2"], "expected one number"),
