@@ -1,0 +1,89 @@
+"""In a large mesh two workers may have no session: it is made when one is introduced to the other."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from meshd.base.tasks import Owner
+from meshd.config.tree import HostPort, LinksConfig
+from meshd.daemon.estate import Estate
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import PeerState, Stream
+from meshd.peer.messages import MessageStream
+from meshd.process.handover import OrderPipe
+from meshd.role.neighbours import Neighbours
+from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached, decode
+
+from tests.conformance.run import run as run_to_end
+from tests.e2e.bare_node import bare_node
+from tests.unit.role.rig import Bench, Net
+from tests.unit.tunnel.far import streams
+
+COUNT = 11  # of more than nine not everybody keeps a session with everybody
+LEASE = bytes(range(16))
+SECONDS = 150.0
+
+
+@asynccontextmanager
+async def crowd(folder: Path) -> AsyncIterator[list[Estate]]:
+    """Members without a role, all in this process."""
+    links = LinksConfig(listen=HostPort("127.0.0.1", 0), stun=(), no_mdns=True, no_portmap=True)
+    async with AsyncExitStack() as stack:
+        nodes: list[Estate] = []
+        for number in range(COUNT):
+            token = (nodes[0].printed_token() or "") if nodes else ""
+            name = f"node-{number}"
+            nodes.append(
+                await stack.enter_async_context(bare_node(folder / name, token=token, name=name, links=links))
+            )
+        yield nodes
+
+
+async def strangers(nodes: Sequence[Estate]) -> tuple[Estate, Estate]:
+    """Two that know of each other and have no session, once there are such."""
+    by_id = {node.node.peer: node for node in nodes}
+    seen = -1
+    while True:
+        for node in reversed(nodes):
+            for peer in node.mesh.peers():
+                if peer.present and peer.state is not PeerState.CONNECTED:
+                    return node, by_id[peer.peer]
+        seen = await nodes[-1].mesh.changed(seen)
+
+
+def state(node: Estate, peer: PeerId) -> PeerState:
+    [found] = [status.state for status in node.mesh.peers() if status.peer == peer]
+    return found
+
+
+def test_a_session_is_made_for_those_who_are_introduced(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with crowd(tmp_path) as nodes, Owner() as owner:
+            one, other = await strangers(nodes)
+            peer = other.node.peer
+            over = asyncio.Event()
+
+            async def serve(_stream: Stream) -> None:
+                await over.wait()
+
+            other.mesh.handle(PUSH_SERVICE, serve, allow=lambda _member, _metadata: None)
+            kit = replace(Bench(Net(owner).mesh("worker"), tmp_path).kit, mesh=one.mesh)
+            orders = OrderPipe()
+            near, far, _, _ = streams()
+            neighbours = Neighbours(kit, orders, MessageStream(near))
+            try:
+                assert state(one, peer) is not PeerState.CONNECTED
+                owner.start(neighbours.keep(Neighbour(1, peer.raw, LEASE)), name="neighbour")
+                assert decode(await MessageStream(far).receive()) == Reached(1, "")
+                assert state(one, peer) is PeerState.CONNECTED
+                assert os.read(orders.child_end, 4096).startswith(b"peer 1 127.0.0.1:")
+            finally:
+                over.set()
+                orders.close()
+                os.close(orders.child_end)
+                owner.cancel()
+
+    run_to_end(main(), seconds=SECONDS)
