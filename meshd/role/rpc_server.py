@@ -164,6 +164,8 @@ class RpcServer:
                     self.loaded_bytes += count
                     LOG.info("weights_loaded", peer=self.lease.peer.short, bytes=count)
                     loaded(self.loaded_bytes)
+                case ["failed", *why]:  # because of a neighbour, and its head's connection with it
+                    LOG.warning("push_failed", peer=self.lease.peer.short, why=" ".join(why))
                 case ["miss", reason, *name]:
                     self.missed += 1
                     LOG.warning("weight_missed", tensor=" ".join(name), why=reason)

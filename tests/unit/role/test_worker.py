@@ -341,7 +341,13 @@ def test_reports_of_the_child_are_counted(tmp_path: Path) -> None:
         async with scene(tmp_path, file=FakeFile()) as it:
             grant = await it.call().lease()
             (child,) = it.bench.children
-            for line in ("loaded 3 1000", "miss hash blk.0.weight", "loaded 1 ²", "later words"):
+            for line in (
+                "loaded 3 1000",
+                "miss hash blk.0.weight",
+                "loaded 1 ²",
+                "failed a peer has ended",
+                "later words",
+            ):
                 child.report(line)
             await asyncio.sleep(1)
             running = it.worker._running[grant.lease_id]
