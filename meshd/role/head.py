@@ -28,16 +28,18 @@ from meshd.role.plan import (
     without_idle,
 )
 from meshd.role.server import LlamaServer
+from meshd.role.unable import Equipment, Unable
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import TunnelStatus
-from meshd.wire.lease import Acquire, Device
+from meshd.wire.lease import RPC_SERVER_CRASHED, Acquire, Device
 
 # Generated at the end of a load, to measure what a token costs on the wire. The second token of an answer
 # still carries the graph of its shape, so two answers are compared that differ by later tokens only.
 SHORT_TOKENS, SAMPLE_TOKENS = 2, 4
 LEASE_WORD_SECONDS = 1.0  # llama-server sees the loss of a worker; the lease tells why, a moment later
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
+SHOWN_UNSUPPORTED = 4
 LOG = log.get("serve")
 
 
@@ -63,7 +65,8 @@ class ServerDied:
 class HeadRun:
     """Run once. `told` gets what it is waiting for, `on_loaded` is called when a real token came.
 
-    What the next life should know is left in `blamed`, `server_died` and `started`.
+    What the next life should know is left in `blamed`, `server_died`, `started`, and in `unable`, which all
+    lives share.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class HeadRun:
         layers: ModelLayers,
         options: HeadOptions,
         plain: Sequence[PlainRpc],
+        unable: Unable,
         socket: Path,
         alias: str,
         told: Callable[[str], None],
@@ -91,6 +95,11 @@ class HeadRun:
         self._told = told
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
+        self._unable = unable
+        self._equipment: dict[PeerId, Equipment] = {}
+        self._used: dict[
+            str, tuple[str, ...]
+        ] = {}  # by name of the node: devices of its rpc-server, in order
         self._server = LlamaServer(kit, file=file, index=index, options=options, socket=socket, alias=alias)
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.started = False
@@ -195,7 +204,14 @@ class HeadRun:
         self._lenders = [lender for lender in self._lenders if lender.offer is not None]
         if len(self._lenders) < self._options.min_workers and refusals:
             raise refusals[0]
-        return [Lent(lender.name, lender.offer) for lender in self._lenders if lender.offer is not None]
+        lent = []
+        native = {worker.peer: worker.native for worker in workers}
+        for lender in self._lenders:
+            assert lender.offer is not None
+            equipment = Equipment.of(native[lender.peer], lender.offer.devices)
+            self._equipment[lender.peer] = equipment
+            lent.append(Lent(lender.name, lender.offer, self._unable.why_not(lender.peer, equipment)))
+        return lent
 
     def _server_pid(self) -> int | None:
         status = self._server.status
@@ -218,7 +234,10 @@ class HeadRun:
 
     async def _own_devices(self) -> tuple[Device, ...]:
         listed = await list_devices(
-            self._kit.native.rpc_server, run_to_end=self._kit.run_to_end, log=self._kit.logs / "devices.log"
+            self._kit.native,
+            machine=self._options.machine,
+            run_to_end=self._kit.run_to_end,
+            log=self._kit.logs / "devices.log",
         )
         cpu = tuple(device for device in listed if device.name == "CPU")
         asked = self._options.devices
@@ -228,7 +247,9 @@ class HeadRun:
         return (*cpu, *(device for device in gpus if device.kind == "gpu"))
 
     async def _reserve(self, plan: Plan, lent: Sequence[Lent], owner: Owner) -> None:
-        for lender, wanted in zip(self._lenders, reservations(plan, lent), strict=True):
+        for lender, item, wanted in zip(self._lenders, lent, reservations(plan, lent), strict=True):
+            devices = zip(item.offer.devices, wanted, strict=True)
+            self._used[lender.name] = tuple(device.name for device, count in devices if count)
             self._told(f"{lender.name}: starting its rpc-server")
             try:
                 tunnel = await lender.reserve(wanted)
@@ -240,10 +261,26 @@ class HeadRun:
             owner.start(self._watch_lease(lender), name=f"lease {lender.name}")
 
     async def _watch_lease(self, lender: Lender) -> None:
-        why = await lender.until_lost()
-        if not self.loaded:
-            self.blamed[lender.peer] = why
-        self.lose(f"worker {lender.name} is lost: {why}")
+        lost = await lender.until_lost()
+        if not self.loaded and lost.code == RPC_SERVER_CRASHED:
+            devices = self._used[lender.name]
+            self._unable.crashed(lender.peer, self._equipment[lender.peer], devices, lost.text)
+        elif not self.loaded:
+            self.blamed[lender.peer] = lost.text
+        self.lose(f"worker {lender.name} is lost: {lost.text}")
+
+    def _learn_unsupported(self) -> str:
+        """What devices cannot compute, as llama-server reported: they are left out from now on."""
+        told = []
+        for endpoint, number, operation in self._server.report.unsupported:
+            lender = next((one for one in self._lenders if one.endpoint == endpoint), None)
+            if lender is None:  # an rpc-server of the LAN: it has no name here, and nothing to be left out of
+                told.append(f"{endpoint} cannot compute {operation}")
+            elif number < len(self._used[lender.name]):
+                device = self._used[lender.name][number]
+                self._unable.lacks(lender.peer, self._equipment[lender.peer], device, operation)
+                told.append(f"{lender.name} {device} cannot compute {operation}")
+        return "; ".join(told[:SHOWN_UNSUPPORTED])
 
     # llama-server.
 
@@ -258,7 +295,10 @@ class HeadRun:
         """Before it was ready that may be a worker's doing: its word is waited for, and comes first."""
         if not self.loaded:
             await asyncio.wait([self._lost], timeout=LEASE_WORD_SECONDS)
-            if not self._lost.done():
+            unsupported = self._learn_unsupported()
+            if unsupported:
+                why = unsupported
+            elif not self._lost.done():
                 self.server_died = ServerDied(split_of(plan), tail)
         self.lose(why)
 

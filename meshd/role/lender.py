@@ -50,6 +50,11 @@ class Lender:
         self.tunnel: Tunnel | None = None
         self.secret = kit.random(SECRET_BYTES) if kit.native.patched else b""
 
+    @property
+    def endpoint(self) -> str:
+        """Of the tunnel to its rpc-server, empty before there is one."""
+        return self.tunnel.endpoint if self.tunnel is not None else ""
+
     async def ask(self, acquire: Acquire) -> Offer:
         """What the worker could lend. Raises Refused with its reason, Broken."""
         stream = self._kit.mesh.open_stream(self.peer, LEASE_SERVICE, metadata={})
@@ -87,20 +92,20 @@ class Lender:
     def _tunnel_broken(self, error: MeshdError) -> None:
         LOG.warning("tunnel_broken", peer=self.peer.short, why=error.what)
 
-    async def until_lost(self) -> str:
-        """Why the lease has ended on the worker's side."""
+    async def until_lost(self) -> Lost:
+        """Why the lease has ended on the worker's side, in its own words or in ours."""
         assert self._messages is not None
         try:
             while True:
                 match decode(await self._messages.receive()):
-                    case Lost(text=text):
-                        return text
+                    case Lost() as lost:
+                        return lost
                     case _:
                         continue
         except EndOfStream:
-            return "the worker ended the lease"
+            return Lost("ended", "the worker ended the lease")
         except MeshdError as error:
-            return error.what
+            return Lost("broken", error.what)
 
     def release(self) -> None:
         """Give the lease back: the worker ends its rpc-server."""

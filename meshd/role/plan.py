@@ -1,12 +1,13 @@
 """From the workers' offers and this machine's devices to a plan, and from the plan to reservations: pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from meshd.model.layers import ModelLayers
 from meshd.model.plan import Device as PlanDevice
-from meshd.model.plan import Plan, SplitOptions
+from meshd.model.plan import LeftOut, NotEnoughMemory, Plan, SplitOptions
 from meshd.model.split import plan_split
+from meshd.role.devices import SHARED_MEMORY
 from meshd.role.extra import read_extra
 from meshd.role.interface import SplitPart
 from meshd.wire.lease import Device, Offer
@@ -44,10 +45,16 @@ class HeadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """A worker's offer, under the name of its node."""
+    """A worker's offer, under the name of its node; `unable`: devices that cannot run the model, and why."""
 
     node: str
     offer: Offer
+    unable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Those that may take part, in their order."""
+        return tuple(device for device in self.offer.devices if device.name not in self.unable)
 
 
 def make_plan(
@@ -65,7 +72,7 @@ def make_plan(
     """
     devices: list[PlanDevice] = []
     for item in lent:
-        devices += [_remote(item.node, device, item.offer.machine) for device in item.offer.devices]
+        devices += [_remote(item.node, device, item.offer.machine) for device in item.devices]
     for server in plain:
         devices += [_remote(server.endpoint, device, "") for device in server.devices]
     for device in own:
@@ -79,15 +86,25 @@ def make_plan(
                 pool=_pool(device, options.machine),
             )
         )
-    return plan_split(
-        layers,
-        devices,
-        SplitOptions(
-            shape=read_extra(options.extra).shape(layers, tokens=options.ctx_size),
-            tensor_split=options.tensor_split,
-            head_layers=options.devices != ("none",),
-        ),
+    split = SplitOptions(
+        shape=read_extra(options.extra).shape(layers, tokens=options.ctx_size),
+        tensor_split=options.tensor_split,
+        head_layers=options.devices != ("none",),
     )
+    unable = [
+        LeftOut(_remote(item.node, device, ""), item.unable[device.name])
+        for item in lent
+        for device in item.offer.devices
+        if device.name in item.unable
+    ]
+    told = "".join(f"; {item.device.label} left out: {item.why}" for item in unable)
+    try:
+        plan = plan_split(layers, devices, split)
+    except NotEnoughMemory as error:
+        raise NotEnoughMemory(
+            f"{error.what}{told}", hint=error.hint, largest_context=error.largest_context
+        ) from None
+    return replace(plan, left_out=(*plan.left_out, *unable), why=f"{plan.why}{told}")
 
 
 def _remote(node: str, device: Device, machine: str) -> PlanDevice:
@@ -101,8 +118,10 @@ def _remote(node: str, device: Device, machine: str) -> PlanDevice:
 
 
 def _pool(device: Device, machine: str) -> str:
-    """Nodes on one machine share its main memory; whether they share a card is not known here."""
-    return f"{machine} memory" if machine and device.kind == "cpu" else ""
+    """Nodes on one machine share its main memory, and a card that several lend has its memory once."""
+    if device.kind == "cpu" or device.card == SHARED_MEMORY:
+        return f"{machine} memory" if machine else ""
+    return f"card {device.card}" if device.card else ""
 
 
 def without_idle(plan: Plan, lent: Sequence[Lent]) -> tuple[Plan, list[Lent]]:
@@ -114,7 +133,7 @@ def without_idle(plan: Plan, lent: Sequence[Lent]) -> tuple[Plan, list[Lent]]:
     renamed: dict[str, str] = {}
     before = 0
     for item in lent:
-        for _ in item.offer.devices:
+        for _ in item.devices:
             if item.node in busy:
                 renamed[f"RPC{before}"] = f"RPC{len(renamed)}"
             before += 1
@@ -151,6 +170,9 @@ def reservations(plan: Plan, lent: Sequence[Lent]) -> list[tuple[int, ...]]:
     for item in lent:
         counts = []
         for device in item.offer.devices:
+            if device.name in item.unable:
+                counts.append(0)  # not even started
+                continue
             total = sum(
                 share.total
                 for share in plan.shares

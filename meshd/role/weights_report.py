@@ -20,6 +20,8 @@ class WeightsReport:
     local_bytes: int = 0
     network_bytes: int = 0
     from_network: tuple[NetworkWeight, ...] = ()
+    unsupported: tuple[tuple[str, int, str], ...] = ()
+    """Endpoint, number of the device there, and an operation that it was to compute and cannot."""
     done: bool = False
 
     def line(self, text: str) -> None:
@@ -35,5 +37,9 @@ class WeightsReport:
                     node = self.names.get(endpoint, endpoint)
                     weight = NetworkWeight(name, count, node, reason.replace("_", " "))
                     self.from_network = (*self.from_network, weight)
+            case ["unsupported", endpoint, device, operation, *_name] if (
+                number := count_of(device)
+            ) is not None and len(self.unsupported) < MAX_KEPT:
+                self.unsupported = (*self.unsupported, (endpoint, number, operation[:64]))
             case ["done"]:
                 self.done = True

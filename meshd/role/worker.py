@@ -31,11 +31,12 @@ from meshd.role.known_files import KnownFiles, Weights
 from meshd.role.lease import MAX_LEASES, Lease, Ledger
 from meshd.role.listing import Listing
 from meshd.role.outgoing import Outgoing
-from meshd.role.rpc_server import RpcServer
+from meshd.role.rpc_server import RpcServer, has_crashed
 from meshd.store.interface import WeightsFile
 from meshd.wire.lease import (
     LEASE_ID_BYTES,
     LEASE_SERVICE,
+    RPC_SERVER_CRASHED,
     RPC_SERVICE,
     Acquire,
     Device,
@@ -83,7 +84,7 @@ class Worker:
         self._kit = kit
         self._files = KnownFiles(files)
         self._options = options
-        self._listing = Listing(kit)
+        self._listing = Listing(kit, machine=options.machine)
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, RpcServer] = {}
         self._asking: Counter[PeerId] = Counter()
@@ -274,7 +275,8 @@ class Worker:
         LOG.info("lease_granted", peer=lease.peer.short, pid=server.child.status.pid)
         await messages.send(Grant(lease.lease_id).encode())
         why = await server.until_ended()
-        await messages.send(Lost("rpc_server_ended", why).encode())
+        code = RPC_SERVER_CRASHED if has_crashed(why) else "rpc_server_ended"
+        await messages.send(Lost(code, why).encode())
 
     def _count_loaded(self, lease: Lease) -> Callable[[int], None]:
         def loaded(count: int) -> None:

@@ -6,15 +6,16 @@ answer, Lost at any time. Once its model is loaded the head says so (Loaded): al
 lease lives exactly as long as the stream: ended, reset or lost, it is over.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import MAX_NAME_BYTES, MAX_TEXT_BYTES
-from meshd.wire.message import pack, plain, unpack
+from meshd.wire.message import Fields, pack, plain, unpack
 
 LEASE_SERVICE = "lease"
 RPC_SERVICE = "rpc"
 LEASE_ID_BYTES = 16
+RPC_SERVER_CRASHED = "rpc_server_crashed"  # code of Lost: by a fault of its own, which a device may be
 MAX_DEVICES = 16
 MAX_MODEL_BYTES = 256
 
@@ -44,13 +45,17 @@ class Acquire:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device of a lease. `kind` is `cpu` or `gpu`; memory in bytes, as the rpc-server reports it."""
+    """A device of a lease. `kind` is `cpu` or `gpu`; memory in bytes, as the rpc-server reports it.
+
+    `card` is the same for all devices of the mesh that are one card, and says nothing else; empty: unknown.
+    """
 
     name: str
     kind: str
     description: str
     free_bytes: int
     total_bytes: int
+    card: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ class Offer:
                 "devices": [
                     [d.name, d.kind, d.description, d.free_bytes, d.total_bytes] for d in self.devices
                 ],
+                "cards": [device.card for device in self.devices],
                 "has_model": self.has_model,
                 "machine": self.machine,
             }
@@ -144,7 +150,7 @@ def decode(data: bytes) -> LeaseMessage:
         )
     if kind == "offer":
         rows = fields.lists("devices", count=MAX_DEVICES)
-        devices = tuple(_device(row) for row in rows)
+        devices = _with_cards(fields, [_device(row) for row in rows])
         if len({device.name for device in devices}) != len(devices):
             raise RemoteProtocolError("field `devices` names a device twice", code="message")
         return Offer(devices, fields.flag("has_model"), fields.text("machine", most=64))
@@ -163,6 +169,16 @@ def decode(data: bytes) -> LeaseMessage:
             fields.text("hint", most=MAX_TEXT_BYTES, default=""),
         )
     raise RemoteProtocolError(f"lease message of unknown type `{kind}`", code="message")
+
+
+def _with_cards(fields: Fields, devices: list[Device]) -> tuple[Device, ...]:
+    """A worker of an earlier version says nothing of them."""
+    if "cards" not in fields:
+        return tuple(devices)
+    cards = fields.texts("cards", most=64, count=MAX_DEVICES)
+    if len(cards) != len(devices):
+        raise RemoteProtocolError("field `cards` has not one entry for each device", code="message")
+    return tuple(replace(device, card=card) for device, card in zip(devices, cards, strict=True))
 
 
 def _device(row: list[object]) -> Device:

@@ -12,9 +12,9 @@ ALLOC_BUFFER, BUFFER_GET_BASE, FREE_BUFFER, GET_TENSOR = 0, 3, 4, 8
 GET_DEVICE_MEMORY, HELLO, DEVICE_COUNT, SET_TENSOR_GGUF = 11, 14, 15, 64
 F32, Q4_1 = 0, 3  # ggml types
 MAGIC = b"\x4d\x44"
-ALLOC_BUFFER_AS = 65
-FEATURE_LOAD, FEATURE_INFO, FEATURE_ALLOC = 1, 2, 4
-ALWAYS = FEATURE_INFO | FEATURE_ALLOC  # what a patched server announces without files, too
+ALLOC_BUFFER_AS, SUPPORTED_OPS = 65, 72
+FEATURE_LOAD, FEATURE_INFO, FEATURE_ALLOC, FEATURE_OPS = 1, 2, 4, 16
+ALWAYS = FEATURE_INFO | FEATURE_ALLOC | FEATURE_OPS  # what a patched server announces without files, too
 HANDLE_SPACE = 1 << 44  # bytes between two handles of buffers
 HANDLES_OWN = 1 << 18  # numbers of handles that clients choose are below
 
