@@ -28,7 +28,7 @@ from meshd.role.plan import (
     without_idle,
 )
 from meshd.role.server import LlamaServer
-from meshd.role.unable import Equipment, Unable
+from meshd.role.unable import Trial, Unable
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import TunnelStatus
@@ -39,7 +39,6 @@ from meshd.wire.lease import RPC_SERVER_CRASHED, Acquire, Device
 SHORT_TOKENS, SAMPLE_TOKENS = 2, 4
 LEASE_WORD_SECONDS = 1.0  # llama-server sees the loss of a worker; the lease tells why, a moment later
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
-SHOWN_UNSUPPORTED = 4
 LOG = log.get("serve")
 
 
@@ -95,11 +94,7 @@ class HeadRun:
         self._told = told
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
-        self._unable = unable
-        self._equipment: dict[PeerId, Equipment] = {}
-        self._used: dict[
-            str, tuple[str, ...]
-        ] = {}  # by name of the node: devices of its rpc-server, in order
+        self._trial = Trial(unable)
         self._server = LlamaServer(kit, file=file, index=index, options=options, socket=socket, alias=alias)
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.started = False
@@ -208,9 +203,8 @@ class HeadRun:
         native = {worker.peer: worker.native for worker in workers}
         for lender in self._lenders:
             assert lender.offer is not None
-            equipment = Equipment.of(native[lender.peer], lender.offer.devices)
-            self._equipment[lender.peer] = equipment
-            lent.append(Lent(lender.name, lender.offer, self._unable.why_not(lender.peer, equipment)))
+            unable = self._trial.offered(lender.peer, native[lender.peer], lender.offer.devices)
+            lent.append(Lent(lender.name, lender.offer, unable))
         return lent
 
     def _server_pid(self) -> int | None:
@@ -248,8 +242,7 @@ class HeadRun:
 
     async def _reserve(self, plan: Plan, lent: Sequence[Lent], owner: Owner) -> None:
         for lender, item, wanted in zip(self._lenders, lent, reservations(plan, lent), strict=True):
-            devices = zip(item.offer.devices, wanted, strict=True)
-            self._used[lender.name] = tuple(device.name for device, count in devices if count)
+            self._trial.uses(lender.peer, item.offer.devices, wanted)
             self._told(f"{lender.name}: starting its rpc-server")
             try:
                 tunnel = await lender.reserve(wanted)
@@ -263,8 +256,7 @@ class HeadRun:
     async def _watch_lease(self, lender: Lender) -> None:
         lost = await lender.until_lost()
         if not self.loaded and lost.code == RPC_SERVER_CRASHED:
-            devices = self._used[lender.name]
-            self._unable.crashed(lender.peer, self._equipment[lender.peer], devices, lost.text)
+            self._trial.crashed(lender.peer, lost.text)
         elif not self.loaded:
             self.blamed[lender.peer] = lost.text
         self.lose(f"worker {lender.name} is lost: {lost.text}")
@@ -273,14 +265,13 @@ class HeadRun:
         """What devices cannot compute, as llama-server reported: they are left out from now on."""
         told = []
         for endpoint, number, operation in self._server.report.unsupported:
-            lender = next((one for one in self._lenders if one.endpoint == endpoint), None)
-            if lender is None:  # an rpc-server of the LAN: it has no name here, and nothing to be left out of
-                told.append(f"{endpoint} cannot compute {operation}")
-            elif number < len(self._used[lender.name]):
-                device = self._used[lender.name][number]
-                self._unable.lacks(lender.peer, self._equipment[lender.peer], device, operation)
-                told.append(f"{lender.name} {device} cannot compute {operation}")
-        return "; ".join(told[:SHOWN_UNSUPPORTED])
+            lender = self._lender_at(endpoint)
+            # an rpc-server of the LAN has no name here, and nothing to be left out of
+            device = (
+                f"{lender.name} {self._trial.lacks(lender.peer, number, operation)}" if lender else endpoint
+            )
+            told.append(f"{device} cannot compute {operation}")
+        return "; ".join(told)
 
     # llama-server.
 
@@ -296,11 +287,16 @@ class HeadRun:
         if not self.loaded:
             await asyncio.wait([self._lost], timeout=LEASE_WORD_SECONDS)
             unsupported = self._learn_unsupported()
-            if unsupported:
-                why = unsupported
-            elif not self._lost.done():
+            why = unsupported or why
+            lender = self._lender_at(self._server.lost_endpoint)
+            if not unsupported and not self._lost.done() and lender is not None:
+                self.blamed[lender.peer] = why  # it ended the connection, and neither itself nor the lease
+            elif not self.blamed and not self._lost.done() and not self._trial.failed:
                 self.server_died = ServerDied(split_of(plan), tail)
         self.lose(why)
+
+    def _lender_at(self, endpoint: str) -> Lender | None:
+        return next((lender for lender in self._lenders if endpoint and lender.endpoint == endpoint), None)
 
     async def _load(self, plan: Plan, began: float) -> None:
         report = self._server.report

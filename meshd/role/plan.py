@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from meshd.base.errors import Refused
 from meshd.model.layers import ModelLayers
 from meshd.model.plan import Device as PlanDevice
 from meshd.model.plan import LeftOut, NotEnoughMemory, Plan, SplitOptions
@@ -68,8 +69,9 @@ def make_plan(
     """The split over workers, plain rpc-servers and this machine's devices, in this order.
 
     `own` has the head's CPU and, unless `--device none`, the GPUs it may use. Raises NotEnoughMemory,
-    UserError.
+    UserError; Refused when devices that cannot run the model leave too few workers.
     """
+    _check_able(lent, options.min_workers)
     devices: list[PlanDevice] = []
     for item in lent:
         devices += [_remote(item.node, device, item.offer.machine) for device in item.devices]
@@ -105,6 +107,13 @@ def make_plan(
             f"{error.what}{told}", hint=error.hint, largest_context=error.largest_context
         ) from None
     return replace(plan, left_out=(*plan.left_out, *unable), why=f"{plan.why}{told}")
+
+
+def _check_able(lent: Sequence[Lent], least: int) -> None:
+    able = sum(1 for item in lent if item.devices)
+    reasons = [f"{item.node} {name}: {why}" for item in lent for name, why in item.unable.items()]
+    if able < least and reasons:
+        raise Refused(f"{able} of {least} workers can take part", code="workers", hint="; ".join(reasons))
 
 
 def _remote(node: str, device: Device, machine: str) -> PlanDevice:

@@ -55,6 +55,7 @@ class LlamaServer:
         self._pipe: Report | None = None
         self._lost: asyncio.Future[Over] = asyncio.get_running_loop().create_future()
         self.report = WeightsReport({})
+        self.lost_endpoint = ""  # of the worker that it lost first
 
     @property
     def status(self) -> ChildStatus | None:
@@ -136,6 +137,7 @@ class LlamaServer:
                 self.report.line(line)
                 if line.startswith(LOST) and not self._lost.done():
                     endpoint, _, why = line.removeprefix(LOST).partition(" ")
+                    self.lost_endpoint = endpoint
                     name = self.report.names.get(endpoint, endpoint)
                     self._lost.set_result(Over(f"llama-server lost worker {name}: {why}"))
         except (EndOfStream, Closed, Broken):

@@ -71,3 +71,39 @@ class Unable:
             self._equipment[peer] = equipment
             self._marks[peer] = {}
         return self._marks[peer]
+
+
+class Trial:
+    """The devices of one life of the model: what each worker offered, and which of it its rpc-server runs."""
+
+    def __init__(self, unable: Unable) -> None:
+        self._unable = unable
+        self._equipment: dict[PeerId, Equipment] = {}
+        self._used: dict[PeerId, tuple[str, ...]] = {}
+        self.failed = False  # a device did
+
+    def offered(
+        self, peer: PeerId, native: NativeVersion | None, devices: Sequence[Device]
+    ) -> Mapping[str, str]:
+        """The devices of this offer that are left out, by name, each with the reason."""
+        self._equipment[peer] = Equipment.of(native, devices)
+        return self._unable.why_not(peer, self._equipment[peer])
+
+    def uses(self, peer: PeerId, devices: Sequence[Device], wanted: Sequence[int]) -> None:
+        """Bytes that are reserved of each device; the server runs those that are not 0, in their order."""
+        pairs = zip(devices, wanted, strict=True)
+        self._used[peer] = tuple(device.name for device, count in pairs if count)
+
+    def crashed(self, peer: PeerId, why: str) -> None:
+        """See Unable."""
+        self.failed = True
+        self._unable.crashed(peer, self._equipment[peer], self._used[peer], why)
+
+    def lacks(self, peer: PeerId, number: int, operation: str) -> str:
+        """See Unable; `number` is the device's in its server. Returns its name."""
+        used = self._used[peer]
+        if number >= len(used):
+            return f"device {number}"
+        self.failed = True
+        self._unable.lacks(peer, self._equipment[peer], used[number], operation)
+        return used[number]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from meshd.role.interface import NetworkWeight
 
+MAX_UNSUPPORTED = 8
 MAX_KEPT = 4096  # tensors from the network that are kept by name; the bytes of all are counted
 
 
@@ -39,7 +40,7 @@ class WeightsReport:
                     self.from_network = (*self.from_network, weight)
             case ["unsupported", endpoint, device, operation, *_name] if (
                 number := count_of(device)
-            ) is not None and len(self.unsupported) < MAX_KEPT:
+            ) is not None and len(self.unsupported) < MAX_UNSUPPORTED:
                 self.unsupported = (*self.unsupported, (endpoint, number, operation[:64]))
             case ["done"]:
                 self.done = True

@@ -103,6 +103,12 @@ class RpcClient:
         rows = struct.iter_unpack("<QQQQB?6x", self.receive(size))
         return [DeviceInfo(*row) for row in rows]
 
+    def weight_ops(self) -> dict[int, tuple[int, int]]:
+        """Behind that, with FEATURE_OPS: by operation, bits of types: those known, those possible."""
+        (size,) = struct.unpack("<Q", self.receive(8))
+        rows = struct.iter_unpack("<IIQQ", self.receive(size))
+        return {operation: (known, types) for operation, _, known, types in rows}
+
     def alloc_as(self, number: int, size: int, device: int = 0) -> tuple[int, int]:
         """The handle with this number, and the bytes it got: 0 when it was refused."""
         handle = number * HANDLE_SPACE

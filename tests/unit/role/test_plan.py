@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from meshd.base.errors import Refused
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.plan import NotEnoughMemory, Plan
 from meshd.role.devices import SHARED_MEMORY
@@ -160,7 +161,20 @@ def test_a_worker_with_no_able_device_is_sent_home_with_the_reason() -> None:
 def test_too_little_memory_names_the_devices_that_are_left_out() -> None:
     offers = [lent("a", gpu(), unable={"CUDA0": LACKS})]
     with pytest.raises(NotEnoughMemory, match=f"a CUDA0 left out: {LACKS}"):
-        make_plan(model(), lent=offers, plain=[], own=[cpu(0.6)], options=HeadOptions(devices=("none",)))
+        make_plan(
+            model(),
+            lent=offers,
+            plain=[],
+            own=[cpu(0.6)],
+            options=HeadOptions(min_workers=0, devices=("none",)),
+        )
+
+
+def test_too_few_able_workers_are_waited_for() -> None:
+    offers = [lent("a", gpu(), unable={"CUDA0": LACKS}), lent("b", gpu())]
+    with pytest.raises(Refused, match="1 of 2 workers can take part") as caught:
+        make_plan(model(), lent=offers, plain=[], own=[cpu()], options=HeadOptions(min_workers=2))
+    assert caught.value.hint == f"a CUDA0: {LACKS}"
 
 
 def test_a_head_without_compute_takes_no_layers() -> None:
