@@ -24,6 +24,7 @@ from tests.e2e.models import (
     text_alone,
 )
 from tests.e2e.native_rig import Handed, Head, Report, Worker, index_of
+from tests.e2e.random_models import MODELS, random_model
 from tests.e2e.residency import drop, read_ahead_bytes, resident_bytes
 from tests.e2e.rpc_client import ALLOC_BUFFER_AS, SUPPORTED_OPS
 
@@ -65,6 +66,29 @@ def test_a_load_asks_each_worker_five_questions_over_one_connection(tmp_path: Pa
             assert set(calls) - set(waited) <= {ALLOC_BUFFER_AS, BUFFER_CLEAR, SET_TENSOR, GRAPH, RECOMPUTE}
             assert proxy.counts.connections == 1
             assert proxy.counts.sent[SUPPORTED_OPS] < 16_384
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_operations_are_asked_about_once_and_never_while_tokens_are_made(tmp_path: Path, name: str) -> None:
+    """Prompts of several lengths, and a cache that grows: neither makes a kind of operation that is new."""
+    binaries, model = patched().binaries, random_model(name)
+    with (
+        Worker(binaries[RPC_SERVER], tmp_path, weights=[model]) as worker,
+        CountingProxy(worker.port) as proxy,
+        Head(
+            binaries[LLAMA_SERVER],
+            tmp_path,
+            model,
+            [proxy.endpoint],
+            index=encode_index(index_of([model])),
+        ) as head,
+    ):
+        assert proxy.counts.calls[SUPPORTED_OPS] == 1
+        head.complete(tokens=260)
+        head.complete("x " * 60, tokens=20)
+        head.complete("y z " * 70, tokens=3)
+        assert proxy.counts.calls[SUPPORTED_OPS] == 1
+        assert proxy.counts.sent[SUPPORTED_OPS] < 32_768
 
 
 @pytest.mark.parametrize("load_mode", ["none", "mmap"])
