@@ -37,7 +37,8 @@ bench: build ## measure stock beside meshd, and write docs/performance.md (Linux
 
 soak: build ## the long runs: workers lost a thousand times, links cut for a thousand tokens, fifty nodes
 	MESHD_SOAK=1 $(BIN)/python -m pytest tests/e2e/test_mesh_durable.py tests/e2e/test_mesh_many.py \
-		tests/e2e/test_mesh_losses.py tests/e2e/test_mesh_lost_workers.py tests/e2e/test_native_loss.py
+		tests/e2e/test_mesh_losses.py tests/e2e/test_mesh_lost_workers.py tests/e2e/test_native_loss.py \
+		tests/e2e/test_native_blas.py
 
 fuzz: $(INSTALLED) ## feed every parser a million hostile inputs, and the rpc-server ten million frames
 	$(BIN)/python -m tests.fuzz

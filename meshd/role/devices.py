@@ -1,16 +1,18 @@
 """Devices of this machine, as rpc-server names them.
 
-`ggml-rpc-server --device ?` lists them with their memory (an unknown device makes it print what there is),
-in stock and patched builds alike; it costs a start of the program, so it is asked for each lease and never
-polled.
+A patched `ggml-rpc-server --list-devices` lists them with what they are; of a stock one `--device ?` tells
+names and memory (an unknown device makes it print what there is). It costs a start of the program, so it is
+asked for each lease and never polled.
 """
 
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from meshd.base.errors import MeshdError, UserError
 from meshd.process.interface import ChildSpec, RunToEnd
+from meshd.role.interface import Native
 from meshd.wire.lease import MAX_DEVICES, Device
 
 # no more than an Offer can carry (wire/lease.py): an odd line of a driver must not spoil it
@@ -18,7 +20,12 @@ _LINE = re.compile(
     r"^  (?P<name>[!-9;-~]{1,64}): (?P<text>.*)"
     r" \((?P<total>[0-9]{1,12}) MiB, (?P<free>[0-9]{1,12}) MiB free\)$"
 )
+_LISTED = re.compile(
+    r"^device (?P<name>[!-9;-~]{1,64}) (?P<type>[a-z]{1,16}) (?P<id>[!-~]{1,128})"
+    r" (?P<total>[0-9]{1,17}) (?P<free>[0-9]{1,17}) (?P<text>.*)$"
+)
 _MIB = 1 << 20
+SHARED_MEMORY = "memory"  # in place of a card: a GPU without memory of its own
 _HALF_ABLE = ("BLAS", "ACCEL", "AMX")  # accelerators that lack operations: never used on their own
 
 
@@ -36,6 +43,33 @@ def parse_devices(lines: Sequence[str]) -> tuple[Device, ...]:
     return tuple(devices.values())[:MAX_DEVICES]
 
 
+def parse_listed(lines: Sequence[str], machine: str) -> tuple[Device, ...]:
+    """The devices in the list of a patched program; `machine` as in Offer."""
+    devices: dict[str, Device] = {}
+    for line in lines:
+        if (match := _LISTED.match(line)) is None:
+            continue
+        gpu = match["type"] in ("gpu", "igpu")
+        description = "".join(c for c in match["text"] if c.isprintable())[:200]
+        device = Device(
+            match["name"],
+            "gpu" if gpu else "cpu",
+            description,
+            int(match["free"]),
+            int(match["total"]),
+            SHARED_MEMORY if match["type"] == "igpu" else card_of(machine, match["id"]) if gpu else "",
+        )
+        devices.setdefault(device.name, device)
+    return tuple(devices.values())[:MAX_DEVICES]
+
+
+def card_of(machine: str, hardware: str) -> str:
+    """The name of the card with this id (a PCI bus id, say) in this machine; empty: not known."""
+    if not machine or hardware == "-":
+        return ""
+    return hashlib.sha256(f"meshd card\0{machine}\0{hardware}".encode()).hexdigest()[:32]
+
+
 def pick(devices: Sequence[Device], asked: Sequence[str]) -> tuple[Device, ...]:
     """Those asked for, in that order; without a wish all GPUs, else the CPU. Raises UserError."""
     by_name = {device.name: device for device in devices}
@@ -50,21 +84,24 @@ def pick(devices: Sequence[Device], asked: Sequence[str]) -> tuple[Device, ...]:
     return tuple(gpus or usable)
 
 
-async def list_devices(rpc_server: Path, *, run_to_end: RunToEnd, log: Path) -> tuple[Device, ...]:
+async def list_devices(
+    native: Native, *, machine: str, run_to_end: RunToEnd, log: Path
+) -> tuple[Device, ...]:
     """Ask the program. Raises MeshdError when it cannot be run or lists nothing."""
     lines: list[str] = []
     ended = await run_to_end(
         ChildSpec(
             name="device list",
-            argv=(str(rpc_server), "--device", "?"),
+            argv=(str(native.rpc_server), *(("--list-devices",) if native.patched else ("--device", "?"))),
             log=log,
             on_line=lines.append,
         )
     )
-    devices = parse_devices(lines)
+    devices = parse_listed(lines, machine) if native.patched else parse_devices(lines)
     if not devices:
         shown = " | ".join(ended.tail[-3:])
         raise MeshdError(
-            f"`{rpc_server.name}` lists no devices: {shown}", hint="`meshd native build` makes a new one"
+            f"`{native.rpc_server.name}` lists no devices: {shown}",
+            hint="`meshd native build` makes a new one",
         )
     return devices

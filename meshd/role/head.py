@@ -32,10 +32,11 @@ from meshd.role.plan import (
 from meshd.role.pushing import Pushing
 from meshd.role.server import LlamaServer, Over
 from meshd.role.token_cost import measure_token
+from meshd.role.unable import Trial, Unable
 from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import TunnelStatus
-from meshd.wire.lease import Acquire, Device
+from meshd.wire.lease import RPC_SERVER_CRASHED, Acquire, Device
 
 LEASE_WORD_SECONDS = 1.0  # llama-server sees the loss of a worker; the lease tells why, a moment later
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
@@ -64,7 +65,8 @@ class ServerDied:
 class HeadRun:
     """Run once. `told` gets what it is waiting for, `on_loaded` is called when a real token came.
 
-    What the next life should know is left in `blamed`, `server_died` and `started`.
+    What the next life should know is left in `blamed`, `server_died`, `started`, and in `unable`, which all
+    lives share.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class HeadRun:
         layers: ModelLayers,
         options: HeadOptions,
         plain: Sequence[PlainRpc],
+        unable: Unable,
         socket: Path,
         alias: str,
         told: Callable[[str], None],
@@ -93,6 +96,7 @@ class HeadRun:
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
         self._pushing = Pushing(allowed=options.push)
+        self._trial = Trial(unable)
         self._server = LlamaServer(
             kit,
             file=file,
@@ -220,11 +224,13 @@ class HeadRun:
         if len(self._lenders) < self._options.min_workers and refusals:
             raise refusals[0]
         ways = {status.peer: way_to(status.paths) for status in self._kit.mesh.peers()}
-        return [
-            Lent(lender.name, lender.offer, ways.get(lender.peer))
-            for lender in self._lenders
-            if lender.offer is not None
-        ]
+        native = {worker.peer: worker.native for worker in workers}
+        lent = []
+        for lender in self._lenders:
+            assert lender.offer is not None
+            unable = self._trial.offered(lender.peer, native[lender.peer], lender.offer.devices)
+            lent.append(Lent(lender.name, lender.offer, ways.get(lender.peer), unable))
+        return lent
 
     def _server_pid(self) -> int | None:
         status = self._server.status
@@ -247,7 +253,10 @@ class HeadRun:
 
     async def _own_devices(self) -> tuple[Device, ...]:
         listed = await list_devices(
-            self._kit.native.rpc_server, run_to_end=self._kit.run_to_end, log=self._kit.logs / "devices.log"
+            self._kit.native,
+            machine=self._options.machine,
+            run_to_end=self._kit.run_to_end,
+            log=self._kit.logs / "devices.log",
         )
         cpu = tuple(device for device in listed if device.name == "CPU")
         asked = self._options.devices
@@ -258,7 +267,8 @@ class HeadRun:
 
     async def _reserve(self, plan: Plan, lent: Sequence[Lent], owner: Owner) -> None:
         self._weights_of = plan.weights_of
-        for lender, wanted in zip(self._lenders, reservations(plan, lent), strict=True):
+        for lender, item, wanted in zip(self._lenders, lent, reservations(plan, lent), strict=True):
+            self._trial.uses(lender.peer, item.offer.devices, wanted)
             self._told(f"{lender.name}: starting its rpc-server")
             try:
                 tunnel = await lender.reserve(wanted)
@@ -270,10 +280,24 @@ class HeadRun:
             owner.start(self._watch_lease(lender), name=f"lease {lender.name}")
 
     async def _watch_lease(self, lender: Lender) -> None:
-        why = await lender.until_lost()
-        if not self.loaded:
-            self.blamed[lender.peer] = why
-        self.lose(f"worker {lender.name} is lost: {why}")
+        lost = await lender.until_lost()
+        if not self.loaded and lost.code == RPC_SERVER_CRASHED:
+            self._trial.crashed(lender.peer, lost.text)
+        elif not self.loaded:
+            self.blamed[lender.peer] = lost.text
+        self.lose(f"worker {lender.name} is lost: {lost.text}")
+
+    def _learn_unsupported(self) -> str:
+        """What devices cannot compute, as llama-server reported: they are left out from now on."""
+        told = []
+        for endpoint, number, operation in self._server.report.unsupported:
+            lender = self._lender_at(endpoint)
+            # an rpc-server of the LAN has no name here, and nothing to be left out of
+            device = (
+                f"{lender.name} {self._trial.lacks(lender.peer, number, operation)}" if lender else endpoint
+            )
+            told.append(f"{device} cannot compute {operation}")
+        return "; ".join(told)
 
     # llama-server.
 
@@ -295,18 +319,20 @@ class HeadRun:
         if not self.loaded or over.endpoint:
             self._told(over.why)  # nobody is to be sent to it meanwhile
             await asyncio.wait([self._lost], timeout=LEASE_WORD_SECONDS)
-        if not self.loaded and not self._lost.done():
+        if not self.loaded:
             over = self._server.lost or over
-            if not over.endpoint:
+            if unsupported := self._learn_unsupported():
+                over = Over(unsupported, over.tail)
+            lender = self._lender_at(over.endpoint)
+            known = self._lost.done() or self._trial.failed
+            if not known and lender is None:
                 self.server_died = ServerDied(split_of(plan), over.tail)
-            elif not self._pushing.text():
-                self._blame(over.endpoint, over.why)
+            elif not known and lender is not None and not self._pushing.text():
+                self.blamed[lender.peer] = over.why
         self.lose(over.why)
 
-    def _blame(self, endpoint: str, why: str) -> None:
-        for lender in self._lenders:
-            if lender.tunnel is not None and lender.tunnel.endpoint == endpoint:
-                self.blamed[lender.peer] = why
+    def _lender_at(self, endpoint: str) -> Lender | None:
+        return next((lender for lender in self._lenders if endpoint and lender.endpoint == endpoint), None)
 
     async def _load(self, plan: Plan, began: float) -> None:
         report = self._server.report

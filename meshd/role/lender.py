@@ -149,22 +149,22 @@ class Lender:
     def _tunnel_broken(self, error: MeshdError) -> None:
         LOG.warning("tunnel_broken", peer=self.peer.short, why=error.what)
 
-    async def until_lost(self) -> str:
-        """Why the lease has ended on the worker's side."""
+    async def until_lost(self) -> Lost:
+        """Why the lease has ended on the worker's side, in its own words or in ours."""
         assert self._messages is not None
         try:
             while True:
                 match decode(await self._messages.receive()):
-                    case Lost(text=text):
-                        return text
+                    case Lost() as lost:
+                        return lost
                     case Reached(number=number, why_not=why) if why and number in self._introduced:
                         self.unreached[number] = why
                     case _:
                         continue
         except EndOfStream:
-            return "the worker ended the lease"
+            return Lost("ended", "the worker ended the lease")
         except MeshdError as error:
-            return error.what
+            return Lost("broken", error.what)
 
     def release(self) -> None:
         """Give the lease back: the worker ends its rpc-server."""

@@ -10,8 +10,9 @@ from meshd.wire.lease import Device
 class Listing:
     """Those who ask while a listing runs share the next one: it was begun after they asked."""
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: Kit, *, machine: str) -> None:
         self._kit = kit
+        self._machine = machine
         self._running = asyncio.Lock()
         self._asked = 0
         self._covers = 0
@@ -25,7 +26,8 @@ class Listing:
             if self._covers < mine:
                 covers = self._asked
                 self._devices = await list_devices(
-                    self._kit.native.rpc_server,
+                    self._kit.native,
+                    machine=self._machine,
                     run_to_end=self._kit.run_to_end,
                     log=self._kit.logs / "devices.log",
                 )

@@ -1,15 +1,17 @@
 """From the workers' offers and this machine's devices to a plan, and from the plan to reservations: pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from meshd.base.errors import Refused
 from meshd.model.layers import ModelLayers
 from meshd.model.output import Way
 from meshd.model.plan import Device as PlanDevice
-from meshd.model.plan import DeviceShare, Plan, SplitOptions
+from meshd.model.plan import DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
 from meshd.model.split import plan_split
 from meshd.peer.interface import PathStatus
+from meshd.role.devices import SHARED_MEMORY
 from meshd.role.extra import read_extra
 from meshd.role.interface import SplitPart
 from meshd.wire.lease import Device, Offer
@@ -49,11 +51,20 @@ class HeadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """A worker's offer, under the name of its node, and what lies between."""
+    """A worker's offer, under the name of its node, and what lies between.
+
+    `unable`: devices that cannot run the model, and why.
+    """
 
     node: str
     offer: Offer
     way: Way | None = None
+    unable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Those that may take part, in their order."""
+        return tuple(device for device in self.offer.devices if device.name not in self.unable)
 
 
 def make_plan(
@@ -67,11 +78,12 @@ def make_plan(
     """The split over workers, plain rpc-servers and this machine's devices, in this order.
 
     `own` has the head's CPU and, unless `--device none`, the GPUs it may use. Raises NotEnoughMemory,
-    UserError.
+    UserError; Refused when devices that cannot run the model leave too few workers.
     """
+    _check_able(lent, options.min_workers)
     devices: list[PlanDevice] = []
     for item in lent:
-        devices += [_remote(item.node, device, item.offer.machine, item.way) for device in item.offer.devices]
+        devices += [_remote(item.node, device, item.offer.machine, item.way) for device in item.devices]
     for server in plain:
         devices += [_remote(server.endpoint, device, "", None) for device in server.devices]
     for device in own:
@@ -85,16 +97,33 @@ def make_plan(
                 pool=_pool(device, options.machine),
             )
         )
-    return plan_split(
-        layers,
-        devices,
-        SplitOptions(
-            shape=read_extra(options.extra).shape(layers, tokens=options.ctx_size),
-            tensor_split=options.tensor_split,
-            head_layers=options.devices != ("none",),
-            local_output={"head": True, "worker": False}.get(options.output),
-        ),
+    split = SplitOptions(
+        shape=read_extra(options.extra).shape(layers, tokens=options.ctx_size),
+        tensor_split=options.tensor_split,
+        head_layers=options.devices != ("none",),
+        local_output={"head": True, "worker": False}.get(options.output),
     )
+    unable = [
+        LeftOut(_remote(item.node, device, "", None), item.unable[device.name])
+        for item in lent
+        for device in item.offer.devices
+        if device.name in item.unable
+    ]
+    told = "".join(f"; {item.device.label} left out: {item.why}" for item in unable)
+    try:
+        plan = plan_split(layers, devices, split)
+    except NotEnoughMemory as error:
+        raise NotEnoughMemory(
+            f"{error.what}{told}", hint=error.hint, largest_context=error.largest_context
+        ) from None
+    return replace(plan, left_out=(*plan.left_out, *unable), why=f"{plan.why}{told}")
+
+
+def _check_able(lent: Sequence[Lent], least: int) -> None:
+    able = sum(1 for item in lent if item.devices)
+    reasons = [f"{item.node} {name}: {why}" for item in lent for name, why in item.unable.items()]
+    if able < least and reasons:
+        raise Refused(f"{able} of {least} workers can take part", code="workers", hint="; ".join(reasons))
 
 
 def _remote(node: str, device: Device, machine: str, way: Way | None) -> PlanDevice:
@@ -116,8 +145,10 @@ def way_to(paths: Sequence[PathStatus]) -> Way | None:
 
 
 def _pool(device: Device, machine: str) -> str:
-    """Nodes on one machine share its main memory; whether they share a card is not known here."""
-    return f"{machine} memory" if machine and device.kind == "cpu" else ""
+    """Nodes on one machine share its main memory, and a card that several lend has its memory once."""
+    if device.kind == "cpu" or device.card == SHARED_MEMORY:
+        return f"{machine} memory" if machine else ""
+    return f"card {device.card}" if device.card else ""
 
 
 def without_idle(plan: Plan, lent: Sequence[Lent]) -> tuple[Plan, list[Lent]]:
@@ -129,7 +160,7 @@ def without_idle(plan: Plan, lent: Sequence[Lent]) -> tuple[Plan, list[Lent]]:
     renamed: dict[str, str] = {}
     before = 0
     for item in lent:
-        for _ in item.offer.devices:
+        for _ in item.devices:
             if item.node in busy:
                 renamed[f"RPC{before}"] = f"RPC{len(renamed)}"
             before += 1
@@ -166,6 +197,9 @@ def reservations(plan: Plan, lent: Sequence[Lent]) -> list[tuple[int, ...]]:
     for item in lent:
         counts = []
         for device in item.offer.devices:
+            if device.name in item.unable:
+                counts.append(0)  # not even started
+                continue
             total = sum(
                 share.total
                 for share in plan.shares

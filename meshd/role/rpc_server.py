@@ -27,7 +27,13 @@ READY_LINE = r"^  transport +:"  # the last of rpc-server's banner, flushed when
 PROGRESS_SECONDS = 2.0
 LOOK_SECONDS = 2.0  # between two looks at whether it stands still; its end is told at once
 SHOWN_MISSES = 12  # by name in the log: a worker without a file misses all; the head's status names them
+CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")  # none of these comes from somebody else
 LOG = log.get("worker")
+
+
+def has_crashed(why: str) -> bool:
+    """Whether an rpc-server that ended so (process/lifecycle.py) did it by a fault of its own."""
+    return any(f" was ended by {name} " in f"{why} " for name in CRASHES)
 
 
 class RpcServer:

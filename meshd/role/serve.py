@@ -25,6 +25,7 @@ from meshd.role.interface import Kit, ModelStatus, RoleStatus
 from meshd.role.plain import ask_plain
 from meshd.role.plan import HeadOptions, PlainRpc
 from meshd.role.standing import Standings
+from meshd.role.unable import Unable
 from meshd.store.interface import HashProgress, WeightsFile
 from meshd.tunnel.interface import TunnelStatus
 
@@ -52,6 +53,7 @@ class Serve:
         self._loaded = Loaded()
         self._failures = 0
         self._standings = Standings()
+        self._unable = Unable()
         self._server_runs = 0
         self._server_failures = 0  # in a row
         self._server_failures_same = 0  # of them, the last with one split
@@ -142,7 +144,9 @@ class Serve:
 
     async def _know_file(self) -> None:
         """Costs nothing while the file is as it was. Raises UserError."""
-        self._index = await self._file.index(self._hash_progress)
+        before, self._index = self._index, await self._file.index(self._hash_progress)
+        if before is not None and before.fingerprint != self._index.fingerprint:
+            self._unable = Unable()  # another model
         if not self._file.paths_unchanged():  # llama-server opens the path, the workers know what was there
             raise UserError(
                 f"`{self._file.name}` was replaced by another file",
@@ -191,6 +195,7 @@ class Serve:
             layers=self._layers,
             options=self._options,
             plain=plain,
+            unable=self._unable,
             socket=self.socket_path,
             alias=self.model_name,
             told=lambda text: self._tell(ModelState.LOADING, text),
@@ -222,6 +227,7 @@ class Serve:
         self._failures = 0
         if self._run is not None:
             self._standings.worked(self._run.workers)
+            self._unable.worked(self._run.workers)
         self._tell(ModelState.READY, "; ".join([loaded.why, *self._left_out()]))
 
     async def _server_failed(self, why: str) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from meshd.gateway.interface import WorkerLoad
 from meshd.role.interface import NetworkWeight
 
+MAX_UNSUPPORTED = 8
 MAX_KEPT = 4096  # tensors from the network that are kept by name; the bytes of all are counted
 
 
@@ -29,6 +30,8 @@ class WeightsReport:
     local_bytes: int = 0
     network_bytes: int = 0
     from_network: tuple[NetworkWeight, ...] = ()
+    unsupported: tuple[tuple[str, int, str], ...] = ()
+    """Endpoint, number of the device there, and an operation that it was to compute and cannot."""
     done: bool = False
     by_node: dict[str, NodeWeights] = field(default_factory=dict)
 
@@ -45,6 +48,10 @@ class WeightsReport:
                     node = self.names.get(endpoint, endpoint)
                     weight = NetworkWeight(name, count, node, reason.replace("_", " "))
                     self.from_network = (*self.from_network, weight)
+            case ["unsupported", endpoint, device, operation, *_name] if (
+                number := count_of(device)
+            ) is not None and len(self.unsupported) < MAX_UNSUPPORTED:
+                self.unsupported = (*self.unsupported, (endpoint, number, operation[:64]))
             case ["done"]:
                 self.done = True
 

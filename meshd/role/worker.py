@@ -32,11 +32,12 @@ from meshd.role.lease import MAX_LEASES, Lease, Ledger
 from meshd.role.lent_streams import NO_USE, LentStreams
 from meshd.role.listing import Listing
 from meshd.role.outgoing import Outgoing
-from meshd.role.rpc_server import RpcServer
+from meshd.role.rpc_server import RpcServer, has_crashed
 from meshd.store.interface import ContentStore, WeightsFile
 from meshd.wire.lease import (
     LEASE_ID_BYTES,
     LEASE_SERVICE,
+    RPC_SERVER_CRASHED,
     Acquire,
     Admit,
     Device,
@@ -91,7 +92,7 @@ class Worker:
         self._files = KnownFiles(files, store)
         self._store = store
         self._options = options
-        self._listing = Listing(kit)
+        self._listing = Listing(kit, machine=options.machine)
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, RpcServer] = {}
         self._streams = LentStreams(kit, self._running)
@@ -259,7 +260,8 @@ class Worker:
         LOG.info("lease_granted", peer=lease.peer.short, pid=server.child.status.pid)
         await messages.send(Grant(lease.lease_id, compressed=self._kit.compressed).encode())
         why = await server.until_ended()
-        await messages.send(Lost("rpc_server_ended", why).encode())
+        code = RPC_SERVER_CRASHED if has_crashed(why) else "rpc_server_ended"
+        await messages.send(Lost(code, why).encode())
 
     def _count_loaded(self, lease: Lease) -> Callable[[int], None]:
         def loaded(count: int) -> None:

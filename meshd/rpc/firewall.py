@@ -11,13 +11,18 @@ from collections.abc import Callable, Mapping
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import protocol as rpc
 from meshd.rpc.frames import Messages
-from meshd.rpc.graph import check_graph
+from meshd.rpc.graph import check_asked_ops, check_graph
 from meshd.rpc.keeping import Keeping
 from meshd.rpc.tensors import Buffer, check_load_entry, find, place_of, refused
 
 MAX_BUFFERS = 1024
 MAX_BUFFER_BYTES = rpc.HANDLE_SPACE
-DEVICES = -1  # in place of an answer's length: the table of devices, as long as the server has some
+# in place of an answer's length: the tables behind HELLO, of devices and of what they can do with weights
+DEVICES, WEIGHT_OPS = -1, -2
+TABLES: Mapping[int, tuple[int, int]] = {  # bytes of a row, most rows
+    DEVICES: (rpc.DEVICE_INFO_BYTES, rpc.MAX_INFO_DEVICES),
+    WEIGHT_OPS: (rpc.WEIGHT_OP_BYTES, rpc.MAX_INFO_DEVICES * rpc.MAX_WEIGHT_OPS),
+}
 MAX_UNANSWERED = 4096  # requests whose answers have not come: a client waits for most of them
 MAX_REMEMBERED = 512  # tensors whose place was checked: those of every token, and then some
 
@@ -246,6 +251,9 @@ class Firewall:
         self._named = True
         return 0
 
+    def _asked_ops(self, data: bytes | memoryview, at: int, size: int) -> int:
+        return check_asked_ops(data, at, size)
+
     # Answers.
 
     def _look_answer(self, data: bytes | memoryview, at: int, have: int) -> int:
@@ -253,13 +261,10 @@ class Firewall:
         if not self._unanswered:
             raise refused("an answer to nothing")
         number, expected, said = self._unanswered[0]
-        if expected == DEVICES:
-            known = size % rpc.DEVICE_INFO_BYTES == 0 and size <= rpc.MAX_INFO_DEVICES * rpc.DEVICE_INFO_BYTES
-        else:
-            known = size == expected
-        if not known:
+        row, most = TABLES.get(expected, (1, 0))
+        if size != expected and not (size % row == 0 and size <= most * row and expected in TABLES):
             raise refused(f"{rpc.COMMANDS[number].name}: an answer of {size} bytes")
-        learn = _LESSONS.get(number) if expected != DEVICES else None
+        learn = _LESSONS.get(number) if expected not in TABLES else None
         if learn is not None:
             if have < rpc.ANSWER.size + size:
                 return -(rpc.ANSWER.size + int(size))
@@ -271,6 +276,8 @@ class Firewall:
         self._features = said & self._extensions(data, at + 4)
         if self._features & rpc.FEATURE_INFO:
             self._unanswered.insert(1, (rpc.HELLO, DEVICES, 0))
+            if self._features & rpc.FEATURE_OPS:
+                self._unanswered.insert(2, (rpc.HELLO, WEIGHT_OPS, 0))
 
     def _learn_buffer(self, data: bytes | memoryview, at: int, _said: int) -> None:
         handle, size = rpc.PAIR64.unpack_from(data, at)
@@ -320,6 +327,7 @@ _JUDGES: Mapping[int, Judge] = {
     rpc.PUSH_TENSOR: Firewall._push,
     rpc.TAKE_TENSOR: Firewall._take,
     rpc.PEER_SESSION: Firewall._session,
+    rpc.SUPPORTED_OPS: Firewall._asked_ops,
 }
 _LESSONS: Mapping[int, Lesson] = {
     rpc.HELLO: Firewall._learn_features,

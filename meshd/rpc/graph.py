@@ -1,12 +1,20 @@
-"""The graph of GRAPH_COMPUTE: known operations, sources that are there, no cycle, all in its buffer. Pure."""
+"""Operations: those of GRAPH_COMPUTE, and those that are asked about (SUPPORTED_OPS). Pure.
+
+Of a graph: known operations, sources that are there, no cycle, all in its buffer.
+"""
 
 import struct
 
 from meshd.rpc.protocol import (
+    ASKED_HEAD,
+    ASKED_OP,
+    ASKED_TENSOR_BYTES,
     CPY,
     GRAPH_HEAD_BYTES,
     KINDS_OF,
+    MAX_ASKED_OPS,
     MAX_GRAPH_TENSORS,
+    MAX_SOURCES,
     NODE,
     OPERATIONS,
     PAIR32,
@@ -82,3 +90,23 @@ def _check_node(operation: int, fields: tuple[int, ...], nowhere: set[int]) -> N
         raise refused(f"operation {operation} on a tensor that lies nowhere")
     if fields[12] >= KINDS_OF.get(operation, 1 << 32):
         raise refused(f"operation {operation} of kind {fields[12]}")
+
+
+def check_asked_ops(message: bytes | memoryview, at: int, size: int) -> int:
+    """How many operations are asked about in the `size` bytes from `at`. Raises RemoteProtocolError.
+
+    They name no buffer and no address, so what operations and tensors they are is the server's to judge: it
+    answers no for those that it does not know.
+    """
+    _device, count, total, _ = ASKED_HEAD.unpack_from(message, at)
+    if count > MAX_ASKED_OPS or size != ASKED_HEAD.size + count * ASKED_OP.size + total * ASKED_TENSOR_BYTES:
+        raise refused(f"{count} operations and {total} tensors in {size} bytes")
+    needed = count
+    for number in range(count):
+        operation, sources = ASKED_OP.unpack_from(message, at + ASKED_HEAD.size + number * ASKED_OP.size)
+        if sources >> MAX_SOURCES:
+            raise refused(f"a question about operation {operation} with sources {sources:x}")
+        needed += sources.bit_count()
+    if needed != total:
+        raise refused(f"{total} tensors for operations that have {needed}")
+    return int(count)

@@ -25,6 +25,7 @@ GRAPH_HEAD_BYTES = 8
 GRAPH_MOST_BYTES = GRAPH_HEAD_BYTES + 4 + MAX_GRAPH_TENSORS * (8 + TENSOR_BYTES)
 LOAD_HEAD_BYTES = 8
 LOAD_ENTRY_BYTES = 140
+MAX_ASKED_OPS = 4096  # RPC_MAX_ASKED_OPS
 
 # rpc_tensor: id, type, buffer, ne[4], nb[4], op, op_params[16], flags, src[10], view_src, view_offs, data,
 # name[64], use_count. PLACE is where it lies: type, buffer, ne, nb, data. NODE has what a graph is made of:
@@ -33,6 +34,9 @@ PLACE = struct.Struct("<8xIQ8I168xQ68x")
 NODE = struct.Struct("<QIQ8III64x10QQ8xQ68x")
 LOAD_ENTRY = struct.Struct("<QQQI4I96x")  # buffer, data, size, type, ne; then hash and name
 LOAD_HASH, LOAD_NAME = slice(44, 76), slice(76, 140)
+ASKED_HEAD = struct.Struct("<4I")  # device, operations, tensors, 0
+ASKED_OP = struct.Struct("<II64x")  # operation, a bit for each source; then its parameters
+ASKED_TENSOR_BYTES = 36  # type, ne, nb
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
 PAIR32 = struct.Struct("<II")
@@ -47,14 +51,18 @@ INIT_TENSOR, GET_ALLOC_SIZE, HELLO, DEVICE_COUNT, GRAPH_RECOMPUTE, MEMSET_TENSOR
 SET_TENSOR_GGUF, ALLOC_BUFFER_AS = 64, 65
 PEER_CHECK, PUSH_TENSOR, TAKE_TENSOR, PEER_SESSION = range(66, 70)
 PEER_HELLO, PEER_DATA = 70, 71  # from one server to the next, on connections of their own
+SUPPORTED_OPS = 72
 
 # HELLO's conn_caps: only a transport other than TCP uses the first bytes; then magic and feature bits
 CAPS_BYTES = 24
 CAPS_OWN = 20
 EXTENSION_MAGIC = b"\x4d\x44"
-FEATURE_LOAD, FEATURE_INFO, FEATURE_ALLOC, FEATURE_PUSH = 1, 2, 4, 8
+FEATURE_LOAD, FEATURE_INFO, FEATURE_ALLOC, FEATURE_PUSH, FEATURE_OPS = 1, 2, 4, 8, 16
 DEVICE_INFO_BYTES = 40  # of each device, in the message behind the answer to HELLO, with FEATURE_INFO
 MAX_INFO_DEVICES = 256
+# with FEATURE_OPS behind that, for each device as often: operation, what types of weights it can take
+WEIGHT_OP_BYTES = 24
+MAX_WEIGHT_OPS = 101  # for each device: there are no more operations
 
 
 SESSION_BYTES = 16  # what a client calls itself, so that two servers know that it is the same one
@@ -121,6 +129,14 @@ COMMANDS: Mapping[int, Command] = {
         BY_REQUEST,
         most=LOAD_HEAD_BYTES + MAX_LOAD_TENSORS * LOAD_ENTRY_BYTES,
         feature=FEATURE_LOAD,
+    ),
+    # head, operations, and for each of them its result and its sources; the answer has a byte for each
+    SUPPORTED_OPS: Command(
+        "SUPPORTED_OPS",
+        ASKED_HEAD.size,
+        BY_REQUEST,
+        most=ASKED_HEAD.size + MAX_ASKED_OPS * (ASKED_OP.size + (1 + MAX_SOURCES) * ASKED_TENSOR_BYTES),
+        feature=FEATURE_OPS,
     ),
     # the answer is the size, 0 without memory for it
     ALLOC_BUFFER_AS: Command("ALLOC_BUFFER_AS", ALLOCATE_AS.size, 8, feature=FEATURE_ALLOC),

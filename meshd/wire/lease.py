@@ -9,7 +9,7 @@ the one that receives is told from whom (Admit), the one that sends is told to w
 what came of it (Reached). The lease lives exactly as long as the stream: ended, reset or lost, it is over.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import MAX_NAME_BYTES, MAX_TEXT_BYTES
@@ -21,6 +21,7 @@ PUSH_SERVICE = "push"  # from a worker's rpc-server to the next one's
 LEASE_ID_BYTES = 16
 PEER_BYTES = 32
 MAX_NEIGHBOUR = 65_535
+RPC_SERVER_CRASHED = "rpc_server_crashed"  # code of Lost: by a fault of its own, which a device may be
 MAX_DEVICES = 16
 MAX_MODEL_BYTES = 256
 MOST_VERSION = 1 << 16
@@ -51,13 +52,17 @@ class Acquire:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device of a lease. `kind` is `cpu` or `gpu`; memory in bytes, as the rpc-server reports it."""
+    """A device of a lease. `kind` is `cpu` or `gpu`; memory in bytes, as the rpc-server reports it.
+
+    `card` is the same for all devices of the mesh that are one card, and says nothing else; empty: unknown.
+    """
 
     name: str
     kind: str
     description: str
     free_bytes: int
     total_bytes: int
+    card: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ class Offer:
                 "devices": [
                     [d.name, d.kind, d.description, d.free_bytes, d.total_bytes] for d in self.devices
                 ],
+                "cards": [device.card for device in self.devices],
                 "has_model": self.has_model,
                 "machine": self.machine,
                 "push": self.push,
@@ -194,7 +200,7 @@ def decode(data: bytes) -> LeaseMessage:
         )
     if kind == "offer":
         rows = fields.lists("devices", count=MAX_DEVICES)
-        devices = tuple(_device(row) for row in rows)
+        devices = _with_cards(fields, [_device(row) for row in rows])
         if len({device.name for device in devices}) != len(devices):
             raise RemoteProtocolError("field `devices` names a device twice", code="message")
         push = fields.flag("push", default=False)
@@ -232,6 +238,16 @@ def _introduction(kind: str, fields: Fields) -> LeaseMessage:
         return Reached(number, fields.text("why_not", most=MAX_TEXT_BYTES))
     peer = fields.raw("peer", exact=PEER_BYTES)
     return Neighbour(number, peer, fields.raw("lease_id", exact=LEASE_ID_BYTES))
+
+
+def _with_cards(fields: Fields, devices: list[Device]) -> tuple[Device, ...]:
+    """A worker of an earlier version says nothing of them."""
+    if "cards" not in fields:
+        return tuple(devices)
+    cards = fields.texts("cards", most=64, count=MAX_DEVICES)
+    if len(cards) != len(devices):
+        raise RemoteProtocolError("field `cards` has not one entry for each device", code="message")
+    return tuple(replace(device, card=card) for device, card in zip(devices, cards, strict=True))
 
 
 def _device(row: list[object]) -> Device:

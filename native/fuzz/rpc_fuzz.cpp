@@ -227,6 +227,7 @@ void fuzz_session::next_frame() {
         case 7:  return load();
         case 8:  return damaging ? noise() : query();
         case 9:  return peers();
+        case 10: return ask();
         default: return graph();
     }
 }
@@ -496,6 +497,46 @@ void fuzz_session::graph() {
     next_frame();
 }
 
+// Asks whether some operations are supported
+void fuzz_session::ask() {
+    if (!extended) {
+        return query();
+    }
+    std::vector<uint8_t> memory(ggml_tensor_overhead()*128), entries, tensors;
+    ggml_context_ptr ctx { ggml_init({ memory.size(), memory.data(), true }) };
+    rpc_op_header header = { 0, (uint32_t) dice_.within(1, 4), 0, 0 };
+    auto add = [](std::vector<uint8_t> & to, const void * p, size_t n) { to.insert(to.end(), (const uint8_t *) p, (const uint8_t *) p + n); };
+    std::vector<index_tensor> indices;
+    for (uint32_t n = 0; n < header.n_ops; n++) {
+        const ggml_tensor * op = make_operation(ctx.get(), dice_, (int) dice_.below((uint64_t) n_operations()), nullptr, indices);
+        rpc_op_entry entry = { (uint32_t) op->op, 0, {} };
+        memcpy(entry.op_params, op->op_params, sizeof(entry.op_params));
+        for (int i = -1; i < GGML_MAX_SRC; i++) {
+            const ggml_tensor * t = i < 0 ? op : op->src[i];
+            if (t == nullptr) {
+                continue;
+            }
+            const rpc_tensor on_wire = wire_tensor(t);
+            rpc_op_tensor described = { on_wire.type, {}, {} };
+            memcpy(described.ne, on_wire.ne, sizeof(described.ne));
+            memcpy(described.nb, on_wire.nb, sizeof(described.nb));
+            add(tensors, &described, sizeof(described));
+            entry.sources |= i < 0 ? 0 : 1u << i;
+            header.n_tensors++;
+        }
+        add(entries, &entry, sizeof(entry));
+    }
+    std::vector<uint8_t> message;
+    add(message, &header, sizeof(header));
+    add(message, entries.data(), entries.size());
+    add(message, tensors.data(), tensors.size());
+    for (int64_t n = dice_.within(1, 3); n > 0 && hurt(); n--) {
+        damage(message.data(), message.size());
+        valid = false;
+    }
+    frame(RPC_CMD_SUPPORTED_OPS, message.data(), message.size(), "supported_ops", header.n_ops);
+}
+
 // What is said last about a session that went wrong
 
 static std::string last_log;
@@ -543,9 +584,10 @@ int main(int argc, char ** argv) {
     auto set_n_threads = (ggml_backend_set_n_threads_t) ggml_backend_reg_get_proc_address(
         ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu)), "ggml_backend_set_n_threads");
     set_n_threads(cpu, (int) threads);
-    rpc_server_shared shared { { cpu }, nullptr, rpc_memory({ 64u*1024*1024 }), {}, {}, {}, std::make_shared<rpc_peers>() };
+    rpc_server_shared shared { { cpu }, nullptr, rpc_memory({ 64u*1024*1024 }), {}, {}, {}, std::make_shared<rpc_peers>(), {} };
     shared.peers->allow({}); // it announces what has to do with peers; none ever comes
     shared.devices.push_back(rpc_describe(cpu));
+    shared.weight_ops = rpc_find_weight_ops(cpu);
 
     fuzz_totals totals;
     int wrong = 0;

@@ -55,6 +55,7 @@ private:
     void data();
     void load();
     void graph();
+    void ask();
     void indices_of(const std::vector<index_tensor> & tensors);
     void noise();
     bool hurt() { return damaging && dice_.one_in(3); }

@@ -12,9 +12,9 @@ ALLOC_BUFFER, BUFFER_GET_BASE, FREE_BUFFER, GET_TENSOR = 0, 3, 4, 8
 GET_DEVICE_MEMORY, HELLO, DEVICE_COUNT, SET_TENSOR_GGUF = 11, 14, 15, 64
 F32, Q4_1 = 0, 3  # ggml types
 MAGIC = b"\x4d\x44"
-ALLOC_BUFFER_AS = 65
-FEATURE_LOAD, FEATURE_INFO, FEATURE_ALLOC, FEATURE_PUSH = 1, 2, 4, 8
-ALWAYS = FEATURE_INFO | FEATURE_ALLOC  # what a patched server announces without files, too
+ALLOC_BUFFER_AS, SUPPORTED_OPS = 65, 72
+FEATURE_LOAD, FEATURE_INFO, FEATURE_ALLOC, FEATURE_PUSH, FEATURE_OPS = 1, 2, 4, 8, 16
+ALWAYS = FEATURE_INFO | FEATURE_ALLOC | FEATURE_OPS  # what a patched server announces without files, too
 HANDLE_SPACE = 1 << 44  # bytes between two handles of buffers
 HANDLES_OWN = 1 << 18  # numbers of handles that clients choose are below
 
@@ -114,6 +114,12 @@ class RpcClient:
         (size,) = struct.unpack("<Q", self.receive(8))
         rows = struct.iter_unpack("<QQQQB?6x", self.receive(size))
         return [DeviceInfo(*row) for row in rows]
+
+    def weight_ops(self) -> dict[int, tuple[int, int]]:
+        """Behind that, with FEATURE_OPS: by operation, bits of types: those known, those possible."""
+        (size,) = struct.unpack("<Q", self.receive(8))
+        rows = struct.iter_unpack("<IIQQ", self.receive(size))
+        return {operation: (known, types) for operation, _, known, types in rows}
 
     def alloc_as(self, number: int, size: int, device: int = 0) -> tuple[int, int]:
         """The handle with this number, and the bytes it got: 0 when it was refused."""

@@ -16,10 +16,13 @@ from tests.e2e.rpc_client import (
     ALLOC_BUFFER_AS,
     F32,
     FEATURE_ALLOC,
+    FEATURE_INFO,
     FEATURE_LOAD,
+    FEATURE_OPS,
     HANDLE_SPACE,
     HANDLES_OWN,
     SET_TENSOR_GGUF,
+    SUPPORTED_OPS,
     Entry,
     RpcClient,
 )
@@ -270,3 +273,85 @@ def test_who_did_not_announce_it_may_not_choose_handles(worker: Worker) -> None:
         client.hello(features=FEATURE_LOAD)
         with pytest.raises(EOFError):
             client.alloc_as(1, 64)
+
+
+# Questions about operations.
+
+ADD, MUL_MAT, CUSTOM, NO_OPERATION = 2, 29, 97, 4000
+Shape = tuple[int, int, int, int]
+
+
+def _tensor(kind: int = F32, ne: Shape = (4, 1, 1, 1), nb: Shape = (4, 16, 16, 16)) -> bytes:
+    return struct.pack("<I4I4I", kind, *ne, *nb)
+
+
+def _ask(
+    *operations: tuple[int, int], tensors: list[bytes], device: int = 0, count: int | None = None
+) -> bytes:
+    head = struct.pack("<4I", device, len(operations) if count is None else count, len(tensors), 0)
+    entries = b"".join(struct.pack("<II64x", *operation) for operation in operations)
+    return head + entries + b"".join(tensors)
+
+
+def _asking(worker: Worker) -> RpcClient:
+    client = RpcClient(worker.port)
+    client.hello(features=FEATURE_INFO | FEATURE_OPS)
+    client.devices()
+    client.weight_ops()
+    return client
+
+
+def test_operations_are_answered_one_by_one(worker: Worker) -> None:
+    """What nobody has, or what ggml itself would never make, is a no; the connection goes on."""
+    wide = _tensor(ne=(1 << 31, 1 << 31, 1 << 31, 1 << 31))
+    questions = [
+        ((ADD, 0b11), [_tensor()] * 3, 1),
+        ((ADD, 0b01), [_tensor()] * 2, 0),
+        ((ADD, 0b11), [_tensor(), _tensor(), _tensor(ne=(3, 1, 1, 1))], 0),
+        ((ADD, 0b11), [_tensor(kind=1000)] * 3, 0),
+        ((ADD, 0b11), [wide] * 3, 0),
+        ((MUL_MAT, 0b11), [_tensor(), _tensor(ne=(9, 1, 1, 1)), _tensor()], 0),
+        ((CUSTOM, 0), [_tensor()], 0),
+        ((NO_OPERATION, 0), [_tensor()], 0),
+        ((ADD, 0b11), [_tensor()] * 3, 1),
+    ]
+    tensors = [tensor for _, some, _ in questions for tensor in some]
+    with _asking(worker) as client:
+        answer = client.ask(
+            SUPPORTED_OPS, _ask(*(operation for operation, _, _ in questions), tensors=tensors)
+        )
+        assert list(answer) == [expected for *_, expected in questions]
+        assert client.ask(SUPPORTED_OPS, _ask(tensors=[])) == b""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        _ask((ADD, 0b11), tensors=[_tensor()] * 3)[:-1],
+        _ask((ADD, 0b11), tensors=[_tensor()] * 2),
+        _ask((ADD, 0b11), tensors=[_tensor()] * 4),
+        _ask((ADD, 0b11), tensors=[_tensor()] * 3, device=1),
+        _ask((ADD, 0b11), tensors=[_tensor()] * 3, device=(1 << 32) - 1),
+        _ask((ADD, 0b11), tensors=[_tensor()] * 3, count=2),
+        _ask((ADD, 0b11), tensors=[_tensor()] * 3, count=(1 << 32) - 1),
+        _ask((ADD, 1 << 10), tensors=[_tensor()] * 2),
+        _ask((ADD, (1 << 32) - 1), tensors=[_tensor()] * 33),
+    ],
+    ids=range(10),
+)
+def test_a_question_that_is_wrong_ends_the_connection_and_nothing_else(worker: Worker, body: bytes) -> None:
+    with _asking(worker) as client, pytest.raises(EOFError):
+        client.ask(SUPPORTED_OPS, body)
+    with _asking(worker) as client:
+        assert client.ask(SUPPORTED_OPS, _ask((ADD, 0b11), tensors=[_tensor()] * 3)) == b"\1"
+
+
+@pytest.mark.parametrize("features", [FEATURE_INFO, FEATURE_LOAD])
+def test_who_did_not_announce_it_may_not_ask(worker: Worker, features: int) -> None:
+    with RpcClient(worker.port) as client:
+        client.hello(features=features)
+        if features == FEATURE_INFO:
+            client.devices()
+        with pytest.raises(EOFError):
+            client.ask(SUPPORTED_OPS, _ask((ADD, 0b11), tensors=[_tensor()] * 3))

@@ -9,7 +9,7 @@ from meshd.model.weights_index import encode_index
 from tests.e2e.counting_proxy import SET_TENSOR_GGUF, CountingProxy
 from tests.e2e.models import patched, small, stock, text_alone
 from tests.e2e.native_rig import Head, Worker, index_of
-from tests.e2e.rpc_client import ALWAYS, FEATURE_INFO, FEATURE_LOAD, RpcClient
+from tests.e2e.rpc_client import ALWAYS, FEATURE_INFO, FEATURE_LOAD, FEATURE_OPS, RpcClient
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]  # the first test may have to build
 
@@ -102,3 +102,17 @@ def test_the_table_behind_hello_is_what_the_questions_say(tmp_path: Path) -> Non
             assert (device.alloc_rule, device.wants_init) == (1, False), (
                 "the CPU takes a tensor's bytes, no more"
             )
+
+
+def test_what_the_cpu_can_do_with_weights_comes_behind_that(tmp_path: Path) -> None:
+    mul_mat, mul, f32, q4_1 = 29, 7, 1 << 0, 1 << 3
+    with Worker(patched().binaries[RPC_SERVER], tmp_path) as worker:
+        with RpcClient(worker.port) as client:
+            client.hello(features=FEATURE_INFO | FEATURE_OPS)
+            client.devices()
+            table = client.weight_ops()
+            known, types = table[mul_mat]
+            assert known & types & f32 and known & types & q4_1
+            known, types = table[mul]
+            assert (known, types) == (f32, f32)  # nothing is said of others, so they are asked about
+            assert client.memory()

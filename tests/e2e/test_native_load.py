@@ -24,8 +24,9 @@ from tests.e2e.models import (
     text_alone,
 )
 from tests.e2e.native_rig import Handed, Head, Report, Worker, index_of
+from tests.e2e.random_models import MODELS, random_model
 from tests.e2e.residency import drop, read_ahead_bytes, resident_bytes
-from tests.e2e.rpc_client import ALLOC_BUFFER_AS
+from tests.e2e.rpc_client import ALLOC_BUFFER_AS, SUPPORTED_OPS
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]  # the first test may have to build
 
@@ -36,8 +37,11 @@ SMOLLM2_TENSORS = 272  # all of them: the output is the tied embedding, which th
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_load_asks_each_worker_four_questions_over_one_connection(tmp_path: Path, workers: int) -> None:
-    """HELLO and the weights, and twice for what the warm-up made; allocations are answered behind those."""
+def test_a_load_asks_each_worker_five_questions_over_one_connection(tmp_path: Path, workers: int) -> None:
+    """HELLO, the weights, all operations of the model, and twice for what the warm-up made.
+
+    Allocations are answered behind those.
+    """
     binaries = patched().binaries
     with ExitStack() as stack:
         started = [
@@ -56,11 +60,35 @@ def test_a_load_asks_each_worker_four_questions_over_one_connection(tmp_path: Pa
         )
         for proxy in proxies:
             calls = proxy.counts.calls
-            waited = {HELLO: 1, SET_TENSOR_GGUF: 1, GET_TENSOR: 2}
+            waited = {HELLO: 1, SET_TENSOR_GGUF: 1, SUPPORTED_OPS: 1, GET_TENSOR: 2}
             assert {command: calls[command] for command in waited} == waited
             assert calls[ALLOC_BUFFER_AS] == 3
             assert set(calls) - set(waited) <= {ALLOC_BUFFER_AS, BUFFER_CLEAR, SET_TENSOR, GRAPH, RECOMPUTE}
             assert proxy.counts.connections == 1
+            assert proxy.counts.sent[SUPPORTED_OPS] < 16_384
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_operations_are_asked_about_once_and_never_while_tokens_are_made(tmp_path: Path, name: str) -> None:
+    """Prompts of several lengths, and a cache that grows: neither makes a kind of operation that is new."""
+    binaries, model = patched().binaries, random_model(name)
+    with (
+        Worker(binaries[RPC_SERVER], tmp_path, weights=[model]) as worker,
+        CountingProxy(worker.port) as proxy,
+        Head(
+            binaries[LLAMA_SERVER],
+            tmp_path,
+            model,
+            [proxy.endpoint],
+            index=encode_index(index_of([model])),
+        ) as head,
+    ):
+        assert proxy.counts.calls[SUPPORTED_OPS] == 1
+        head.complete(tokens=260)
+        head.complete("x " * 60, tokens=20)
+        head.complete("y z " * 70, tokens=3)
+        assert proxy.counts.calls[SUPPORTED_OPS] == 1
+        assert proxy.counts.sent[SUPPORTED_OPS] < 32_768
 
 
 @pytest.mark.parametrize("load_mode", ["none", "mmap"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
+from meshd.role.devices import parse_listed
 
 from tests.e2e.counting_proxy import CountingProxy
 from tests.e2e.models import patched, smollm2, text_alone
@@ -92,6 +93,20 @@ def test_an_unknown_argument_is_an_error() -> None:
     done = subprocess.run([str(server()), "--what"], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
     assert "unknown argument: --what" in done.stderr
+
+
+def test_the_devices_are_listed_with_what_they_are() -> None:
+    done = subprocess.run(
+        [str(patched().binaries[RPC_SERVER]), "--list-devices"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    [device] = parse_listed(done.stdout.splitlines(), "here")
+    assert (device.name, device.kind, device.card) == ("CPU", "cpu", "")
+    assert 0 < device.free_bytes <= device.total_bytes
+    assert device.description
 
 
 def test_secret_lets_in_who_knows_it(tmp_path: Path) -> None:

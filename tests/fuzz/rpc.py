@@ -33,6 +33,7 @@ SAMPLES = (
     talk.init(Tensor()),
     talk.alloc_size(Tensor(), [Tensor()]),
     talk.load(talk.load_entry(), talk.load_entry(kind=talk.Q4_0, ne=(32, 4, 1, 1), size=72)),
+    talk.ask_ops(talk.asked_op(talk.ADD, 0b11), talk.asked_op(talk.MUL_MAT, 0b11), tensors=6),
     talk.GRAPH,
     talk.recompute(),
     talk.alloc(),

@@ -16,9 +16,7 @@ from meshd.wire.hello import NativeVersion
 
 from tests.gguf_bytes import gguf, language_model
 
-LISTS_DEVICES = (
-    "#!/bin/sh\necho 'Available devices:'\necho '  CPU: some processor (4096 MiB, 3000 MiB free)'\n"
-)
+LISTS_DEVICES = f"#!/bin/sh\necho 'device CPU cpu - {4 << 30} {3 << 30} some processor'\n"
 
 
 def native(folder: Path) -> Native:

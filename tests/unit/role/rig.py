@@ -29,7 +29,19 @@ from tests.unit.identity.cast import MESH, WORKER_CHAIN
 from tests.unit.tunnel.far import streams
 
 NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
-DEVICE_LINES = ("Available devices:", "  CPU: some processor (4096 MiB, 3000 MiB free)")
+
+
+def cpu_lines(*, free_mib: int, name: str = "CPU") -> tuple[str, ...]:
+    """What a patched and a stock rpc-server list, one after the other: each is read by its own reader."""
+    total = 4096
+    return (
+        f"device {name} cpu - {total << 20} {free_mib << 20} some processor",
+        "Available devices:",
+        f"  {name}: some processor ({total} MiB, {free_mib} MiB free)",
+    )
+
+
+DEVICE_LINES = cpu_lines(free_mib=3000)
 
 
 COMPRESSED_VERSION = 7  # of compressed streams, as a worker of these tests takes them
@@ -165,6 +177,7 @@ class FakeMesh:
         self.services: dict[str, tuple[Handler, Allow]] = {}
         self.state = PeerState.CONNECTED
         self.since = 0.0
+        self.native = NATIVE
         self.says_banned = ""
         self.native = NATIVE
         self.version = 0

@@ -1,11 +1,14 @@
 """From offers to a plan, from the plan to reservations and to what status shows."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from meshd.base.errors import Refused
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.output import Way
 from meshd.model.plan import NotEnoughMemory, Plan
+from meshd.role.devices import SHARED_MEMORY
 from meshd.role.plan import (
     SLACK_BYTES,
     UNUSED_BYTES,
@@ -39,8 +42,8 @@ def gpu(free: float = 4, name: str = "CUDA0") -> Device:
     return Device(name, "gpu", "", int(free * GIB), 8 * GIB)
 
 
-def lent(name: str, *devices: Device, machine: str = "") -> Lent:
-    return Lent(name, Offer(devices, has_model=True, machine=machine))
+def lent(name: str, *devices: Device, machine: str = "", unable: Mapping[str, str] | None = None) -> Lent:
+    return Lent(name, Offer(devices, has_model=True, machine=machine), unable=unable or {})
 
 
 OPTIONS = HeadOptions(machine="here")
@@ -120,6 +123,95 @@ def test_one_machines_memory_is_counted_once() -> None:
     apart = [lent("a", cpu(0.2), machine="there"), lent("b", cpu(0.2), machine="elsewhere")]
     many = make_plan(model(), lent=apart, plain=[], own=[cpu(0.2)], options=HeadOptions(machine="here"))
     assert len(many.shares) == 3
+
+
+def card(free: float, name: str = "CUDA0", *, of: str = "one") -> Device:
+    return replace(gpu(free, name), card=of)
+
+
+def in_cards_of_their_own(item: Lent) -> Lent:
+    devices = [replace(device, card=f"{item.node} {device.name}") for device in item.offer.devices]
+    return replace(item, offer=replace(item.offer, devices=tuple(devices)))
+
+
+@pytest.mark.parametrize(
+    "offers",
+    [
+        [lent("a", card(0.15)), lent("b", card(0.15))],
+        [lent("a", card(0.15), card(0.15, "Vulkan0"))],
+    ],
+    ids=["two workers", "two backends of one worker"],
+)
+def test_one_card_is_counted_once_however_many_lend_it(offers: list[Lent]) -> None:
+    options = HeadOptions(ctx_size=60_000, devices=("none",))
+    with pytest.raises(NotEnoughMemory):
+        make_plan(model(), lent=offers, plain=[], own=[cpu()], options=options)
+    apart = [in_cards_of_their_own(item) for item in offers]
+    make_plan(model(), lent=apart, plain=[], own=[cpu()], options=options)  # twice as much would do
+
+
+def test_a_card_that_the_head_has_too_is_counted_once() -> None:
+    own = [cpu(), card(0.35)]
+    options = HeadOptions(ctx_size=200_000)
+    plan = make_plan(model(), lent=[lent("a", card(0.35))], plain=[], own=own, options=options)
+    assert sum(share.total for share in plan.shares if share.device.is_gpu) <= 0.35 * GIB
+    apart = make_plan(model(), lent=[lent("a", card(0.35, of="two"))], plain=[], own=own, options=options)
+    assert sum(share.total for share in apart.shares if share.device.is_gpu) > 0.35 * GIB
+
+
+def test_a_card_that_two_lend_has_the_share_of_one() -> None:
+    offers = [lent("a", card(4)), lent("b", card(4)), lent("c", card(4, of="two"))]
+    plan = make_plan(model(16), lent=offers, plain=[], own=[cpu()], options=HeadOptions(devices=("none",)))
+    layers = {part.node: part.layers for part in split_of(plan)}
+    assert layers["a"] + layers["b"] in (7, 8, 9)
+    assert layers["a"] and layers["b"]
+
+
+def test_a_gpu_without_memory_of_its_own_shares_the_machines() -> None:
+    tight = [lent("a", card(0.2, of=SHARED_MEMORY), machine="here"), lent("b", cpu(0.2), machine="here")]
+    options = HeadOptions(machine="here", ctx_size=400_000)
+    with pytest.raises(NotEnoughMemory):
+        make_plan(model(), lent=tight, plain=[], own=[cpu(0.2)], options=options)
+
+
+LACKS = "it cannot compute SET_ROWS"
+
+
+def test_a_device_that_is_not_able_is_left_out_with_the_reason() -> None:
+    offers = [lent("a", gpu(name="HALF"), gpu(), unable={"HALF": LACKS}), lent("b", gpu())]
+    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=HeadOptions(devices=("none",)))
+    assert [(node, name) for node, name, _ in placed(plan)] == [("a", "RPC0"), ("b", "RPC1")]
+    assert f"a HALF left out: {LACKS}" in plan.why
+    (left_out, used), (_,) = reservations(plan, offers)
+    assert left_out == 0 < used  # its rpc-server is started without it, so that RPC0 is what the plan says
+
+
+def test_a_worker_with_no_able_device_is_sent_home_with_the_reason() -> None:
+    offers = [lent("a", gpu(), unable={"CUDA0": LACKS}), lent("b", gpu())]
+    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+    kept, used = without_idle(plan, offers)
+    assert [item.node for item in used] == ["b"]
+    assert kept.devices == ("RPC0",)
+    assert why_idle(plan, "a") == f"a CUDA0: {LACKS}"
+
+
+def test_too_little_memory_names_the_devices_that_are_left_out() -> None:
+    offers = [lent("a", gpu(), unable={"CUDA0": LACKS})]
+    with pytest.raises(NotEnoughMemory, match=f"a CUDA0 left out: {LACKS}"):
+        make_plan(
+            model(),
+            lent=offers,
+            plain=[],
+            own=[cpu(0.6)],
+            options=HeadOptions(min_workers=0, devices=("none",)),
+        )
+
+
+def test_too_few_able_workers_are_waited_for() -> None:
+    offers = [lent("a", gpu(), unable={"CUDA0": LACKS}), lent("b", gpu())]
+    with pytest.raises(Refused, match="1 of 2 workers can take part") as caught:
+        make_plan(model(), lent=offers, plain=[], own=[cpu()], options=HeadOptions(min_workers=2))
+    assert caught.value.hint == f"a CUDA0: {LACKS}"
 
 
 def test_a_head_without_compute_takes_no_layers() -> None:

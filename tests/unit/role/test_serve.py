@@ -16,9 +16,18 @@ from meshd.role.worker import Worker, WorkerOptions
 from meshd.wire.hello import NativeVersion
 
 from tests.sim.loop import run
-from tests.unit.role.rig import COMPRESSED_VERSION, NATIVE, Bench, FakeFile, FakeMesh, Net, StubChild
+from tests.unit.role.rig import (
+    COMPRESSED_VERSION,
+    NATIVE,
+    Bench,
+    FakeFile,
+    FakeMesh,
+    Net,
+    StubChild,
+    cpu_lines,
+)
 
-LITTLE = ("  CPU: small (4096 MiB, 1 MiB free)",)
+LITTLE = cpu_lines(free_mib=1)
 
 
 class Scene:

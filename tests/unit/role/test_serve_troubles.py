@@ -18,9 +18,9 @@ from meshd.role.serve import Serve
 from meshd.role.worker import Worker, WorkerOptions
 
 from tests.sim.loop import run
-from tests.unit.role.rig import Bench, FakeFile, Net
+from tests.unit.role.rig import Bench, FakeFile, Net, cpu_lines
 
-NOTHING_FREE = ("Available devices:", "  CPU: some processor (4096 MiB, 1 MiB free)")
+NOTHING_FREE = cpu_lines(free_mib=1)
 
 
 class Stage:
@@ -227,10 +227,7 @@ def test_a_llama_server_that_fails_with_any_split_has_failed(tmp_path: Path) -> 
             serve, began = it.serve(), asyncio.get_running_loop().time()
             for number in range(1, 7):
                 free = 600 if number % 2 else 3000
-                good.device_lines = (
-                    "Available devices:",
-                    f"  CPU: some processor (4096 MiB, {free} MiB free)",
-                )
+                good.device_lines = cpu_lines(free_mib=free)
                 await until(serve, lambda _, n=number: len(it.bench.children) == n)  # type: ignore[misc]
             model = await until(serve, lambda model: model.state == "failed")
             assert "6 times in a row" in model.reason

@@ -21,6 +21,7 @@ def caps(features: int) -> bytes:
 
 CAPS = caps(rpc.FEATURE_LOAD | rpc.FEATURE_PUSH)
 SESSION = bytes(range(16))
+ASKING = caps(rpc.FEATURE_LOAD | rpc.FEATURE_PUSH | rpc.FEATURE_OPS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +167,21 @@ def peer_data(data: bytes = bytes(16), *, token: int = 77) -> bytes:
     return request(rpc.PEER_DATA, struct.pack("<Q", token) + data)
 
 
+def asked_op(operation: int, sources: int) -> bytes:
+    """The entry of a question; `sources` has a bit for each."""
+    return struct.pack("<II", operation, sources) + bytes(64)
+
+
+def asked_tensor(ne: Sequence[int] = (4, 1, 1, 1)) -> bytes:
+    return struct.pack("<I4I4I", F32, *ne, 4, 16, 16, 16)
+
+
+def ask_ops(*entries: bytes, tensors: int, count: int = -1, total: int = -1) -> bytes:
+    """`count` and `total` lie about the numbers of operations and tensors."""
+    head = struct.pack("<4I", 0, len(entries) if count < 0 else count, tensors if total < 0 else total, 0)
+    return request(rpc.SUPPORTED_OPS, head + b"".join(entries) + asked_tensor() * tensors)
+
+
 A, B = Tensor(id=1), Tensor(id=2, data=BASE + 16)
 SUM = Tensor(id=3, op=ADD, sources=(1, 2), data=BASE + 32)
 GRAPH = graph((A, B, SUM), (3,))
@@ -176,8 +192,8 @@ class Talk:
 
     def __init__(self, keeping: Keeping | None = None) -> None:
         self.firewall = Firewall(keeping=keeping)
-        self.say(hello())
-        self.hear(hello_answer())
+        self.say(hello(ASKING))
+        self.hear(hello_answer(ASKING))
         self.say(alloc())
         self.hear(answer(struct.pack("<QQ", HANDLE, ROOM)))
         self.say(on_buffer(rpc.BUFFER_GET_BASE))

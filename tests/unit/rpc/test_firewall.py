@@ -34,6 +34,8 @@ HONEST: tuple[bytes, ...] = (
     talk.alloc_size(Tensor(), [Tensor(), Tensor(buffer=0, data=0)]),
     talk.load(talk.load_entry(), talk.load_entry(kind=talk.Q4_0, ne=(32, 4, 1, 1), size=72)),
     talk.load(),
+    talk.ask_ops(talk.asked_op(talk.ADD, 0b11), talk.asked_op(talk.MUL_MAT, 0b1000000011), tensors=7),
+    talk.ask_ops(tensors=0),
     talk.GRAPH,
     talk.on_buffer(rpc.FREE_BUFFER),
 )
@@ -65,6 +67,17 @@ HOSTILE: tuple[tuple[str, bytes], ...] = (
     ("SET_TENSOR of 18446744073709551615 bytes", rpc.REQUEST.pack(rpc.SET_TENSOR, (1 << 64) - 1)),
     ("GRAPH_COMPUTE of 1099511627776 bytes", rpc.REQUEST.pack(rpc.GRAPH_COMPUTE, 1 << 40)),
     ("SET_TENSOR_GGUF of 573449 bytes", rpc.REQUEST.pack(rpc.SET_TENSOR_GGUF, 8 + 4096 * 140 + 1)),
+    ("SUPPORTED_OPS of 15 bytes", talk.request(rpc.SUPPORTED_OPS, bytes(15))),
+    (
+        "SUPPORTED_OPS of 1916945 bytes",
+        rpc.REQUEST.pack(rpc.SUPPORTED_OPS, 16 + 4096 * (72 + 11 * 36) + 1),
+    ),
+    ("2 operations and 2 tensors in", talk.ask_ops(talk.asked_op(talk.ADD, 1), tensors=2, count=2)),
+    ("1 operations and 3 tensors in", talk.ask_ops(talk.asked_op(talk.ADD, 1), tensors=2, total=3)),
+    ("3 tensors for operations that have 2", talk.ask_ops(talk.asked_op(talk.ADD, 1), tensors=3)),
+    ("1 tensors for operations that have 2", talk.ask_ops(talk.asked_op(talk.ADD, 1), tensors=1)),
+    ("with sources 400", talk.ask_ops(talk.asked_op(talk.ADD, 1 << 10), tensors=2)),
+    ("4097 operations and 0 tensors", talk.ask_ops(*[talk.asked_op(0, 0)] * 4097, tensors=0)),
     ("ALLOC_BUFFER: ", talk.alloc((1 << 64) - 1)),
     ("FREE_BUFFER: a buffer that", talk.on_buffer(rpc.FREE_BUFFER, 0xDEAD)),
     ("BUFFER_CLEAR: a buffer that", talk.on_buffer(rpc.BUFFER_CLEAR, 0)),
@@ -200,6 +213,48 @@ def test_the_table_of_devices_comes_behind_hello(devices: int) -> None:
 def test_the_table_of_devices_is_whole(size: int) -> None:
     with pytest.raises(RemoteProtocolError, match="HELLO: an answer of"):
         with_all_features().to_peer(talk.answer(bytes(size)))
+
+
+def asking() -> Firewall:
+    """Both tables come, and operations may be asked about."""
+    firewall, caps = Firewall(), talk.caps(rpc.FEATURE_INFO | rpc.FEATURE_OPS)
+    firewall.from_peer(talk.hello(caps))
+    firewall.to_peer(talk.hello_answer(caps))
+    return firewall
+
+
+QUESTION = talk.ask_ops(talk.asked_op(talk.ADD, 0b11), talk.asked_op(talk.MUL_MAT, 0b11), tensors=6)
+
+
+@pytest.mark.parametrize("rows", [0, 11, 256 * 101])
+def test_what_devices_can_do_with_weights_comes_behind_their_table(rows: int) -> None:
+    firewall, table = asking(), talk.answer(bytes(24 * rows))
+    firewall.from_peer(QUESTION)
+    firewall.to_peer(talk.answer(bytes(40)))
+    assert firewall.to_peer(table) is table
+    firewall.to_peer(talk.answer(b"\1\0"))
+
+
+@pytest.mark.parametrize("size", [23, 25, 24 * (256 * 101 + 1)])
+def test_the_table_of_weights_is_whole(size: int) -> None:
+    firewall = asking()
+    firewall.to_peer(talk.answer(bytes(40)))
+    with pytest.raises(RemoteProtocolError, match="HELLO: an answer of"):
+        firewall.to_peer(talk.answer(bytes(size)))
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_each_operation_is_answered(size: int) -> None:
+    firewall = asking()
+    firewall.to_peer(talk.answer(bytes(40)) + talk.answer(b""))
+    firewall.from_peer(QUESTION)
+    with pytest.raises(RemoteProtocolError, match="SUPPORTED_OPS: an answer of"):
+        firewall.to_peer(talk.answer(bytes(size)))
+
+
+def test_nobody_is_asked_who_did_not_say_so() -> None:
+    with pytest.raises(RemoteProtocolError, match="command 72"):
+        with_all_features().from_peer(QUESTION)
 
 
 def test_a_handle_of_the_clients_choice_is_good_at_once_and_until_it_is_refused() -> None:

@@ -99,7 +99,7 @@ def test_each_field_is_needed_or_has_a_default(decode: Decode, message: object) 
         except RemoteProtocolError as error:
             assert name in error.what
         else:
-            assert name in ("hint", "software", "push", "compressed")
+            assert name in ("hint", "software", "push", "compressed", "cards")
             assert again is not None
 
 
@@ -125,7 +125,10 @@ def test_noise_raises_only_the_declared_error(decode: Decode, noise: bytes) -> N
 @pytest.mark.parametrize(
     ("message", "fields", "named"),
     [
-        (Offer((CPU,), True, "m"), {"devices": [["CPU", "cpu", "", 1, 1]] * 2}, "devices"),
+        (Offer((CPU,), True, "m"), {"devices": [["CPU", "cpu", "", 1, 1]] * 2, "cards": None}, "devices"),
+        (Offer((CPU,), True, "m"), {"cards": []}, "cards"),
+        (Offer((CPU,), True, "m"), {"cards": ["c" * 65]}, "cards"),
+        (Offer((CPU,), True, "m"), {"cards": [7]}, "cards"),
         (HELLO, {"incarnation": bytes(15)}, "incarnation"),
         (HELLO, {"current": bytes(15)}, "current"),
         (HELLO, {"fresh": bytes(16)}, "fresh"),

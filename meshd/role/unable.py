@@ -1,0 +1,109 @@
+"""Which devices cannot run this head's model, and why: pure.
+
+A device that says it lacks an operation is left out from then on; one whose rpc-server crashed in the load
+may have had bad luck once, and is left out after the second time. Either way until the worker's native part
+or its devices are others: nothing else makes another device of it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from meshd.identity.keys import PeerId
+from meshd.wire.hello import NativeVersion
+from meshd.wire.lease import Device
+
+CRASHES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What a worker's devices are, apart from what is free of them."""
+
+    native: NativeVersion | None
+    devices: tuple[tuple[str, str, str, int], ...]
+
+    @classmethod
+    def of(cls, native: NativeVersion | None, devices: Sequence[Device]) -> "Equipment":
+        """Of a worker that runs `native` and offers `devices`."""
+        return cls(native, tuple((d.name, d.kind, d.description, d.total_bytes) for d in devices))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    crashes: int
+    why: str
+    out: bool
+
+
+class Unable:
+    """What was found out of the workers' devices, for one model."""
+
+    def __init__(self) -> None:
+        self._equipment: dict[PeerId, Equipment] = {}
+        self._marks: dict[PeerId, dict[str, _Mark]] = {}
+
+    def lacks(self, peer: PeerId, equipment: Equipment, device: str, operation: str) -> None:
+        """It was to compute this and cannot."""
+        self._of(peer, equipment)[device] = _Mark(0, f"it cannot compute {operation}", out=True)
+
+    def crashed(self, peer: PeerId, equipment: Equipment, devices: Iterable[str], why: str) -> None:
+        """The rpc-server with these devices ended by a fault of its own before the model was loaded."""
+        marks = self._of(peer, equipment)
+        for device in devices:
+            crashes = 1 + (marks[device].crashes if device in marks else 0)
+            text = f"its rpc-server crashed {crashes} times while the model was loaded ({why})"
+            marks[device] = _Mark(crashes, text, out=crashes >= CRASHES)
+
+    def worked(self, peers: Iterable[PeerId]) -> None:
+        """The model is loaded with these: what is left in had bad luck before."""
+        for peer in peers:
+            marks = self._marks.get(peer, {})
+            self._marks[peer] = {
+                name: mark if mark.out else replace(mark, crashes=0) for name, mark in marks.items()
+            }
+
+    def why_not(self, peer: PeerId, equipment: Equipment) -> Mapping[str, str]:
+        """The devices that are left out, by name, each with the reason."""
+        return {name: mark.why for name, mark in self._of(peer, equipment).items() if mark.out}
+
+    def _of(self, peer: PeerId, equipment: Equipment) -> dict[str, _Mark]:
+        if self._equipment.get(peer) != equipment:  # new, or another machine now
+            self._equipment[peer] = equipment
+            self._marks[peer] = {}
+        return self._marks[peer]
+
+
+class Trial:
+    """The devices of one life of the model: what each worker offered, and which of it its rpc-server runs."""
+
+    def __init__(self, unable: Unable) -> None:
+        self._unable = unable
+        self._equipment: dict[PeerId, Equipment] = {}
+        self._used: dict[PeerId, tuple[str, ...]] = {}
+        self.failed = False  # a device did
+
+    def offered(
+        self, peer: PeerId, native: NativeVersion | None, devices: Sequence[Device]
+    ) -> Mapping[str, str]:
+        """The devices of this offer that are left out, by name, each with the reason."""
+        self._equipment[peer] = Equipment.of(native, devices)
+        return self._unable.why_not(peer, self._equipment[peer])
+
+    def uses(self, peer: PeerId, devices: Sequence[Device], wanted: Sequence[int]) -> None:
+        """Bytes that are reserved of each device; the server runs those that are not 0, in their order."""
+        pairs = zip(devices, wanted, strict=True)
+        self._used[peer] = tuple(device.name for device, count in pairs if count)
+
+    def crashed(self, peer: PeerId, why: str) -> None:
+        """See Unable."""
+        self.failed = True
+        self._unable.crashed(peer, self._equipment[peer], self._used[peer], why)
+
+    def lacks(self, peer: PeerId, number: int, operation: str) -> str:
+        """See Unable; `number` is the device's in its server. Returns its name."""
+        used = self._used[peer]
+        if number >= len(used):
+            return f"device {number}"
+        self.failed = True
+        self._unable.lacks(peer, self._equipment[peer], used[number], operation)
+        return used[number]

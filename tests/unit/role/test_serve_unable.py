@@ -1,0 +1,138 @@
+"""A device that cannot run the model is left out, and no load is tried with it again and again."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from meshd.gateway.interface import ReadyReport
+from meshd.peer.interface import PeerState
+
+from tests.sim.loop import run
+from tests.unit.role import rig
+from tests.unit.role.rig import cpu_lines
+from tests.unit.role.test_serve_troubles import Stage, model_of, ready, stage, until
+
+ABORTED = "`rpc-server` was ended by SIGABRT while it ran"
+
+
+async def lacks(it: Stage, number: int, *, operation: str = "SET_ROWS") -> None:
+    """The head's llama-server `number` says that its first worker's device lacks this, and ends."""
+    await until_loading(it, number)
+    server, asked = it.bench.children[number], it.bench.ready
+    assert server.spec is not None and asked is not None
+    argv = list(server.spec.argv)
+    endpoint = argv[argv.index("--rpc") + 1].split(",")[0]
+    server.report(f"unsupported {endpoint} 0 {operation} cache_k_l0 (view)")
+    it.bench.ready = None  # the next one answers
+    await asyncio.sleep(0.1)
+    server.die("ended with exit code 1")
+    asked.set_result(ReadyReport(False, "llama-server does not answer"))
+
+
+async def until_loading(it: Stage, number: int) -> None:
+    while len(it.bench.children) <= number or it.bench.children[number].spec is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)  # virtual: nobody tells when a stub was asked for
+
+
+def test_the_others_serve_without_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            half, _good = it.worker("a-half"), it.worker("b-good")
+            it.bench.ready = asyncio.get_running_loop().create_future()
+            serve = it.serve()
+            await lacks(it, 0)
+            assert await ready(serve) == {"head", "b-good"}
+            assert "a-half CPU left out: it cannot compute SET_ROWS" in model_of(serve).reason
+            assert (len(it.bench.children), len(half.children)) == (2, 1)
+
+    run(main())
+
+
+def test_alone_it_is_waited_for_and_not_tried_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            half = it.worker("half")
+            it.bench.ready = asyncio.get_running_loop().create_future()
+            serve = it.serve()
+            await lacks(it, 0, operation="ROPE")
+            model = await until(serve, lambda model: model.state == "waiting")
+            assert "half CPU: it cannot compute ROPE" in model.reason
+            await asyncio.sleep(3600)
+            assert (len(it.bench.children), len(half.children)) == (1, 1)
+            assert model_of(serve).state == "waiting"
+
+    run(main())
+
+
+def test_a_crash_in_the_load_is_tried_once_more(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            half, _good = it.worker("a-half"), it.worker("b-good")
+            it.bench.ready = asyncio.get_running_loop().create_future()
+            serve = it.serve()
+            for number in (0, 1):
+                await until_loading(it, number)
+                asked = it.bench.ready
+                it.bench.ready = None if number else asyncio.get_running_loop().create_future()
+                half.children[number].die(ABORTED)
+                assert asked is not None
+                asked.cancel()
+            assert await ready(serve) == {"head", "b-good"}
+            assert "a-half CPU left out: its rpc-server crashed 2 times" in model_of(serve).reason
+            assert len(half.children) == 2
+
+    run(main())
+
+
+def test_another_native_part_is_tried_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            half = it.worker("half")
+            it.bench.ready = asyncio.get_running_loop().create_future()
+            serve = it.serve()
+            await lacks(it, 0)
+            await until(serve, lambda model: model.state == "waiting")
+            half.mesh.native = replace(rig.NATIVE, patches="newer")
+            half.mesh.say(PeerState.CONNECTED)
+            assert await ready(serve) == {"head", "half"}
+
+    run(main())
+
+
+def test_another_device_list_is_tried_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            half = it.worker("half")
+            it.bench.ready = asyncio.get_running_loop().create_future()
+            serve = it.serve()
+            await lacks(it, 0)
+            await until(serve, lambda model: model.state == "waiting")
+            card = f"device CARD0 gpu 0000:01:00.0 {8 << 30} {8 << 30} a card"
+            half.device_lines = (*cpu_lines(free_mib=3000), card)
+            assert "half" in await ready(serve)
+
+    run(main())
+
+
+def test_a_worker_that_ends_the_connection_while_loading_is_blamed(tmp_path: Path) -> None:
+    """It computes with an error, say: the process goes on, and so does the lease."""
+
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            it.worker("a-bad"), it.worker("b-good")
+            it.bench.ready = asyncio.get_running_loop().create_future()
+            serve = it.serve()
+            for number in (0, 1):
+                await until_loading(it, number)
+                server, asked = it.bench.children[number], it.bench.ready
+                assert server.spec is not None and asked is not None
+                argv = list(server.spec.argv)
+                endpoint = argv[argv.index("--rpc") + 1].split(",")[0]
+                server.report(f"lost {endpoint} the connection broke while waiting for an answer")
+                await asyncio.sleep(0.1)
+                it.bench.ready = None if number else asyncio.get_running_loop().create_future()
+                asked.set_result(ReadyReport(False, "A worker was lost."))
+            assert await ready(serve) == {"head", "b-good"}
+            assert "worker a-bad is left out for 30 s after 2 tries" in model_of(serve).reason
+
+    run(main())
