@@ -49,13 +49,26 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """What all measurements of one call share."""
+    """What all measurements of one call share.
+
+    `devices`: GPUs that the workers have, in turns; one node alone has the first. None: processors only.
+    """
 
     model: Path
     cache: Path
     patched: NativeInfo
     stock: NativeInfo
     speed: bool  # prompt and tokens too, not the load alone
+    devices: tuple[str, ...] = ()
+
+    def device(self, number: int) -> tuple[str, ...]:
+        """Options of the worker of this number, for meshd's and upstream's programs."""
+        return ("--device", self.devices[number % len(self.devices)]) if self.devices else ()
+
+    @property
+    def head_options(self) -> tuple[str, ...]:
+        """Of a head that computes nothing but what is always its own."""
+        return ("--device", "none", *(("--native-bin", str(self.patched.bin_dir)) if self.devices else ()))
 
 
 Count = Callable[[], Awaitable[RpcCounts]]
@@ -100,8 +113,9 @@ async def _meshd(rig: Rig, cell: Cell, folder: Path, counted: bool) -> AsyncIter
                 model=rig.model,
                 worker_model=rig.model,
                 round_trips=[distance] * cell.workers,
-                head_options=("--device", "none"),
-                worker_binaries=wrapped,
+                head_options=rig.head_options,
+                worker_binaries=wrapped or [rig.patched.bin_dir] * (cell.workers if rig.devices else 0),
+                worker_options=[rig.device(number) for number in range(cell.workers)],
             )
         )
         await fleet.start_workers(owner)
@@ -137,6 +151,7 @@ class _Stock:
     """Upstream's binaries, with a distance before each rpc-server."""
 
     def __init__(self, rig: Rig, cell: Cell, folder: Path, owner: Owner, counted: bool) -> None:
+        self._rig = rig
         self._native = rig.stock
         self._cell = cell
         self._folder = folder
@@ -147,7 +162,8 @@ class _Stock:
     async def worker(self, number: int) -> str:
         """Its endpoint as a head sees it."""
         port = _free_port()
-        argv = (str(self._native.binaries[RPC_SERVER]), "-H", "127.0.0.1", "-p", str(port))
+        program = str(self._native.binaries[RPC_SERVER])
+        argv = (program, "-H", "127.0.0.1", "-p", str(port), *self._rig.device(number))
         child = OwnedChild(
             ChildSpec(
                 name=f"stock rpc-server {number}",
@@ -209,7 +225,8 @@ async def _stock(rig: Rig, cell: Cell, argv: list[str], folder: Path, counted: b
         else:
             threads = str(max(1, (os.cpu_count() or 2) // 2))  # as many as an rpc-server takes
             alone = changed(argv, {**without, **dict.fromkeys(_RPC)})
-            given = [*alone, "-ngl", "0", "-dev", "none", "-t", threads]
+            on_gpu = ["-ngl", "999", "-dev", *rig.devices[:1]]
+            given = [*alone, *(on_gpu if rig.devices else ["-ngl", "0", "-dev", "none", "-t", threads])]
         yield await stock.llama(given)
         owner.cancel()
 

@@ -24,6 +24,7 @@ from typing import Self
 from blake3 import blake3
 from meshd.model.gguf import read_header
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex, encode_index
+from meshd.process.group import environment
 
 DEADLINE = 60.0  # seconds; nothing here takes a tenth of it on an idle machine
 PROMPT = "The capital of France is"
@@ -129,7 +130,7 @@ class Program:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=handed.numbers,
-                env={"PATH": os.environ["PATH"], **env},
+                env=environment(env),  # what meshd's own children get
             )
         handed.close()
 
@@ -168,13 +169,14 @@ class Worker(Program):
         index: Callable[[Sequence[int]], bytes] | None = None,
         secret: bytes | None = None,
         memory: str = "",
+        device: str = "",
         stock: bool = False,
     ) -> None:
         handed = Handed()
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.endpoint = f"127.0.0.1:{self.port}"
-        argv = [str(binary), "-t", "1"]
+        argv = [str(binary), "-t", "1", *(["--device", device] if device else [])]
         report = None
         if stock:
             listener.close()
