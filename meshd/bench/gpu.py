@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
         if args.build_only:
             run_loop(_build(asked))
             return 0
-        found = run_loop(_measure(asked))
+        found = run_loop(_measure(asked, datetime.now(UTC)))
     except MeshdError as error:
         raise SystemExit(f"error: {error.what}\n\nhint: {error.hint}") from None
     except ExceptionGroup as group:
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {text}\n")
+    sys.stderr.write(f"{text}\n")
 
 
 # --- what it takes
@@ -166,8 +166,7 @@ def _file_or_random(name: str, cache: Path) -> Path:
 # --- measuring
 
 
-async def _measure(asked: Asked) -> list[Found]:
-    began = datetime.now(UTC)
+async def _measure(asked: Asked, began: datetime) -> list[Found]:
     patched, stock = await _build(asked)
     devices = await _gpus(patched, asked.devices)
     found: list[Found] = []

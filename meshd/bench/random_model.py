@@ -2,8 +2,8 @@
 
 Made on the spot from a seed by the standard library alone, 0.2 to 0.3 GB a second; the same file each time.
 Weights are scaled so that every layer and the whole context have a say in the next token: embeddings are
-small beside what the layers add, queries and keys large enough for sharp attention. Format: ggml's
-`docs/gguf.md`; keys and tensors as `src/models/llama.cpp` of the pinned llama.cpp reads them.
+small beside what the layers add, queries and keys large enough for sharp attention. Format: ggml's gguf.md;
+keys and tensors as `src/models/llama.cpp` of the pinned llama.cpp reads them.
 """
 
 import math
