@@ -19,7 +19,7 @@ from meshd.admin.api import Status
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.bench.counted_rpc import ask_counts, wrap
-from meshd.bench.figures import LOCAL, MESHD, STOCK, Counted, Run
+from meshd.bench.figures import ENDS, LOCAL, MESHD, STOCK, Counted, Run
 from meshd.bench.llama import arguments_of, changed, measure, started_at, until_loaded
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.fleet.fleet import Fleet, FleetSpec
@@ -40,11 +40,15 @@ _RPC = ("--rpc", "-dev", "-ts", "-ngl")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`workers` at a round trip of `rtt_ms`; with `compute_only` that long for each request for computing."""
+    """`workers` at a round trip of `rtt_ms`; with `compute_only` that long for each request for computing.
+
+    `ends`: one node alone has the ends of the model where meshd's head has them, on its processor.
+    """
 
     workers: int
     rtt_ms: float
     compute_only: bool = False
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +228,8 @@ async def _stock(rig: Rig, cell: Cell, argv: list[str], folder: Path, counted: b
             given = changed(argv, {**without, "--rpc": ",".join(endpoints)})
         else:
             threads = str(max(1, (os.cpu_count() or 2) // 2))  # as many as an rpc-server takes
-            alone = changed(argv, {**without, **dict.fromkeys(_RPC)})
+            gone = {} if cell.ends else without
+            alone = changed(argv, {"-lm": None, **gone, **dict.fromkeys(_RPC)})
             on_gpu = ["-ngl", "999", "-dev", *rig.devices[:1]]
             given = [*alone, *(on_gpu if rig.devices else ["-ngl", "0", "-dev", "none", "-t", threads])]
         yield await stock.llama(given)
@@ -260,7 +265,8 @@ async def run_stock(rig: Rig, cell: Cell, argv: list[str]) -> Run:
     """One run; without workers it is one node alone. `argv` as of `run_meshd`. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with _stock(rig, cell, argv, Path(name), False) as loaded:
-            return await _measured(rig, STOCK if cell.workers else LOCAL, cell, loaded)
+            way = STOCK if cell.workers else ENDS if cell.ends else LOCAL
+            return await _measured(rig, way, cell, loaded)
 
 
 async def _measured(rig: Rig, way: str, cell: Cell, loaded: Loaded) -> Run:

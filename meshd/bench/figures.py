@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from meshd.fleet.rpc_count import RpcCounts
 
 STOCK, MESHD, LOCAL = "stock", "meshd", "local"
+ENDS = "local, ends on the processor"  # one node alone, which computes each part on what meshd computes it on
 LOAD_ROUND_TRIPS = 8  # a load over a distance takes the local time and at most so many round trips
 CONTROL_BYTES = 100_000
 TOKEN_RATIOS = {2: 0.85, 4: 0.75}  # most of stock's time for a token, by workers, at a distance
@@ -16,7 +17,7 @@ LAW_MS = 2.0  # beyond computing and (workers + 1) times the way
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measurement. `way`: STOCK, MESHD, LOCAL (no workers). `rtt_ms`: of the distance, or of computing.
+    """One measurement. `way`: STOCK, MESHD; no workers: LOCAL, ENDS. `rtt_ms`: of distance or of computing.
 
     Seconds; `load_bytes` of both directions between the nodes. `prompt`, `token` 0: not measured. `text` is
     what was generated.
@@ -52,7 +53,7 @@ class Figures:
 
     def cells(self) -> list[tuple[int, float]]:
         """Workers and round trip of those with both ways, in order."""
-        found = {(run.workers, run.rtt_ms) for run in self.runs if run.way != LOCAL}
+        found = {(run.workers, run.rtt_ms) for run in self.runs if run.workers}
         return sorted(found)
 
     def median(self, way: str, workers: int, rtt_ms: float, what: str) -> float | None:
@@ -69,12 +70,13 @@ class Figures:
         return next((one for one in self.counted if (one.way, one.workers) == (way, workers)), None)
 
     def texts_differ(self) -> list[str]:
-        """Runs whose greedy text is not that of one node alone."""
-        alone = next((run.text for run in self.runs if run.way == LOCAL and run.text), None)
+        """Runs whose greedy text is not that of one node alone: meshd's that of ENDS where there is one."""
+        texts = {run.way: run.text for run in self.runs if not run.workers and run.text}
+        alone = {STOCK: texts.get(LOCAL), MESHD: texts.get(ENDS, texts.get(LOCAL))}
         return [
             f"{run.way}, {count_of(run.workers, 'worker')}, {run.rtt_ms:g} ms"
             for run in self.runs
-            if alone is not None and run.text and run.text != alone
+            if run.text and run.text != (alone.get(run.way) or run.text)
         ]
 
 

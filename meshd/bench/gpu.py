@@ -201,7 +201,7 @@ async def _cells(rig: Rig, asked: Asked, found: Found, write: Callable[[], None]
             ours, given = await run_meshd(rig, cell)
             found.runs.append(ours)
             if argv is None:
-                found.runs.append(await run_stock(rig, Cell(0, 0.0), given))
+                found.runs += [await run_stock(rig, Cell(0, 0.0, ends=ends), given) for ends in (False, True)]
             argv = given
         except (MeshdError, ExceptionGroup) as error:
             found.faults.append(_fault("meshd", cell, error))

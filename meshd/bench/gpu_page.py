@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshd.bench.figures import LOCAL, Figures, cell_table, count_table, promise_table, promises
+from meshd.bench.figures import ENDS, LOCAL, Figures, cell_table, count_table, promise_table, promises
 from meshd.bench.page import markdown
+
+_SAME_ENDS = """\
+Stock wrote what one node does, and meshd what one node does that has the model's output on its processor, as
+meshd's head has it: another kind of device rounds otherwise."""
 
 Part = tuple[str, int, Figures, Sequence[str]]
 """A model's name, its bytes, its figures, and the cells that came to nothing."""
@@ -77,5 +81,7 @@ def _texts(figures: Figures) -> str:
     differing = figures.texts_differ()
     if differing:
         return f"Another text than one node's: {'; '.join(differing)}."
-    alone = any(run.way == LOCAL for run in figures.runs)
-    return "All wrote the same text." if alone else "One node alone did not run: no text was compared."
+    ways = {run.way for run in figures.runs}
+    if LOCAL not in ways:
+        return "One node alone did not run: no text was compared."
+    return _SAME_ENDS if ENDS in ways else "All wrote the same text."

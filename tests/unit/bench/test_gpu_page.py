@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from meshd.bench.figures import LOCAL, MESHD, STOCK, Figures, Run
+from meshd.bench.figures import ENDS, LOCAL, MESHD, STOCK, Figures, Run
 from meshd.bench.gpu_page import Made, page
 
 MADE = Made(
@@ -18,7 +18,7 @@ MADE = Made(
 
 
 def run(way: str, text: str = "sea") -> Run:
-    workers = 0 if way == LOCAL else 2
+    workers = 0 if way in (LOCAL, ENDS) else 2
     return Run(way=way, workers=workers, rtt_ms=0.0, load=1.0, token=0.01, prompt=0.1, text=text)
 
 
@@ -34,6 +34,13 @@ def test_a_page_says_when_where_and_how() -> None:
 def test_another_text_is_named() -> None:
     text = page(MADE, [("8b", 1, Figures((run(LOCAL), run(MESHD, "see"))), ())])
     assert "Another text than one node's: meshd, 2 workers, 0 ms" in text
+
+
+def test_meshd_is_compared_with_a_node_that_has_the_ends_where_meshd_has_them() -> None:
+    runs = run(LOCAL), run(ENDS, "see"), run(STOCK), run(MESHD, "see")
+    assert "Stock wrote what one node does" in page(MADE, [("8b", 1, Figures(runs), ())])
+    other = Figures((*runs[:2], run(STOCK, "see"), run(MESHD)))
+    assert other.texts_differ() == ["stock, 2 workers, 0 ms", "meshd, 2 workers, 0 ms"]
 
 
 def test_without_one_node_nothing_is_called_equal() -> None:
