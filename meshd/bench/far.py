@@ -20,7 +20,7 @@ from meshd.admin.api import Status
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.bench.counted_rpc import ask_counts, wrap
-from meshd.bench.figures import BARE, LOCAL, MESHD, STOCK, THROUGH, Counted, Run, without
+from meshd.bench.figures import BARE, ENDS, LOCAL, MESHD, STOCK, THROUGH, Counted, Run, without
 from meshd.bench.interface import WITHOUT
 from meshd.bench.llama import arguments_of, changed, measure, started_at, until_loaded
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
@@ -44,7 +44,8 @@ _RPC = ("--rpc", "-dev", "-ts", "-ngl")
 class Cell:
     """`workers` at a round trip of `rtt_ms`; with `compute_only` that long for each request for computing.
 
-    `without`: what meshd does without (interface.WITHOUT), empty for nothing.
+    `without`: what meshd does without (interface.WITHOUT), empty for nothing. `ends`: one node alone has the
+    ends of the model where meshd's head has them, on its processor.
     """
 
     workers: int
@@ -52,26 +53,41 @@ class Cell:
     compute_only: bool = False
     without: str = ""
 
+    ends: bool = False
+
     @property
     def head_options(self) -> tuple[str, ...]:
-        """Of the serving node.
+        """Of the serving node, for this cell alone.
 
         A request for computing is held back from when it is said. With push, all are said at once, and would
         wait side by side: a worker that takes longer does not.
         """
         left_out = self.without or ("push" if self.compute_only else "")
-        return ("--device", "none", *((WITHOUT[left_out],) if left_out else ()))
+        return (WITHOUT[left_out],) if left_out else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """What all measurements of one call share."""
+    """What all measurements of one call share.
+
+    `devices`: GPUs that the workers have, in turns; one node alone has the first. None: processors only.
+    """
 
     model: Path
     cache: Path
     patched: NativeInfo
     stock: NativeInfo
     speed: bool  # prompt and tokens too, not the load alone
+    devices: tuple[str, ...] = ()
+
+    def device(self, number: int) -> tuple[str, ...]:
+        """Options of the worker of this number, for meshd's and upstream's programs."""
+        return ("--device", self.devices[number % len(self.devices)]) if self.devices else ()
+
+    @property
+    def head_options(self) -> tuple[str, ...]:
+        """Of a head that computes nothing but what is always its own."""
+        return ("--device", "none")
 
 
 Count = Callable[[], Awaitable[RpcCounts]]
@@ -111,6 +127,8 @@ async def _meshd(
             total = total.plus(await ask_counts(control))
         return total
 
+    if binaries is None and rig.devices:
+        binaries = rig.patched.bin_dir
     given = ("--native-bin", str(binaries)) if binaries is not None else ()
     async with Owner() as owner:
         fleet = Fleet(
@@ -120,8 +138,9 @@ async def _meshd(
                 model=rig.model,
                 worker_model=rig.model,
                 round_trips=[distance] * cell.workers,
-                head_options=(*cell.head_options, *given),
-                worker_binaries=[binaries] * cell.workers if binaries is not None else wrapped,
+                head_options=(*rig.head_options, *cell.head_options, *given),
+                worker_binaries=wrapped or ([binaries] * cell.workers if binaries is not None else []),
+                worker_options=[rig.device(number) for number in range(cell.workers)],
             )
         )
         await fleet.start_workers(owner)
@@ -156,7 +175,10 @@ def _crossed(status: Status) -> int:
 class _Plain:
     """Binaries without meshd, with a distance before each rpc-server."""
 
-    def __init__(self, native: NativeInfo, cell: Cell, folder: Path, owner: Owner, counted: bool) -> None:
+    def __init__(
+        self, rig: Rig, native: NativeInfo, cell: Cell, folder: Path, owner: Owner, counted: bool
+    ) -> None:
+        self._rig = rig
         self._native = native
         self._cell = cell
         self._folder = folder
@@ -167,7 +189,8 @@ class _Plain:
     async def worker(self, number: int) -> str:
         """Its endpoint as a head sees it."""
         port = _free_port()
-        argv = (str(self._native.binaries[RPC_SERVER]), "-H", "127.0.0.1", "-p", str(port))
+        program = str(self._native.binaries[RPC_SERVER])
+        argv = (program, "-H", "127.0.0.1", "-p", str(port), *self._rig.device(number))
         child = OwnedChild(
             ChildSpec(
                 name=f"rpc-server {number}",
@@ -220,18 +243,20 @@ class _Plain:
 
 @asynccontextmanager
 async def _plain(
-    native: NativeInfo, cell: Cell, argv: list[str], folder: Path, counted: bool
+    rig: Rig, native: NativeInfo, cell: Cell, argv: list[str], folder: Path, counted: bool
 ) -> AsyncIterator[Loaded]:
     async with Owner() as owner:
-        plain = _Plain(native, cell, folder, owner, counted)
+        plain = _Plain(rig, native, cell, folder, owner, counted)
         endpoints = [await plain.worker(number) for number in range(cell.workers)]
         without: dict[str, str | None] = dict.fromkeys(_NOT_STOCK)
         if endpoints:
             given = changed(argv, {**without, "--rpc": ",".join(endpoints)})
         else:
             threads = str(max(1, (os.cpu_count() or 2) // 2))  # as many as an rpc-server takes
-            alone = changed(argv, {**without, **dict.fromkeys(_RPC)})
-            given = [*alone, "-ngl", "0", "-dev", "none", "-t", threads]
+            gone = {} if cell.ends else without
+            alone = changed(argv, {"-lm": None, **gone, **dict.fromkeys(_RPC)})
+            on_gpu = ["-ngl", "999", "-dev", *rig.devices[:1]]
+            given = [*alone, *(on_gpu if rig.devices else ["-ngl", "0", "-dev", "none", "-t", threads])]
         yield await plain.llama(given)
         owner.cancel()
 
@@ -265,15 +290,16 @@ async def run_meshd(rig: Rig, cell: Cell) -> tuple[Run, list[str]]:
 async def run_stock(rig: Rig, cell: Cell, argv: list[str]) -> Run:
     """One run; without workers it is one node alone. `argv` as of `run_meshd`. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
-        async with _plain(rig.stock, cell, argv, Path(name), False) as loaded:
-            return await _measured(rig, STOCK if cell.workers else LOCAL, cell, loaded)
+        async with _plain(rig, rig.stock, cell, argv, Path(name), False) as loaded:
+            way = STOCK if cell.workers else ENDS if cell.ends else LOCAL
+            return await _measured(rig, way, cell, loaded)
 
 
 async def run_near(rig: Rig, workers: int, argv: list[str]) -> list[Run]:
     """At no distance: our binaries without meshd, and upstream's with it. Raises MeshdError."""
     cell = Cell(workers, 0.0)
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
-        async with _plain(rig.patched, cell, argv, Path(name), False) as loaded:
+        async with _plain(rig, rig.patched, cell, argv, Path(name), False) as loaded:
             bare = await _measured(rig, BARE, cell, loaded)
     upstream = rig.stock.binaries[RPC_SERVER].parent
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
@@ -299,7 +325,7 @@ async def count_both(rig: Rig, workers: int) -> tuple[Counted, Counted]:
         async with _meshd(rig, cell, Path(name), True) as loaded:
             ours, argv = await _counted(MESHD, workers, loaded), loaded.argv
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
-        async with _plain(rig.stock, cell, argv, Path(name), True) as loaded:
+        async with _plain(rig, rig.stock, cell, argv, Path(name), True) as loaded:
             return ours, await _counted(STOCK, workers, loaded)
 
 

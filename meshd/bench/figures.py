@@ -9,6 +9,7 @@ from meshd.fleet.rpc_count import RpcCounts
 
 STOCK, MESHD, LOCAL = "stock", "meshd", "local"
 BARE, THROUGH = "our binaries alone", "stock through meshd"  # at no distance
+ENDS = "local, ends on the processor"  # one node alone, which computes each part on what meshd computes it on
 LOAD_ROUND_TRIPS = 8  # a load over a distance takes the local time and at most so many round trips
 CONTROL_BYTES = 100_000
 TOKEN_RATIOS = {2: 0.85, 4: 0.75}  # most of stock's time for a token, by workers, at a distance
@@ -23,7 +24,7 @@ def without(what: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measurement. `way`: STOCK, MESHD, one of `without`, LOCAL (no workers), BARE, THROUGH.
+    """One measurement. `way`: STOCK, MESHD, one of `without`, BARE, THROUGH; no workers: LOCAL, ENDS.
 
     `rtt_ms`: of the distance, or of computing. Seconds; `load_bytes` of both directions between the nodes.
     `prompt`, `token` 0: not measured. `text` is what was generated.
@@ -81,12 +82,13 @@ class Figures:
         return next((one for one in self.counted if (one.way, one.workers) == (way, workers)), None)
 
     def texts_differ(self) -> list[str]:
-        """Runs whose greedy text is not that of one node alone."""
-        alone = next((run.text for run in self.runs if run.way == LOCAL and run.text), None)
+        """Runs whose greedy text is not that of one node alone: meshd's that of ENDS where there is one."""
+        texts = {run.way: run.text for run in self.runs if not run.workers and run.text}
+        alone = {STOCK: texts.get(LOCAL), MESHD: texts.get(ENDS, texts.get(LOCAL))}
         return [
             f"{run.way}, {count_of(run.workers, 'worker')}, {run.rtt_ms:g} ms"
             for run in self.runs
-            if alone is not None and run.text and run.text != alone
+            if run.text and run.text != (alone.get(run.way) or run.text)
         ]
 
 

@@ -30,7 +30,7 @@ _FLAGS = (
 _PATCHED_FLAGS = {True: ("-DGGML_OPENMP=OFF",), False: ("-DGGML_OPENMP=ON",)}
 _BACKEND_FLAGS = {
     "cpu": ("-DGGML_METAL=OFF",),
-    "metal": ("-DGGML_METAL=ON",),
+    "metal": ("-DGGML_METAL=ON", "-DGGML_METAL_EMBED_LIBRARY=ON"),  # of a build, only programs are kept
     "cuda": ("-DGGML_CUDA=ON",),
     "vulkan": ("-DGGML_VULKAN=ON",),
     "hip": ("-DGGML_HIP=ON",),
@@ -54,8 +54,7 @@ async def compile_tree(
     tree.log.write_bytes(b"")
     ninja = find_tool("ninja")
     configure = [find_tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-S", str(tree.source)]
-    configure += ["-B", str(tree.build), *_FLAGS, *_PATCHED_FLAGS[patched]]
-    configure += _BACKEND_FLAGS[backend]
+    configure += ["-B", str(tree.build), *options_of(backend, patched=patched)]
     nvcc = find_nvcc()
     if backend == "cuda" and nvcc is not None:
         configure.append(f"-DCMAKE_CUDA_COMPILER={nvcc}")
@@ -75,6 +74,11 @@ async def compile_tree(
     result = await _run(argv, tree, on_line)
     if result.code != 0:
         raise BuildFailed("llama.cpp could not be compiled", log=tree.log, tail=result.tail)
+
+
+def options_of(backend: str, *, patched: bool) -> tuple[str, ...]:
+    """What of a build is not upstream's default."""
+    return (*_FLAGS, *_PATCHED_FLAGS[patched], *_BACKEND_FLAGS[backend])
 
 
 async def _run(argv: Sequence[str], tree: Tree, on_line: object = None) -> Result:

@@ -72,7 +72,12 @@ async def _check_devices(role: str, config: Config, native: Native) -> None:
     names = [name for name in asked if name not in OF_EVERY_HEAD]
     if names:
         log = config.paths.logs / "devices.log"
-        pick(await list_devices(native, machine="", run_to_end=run_to_end, log=log), names)
+        pick(
+            await list_devices(
+                native.rpc_server, patched=native.patched, machine="", run_to_end=run_to_end, log=log
+            ),
+            names,
+        )
 
 
 async def _claim_api(config: Config) -> "ApiPort":

@@ -74,7 +74,9 @@ async def _native(native: Native, logs: Path) -> list[Finding]:
         found.append(_fault("RPC", error))
     try:
         log = logs / "devices.log"
-        for device in await list_devices(native, machine="", run_to_end=run_to_end, log=log):
+        for device in await list_devices(
+            native.rpc_server, patched=native.patched, machine="", run_to_end=run_to_end, log=log
+        ):
             free, total = in_bytes(device.free_bytes), in_bytes(device.total_bytes)
             found.append(Finding("device", "ok", f"{device.name}, {free} of {total} free"))
     except MeshdError as error:

@@ -19,6 +19,7 @@ class FleetSpec:
 
     `worker_model` is the workers' file, None: they have none. The head waits for all of them.
     `worker_binaries`: a folder of native binaries for each worker, where it is not the usual one.
+    `worker_options`: what else each worker is told, where anything.
     """
 
     folder: Path
@@ -28,6 +29,7 @@ class FleetSpec:
     round_trips: Sequence[float]
     head_options: tuple[str, ...] = ()
     worker_binaries: Sequence[Path] = ()
+    worker_options: Sequence[tuple[str, ...]] = ()
 
 
 class Fleet:
@@ -48,7 +50,8 @@ class Fleet:
         for number in range(1, len(spec.round_trips) + 1):
             name = "worker" if len(spec.round_trips) == 1 else f"worker-{number}"
             bins = spec.worker_binaries[number - 1 : number]
-            options = (*has, *(word for path in bins for word in ("--native-bin", str(path))))
+            more = [word for words in spec.worker_options[number - 1 : number] for word in words]
+            options = (*has, *(word for path in bins for word in ("--native-bin", str(path))), *more)
             worker = LocalNode(self._node(number, name, "worker", options))
             self.workers.append(worker)
             await start_all(owner, worker)

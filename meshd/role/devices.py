@@ -12,7 +12,6 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError, UserError
 from meshd.process.interface import ChildSpec, RunToEnd
-from meshd.role.interface import Native
 from meshd.wire.lease import MAX_DEVICES, Device
 
 # no more than an Offer can carry (wire/lease.py): an odd line of a driver must not spoil it
@@ -85,23 +84,23 @@ def pick(devices: Sequence[Device], asked: Sequence[str]) -> tuple[Device, ...]:
 
 
 async def list_devices(
-    native: Native, *, machine: str, run_to_end: RunToEnd, log: Path
+    rpc_server: Path, *, patched: bool, machine: str, run_to_end: RunToEnd, log: Path
 ) -> tuple[Device, ...]:
-    """Ask the program. Raises MeshdError when it cannot be run or lists nothing."""
+    """Ask the program, which a `patched` one answers in full. Raises MeshdError when it cannot be run or lists nothing."""
     lines: list[str] = []
     ended = await run_to_end(
         ChildSpec(
             name="device list",
-            argv=(str(native.rpc_server), *(("--list-devices",) if native.patched else ("--device", "?"))),
+            argv=(str(rpc_server), *(("--list-devices",) if patched else ("--device", "?"))),
             log=log,
             on_line=lines.append,
         )
     )
-    devices = parse_listed(lines, machine) if native.patched else parse_devices(lines)
+    devices = parse_listed(lines, machine) if patched else parse_devices(lines)
     if not devices:
         shown = " | ".join(ended.tail[-3:])
         raise MeshdError(
-            f"`{native.rpc_server.name}` lists no devices: {shown}",
+            f"`{rpc_server.name}` lists no devices: {shown}",
             hint="`meshd native build` makes a new one",
         )
     return devices

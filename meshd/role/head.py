@@ -253,7 +253,8 @@ class HeadRun:
 
     async def _own_devices(self) -> tuple[Device, ...]:
         listed = await list_devices(
-            self._kit.native,
+            self._kit.native.rpc_server,
+            patched=self._kit.native.patched,
             machine=self._options.machine,
             run_to_end=self._kit.run_to_end,
             log=self._kit.logs / "devices.log",

@@ -26,7 +26,8 @@ class Listing:
             if self._covers < mine:
                 covers = self._asked
                 self._devices = await list_devices(
-                    self._kit.native,
+                    self._kit.native.rpc_server,
+                    patched=self._kit.native.patched,
                     machine=self._machine,
                     run_to_end=self._kit.run_to_end,
                     log=self._kit.logs / "devices.log",

@@ -24,6 +24,7 @@ from typing import Self
 from blake3 import blake3
 from meshd.model.gguf import read_header
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex, encode_index
+from meshd.process.group import environment
 
 DEADLINE = 60.0  # seconds; nothing here takes a tenth of it on an idle machine
 PROMPT = "The capital of France is"
@@ -129,7 +130,7 @@ class Program:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=handed.numbers,
-                env={"PATH": os.environ["PATH"], **env},
+                env=environment(env),  # what meshd's own children get
             )
         handed.close()
 
@@ -170,6 +171,7 @@ class Worker(Program):
         secret: bytes | None = None,
         memory: str = "",
         threads: int = 1,
+        device: str = "",
         stock: bool = False,
         neighbours: int = -1,
     ) -> None:
@@ -177,7 +179,7 @@ class Worker(Program):
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.endpoint = f"127.0.0.1:{self.port}"
-        argv = [str(binary), "-t", str(threads)]
+        argv = [str(binary), "-t", str(threads), *(["--device", device] if device else [])]
         report = None
         if stock:
             listener.close()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.build import native
-from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER, Progress, Stage
+from meshd.build.compile import options_of
+from meshd.build.interface import BACKENDS, LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER, Progress, Stage
 from meshd.build.machine import cpu_kind
 from meshd.build.pin import read_pin
 from meshd.build.tree import Tree
@@ -44,6 +45,17 @@ def test_the_patches_apply_to_the_pinned_source_in_order(tmp_path: Path) -> None
     assert "SET_TENSOR_GGUF" in (tree.source / "ggml/src/ggml-rpc/ggml-rpc.cpp").read_text()
     tree.patch(())
     assert (tree.source / "ggml/src/ggml-rpc/ggml-rpc.cpp").read_text() == before
+
+
+def test_upstream_knows_the_options_of_every_backend(tmp_path: Path) -> None:
+    """Metal or HIP cannot be built everywhere, but a misspelt option would be ignored everywhere."""
+    source = _copy_of_the_tree(tmp_path).source
+    places = (".", "ggml", "ggml/src/ggml-rpc", "common")
+    text = "".join((source / place / "CMakeLists.txt").read_text() for place in places)
+    for backend in BACKENDS:
+        for option in options_of(backend, patched=True):
+            name = option.removeprefix("-D").partition("=")[0]
+            assert name.startswith("CMAKE_") or f"({name} " in text or f"     {name})" in text, name
 
 
 def _copy_of_the_tree(folder: Path) -> Tree:

@@ -57,6 +57,31 @@ def test_stock_keeps_what_upstream_has(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("cpu", {"-DGGML_METAL=OFF"}),
+        ("metal", {"-DGGML_METAL=ON", "-DGGML_METAL_EMBED_LIBRARY=ON"}),
+        ("cuda", {"-DGGML_CUDA=ON", "-DCMAKE_CUDA_COMPILER=/opt/cuda/bin/nvcc"}),
+        ("vulkan", {"-DGGML_VULKAN=ON"}),
+        ("hip", {"-DGGML_HIP=ON"}),
+    ],
+)
+def test_a_backend_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, options: set[str]
+) -> None:
+    """And no other, so that the tree's own defaults decide nothing; every build has RPC and is static."""
+    monkeypatch.setattr(build_compile, "find_nvcc", lambda: Path("/opt/cuda/bin/nvcc"))
+    tree = _tools(tmp_path, monkeypatch, cmake="echo $@ > args", ninja="exit 0")
+    work = compile_tree(tree, backend=backend, patched=True, targets=["x"], progress=lambda step: None)
+    asyncio.run(work)
+    arguments = set((tree.folder / "args").read_text().split())
+    assert options <= arguments
+    others = ("GGML_METAL", "GGML_CUDA", "GGML_VULKAN", "GGML_HIP", "CMAKE_CUDA")
+    assert {one for one in arguments - options if one.removeprefix("-D").startswith(others)} == set()
+    assert {"-DGGML_RPC=ON", "-DBUILD_SHARED_LIBS=OFF"} <= arguments
+
+
+@pytest.mark.parametrize(
     ("cmake", "ninja", "what"),
     [
         ("echo broken; exit 1", "exit 0", "cmake could not configure llama.cpp for cpu"),

@@ -117,4 +117,12 @@ def test_a_program_that_lists_nothing_is_an_error(patched: bool, asked: tuple[st
 
     native = Native(Path("rpc"), Path("llama"), patched, NativeVersion("7.0.0", "pin", "patches", "cpu"))
     with pytest.raises(MeshdError, match=r"lists no devices: one \| error while"):
-        asyncio.run(list_devices(native, machine="", run_to_end=run_to_end, log=Path("x.log")))
+        asyncio.run(
+            list_devices(
+                native.rpc_server,
+                patched=native.patched,
+                machine="",
+                run_to_end=run_to_end,
+                log=Path("x.log"),
+            )
+        )

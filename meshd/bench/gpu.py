@@ -1,0 +1,261 @@
+"""Stock llama.cpp beside meshd on GPUs: builds both for the backend at hand, measures, writes page and JSON.
+
+`python -m meshd.bench.gpu --write FILE.md [--backend cuda|vulkan|…] [--model small,8b,FILE…]
+[--devices CUDA0,CUDA1] [--workers 2] [--rtt 0,20,50] [--source DIR]`.
+
+Workers take the GPUs in turns, so two of them have one each, or share the only one; the head has its
+processor and computes nothing but the ends of the model. Real daemons in networks of their own (far.py), and
+upstream's binaries behind delaying proxies. One node alone is upstream's on the first GPU. What was measured
+is written after every cell, so that a run that is cut short leaves what it had.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.errors import MeshdError
+from meshd.base.tasks import first_error
+from meshd.bench.distance import as_json, machine
+from meshd.bench.far import Cell, Rig, count_both, run_meshd, run_stock
+from meshd.bench.figures import Counted, Figures, Run, promises
+from meshd.bench.gpu_page import Made, page
+from meshd.bench.random_model import random_model
+from meshd.build.demo_model import demo_model
+from meshd.build.interface import RPC_SERVER, NativeInfo, Progress
+from meshd.build.native import build
+from meshd.build.pin import read_pin
+from meshd.config import load
+from meshd.fleet.proxy import run_loop
+from meshd.process.run import run_to_end
+from meshd.role.devices import list_devices, pick
+from meshd.wire.lease import Device
+
+SMOLLM2 = "smollm2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command line says. `devices` empty: all GPUs of the backend."""
+
+    write: Path
+    cache: Path
+    backend: str
+    source: Path | None
+    models: tuple[str, ...]
+    devices: tuple[str, ...]
+    workers: tuple[int, ...]
+    round_trips: tuple[float, ...]
+    pairs: int
+    count: bool
+
+
+@dataclass(slots=True)
+class Found:
+    """Of one model, so far; `faults`: cells that came to nothing, and why."""
+
+    model: str
+    size: int
+    runs: list[Run] = field(default_factory=list)
+    counted: list[Counted] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def figures(self) -> Figures:
+        """As the tables want them."""
+        return Figures(tuple(self.runs), tuple(self.counted))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns 1 when a text differs from one node's or a cell came to nothing, else 0."""
+    log.set_up(level="error")
+    parser = _parser()
+    args = parser.parse_args(argv)
+    asked = Asked(
+        write=args.write,
+        cache=load().config.paths.cache,
+        backend=args.backend,
+        source=args.source,
+        models=tuple(args.model.split(",")),
+        devices=tuple(filter(None, args.devices.split(","))),
+        workers=tuple(map(int, args.workers.split(","))),
+        round_trips=tuple(map(float, args.rtt.split(","))),
+        pairs=args.pairs,
+        count=not args.no_count,
+    )
+    try:
+        if args.build_only:
+            run_loop(_build(asked))
+            return 0
+        found = run_loop(_measure(asked, datetime.now(UTC)))
+    except MeshdError as error:
+        raise SystemExit(f"error: {error.what}\n\nhint: {error.hint}") from None
+    except ExceptionGroup as group:
+        raise SystemExit(f"error: {first_error(group)}") from None
+    return 1 if any(one.faults or one.figures.texts_differ() for one in found) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m meshd.bench.gpu", description=__doc__)
+    parser.add_argument("--write", type=Path, required=True, metavar="FILE", help="the page; JSON beside it")
+    parser.add_argument("--backend", default="auto", help="as of `meshd native build`")
+    parser.add_argument(
+        "--source", type=Path, metavar="DIR", help="upstream's tree, where pip has no network"
+    )
+    parser.add_argument("--model", default="small,8b", metavar="LIST", help="random ones, smollm2, or files")
+    parser.add_argument("--devices", default="", metavar="LIST", help="such as CUDA0,CUDA1 (default: all)")
+    parser.add_argument("--workers", default="2", metavar="N,…")
+    parser.add_argument("--rtt", default="0,20,50", metavar="MS,…")
+    parser.add_argument("--pairs", type=int, default=1, metavar="N")
+    parser.add_argument("--no-count", action="store_true", help="do not count what RPC says")
+    parser.add_argument("--build-only", action="store_true", help="build both, measure nothing")
+    return parser
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+# --- what it takes
+
+
+async def _build(asked: Asked) -> tuple[NativeInfo, NativeInfo]:
+    """Patched and stock, from one tree."""
+    shown = -1.0
+
+    def progress(step: Progress) -> None:
+        nonlocal shown
+        share = 10 * step.done // step.total if step.total else -1
+        if share != shown or share == -1:
+            shown = share
+            _say(step.text)
+
+    patched = await build(asked.cache, backend=asked.backend, source=asked.source, progress=progress)
+    stock = await build(
+        asked.cache, backend=asked.backend, source=asked.source, patched=False, progress=progress
+    )
+    return patched, stock
+
+
+async def _gpus(native: NativeInfo, asked: Sequence[str]) -> tuple[Device, ...]:
+    """Those asked for, else all. Raises MeshdError."""
+    with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
+        listed = await list_devices(
+            native.binaries[RPC_SERVER],
+            patched=native.patched,
+            machine="",
+            run_to_end=run_to_end,
+            log=Path(folder) / "devices.log",
+        )
+    return pick(listed, asked)
+
+
+async def _model(name: str, cache: Path) -> Path:
+    if name == SMOLLM2:
+        return await demo_model(cache, lambda step: _say(step.text))
+    return await asyncio.to_thread(_file_or_random, name, cache)
+
+
+def _file_or_random(name: str, cache: Path) -> Path:
+    path = Path(name).expanduser().absolute()
+    return path if path.is_file() else random_model(name, cache / "bench-models")
+
+
+# --- measuring
+
+
+async def _measure(asked: Asked, began: datetime) -> list[Found]:
+    patched, stock = await _build(asked)
+    devices = await _gpus(patched, asked.devices)
+    found: list[Found] = []
+    pin = read_pin()
+    made = Made(
+        when=began.strftime("%Y-%m-%d"),
+        machine=machine(),
+        backend=patched.backend,
+        devices=tuple(f"{one.name} ({one.description})" for one in devices),
+        pin=f"llama.cpp {pin.commit[:9]}, patches {pin.patches_sha256[:12]}",
+        workers=asked.workers,
+        round_trips=asked.round_trips,
+        pairs=asked.pairs,
+    )
+    for name in asked.models:
+        _say(f"model {name}")
+        file = await _model(name, asked.cache)
+        one = Found(name, file.stat().st_size)
+        found.append(one)
+        gpus = tuple(device.name for device in devices if device.kind == "gpu")
+        rig = Rig(file, asked.cache, patched, stock, speed=True, devices=gpus)
+        await _cells(rig, asked, one, lambda: _write(asked, made, found))
+    return found
+
+
+async def _cells(rig: Rig, asked: Asked, found: Found, write: Callable[[], None]) -> None:
+    """All of one model, in turns; a cell that fails is noted, and the others go on."""
+    argv: list[str] | None = None
+    for cell in [cell for _ in range(asked.pairs) for cell in _order(asked)]:
+        _say(f"{found.model}: {cell.workers} workers, RTT {cell.rtt_ms:g} ms")
+        try:
+            ours, given = await run_meshd(rig, cell)
+            found.runs.append(ours)
+            if argv is None:
+                found.runs += [await run_stock(rig, Cell(0, 0.0, ends=ends), given) for ends in (False, True)]
+            argv = given
+        except (MeshdError, ExceptionGroup) as error:
+            found.faults.append(_fault("meshd", cell, error))
+        if argv is not None:
+            await _stock_cell(rig, cell, argv, found)
+        write()
+    for workers in asked.workers if asked.count else ():
+        _say(f"{found.model}: counting, {workers} workers")
+        try:
+            found.counted += await count_both(rig, workers)
+        except (MeshdError, ExceptionGroup) as error:
+            found.faults.append(_fault("counting", Cell(workers, 0.0), error))
+        write()
+
+
+async def _stock_cell(rig: Rig, cell: Cell, argv: list[str], found: Found) -> None:
+    try:
+        found.runs.append(await run_stock(rig, cell, argv))
+    except (MeshdError, ExceptionGroup) as error:
+        found.faults.append(_fault("stock", cell, error))
+
+
+def _order(asked: Asked) -> Iterator[Cell]:
+    for workers in asked.workers:
+        for rtt in asked.round_trips:
+            yield Cell(workers, rtt)
+
+
+def _fault(way: str, cell: Cell, error: BaseException) -> str:
+    first = first_error(error) if isinstance(error, BaseExceptionGroup) else error
+    told = f"{first.what}: {first.hint}" if isinstance(first, MeshdError) else repr(first)
+    _say(f"{way} failed: {told}")
+    return f"{way}, {cell.workers} workers, RTT {cell.rtt_ms:g} ms: {' '.join(told.split())[:300]}"
+
+
+def _write(asked: Asked, made: Made, found: Sequence[Found]) -> None:
+    parts = [(one.model, one.size, one.figures, one.faults) for one in found]
+    asked.write.write_text(page(made, parts), encoding="utf-8")
+    results = [
+        {
+            "model": one.model,
+            "bytes": one.size,
+            **as_json(one.figures, promises(one.figures)),
+            "faults": one.faults,
+        }
+        for one in found
+    ]
+    document = {"when": made.when, "machine": made.machine, "devices": made.devices, "results": results}
+    asked.write.with_suffix(".json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

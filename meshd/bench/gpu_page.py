@@ -1,0 +1,87 @@
+"""The page of `python -m meshd.bench.gpu`, made of what was measured. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshd.bench.figures import ENDS, LOCAL, Figures, cell_table, count_table, promise_table, promises
+from meshd.bench.page import markdown
+
+_SAME_ENDS = """\
+Stock wrote what one node does, and meshd what one node does that has the model's output on its processor, as
+meshd's head has it: another kind of device rounds otherwise."""
+
+Part = tuple[str, int, Figures, Sequence[str]]
+"""A model's name, its bytes, its figures, and the cells that came to nothing."""
+
+_PAGE = """\
+# On GPUs: {backend}
+
+Made by `python -m meshd.bench.gpu` on {when}: {machine}; {devices}; {pin}; {pairs} of each, medians.
+Head: the processor. Workers: {placed}. Stock is upstream's build for {backend} behind a
+delaying proxy for each worker; the first row is upstream alone on the first GPU. Words and method:
+[benchmarks.md](benchmarks.md).
+"""
+_PART = """
+## {model}, {size:.2f} GB
+
+{texts}
+
+{cells}
+
+What llama.cpp's RPC says at no distance, over all workers and both directions:
+
+{counts}
+
+{promises}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """When and with what."""
+
+    when: str
+    machine: str
+    backend: str
+    devices: tuple[str, ...]
+    pin: str
+    workers: tuple[int, ...]
+    round_trips: tuple[float, ...]
+    pairs: int
+
+
+def page(made: Made, parts: Sequence[Part]) -> str:
+    """All of it, in Markdown."""
+    shared = max(made.workers) > len(made.devices)
+    head = _PAGE.format(
+        backend=made.backend,
+        when=made.when,
+        machine=made.machine,
+        devices=", ".join(made.devices),
+        pin=made.pin,
+        pairs=made.pairs,
+        placed="in turns on the GPUs, so that some share one" if shared else "a GPU each",
+    )
+    return head + "".join(_part(*part) for part in parts)
+
+
+def _part(model: str, size: int, figures: Figures, faults: Sequence[str]) -> str:
+    came = [f"- {fault}" for fault in faults]
+    return _PART.format(
+        model=model,
+        size=size / 1e9,
+        texts="\n".join([_texts(figures), *(["", "Came to nothing:", "", *came] if came else [])]),
+        cells=markdown(cell_table(figures)),
+        counts=markdown(count_table(figures)) if figures.counted else "Not counted.",
+        promises=markdown(promise_table(promises(figures))),
+    )
+
+
+def _texts(figures: Figures) -> str:
+    differing = figures.texts_differ()
+    if differing:
+        return f"Another text than one node's: {'; '.join(differing)}."
+    ways = {run.way for run in figures.runs}
+    if LOCAL not in ways:
+        return "One node alone did not run: no text was compared."
+    return _SAME_ENDS if ENDS in ways else "All wrote the same text."

@@ -1,0 +1,74 @@
+"""Builds for GPUs that somebody made on this machine: found, and never made by a test, for that takes long.
+
+`meshd native build --backend cuda` (or `vulkan`) makes one. Vulkan without a card runs on Mesa's lavapipe
+(Debian: mesa-vulkan-drivers), a processor that says it is a GPU; ggml takes it only when it is named.
+"""
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from meshd.bench.random_model import random_model
+from meshd.build import native
+from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
+from meshd.process.group import environment
+from meshd.role.devices import parse_devices
+from meshd.wire.lease import Device
+
+from tests.e2e.models import cache_folder, made
+from tests.e2e.native_rig import Head
+
+BACKENDS = ("cuda", "vulkan", "metal", "hip")
+LIST_SECONDS = 120.0
+_FIRST_VULKAN = "GGML_VK_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A build, patched, and the first device that it shows."""
+
+    native: NativeInfo
+    device: Device
+
+
+@cache
+def gpu(backend: str) -> Gpu | str:
+    """The build for `backend` and its first GPU; else why there is none."""
+    found = native.find(cache_folder(), backend)
+    if found is None:
+        return f"no build for {backend} in the cache: `meshd native build --backend {backend}` makes one"
+    if backend == "vulkan":
+        os.environ.setdefault(_FIRST_VULKAN, "0")  # also a driver that computes on the processor
+    gpus = [device for device in listed(found) if device.kind == "gpu"]
+    return Gpu(found, gpus[0]) if gpus else f"the build for {backend} shows no device here"
+
+
+def listed(info: NativeInfo) -> tuple[Device, ...]:
+    """What its rpc-server shows."""
+    argv = [str(info.binaries[RPC_SERVER]), "--device", "?"]
+    done = subprocess.run(
+        argv, env=environment({}), capture_output=True, text=True, timeout=LIST_SECONDS, check=False
+    )
+    return parse_devices(re.split(r"\r?\n", done.stdout + done.stderr))
+
+
+def model() -> Path:
+    """A small llama with heads of 128, which every attention kernel has."""
+
+    def make(target: Path) -> None:
+        random_model("tiny", target.parent).replace(target)
+
+    return made("random-tiny.gguf", make)
+
+
+@cache
+def text_alone(backend: str, file: Path, folder: Path) -> str:
+    """What the first GPU answers by itself, without RPC."""
+    found = gpu(backend)
+    assert isinstance(found, Gpu), found
+    extra = ("-dev", found.device.name, "-ngl", "999")
+    with Head(found.native.binaries[LLAMA_SERVER], folder, file, [], extra=extra) as head:
+        return head.complete()

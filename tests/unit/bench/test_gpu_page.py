@@ -1,0 +1,49 @@
+"""The page of a run on GPUs: what differs and what failed is said, and nothing is called equal unseen."""
+
+from dataclasses import replace
+
+from meshd.bench.figures import ENDS, LOCAL, MESHD, STOCK, Figures, Run
+from meshd.bench.gpu_page import Made, page
+
+MADE = Made(
+    when="2026-01-02",
+    machine="a machine",
+    backend="cuda",
+    devices=("CUDA0 (a card)",),
+    pin="a pin",
+    workers=(2,),
+    round_trips=(0.0, 20.0),
+    pairs=1,
+)
+
+
+def run(way: str, text: str = "sea") -> Run:
+    workers = 0 if way in (LOCAL, ENDS) else 2
+    return Run(way=way, workers=workers, rtt_ms=0.0, load=1.0, token=0.01, prompt=0.1, text=text)
+
+
+def test_a_page_says_when_where_and_how() -> None:
+    text = page(MADE, [("8b", 4_100_000_000, Figures((run(LOCAL), run(STOCK), run(MESHD))), ())])
+    for part in ("2026-01-02", "a machine", "CUDA0 (a card)", "a pin", "## 8b, 4.10 GB", "Not counted"):
+        assert part in text
+    assert "All wrote the same text" in text
+    assert "share one" in text
+    assert "a GPU each" in page(replace(MADE, devices=("CUDA0", "CUDA1")), [])
+
+
+def test_another_text_is_named() -> None:
+    text = page(MADE, [("8b", 1, Figures((run(LOCAL), run(MESHD, "see"))), ())])
+    assert "Another text than one node's: meshd, 2 workers, 0 ms" in text
+
+
+def test_meshd_is_compared_with_a_node_that_has_the_ends_where_meshd_has_them() -> None:
+    runs = run(LOCAL), run(ENDS, "see"), run(STOCK), run(MESHD, "see")
+    assert "Stock wrote what one node does" in page(MADE, [("8b", 1, Figures(runs), ())])
+    other = Figures((*runs[:2], run(STOCK, "see"), run(MESHD)))
+    assert other.texts_differ() == ["stock, 2 workers, 0 ms", "meshd, 2 workers, 0 ms"]
+
+
+def test_without_one_node_nothing_is_called_equal() -> None:
+    text = page(MADE, [("8b", 1, Figures((run(STOCK), run(MESHD))), ["local: it ended"])])
+    assert "no text was compared" in text
+    assert "- local: it ended" in text
