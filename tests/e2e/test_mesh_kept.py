@@ -81,6 +81,10 @@ def test_a_file_that_lacks_some_is_made_up_for(tmp_path: Path) -> None:
             head = await fleet.head(smollm2(), *ON_WORKER, *SAME_THREADS, token=token)
             first = await fleet.ready(head)
             assert model_of(first).weights_network_bytes == size
+            [load] = model_of(first).workers
+            assert (load.node, load.missing_bytes, load.sent_bytes) == ("worker-0", size, size)
+            assert load.local_bytes == model_of(first).weights_local_bytes
+            assert 0 <= load.total_bytes - load.local_bytes - load.missing_bytes < MB, load
             second = await _loaded_anew(head, first)
             assert model_of(second).weights_network_bytes == 0
             assert await api_of(second).complete(PROMPT, 24) == reference
