@@ -147,3 +147,31 @@ def test_a_stock_head_takes_workers_that_have_peers(tmp_path: Path) -> None:
         Head(stock().binaries[LLAMA_SERVER], tmp_path, smollm2(), [worker.endpoint]) as head,
     ):
         assert head.complete() == text_alone(smollm2())
+
+
+def test_a_pair_of_no_two_workers_is_said_and_left_alone(tmp_path: Path) -> None:
+    with PushWorker(tmp_path) as first, PushWorker(tmp_path) as second:
+        ends = [first.endpoint, second.endpoint]
+        first.tell(f"peer 1 {second.endpoint} {PEERS.hex()}")
+        with Head(
+            patched().binaries[LLAMA_SERVER],
+            tmp_path,
+            smollm2(),
+            ends,
+            secrets=dict.fromkeys(ends, SECRET),
+            pairs=f"{ends[0]} {ends[0]} 2\n{ends[0]} 127.0.0.1:1 3\n{ends[0]} {ends[1]} 1\n",
+            extra=("-ts", "1,1"),
+        ) as head:
+            assert _reported(head) == [["no not two workers"]] * 2 + [["yes"]]
+            assert head.complete() == text_alone(smollm2())
+
+
+@pytest.mark.parametrize("pairs", ["a b\n", "a b 65536\n", "a b c\n", "a b 1 2\n", "\n"])
+def test_pairs_that_are_none_stop_the_start(tmp_path: Path, pairs: str) -> None:
+    with Worker(patched().binaries[RPC_SERVER], tmp_path) as worker:
+        ends = [worker.endpoint]
+        with Head(
+            patched().binaries[LLAMA_SERVER], tmp_path, smollm2(), ends, pairs=pairs, ready=False
+        ) as head:
+            assert head.wait_end() != 0
+            assert "GGML_RPC_PEERS_FD: line 1 is not two endpoints and a number" in head.output
