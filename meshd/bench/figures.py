@@ -84,11 +84,14 @@ class Figures:
     def texts_differ(self) -> list[str]:
         """Runs whose greedy text is not that of one node alone: meshd's that of ENDS where there is one."""
         texts = {run.way: run.text for run in self.runs if not run.workers and run.text}
-        alone = {STOCK: texts.get(LOCAL), MESHD: texts.get(ENDS, texts.get(LOCAL))}
+        stock = texts.get(LOCAL)
+        ours = texts.get(ENDS, stock)
         return [
             f"{run.way}, {count_of(run.workers, 'worker')}, {run.rtt_ms:g} ms"
             for run in self.runs
-            if run.text and run.text != (alone.get(run.way) or run.text)
+            if run.workers
+            and run.text
+            and run.text != ((ours if run.way.startswith(MESHD) else stock) or run.text)
         ]
 
 

@@ -18,6 +18,7 @@ from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
 from meshd.process.ports import listening_socket
 from meshd.process.ready import http_200
+from meshd.role.command import CALM_THREADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,9 @@ class _Bare:
         number = listener.fileno()
         argv = (str(self._native.binaries[RPC_SERVER]), "--device", "CPU", "--listen-fd", str(number))
         log = self._folder / f"{name}-rpc.log"
-        child = OwnedChild(ChildSpec(name=f"{name} rpc-server", argv=argv, log=log, pass_fds=(number,)))
+        child = OwnedChild(
+            ChildSpec(name=f"{name} rpc-server", argv=argv, log=log, pass_fds=(number,), env=CALM_THREADS)
+        )
         owner.start(child.serve(), name=name)
         await child.ensure_ready()
         port = int(listener.getsockname()[1])
@@ -101,6 +104,7 @@ class _Bare:
                 name=f"{name} llama-server",
                 argv=(str(self._native.binaries[LLAMA_SERVER]), *same),
                 log=self._folder / f"{name}-llama.log",
+                env=CALM_THREADS,
                 probe=http_200(place),
                 ready_timeout=None,
             )

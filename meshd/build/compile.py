@@ -19,6 +19,7 @@ _FLAGS = (
     "-DBUILD_SHARED_LIBS=OFF",
     "-DGGML_RPC=ON",
     "-DGGML_RPC_RDMA=OFF",  # this commit has a hole there, and the mesh has its own links
+    "-DGGML_OPENMP=ON",  # if the compiler has it; role/command.py says how long its threads spin
     "-DLLAMA_CURL=OFF",
     "-DLLAMA_OPENSSL=OFF",  # llama-server listens on a unix socket; the gateway is what others see
     "-DLLAMA_BUILD_TESTS=OFF",
@@ -26,8 +27,6 @@ _FLAGS = (
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",  # would be fetched from the Internet while compiling
 )
-# OpenMP's threads spin on every core while a token is under way to another machine; stock stays as it is
-_PATCHED_FLAGS = {True: ("-DGGML_OPENMP=OFF",), False: ("-DGGML_OPENMP=ON",)}
 _BACKEND_FLAGS = {
     "cpu": ("-DGGML_METAL=OFF",),
     "metal": ("-DGGML_METAL=ON", "-DGGML_METAL_EMBED_LIBRARY=ON"),  # of a build, only programs are kept
@@ -48,13 +47,13 @@ class BuildFailed(UserError):
 
 
 async def compile_tree(
-    tree: Tree, *, backend: str, patched: bool, targets: Sequence[str], progress: ProgressCallback
+    tree: Tree, *, backend: str, targets: Sequence[str], progress: ProgressCallback
 ) -> None:
-    """Build `targets` into `tree.build`/bin, `patched` as `tree` is. Raises BuildFailed and UserError."""
+    """Build `targets` into `tree.build`/bin. Raises BuildFailed and UserError."""
     tree.log.write_bytes(b"")
     ninja = find_tool("ninja")
     configure = [find_tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-S", str(tree.source)]
-    configure += ["-B", str(tree.build), *options_of(backend, patched=patched)]
+    configure += ["-B", str(tree.build), *options_of(backend)]
     nvcc = find_nvcc()
     if backend == "cuda" and nvcc is not None:
         configure.append(f"-DCMAKE_CUDA_COMPILER={nvcc}")
@@ -76,9 +75,9 @@ async def compile_tree(
         raise BuildFailed("llama.cpp could not be compiled", log=tree.log, tail=result.tail)
 
 
-def options_of(backend: str, *, patched: bool) -> tuple[str, ...]:
+def options_of(backend: str) -> tuple[str, ...]:
     """What of a build is not upstream's default."""
-    return (*_FLAGS, *_PATCHED_FLAGS[patched], *_BACKEND_FLAGS[backend])
+    return (*_FLAGS, *_BACKEND_FLAGS[backend])
 
 
 async def _run(argv: Sequence[str], tree: Tree, on_line: object = None) -> Result:

@@ -79,7 +79,6 @@ async def build(
                 await compile_tree(
                     tree,
                     backend=backend,
-                    patched=patched,
                     targets=list(targets.values()),
                     progress=progress,
                 )

@@ -70,15 +70,21 @@ def without_overridden(plan: Sequence[str], extra: Sequence[str]) -> tuple[str, 
     return (*plan[:at], *plan[at + 2 :])
 
 
+# By default OpenMP's threads spin on every core for as long as a token is under way to another machine, and
+# the daemon that carries it waits; without any spinning, each part of a matrix waits for threads to wake up.
+# libgomp's number of looks, and libomp's milliseconds.
+CALM_THREADS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+
+
 def head_environment(*, weights: int, secrets: int, peers: int, report: int) -> Mapping[str, str]:
-    """Descriptors for a patched llama-server, -1 for none; never argv, which everybody may read."""
+    """For llama-server: descriptors for a patched one, -1 for none; never argv, which everybody may read."""
     given = {
         "GGML_RPC_WEIGHTS_FD": weights,
         "GGML_RPC_SECRETS_FD": secrets,
         "GGML_RPC_PEERS_FD": peers,
         "GGML_RPC_REPORT_FD": report,
     }
-    return {name: str(descriptor) for name, descriptor in given.items() if descriptor >= 0}
+    return CALM_THREADS | {name: str(descriptor) for name, descriptor in given.items() if descriptor >= 0}
 
 
 def way(number: int, endpoint: str, secret: bytes) -> str:

@@ -86,7 +86,7 @@ def pick(devices: Sequence[Device], asked: Sequence[str]) -> tuple[Device, ...]:
 async def list_devices(
     rpc_server: Path, *, patched: bool, machine: str, run_to_end: RunToEnd, log: Path
 ) -> tuple[Device, ...]:
-    """Ask the program; a `patched` one tells more. Raises MeshdError when it cannot be run or lists nothing."""
+    """Ask the program; a `patched` one tells more. Raises MeshdError when it lists nothing."""
     lines: list[str] = []
     ended = await run_to_end(
         ChildSpec(

@@ -314,8 +314,8 @@ class HeadRun:
     async def _server_lost(self, over: Over, plan: Plan) -> None:
         """That may be a worker's doing: its own word is waited for, and comes first.
 
-        Next comes what llama-server reported of a worker, whatever it answered or ended with then. A worker
-        that is lost takes those with it that wait for its activations: where any do, this blames nobody.
+        Next comes what llama-server reported of a worker, whatever it answered or ended with then. It may be
+        wrong, for a worker that is lost takes those with it that wait for its activations.
         """
         if not self.loaded or over.endpoint:
             self._told(over.why)  # nobody is to be sent to it meanwhile
@@ -328,7 +328,7 @@ class HeadRun:
             known = self._lost.done() or self._trial.failed
             if not known and lender is None:
                 self.server_died = ServerDied(split_of(plan), over.tail)
-            elif not known and lender is not None and not self._pushing.text():
+            elif not known and lender is not None:
                 self.blamed[lender.peer] = over.why
         self.lose(over.why)
 

@@ -123,7 +123,9 @@ class RpcServer:
                 str(self._kit.native.rpc_server), devices=self._devices, port=self._port
             )
             probe = self._kit.port_open(self._port)
-            return ChildSpec(name="rpc-server", argv=argv, log=self._log_path, probe=probe)
+            return ChildSpec(
+                name="rpc-server", argv=argv, log=self._log_path, probe=probe, env=command.CALM_THREADS
+            )
         self._outgoing.add(listen)
         assert self._report is not None and self._orders is not None
         weights = self._weights.hand_over(self._kit, self._outgoing) if self._weights is not None else -1
@@ -144,6 +146,7 @@ class RpcServer:
                 descriptors=descriptors,
             ),
             log=self._log_path,
+            env=command.CALM_THREADS,
             probe=ready,
             on_line=ready.see,
             hand_over=self._outgoing.give(),

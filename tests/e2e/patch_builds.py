@@ -50,9 +50,7 @@ async def _build_first(count: int) -> dict[str, Path]:
     async with builds.locked(native / "lock", _silent):
         tree = Tree(native / f"tree-cpu-{cpu_kind()}")
         tree.patch(pin.patches)
-        await compile_tree(
-            tree, backend="cpu", patched=True, targets=list(TARGETS.values()), progress=_silent
-        )
+        await compile_tree(tree, backend="cpu", targets=list(TARGETS.values()), progress=_silent)
         for path in made.values():
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f"{path.name}.part")

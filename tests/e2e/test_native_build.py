@@ -53,7 +53,7 @@ def test_upstream_knows_the_options_of_every_backend(tmp_path: Path) -> None:
     places = (".", "ggml", "ggml/src/ggml-rpc", "common")
     text = "".join((source / place / "CMakeLists.txt").read_text() for place in places)
     for backend in BACKENDS:
-        for option in options_of(backend, patched=True):
+        for option in options_of(backend):
             name = option.removeprefix("-D").partition("=")[0]
             assert name.startswith("CMAKE_") or f"({name} " in text or f"     {name})" in text, name
 

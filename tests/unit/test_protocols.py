@@ -31,14 +31,17 @@ from meshd.process.interface import Child
 from meshd.process.ready import LineSeen
 from meshd.rendezvous.book import AddressBook
 from meshd.role.interface import LineProbe, Orders, Report, Role, Tunnel
+from meshd.role.named_weights import OpenNamedWeights
 from meshd.role.open_weights import OpenWeights
 from meshd.role.serve import Serve
 from meshd.role.worker import Worker
 from meshd.rpc.firewall import Firewall
-from meshd.store.interface import WeightsFile
+from meshd.store import content_store as content_store_module
+from meshd.store import shelf as store_shelf
+from meshd.store.interface import ContentStore, Shelf, WeightsFile
 from meshd.store.model_file import ModelFile
 from meshd.tunnel.forward import Forward
-from meshd.tunnel.interface import Inspector, LocalWeights
+from meshd.tunnel.interface import Inspector, LocalWeights, NamedWeights
 
 from tests.rules.source import dotted, last_part, sources
 
@@ -123,6 +126,18 @@ def local_weights(one: OpenWeights) -> LocalWeights:
     return one
 
 
+def named_weights(one: OpenNamedWeights) -> NamedWeights:
+    return one
+
+
+def shelf(one: store_shelf.Shelf) -> Shelf:
+    return one
+
+
+def content_store(one: content_store_module.ContentStore) -> ContentStore:
+    return one
+
+
 def inspector(one: Firewall) -> Inspector:
     return one
 
@@ -164,6 +179,9 @@ FITS: tuple[Callable[..., object], ...] = (
     signals,
     inspector,
     local_weights,
+    named_weights,
+    shelf,
+    content_store,
 )
 FUNCTIONS = {"MakeTunnel", "ConnectThrough"}  # what daemon/kit.py hands over
 

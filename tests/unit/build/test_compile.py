@@ -39,21 +39,14 @@ def test_stages_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         tmp_path, monkeypatch, cmake="echo $@ > args", ninja='echo "[1/2] a/b.o"; echo "[2/2] Linking c"'
     )
     heard: list[Progress] = []
-    asyncio.run(compile_tree(tree, backend="cpu", patched=True, targets=["x"], progress=heard.append))
+    asyncio.run(compile_tree(tree, backend="cpu", targets=["x"], progress=heard.append))
     assert [(step.stage, step.done) for step in heard] == [
         (Stage.CONFIGURE, 0),
         (Stage.COMPILE, 1),
         (Stage.COMPILE, 2),
     ]
     arguments = (tree.folder / "args").read_text().split()
-    assert {"-DGGML_RPC_RDMA=OFF", "-DGGML_OPENMP=OFF"} <= set(arguments)
-
-
-def test_stock_keeps_what_upstream_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = _tools(tmp_path, monkeypatch, cmake="echo $@ > args", ninja="exit 0")
-    work = compile_tree(tree, backend="cpu", patched=False, targets=["x"], progress=lambda step: None)
-    asyncio.run(work)
-    assert "-DGGML_OPENMP=ON" in (tree.folder / "args").read_text().split()
+    assert {"-DGGML_RPC_RDMA=OFF", "-DGGML_OPENMP=ON"} <= set(arguments)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +65,7 @@ def test_a_backend_is_asked_for(
     """And no other, so that the tree's own defaults decide nothing; every build has RPC and is static."""
     monkeypatch.setattr(build_compile, "find_nvcc", lambda: Path("/opt/cuda/bin/nvcc"))
     tree = _tools(tmp_path, monkeypatch, cmake="echo $@ > args", ninja="exit 0")
-    work = compile_tree(tree, backend=backend, patched=True, targets=["x"], progress=lambda step: None)
+    work = compile_tree(tree, backend=backend, targets=["x"], progress=lambda step: None)
     asyncio.run(work)
     arguments = set((tree.folder / "args").read_text().split())
     assert options <= arguments
@@ -93,9 +86,7 @@ def test_a_failure_shows_the_end_of_the_log(
 ) -> None:
     tree = _tools(tmp_path, monkeypatch, cmake=cmake, ninja=ninja)
     with pytest.raises(BuildFailed, match=what) as caught:
-        asyncio.run(
-            compile_tree(tree, backend="cpu", patched=True, targets=["x"], progress=lambda step: None)
-        )
+        asyncio.run(compile_tree(tree, backend="cpu", targets=["x"], progress=lambda step: None))
     assert "broken" in caught.value.tail[-1]
     assert str(tree.log) in caught.value.hint
     assert caught.value.hint.endswith("broken")

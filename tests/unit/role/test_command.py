@@ -44,7 +44,7 @@ def test_the_users_override_replaces_the_plans() -> None:
 
 
 def test_descriptors_of_a_head_go_by_environment() -> None:
-    assert command.head_environment(weights=3, secrets=-1, peers=4, report=5) == {
+    assert command.head_environment(weights=3, secrets=-1, peers=4, report=5) == command.CALM_THREADS | {
         "GGML_RPC_WEIGHTS_FD": "3",
         "GGML_RPC_PEERS_FD": "4",
         "GGML_RPC_REPORT_FD": "5",

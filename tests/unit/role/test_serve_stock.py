@@ -15,7 +15,7 @@ from meshd.wire.hello import NativeVersion
 
 from tests.conformance.run import run as run_real
 from tests.sim.loop import run
-from tests.unit.role.rig import Bench, FakeFile
+from tests.unit.role.rig import Bench, FakeFile, cpu_lines
 from tests.unit.role.test_serve import Scene, scene
 
 CONTENT = b"0123456789abcdef"
@@ -105,7 +105,7 @@ def test_of_other_devices_than_cpus_it_is_not_known_what_a_tensor_takes(tmp_path
         async with scene(tmp_path) as it:
             _stock(it, file)
             it.worker("anna")
-            it.workers["anna"].device_lines = ("  CUDA0: a card (4096 MiB, 3000 MiB free)",)
+            it.workers["anna"].device_lines = cpu_lines(free_mib=3000, name="CUDA0")
             it.start()
             await it.until(ModelState.READY)
             [saved] = it.bench.saved

@@ -38,11 +38,11 @@ class Stage:
         self.owner.start(worker.serve(), name=name)
         return bench
 
-    def serve(self, *, min_workers: int = 1, extra: tuple[str, ...] = (), push: bool = True) -> Serve:
+    def serve(self, *, min_workers: int = 1, extra: tuple[str, ...] = ()) -> Serve:
         serve = Serve(
             self.bench.kit,
             FakeFile(),
-            HeadOptions(min_workers=min_workers, extra=extra, incarnation=bytes(16), push=push),
+            HeadOptions(min_workers=min_workers, extra=extra, incarnation=bytes(16)),
         )
         self.owner.start(serve.serve(), name="serve")
         return serve
@@ -278,7 +278,7 @@ def test_a_worker_lost_while_loading_is_named_not_what_came_of_it(tmp_path: Path
     async def main() -> None:
         async with stage(tmp_path) as it:
             it.worker("bad"), it.worker("good")
-            serve = it.serve(push=False)  # with it the loss of one may be the other's doing
+            serve = it.serve()
             for number in (1, 2):
                 asked: asyncio.Future[ReadyReport] = asyncio.get_running_loop().create_future()
                 it.bench.ready = asked
