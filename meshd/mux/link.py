@@ -54,13 +54,16 @@ class LinkState:
     # receiving
 
     def heard(self, count: int, now: float) -> bool:
-        """`count` bytes came in; true when an acknowledgement of them now has a time."""
+        """`count` bytes came in; true when an acknowledgement of them now has a time, or a sooner one."""
+        before = self.received - self._acked
         self.received += count
         self.last_heard = now
-        if self._unacked_since is None and not self._ack_ripe and self.received - self._acked >= _ACK_LEAST:
+        if self._ack_ripe or before + count < _ACK_LEAST:
+            return False
+        if self._unacked_since is None:
             self._unacked_since = now
             return True
-        return False
+        return before < _ACK_BYTES <= before + count
 
     def on_link_ack(self, total: int, now: float) -> None:
         """The peer has received `total` bytes of ours (some time ago: no proof that it hears us now)."""
@@ -180,17 +183,23 @@ class LinkState:
         """When this link wants to be looked at."""
         at = min(self._next_ping, self.last_heard + self._dead_after, self.confirmed_at + self._dead_after)
         if self._unacked_since is not None:
-            at = min(at, self._unacked_since + _ACK_DELAY)
+            at = min(at, self._ripe_at(self._unacked_since))
         return min(at, self.hold_until) if self.hold_until else at
 
     def ripen(self, now: float) -> None:
         """What has waited its time: a LinkAck is due, a hold is over."""
-        if self._unacked_since is not None and now >= self._unacked_since + _ACK_DELAY:
+        if self._unacked_since is not None and now >= self._ripe_at(self._unacked_since):
             self._unacked_since = None
             self._ack_ripe = True
         if self.hold_until and now >= self.hold_until:
             self.hold_until = 0.0
             self.pacing.refill()
+
+    def _ripe_at(self, since: float) -> float:
+        """A burst that fills what may be in flight stands still until it is acknowledged."""
+        if self.received - self._acked >= _ACK_BYTES:
+            return self._acked_at + _ACK_PAUSE
+        return since + _ACK_DELAY
 
     def ping_due(self, now: float) -> bool:
         """Is it time for a ping? Says so once for each interval."""

@@ -97,6 +97,7 @@ class Pacing:
         self._long_at = now  # when the long sample under way began, from which byte, and whether
         self._long_from = 0  # the application had nothing to send for a while of it
         self._long_limited = False
+        self._burst_from = 0  # bytes sent before the link was idle for the last time
         self._measured = False  # by a sample that the application did not limit
         self._starting = True
         self._round_end = 0
@@ -128,14 +129,14 @@ class Pacing:
             else:
                 target = self._ramp
         if self._long_rates.value is None:
-            # nothing but short samples yet: no more than what came through shows that it is true
-            target = min(target, FIRST_ALLOWANCE + (self.acked if self._starting else 0))
+            # nothing but short samples yet: no more than what came through of this burst shows to be true
+            target = min(target, FIRST_ALLOWANCE + self.acked - self._burst_from)
         return int(target) if self._measured else max(int(target), FIRST_ALLOWANCE)
 
     def frame_size(self) -> int:
         """Payload of a frame that holds up nothing for long."""
         rate = self.rate
-        if rate is None:
+        if rate is None or not self._measured:
             return _FRAME_UNKNOWN
         return int(min(max(rate * _FRAME_TIME, _FRAME_LEAST), _FRAME_MOST))
 
@@ -147,6 +148,7 @@ class Pacing:
         if self.sent == self.acked:  # idle until now: the time before says nothing about the link
             if now > self._acked_at + _PAUSE:
                 self._begin_long(now)
+                self._burst_from = self.acked
             self._acked_at = self._first_sent_at = now
         self.sent += count
         limited = starved or self.acked < self._limited_until
@@ -192,8 +194,11 @@ class Pacing:
     def _on_long(self, now: float) -> None:
         elapsed = now - self._long_at
         if elapsed >= max(_LONG_TIME, self.rtt_min or 0.0):
-            self._long_rates.add((self.acked - self._long_from) / elapsed, now, limited=self._long_limited)
-            self._set_rate()
+            # a link that carries small messages for minutes has not shown that it is slow
+            if not self._long_limited or self._long_rates.value is not None:
+                rate = (self.acked - self._long_from) / elapsed
+                self._long_rates.add(rate, now, limited=self._long_limited)
+                self._set_rate()
             self._begin_long(now)
 
     def _set_rate(self) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshd.base import log
@@ -16,8 +15,9 @@ from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.role.devices import list_devices, pick
-from meshd.role.interface import Kit, SplitPart
+from meshd.role.interface import Kit
 from meshd.role.lender import Lender, why_unfit
+from meshd.role.life import Loaded, ServerDied
 from meshd.role.plan import (
     HeadOptions,
     Lent,
@@ -33,7 +33,6 @@ from meshd.role.pushing import Pushing
 from meshd.role.server import LlamaServer, Over
 from meshd.role.token_cost import measure_token
 from meshd.role.unable import Trial, Unable
-from meshd.role.weights_report import WeightsReport
 from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import RPC_SERVER_CRASHED, Acquire, Device
@@ -41,25 +40,6 @@ from meshd.wire.lease import RPC_SERVER_CRASHED, Acquire, Device
 LEASE_WORD_SECONDS = 1.0  # llama-server sees the loss of a worker; the lease tells why, a moment later
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
 LOG = log.get("serve")
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What a load came to; `seconds` None before the first."""
-
-    seconds: float | None = None
-    why: str = ""
-    split: tuple[SplitPart, ...] = ()
-    bytes_per_token: float | None = None
-    report: WeightsReport = field(default_factory=lambda: WeightsReport({}))
-
-
-@dataclass(frozen=True, slots=True)
-class ServerDied:
-    """llama-server ended, or made no token, before it was ready: with which split, and its last lines."""
-
-    split: tuple[SplitPart, ...]
-    tail: tuple[str, ...]
 
 
 class HeadRun:

@@ -20,8 +20,9 @@ from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.process.interface import ChildState, ChildStatus
 from meshd.role.extra import read_extra
-from meshd.role.head import HeadRun, Loaded, ServerDied
+from meshd.role.head import HeadRun
 from meshd.role.interface import Kit, ModelStatus, RoleStatus
+from meshd.role.life import Loaded, ServerDied
 from meshd.role.plain import ask_plain
 from meshd.role.plan import HeadOptions, PlainRpc
 from meshd.role.standing import Standings

@@ -18,7 +18,7 @@ from tests.e2e.gpus import BACKENDS, Gpu, gpu, listed, model, text_alone
 from tests.e2e.models import cache_folder
 from tests.e2e.native_rig import DEADLINE, Head, Worker, index_of
 from tests.e2e.nodes import PROMPT, Fleet, api_of
-from tests.e2e.rpc_client import ALLOC_BUFFER_AS, RpcClient
+from tests.e2e.rpc_client import ALLOC_BUFFER_AS, SUPPORTED_OPS, RpcClient
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
 
@@ -94,10 +94,10 @@ def test_workers_load_themselves_and_write_what_one_node_does(
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_load_asks_no_more_of_a_gpu_than_of_a_processor(tmp_path: Path, card: Gpu, workers: int) -> None:
-    """HELLO, the weights, and twice what the warm-up made: no question about sizes or operations."""
+    """HELLO, the weights, one list of operations, and twice what the warm-up made: nothing about sizes."""
     with ExitStack() as stack:
         split = Split(stack, card, tmp_path, model(), workers)
-        waited = {HELLO: 1, SET_TENSOR_GGUF: 1, GET_TENSOR: 2}
+        waited = {HELLO: 1, SET_TENSOR_GGUF: 1, SUPPORTED_OPS: 1, GET_TENSOR: 2}
         seen = [Counter(proxy.counts.calls) for proxy in split.proxies]
         for calls in seen:
             assert {command: calls[command] for command in waited} == waited, seen

@@ -132,6 +132,22 @@ def test_larger_traffic_is_acknowledged_in_time() -> None:
     assert link.ack_due(1.0212), "but at once when much has come"
 
 
+def test_a_burst_that_waits_for_its_acknowledgement_gets_it_after_the_pause() -> None:
+    """Its sender has nothing more in flight: 20 ms for each 64 KiB would be 3 MB/s."""
+    link = LinkState(1, 1.0, CONFIG)
+    link.ping_due(1.0)
+    link.heard(64 * KIB, 1.01)
+    assert link.ack_due(1.01)
+    link.ack(1.01)
+    assert link.heard(9 * KIB, 1.0102), "it has a time"
+    assert link.next_timeout() == pytest.approx(1.0302)
+    assert link.heard(55 * KIB, 1.0104), "now a sooner one"
+    assert link.next_timeout() == pytest.approx(1.011)
+    assert not link.heard(KIB, 1.0105)
+    assert not link.ack_due(1.0109)
+    assert link.ack_due(1.0111)
+
+
 def test_a_clogged_link_keeps_no_timer_running() -> None:
     link = LinkState(1, 0.0, CONFIG)
     link.ping_due(0.0)

@@ -167,3 +167,23 @@ def test_short_pauses_of_the_sender_do_not_keep_a_fast_link_slow() -> None:
         pacing.on_acked(pacing.sent, now)
         now += 0.0005
     assert pacing.allowance() > 256 * KIB
+
+
+def test_seconds_of_small_messages_do_not_make_a_burst_slow() -> None:
+    """A token's few kilobytes, acknowledged after 20 ms, then a prompt's activations."""
+    pacing = Pacing(0.0)
+    now = 0.0
+    for _ in range(90):
+        pacing.on_sent(4_000, now, starved=True)
+        now += 0.02
+        pacing.on_acked(pacing.sent, now)
+        now += 0.08
+    assert pacing.allowance() >= FIRST_ALLOWANCE
+    assert pacing.frame_size() >= 16 * KIB, "what it took says nothing about the link"
+    began, start = now, pacing.sent
+    while pacing.acked - start < 1_200_000:
+        while (room := pacing.allowance() - pacing.in_flight) > 0:
+            pacing.on_sent(min(room, pacing.frame_size()), now, starved=False)
+        now += 0.02
+        pacing.on_acked(pacing.sent, now)
+    assert now - began <= 0.12, "at most six round trips: what may be in flight doubles with each"

@@ -112,27 +112,3 @@ def test_another_device_list_is_tried_again(tmp_path: Path) -> None:
             assert "half" in await ready(serve)
 
     run(main())
-
-
-def test_a_worker_that_ends_the_connection_while_loading_is_blamed(tmp_path: Path) -> None:
-    """It computes with an error, say: the process goes on, and so does the lease."""
-
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            it.worker("a-bad"), it.worker("b-good")
-            it.bench.ready = asyncio.get_running_loop().create_future()
-            serve = it.serve()
-            for number in (0, 1):
-                await until_loading(it, number)
-                server, asked = it.bench.children[number], it.bench.ready
-                assert server.spec is not None and asked is not None
-                argv = list(server.spec.argv)
-                endpoint = argv[argv.index("--rpc") + 1].split(",")[0]
-                server.report(f"lost {endpoint} the connection broke while waiting for an answer")
-                await asyncio.sleep(0.1)
-                it.bench.ready = None if number else asyncio.get_running_loop().create_future()
-                asked.set_result(ReadyReport(False, "A worker was lost."))
-            assert await ready(serve) == {"head", "b-good"}
-            assert "worker a-bad is left out for 30 s after 2 tries" in model_of(serve).reason
-
-    run(main())
