@@ -11,9 +11,16 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import IO, Protocol
 
-import structlog
-
 from meshd.base.rotated_file import RotatedFile
+
+# structlog loads rich where it happens to be installed, for tracebacks that are not printed here: 5 MB, 40 ms
+_HIDDEN = "rich" not in sys.modules
+if _HIDDEN:
+    sys.modules["rich"] = None  # type: ignore[assignment]
+import structlog  # noqa: E402
+
+if _HIDDEN:
+    del sys.modules["rich"]
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 MAX_LOG_BYTES = 4 << 20  # of the file; the one before it is kept beside it, so twice as much at most

@@ -34,8 +34,15 @@ class Pin:
     license: str
     sdist: Sdist
     files: Mapping[str, str]
-    patches: tuple[FilePatch, ...]  # of all patches, in their order
+    texts: tuple[tuple[str, bytes], ...]  # names and contents of the patches, in their order
     patches_sha256: str
+
+    @property
+    def patches(self) -> tuple[FilePatch, ...]:
+        """Of all patches, parsed anew: a daemon needs none of them. Raises UserError."""
+        return tuple(
+            part for name, text in self.texts for part in parse_patch(_decoded(name, text), name=name)
+        )
 
 
 def native_folder() -> Path:
@@ -70,11 +77,20 @@ def read_pin(folder: Path | None = None) -> Pin:
                 folder=str(sdist["folder"]),
             ),
             files={str(name): str(digest) for name, digest in table["files"].items()},
-            patches=tuple(part for name, text in texts for part in parse_patch(text.decode(), name=name)),
+            texts=tuple(texts),
             patches_sha256=patches_digest(texts),
         )
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError) as error:
         raise UserError(f"cannot read the pin `{path}`: {error!r}", hint="install meshd again") from error
+
+
+def _decoded(name: str, text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"the patch `{name}` is no UTF-8 text: {error!r}", hint="install meshd again"
+        ) from error
 
 
 def patches_digest(texts: list[tuple[str, bytes]]) -> str:

@@ -8,8 +8,6 @@ from meshd.daemon.claims import Claims
 from meshd.daemon.estate import Estate
 from meshd.daemon.kit import machine_id, make_kit
 from meshd.role.interface import Native, Role
-from meshd.role.plan import HeadOptions
-from meshd.role.serve import Serve
 from meshd.role.worker import Worker, WorkerOptions, check_may_work
 
 if TYPE_CHECKING:
@@ -38,7 +36,10 @@ async def build_role(
         worker = Worker(kit, claims.files, options, claims.store)
         await worker.prepare()
         return BuiltRole(worker, None)
-    from meshd.gateway.server import Gateway  # aiohttp: 11 MB that a worker does without
+    # what a worker does without; aiohttp alone is 11 MB
+    from meshd.gateway.server import Gateway
+    from meshd.role.plan import HeadOptions
+    from meshd.role.serve import Serve
 
     serve = config.serve
     head = Serve(

@@ -13,7 +13,6 @@ from meshd.build import cache as builds
 from meshd.build.compile import compile_tree
 from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER, Progress
 from meshd.build.machine import cpu_kind
-from meshd.build.patch import parse_patch
 from meshd.build.pin import native_folder, patches_digest, read_pin
 from meshd.build.tree import Tree
 
@@ -44,8 +43,7 @@ async def _build_first(count: int) -> dict[str, Path]:
     made = {name: place / target for name, target in TARGETS.items()}
     if all(path.exists() for path in made.values()):
         return made
-    parts = tuple(part for name, text in texts for part in parse_patch(text.decode(), name=name))
-    pin = replace(read_pin(), patches=parts)
+    pin = replace(read_pin(), texts=tuple(texts))
     native = cache_folder() / "native"
     async with builds.locked(native / "lock", _silent):
         tree = Tree(native / f"tree-cpu-{cpu_kind()}")

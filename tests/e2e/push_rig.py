@@ -151,6 +151,7 @@ class SessionClient(RpcClient):
         super().__init__(worker.port, secret=SECRET)
         assert self.hello(features=ALWAYS | FEATURE_PUSH) == ALWAYS | FEATURE_PUSH
         self.devices()
+        self.weight_ops()
         handle, got = self.alloc_as(1, 1 << 20)
         assert got == 1 << 20
         self.tensor = Entry(handle, handle, TENSOR_BYTES, F32, (TENSOR_BYTES // 4, 1, 1, 1), bytes(32))

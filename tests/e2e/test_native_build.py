@@ -40,8 +40,9 @@ def test_the_patches_apply_to_the_pinned_source_in_order(tmp_path: Path) -> None
     pin = read_pin()
     tree.patch(())
     before = (tree.source / "ggml/src/ggml-rpc/ggml-rpc.cpp").read_text()
-    for number in range(len(pin.patches) + 1):  # each prefix of the series, too
-        tree.patch(pin.patches[:number])
+    patches = pin.patches
+    for number in range(len(patches) + 1):  # each prefix of the series, too
+        tree.patch(patches[:number])
     assert "SET_TENSOR_GGUF" in (tree.source / "ggml/src/ggml-rpc/ggml-rpc.cpp").read_text()
     tree.patch(())
     assert (tree.source / "ggml/src/ggml-rpc/ggml-rpc.cpp").read_text() == before
