@@ -1,5 +1,6 @@
 """Real daemons in one local network: found by mDNS when addresses are old, and without it when not."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def test_a_token_of_yesterday_and_an_address_that_changes(lan: Lan, tmp_path: Pa
     play(check())
 
 
+@pytest.mark.skipif(shutil.which("nft") is None, reason="needs nftables: apt-get install -y nftables")
 def test_without_multicast_the_tokens_addresses_do_and_status_says_so(lan: Lan, tmp_path: Path) -> None:
     async def check() -> None:
         lan.filter_multicast("a")
