@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshd.admin.api import HealthWarning, PeerView, Status
-from meshd.wire.hello import NativeVersion
-from meshd.wire.native import difference
+from meshd.wire.native import NativeVersion, difference
 
 SUSPENDED_SECONDS = 10.0  # shorter gaps are what sessions are made for
 CLOCK_SECONDS = 120.0

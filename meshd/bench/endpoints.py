@@ -24,7 +24,7 @@ from meshd.peer.interface import PeerState, Stream
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
 from meshd.tunnel.pump import Counter
-from meshd.wire.hello import NativeVersion
+from meshd.wire.native import NativeVersion
 
 SERVICE = "bench"
 READ_BYTES = 256 << 10

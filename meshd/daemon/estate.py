@@ -27,7 +27,7 @@ from meshd.peer.node import Node, NodeFacts
 from meshd.rendezvous.book import AddressBook
 from meshd.rendezvous.join import Inviter
 from meshd.wire.address import Candidate
-from meshd.wire.hello import NativeVersion
+from meshd.wire.native import NativeVersion
 
 NODE_WINDOW_BYTES = 64 << 20  # by which the windows of all sessions together may grow
 BOOK_BLOB = "book"

@@ -34,7 +34,7 @@ from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
 from meshd.tunnel.interface import SavedWeights
 from meshd.tunnel.slow import judge
-from meshd.wire.hello import NativeVersion
+from meshd.wire.native import NativeVersion
 
 LOG = log.get("daemon")
 

@@ -27,8 +27,8 @@ from meshd.peer.node import Node
 from meshd.peer.paths import RELAYED
 from meshd.peer.stream import MeshStream
 from meshd.peer.streams import Streams
-from meshd.wire.hello import Hello, NativeVersion
-from meshd.wire.native import difference
+from meshd.wire.hello import Hello
+from meshd.wire.native import NativeVersion, difference
 
 CHALLENGE_SECONDS = 2.0  # an older incarnation that answers within this keeps the identity
 CHOOSE_SECONDS = 1.0  # between two looks at which link should carry data, unless one comes or goes

@@ -15,7 +15,7 @@ from meshd.identity.membership import Member
 from meshd.identity.record import PeerRecord
 from meshd.link.interface import LinkInfo
 from meshd.wire.address import Candidate
-from meshd.wire.hello import NativeVersion
+from meshd.wire.native import NativeVersion
 
 MetadataValue = str | int | bytes
 

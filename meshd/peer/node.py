@@ -17,8 +17,9 @@ from meshd.mux.config import MuxConfig, NodeBudget
 from meshd.peer.interface import Allow, Handler
 from meshd.peer.reasons import plain_why
 from meshd.wire.address import Candidate
-from meshd.wire.hello import WIRE_VERSION, Hello, NativeVersion
+from meshd.wire.hello import WIRE_VERSION, Hello
 from meshd.wire.limits import MAX_FRAME_BYTES
+from meshd.wire.native import NativeVersion
 from meshd.wire.netfacts import NetFacts
 
 LOG = log.get("peer")

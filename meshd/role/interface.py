@@ -17,7 +17,7 @@ from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
 from meshd.store.interface import StoreStatus
 from meshd.tunnel.interface import Inspector, LocalWeights, SavedWeights, TunnelStatus
-from meshd.wire.hello import NativeVersion
+from meshd.wire.native import NativeVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from meshd.peer.interface import PeerStatus
 from meshd.peer.messages import MessageStream
 from meshd.role.interface import Kit, Tunnel
 from meshd.tunnel.interface import SavedWeights
-from meshd.wire.hello import NativeVersion
 from meshd.wire.lease import (
     LEASE_SERVICE,
     RPC_SERVICE,
@@ -29,7 +28,7 @@ from meshd.wire.lease import (
     Reserve,
     decode,
 )
-from meshd.wire.native import difference
+from meshd.wire.native import NativeVersion, difference
 
 SECRET_BYTES = 32
 PLAIN_DEVICE = "CPU"  # upstream's name of it; BLAS and AMX are CPUs as well, with buffers of their own

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshd.identity.keys import PeerId
-from meshd.wire.hello import NativeVersion
 from meshd.wire.lease import Device
+from meshd.wire.native import NativeVersion
 
 CRASHES = 2
 

@@ -10,20 +10,11 @@ from dataclasses import dataclass
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import MAX_BAN_BYTES, MAX_ITEMS, MAX_NAME_BYTES, MAX_RECORD_BYTES, MAX_TEXT_BYTES
 from meshd.wire.message import Fields, pack, plain, unpack
+from meshd.wire.native import NativeVersion
 
 WIRE_VERSION = 1
 ID_BYTES = 16
 HALF_ID_BYTES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class NativeVersion:
-    """What the native part of a node speaks: RPC protocol, upstream pin, patches' hash, backend."""
-
-    rpc: str
-    pin: str
-    patches: str
-    backend: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,19 @@
 
 from dataclasses import dataclass
 
-from meshd.wire.hello import NativeVersion
-
 UNKNOWN = "unknown"  # pin of binaries that meshd did not build
 STOCK = "stock"  # in place of the patches' hash: upstream as it is
 _PATCHES_SHOWN = 12  # digits of the hash that a short form keeps
+
+
+@dataclass(frozen=True, slots=True)
+class NativeVersion:
+    """What the native part of a node speaks: RPC protocol, upstream pin, patches' hash, backend."""
+
+    rpc: str
+    pin: str
+    patches: str
+    backend: str
 
 
 @dataclass(frozen=True, slots=True)

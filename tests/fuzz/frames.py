@@ -27,6 +27,7 @@ from meshd.wire.frame_types import (
     Switch,
 )
 from meshd.wire.lengths import LengthParser, framed
+from meshd.wire.native import NativeVersion
 
 from tests.fuzz.mutate import either, flip
 from tests.fuzz.target import Target
@@ -142,7 +143,7 @@ def _reader(decode: Callable[[bytes], _Message | None]) -> Callable[[bytes], Non
     return feed
 
 
-_NATIVE = hello.NativeVersion("5.0.0", "b1234", "ab" * 32, "cpu")
+_NATIVE = NativeVersion("5.0.0", "b1234", "ab" * 32, "cpu")
 _HELLO = hello.Hello(
     version=1,
     software="0.1.0",

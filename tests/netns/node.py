@@ -24,7 +24,7 @@ from meshd.daemon.port import Doorway
 from meshd.daemon.run import _watch_addresses
 from meshd.identity.keystore import Home
 from meshd.peer.interface import PeerState, PeerStatus, Stream
-from meshd.wire.hello import NativeVersion
+from meshd.wire.native import NativeVersion
 
 SERVICE = "echo"
 CHUNK = 64 << 10

@@ -27,7 +27,7 @@ from meshd.peer.signal_ways import Mail
 from meshd.peer.signals import SignalService
 from meshd.rendezvous.book import AddressBook
 from meshd.wire.address import Candidate
-from meshd.wire.hello import NativeVersion
+from meshd.wire.native import NativeVersion
 
 from tests.conformance.memory_link import MemoryDialer, MemoryListener, MemoryNet, MemoryPipe, MemoryWire
 from tests.conformance.nodes import TestMesh, fresh_key

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from meshd.admin.api import ChildView, MdnsView, MeshView, PeerView, Status
 from meshd.admin.health import examine
-from meshd.wire.hello import NativeVersion
+from meshd.wire.native import NativeVersion
 
 from .codes import warning_codes
 from .fake import LINK, MODEL, PEER, full_status

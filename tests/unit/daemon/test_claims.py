@@ -12,7 +12,7 @@ from meshd.config import Config, HostPort, LinksConfig, Paths, ServeConfig, Work
 from meshd.daemon.claims import Claims
 from meshd.identity.keystore import Home
 from meshd.role.interface import Native
-from meshd.wire.hello import NativeVersion
+from meshd.wire.native import NativeVersion
 
 from tests.gguf_bytes import gguf, language_model
 

@@ -23,7 +23,7 @@ from meshd.identity.keystore import Home
 from meshd.peer.attempts import Plan
 from meshd.peer.connector import Connector
 from meshd.peer.interface import PeerState
-from meshd.wire.hello import NativeVersion
+from meshd.wire.native import NativeVersion
 
 from tests.conformance.run import run
 

@@ -8,7 +8,7 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.daemon.native_check import check_native
 from meshd.role.interface import Native
-from meshd.wire.hello import NativeVersion
+from meshd.wire.native import NativeVersion
 
 from tests.conformance.run import run
 

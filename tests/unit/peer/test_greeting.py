@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
 from meshd.link.interface import Link, LinkInfo
 from meshd.peer.greeting import BANS_PER_MESSAGE, GREETING_SECONDS, greet
-from meshd.wire.hello import Bans, Go, Greeting, Hello, NativeVersion, Refusal, decode
+from meshd.wire.hello import Bans, Go, Greeting, Hello, Refusal, decode
 from meshd.wire.lengths import LengthParser, framed
+from meshd.wire.native import NativeVersion
 
 from tests.sim.loop import run
 

@@ -22,7 +22,7 @@ from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.role.interface import Kit, Native, Tunnel
 from meshd.store.interface import HashProgress, ProgressCallback
 from meshd.tunnel.interface import Inspector, LocalWeights, SavedWeights, TunnelStatus
-from meshd.wire.hello import NativeVersion
+from meshd.wire.native import NativeVersion
 
 from tests.gguf_bytes import gguf, language_model, parse
 from tests.unit.identity.cast import MESH, WORKER_CHAIN

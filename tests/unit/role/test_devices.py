@@ -17,8 +17,8 @@ from meshd.role.devices import (
     pick,
 )
 from meshd.role.interface import Native
-from meshd.wire.hello import NativeVersion
 from meshd.wire.lease import MAX_DEVICES, Device, Offer, decode
+from meshd.wire.native import NativeVersion
 
 MIB = 1 << 20
 OUTPUT = """\

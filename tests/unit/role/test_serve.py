@@ -13,7 +13,7 @@ from meshd.peer.interface import PeerState
 from meshd.role.plan import HeadOptions
 from meshd.role.serve import Serve
 from meshd.role.worker import Worker, WorkerOptions
-from meshd.wire.hello import NativeVersion
+from meshd.wire.native import NativeVersion
 
 from tests.sim.loop import run
 from tests.unit.role.rig import (

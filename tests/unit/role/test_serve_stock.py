@@ -11,7 +11,7 @@ from meshd.role.named_weights import OpenNamedWeights
 from meshd.role.serve import Serve
 from meshd.store.interface import ProgressCallback
 from meshd.tunnel.interface import SavedWeights
-from meshd.wire.hello import NativeVersion
+from meshd.wire.native import NativeVersion
 
 from tests.conformance.run import run as run_real
 from tests.sim.loop import run

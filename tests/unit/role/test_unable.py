@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from meshd.identity.keys import KeyPair
 from meshd.role.unable import Equipment, Unable
-from meshd.wire.hello import NativeVersion
 from meshd.wire.lease import Device
+from meshd.wire.native import NativeVersion
 
 PEER, OTHER = (KeyPair.from_seed(bytes([number]) * 32).peer for number in (1, 2))
 NATIVE = NativeVersion("7.0.0", "pin", "patches", "cuda")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire import hello, joining, lease, news
-from meshd.wire.hello import Bans, Go, Hello, NativeVersion, Refusal
+from meshd.wire.hello import Bans, Go, Hello, Refusal
 from meshd.wire.joining import JoinRequest, NotAdmitted, Welcome
 from meshd.wire.lease import (
     Acquire,
@@ -23,6 +23,7 @@ from meshd.wire.lease import (
     Reached,
     Reserve,
 )
+from meshd.wire.native import NativeVersion
 from meshd.wire.news import BanNews, RecordNews
 
 from tests.unit.identity.cast import damaged

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.wire.hello import NativeVersion
-from meshd.wire.native import difference
+from meshd.wire.native import NativeVersion, difference
 
 MINE = NativeVersion("7.0.0", "0c1e57098bba43ac", "cdd189b23d80d5d8", "cpu")
 
