@@ -148,11 +148,6 @@ class LinkState:
         """Does this ping ask the peer to hold its data?"""
         return self.pacing.probing and number != self._probe
 
-    @property
-    def owes_ack(self) -> bool:
-        """Has enough come for a LinkAck of its own, now or soon?"""
-        return self.received - self._acked >= _ACK_LEAST
-
     def ack_due(self, now: float) -> bool:
         """Is a LinkAck worth a frame of its own?"""
         pending = self.received - self._acked

@@ -39,7 +39,7 @@ class Outbound:
         if link.control_due():
             self._link_control(link, now, out)
         carries = link.link_id == state.data_link and not state.over
-        if carries and (state.opens_due or state.resets_due or state.late_reset_acks):
+        if carries and state.stream_control_due():
             self._stream_control(out, budget)
         starved = open_road = False
         if carries and not state.opens_due and not link.awaits_resume:

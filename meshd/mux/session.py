@@ -22,7 +22,7 @@ from meshd.mux.status import LinkStatus, SessionStatus, StreamStatus
 from meshd.mux.stream import ReceiveHalf, SendHalf, Stream
 from meshd.mux.window import StreamWindow
 from meshd.wire.frame import encode
-from meshd.wire.frame_types import Data, Goodbye, Open
+from meshd.wire.frame_types import Goodbye, Open
 
 
 class Session:
@@ -43,7 +43,6 @@ class Session:
             raise LocalProtocolError(f"session id of {len(session_id)} bytes")
         self._state = State(side, session_id, config or MuxConfig(), budget)
         self._inbound = Inbound(self._state)
-        self.quiet = False  # the last `receive` gave nothing to send but acknowledgements that can wait
         self._outbound = Outbound(self._state)
 
     @property
@@ -232,11 +231,8 @@ class Session:
         if link.heard(len(data), now):
             state.timer_moved = True
         act = self._inbound.act
-        data_only = True
         try:
             for frame in link.parser.feed(data):
-                if type(frame) is not Data:
-                    data_only = False
                 act(link, frame)
                 if self._state.over:
                     break
@@ -246,14 +242,22 @@ class Session:
             raise
         if state.blocked:
             state.wake_writers()
-        self.quiet = (
-            data_only
-            and not state.acks_ripe
-            and not state.late_acks
-            and not state.schedule.waiting
-            and not link.owes_ack
-        )
         return state.drain_events()
+
+    def due(self, link_id: int, now: float) -> bool:
+        """Is `transmit` worth a call for this link? Acknowledgements that can wait are not.
+
+        Cheaper than the call: most of what comes in asks for nothing.
+        """
+        state = self._state
+        link = state.links.get(link_id)
+        return link is not None and bool(
+            state.schedule.waiting
+            or link.control_due()
+            or link.ack_due(now)
+            or state.stream_control_due()
+            or state.acks_worth_sending(now)
+        )
 
     def transmit(self, link_id: int, now: float, budget: int) -> list[bytes | memoryview]:
         """Buffers to send on this link, in order, about `budget` bytes; empty when nothing is to be sent."""

@@ -110,6 +110,10 @@ class State:
         """Have acks waited long enough to go with any data?"""
         return self.acks_at is not None and now >= self.acks_at - ACK_DELAY + ACK_CRUMB_DELAY
 
+    def stream_control_due(self) -> bool:
+        """Are there control frames about streams, beside acknowledgements?"""
+        return bool(self.opens_due or self.resets_due or self.late_reset_acks)
+
     def answer(self, stream: Stream) -> None:
         """The peer is known to know the stream: its Open need not be repeated."""
         if not stream.answered:

@@ -15,7 +15,7 @@ class Alarm:
         self._ring = ring
         self._at: float | None = None
         self._handle: asyncio.TimerHandle | None = None
-        self._due: asyncio.Future[None] | None = None
+        self._failed: asyncio.Future[None] | None = None  # while `run` runs
 
     @property
     def at(self) -> float | None:
@@ -28,27 +28,27 @@ class Alarm:
             return
         self._at = at
         self._drop()
-        if at is not None and self._due is not None:
-            self._handle = self._due.get_loop().call_at(at, self._fired)
+        if at is not None and self._failed is not None:
+            self._handle = self._failed.get_loop().call_at(at, self._fired)
 
     async def run(self) -> None:
         """Own the timer until cancelled. Raises what `ring` raised."""
-        loop = asyncio.get_running_loop()
+        self._failed = asyncio.get_running_loop().create_future()
+        self.set(self._at)
         try:
-            while True:
-                self._due = loop.create_future()
-                if self._handle is None:
-                    self.set(self._at)
-                await self._due
-                self._ring()
+            await self._failed
         finally:
-            self._due = None
+            self._failed = None
             self._drop()
 
     def _fired(self) -> None:
+        """Rings here and now: a turn of the event loop more, to wake a task, would cost as much again."""
         self._handle = self._at = None
-        if self._due is not None and not self._due.done():
-            self._due.set_result(None)
+        try:
+            self._ring()
+        except Exception as error:  # noqa: BLE001 - `run` raises it
+            if self._failed is not None and not self._failed.done():
+                self._failed.set_exception(error)
 
     def _drop(self) -> None:
         if self._handle is not None:

@@ -133,15 +133,16 @@ class Carrier:
     def _take(self, data: bytes) -> None:
         self._taking = True
         self._wanted = False
+        session, now = self.session, self._now()
         try:
-            happened = self.session.receive(self.link_id, data, self._now())
+            happened = session.receive(self.link_id, data, now)
             if happened:
-                self._dispatch(self.session, happened)
+                self._dispatch(session, happened)
         finally:
             self._taking = False
-        if self._wanted or not self.session.quiet:
+        if self._wanted or session.due(self.link_id, now):
             self.wake()
-        if self.session.timer_moved:
+        if session.timer_moved:
             self._rearm()
 
     async def _farewell(self) -> None:
