@@ -31,6 +31,7 @@ from meshd.fleet.rpc_count import RpcCounts
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
 from meshd.process.ports import listening_socket
+from meshd.role.command import NO_WARMUP
 
 LOAD_SECONDS = 600.0
 PROMPT_TOKENS, WARM_TOKENS, TOKENS = 512, 4, 32
@@ -248,6 +249,7 @@ async def _plain(
     async with Owner() as owner:
         plain = _Plain(rig, native, cell, folder, owner, counted)
         endpoints = [await plain.worker(number) for number in range(cell.workers)]
+        argv = [word for word in argv if word != NO_WARMUP]  # as upstream's load would be
         without: dict[str, str | None] = dict.fromkeys(_NOT_STOCK)
         if endpoints:
             given = changed(argv, {**without, "--rpc": ",".join(endpoints)})

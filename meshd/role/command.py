@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+NO_WARMUP = "--no-warmup"
+
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
@@ -53,11 +55,12 @@ def llama_server(program: str, head: Head) -> list[str]:
 
     `-nr` (no repacking) keeps a split's text equal to one node's: repacked kernels of the head round
     otherwise than a worker's. `--cache-ram 0`: the prompt cache in RAM aborts a head with RPC in some
-    builds, and takes 8 GiB by default.
+    builds, and takes 8 GiB by default. `--no-warmup` with workers: it is one more pass through all of them,
+    and llama-server makes one of its own before it is ready (it tries what its memory can forget).
     """
     argv = [program, "-m", head.model, "--host", head.socket, "--alias", head.alias, "--no-webui"]
     if head.endpoints:
-        argv += ["--rpc", ",".join(head.endpoints)]
+        argv += ["--rpc", ",".join(head.endpoints), NO_WARMUP]
     argv += [*head.plan, "-lm", head.load_mode, "--cache-ram", "0", "-nr"]
     return [*argv, *head.extra]
 

@@ -27,12 +27,15 @@ def test_a_head_gets_the_plan_and_the_users_words_last() -> None:
     for part in ("-m m.gguf", "--host l.sock", "--alias m", "--rpc a:1,b:2", "-c 8192", "-lm none", "-nr"):
         assert part in text
     assert "--cache-ram 0" in text
+    assert "--no-warmup" in argv
     assert argv.index("-nr") < argv.index("--ctx-size")
 
 
 def test_alone_there_is_no_rpc() -> None:
     alone = Head("m", "s", "a", (), (), "none", ())
-    assert "--rpc" not in command.llama_server("llama", alone)
+    argv = command.llama_server("llama", alone)
+    assert "--rpc" not in argv
+    assert "--no-warmup" not in argv  # there it costs nothing that crosses a wire
 
 
 def test_the_users_override_replaces_the_plans() -> None:
