@@ -3,7 +3,8 @@
 A token costs, beside the round trip that it takes either way,
 
     on the head:    the matrix read once by its CPU,              the hidden state over the wire,
-    on the worker:  the matrix read once by the worker's device,  the logits over the wire,
+    on the worker:  the matrix read once by the worker's device,  the logits over the wire (of a token that is
+                    chosen there, `-- -bs`, little more than its number),
 
 and what crosses once for each slot. Making logits is bound by memory: the time is that of reading the matrix.
 What crosses takes its bytes by the path's rate, and a round trip for each doubling beyond what goes out at
@@ -19,6 +20,7 @@ CPU_RATE, GPU_RATE = 10e9, 200e9  # bytes a second of weights, of small machines
 AT_ONCE = 64 << 10  # bytes in flight on a path of which nothing was measured (mux/pacing.py)
 NEAR_SECONDS = 0.002  # a shorter round trip is a wired network
 NEAR_RATE, FAR_RATE = 100e6, 5e6  # bytes a second of a path that was never seen full
+SAMPLED_BYTES = 48  # of a token that was chosen there: four numbers with the headers of their answers
 GAIN = 0.8  # of the head's time: less than that makes the worker worth it, as these are estimates
 
 
@@ -44,17 +46,24 @@ class OutputChoice:
 
 
 def choose_output(
-    model: ModelLayers, way: Way | None, *, slots: int, worker_is_gpu: bool, wanted: bool | None = None
+    model: ModelLayers,
+    way: Way | None,
+    *,
+    slots: int,
+    worker_is_gpu: bool,
+    sampled: bool = False,
+    wanted: bool | None = None,
 ) -> OutputChoice:
     """For the worker that has the last layers; `wanted` on the head, or not, leaves no choice.
 
     Costs are those of a token in each of `slots` at the same time. The worker must be clearly faster.
+    `sampled`: it would choose the token as well.
     """
     if wanted is not None or way is None:
         return OutputChoice(wanted is not False)
     widths = model.widths
     head = model.output / CPU_RATE + way.seconds(4 * slots * widths.embedding)
     worker = model.output / (GPU_RATE if worker_is_gpu else CPU_RATE)
-    worker += way.seconds(4 * slots * widths.vocabulary)
+    worker += way.seconds(slots * (SAMPLED_BYTES if sampled else 4 * widths.vocabulary))
     why = f"{head * 1000:.1f} ms a token on the head, {worker * 1000:.1f} ms on the worker, estimated"
     return OutputChoice(worker >= GAIN * head, why)

@@ -38,13 +38,15 @@ class SplitOptions:
     whole numbers that sum up to the number of layers (or one more, llama.cpp's way, for the output on the
     last device) are taken as they are. `head_layers` False: `--device none`. `local_output`: the matrix that
     makes logits lies on the head, so that 2 KB instead of hundreds cross the wire for a token; None: where a
-    token takes less time (output.py), on the head if nothing is known.
+    token takes less time (output.py), on the head if nothing is known. `sampled_with_output`: a token is
+    chosen where its logits are made, so that they do not cross.
     """
 
     shape: ContextShape
     tensor_split: tuple[float, ...] = ()
     head_layers: bool = True
     local_output: bool | None = None
+    sampled_with_output: bool = False
 
 
 @dataclass(frozen=True, slots=True)

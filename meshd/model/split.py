@@ -249,8 +249,15 @@ class _Planner:
         return last if last.is_head or not self._output_choice(last).on_head else self._cpu
 
     def _output_choice(self, last: Device) -> OutputChoice:
-        slots, wanted = self._options.shape.parallel, self._options.local_output
-        return choose_output(self._model, last.way, slots=slots, worker_is_gpu=last.is_gpu, wanted=wanted)
+        options = self._options
+        return choose_output(
+            self._model,
+            last.way,
+            slots=options.shape.parallel,
+            worker_is_gpu=last.is_gpu,
+            sampled=options.sampled_with_output,
+            wanted=options.local_output,
+        )
 
     def _fixed(self, device: Device, order: Sequence[Device]) -> int:
         """Bytes of weights beside the layers."""

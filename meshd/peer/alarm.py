@@ -46,7 +46,7 @@ class Alarm:
         self._handle = self._at = None
         try:
             self._ring()
-        except Exception as error:  # noqa: BLE001 - `run` raises it
+        except Exception as error:
             if self._failed is not None and not self._failed.done():
                 self._failed.set_exception(error)
 

@@ -70,6 +70,7 @@ _FLAGS = {
     "--swa-full": ("windows", True),
 }
 _FLASH = ("-fa", "--flash-attn")
+_SAMPLING = ("-bs", "--backend-sampling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Extra:
     unified: bool | None = None
     full_windows: bool = False
     flash_attention: bool = True
+    backend_sampling: bool = False  # tokens are chosen where their logits are
 
     def shape(self, layers: ModelLayers, *, tokens: int | None) -> ContextShape:
         """The context that llama-server will make; what stood after `--` wins over `tokens`."""
@@ -111,7 +113,7 @@ def read_extra(extra: Sequence[str]) -> Extra:
     counts: dict[str, int] = {}
     types: dict[str, str] = {}
     flags: dict[str, bool] = {}
-    flash = True
+    flash, sampling = True, False
     rest: list[str] = []
     left = list(extra)
     while left:
@@ -131,6 +133,7 @@ def read_extra(extra: Sequence[str]) -> Extra:
             flash, kept = _flash(given, left)
             rest += kept
         else:
+            sampling = sampling or name in _SAMPLING
             rest.append(given)
     return Extra(
         rest=tuple(rest),
@@ -143,6 +146,7 @@ def read_extra(extra: Sequence[str]) -> Extra:
         unified=flags.get("unified"),
         full_windows=flags.get("windows", False),
         flash_attention=flash,
+        backend_sampling=sampling,
     )
 
 

@@ -97,11 +97,13 @@ def make_plan(
                 pool=_pool(device, options.machine),
             )
         )
+    extra = read_extra(options.extra)
     split = SplitOptions(
-        shape=read_extra(options.extra).shape(layers, tokens=options.ctx_size),
+        shape=extra.shape(layers, tokens=options.ctx_size),
         tensor_split=options.tensor_split,
         head_layers=options.devices != ("none",),
         local_output={"head": True, "worker": False}.get(options.output),
+        sampled_with_output=extra.backend_sampling,
     )
     unable = [
         LeftOut(_remote(item.node, device, "", None), item.unable[device.name])

@@ -68,6 +68,21 @@ def test_the_text_is_that_of_one_node_and_the_head_waits_once_a_token(tmp_path: 
         assert _each_token(head, chain) == ([0.0] * (workers - 1) + [1.0], [1.0] * (workers - 1))
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_a_token_that_is_chosen_on_a_worker_is_the_same_and_no_logits_cross(
+    tmp_path: Path, workers: int
+) -> None:
+    with pushing(tmp_path, smollm2(), workers, extra=("-bs",)) as (head, chain):
+        received = []
+        for tokens in (8, 40):
+            before = chain.ways[-1].counts.received
+            head.complete(tokens=tokens)
+            received.append(chain.ways[-1].counts.received - before)
+        # four numbers of a token, each behind the head of an answer
+        assert received[1] - received[0] <= 32 * 48
+        assert head.complete() == text_alone(smollm2())
+
+
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("name", ["qwen3moe", "granitehybrid", "mamba", "gemma3", "deepseek2"])
 def test_models_of_many_kinds_in_prompts_of_many_steps(tmp_path: Path, name: str, workers: int) -> None:

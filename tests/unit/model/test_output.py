@@ -49,6 +49,12 @@ def test_what_a_token_costs() -> None:
     assert choice.why == "49.7 ms a token on the head, 266.7 ms on the worker, estimated"
 
 
+@pytest.mark.parametrize("way", [Way(0.0003), Way(0.02), Way(0.02, 2.5e6)])
+def test_where_a_token_is_chosen_with_its_logits_the_path_decides_nothing(way: Way) -> None:
+    assert not choose_output(MODEL, way, slots=16, worker_is_gpu=True, sampled=True).on_head
+    assert choose_output(MODEL, way, slots=1, worker_is_gpu=False, sampled=True).on_head
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_who_says_where_is_obeyed_and_without_facts_it_is_the_head(wanted: bool) -> None:
     near = Way(0.0003)

@@ -52,6 +52,11 @@ def test_flash_attention_that_is_asked_for_stays() -> None:
     assert read_extra(["-fa", "auto"]) == Extra()
 
 
+@pytest.mark.parametrize("option", ["-bs", "--backend-sampling", "--backend_sampling"])
+def test_sampling_on_a_worker_is_read_and_passed_on(option: str) -> None:
+    assert read_extra([option]) == Extra(rest=(option,), backend_sampling=True)
+
+
 @pytest.mark.parametrize(
     "given", ["-c", "-c x", "-c -1", "-np 0", "-np -1", "-b 0", "-ctk q9", "-fa maybe", "-c 99999999999"]
 )

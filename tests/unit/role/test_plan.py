@@ -60,17 +60,18 @@ def test_every_layer_lies_somewhere_and_workers_come_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "way", "on_head"),
+    ("output", "way", "extra", "on_head"),
     [
-        ("auto", None, True),
-        ("auto", Way(0.05), True),
-        ("auto", Way(0.0001, 1e9), False),
-        ("head", Way(0.0001, 1e9), True),
-        ("worker", Way(0.05), False),
+        ("auto", None, (), True),
+        ("auto", Way(0.05), (), True),
+        ("auto", Way(0.05), ("-bs",), False),
+        ("auto", Way(0.0001, 1e9), (), False),
+        ("head", Way(0.0001, 1e9), (), True),
+        ("worker", Way(0.05), (), False),
     ],
 )
 def test_the_output_follows_the_way_to_the_last_worker_and_the_user(
-    output: str, way: Way | None, on_head: bool
+    output: str, way: Way | None, extra: tuple[str, ...], on_head: bool
 ) -> None:
     tiny = model()
     wordy = replace(tiny, output=50_000_000, widths=replace(tiny.widths, vocabulary=100_000))
@@ -79,7 +80,7 @@ def test_the_output_follows_the_way_to_the_last_worker_and_the_user(
         lent=[lent("a", gpu()), replace(lent("b", gpu()), way=way)],
         plain=[],
         own=[cpu()],
-        options=HeadOptions(devices=("none",), output=output),
+        options=HeadOptions(devices=("none",), output=output, extra=extra),
     )
     assert (plan.override_tensor != "") is on_head
 
