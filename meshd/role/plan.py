@@ -53,7 +53,7 @@ class HeadOptions:
 class Lent:
     """A worker's offer, under the name of its node, and what lies between.
 
-    `unable`: devices that cannot run the model, and why.
+    `unable`: devices that cannot run the model, and why. They are not started, nor are those without memory.
     """
 
     node: str
@@ -64,7 +64,11 @@ class Lent:
     @property
     def devices(self) -> tuple[Device, ...]:
         """Those that may take part, in their order."""
-        return tuple(device for device in self.offer.devices if device.name not in self.unable)
+        return tuple(device for device in self.offer.devices if not self.why_not(device))
+
+    def why_not(self, device: Device) -> str:
+        """Why a device of the offer takes no part; empty when it may."""
+        return self.unable.get(device.name, "") or ("" if device.free_bytes else "it has no free memory")
 
 
 def make_plan(
@@ -106,10 +110,10 @@ def make_plan(
         sampled_with_output=extra.backend_sampling,
     )
     unable = [
-        LeftOut(_remote(item.node, device, "", None), item.unable[device.name])
+        LeftOut(_remote(item.node, device, "", None), why)
         for item in lent
         for device in item.offer.devices
-        if device.name in item.unable
+        if (why := item.why_not(device))
     ]
     told = "".join(f"; {item.device.label} left out: {item.why}" for item in unable)
     try:
@@ -123,7 +127,12 @@ def make_plan(
 
 def _check_able(lent: Sequence[Lent], least: int) -> None:
     able = sum(1 for item in lent if item.devices)
-    reasons = [f"{item.node} {name}: {why}" for item in lent for name, why in item.unable.items()]
+    reasons = [
+        f"{item.node} {device.name}: {why}"
+        for item in lent
+        for device in item.offer.devices
+        if (why := item.why_not(device))
+    ]
     if able < least and reasons:
         raise Refused(f"{able} of {least} workers can take part", code="workers", hint="; ".join(reasons))
 
@@ -199,7 +208,7 @@ def reservations(plan: Plan, lent: Sequence[Lent]) -> list[tuple[int, ...]]:
     for item in lent:
         counts = []
         for device in item.offer.devices:
-            if device.name in item.unable:
+            if item.why_not(device):
                 counts.append(0)  # not even started
                 continue
             total = sum(

@@ -111,6 +111,17 @@ def test_a_device_without_layers_is_kept_in_the_list() -> None:
     assert unused == UNUSED_BYTES
 
 
+def test_a_device_without_free_memory_is_not_started_and_those_behind_it_move_up() -> None:
+    offers = [lent("a", gpu(0, "FULL"), gpu()), lent("b", gpu())]
+    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+    names = {(share.device.node, share.device.name): share.llama_name for share in plan.shares}
+    assert (names["a", "CUDA0"], names["b", "CUDA0"]) == ("RPC0", "RPC1")
+    assert [left.why for left in plan.left_out if left.device.name == "FULL"] == ["it has no free memory"]
+    (full, used), _ = reservations(plan, offers)
+    assert full == 0
+    assert used > UNUSED_BYTES
+
+
 def test_one_machines_memory_is_counted_once() -> None:
     tight = [lent("a", cpu(0.2), machine="here"), lent("b", cpu(0.2), machine="here")]
     with pytest.raises(NotEnoughMemory):
