@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.fuzz.target import Target
 
-TRACE_EVERY = 97  # inputs; tracing costs several times the work itself
+TRACE_EVERY = 97  # inputs, at least; tracing costs several times the work itself
+MOST_TRACED = 1000  # of a target: beginning and ending to trace leaves some 4 KB in the process each time
 MOST_GROWTH_BYTES = 8 << 20  # of the process over the second half of a target's inputs, when all is warm
 _PAGE = 4096
 
@@ -42,6 +43,7 @@ def run_target(target: Target, *, inputs: int, seed: int, only: int | None = Non
     for sample in target.samples:
         _check_sample(target, sample)
     numbers = range(inputs) if only is None else range(only, only + 1)
+    every = max(TRACE_EVERY, inputs // MOST_TRACED)
     refused = 0
     slowest = peak = 0.0
     begin, resident = time.perf_counter(), 0
@@ -49,7 +51,7 @@ def run_target(target: Target, *, inputs: int, seed: int, only: int | None = Non
         if number == inputs // 2:
             resident = _resident_bytes()
         data = make_input(target, seed, number)
-        traced = number % TRACE_EVERY == 0
+        traced = number % every == 0
         if traced:
             tracemalloc.start()
         began = time.perf_counter()
