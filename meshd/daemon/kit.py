@@ -82,6 +82,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         saved: SavedWeights | None,
         on_broken: Callable[[MeshdError], None],
         compressed: int = 0,
+        always: bool = False,
     ) -> Forward:
         return Forward(
             mesh=mesh,
@@ -92,7 +93,9 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
             is_ours=None if secret or owner_pid is None else _owned_by(owner_pid),
             saved=saved,
             on_broken=on_broken,
-            compresses=lambda: compressed == VERSION and _compresses(config.links.compress, mesh, peer),
+            compresses=lambda: (
+                compressed == VERSION and _compresses(config.links.compress, mesh, peer, always=always)
+            ),
         )
 
     return Kit(
@@ -116,13 +119,14 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         logs=config.paths.logs,
         run_dir=socket_folder(config.paths.home, os.environ),
         compressed=0 if config.links.compress == "off" else VERSION,
+        always_compressed=config.links.compress == "on",
     )
 
 
-def _compresses(setting: str, mesh: Mesh, peer: PeerId) -> bool:
-    """Whether a stream to `peer` is to be compressed, as its path is now."""
-    if setting != "auto":
-        return setting == "on"
+def _compresses(setting: str, mesh: Mesh, peer: PeerId, *, always: bool) -> bool:
+    """Whether a stream to `peer` is compressed: by what was asked for, else as its path is now."""
+    if setting != "auto" or always:
+        return setting != "off"
     verdict = judge(next((status.paths for status in mesh.peers() if status.peer == peer), ()))
     LOG.info("tunnel_opened", peer=peer.short, compressed=verdict.pays, why=verdict.why)
     return verdict.pays

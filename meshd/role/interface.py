@@ -46,7 +46,7 @@ class MakeTunnel(Protocol):
 
     With `saved` the client is a stock llama-server, whose weights stay here where the worker has them.
     `compressed`: the version of compressed streams that the peer takes, 0 for none; whether they are used is
-    decided by the path of each.
+    decided by the path of each, unless the one for whom this is done wants that `always`.
     """
 
     def __call__(
@@ -60,6 +60,7 @@ class MakeTunnel(Protocol):
         saved: SavedWeights | None,
         on_broken: Callable[[MeshdError], None],
         compressed: int = 0,
+        always: bool = False,
     ) -> Tunnel: ...
 
 
@@ -151,6 +152,8 @@ class Kit:
     """For sockets: private (0700) and short enough for sun_path."""
     compressed: int = 0
     """The version of compressed streams that this node takes, 0 for none."""
+    always_compressed: bool = False
+    """Its user wants that on any path."""
 
 
 @dataclass(frozen=True, slots=True)

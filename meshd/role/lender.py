@@ -71,6 +71,7 @@ class Lender:
         self.tunnel: Tunnel | None = None
         self.unreached: dict[int, str] = {}  # neighbours to which it has no way, and why
         self._lease_id = b""
+        self._compressed = 0
         self._introduced: set[int] = set()
         self.secret = kit.random(SECRET_BYTES) if kit.native.patched else b""
 
@@ -97,7 +98,7 @@ class Lender:
         answer = await self._answer()
         if not isinstance(answer, Grant):
             raise RemoteProtocolError("lease: expected `grant`", code="lease")
-        self._lease_id = answer.lease_id
+        self._lease_id, self._compressed = answer.lease_id, answer.compressed
         self.tunnel = self._kit.make_tunnel(
             peer=self.peer,
             service=RPC_SERVICE,
@@ -135,9 +136,15 @@ class Lender:
         await self._tell(Admit(peer.raw))
 
     async def introduce(self, number: int, other: "Lender") -> None:
-        """Its rpc-server may push to that of another worker of ours, by this number."""
+        """Its rpc-server may push to that of another worker of ours, by this number.
+
+        What goes between the two is ours as well: compressed as we want it, if all three take it.
+        """
         self._introduced.add(number)
-        await self._tell(Neighbour(number, other.peer.raw, other._lease_id))
+        compressed = other._compressed if self._kit.compressed else 0
+        await self._tell(
+            Neighbour(number, other.peer.raw, other._lease_id, compressed, self._kit.always_compressed)
+        )
 
     async def _tell(self, message: LeaseMessage) -> None:
         """A lease that is lost meanwhile is `until_lost`'s matter."""

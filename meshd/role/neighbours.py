@@ -124,6 +124,8 @@ class Neighbours:
                 owner_pid=None,  # whoever has the secret is it
                 saved=None,
                 on_broken=broken,
+                compressed=neighbour.compressed,
+                always=neighbour.always,
             )
         except MeshdError as error:
             await self._none(peer, neighbour.number, error.what)

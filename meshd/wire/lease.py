@@ -130,15 +130,27 @@ class Admit:
 @dataclass(frozen=True, slots=True)
 class Neighbour:
     """The head says to whom this lease's rpc-server may push: `number` is what RPC calls it, 0 to 65535;
-    a worker of the mesh, and the lease that it has granted this head."""
+    a worker of the mesh, and the lease that it has granted this head.
+
+    `compressed`: as that one's Grant, 0 as well when the head wants none; `always`: whatever the path is.
+    """
 
     number: int
     peer: bytes
     lease_id: bytes
+    compressed: int = 0
+    always: bool = False
 
     def encode(self) -> bytes:
         return pack(
-            {"type": "neighbour", "number": self.number, "peer": self.peer, "lease_id": self.lease_id}
+            {
+                "type": "neighbour",
+                "number": self.number,
+                "peer": self.peer,
+                "lease_id": self.lease_id,
+                "compressed": self.compressed,
+                "always": self.always,
+            }
         )
 
 
@@ -208,10 +220,7 @@ def decode(data: bytes) -> LeaseMessage:
     if kind == "reserve":
         return Reserve(fields.numbers("bytes", low=0, high=(1 << 60) - 1, count=MAX_DEVICES))
     if kind == "grant":
-        return Grant(
-            fields.raw("lease_id", exact=LEASE_ID_BYTES),
-            fields.number("compressed", low=0, high=MOST_VERSION, default=0),
-        )
+        return Grant(fields.raw("lease_id", exact=LEASE_ID_BYTES), _compressed(fields))
     if kind in _INTRODUCTIONS:
         return _introduction(kind, fields)
     if kind == "loaded":
@@ -237,7 +246,13 @@ def _introduction(kind: str, fields: Fields) -> LeaseMessage:
     if kind == "reached":
         return Reached(number, fields.text("why_not", most=MAX_TEXT_BYTES))
     peer = fields.raw("peer", exact=PEER_BYTES)
-    return Neighbour(number, peer, fields.raw("lease_id", exact=LEASE_ID_BYTES))
+    lease_id, always = fields.raw("lease_id", exact=LEASE_ID_BYTES), fields.flag("always", default=False)
+    return Neighbour(number, peer, lease_id, _compressed(fields), always)
+
+
+def _compressed(fields: Fields) -> int:
+    """Who does not say so takes none."""
+    return fields.number("compressed", low=0, high=MOST_VERSION, default=0)
 
 
 def _with_cards(fields: Fields, devices: list[Device]) -> tuple[Device, ...]:

@@ -228,7 +228,7 @@ TARGETS = (
             lease.Acquire(bytes(16), "model", "f" * 64, "b1234", "ab" * 32),
             lease.Offer((_DEVICE, _DEVICE), True, "m" * 32, True),
             lease.Admit(bytes(32)),
-            lease.Neighbour(7, bytes(32), bytes(16)),
+            lease.Neighbour(7, bytes(32), bytes(16), 1, True),
             lease.Reached(7, "no way"),
             lease.Reserve((1 << 30, 0)),
             lease.Grant(bytes(16), compressed=1),

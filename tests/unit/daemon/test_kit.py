@@ -70,12 +70,19 @@ class OnePath:
 
 
 @pytest.mark.parametrize(
-    ("setting", "rtt", "expected"),
-    [("auto", 0.02, True), ("auto", 0.0004, False), ("on", 0.0004, True), ("off", 0.02, False)],
+    ("setting", "always", "rtt", "expected"),
+    [
+        ("auto", False, 0.02, True),
+        ("auto", False, 0.0004, False),
+        ("auto", True, 0.0004, True),
+        ("on", False, 0.0004, True),
+        ("off", False, 0.02, False),
+        ("off", True, 0.02, False),
+    ],
 )
-def test_a_tunnel_is_compressed_by_the_setting_then_by_the_path(
-    setting: str, rtt: float, expected: bool
+def test_a_tunnel_is_compressed_by_the_settings_then_by_the_path(
+    setting: str, always: bool, rtt: float, expected: bool
 ) -> None:
     mesh = cast(Mesh, OnePath(replace(path(selected=True), rtt=rtt)))
-    assert kit._compresses(setting, mesh, NODE.peer) is expected
-    assert not kit._compresses("auto", mesh, OTHER.peer)
+    assert kit._compresses(setting, mesh, NODE.peer, always=always) is expected
+    assert not kit._compresses("auto", mesh, OTHER.peer, always=False)

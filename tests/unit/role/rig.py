@@ -146,6 +146,7 @@ class StubTunnel:
         metadata: Mapping[str, MetadataValue],
         secret: bytes,
         compressed: int,
+        always: bool,
     ) -> None:
         StubTunnel.made += 1
         self.peer = peer
@@ -153,6 +154,7 @@ class StubTunnel:
         self.secret = secret
         self.metadata = metadata
         self.compressed = compressed
+        self.always = always
         self.endpoint = f"127.0.0.1:{10_000 + StubTunnel.made % 50_000}"
         self.closed = False
         self.sent = 0
@@ -336,8 +338,9 @@ class Bench:
         saved: SavedWeights | None,
         on_broken: Callable[[MeshdError], None],
         compressed: int = 0,
+        always: bool = False,
     ) -> Tunnel:
-        tunnel = StubTunnel(peer, service, metadata, secret, compressed)
+        tunnel = StubTunnel(peer, service, metadata, secret, compressed, always)
         self.saved.append(saved)
         self.tunnels.append(tunnel)
         return tunnel

@@ -1,6 +1,7 @@
 """A worker and its neighbours: who may push to its server, to whom that may push, and what is told of it."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,22 @@ def test_a_neighbour_is_asked_then_told_to_the_server_and_kept(tmp_path: Path) -
             assert it.worker.status.tunnels == []
             assert child.orders()[1:] == ["no 3"]
             await call.release()
+
+    run(main())
+
+
+@pytest.mark.parametrize(("version", "always"), [(0, False), (5, False), (5, True)])
+def test_the_way_is_compressed_as_the_head_says(tmp_path: Path, version: int, always: bool) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            other, call = Other(it), it.call()
+            await call.lease()
+            said = replace(other.introduction(), compressed=version, always=always)
+            await call.says(said)
+            assert await call.hears() == Reached(3, "")
+            (tunnel,) = it.bench.tunnels
+            assert (tunnel.compressed, tunnel.always) == (version, always)
+            other.over.set()
 
     run(main())
 

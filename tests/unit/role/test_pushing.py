@@ -11,7 +11,7 @@ from meshd.role.interface import ModelStatus, Native
 from meshd.role.plan import HeadOptions
 
 from tests.sim.loop import run
-from tests.unit.role.rig import StubChild
+from tests.unit.role.rig import COMPRESSED_VERSION, StubChild
 from tests.unit.role.test_serve import Scene, scene
 
 NAMES = ("anna", "bert", "carl")
@@ -88,6 +88,30 @@ def test_each_worker_gets_the_next_one_as_its_neighbour(tmp_path: Path) -> None:
                 "carl": (False, "no answer to the session"),
                 "head": (None, ""),
             }
+
+    run(main())
+
+
+TOLD = [("auto", (COMPRESSED_VERSION, False)), ("on", (COMPRESSED_VERSION, True)), ("off", (0, False))]
+
+
+@pytest.mark.parametrize(("head", "told"), TOLD)
+def test_what_goes_between_workers_is_compressed_as_the_head_would_have_it(
+    tmp_path: Path, head: str, told: tuple[int, bool]
+) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, **options()) as it:
+            object.__setattr__(it.bench.kit, "compressed", 0 if head == "off" else COMPRESSED_VERSION)
+            object.__setattr__(it.bench.kit, "always_compressed", head == "on")
+            it.worker("anna")
+            it.worker("bert")
+            it.worker("carl")
+            object.__setattr__(it.workers["carl"].kit, "compressed", 0)  # takes none
+            (await held(it)).set_result(yes())
+            await it.until(ModelState.READY)
+            to_bert, to_carl = [it.workers[name].tunnels[0] for name in ("anna", "bert")]
+            assert (to_bert.compressed, to_bert.always) == told
+            assert to_carl.compressed == 0
 
     run(main())
 

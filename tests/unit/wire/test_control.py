@@ -62,6 +62,7 @@ MESSAGES: list[tuple[Decode, object]] = [
     (lease.decode, Offer((CPU,), has_model=True, machine="m", push=True)),
     (lease.decode, Admit(bytes(range(32)))),
     (lease.decode, Neighbour(65_535, bytes(range(32)), bytes(16))),
+    (lease.decode, Neighbour(0, bytes(32), bytes(16), compressed=1 << 16, always=True)),
     (lease.decode, Reached(0, "no session with it")),
     (lease.decode, Reserve((1, 0, (1 << 60) - 1))),
     (lease.decode, Loaded()),
@@ -100,7 +101,7 @@ def test_each_field_is_needed_or_has_a_default(decode: Decode, message: object) 
         except RemoteProtocolError as error:
             assert name in error.what
         else:
-            assert name in ("hint", "software", "push", "compressed", "cards")
+            assert name in ("hint", "software", "push", "compressed", "always", "cards")
             assert again is not None
 
 
@@ -156,6 +157,8 @@ def test_noise_raises_only_the_declared_error(decode: Decode, noise: bytes) -> N
         (Neighbour(1, bytes(32), bytes(16)), {"peer": "a" * 32}, "peer"),
         (Neighbour(1, bytes(32), bytes(16)), {"lease_id": bytes(15)}, "lease_id"),
         (Neighbour(1, bytes(32), bytes(16)), {"number": 65_536}, "number"),
+        (Neighbour(1, bytes(32), bytes(16)), {"compressed": (1 << 16) + 1}, "compressed"),
+        (Neighbour(1, bytes(32), bytes(16)), {"always": 1}, "always"),
         (Reached(1, ""), {"number": -1}, "number"),
         (Reached(1, ""), {"why_not": 1}, "why_not"),
         (Grant(bytes(16)), {"compressed": -1}, "compressed"),
