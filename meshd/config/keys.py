@@ -119,7 +119,7 @@ KEYS: tuple[Key, ...] = (
         form=choice("auto", "on", "off"),
         option="--compress",
         metavar="WHEN",
-        help="compress what goes to workers and back: auto (where the path is slow), on, off (default: auto)",
+        help="compress what workers get and send: auto (where the path is slow), on, off (default: auto)",
     ),
     Key(
         section="worker",

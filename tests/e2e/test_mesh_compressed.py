@@ -4,81 +4,68 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from meshd.admin.api import Status
-from meshd.bench.llama import measure
-from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
-from meshd.fleet.node import LocalNode
+from meshd.build.interface import RPC_SERVER
 
 from tests.e2e.alone import alone
-from tests.e2e.counting_proxy import CountingProxy
+from tests.e2e.crossed import CONTEXT, PROMPT_TOKENS, WIDTH, prompt_bytes, stock_bytes
 from tests.e2e.models import cache_folder, patched, smollm2, stock
-from tests.e2e.native_rig import Head, Worker
 from tests.e2e.nodes import PROMPT, SAME_THREADS, TEST_SECONDS, Fleet, api_of, model_of, play
 from tests.e2e.spaces import why_not
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
-PROMPT_TOKENS = 1600
-TOKENS = [1000 + (n * 7919) % 20000 for n in range(PROMPT_TOKENS)]  # as `measure` asks: none twice
-CONTEXT = 2048
 GRAPH_BYTES = 384_000  # of SmolLM2, of which a load sends one
 CONTROL_BYTES = 100_000  # of a load, most
-
-
-def _stock_bytes(folder: Path, count: int) -> int:
-    """What the prompt costs between a stock head and its stock workers."""
-    binaries = stock().binaries
-    with ExitStack() as stack:
-        workers = [
-            stack.enter_context(Worker(binaries[RPC_SERVER], folder, stock=True)) for _ in range(count)
-        ]
-        proxies = [stack.enter_context(CountingProxy(worker.port)) for worker in workers]
-        endpoints = [proxy.endpoint for proxy in proxies]
-        extra = ("-c", str(CONTEXT))
-        head = stack.enter_context(
-            Head(binaries[LLAMA_SERVER], folder, smollm2(), endpoints, load_mode="auto", extra=extra)
-        )
-
-        def crossed() -> int:
-            return sum(proxy.counts.received + proxy.counts.sent.total() for proxy in proxies)
-
-        head.complete(PROMPT, 4)
-        before = crossed()
-        head.complete(TOKENS, 1)
-        return crossed() - before
+MOST = 1 / 3  # of stock's bytes
 
 
 def _crossed(status: Status) -> int:
     return sum(peer.link.sent_bytes + peer.link.received_bytes for peer in status.peers if peer.link)
 
 
-async def _prompt_bytes(head: LocalNode) -> int:
-    place = head.spec.home / "llama.sock"
-    await measure(place, prompt_tokens=8, tokens=4)
-    before = _crossed(await head.status())
-    await measure(place, prompt_tokens=PROMPT_TOKENS, tokens=1)
-    return _crossed(await head.status()) - before
-
-
-# With two workers activations come back to the head and go out again, and they shrink by little.
-@pytest.mark.parametrize(("count", "most"), [(1, 1 / 3), (2, 1 / 2)])
-def test_a_long_prompt_crosses_with_a_part_of_stocks_bytes(tmp_path: Path, count: int, most: float) -> None:
-    theirs = _stock_bytes(tmp_path, count)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_long_prompt_crosses_with_a_third_of_stocks_bytes(tmp_path: Path, count: int) -> None:
+    """Over all links of the mesh together; from worker to worker it goes directly, and compressed as well."""
+    theirs = stock_bytes(tmp_path, count)
     reference = alone(smollm2(), 48)
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            token, _ = await fleet.workers(*[smollm2()] * count)
+            token, workers = await fleet.workers(*[smollm2()] * count)
             given = ("--min-workers", str(count), "--device", "none", "--ctx-size", str(CONTEXT))
             head = await fleet.head(smollm2(), *given, "--compress", "on", *SAME_THREADS, token=token)
             status = await fleet.ready(head)
-            ours = await _prompt_bytes(head)
-            assert ours <= most * theirs, f"{ours} of {theirs} bytes: {ours / theirs:.3f}"
+            crossed = await prompt_bytes([head, *workers])
+            ours = sum(crossed.values())
+            print(f"{ours} of {theirs} bytes: {ours / theirs:.3f}")  # noqa: T201
+            assert ours <= MOST * theirs, crossed
+            for number in range(1, count):
+                between = crossed[f"worker-{number - 1}", f"worker-{number}"]
+                assert PROMPT_TOKENS * WIDTH / 2 < between < 0.95 * PROMPT_TOKENS * WIDTH, crossed
             assert await api_of(status).complete(PROMPT, 48) == reference
+
+    play(check())
+
+
+@pytest.mark.parametrize("unwilling", ["head", "worker-0", "worker-1"])
+def test_between_workers_nothing_is_compressed_unless_all_three_will(tmp_path: Path, unwilling: str) -> None:
+    def given(name: str) -> tuple[str, str]:
+        return ("--compress", "off" if name == unwilling else "on")
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            first = await fleet.worker("worker-0", *given("worker-0"), model=smollm2())
+            token = await first.token()
+            second = await fleet.worker("worker-1", *given("worker-1"), model=smollm2(), token=token)
+            options = ("--min-workers", "2", "--device", "none", "--ctx-size", str(CONTEXT), *given("head"))
+            head = await fleet.head(smollm2(), *options, *SAME_THREADS, token=token)
+            await fleet.ready(head)
+            crossed = await prompt_bytes([head, first, second])
+            assert crossed["worker-0", "worker-1"] >= PROMPT_TOKENS * WIDTH, crossed
 
     play(check())
 

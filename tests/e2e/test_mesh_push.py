@@ -17,6 +17,8 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import MetadataValue
 from meshd.peer.messages import MessageStream
 from meshd.rpc import protocol as rpc
+from meshd.tunnel.compressed import COMPRESSED
+from meshd.wire.compressed import Encoder
 from meshd.wire.lease import (
     LEASE_SERVICE,
     PUSH_SERVICE,
@@ -199,9 +201,26 @@ def test_who_was_not_admitted_gets_no_push_stream(tmp_path: Path) -> None:
                 with pytest.raises(Broken, match="command 11 between servers"):
                     await rude.read()
                 await until_admitted(third, peer, metadata)
+                await liars(third, peer, {**metadata, **COMPRESSED})
+                await until_admitted(third, peer, metadata)
                 assert len((await worker.status()).children) == 1, "the lease goes on"
 
     play(check())
+
+
+async def liars(third: Estate, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
+    """A neighbour that says what it may not in a compressed stream, or breaks the rules of these."""
+    rude = Encoder().encode(rpc.REQUEST.pack(rpc.GET_DEVICE_MEMORY, 4) + bytes(4) + bytes(1 << 20))
+    for sent, why in [
+        (rude, "command 11 between servers"),
+        (b"\x01\x00\x00\x09\x01\x00\x00\x00x", "kind 9 of a frame is not known"),
+        (rude[:4] + b"\xff\xff\xff\x7f", "a frame of 2147483647 bytes"),
+        (rude[:8] + bytes(len(rude) - 8), "compressed stream: "),
+    ]:
+        stream = third.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)
+        await stream.write(sent)
+        with pytest.raises(Broken, match=why):
+            await stream.read()
 
 
 async def until_admitted(third: Estate, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
