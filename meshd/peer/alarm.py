@@ -48,7 +48,9 @@ class Alarm:
             self._ring()
         except Exception as error:
             if self._failed is not None and not self._failed.done():
-                self._failed.set_exception(error)
+                self._failed.set_exception(error)  # which `run` raises
+                return
+            raise
 
     def _drop(self) -> None:
         if self._handle is not None:
