@@ -20,8 +20,7 @@ def test_the_pin_of_this_checkout() -> None:
 def test_every_patch_says_what_why_and_where_upstream_is() -> None:
     patches = sorted((native_folder() / "patches").glob("*.patch"))
     assert patches
-    numbers = [int(path.name[:4]) for path in patches]
-    assert numbers == sorted(set(numbers))
+    assert [path.name[:4] for path in patches] == [f"{number:04}" for number in range(1, len(patches) + 1)]
     for path in patches:
         header = path.read_text("utf-8").split("\ndiff --git ")[0]
         assert path.name[4] == "-"
