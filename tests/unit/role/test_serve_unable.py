@@ -1,15 +1,17 @@
 """A device that cannot run the model is left out, and no load is tried with it again and again."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from meshd.gateway.interface import ReadyReport
 from meshd.peer.interface import PeerState
 
 from tests.sim.loop import run
 from tests.unit.role import rig
-from tests.unit.role.rig import cpu_lines
+from tests.unit.role.rig import Bench, cpu_lines
 from tests.unit.role.test_serve_troubles import Stage, model_of, ready, stage, until
 
 ABORTED = "`rpc-server` was ended by SIGABRT while it ran"
@@ -84,7 +86,20 @@ def test_a_crash_in_the_load_is_tried_once_more(tmp_path: Path) -> None:
     run(main())
 
 
-def test_another_native_part_is_tried_again(tmp_path: Path) -> None:
+def _newer_native_part(worker: Bench) -> None:
+    worker.mesh.native = replace(rig.NATIVE, patches="newer")
+    worker.mesh.say(PeerState.CONNECTED)
+
+
+def _card_put_in(worker: Bench) -> None:
+    card = f"device CARD0 gpu 0000:01:00.0 {8 << 30} {8 << 30} a card"
+    worker.device_lines = (*cpu_lines(free_mib=3000), card)
+
+
+@pytest.mark.parametrize("change", [_newer_native_part, _card_put_in])
+def test_another_native_part_or_device_list_is_tried_again(
+    tmp_path: Path, change: Callable[[Bench], None]
+) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
             half = it.worker("half")
@@ -92,23 +107,7 @@ def test_another_native_part_is_tried_again(tmp_path: Path) -> None:
             serve = it.serve()
             await lacks(it, 0)
             await until(serve, lambda model: model.state == "waiting")
-            half.mesh.native = replace(rig.NATIVE, patches="newer")
-            half.mesh.say(PeerState.CONNECTED)
-            assert await ready(serve) == {"head", "half"}
-
-    run(main())
-
-
-def test_another_device_list_is_tried_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            half = it.worker("half")
-            it.bench.ready = asyncio.get_running_loop().create_future()
-            serve = it.serve()
-            await lacks(it, 0)
-            await until(serve, lambda model: model.state == "waiting")
-            card = f"device CARD0 gpu 0000:01:00.0 {8 << 30} {8 << 30} a card"
-            half.device_lines = (*cpu_lines(free_mib=3000), card)
+            change(half)
             assert "half" in await ready(serve)
 
     run(main())
