@@ -1,8 +1,9 @@
-"""A worker that a serving node loses, in each state: what every test of it does the same."""
+"""What a serving node loses, and in which state: what the tests of it do the same."""
 
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ Lose = Callable[[], Awaitable[float]]
 """Loses the worker; returns when it could be noticed, of time.monotonic()."""
 
 TOKENS = 60
+LONG = 4000  # tokens: no answer ends before it is disturbed
 LONG_PROMPT = "one two three four five six seven eight nine ten " * 40
 STEP = 0.04  # seconds: the loss comes so much later each time
 POLL_SECONDS = 0.05
@@ -118,6 +120,23 @@ class Scene:
             await asyncio.sleep(POLL_SECONDS)
         loss.wrong |= answer.body["content"] != self.texts.short
         loss.again = time.monotonic() - moment
+
+
+async def hit_in_mid_answer(api: Api, pid: int, number: signal.Signals, *, within: float) -> Streamed:
+    """Send `pid` the signal when ten pieces have come; returns what the client got, `within` seconds."""
+    ten, hit = threading.Event(), threading.Event()
+
+    def told(streamed: Streamed) -> None:
+        if streamed.pieces == 10:
+            ten.set()
+            hit.wait(10.0)
+
+    answer = asyncio.ensure_future(api.stream(PROMPT, LONG, told=told))
+    assert await asyncio.to_thread(ten.wait, 60.0), "no ten pieces within 60 s"
+    os.kill(pid, number)
+    hit.set()
+    async with asyncio.timeout(within):
+        return await answer
 
 
 async def resumes(head: LocalNode) -> int:

@@ -4,40 +4,21 @@ import asyncio
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pytest
 from meshd.admin.api import Status
 
 from tests.e2e.alone import alone
-from tests.e2e.api_client import Api, Streamed, generation
+from tests.e2e.api_client import generation
+from tests.e2e.mesh_losses import LONG, hit_in_mid_answer
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, counts, descendants, gone, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TIMES = counts(3, 20)
-LONG = 4000  # tokens: no answer ends before it is disturbed
 AGAIN_SECONDS = 10.0  # from the loss to the next answer
-
-
-async def _hit_in_mid_answer(api: Api, pid: int, number: signal.Signals) -> Streamed:
-    """Send `pid` the signal when ten pieces have come; returns what the client got."""
-    ten = threading.Event()
-    killed = threading.Event()
-
-    def told(streamed: Streamed) -> None:
-        if streamed.pieces == 10:
-            ten.set()
-            killed.wait(10.0)
-
-    answer = asyncio.ensure_future(api.stream(PROMPT, LONG, told=told))
-    await asyncio.to_thread(ten.wait, 60.0)
-    os.kill(pid, number)
-    killed.set()
-    async with asyncio.timeout(AGAIN_SECONDS):
-        return await answer
 
 
 def test_llama_server_killed_in_mid_answer(tmp_path: Path) -> None:
@@ -52,7 +33,7 @@ def test_llama_server_killed_in_mid_answer(tmp_path: Path) -> None:
             slowest = 0.0
             for _ in range(TIMES):
                 pid = child_pid(await head.status(), "llama-server")
-                streamed = await _hit_in_mid_answer(api, pid, signal.SIGKILL)
+                streamed = await hit_in_mid_answer(api, pid, signal.SIGKILL, within=AGAIN_SECONDS)
                 assert streamed.pieces >= 10
                 assert streamed.error, "the stream ended without an error event"
                 assert not streamed.done

@@ -1,10 +1,8 @@
 """Activations go straight from one worker to the next: the text stays, the head's link does without them."""
 
 import asyncio
-import os
 import signal
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,8 +32,9 @@ from meshd.wire.lease import (
 
 from tests.e2e import spaces
 from tests.e2e.alone import alone
-from tests.e2e.api_client import Api, Streamed
+from tests.e2e.api_client import Streamed
 from tests.e2e.bare_node import bare_node, connected
+from tests.e2e.mesh_losses import hit_in_mid_answer
 from tests.e2e.models import patched, smollm2
 from tests.e2e.nodes import (
     PROMPT,
@@ -54,7 +53,6 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TOKENS = 48
 WIDTH = 576 * 4  # bytes of an activation of SmolLM2-135M
-LONG = 4000  # tokens: no answer ends before it is disturbed
 AGAIN_SECONDS = 20.0
 TIMES = counts(2, 20)
 CUT_TOKENS = counts(300, 1000)
@@ -235,22 +233,6 @@ async def until_admitted(third: Estate, peer: PeerId, metadata: Mapping[str, Met
             return
 
 
-async def _hit_in_mid_answer(api: Api, pid: int, number: signal.Signals) -> Streamed:
-    ten, killed = threading.Event(), threading.Event()
-
-    def told(streamed: Streamed) -> None:
-        if streamed.pieces == 10:
-            ten.set()
-            killed.wait(10.0)
-
-    answer = asyncio.ensure_future(api.stream(PROMPT, LONG, told=told))
-    await asyncio.to_thread(ten.wait, 60.0)
-    os.kill(pid, number)
-    killed.set()
-    async with asyncio.timeout(AGAIN_SECONDS):
-        return await answer
-
-
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(
     "number",
@@ -276,7 +258,7 @@ def test_a_workers_server_is_killed_or_stopped_in_mid_answer(
             api = api_of(status)
             for time in range(TIMES):
                 pid = child_pid(await workers[victim].status(), "rpc-server")
-                streamed = await _hit_in_mid_answer(api, pid, number)
+                streamed = await hit_in_mid_answer(api, pid, number, within=AGAIN_SECONDS)
                 assert streamed.error and not streamed.done
                 text, took = await api.complete_through_503(PROMPT, 16, seconds=AGAIN_SECONDS)
                 assert text == reference
