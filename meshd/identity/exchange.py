@@ -4,6 +4,7 @@ The exchange itself, and how a driver uses it, is told in proof.py.
 """
 
 import hmac
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -109,7 +110,7 @@ def frame(fields: dict[str, Value]) -> bytes:
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 
-class Exchange:
+class Exchange(ABC):
     """What both sides share: cutting frames within the budget, refusals, the result."""
 
     def __init__(self, *, magic: bytes) -> None:
@@ -155,8 +156,9 @@ class Exchange:
             answer += self._on(fields)
         return answer
 
+    @abstractmethod
     def _on(self, fields: Fields) -> bytes:
-        raise NotImplementedError
+        """The next message, within the limits; returns what to answer. Raises RemoteProtocolError."""
 
     def _next(self) -> Fields | None:
         """The next whole message, or None for "need more"."""
