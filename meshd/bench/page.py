@@ -66,7 +66,6 @@ Others that need other machines or larger models, {not_here}:
 {reported}
 """
 _SHORT = "a short run, which shows the form and no figures to rely on (`make bench` makes it whole),"
-_SAME = "All wrote the same text."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

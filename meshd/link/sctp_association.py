@@ -27,7 +27,6 @@ INIT_SECONDS = 0.4  # before an unanswered INIT goes out again; eight times (aio
 PROBE_SIZES = (1188, 1332, 1404)  # on IPv6 with UDP and DTLS 1273, 1417, 1489 bytes: its least, VPNs, PPPoE
 PROBE_SECONDS = (1.0, 5.0)  # before each repetition
 ACK_SECONDS = 0.02  # that an acknowledgement may wait for data to travel with
-ACK_CHUNKS = 16  # received without an acknowledgement, at most
 LOW_BYTES = 16 << 10  # of backlog: `on_drained` is called when it falls to this
 _BEGINNING = {wire.INIT: 16, wire.INIT_ACK: 16, wire.ERROR: 0, wire.COOKIE_ECHO: None, wire.COOKIE_ACK: None}
 

@@ -31,11 +31,6 @@ class Inbox:
         self.due = 0  # chunks since the last acknowledgement
         self.urgent = False  # acknowledge at once: a hole, a repetition (RFC 9260 6.2)
 
-    @property
-    def has_holes(self) -> bool:
-        """Something is missing before what has come."""
-        return bool(self._starts)
-
     def take(self, tsn: int, protocol: int, payload: bytes, *, unread: int) -> list[tuple[int, bytes]]:
         """One chunk came; returns what can be delivered now, in order.
 

@@ -4,43 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from meshd.wire.netfacts import Answer, Filtering, Mapped, Mapping, NetFacts, Ports, Tcp, Udp
+from meshd.wire.netfacts import Filtering, Mapped, Mapping, NetFacts, Ports, Tcp, Udp
 
 Severity = Literal["info", "warning", "error"]
-
-MAPPING_WORDS = {
-    Mapping.UNKNOWN: "not known",
-    Mapping.NONE: "no NAT: this node has its own public address",
-    Mapping.INDEPENDENT: "a NAT that gives one outside port for all destinations (easy)",
-    Mapping.ADDRESS: "a NAT that gives another outside port for each remote address (hard)",
-    Mapping.ADDRESS_PORT: "a NAT that gives another outside port for each destination (symmetric, hard)",
-    Mapping.DEPENDENT: "a NAT whose outside port depends on the destination (hard)",
-}
-FILTERING_WORDS = {
-    Filtering.UNKNOWN: "not known: it takes a STUN server with two addresses to tell",
-    Filtering.INDEPENDENT: "anybody may answer",
-    Filtering.ADDRESS: "only addresses that were sent to may answer",
-    Filtering.ADDRESS_PORT: "only the exact address and port that was sent to may answer",
-}
-PORTS_WORDS = {
-    Ports.UNKNOWN: "not known",
-    Ports.PRESERVED: "kept",
-    Ports.COUNTING: "counted up, so the next one can be told ahead",
-    Ports.RANDOM: "picked without a pattern",
-}
-UDP_WORDS = {
-    Udp.UNKNOWN: "not known: no server has answered by any way",
-    Udp.WORKS: "works",
-    Udp.BLOCKED: "blocked",
-}
-TCP_WORDS = {
-    Tcp.UNKNOWN: "not known: the servers asked do not answer by TCP",
-    Tcp.WORKS: "works",
-    Tcp.ONLY_443: "only to port 443",
-    Tcp.BLOCKED: "blocked",
-    Tcp.INTERCEPTED: "something answers in the place of the servers",
-}
-ANSWER_WORDS = {Answer.UNKNOWN: "not known", Answer.YES: "yes", Answer.NO: "no"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def why_unfit(mine: NativeVersion, worker: PeerStatus) -> Refused | None:
 
 
 class Lender:
-    """One worker as this head uses it. `serve_tunnel` and `until_lost` run after `reserve`."""
+    """One worker as this head uses it. `until_lost` runs after `reserve`."""
 
     def __init__(
         self,

@@ -37,7 +37,6 @@ SERVICES = (
 
 # Error codes of AddPortMapping that have a remedy (WANIPConnection:1, 2.4.16; version 2, 2.5.16)
 CONFLICT = 718
-SAME_PORTS_ONLY = 724
 PERMANENT_ONLY = 725
 NO_SUCH_ENTRY = 714
 
