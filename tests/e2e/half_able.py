@@ -5,7 +5,6 @@ the questions, what the head makes of the answers, and the words that reach the 
 is a `ggml-rpc-server` for meshd, with the descriptors of docs/native.md; see `install`.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -16,20 +15,18 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from meshd.build.interface import RPC_SERVER, NativeInfo
 from meshd.rpc import protocol as rpc
 
+from tests.e2e.threaded_proxy import ThreadedProxy, Way
+
 ADD, MUL, RMS_NORM, MUL_MAT, SET_ROWS, ROPE, FLASH_ATTN = 2, 7, 25, 29, 42, 48, 74
 ANY_TYPE = -1
 Q8_0 = 8
-_DEADLINE = 60.0
 _TABLE = -1  # the messages behind HELLO are answers to nothing; this is the second one's name here
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,13 +42,30 @@ class Lack:
 class _Talk:
     """One connection: which answer belongs to which request."""
 
-    def __init__(self, lacks: Sequence[Lack], *, crash: bool) -> None:
+    def __init__(self, lacks: Sequence[Lack], *, secret_bytes: int, crash: bool) -> None:
         self._lacks = lacks
+        self._secret_bytes = secret_bytes
         self._crash = crash
         self._lock = threading.Lock()
         self._expected: deque[tuple[int, bytes]] = deque()
 
-    def asked(self, command: int, body: bytes) -> None:
+    def up(self, near: socket.socket, far: socket.socket) -> None:
+        """A Way: requests."""
+        far.sendall(_read(near, self._secret_bytes))
+        while True:
+            head = _read(near, rpc.REQUEST.size)
+            command, size = rpc.REQUEST.unpack(head)
+            body = _read(near, size)
+            self._asked(command, body)
+            far.sendall(head + body)
+
+    def down(self, far: socket.socket, near: socket.socket) -> None:
+        """A Way: answers."""
+        while True:
+            (size,) = rpc.ANSWER.unpack(_read(far, rpc.ANSWER.size))
+            near.sendall(rpc.ANSWER.pack(size) + self._answered(_read(far, size)))
+
+    def _asked(self, command: int, body: bytes) -> None:
         if self._crash and command == rpc.GRAPH_COMPUTE:
             os.kill(os.getpid(), signal.SIGABRT)
         known = rpc.COMMANDS[command]
@@ -61,7 +75,7 @@ class _Talk:
             if command == rpc.HELLO:
                 self._expected += [(_TABLE - 1, b""), (_TABLE, b"")]
 
-    def answered(self, body: bytes) -> bytes:
+    def _answered(self, body: bytes) -> bytes:
         with self._lock:
             command, question = self._expected.popleft()
         if command == _TABLE:
@@ -101,79 +115,21 @@ def _questions(body: bytes) -> list[tuple[int, list[int]]]:
     return questions
 
 
-class HalfAble:
-    """A proxy to the rpc-server at `target_port`; on `listener`, or a port of its own."""
+def half_able(
+    target_port: int,
+    lacks: Sequence[Lack],
+    *,
+    listener: socket.socket | None = None,
+    secret_bytes: int = 0,
+    crash: bool = False,
+) -> ThreadedProxy:
+    """A proxy to the rpc-server at `target_port`; `crash`: this process aborts at the first graph."""
 
-    def __init__(
-        self,
-        target_port: int,
-        lacks: Sequence[Lack],
-        *,
-        listener: socket.socket | None = None,
-        secret_bytes: int = 0,
-        crash: bool = False,
-    ) -> None:
-        """`crash`: this process aborts at the first graph that is to be computed."""
-        self._listener = listener or socket.create_server(("127.0.0.1", 0))
-        self._target_port = target_port
-        self._lacks = lacks
-        self._secret_bytes = secret_bytes
-        self._crash = crash
-        self._sockets: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._spawn(self._accept)
+    def ways() -> tuple[Way, Way]:
+        talk = _Talk(lacks, secret_bytes=secret_bytes, crash=crash)
+        return talk.up, talk.down
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for sock in [self._listener, *self._sockets]:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(_DEADLINE)
-        for sock in [self._listener, *self._sockets]:
-            sock.close()
-
-    def _spawn(self, work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=work, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self._target_port))
-            for sock in (near, far):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._sockets += [near, far]
-            talk = _Talk(self._lacks, crash=self._crash)
-            self._spawn(partial(self._up, near, far, talk))
-            self._spawn(partial(self._down, near, far, talk))
-
-    def _up(self, near: socket.socket, far: socket.socket, talk: _Talk) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            far.sendall(_read(near, self._secret_bytes))
-            while True:
-                head = _read(near, rpc.REQUEST.size)
-                command, size = rpc.REQUEST.unpack(head)
-                body = _read(near, size)
-                talk.asked(command, body)
-                far.sendall(head + body)
-        _end(far)
-
-    def _down(self, near: socket.socket, far: socket.socket, talk: _Talk) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            while True:
-                (size,) = rpc.ANSWER.unpack(_read(far, rpc.ANSWER.size))
-                near.sendall(rpc.ANSWER.pack(size) + talk.answered(_read(far, size)))
-        _end(near)
+    return ThreadedProxy(target_port, ways, listener=listener)
 
 
 def _read(sock: socket.socket, size: int) -> bytes:
@@ -184,11 +140,6 @@ def _read(sock: socket.socket, size: int) -> bytes:
             raise EOFError
         data += part
     return bytes(data)
-
-
-def _end(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_WR)
 
 
 # As a program.
@@ -228,7 +179,7 @@ def main(real: str, words: str, *argv: str) -> None:
     port = inner.getsockname()[1]
     inner.close()
     lacks = [Lack(*map(int, word.split(":"))) for word in words.split() if word != "crash"]
-    HalfAble(
+    half_able(
         port,
         lacks,
         listener=listener,

@@ -13,16 +13,16 @@ from functools import partial
 from pathlib import Path
 
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
+from meshd.rpc import protocol as rpc
 
 from tests.e2e.counting_proxy import CountingProxy
 from tests.e2e.models import patched
 from tests.e2e.native_rig import DEADLINE, Head, Worker
-from tests.e2e.rpc_client import ALWAYS, F32, FEATURE_PUSH, Entry, RpcClient
+from tests.e2e.rpc_client import ALWAYS, F32, Entry, RpcClient
 
 SECRET, PEERS = bytes(range(1, 33)), bytes(range(101, 133))
 SESSION = bytes(range(16))
 TENSOR_BYTES = 4096
-PEER_CHECK, PUSH_TENSOR, TAKE_TENSOR, PEER_SESSION, PEER_HELLO, PEER_DATA = range(66, 72)
 
 
 class PushWorker(Worker):
@@ -77,7 +77,7 @@ class Chain:
 
     def pushed(self) -> list[int]:
         """How many pushes each worker but the first has got."""
-        return [side.counts.calls[PEER_DATA] for side in self.sides]
+        return [side.counts.calls[rpc.PEER_DATA] for side in self.sides]
 
 
 OnCommand = Callable[[Chain, int, int], None]
@@ -149,23 +149,23 @@ class SessionClient(RpcClient):
 
     def __init__(self, worker: PushWorker, *, name: bool = True) -> None:
         super().__init__(worker.port, secret=SECRET)
-        assert self.hello(features=ALWAYS | FEATURE_PUSH) == ALWAYS | FEATURE_PUSH
+        assert self.hello(features=ALWAYS | rpc.FEATURE_PUSH) == ALWAYS | rpc.FEATURE_PUSH
         self.devices()
         self.weight_ops()
         handle, got = self.alloc_as(1, 1 << 20)
         assert got == 1 << 20
         self.tensor = Entry(handle, handle, TENSOR_BYTES, F32, (TENSOR_BYTES // 4, 1, 1, 1), bytes(32))
         if name:
-            self.send(PEER_SESSION, SESSION)
+            self.send(rpc.PEER_SESSION, SESSION)
 
     def take(self, token: int, size: int = TENSOR_BYTES) -> None:
-        self.send(TAKE_TENSOR, self.tensor.tensor() + struct.pack("<QQQ", 0, size, token))
+        self.send(rpc.TAKE_TENSOR, self.tensor.tensor() + struct.pack("<QQQ", 0, size, token))
 
     def push(self, token: int, number: int, size: int = TENSOR_BYTES) -> None:
-        self.send(PUSH_TENSOR, self.tensor.tensor() + struct.pack("<QQQII", 0, size, token, number, 0))
+        self.send(rpc.PUSH_TENSOR, self.tensor.tensor() + struct.pack("<QQQII", 0, size, token, number, 0))
 
     def check(self, number: int, session: bytes = SESSION) -> bool:
-        return self.ask(PEER_CHECK, struct.pack("<II", number, 0) + session) == b"\1"
+        return self.ask(rpc.PEER_CHECK, struct.pack("<II", number, 0) + session) == b"\1"
 
 
 @contextmanager
@@ -187,12 +187,12 @@ def served_peer(worker: PushWorker) -> Iterator[socket.socket]:
 
 def hello(session: bytes) -> bytes:
     """What a peer begins with."""
-    return PEERS + struct.pack("<BQ", PEER_HELLO, 16) + session
+    return PEERS + struct.pack("<BQ", rpc.PEER_HELLO, 16) + session
 
 
 def data(token: int, content: bytes, size: int | None = None) -> bytes:
     """A push; `size` is what the message says of its own length, if that is not the truth."""
-    return struct.pack("<BQQ", PEER_DATA, 8 + len(content) if size is None else size, token) + content
+    return struct.pack("<BQQ", rpc.PEER_DATA, 8 + len(content) if size is None else size, token) + content
 
 
 def is_closed(sock: socket.socket) -> bool:

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-ALLOC_BUFFER, BUFFER_GET_BASE, FREE_BUFFER, GET_TENSOR = 0, 3, 4, 8
-GET_DEVICE_MEMORY, HELLO, DEVICE_COUNT, SET_TENSOR_GGUF = 11, 14, 15, 64
+from meshd.rpc import protocol as rpc
+
 F32, Q4_1 = 0, 3  # ggml types
 MAGIC = b"\x4d\x44"
-ALLOC_BUFFER_AS, SUPPORTED_OPS = 65, 72
-FEATURE_LOAD, FEATURE_INFO, FEATURE_ALLOC, FEATURE_PUSH, FEATURE_OPS = 1, 2, 4, 8, 16
-ALWAYS = FEATURE_INFO | FEATURE_ALLOC | FEATURE_OPS  # what a patched server announces without files, too
-HANDLE_SPACE = 1 << 44  # bytes between two handles of buffers
-HANDLES_OWN = 1 << 18  # numbers of handles that clients choose are below
+# what a patched server announces without files, too
+ALWAYS = rpc.FEATURE_INFO | rpc.FEATURE_ALLOC | rpc.FEATURE_OPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +94,10 @@ class RpcClient:
         (size,) = struct.unpack("<Q", self.receive(8))
         return self.receive(size)
 
-    def hello(self, *, extended: bool = True, features: int = FEATURE_LOAD) -> int | None:
+    def hello(self, *, extended: bool = True, features: int = rpc.FEATURE_LOAD) -> int | None:
         """The features that the server announces, None when it announces none at all."""
         tail = MAGIC + struct.pack("<H", features) if extended else bytes(4)
-        answer = self.ask(HELLO, bytes(20) + tail)
+        answer = self.ask(rpc.HELLO, bytes(20) + tail)
         assert len(answer) == 28, answer
         assert answer[:2] == b"\x07\x00", "protocol 7.0"
         if answer[24:26] != MAGIC:
@@ -123,36 +120,36 @@ class RpcClient:
 
     def alloc_as(self, number: int, size: int, device: int = 0) -> tuple[int, int]:
         """The handle with this number, and the bytes it got: 0 when it was refused."""
-        handle = number * HANDLE_SPACE
+        handle = number * rpc.HANDLE_SPACE
         (got,) = struct.unpack(
-            "<Q", self.ask(ALLOC_BUFFER_AS, struct.pack("<IIQQ", device, 0, size, handle % (1 << 64)))
+            "<Q", self.ask(rpc.ALLOC_BUFFER_AS, struct.pack("<IIQQ", device, 0, size, handle % (1 << 64)))
         )
         return handle, got
 
     def memory(self, device: int = 0) -> tuple[int, int]:
         """(free, total) in bytes."""
-        free, total = struct.unpack("<QQ", self.ask(GET_DEVICE_MEMORY, struct.pack("<I", device)))
+        free, total = struct.unpack("<QQ", self.ask(rpc.GET_DEVICE_MEMORY, struct.pack("<I", device)))
         return free, total
 
     def alloc(self, size: int, device: int = 0) -> int:
         """The buffer, 0 when it was refused."""
-        pointer, _ = struct.unpack("<QQ", self.ask(ALLOC_BUFFER, struct.pack("<IQ", device, size)))
+        pointer, _ = struct.unpack("<QQ", self.ask(rpc.ALLOC_BUFFER, struct.pack("<IQ", device, size)))
         assert isinstance(pointer, int)
         return pointer
 
     def base(self, buffer: int) -> int:
-        (address,) = struct.unpack("<Q", self.ask(BUFFER_GET_BASE, struct.pack("<Q", buffer)))
+        (address,) = struct.unpack("<Q", self.ask(rpc.BUFFER_GET_BASE, struct.pack("<Q", buffer)))
         assert isinstance(address, int)
         return address
 
     def free(self, buffer: int) -> None:
-        self.send(FREE_BUFFER, struct.pack("<Q", buffer))
+        self.send(rpc.FREE_BUFFER, struct.pack("<Q", buffer))
 
     def load(self, entries: Sequence[Entry], *, count: int | None = None) -> list[int]:
         """The status of each entry; `count` says another number of entries than there are."""
         body = struct.pack("<II", len(entries) if count is None else count, 0)
-        return list(self.ask(SET_TENSOR_GGUF, body + b"".join(entry.encode() for entry in entries)))
+        return list(self.ask(rpc.SET_TENSOR_GGUF, body + b"".join(entry.encode() for entry in entries)))
 
     def read(self, entry: Entry) -> bytes:
         """The content of the tensor, which must be F32 with one row."""
-        return self.ask(GET_TENSOR, entry.tensor() + struct.pack("<QQ", 0, entry.size))
+        return self.ask(rpc.GET_TENSOR, entry.tensor() + struct.pack("<QQ", 0, entry.size))

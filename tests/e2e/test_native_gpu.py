@@ -11,21 +11,28 @@ from pathlib import Path
 import pytest
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
 from meshd.model.weights_index import encode_index
+from meshd.rpc import protocol as rpc
 
 from tests.conformance.run import run as run_to_end
-from tests.e2e.counting_proxy import SET_TENSOR_GGUF, CountingProxy
+from tests.e2e.counting_proxy import CountingProxy
 from tests.e2e.gpus import BACKENDS, Gpu, gpu, listed, model, text_alone
 from tests.e2e.models import cache_folder
 from tests.e2e.native_rig import DEADLINE, Head, Worker, index_of
 from tests.e2e.nodes import PROMPT, Fleet, api_of
-from tests.e2e.rpc_client import ALLOC_BUFFER_AS, SUPPORTED_OPS, RpcClient
+from tests.e2e.rpc_client import RpcClient
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
 
-FREE_BUFFER, BUFFER_CLEAR, SET_TENSOR, GET_TENSOR = 4, 5, 6, 8
-GRAPH, INIT_TENSOR, HELLO, RECOMPUTE = 10, 12, 14, 16
 # nobody waits for these: no answer, or one that is read with the next
-UNWAITED = {ALLOC_BUFFER_AS, FREE_BUFFER, BUFFER_CLEAR, SET_TENSOR, GRAPH, INIT_TENSOR, RECOMPUTE}
+UNWAITED = {
+    rpc.ALLOC_BUFFER_AS,
+    rpc.FREE_BUFFER,
+    rpc.BUFFER_CLEAR,
+    rpc.SET_TENSOR,
+    rpc.GRAPH_COMPUTE,
+    rpc.INIT_TENSOR,
+    rpc.GRAPH_RECOMPUTE,
+}
 MIB = 1 << 20
 LOST = "A worker was lost."
 SMOLLM2 = cache_folder() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -97,7 +104,7 @@ def test_a_load_asks_no_more_of_a_gpu_than_of_a_processor(tmp_path: Path, card: 
     """HELLO, the weights, one list of operations, and twice what the warm-up made: nothing about sizes."""
     with ExitStack() as stack:
         split = Split(stack, card, tmp_path, model(), workers)
-        waited = {HELLO: 1, SET_TENSOR_GGUF: 1, SUPPORTED_OPS: 1, GET_TENSOR: 2}
+        waited = {rpc.HELLO: 1, rpc.SET_TENSOR_GGUF: 1, rpc.SUPPORTED_OPS: 1, rpc.GET_TENSOR: 2}
         seen = [Counter(proxy.counts.calls) for proxy in split.proxies]
         for calls in seen:
             assert {command: calls[command] for command in waited} == waited, seen
@@ -113,8 +120,8 @@ def test_decoding_asks_nothing_but_for_results(tmp_path: Path, card: Gpu) -> Non
         before = Counter(counts.calls)
         split.head.complete("a" * 240, tokens=40)  # a letter is a token here
         asked = counts.calls - before
-        assert asked[GET_TENSOR] >= 40
-        assert set(asked) <= {GET_TENSOR, *UNWAITED}, asked
+        assert asked[rpc.GET_TENSOR] >= 40
+        assert set(asked) <= {rpc.GET_TENSOR, *UNWAITED}, asked
 
 
 def test_a_limit_of_memory_fails_the_load_and_not_the_worker(tmp_path: Path, card: Gpu) -> None:

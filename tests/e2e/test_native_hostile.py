@@ -9,23 +9,11 @@ import pytest
 from blake3 import blake3
 from meshd.build.interface import RPC_SERVER
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex, encode_index
+from meshd.rpc import protocol as rpc
 
 from tests.e2e.models import patched
 from tests.e2e.native_rig import Handed, Worker
-from tests.e2e.rpc_client import (
-    ALLOC_BUFFER_AS,
-    F32,
-    FEATURE_ALLOC,
-    FEATURE_INFO,
-    FEATURE_LOAD,
-    FEATURE_OPS,
-    HANDLE_SPACE,
-    HANDLES_OWN,
-    SET_TENSOR_GGUF,
-    SUPPORTED_OPS,
-    Entry,
-    RpcClient,
-)
+from tests.e2e.rpc_client import F32, Entry, RpcClient
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]  # the first test may have to build
 
@@ -156,7 +144,7 @@ def test_a_message_that_is_wrong_ends_the_connection_and_nothing_else(worker: Wo
     with RpcClient(worker.port) as client:
         client.hello()
         with pytest.raises(EOFError):
-            client.ask(SET_TENSOR_GGUF, body)
+            client.ask(rpc.SET_TENSOR_GGUF, body)
     with RpcClient(worker.port) as client:
         client.hello()
         assert client.load([_entry(client)]) == [OK]
@@ -165,7 +153,7 @@ def test_a_message_that_is_wrong_ends_the_connection_and_nothing_else(worker: Wo
 def test_a_message_that_says_it_is_huge(worker: Worker) -> None:
     with RpcClient(worker.port) as client:
         client.hello()
-        client.socket.sendall(struct.pack("<BQ", SET_TENSOR_GGUF, 1 << 40))
+        client.socket.sendall(struct.pack("<BQ", rpc.SET_TENSOR_GGUF, 1 << 40))
         with pytest.raises(EOFError):
             client.receive(1)
     assert "are allowed" in worker.output
@@ -237,15 +225,15 @@ def test_an_index_that_breaks_a_rule_stops_the_start(text: bytes, why: str) -> N
 
 def test_a_handle_of_ones_own_choice(worker: Worker) -> None:
     with RpcClient(worker.port) as client:
-        client.hello(features=FEATURE_LOAD | FEATURE_ALLOC)
-        handle, got = client.alloc_as(HANDLES_OWN - 1, 4096)
+        client.hello(features=rpc.FEATURE_LOAD | rpc.FEATURE_ALLOC)
+        handle, got = client.alloc_as(rpc.HANDLES_OWN - 1, 4096)
         assert got >= 4096
         assert client.base(handle) == handle, "no address of the server is told"
         entry = Entry(handle, handle + 512, SIZE, F32, (256, 1, 1, 1), DIGEST)
         assert client.load([entry]) == [OK]
         assert client.read(entry) == VALUES
         client.free(handle)
-        assert client.alloc_as(HANDLES_OWN - 1, 4096) == (handle, got), "free again"
+        assert client.alloc_as(rpc.HANDLES_OWN - 1, 4096) == (handle, got), "free again"
 
 
 def test_addresses_tell_nothing_of_the_server(worker: Worker) -> None:
@@ -253,16 +241,16 @@ def test_addresses_tell_nothing_of_the_server(worker: Worker) -> None:
         client.hello()
         buffers = [client.alloc(4096) for _ in range(3)]
         assert [client.base(buffer) for buffer in buffers] == buffers
-        assert buffers == [(HANDLES_OWN + number) * HANDLE_SPACE for number in range(3)]
+        assert buffers == [(rpc.HANDLES_OWN + number) * rpc.HANDLE_SPACE for number in range(3)]
 
 
-@pytest.mark.parametrize("number", [0, HANDLES_OWN, HANDLES_OWN + 1, 1 << 19, 0.5, 1])
+@pytest.mark.parametrize("number", [0, rpc.HANDLES_OWN, rpc.HANDLES_OWN + 1, 1 << 19, 0.5, 1])
 def test_a_handle_that_nobody_may_choose_ends_the_connection(worker: Worker, number: float) -> None:
     with RpcClient(worker.port) as client:
-        client.hello(features=FEATURE_LOAD | FEATURE_ALLOC)
+        client.hello(features=rpc.FEATURE_LOAD | rpc.FEATURE_ALLOC)
         client.alloc_as(1, 64)
         with pytest.raises(EOFError):
-            client.ask(ALLOC_BUFFER_AS, struct.pack("<IIQQ", 0, 0, 64, int(number * HANDLE_SPACE)))
+            client.ask(rpc.ALLOC_BUFFER_AS, struct.pack("<IIQQ", 0, 0, 64, int(number * rpc.HANDLE_SPACE)))
     with RpcClient(worker.port) as client:
         client.hello()
         assert client.load([_entry(client)]) == [OK]
@@ -270,14 +258,14 @@ def test_a_handle_that_nobody_may_choose_ends_the_connection(worker: Worker, num
 
 def test_who_did_not_announce_it_may_not_choose_handles(worker: Worker) -> None:
     with RpcClient(worker.port) as client:
-        client.hello(features=FEATURE_LOAD)
+        client.hello(features=rpc.FEATURE_LOAD)
         with pytest.raises(EOFError):
             client.alloc_as(1, 64)
 
 
 # Questions about operations.
 
-ADD, MUL_MAT, CUSTOM, NO_OPERATION = 2, 29, 97, 4000
+ADD, MUL_MAT, CUSTOM, NO_OPERATION = 2, 29, 95, 4000
 Shape = tuple[int, int, int, int]
 
 
@@ -295,7 +283,7 @@ def _ask(
 
 def _asking(worker: Worker) -> RpcClient:
     client = RpcClient(worker.port)
-    client.hello(features=FEATURE_INFO | FEATURE_OPS)
+    client.hello(features=rpc.FEATURE_INFO | rpc.FEATURE_OPS)
     client.devices()
     client.weight_ops()
     return client
@@ -318,10 +306,10 @@ def test_operations_are_answered_one_by_one(worker: Worker) -> None:
     tensors = [tensor for _, some, _ in questions for tensor in some]
     with _asking(worker) as client:
         answer = client.ask(
-            SUPPORTED_OPS, _ask(*(operation for operation, _, _ in questions), tensors=tensors)
+            rpc.SUPPORTED_OPS, _ask(*(operation for operation, _, _ in questions), tensors=tensors)
         )
         assert list(answer) == [expected for *_, expected in questions]
-        assert client.ask(SUPPORTED_OPS, _ask(tensors=[])) == b""
+        assert client.ask(rpc.SUPPORTED_OPS, _ask(tensors=[])) == b""
 
 
 @pytest.mark.parametrize(
@@ -342,16 +330,16 @@ def test_operations_are_answered_one_by_one(worker: Worker) -> None:
 )
 def test_a_question_that_is_wrong_ends_the_connection_and_nothing_else(worker: Worker, body: bytes) -> None:
     with _asking(worker) as client, pytest.raises(EOFError):
-        client.ask(SUPPORTED_OPS, body)
+        client.ask(rpc.SUPPORTED_OPS, body)
     with _asking(worker) as client:
-        assert client.ask(SUPPORTED_OPS, _ask((ADD, 0b11), tensors=[_tensor()] * 3)) == b"\1"
+        assert client.ask(rpc.SUPPORTED_OPS, _ask((ADD, 0b11), tensors=[_tensor()] * 3)) == b"\1"
 
 
-@pytest.mark.parametrize("features", [FEATURE_INFO, FEATURE_LOAD])
+@pytest.mark.parametrize("features", [rpc.FEATURE_INFO, rpc.FEATURE_LOAD])
 def test_who_did_not_announce_it_may_not_ask(worker: Worker, features: int) -> None:
     with RpcClient(worker.port) as client:
         client.hello(features=features)
-        if features == FEATURE_INFO:
+        if features == rpc.FEATURE_INFO:
             client.devices()
         with pytest.raises(EOFError):
-            client.ask(SUPPORTED_OPS, _ask((ADD, 0b11), tensors=[_tensor()] * 3))
+            client.ask(rpc.SUPPORTED_OPS, _ask((ADD, 0b11), tensors=[_tensor()] * 3))

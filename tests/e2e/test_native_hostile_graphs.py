@@ -15,10 +15,10 @@ from meshd.model.weights_index import FileEntry, WeightsIndex, encode_index
 from meshd.rpc import protocol as rpc
 
 from tests.e2e.hostile_frames import CASES, COUNT, SERVED, every_operation
-from tests.e2e.hostile_stage import ROOM, Case, Make, Stage
+from tests.e2e.hostile_stage import ROOM, Make, Stage
 from tests.e2e.models import patched
 from tests.e2e.native_rig import Worker, wait_until
-from tests.e2e.rpc_client import FEATURE_ALLOC, FEATURE_LOAD, RpcClient
+from tests.e2e.rpc_client import RpcClient
 from tests.unit.rpc import talk
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]  # the first test may have to build
@@ -41,21 +41,22 @@ class Target:
         self.began_with = self._memory("VmRSS")
 
     def stage(self, client: RpcClient) -> Stage:
-        client.hello(features=FEATURE_LOAD | FEATURE_ALLOC)
+        client.hello(features=rpc.FEATURE_LOAD | rpc.FEATURE_ALLOC)
         handle = client.alloc(ROOM)
         assert handle
         client.send(rpc.BUFFER_CLEAR, struct.pack("<QB", handle, 0))
         return Stage(handle, client.base(handle))
 
-    def refuses(self, case: Case) -> None:
+    def refusal(self, make: Make) -> str:
+        """The log of a connection that says what `make` makes, and must be closed for it."""
         with RpcClient(self.worker.port) as client:
-            client.say(case.make(self.stage(client)))
+            client.say(make(self.stage(client)))
             with pytest.raises(EOFError):
                 client.receive(1)
         wait_until(
             lambda: self._log().endswith("closed\n"), "the server has closed the connection, and says so"
         )
-        assert case.why in self._log()
+        return self._log()
 
     def answers_right(self) -> None:
         """To another client, in the same process; and all that the one before had is free again."""
@@ -75,9 +76,6 @@ class Target:
         if sys.platform == "linux":
             assert self._memory("VmRSS") - self.began_with < MOST_GROWN
             assert self._memory("VmHWM") < MOST_AT_ONCE
-
-    def _over(self) -> bool:
-        return self._log().endswith("closed\n") or self.worker.process.poll() is not None
 
     def _log(self) -> str:
         return self.worker.output[self._read :]
@@ -116,7 +114,8 @@ def _goes_on(target: Target) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_hostile_frame_ends_its_own_connection(target: Target, name: str) -> None:
-    target.refuses(CASES[name])
+    case = CASES[name]
+    assert case.why in target.refusal(case.make)
 
 
 @pytest.mark.parametrize("make", SERVED.values(), ids=SERVED)
@@ -146,7 +145,7 @@ def test_no_operation_computes_without_its_sources_or_with_too_many(target: Targ
 
 def test_memory_that_is_not_lent_is_refused_and_the_connection_goes_on(target: Target) -> None:
     with RpcClient(target.worker.port) as client:
-        client.hello(features=FEATURE_LOAD | FEATURE_ALLOC)
+        client.hello(features=rpc.FEATURE_LOAD | rpc.FEATURE_ALLOC)
         for size in (LENT + 1, 1 << 40, (1 << 64) - 1):
             assert client.alloc(size) == 0
             assert client.alloc_as(1, size)[1] == 0
@@ -155,7 +154,7 @@ def test_memory_that_is_not_lent_is_refused_and_the_connection_goes_on(target: T
 
 def test_buffers_have_a_limit_and_the_connection_goes_on(target: Target) -> None:
     with RpcClient(target.worker.port) as client:
-        client.hello(features=FEATURE_LOAD | FEATURE_ALLOC)
+        client.hello(features=rpc.FEATURE_LOAD | rpc.FEATURE_ALLOC)
         buffers = [client.alloc(64) for _ in range(4096)]
         assert all(buffers)
         assert client.alloc(64) == 0

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
 from meshd.model.weights_index import encode_index
+from meshd.rpc import protocol as rpc
 
-from tests.e2e.counting_proxy import SET_TENSOR_GGUF, CountingProxy
+from tests.e2e.counting_proxy import CountingProxy
 from tests.e2e.models import patched, small, stock, text_alone
 from tests.e2e.native_rig import Head, Worker, index_of
-from tests.e2e.rpc_client import ALWAYS, FEATURE_INFO, FEATURE_LOAD, FEATURE_OPS, RpcClient
+from tests.e2e.rpc_client import ALWAYS, RpcClient
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]  # the first test may have to build
 
@@ -29,7 +30,7 @@ def test_patched_head_stock_worker(tmp_path: Path) -> None:
         assert set(head.placements()[proxy.endpoint]) == {"network stock-worker"}
         assert head.report is not None
         assert head.report.lines[0] == f"worker {proxy.endpoint} stock"
-        assert proxy.counts.calls[SET_TENSOR_GGUF] == 0
+        assert proxy.counts.calls[rpc.SET_TENSOR_GGUF] == 0
         assert head.complete() == text_alone(small())
 
 
@@ -81,7 +82,7 @@ def test_what_hello_says(tmp_path: Path, weights: bool) -> None:
     files = [small()] if weights else []
     with Worker(patched().binaries[RPC_SERVER], tmp_path, weights=files) as worker:
         with RpcClient(worker.port) as client:
-            assert client.hello() == ALWAYS | (FEATURE_LOAD if weights else 0)
+            assert client.hello() == ALWAYS | (rpc.FEATURE_LOAD if weights else 0)
         with RpcClient(worker.port) as client:
             assert client.hello(extended=False) is None  # a stock client sees zeroes
 
@@ -95,7 +96,7 @@ def test_stock_workers_answer_nothing_about_extensions(tmp_path: Path) -> None:
 def test_the_table_behind_hello_is_what_the_questions_say(tmp_path: Path) -> None:
     with Worker(patched().binaries[RPC_SERVER], tmp_path, memory=str(512 << 20)) as worker:
         with RpcClient(worker.port) as client:
-            client.hello(features=FEATURE_INFO)
+            client.hello(features=rpc.FEATURE_INFO)
             [device] = client.devices()
             assert (device.free, device.total) == client.memory()
             assert device.total == 512 << 20
@@ -108,7 +109,7 @@ def test_what_the_cpu_can_do_with_weights_comes_behind_that(tmp_path: Path) -> N
     mul_mat, mul, f32, q4_1 = 29, 7, 1 << 0, 1 << 3
     with Worker(patched().binaries[RPC_SERVER], tmp_path) as worker:
         with RpcClient(worker.port) as client:
-            client.hello(features=FEATURE_INFO | FEATURE_OPS)
+            client.hello(features=rpc.FEATURE_INFO | rpc.FEATURE_OPS)
             client.devices()
             table = client.weight_ops()
             known, types = table[mul_mat]

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER
 from meshd.model.weights_index import encode_index, join_indexes
+from meshd.rpc import protocol as rpc
 
-from tests.e2e.counting_proxy import SET_TENSOR_GGUF, CountingProxy
+from tests.e2e.counting_proxy import CountingProxy
 from tests.e2e.models import (
     copy_to,
     deep,
@@ -26,13 +27,11 @@ from tests.e2e.models import (
 from tests.e2e.native_rig import Handed, Head, Report, Worker, index_of
 from tests.e2e.random_models import MODELS, random_model
 from tests.e2e.residency import drop, read_ahead_bytes, resident_bytes
-from tests.e2e.rpc_client import ALLOC_BUFFER_AS, SUPPORTED_OPS
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]  # the first test may have to build
 
 SECRET = bytes(range(1, 33))
 MIB = 1 << 20
-BUFFER_CLEAR, SET_TENSOR, GET_TENSOR, GRAPH, HELLO, RECOMPUTE = 5, 6, 8, 10, 14, 16
 SMOLLM2_TENSORS = 272  # all of them: the output is the tied embedding, which the last device has as well
 
 
@@ -60,12 +59,18 @@ def test_a_load_asks_each_worker_five_questions_over_one_connection(tmp_path: Pa
         )
         for proxy in proxies:
             calls = proxy.counts.calls
-            waited = {HELLO: 1, SET_TENSOR_GGUF: 1, SUPPORTED_OPS: 1, GET_TENSOR: 2}
+            waited = {rpc.HELLO: 1, rpc.SET_TENSOR_GGUF: 1, rpc.SUPPORTED_OPS: 1, rpc.GET_TENSOR: 2}
             assert {command: calls[command] for command in waited} == waited
-            assert calls[ALLOC_BUFFER_AS] == 3
-            assert set(calls) - set(waited) <= {ALLOC_BUFFER_AS, BUFFER_CLEAR, SET_TENSOR, GRAPH, RECOMPUTE}
+            assert calls[rpc.ALLOC_BUFFER_AS] == 3
+            assert set(calls) - set(waited) <= {
+                rpc.ALLOC_BUFFER_AS,
+                rpc.BUFFER_CLEAR,
+                rpc.SET_TENSOR,
+                rpc.GRAPH_COMPUTE,
+                rpc.GRAPH_RECOMPUTE,
+            }
             assert proxy.counts.connections == 1
-            assert proxy.counts.sent[SUPPORTED_OPS] < 16_384
+            assert proxy.counts.sent[rpc.SUPPORTED_OPS] < 16_384
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -83,12 +88,12 @@ def test_operations_are_asked_about_once_and_never_while_tokens_are_made(tmp_pat
             index=encode_index(index_of([model])),
         ) as head,
     ):
-        assert proxy.counts.calls[SUPPORTED_OPS] == 1
+        assert proxy.counts.calls[rpc.SUPPORTED_OPS] == 1
         head.complete(tokens=260)
         head.complete("x " * 60, tokens=20)
         head.complete("y z " * 70, tokens=3)
-        assert proxy.counts.calls[SUPPORTED_OPS] == 1
-        assert proxy.counts.sent[SUPPORTED_OPS] < 32_768
+        assert proxy.counts.calls[rpc.SUPPORTED_OPS] == 1
+        assert proxy.counts.sent[rpc.SUPPORTED_OPS] < 32_768
 
 
 @pytest.mark.parametrize("load_mode", ["none", "mmap"])
@@ -114,7 +119,7 @@ def test_one_worker_loads_all_itself(tmp_path: Path, load_mode: str) -> None:
         assert f"loaded {SMOLLM2_TENSORS} 96576768" in worker.lines
         assert proxy.counts.weights == 0
         assert sum(proxy.counts.sent.values()) + proxy.counts.received < 1_000_000
-        assert proxy.counts.calls[SET_TENSOR_GGUF] == 1
+        assert proxy.counts.calls[rpc.SET_TENSOR_GGUF] == 1
         assert head.complete() == text_alone(smollm2())
         assert proxy.counts.weights == 0
 
@@ -142,7 +147,7 @@ def test_more_tensors_than_one_message_asks_for(tmp_path: Path) -> None:
         Head(binaries[LLAMA_SERVER], tmp_path, deep(), [proxy.endpoint], index=index) as head,
     ):
         assert head.placements() == {proxy.endpoint: Counter(local=1082)}  # the embedding is the head's
-        assert proxy.counts.calls[SET_TENSOR_GGUF] == 2
+        assert proxy.counts.calls[rpc.SET_TENSOR_GGUF] == 2
         assert proxy.counts.weights == 0
         assert head.complete() == text_alone(deep())
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
 from meshd.model.weights_index import encode_index
+from meshd.rpc import protocol as rpc
 
-from tests.e2e.counting_proxy import SET_TENSOR_GGUF, CountingProxy
+from tests.e2e.counting_proxy import CountingProxy
 from tests.e2e.models import (
     FINE_TUNED,
     FLIPPED,
@@ -101,7 +102,7 @@ def test_a_worker_without_files(tmp_path: Path) -> None:
     ):
         assert head.placements() == {proxy.endpoint: Counter({"network worker-has-no-files": ALL})}
         assert proxy.counts.weights > 96_000_000
-        assert proxy.counts.calls[SET_TENSOR_GGUF] == 0
+        assert proxy.counts.calls[rpc.SET_TENSOR_GGUF] == 0
         assert head.complete() == text_alone(smollm2())
 
 
@@ -190,7 +191,7 @@ def test_the_heads_file_changes_during_the_load(tmp_path: Path, load_mode: str) 
     index = encode_index(index_of([model]))
 
     def on_command(command: int) -> None:
-        if command == SET_TENSOR_GGUF:
+        if command == rpc.SET_TENSOR_GGUF:
             _touch(model)
 
     with (

@@ -11,17 +11,17 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
+from meshd.rpc import protocol as rpc
 
 from tests.e2e.models import patched, smollm2, stock, text_alone
 from tests.e2e.native_rig import Head, Worker
-from tests.e2e.push_rig import PEER_CHECK, PEER_DATA, PEERS, PUSH_TENSOR, SECRET, Chain, PushWorker, pushing
+from tests.e2e.push_rig import PEERS, SECRET, Chain, PushWorker, pushing
 from tests.e2e.random_models import random_model
 from tests.e2e.random_parts import WIDTH
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]  # the first test may have to build
 
-GET_TENSOR, COPY_TENSOR = 8, 9
-ANSWERED = (0, 1, 2, 3, 7, GET_TENSOR, COPY_TENSOR, 11, 13, 15, 64, 65, PEER_CHECK)  # requests with an answer
+ANSWERED = tuple(command for command, known in rpc.COMMANDS.items() if known.answer != rpc.NO_ANSWER)
 # one token a letter, in the random models: several steps of 64
 LONG = "The capital of France is " + ", ".join(f"not the number {number}" for number in range(29))
 BYTES_A_TOKEN = 4 * WIDTH
@@ -88,13 +88,13 @@ def test_a_token_that_is_chosen_on_a_worker_is_the_same_and_no_logits_cross(
 def test_models_of_many_kinds_in_prompts_of_many_steps(tmp_path: Path, name: str, workers: int) -> None:
     with pushing(tmp_path, random_model(name), workers, extra=STEPS) as (head, chain):
         assert (head.complete(), head.complete(LONG)) == _alone(name)
-        assert all(side.counts.sent[PEER_DATA] > len(LONG) * BYTES_A_TOKEN for side in chain.sides)
+        assert all(side.counts.sent[rpc.PEER_DATA] > len(LONG) * BYTES_A_TOKEN for side in chain.sides)
         assert _each_token(head, chain) == ([0.0] * (workers - 1) + [1.0], [1.0] * (workers - 1))
 
 
 def _pushes(chain: Chain) -> list[bool]:
     """Whether each worker but the last one pushes."""
-    return [way.counts.calls[PUSH_TENSOR] > 0 for way in chain.ways[:-1]]
+    return [way.counts.calls[rpc.PUSH_TENSOR] > 0 for way in chain.ways[:-1]]
 
 
 def test_a_pair_without_a_way_copies_through_the_head(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_pair_without_a_way_copies_through_the_head(tmp_path: Path) -> None:
 
 
 def _tell_late(chain: Chain, number: int, command: int) -> None:
-    if command == PEER_CHECK:
+    if command == rpc.PEER_CHECK:
         threading.Timer(0.1, chain.tell, [number]).start()
 
 

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from meshd.rpc import protocol as rpc
 
 from tests.e2e.models import smollm2
 from tests.e2e.native_rig import Head
 from tests.e2e.nodes import counts
 from tests.e2e.push_rig import SECRET, Chain, pushing
-from tests.e2e.rpc_client import ALWAYS, FEATURE_PUSH, RpcClient
+from tests.e2e.rpc_client import ALWAYS, RpcClient
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
 
@@ -141,4 +142,4 @@ def _serve_others(chain: Chain, but: int = -1) -> None:
         if number != but:
             assert worker.process.poll() is None, worker.output[-2000:]
             with RpcClient(worker.port, secret=SECRET) as client:
-                assert client.hello() == ALWAYS | FEATURE_PUSH
+                assert client.hello() == ALWAYS | rpc.FEATURE_PUSH

@@ -11,16 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from meshd.rpc import protocol as rpc
 
 from tests.e2e.models import smollm2
 from tests.e2e.native_rig import wait_until
 from tests.e2e.push_rig import (
-    PEER_CHECK,
-    PEER_HELLO,
-    PEER_SESSION,
     PEERS,
     SESSION,
-    TAKE_TENSOR,
     TENSOR_BYTES,
     PushWorker,
     SessionClient,
@@ -45,7 +42,7 @@ SOCKETS = 64 * MIB  # more than the kernel has of it
     [
         bytes(32),
         PEERS + struct.pack("<BQ", 14, 24) + bytes(24),
-        PEERS + struct.pack("<BQ", PEER_HELLO, 1 << 60) + bytes(16),
+        PEERS + struct.pack("<BQ", rpc.PEER_HELLO, 1 << 60) + bytes(16),
         PEERS + data(1, b"0123456789"),
         PEERS[:31],
         PEERS,
@@ -93,7 +90,7 @@ def test_what_peers_send_is_taken_by_its_token(tmp_path: Path) -> None:
     "message",
     [
         struct.pack("<BQ", 6, 296) + bytes(296),
-        struct.pack("<BQ", PEER_HELLO, 16) + SESSION,
+        struct.pack("<BQ", rpc.PEER_HELLO, 16) + SESSION,
         data(1, b"", 7) + bytes(7),
         data(1, b"", (64 << 20) + 1),
         data(1, b"", 1 << 63),
@@ -188,15 +185,15 @@ def _push_too_much(client: SessionClient) -> None:
 
 
 def _name_again(client: SessionClient) -> None:
-    client.send(PEER_SESSION, SESSION)
+    client.send(rpc.PEER_SESSION, SESSION)
 
 
 def _check_short(client: SessionClient) -> None:
-    client.send(PEER_CHECK, bytes(23))
+    client.send(rpc.PEER_CHECK, bytes(23))
 
 
 def _take_short(client: SessionClient) -> None:
-    client.send(TAKE_TENSOR, bytes(10))
+    client.send(rpc.TAKE_TENSOR, bytes(10))
 
 
 @pytest.mark.parametrize(

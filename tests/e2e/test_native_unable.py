@@ -16,8 +16,8 @@ from tests.e2e.half_able import (
     RMS_NORM,
     ROPE,
     SET_ROWS,
-    HalfAble,
     Lack,
+    half_able,
 )
 from tests.e2e.models import patched, smollm2, text_alone
 from tests.e2e.native_rig import Head, Worker, index_of
@@ -31,7 +31,7 @@ def head_of(folder: Path, *lacks: Lack, extra: tuple[str, ...] = ()) -> Iterator
     binaries, model = patched().binaries, smollm2()
     with (
         Worker(binaries[RPC_SERVER], folder, weights=[model]) as worker,
-        HalfAble(worker.port, lacks) as proxy,
+        half_able(worker.port, lacks) as proxy,
         Head(
             binaries[LLAMA_SERVER],
             folder,
