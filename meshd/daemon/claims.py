@@ -1,7 +1,7 @@
 """What a daemon takes and looks at on this machine before it speaks to another one.
 
-A fault of this machine (a taken port, a wrong device, a key file that others can read) must be told before
-a use of an invite is spent on it, or a mesh is founded.
+A fault of this machine (a taken port, a wrong device or relay, a key file that others can read) must be told
+before a use of an invite is spent on it, or a mesh is founded.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from meshd.config import Config
 from meshd.daemon.port import Doorway
+from meshd.daemon.ways import read_relays
 from meshd.gateway.interface import GatewayConfig
 from meshd.identity.keystore import Home
 from meshd.process.run import run_to_end
@@ -42,6 +43,7 @@ class Claims:
         """Raises UserError for the first thing that cannot be had."""
         if role == "serve":
             read_extra(config.serve.llama_args)
+        read_relays(config)
         with contextlib.ExitStack() as held:
             files = []
             cache = HashCache(config.paths.cache / "weights")
