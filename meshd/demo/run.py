@@ -1,4 +1,4 @@
-"""The demo itself: build what is missing, start two real nodes, chat, and say what crossed between them."""
+"""The demo itself: build what is missing, start real nodes, chat, and say what crossed between them."""
 
 import asyncio
 import shutil
@@ -32,7 +32,7 @@ def run(args: DemoArgs, out: DemoOutput) -> int:
         raise first_error(group) from None
     finally:
         if args.keep:
-            out.note(f"state and logs of both nodes are in {folder}")
+            out.note(f"state and logs of the nodes are in {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
     return 0
@@ -100,7 +100,10 @@ def _show_split(status: Status, out: DemoOutput) -> None:
     for part in model.split:
         size = in_bytes(part.bytes)
         out.line(f"split    {part.node} {part.device}: {part.layers} layers, {size} of weights")
-    out.line(f"weights  {in_bytes(model.weights_local_bytes)} read by the worker from its own file,")
+    readers = (
+        "the worker from its own file" if len(model.workers) == 1 else "the workers from their own files"
+    )
+    out.line(f"weights  {in_bytes(model.weights_local_bytes)} read by {readers},")
     out.line(f"         {model.weights_network_bytes} bytes of weights sent over the network")
 
 
