@@ -6,7 +6,7 @@ Codes are stable and listed in docs/errors.md.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from meshd.admin.api import HealthWarning, PeerView, Status
+from meshd.admin.status import HealthWarning, PeerView, Status
 from meshd.wire.native import NativeVersion, difference
 
 SUSPENDED_SECONDS = 10.0  # shorter gaps are what sessions are made for

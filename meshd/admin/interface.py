@@ -15,11 +15,10 @@ from meshd.admin.api import (
     InviteReply,
     PingReply,
     RevokeReply,
-    Status,
     TunnelList,
-    TunnelView,
 )
 from meshd.admin.net_api import NetcheckReply
+from meshd.admin.status import Status, TunnelView
 
 SOCKET_NAME = "control.sock"
 POINTER_NAME = "control.sock.path"  # holds the true path where the home's own is too long for a socket

@@ -6,10 +6,10 @@
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from meshd.admin.api import (
+from meshd.admin.api import ExposedView
+from meshd.admin.status import (
     ApiView,
     ChildView,
-    ExposedView,
     LinkKindName,
     LinkView,
     MdnsState,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from meshd.admin.api import Status
+from meshd.admin.status import Status
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.bench.counted_rpc import ask_counts, wrap

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshd.admin.api import Status
+from meshd.admin.status import Status
 from meshd.base.tasks import Owner
 from meshd.bench.llama import arguments_of, changed
 from meshd.bench.tunnel import program

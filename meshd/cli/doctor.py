@@ -41,8 +41,9 @@ def run(args: Arguments, out: Output) -> int:
 
 
 def _daemon() -> "list[Finding]":
-    from meshd.admin.api import Status, StatusRequest
+    from meshd.admin.api import StatusRequest
     from meshd.admin.client import NotRunning, ask
+    from meshd.admin.status import Status
     from meshd.config import home_here
     from meshd.daemon.doctor import Finding
 

@@ -2,10 +2,11 @@
 
 import argparse
 
-from meshd.admin.api import PeerView, Status, StatusRequest
+from meshd.admin.api import StatusRequest
 from meshd.admin.client import ask
 from meshd.admin.codec import to_json
 from meshd.admin.health import is_away
+from meshd.admin.status import PeerView, Status
 from meshd.base.amounts import in_bytes
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output, in_time

@@ -3,9 +3,10 @@
 import argparse
 import time
 
-from meshd.admin.api import ModelView, SplitView, Status, StatusRequest
+from meshd.admin.api import StatusRequest
 from meshd.admin.client import Client
 from meshd.admin.codec import to_json
+from meshd.admin.status import ModelView, SplitView, Status
 from meshd.base.amounts import in_bytes
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output, bar, in_time

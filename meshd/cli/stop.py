@@ -9,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from meshd.admin.api import Done, LeaveRequest, Status, StatusRequest, StopRequest
+from meshd.admin.api import Done, LeaveRequest, StatusRequest, StopRequest
 from meshd.admin.client import Client, NotAnswering
+from meshd.admin.status import Status
 from meshd.base.errors import Broken, UserError
 from meshd.cli.options import Arguments, number
 from meshd.cli.output import Output

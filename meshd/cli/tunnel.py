@@ -10,15 +10,10 @@ names another address: then for everybody who reaches that.
 
 import argparse
 
-from meshd.admin.api import (
-    TunnelCloseRequest,
-    TunnelList,
-    TunnelListRequest,
-    TunnelOpenRequest,
-    TunnelView,
-)
+from meshd.admin.api import TunnelCloseRequest, TunnelList, TunnelListRequest, TunnelOpenRequest
 from meshd.admin.client import ask
 from meshd.admin.codec import to_json
+from meshd.admin.status import TunnelView
 from meshd.base.amounts import in_bytes
 from meshd.base.errors import UsageError
 from meshd.base.hosts import is_loopback

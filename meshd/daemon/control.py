@@ -10,20 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshd import __version__
-from meshd.admin.api import (
-    AcceptReply,
-    InviteList,
-    InviteReply,
-    MeshView,
-    ModelView,
-    NetworkTensor,
-    NodeView,
-    PingReply,
-    RevokeReply,
-    SplitView,
-    Status,
-    WorkerWeights,
-)
+from meshd.admin.api import AcceptReply, InviteList, InviteReply, PingReply, RevokeReply
 from meshd.admin.authority import Authority
 from meshd.admin.health import examine
 from meshd.admin.net_api import NetcheckReply
@@ -38,6 +25,7 @@ from meshd.admin.snapshot import (
     store_view,
     tunnel_views,
 )
+from meshd.admin.status import MeshView, ModelView, NetworkTensor, NodeView, SplitView, Status, WorkerWeights
 from meshd.base.errors import UserError
 from meshd.daemon.surroundings import Surroundings
 from meshd.daemon.tunnels import TunnelAnswers

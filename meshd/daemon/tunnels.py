@@ -4,8 +4,9 @@ import functools
 import ipaddress
 import os
 
-from meshd.admin.api import ExposedList, ExposedView, TunnelList, TunnelView
+from meshd.admin.api import ExposedList, ExposedView, TunnelList
 from meshd.admin.snapshot import exposed_view, tunnel_views
+from meshd.admin.status import TunnelView
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.config import HostPort

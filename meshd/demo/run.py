@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from meshd.admin.api import Status
+from meshd.admin.status import Status
 from meshd.base import log
 from meshd.base.amounts import in_bytes
 from meshd.base.errors import MeshdError

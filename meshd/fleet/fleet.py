@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshd.admin.api import Status
+from meshd.admin.status import Status
 from meshd.base.tasks import Owner
 from meshd.fleet.distance import apart
 from meshd.fleet.networks import API_PORT, Place, listen_address

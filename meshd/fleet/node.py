@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshd.admin.api import Status, StatusRequest
+from meshd.admin.api import StatusRequest
 from meshd.admin.client import NotAnswering, NotRunning, ask
+from meshd.admin.status import Status
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.tasks import Owner
 from meshd.process.child import OwnedChild

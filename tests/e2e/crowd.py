@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from meshd.admin.api import InviteReply, InviteRequest, Status
+from meshd.admin.api import InviteReply, InviteRequest
 from meshd.admin.client import ask
+from meshd.admin.status import Status
 from meshd.fleet.node import LocalNode
 
 from tests.e2e.nodes import Fleet, play

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from meshd.admin.api import ModelView, PeerView, PingReply, PingRequest, Status
+from meshd.admin.api import PingReply, PingRequest
 from meshd.admin.client import ask
+from meshd.admin.status import ModelView, PeerView, Status
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.fleet.node import LocalNode, NodeSpec, ready_or_raise

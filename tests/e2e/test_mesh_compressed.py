@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from meshd.admin.api import Status
+from meshd.admin.status import Status
 from meshd.build.interface import RPC_SERVER
 
 from tests.e2e.alone import alone

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from meshd.admin.api import Status
+from meshd.admin.status import Status
 from meshd.fleet.node import model_ready
 
 from tests.e2e.alone import alone

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from meshd.admin.api import Status
+from meshd.admin.status import Status
 from meshd.build.interface import RPC_SERVER
 from meshd.fleet.node import LocalNode, model_ready
 

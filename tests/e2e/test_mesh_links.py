@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from meshd.admin.api import Status
+from meshd.admin.status import Status
 
 from tests.e2e.alone import alone
 from tests.e2e.models import smollm2

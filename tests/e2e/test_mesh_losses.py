@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from meshd.admin.api import Status
+from meshd.admin.status import Status
 
 from tests.e2e.alone import alone
 from tests.e2e.api_client import generation

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from meshd.admin.api import Status
+from meshd.admin.status import Status
 from meshd.base.errors import Broken, Refused
 from meshd.daemon.estate import Estate
 from meshd.fleet.node import LocalNode

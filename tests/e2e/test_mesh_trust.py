@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.api import Status
+from meshd.admin.status import Status
 from meshd.base.errors import Refused
 from meshd.fleet.node import LocalNode
 from meshd.identity.invite import encode_token, parse_token

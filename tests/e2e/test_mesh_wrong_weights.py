@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from meshd.admin.api import ModelView, Status
+from meshd.admin.status import ModelView, Status
 from meshd.fleet.node import LocalNode, model_ready
 
 from tests.e2e.alone import alone

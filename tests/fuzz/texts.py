@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from meshd.admin import api
 from meshd.admin.codec import decode_line, decode_request, encode_line, encode_request, from_json, to_json
+from meshd.admin.status import Status
 from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.identity.invite import TOKEN, Invite, RelayHint, encode_token, parse_token
 from meshd.identity.membership import Role
@@ -100,8 +101,8 @@ def _make_line(chance: random.Random, samples: Sequence[bytes]) -> bytes:
 
 
 def _feed_status(data: bytes) -> None:
-    status = from_json(api.Status, decode_line(data))
-    assert from_json(api.Status, decode_line(encode_line(to_json(status)))) == status
+    status = from_json(Status, decode_line(data))
+    assert from_json(Status, decode_line(encode_line(to_json(status)))) == status
 
 
 def _feed_request(data: bytes) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from meshd.admin.api import Status
+from meshd.admin.status import Status
 
 from tests.e2e.nodes import Fleet, play
 from tests.netns.nat import Nat

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from meshd.admin.api import Status
+from meshd.admin.status import Status
 from meshd.fleet.node import LocalNode
 
 from tests.e2e.nodes import Fleet, cli, peer_of, play

@@ -12,8 +12,8 @@ import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from meshd.admin.api import ChildView
 from meshd.admin.server import AdminServer
+from meshd.admin.status import ChildView
 from meshd.base.tasks import Owner
 
 from tests.unit.admin.fake import FakeControl, full_status

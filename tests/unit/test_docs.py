@@ -4,11 +4,11 @@ import argparse
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
-from meshd.admin import api
+from meshd.admin import status
 from meshd.base.log import SECRET_FIELDS
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.options import Parser
@@ -21,22 +21,7 @@ from tests.unit.admin.codes import warning_codes
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 LOG_METHODS = {"debug", "info", "warning", "error"}
-STATUS_VALUES = (
-    api.Status,
-    api.NodeView,
-    api.MeshView,
-    api.PeerView,
-    api.LinkView,
-    api.TunnelView,
-    api.ChildView,
-    api.ModelView,
-    api.SplitView,
-    api.NetworkTensor,
-    api.ApiView,
-    api.HealthWarning,
-    api.InviteView,
-    api.InviteReply,
-)
+STATUS_VALUES = [one for one in vars(status).values() if isinstance(one, type) and is_dataclass(one)]
 
 
 def page(name: str) -> str:

@@ -10,13 +10,20 @@ from pathlib import Path
 
 from meshd.admin.api import (
     AcceptReply,
-    ApiView,
-    ChildView,
     ExposedList,
     ExposedView,
     InviteList,
     InviteReply,
     InviteView,
+    PingReply,
+    RevokeReply,
+    TunnelList,
+)
+from meshd.admin.net_api import NatView, NetcheckReply, PortMappingView, ProblemView
+from meshd.admin.server import AdminServer
+from meshd.admin.status import (
+    ApiView,
+    ChildView,
     LinkView,
     MdnsView,
     MeshView,
@@ -24,15 +31,10 @@ from meshd.admin.api import (
     NetworkTensor,
     NodeView,
     PeerView,
-    PingReply,
-    RevokeReply,
     SplitView,
     Status,
-    TunnelList,
     TunnelView,
 )
-from meshd.admin.net_api import NatView, NetcheckReply, PortMappingView, ProblemView
-from meshd.admin.server import AdminServer
 from meshd.base.errors import Refused, UserError
 
 DEADLINE = 20.0

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from meshd.admin import api
 from meshd.admin.codec import REQUESTS, decode_line, decode_request, encode_request, from_json, to_json
 from meshd.admin.net_api import NetcheckRequest
+from meshd.admin.status import PeerView, Status
 from meshd.base.errors import RemoteProtocolError
 
 from .fake import full_status
@@ -46,16 +47,16 @@ def test_requests_go_round(request_: api.Request) -> None:
 
 def test_a_status_goes_round() -> None:
     status = full_status()
-    assert from_json(api.Status, json.loads(json.dumps(to_json(status)))) == status
+    assert from_json(Status, json.loads(json.dumps(to_json(status)))) == status
 
 
 def test_a_status_without_anything_goes_round() -> None:
     node = full_status().node
-    status = api.Status(node=node, mesh=None)
+    status = Status(node=node, mesh=None)
     body = to_json(status)
     assert isinstance(body, dict)
     assert body["model"] is None and body["api"] is None and body["mesh"] is None and body["peers"] == []
-    assert from_json(api.Status, body) == status
+    assert from_json(Status, body) == status
 
 
 def test_the_json_of_a_status_is_what_scripts_rely_on() -> None:
@@ -121,7 +122,7 @@ def test_what_is_no_peer(change: dict[str, object]) -> None:
     body = to_json(full_status().peers[0])
     assert isinstance(body, dict)
     with pytest.raises(RemoteProtocolError):
-        from_json(api.PeerView, {**body, **change})
+        from_json(PeerView, {**body, **change})
 
 
 _JSON = st.recursive(
@@ -161,7 +162,7 @@ def test_any_fields_are_a_request_of_right_types_or_refused(name: str, body: dic
 @given(body=_JSON)
 def test_any_reply_is_a_status_or_refused(body: object) -> None:
     with pytest.raises(RemoteProtocolError):
-        from_json(api.Status, body)
+        from_json(Status, body)
 
 
 def test_a_reply_is_one_line_whatever_a_peer_is_called() -> None:

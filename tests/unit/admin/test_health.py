@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from meshd.admin.api import ChildView, MdnsView, MeshView, PeerView, Status
 from meshd.admin.health import examine
+from meshd.admin.status import ChildView, MdnsView, MeshView, PeerView, Status
 from meshd.wire.native import NativeVersion
 
 from .codes import warning_codes

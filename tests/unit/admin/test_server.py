@@ -29,18 +29,17 @@ from meshd.admin.api import (
     PingRequest,
     RevokeReply,
     RevokeRequest,
-    Status,
     StatusRequest,
     StopRequest,
     TunnelCloseRequest,
     TunnelList,
     TunnelListRequest,
     TunnelOpenRequest,
-    TunnelView,
 )
 from meshd.admin.client import Client, NotRunning, ask
 from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES, Control
 from meshd.admin.server import AdminServer
+from meshd.admin.status import Status, TunnelView
 from meshd.base.errors import Broken, Refused, UserError
 
 from .fake import DEADLINE, FakeControl, full_status, running

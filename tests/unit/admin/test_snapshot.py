@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin import snapshot
-from meshd.admin.api import StoreView
+from meshd.admin.status import StoreView
 from meshd.gateway.interface import GatewayStatus, ModelState
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.membership import Chain, Member, Role, issue

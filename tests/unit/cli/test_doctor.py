@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.api import HealthWarning
+from meshd.admin.status import HealthWarning
 
 from tests.unit.admin.fake import FakeControl, full_status
 

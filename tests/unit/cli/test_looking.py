@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.api import Status, StoreView, WorkerWeights
+from meshd.admin.status import Status, StoreView, WorkerWeights
 from meshd.cli.logs import Followed
 from meshd.cli.output import Output
 from meshd.cli.status import show

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Literal
 
 import pytest
-from meshd.admin.api import Status
+from meshd.admin.status import Status
 from meshd.base.errors import MeshdError
 from meshd.fleet.node import model_ready, ready_or_raise
 

@@ -1,0 +1,215 @@
+"""The status snapshot as frozen values: all that `meshd status --json` shows, which scripts of users read.
+
+Fields may be added, never renamed or dropped. Times are seconds, sizes bytes, dates Unix seconds; ids are
+given in full.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+SCHEMA = 1
+PeerStateName = Literal["known", "connecting", "connected", "suspended", "lost"]
+LinkKindName = Literal["tcp", "webrtc", "quic", "relay"]
+PathName = Literal["loopback", "lan", "public", "mapped", "punched", "relayed"]
+ModelStateName = Literal["waiting", "loading", "ready", "degraded", "failed"]
+MdnsState = Literal["off", "looking", "silent", "heard"]
+Severity = Literal["info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """This daemon. `role` is worker or serve."""
+
+    id: str
+    name: str
+    role: str
+    version: str
+    pid: int
+    uptime_s: float
+    rss_bytes: int
+    listen: tuple[str, ...] = ()  # where other nodes reach it
+    home: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshView:
+    """The mesh: its id and how many members this node knows, itself included."""
+
+    id: str
+    members: int
+    roles: tuple[str, ...] = ()  # what this node's certificate allows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkView:
+    """One link. `since` is Unix seconds; `rtt_ms` None while not measured."""
+
+    kind: LinkKindName
+    path: PathName
+    remote: str
+    rtt_ms: float | None
+    since: float
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerView:
+    """Another member. `link` carries data now, `standby_links` are up beside it."""
+
+    id: str
+    name: str
+    role: str
+    state: PeerStateName
+    link: LinkView | None
+    standby_links: tuple[LinkView, ...] = ()
+    why_not_direct: str | None = None
+    resumes: int = 0
+    version: str = ""
+    native: str = ""  # pin + patches, to see builds that differ
+    rpc: str = ""  # version of llama.cpp's RPC protocol
+    state_s: float | None = None  # how long it has been in this state
+    last_error: str = ""
+    says_banned: str = ""  # the peer's words when it holds this node for banned
+    present: bool = False  # there, though not connected: in a large mesh sessions are made when needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelView:
+    """A peer's service as a listener here. `user`: by `meshd tunnel open`, else a role did."""
+
+    peer: str
+    service: str
+    listen: str
+    streams: int
+    sent_bytes: int
+    received_bytes: int
+    user: bool = False
+    last_error: str = ""  # why the last connection failed, or why it does not listen
+    peer_name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildView:
+    """A child process; `reason` says why it is in this state."""
+
+    name: str
+    pid: int | None
+    state: str
+    restarts: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitView:
+    """What lies on one device: a count of layers and bytes of weights.
+
+    `push`: activations come straight from the worker before; false: through the head, `why_no_push` says why;
+    null: no other worker comes before.
+    """
+
+    node: str
+    device: str
+    layers: int
+    bytes: int
+    push: bool | None = None
+    why_no_push: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkTensor:
+    """A tensor that had to come over the network, and why."""
+
+    name: str
+    bytes: int
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerWeights:
+    """One worker's weights in bytes: all, read from its own files, lacking, and of these sent."""
+
+    node: str
+    total_bytes: int
+    local_bytes: int
+    missing_bytes: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView:
+    """The model a serving node loads. `bytes_per_token` counts both directions on all links."""
+
+    name: str
+    fingerprint: str
+    state: ModelStateName
+    reason: str
+    load_seconds: float | None
+    weights_local_bytes: int
+    weights_network_bytes: int
+    tensors_from_network: tuple[NetworkTensor, ...]
+    bytes_per_token: float | None
+    split: tuple[SplitView, ...]
+    progress: float | None = None  # 0 to 1 while loading
+    workers: tuple[WorkerWeights, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreView:
+    """Weights that came over the network to this worker and are kept: bytes, most bytes, whole tensors."""
+
+    path: str
+    bytes: int
+    limit: int
+    tensors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiView:
+    """The OpenAI-compatible API of a serving node."""
+
+    url: str
+    ready: bool
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MdnsView:
+    """Multicast DNS: `off`, `looking` (nobody heard yet), `silent` (nobody in the time it takes), `heard`.
+
+    `networks` are the interfaces on which this node is announced, `members` those of the mesh seen there.
+    """
+
+    state: MdnsState
+    networks: tuple[str, ...] = ()
+    members: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthWarning:
+    """A condition worth a person's attention: a stable code, what it is, what to do."""
+
+    code: str
+    severity: Severity
+    what: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """All of `meshd status --json`."""
+
+    node: NodeView
+    mesh: MeshView | None
+    peers: tuple[PeerView, ...] = ()
+    tunnels: tuple[TunnelView, ...] = ()
+    children: tuple[ChildView, ...] = ()
+    model: ModelView | None = None
+    api: ApiView | None = None
+    mdns: MdnsView | None = None
+    store: StoreView | None = None
+    warnings: tuple[HealthWarning, ...] = ()
+    schema: int = SCHEMA
