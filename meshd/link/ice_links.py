@@ -16,28 +16,28 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from meshd.base.errors import Broken, MeshdError, RemoteProtocolError, UserError
+from meshd.base.errors import Broken, MeshdError, RemoteProtocolError
 from meshd.base.log import get
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link import interfaces
+from meshd.link.ice_session import IcePipe, IceSession, OpenSocket
 from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, Signals
 from meshd.link.proving import (
     ProvenLink,
-    RawPipe,
     Standing,
     dial_error,
     member_of,
     prove_accepted,
     prove_dialled,
 )
-from meshd.link.quic_socket import Address
+from meshd.link.stun import stun_server
 from meshd.link.udp_socket import UdpSocket
 from meshd.link.webrtc_candidates import checkable, path_of
-from meshd.wire.address import Candidate, CandidateKind
+from meshd.wire.address import Candidate
 from meshd.wire.offer import (
     ATTEMPT_BYTES,
     MAX_OFFERED,
@@ -52,62 +52,19 @@ from meshd.wire.offer import (
 )
 
 if TYPE_CHECKING:
-    from meshd.link.webrtc_ice import IcePath, Pace
+    from meshd.link.webrtc_ice import Pace
 
 ATTEMPT_SECONDS = 10.0  # signals, ICE, DTLS, SCTP and proof together
 MAX_ANSWERING = 64  # attempts of others at once, not proven yet
 MAX_ANSWERING_ONE = 8  # of one peer: the oldest makes room
 MAX_REMEMBERED = 512  # attempts that are not answered twice
 TRICKLE_SECONDS = 0.05  # addresses found within so much of the first go out together
-STUN_PORT = 3478
 _LETTERS = string.ascii_letters + string.digits
 
 _log = get("link")
 
-OpenSocket = Callable[[str], UdpSocket]
 Accept = Callable[[Link], Awaitable[None]]
 Extra = Callable[[Sequence[Candidate]], Awaitable[Sequence[Candidate]]]
-
-
-class IcePipe(RawPipe, Protocol):
-    """A pipe over a path that ICE found."""
-
-    def widen(self) -> None:
-        """The other side has proven who it is: full windows from here on."""
-        ...
-
-    def abort(self) -> None:
-        """Drop it at once."""
-        ...
-
-
-class IceSession(Protocol):
-    """One side of one try: `open`, tell the terms, `connect` with the other side's; `shut` in the end."""
-
-    binding: bytes  # of the proof; after `connect`
-    ice: "IcePath"
-
-    @property
-    def fingerprint(self) -> bytes:
-        """SHA-256 of our certificate, for the terms."""
-        ...
-
-    @property
-    def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:
-        """Our address, theirs, and of what kind they said theirs is."""
-        ...
-
-    def open(self, hosts: Sequence[str], open_socket: OpenSocket) -> list[Candidate]:
-        """Bind sockets; returns their addresses."""
-        ...
-
-    async def connect(self, terms: Terms) -> None:
-        """Find a path and encrypt it. Raises Broken; the caller sets the time limit."""
-        ...
-
-    def shut(self) -> list[asyncio.Task[None]]:
-        """End everything at once; returns tasks that end in the next turns. Idempotent."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -403,17 +360,6 @@ class IceLinks(ABC):
             dialled=dialled,
             established_at=asyncio.get_running_loop().time(),
         )
-
-
-def stun_server(text: str) -> tuple[str, int]:
-    """`host:port`, `host`, `[v6]:port`. Raises UserError."""
-    place = text.strip().removeprefix("stun:")
-    host, colon, port = place.rpartition(":")
-    if not colon or place.endswith("]") or (":" in host.strip("[]") and not host.startswith("[")):
-        host, port = place, str(STUN_PORT)
-    if not host.strip("[]") or not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
-        raise UserError(f"`{text[:128]}` is no STUN server", hint="write HOST:PORT, the port is mostly 3478")
-    return host.strip("[]"), int(port)
 
 
 def _word(length: int) -> str:

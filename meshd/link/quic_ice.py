@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, cast
 from meshd.base.errors import Broken, RemoteProtocolError
 from meshd.identity.certificate import LinkCertificate, make_link_certificate
 from meshd.link import interfaces
-from meshd.link.ice_links import Extra, IceLinks, IcePipe, IceSession, OpenSocket
+from meshd.link.ice_links import Extra, IceLinks
+from meshd.link.ice_session import IcePipe, IceSession, OpenSocket
 from meshd.link.interface import LinkKind, Signals
 from meshd.link.proving import Standing
 from meshd.link.quic import IDLE_SECONDS

@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from meshd.base.errors import RemoteProtocolError
+from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.base.tasks import Owner
 from meshd.wire.stun import (
     HEAD_BYTES,
@@ -280,3 +280,14 @@ async def _ask_tcp(kept: list[socket.socket], port: int, server: Endpoint, famil
         other=message.other,
         rtt=loop.time() - sent_at,
     )
+
+
+def stun_server(text: str) -> tuple[str, int]:
+    """`host:port`, `host`, `[v6]:port`. Raises UserError."""
+    place = text.strip().removeprefix("stun:")
+    host, colon, port = place.rpartition(":")
+    if not colon or place.endswith("]") or (":" in host.strip("[]") and not host.startswith("[")):
+        host, port = place, str(STUN_PORT)
+    if not host.strip("[]") or not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise UserError(f"`{text[:128]}` is no STUN server", hint="write HOST:PORT, the port is mostly 3478")
+    return host.strip("[]"), int(port)

@@ -6,13 +6,12 @@ aiortc and its relatives are imported at the first dial or offer, in a thread: 5
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from meshd.link.ice_links import MAX_ANSWERING_ONE, Extra, IceLinks, IcePipe, IceSession, stun_server
+from meshd.link.ice_links import IceLinks
+from meshd.link.ice_session import IcePipe, IceSession
 from meshd.link.interface import LinkKind
 
 if TYPE_CHECKING:
     from meshd.link.webrtc_session import Identity, Session
-
-__all__ = ["MAX_ANSWERING_ONE", "Extra", "WebRtcLinks", "stun_server"]
 
 
 class WebRtcLinks(IceLinks):

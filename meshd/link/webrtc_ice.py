@@ -22,6 +22,7 @@ from aioice.ice import ICE_FAILED, CandidatePair, StunProtocol, candidate_pair_p
 from aioice.stun import Class, Message, Method, TransactionFailed, TransactionTimeout
 
 from meshd.base.tasks import Owner
+from meshd.link.ice_session import OpenSocket
 from meshd.link.quic_socket import Address
 from meshd.link.udp_socket import UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
@@ -34,8 +35,6 @@ CONSENT_SECONDS = 2.0
 STUN_SECONDS = 2.5  # five requests to a server that does not answer
 MAX_EARLY = 64  # datagrams before anybody reads them; each at most 2 KiB
 MAX_REMOTE = 48  # addresses of the other side, those that checks came from included
-
-OpenSocket = Callable[[str], UdpSocket]
 
 
 class Pace:

@@ -14,10 +14,10 @@ from OpenSSL import SSL
 
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner, first_error
-from meshd.link.ice_links import IcePipe
+from meshd.link.ice_session import IcePipe, OpenSocket
 from meshd.link.quic_socket import Address
 from meshd.link.sctp_association import Association
-from meshd.link.webrtc_ice import IcePath, OpenSocket
+from meshd.link.webrtc_ice import IcePath
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.offer import Terms
 

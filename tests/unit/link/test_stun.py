@@ -6,8 +6,8 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from meshd.base.errors import RemoteProtocolError
-from meshd.link.stun import Question, ask_udp, bound_socket, resolve, tcp_mapping
+from meshd.base.errors import RemoteProtocolError, UserError
+from meshd.link.stun import Question, ask_udp, bound_socket, resolve, stun_server, tcp_mapping
 from meshd.link.tcp import TcpListener
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
 from meshd.wire.stun_answer import answer_to
@@ -227,3 +227,24 @@ def test_names_are_looked_up() -> None:
             assert Endpoint("::1", 3478) in found
 
     run(work())
+
+
+@pytest.mark.parametrize(
+    ("text", "server"),
+    [
+        ("stun.example.org", ("stun.example.org", 3478)),
+        ("stun:stun.example.org:19302", ("stun.example.org", 19302)),
+        ("192.0.2.1:3479", ("192.0.2.1", 3479)),
+        ("[2001:db8::1]:3479", ("2001:db8::1", 3479)),
+        ("[2001:db8::1]", ("2001:db8::1", 3478)),
+        ("2001:db8::1", ("2001:db8::1", 3478)),
+    ],
+)
+def test_servers_as_people_write_them(text: str, server: tuple[str, int]) -> None:
+    assert stun_server(text) == server
+
+
+@pytest.mark.parametrize("text", ["", ":3478", "host:", "host:0", "host:70000", "host:x", "[]:3478"])
+def test_what_is_no_server(text: str) -> None:
+    with pytest.raises(UserError):
+        stun_server(text)

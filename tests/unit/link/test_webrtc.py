@@ -12,13 +12,14 @@ import pytest
 from aioice.ice import CandidatePair
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.base.errors import Broken, UserError
+from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.link import webrtc_ice
+from meshd.link.ice_links import MAX_ANSWERING_ONE, Extra
 from meshd.link.interface import DialError, DialFailure, Link, Signals
 from meshd.link.udp_socket import UdpSocket
-from meshd.link.webrtc import MAX_ANSWERING_ONE, Extra, WebRtcLinks, stun_server
+from meshd.link.webrtc import WebRtcLinks
 from meshd.link.webrtc_candidates import checkable, path_of
 from meshd.link.webrtc_ice import MAX_EARLY, IcePath, Pace
 from meshd.wire.address import Candidate
@@ -371,27 +372,6 @@ def test_what_is_never_checked() -> None:
 )
 def test_what_a_pair_is_called(local: str, remote: str, told: str | None, path: str) -> None:
     assert path_of(local, remote, told) == path  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("text", "server"),
-    [
-        ("stun.example.org", ("stun.example.org", 3478)),
-        ("stun:stun.example.org:19302", ("stun.example.org", 19302)),
-        ("192.0.2.1:3479", ("192.0.2.1", 3479)),
-        ("[2001:db8::1]:3479", ("2001:db8::1", 3479)),
-        ("[2001:db8::1]", ("2001:db8::1", 3478)),
-        ("2001:db8::1", ("2001:db8::1", 3478)),
-    ],
-)
-def test_servers_as_people_write_them(text: str, server: tuple[str, int]) -> None:
-    assert stun_server(text) == server
-
-
-@pytest.mark.parametrize("text", ["", ":3478", "host:", "host:0", "host:70000", "host:x", "[]:3478"])
-def test_what_is_no_server(text: str) -> None:
-    with pytest.raises(UserError):
-        stun_server(text)
 
 
 # --- checks
