@@ -25,7 +25,7 @@ from meshd.peer.connector import Connector
 from meshd.peer.interface import PeerState
 from meshd.wire.native import NativeVersion
 
-from tests.conformance.run import run
+from tests.conformance.run import run, until
 
 NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
 
@@ -126,6 +126,8 @@ def test_the_pipe_of_the_joining_is_the_first_link(tmp_path: Path, monkeypatch: 
             await sees(first, "guest")
             await sees(second, "founder")
             assert second.node.is_near(first.candidates())
+            # its record comes a moment after the link
+            await until(lambda: guest.key.peer in first.book.peers(), seconds=20)
         again = await founder.enter()  # what it heard of the guest is kept
         again.doorway.close()
         assert guest.key.peer in again.book.peers()
