@@ -53,7 +53,6 @@ class Cell:
     rtt_ms: float
     compute_only: bool = False
     without: str = ""
-
     ends: bool = False
 
     @property

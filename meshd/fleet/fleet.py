@@ -9,8 +9,7 @@ from meshd.base.tasks import Owner
 from meshd.fleet.distance import apart
 from meshd.fleet.networks import API_PORT, Place, listen_address
 from meshd.fleet.node import LocalNode, NodeSpec, start_all
-
-FAR_SECONDS = 0.002  # a round trip from which a node compresses what crosses, as tunnel/slow.py has it
+from meshd.tunnel.slow import NEAR_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ class Fleet:
         port = API_PORT if self._place is not None else 0
         least = ("--min-workers", str(len(spec.round_trips)))
         # addresses are those of loopback at any distance, and there a node does not compress by itself
-        far = ("--compress", "on") if max(spec.round_trips, default=0.0) >= FAR_SECONDS else ()
+        far = ("--compress", "on") if max(spec.round_trips, default=0.0) >= NEAR_SECONDS else ()
         options = ("--model", str(spec.model), "--port", str(port), *least, *far, *spec.head_options)
         head = LocalNode(self._node(0, "head", "serve", options))
         await start_all(owner, head)
