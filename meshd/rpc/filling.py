@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from meshd.rpc import protocol as rpc
 from meshd.rpc.frames import Messages
-from meshd.rpc.tensors import TYPES
+from meshd.rpc.tensors import dense_strides
 
 _TENSOR = struct.Struct("<QIQ4I4I168xQ64s4x")  # id, type, buffer, ne, nb, data, name
 
@@ -98,9 +98,7 @@ class Filling:
         if number == rpc.HELLO:
             if have < length:
                 return -length
-            tail = bytes(data[body + rpc.CAPS_OWN : body + rpc.CAPS_BYTES])
-            announced = int.from_bytes(tail[2:], "little") if tail[:2] == rpc.EXTENSION_MAGIC else 0
-            self._wants = bool(announced & rpc.FEATURE_LOAD)
+            self._wants = bool(rpc.features_of(data, body) & rpc.FEATURE_LOAD)
         self._asked += rpc.COMMANDS[number].answer != rpc.NO_ANSWER
         return length
 
@@ -119,9 +117,5 @@ class Filling:
 
 def _wanted(entry: bytes) -> Wanted:
     buffer, data, size, kind, *ne = rpc.LOAD_ENTRY.unpack(entry)
-    block, block_bytes = TYPES[kind]
-    rows = [ne[0] // block * block_bytes]
-    rows += [rows[0] * ne[1], rows[0] * ne[1] * ne[2]]
-    strides = [block_bytes, *(row & 0xFFFFFFFF for row in rows)]  # as rpc_tensor has them
-    tensor = _TENSOR.pack(1, kind, buffer, *ne, *strides, data, entry[rpc.LOAD_NAME])
+    tensor = _TENSOR.pack(1, kind, buffer, *ne, *dense_strides(kind, ne), data, entry[rpc.LOAD_NAME])
     return Wanted(entry[rpc.LOAD_HASH], kind, size, tensor)

@@ -106,13 +106,7 @@ class Firewall:
         if any(data[at : at + rpc.CAPS_OWN]):
             raise refused("another transport than TCP")
         self._greeted = True
-        return self._extensions(data, at)
-
-    @staticmethod
-    def _extensions(data: bytes | memoryview, at: int) -> int:
-        """The features that the conn_caps at `at` announce."""
-        tail = data[at + rpc.CAPS_OWN : at + rpc.CAPS_BYTES]
-        return int.from_bytes(tail[2:], "little") if tail[:2] == rpc.EXTENSION_MAGIC else 0
+        return rpc.features_of(data, at)
 
     def _alloc(self, data: bytes | memoryview, at: int, _size: int) -> int:
         _device, size = rpc.ALLOCATE.unpack_from(data, at)
@@ -273,7 +267,7 @@ class Firewall:
         return rpc.ANSWER.size + int(size)
 
     def _learn_features(self, data: bytes | memoryview, at: int, said: int) -> None:
-        self._features = said & self._extensions(data, at + 4)
+        self._features = said & rpc.features_of(data, at + 4)
         if self._features & rpc.FEATURE_INFO:
             self._unanswered.insert(1, (rpc.HELLO, DEVICES, 0))
             if self._features & rpc.FEATURE_OPS:

@@ -64,7 +64,6 @@ MAX_INFO_DEVICES = 256
 WEIGHT_OP_BYTES = 24
 MAX_WEIGHT_OPS = 101  # for each device: there are no more operations
 
-
 SESSION_BYTES = 16  # what a client calls itself, so that two servers know that it is the same one
 CHECK = struct.Struct("<II")  # number of the neighbour, 0; then the session
 PUSH = struct.Struct("<QQQII")  # offset, size, token, number, 0: behind the tensor of PUSH_TENSOR
@@ -241,3 +240,9 @@ OPERATIONS: Mapping[int, int] = {
     UNARY: 1,
     GLU: 1,
 }
+
+
+def features_of(caps: bytes | memoryview, at: int = 0) -> int:
+    """The bits of features that the conn_caps at `at` announce; 0 where they announce nothing."""
+    tail = bytes(caps[at + CAPS_OWN : at + CAPS_BYTES])
+    return int.from_bytes(tail[2:], "little") if tail[:2] == EXTENSION_MAGIC else 0

@@ -15,7 +15,7 @@ from meshd.model.weights_index import TensorEntry
 from meshd.rpc import protocol as rpc
 from meshd.rpc.answers import CHANGES_MEMORY, QUESTIONS, Answers
 from meshd.rpc.frames import Messages
-from meshd.rpc.tensors import TYPES, refused
+from meshd.rpc.tensors import TYPES, dense_strides, refused
 
 ANNOUNCED = rpc.FEATURE_LOAD | rpc.FEATURE_INFO
 _HEAD_BYTES = rpc.REQUEST.size + rpc.SET_TENSOR_HEAD_BYTES
@@ -206,7 +206,7 @@ class Saving:
     def _why_not(self) -> str:
         """Why this worker fills nothing."""
         caps = self._answers.hello[_VERSION_BYTES:]
-        if not _features(caps) & rpc.FEATURE_LOAD:
+        if not rpc.features_of(caps) & rpc.FEATURE_LOAD:
             is_patched = caps[rpc.CAPS_OWN :][:2] == rpc.EXTENSION_MAGIC
             return "worker-has-no-files" if is_patched else "stock-worker"
         return ""
@@ -253,7 +253,7 @@ class Saving:
         if self._answers.hello and self._answers.hello != body:
             raise refused("the rpc-server is another one than before")
         self._answers.hello = body
-        if _features(body[_VERSION_BYTES:]) & rpc.FEATURE_INFO:
+        if rpc.features_of(body, _VERSION_BYTES) & rpc.FEATURE_INFO:
             self._awaited.appendleft(_Awaited(_TABLE, age=awaited.age, silent=awaited.silent))
             return b""
         return b"" if awaited.silent else _hello(body)
@@ -287,16 +287,10 @@ def _hello(body: bytes) -> bytes:
     return _answer(body[:_VERSION_BYTES] + bytes(rpc.CAPS_BYTES))
 
 
-def _features(caps: bytes) -> int:
-    tail = caps[rpc.CAPS_OWN : rpc.CAPS_BYTES]
-    return ANNOUNCED & int.from_bytes(tail[2:], "little") if tail[:2] == rpc.EXTENSION_MAGIC else 0
-
-
 def _is_dense(kind: int, shape: Sequence[int], size: int) -> bool:
-    """Contiguous, as an entry of SET_TENSOR_GGUF is; strides are 32 bits on the wire."""
+    """Contiguous, as an entry of SET_TENSOR_GGUF is, and of this size."""
     block, block_bytes = TYPES.get(kind, (0, 0))
     if not block or shape[0] % block:
         return False
-    row = shape[0] // block * block_bytes
-    strides = [block_bytes, row, row * shape[1], row * shape[1] * shape[2]]
-    return shape[4:] == [stride & 0xFFFFFFFF for stride in strides] and strides[3] * shape[3] == size
+    dense = shape[0] // block * block_bytes * shape[1] * shape[2] * shape[3]
+    return tuple(shape[4:]) == dense_strides(kind, shape) and dense == size

@@ -80,6 +80,14 @@ def place(
     return size
 
 
+def dense_strides(kind: int, ne: Sequence[int]) -> tuple[int, int, int, int]:
+    """nb of a contiguous tensor of a known type, as an rpc_tensor has them: 32 bits of each."""
+    block, block_bytes = TYPES[kind]
+    row = ne[0] // block * block_bytes
+    mask = 0xFFFFFFFF
+    return block_bytes, row & mask, row * ne[1] & mask, row * ne[1] * ne[2] & mask
+
+
 def place_of(message: bytes | memoryview, at: int, buffers: Buffers, *, must_lie: bool = False) -> int:
     """Bytes of the rpc_tensor at `at`; `must_lie` in a buffer. Raises RemoteProtocolError."""
     kind, handle, *shape, data = PLACE.unpack_from(message, at)
