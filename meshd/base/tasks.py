@@ -99,6 +99,27 @@ async def cancel_and_wait(*tasks: asyncio.Task[T]) -> None:
             task.exception()
 
 
+async def until_done(step: asyncio.Future[T]) -> None:
+    """Wait for a thread's step; when cancelled, still wait for its end, so that only one ever runs."""
+    try:
+        await asyncio.wait([step])
+    finally:
+        if not step.done():
+            await asyncio.wait([step])
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """What `work` returns or raises in a thread; a cancel is heard when all of it is done."""
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        await until_done(running)
+    except asyncio.CancelledError:
+        if running.done():
+            running.exception()  # seen, though nobody is told
+        raise
+    return running.result()
+
+
 def first_error(error: BaseException) -> BaseException:
     """The first plain exception inside (nested) groups: what a user wants to read."""
     while isinstance(error, BaseExceptionGroup):

@@ -3,11 +3,12 @@
 import asyncio
 import secrets
 import time
+from functools import partial
 
 from meshd.admin.authority import Authority, save_addresses
 from meshd.base import log
 from meshd.base.errors import MeshdError, RemoteProtocolError
-from meshd.base.tasks import Owner
+from meshd.base.tasks import Owner, in_thread
 from meshd.config import Config
 from meshd.daemon.entry import Entered, remember
 from meshd.daemon.port import Doorway
@@ -246,20 +247,10 @@ class Estate:
                 self._book_changed.clear()
                 data, self._book_to_save = self._book_to_save, None
                 if data is not None:
-                    await self._write_beside(data)
+                    await in_thread(partial(self._home.write_blob, BOOK_BLOB, data))
                 await asyncio.sleep(BOOK_SECONDS)
         finally:
             self._write_book()
-
-    async def _write_beside(self, data: bytes) -> None:
-        """In a thread. Cancelled, this waits for it: else it might never begin, or overtake a later one."""
-        loop = asyncio.get_running_loop()
-        writing = loop.run_in_executor(None, self._home.write_blob, BOOK_BLOB, data)
-        try:
-            await asyncio.shield(writing)
-        finally:
-            while not writing.done():
-                await asyncio.wait([writing])
 
     def _write_book(self) -> None:
         data, self._book_to_save = self._book_to_save, None

@@ -13,14 +13,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from meshd.base import log
 from meshd.base.errors import UserError
-from meshd.base.tasks import Owner
+from meshd.base.tasks import Owner, in_thread
 from meshd.store.folder import StoreFolder
 from meshd.store.hash_cache import FileState, HashCache
-from meshd.store.hashes import hash_tensors, until_done
+from meshd.store.hashes import hash_tensors
 from meshd.store.interface import HashProgress, StoreStatus
 from meshd.store.pack import PackWriter, Sealed, Table, locked, read_table
 from meshd.store.room import MAX_PACKS
@@ -31,7 +30,6 @@ BATCH_BYTES = 8 << 20  # written at a time
 JOB_BYTES = 512  # what a job takes beside its data
 PACK_BYTES = 256 << 20
 PROGRESS_SECONDS = 2.0
-T = TypeVar("T")
 LOG = log.get("store")
 
 
@@ -162,7 +160,7 @@ class ContentStore:
     async def serve(self) -> None:
         """See store.interface.ContentStore."""
         if (self._folder.limit or self._folder.path.exists()) and self._folder.usable:
-            await _in_thread(self._folder.clean)
+            await in_thread(self._folder.clean)
         try:
             async with Owner() as owner:
                 owner.start(self._look_forever(), name="look at kept weights")
@@ -258,7 +256,7 @@ class ContentStore:
             self._work.clear()
             while self._jobs:
                 batch = self._next_batch()
-                await _in_thread(functools.partial(_write, batch))
+                await in_thread(functools.partial(_write, batch))
                 self._queued -= sum(map(_cost, batch))
                 self._closing -= sum(job.tensor is None for job in batch)
                 self._full.set()
@@ -278,7 +276,7 @@ class ContentStore:
             self._full.clear()
             while self._writers:
                 shelf, writer = self._writers[0]
-                sealed = await _in_thread(functools.partial(_seal, shelf, writer))
+                sealed = await in_thread(functools.partial(_seal, shelf, writer))
                 if sealed is not None:
                     self._know(sealed.name, _Known(sealed.state, sealed.table))
                     self._folder.touch(sealed.name)
@@ -286,13 +284,6 @@ class ContentStore:
                 self._writers.popleft()
             self._sealed.set()
             self._sealed = asyncio.Event()
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """When cancelled, still wait for its end: only one of a kind ever runs."""
-    running = asyncio.get_running_loop().run_in_executor(None, work)
-    await until_done(running)
-    return running.result()
 
 
 def _write(batch: Sequence[Job]) -> None:

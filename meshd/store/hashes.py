@@ -8,18 +8,17 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from blake3 import blake3
 
 from meshd.base.errors import UserError
+from meshd.base.tasks import until_done
 from meshd.model.gguf import TensorInfo
 
 READ_BYTES = 1024 * 1024  # fits the cache of a core; larger reads were not faster
 _STEP_SECONDS = 0.25  # a step of the thread: how fast a cancel is heard, how often progress can be told
 _FIRST_STEP_BYTES = 8 * READ_BYTES
 _MOST_STEP_BYTES = 512 * READ_BYTES
-T = TypeVar("T")
 
 
 class Sweep:
@@ -120,15 +119,6 @@ async def hash_tensors(
 def _close_after(step: asyncio.Future[int], sweep: Sweep) -> None:
     step.exception()
     sweep.close()
-
-
-async def until_done(step: asyncio.Future[T]) -> None:
-    """Wait for a thread's step; when cancelled, still wait for its end, so that only one ever runs."""
-    try:
-        await asyncio.wait([step])
-    finally:
-        if not step.done():
-            await asyncio.wait([step])
 
 
 def _next_budget(budget: int, seconds: float) -> int:

@@ -1,10 +1,12 @@
 """An owner of tasks: what its block raises when several things happen at once."""
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from meshd.base.errors import Broken
-from meshd.base.tasks import Owner
+from meshd.base.tasks import Owner, in_thread
 
 from tests.conformance.run import run, ticks
 
@@ -83,3 +85,37 @@ def test_a_timeout_around_works_after_a_failure_was_handled() -> None:
                 await asyncio.Event().wait()
 
     run(work())
+
+
+def test_work_in_a_thread_is_done_before_a_cancel_is_heard() -> None:
+    """Also what waits for a thread: `asyncio.to_thread` would drop it."""
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        may_go_on, done = threading.Event(), []
+
+        def work(number: int) -> None:
+            may_go_on.wait(10.0)
+            done.append(number)
+
+        works = [asyncio.ensure_future(in_thread(lambda number=number: work(number))) for number in range(2)]  # type: ignore[misc]
+        await ticks(3)
+        for one in works:
+            one.cancel()
+        await ticks(3)
+        assert not any(one.done() for one in works)
+        may_go_on.set()
+        await asyncio.wait(works)
+        assert all(one.cancelled() for one in works)
+        assert done == [0, 1]
+
+    run(main())
+
+
+def test_work_in_a_thread_returns_and_raises() -> None:
+    async def main() -> None:
+        assert await in_thread(lambda: 7) == 7
+        with pytest.raises(ZeroDivisionError):
+            await in_thread(lambda: 1 // 0)
+
+    run(main())
