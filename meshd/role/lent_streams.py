@@ -47,17 +47,19 @@ class LentStreams:
             LOG.warning("push_refused", peer=member.peer.short)
         return "no live lease with this id that admits this member"
 
+    def _find(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> RpcServer | None:
+        """Of the lease that `peer` has and names."""
+        server = self._named(metadata)
+        return server if server is not None and server.lease.peer == peer else None
+
     def _find_admitting(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> RpcServer | None:
-        lease_id = metadata.get("lease")
-        server = self._servers.get(lease_id) if isinstance(lease_id, bytes) else None
+        """Of the lease that `peer` names, if its head has introduced `peer`."""
+        server = self._named(metadata)
         return server if server is not None and server.admits(peer) else None
 
-    def _find(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> RpcServer | None:
+    def _named(self, metadata: Mapping[str, MetadataValue]) -> RpcServer | None:
         lease_id = metadata.get("lease")
-        if not isinstance(lease_id, bytes):
-            return None
-        server = self._servers.get(lease_id)
-        return server if server is not None and server.lease.peer == peer else None
+        return self._servers.get(lease_id) if isinstance(lease_id, bytes) else None
 
     async def _serve_rpc(self, stream: Stream) -> None:
         server = self._find(stream.peer, stream.metadata)
