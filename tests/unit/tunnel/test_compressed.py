@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import socket
 import struct
 
 import pytest
@@ -55,21 +54,12 @@ def test_order_is_kept_and_all_credit_comes_back(
             it.near, it.far = CompressedStream(it.near), CompressedStream(it.far)
             it.pump(owner)
 
-            async def client() -> None:
-                at = 0
-                for number, size in enumerate(pieces):
-                    await it.client_sends(out[at : at + size])
-                    at += size
-                    for _ in range(pauses[number % len(pauses)]):
-                        await asyncio.sleep(0)
-                it.client.shutdown(socket.SHUT_WR)
-
             async def far() -> None:
                 for at in range(0, len(back), 7000):
                     await it.far.write(back[at : at + 7000])
                 it.far.write_eof()
 
-            owner.start(client(), name="client")
+            owner.start(it.client_sends_all(out, pieces=pieces, pauses=pauses), name="client")
             owner.start(far(), name="far")
             reading = owner.start(it.client_reads(), name="client reads")
             assert await read_all(it.far) == out

@@ -4,7 +4,7 @@ import asyncio
 import random
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -52,6 +52,16 @@ class Scene:
         loop = asyncio.get_running_loop()
         for at in range(0, len(data), piece):
             await loop.sock_sendall(self.client, data[at : at + piece])
+
+    async def client_sends_all(self, data: bytes, *, pieces: Sequence[int], pauses: Sequence[int]) -> None:
+        """In pieces of these sizes, with so many turns of the loop behind each; then the end."""
+        at = 0
+        for number, size in enumerate(pieces):
+            await self.client_sends(data[at : at + size])
+            at += size
+            for _ in range(pauses[number % len(pauses)]):
+                await asyncio.sleep(0)
+        self.client.shutdown(socket.SHUT_WR)
 
     async def client_reads(self) -> bytes:
         loop = asyncio.get_running_loop()
@@ -148,17 +158,7 @@ def test_order_is_kept_when_the_stream_takes_part_of_a_chunk(
         data = random.Random(len(pieces)).randbytes(sum(pieces))
         async with scene(window=window) as (it, owner):
             it.pump(owner)
-
-            async def client() -> None:
-                at = 0
-                for number, size in enumerate(pieces):
-                    await it.client_sends(data[at : at + size])
-                    at += size
-                    for _ in range(pauses[number % len(pauses)]):
-                        await asyncio.sleep(0)
-                it.client.shutdown(socket.SHUT_WR)
-
-            owner.start(client(), name="client")
+            owner.start(it.client_sends_all(data, pieces=pieces, pauses=pauses), name="client")
             received = bytearray()
             turn = 0
             try:
