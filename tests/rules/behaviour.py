@@ -4,6 +4,7 @@ Each list of exceptions says why. A longer list is a weaker rule: move the code 
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
 from tests.rules.source import Fault, Source, dotted, last_part
@@ -116,6 +117,7 @@ PURE_FILES = frozenset(
         "meshd/identity/signal_guard.py",
     }
 )
+_SAYS_PURE = re.compile(r"[:;] pure\b|\bPure\.")
 IMPURE = frozenset(
     "asyncio socket ssl time random secrets os threading subprocess pathlib logging structlog".split()  # noqa: SIM905
 )
@@ -166,8 +168,9 @@ def _caught(node: ast.ExceptHandler) -> set[str]:
 
 
 def pure(source: Source) -> Iterator[Fault]:
-    """Decisions are functions of bytes and `now`: no loop, clock, file, chance."""
-    if not source.path.startswith(PURE_PACKAGES) and source.path not in PURE_FILES:
+    """Decisions are functions of bytes and `now`: no loop, clock, file, chance. Who says so keeps it."""
+    says_so = _SAYS_PURE.search(ast.get_docstring(source.tree) or "")
+    if not source.path.startswith(PURE_PACKAGES) and source.path not in PURE_FILES and not says_so:
         return
     for node in source.nodes:
         if isinstance(node, ast.AsyncFunctionDef | ast.Await):

@@ -60,6 +60,7 @@ BAD: tuple[tuple[Rule, str, str, int], ...] = (
     (behaviour.pure, "meshd/mux/x.py", "import time\n", 1),
     (behaviour.pure, "meshd/mux/x.py", "from os import path\n", 1),
     (behaviour.pure, "meshd/wire/x.py", "async def f(): ...\n", 1),
+    (behaviour.pure, "meshd/x.py", '"""Sums: pure."""\nimport time\n', 2),
     (behaviour.pure, "meshd/model/x.py", "open('x')\n", 1),
     (behaviour.prints, "meshd/x.py", "print(1)\n", 1),
     (behaviour.dynamic, "meshd/x.py", "eval('1')\n", 1),
