@@ -5,6 +5,7 @@ reading stops while the last one has not been taken.
 """
 
 import asyncio
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -146,7 +147,8 @@ class LocalSocket(asyncio.Protocol):
     def write_eof(self) -> None:
         """Half-close."""
         if not self._closed and self._transport is not None:
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # it was reset, and the loop has not looked: `read` tells
+                self._transport.write_eof()
 
     def abort(self) -> None:
         """RST: the other end sees a reset, not an end."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -121,5 +122,23 @@ def test_an_end_is_an_end_and_a_loss_a_break() -> None:
         assert not local.try_write(b"x")
         local.write_eof()
         local.abort()
+
+    run(main())
+
+
+def test_a_half_close_of_what_was_reset_a_moment_ago_is_a_break() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            theirs = socket.create_connection(listener.getsockname())
+            ours, _ = listener.accept()
+        _, local = await asyncio.get_running_loop().connect_accepted_socket(LocalSocket, ours)
+        theirs.send(b"last words")
+        await until(lambda: local._held > 0)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        theirs.close()  # RST, of which the loop knows nothing yet
+        local.write_eof()
+        assert await local.read() == b"last words"
+        with pytest.raises(Broken, match="local connection lost"):
+            await local.read()
 
     run(main())
