@@ -17,10 +17,10 @@ from meshd.rpc.protocol import (
     NO_ANSWER,
     PEER_DATA,
     REQUEST,
+    SECRET_BYTES,
     SET_TENSOR,
 )
 
-SECRET_BYTES = 32
 _NAME_OFFSET, _NAME_BYTES = 228, 64  # of the name in rpc_tensor, with which SET_TENSOR begins
 _WEIGHT_ENDS = (b".weight", b".bias")
 _COMPUTE = (GRAPH_COMPUTE, GRAPH_RECOMPUTE)

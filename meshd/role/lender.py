@@ -11,6 +11,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerStatus
 from meshd.peer.messages import MessageStream
 from meshd.role.interface import Kit, Tunnel
+from meshd.rpc.protocol import SECRET_BYTES
 from meshd.tunnel.interface import SavedWeights
 from meshd.wire.lease import (
     LEASE_SERVICE,
@@ -30,7 +31,6 @@ from meshd.wire.lease import (
 )
 from meshd.wire.native import NativeVersion, difference
 
-SECRET_BYTES = 32
 PLAIN_DEVICE = "CPU"  # upstream's name of it; BLAS and AMX are CPUs as well, with buffers of their own
 ANSWER_SECONDS = 30.0  # without a word of progress
 LOG = log.get("serve")

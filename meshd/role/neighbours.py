@@ -18,6 +18,7 @@ from meshd.peer.interface import MetadataValue, PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.role import command
 from meshd.role.interface import Kit, Orders, Tunnel
+from meshd.rpc.protocol import SECRET_BYTES
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached
 
@@ -26,7 +27,6 @@ REACH_SECONDS = 8.0  # until a session with it is there; the head's RPC waits 10
 GONE_SECONDS = 20.0  # without a session for so long, though both wanted one: it is not waited for as long
 GONE_REACH_SECONDS = 1.0
 RETRY = Backoff(first=0.1, factor=1.5, most=1.0)
-SECRET_BYTES = 32
 ASK = "ask"  # in the metadata of a stream: whether others would be taken
 LOG = log.get("worker")
 

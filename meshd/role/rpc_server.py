@@ -20,9 +20,9 @@ from meshd.role.outgoing import Outgoing
 from meshd.role.weights_report import count_of
 from meshd.rpc.firewall import Firewall
 from meshd.rpc.keeping import Keeping
+from meshd.rpc.protocol import SECRET_BYTES
 from meshd.tunnel.interface import TunnelStatus
 
-SECRET_BYTES = 32
 READY_LINE = r"^  transport +:"  # the last of rpc-server's banner, flushed when it takes connections
 PROGRESS_SECONDS = 2.0
 LOOK_SECONDS = 2.0  # between two looks at whether it stands still; its end is told at once

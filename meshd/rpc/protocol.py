@@ -64,6 +64,7 @@ MAX_INFO_DEVICES = 256
 WEIGHT_OP_BYTES = 24
 MAX_WEIGHT_OPS = 101  # for each device: there are no more operations
 
+SECRET_BYTES = 32  # what a client shows first where the server was given one (docs/native.md)
 SESSION_BYTES = 16  # what a client calls itself, so that two servers know that it is the same one
 CHECK = struct.Struct("<II")  # number of the neighbour, 0; then the session
 PUSH = struct.Struct("<QQQII")  # offset, size, token, number, 0: behind the tensor of PUSH_TENSOR

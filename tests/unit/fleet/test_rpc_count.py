@@ -4,7 +4,7 @@ import struct
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.fleet.rpc_count import SECRET_BYTES, RpcCounts, RpcListener
+from meshd.fleet.rpc_count import RpcCounts, RpcListener
 from meshd.rpc.protocol import (
     GET_TENSOR,
     GRAPH_COMPUTE,
@@ -12,6 +12,7 @@ from meshd.rpc.protocol import (
     HELLO,
     PEER_DATA,
     PEER_HELLO,
+    SECRET_BYTES,
     SET_TENSOR,
 )
 
