@@ -68,9 +68,9 @@ class _Talk:
     def _asked(self, command: int, body: bytes) -> None:
         if self._crash and command == rpc.GRAPH_COMPUTE:
             os.kill(os.getpid(), signal.SIGABRT)
-        known = rpc.COMMANDS[command]
+        known = rpc.COMMANDS.get(command)  # none: another server, which pushes to this one
         with self._lock:
-            if known.answer != rpc.NO_ANSWER:
+            if command == rpc.PEER_HELLO or (known is not None and known.answer != rpc.NO_ANSWER):
                 self._expected.append((command, body if command == rpc.SUPPORTED_OPS else b""))
             if command == rpc.HELLO:
                 self._expected += [(_TABLE - 1, b""), (_TABLE, b"")]
