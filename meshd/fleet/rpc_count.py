@@ -12,6 +12,7 @@ from meshd.rpc.protocol import (
     ANSWER,
     COMMANDS,
     GET_TENSOR,
+    GET_TENSOR_F16,
     GRAPH_COMPUTE,
     GRAPH_RECOMPUTE,
     NO_ANSWER,
@@ -19,10 +20,12 @@ from meshd.rpc.protocol import (
     REQUEST,
     SECRET_BYTES,
     SET_TENSOR,
+    SET_TENSOR_F16,
 )
 
 _NAME_OFFSET, _NAME_BYTES = 228, 64  # of the name in rpc_tensor, with which SET_TENSOR begins
 _WEIGHT_ENDS = (b".weight", b".bias")
+_READING = (GET_TENSOR, GET_TENSOR_F16)
 _COMPUTE = (GRAPH_COMPUTE, GRAPH_RECOMPUTE)
 
 
@@ -123,7 +126,7 @@ class RpcListener:
         self._on_request(command, REQUEST.size + size)
         known = COMMANDS.get(command)
         if command != PEER_DATA and (known is None or known.answer != NO_ANSWER):
-            self._answers.append("tensors" if command == GET_TENSOR else "control")
+            self._answers.append("tensors" if command in _READING else "control")
         return command in _COMPUTE
 
     def answered(self, data: bytes) -> None:
@@ -159,7 +162,7 @@ class RpcListener:
 def _kind_of(command: int, header: bytes) -> str:
     if command in _COMPUTE:
         return "graphs"
-    if command == PEER_DATA:
+    if command in (PEER_DATA, SET_TENSOR_F16):
         return "tensors"
     if command != SET_TENSOR:
         return "control"

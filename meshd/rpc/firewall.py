@@ -13,7 +13,7 @@ from meshd.rpc import protocol as rpc
 from meshd.rpc.frames import Messages
 from meshd.rpc.graph import check_asked_ops, check_graph
 from meshd.rpc.keeping import Keeping
-from meshd.rpc.tensors import Buffer, check_load_entry, find, place_of, refused
+from meshd.rpc.tensors import Buffer, check_half_rows, check_load_entry, find, place_of, refused
 
 MAX_BUFFERS = 1024
 MAX_BUFFER_BYTES = rpc.HANDLE_SPACE
@@ -177,6 +177,12 @@ class Firewall:
             raise refused("beyond the end of the tensor")
         return int(count)
 
+    def _set_half(self, data: bytes | memoryview, at: int, size: int) -> int:
+        (offset,) = rpc.U64.unpack_from(data, at + rpc.TENSOR_BYTES + 1)
+        check_half_rows(data, at, offset, size - rpc.SET_TENSOR_HEAD_BYTES)
+        self._size_of(data, at)
+        return 0
+
     def _copy(self, data: bytes | memoryview, at: int, _size: int) -> int:
         if self._size_of(data, at) != self._size_of(data, at + rpc.TENSOR_BYTES):
             raise refused("tensors of two sizes")
@@ -299,6 +305,16 @@ class Firewall:
             self._sizes.clear()
 
 
+def _of_half_rows(judge: Judge) -> Judge:
+    """The same, of a tensor's half rows, all of them."""
+
+    def judge_half(it: Firewall, data: bytes | memoryview, at: int, size: int) -> int:
+        check_half_rows(data, at, *rpc.REGION.unpack_from(data, at + rpc.TENSOR_BYTES))
+        return judge(it, data, at, size)
+
+    return judge_half
+
+
 # Not of the object: with methods bound to it it would be a cycle, and what it holds be freed late.
 _JUDGES: Mapping[int, Judge] = {
     rpc.ALLOC_BUFFER: Firewall._alloc,
@@ -322,6 +338,10 @@ _JUDGES: Mapping[int, Judge] = {
     rpc.TAKE_TENSOR: Firewall._take,
     rpc.PEER_SESSION: Firewall._session,
     rpc.SUPPORTED_OPS: Firewall._asked_ops,
+    rpc.SET_TENSOR_F16: Firewall._set_half,
+    rpc.GET_TENSOR_F16: _of_half_rows(Firewall._region),
+    rpc.PUSH_TENSOR_F16: _of_half_rows(Firewall._push),
+    rpc.TAKE_TENSOR_F16: _of_half_rows(Firewall._take),
 }
 _LESSONS: Mapping[int, Lesson] = {
     rpc.HELLO: Firewall._learn_features,

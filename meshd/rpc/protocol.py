@@ -26,6 +26,7 @@ GRAPH_MOST_BYTES = GRAPH_HEAD_BYTES + 4 + MAX_GRAPH_TENSORS * (8 + TENSOR_BYTES)
 LOAD_HEAD_BYTES = 8
 LOAD_ENTRY_BYTES = 140
 MAX_ASKED_OPS = 4096  # RPC_MAX_ASKED_OPS
+MAX_HALF_ROW = 1 << 20  # RPC_HALF_MAX_ROW, values
 
 # rpc_tensor: id, type, buffer, ne[4], nb[4], op, op_params[16], flags, src[10], view_src, view_offs, data,
 # name[64], use_count. PLACE is where it lies: type, buffer, ne, nb, data. NODE has what a graph is made of:
@@ -52,12 +53,16 @@ SET_TENSOR_GGUF, ALLOC_BUFFER_AS = 64, 65
 PEER_CHECK, PUSH_TENSOR, TAKE_TENSOR, PEER_SESSION = range(66, 70)
 PEER_HELLO, PEER_DATA = 70, 71  # from one server to the next, on connections of their own
 SUPPORTED_OPS = 72
+# As those without F16, for a whole tensor of F32 whose data are half rows: of each row its exponent and its
+# values, words of 16 bits (docs/native.md).
+SET_TENSOR_F16, GET_TENSOR_F16, PUSH_TENSOR_F16, TAKE_TENSOR_F16 = range(73, 77)
 
 # HELLO's conn_caps: only a transport other than TCP uses the first bytes; then magic and feature bits
 CAPS_BYTES = 24
 CAPS_OWN = 20
 EXTENSION_MAGIC = b"\x4d\x44"
 FEATURE_LOAD, FEATURE_INFO, FEATURE_ALLOC, FEATURE_PUSH, FEATURE_OPS = 1, 2, 4, 8, 16
+FEATURE_F16 = 32
 DEVICE_INFO_BYTES = 40  # of each device, in the message behind the answer to HELLO, with FEATURE_INFO
 MAX_INFO_DEVICES = 256
 # with FEATURE_OPS behind that, for each device as often: operation, what types of weights it can take
@@ -143,6 +148,21 @@ COMMANDS: Mapping[int, Command] = {
     PEER_CHECK: Command("PEER_CHECK", CHECK.size + SESSION_BYTES, 1, feature=FEATURE_PUSH),
     PUSH_TENSOR: Command("PUSH_TENSOR", TENSOR_BYTES + PUSH.size, NO_ANSWER, feature=FEATURE_PUSH),
     TAKE_TENSOR: Command("TAKE_TENSOR", TENSOR_BYTES + TAKE.size, NO_ANSWER, feature=FEATURE_PUSH),
+    SET_TENSOR_F16: Command(
+        "SET_TENSOR_F16",
+        SET_TENSOR_HEAD_BYTES,
+        NO_ANSWER,
+        most=_HUGE,
+        held=SET_TENSOR_HEAD_BYTES,
+        feature=FEATURE_F16,
+    ),
+    GET_TENSOR_F16: Command("GET_TENSOR_F16", TENSOR_BYTES + REGION.size, BY_REQUEST, feature=FEATURE_F16),
+    PUSH_TENSOR_F16: Command(
+        "PUSH_TENSOR_F16", TENSOR_BYTES + PUSH.size, NO_ANSWER, feature=FEATURE_F16 | FEATURE_PUSH
+    ),
+    TAKE_TENSOR_F16: Command(
+        "TAKE_TENSOR_F16", TENSOR_BYTES + TAKE.size, NO_ANSWER, feature=FEATURE_F16 | FEATURE_PUSH
+    ),
     PEER_SESSION: Command("PEER_SESSION", SESSION_BYTES, NO_ANSWER, feature=FEATURE_PUSH),
 }
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.model.ggml import TENSOR_TYPES
-from meshd.rpc.protocol import LOAD_ENTRY, PLACE
+from meshd.rpc.protocol import LOAD_ENTRY, MAX_HALF_ROW, PLACE
 
 TYPES: Mapping[int, tuple[int, int]] = {
     number: (kind.block_elements, kind.block_bytes) for number, kind in TENSOR_TYPES.items()
 }
+_F32 = 0
 MOST_ELEMENTS = 1 << 40  # of a tensor without a place, or an empty one: a kernel may count them
 
 
@@ -94,6 +95,22 @@ def place_of(message: bytes | memoryview, at: int, buffers: Buffers, *, must_lie
     if must_lie and not handle:
         raise refused("a tensor without a buffer")
     return place(kind, handle, shape, data, buffers, view=True)
+
+
+def check_half_rows(message: bytes | memoryview, at: int, offset: int, size: int) -> None:
+    """All of the rpc_tensor at `at`, which is F32 without gaps, as `size` bytes of half rows.
+
+    That is never more than the tensor has itself. Raises RemoteProtocolError.
+    """
+    kind, _handle, *shape, _data = PLACE.unpack_from(message, at)
+    ne = shape[:4]
+    if kind != _F32 or 0 in ne or ne[0] > MAX_HALF_ROW:
+        raise refused("a tensor that has no half rows")
+    layout = zip(ne, shape[4:], dense_strides(kind, ne), strict=True)
+    if any(count != 1 and stride != dense for count, stride, dense in layout):
+        raise refused("half rows of a tensor with gaps")
+    if offset or size != 2 * (ne[0] + 1) * ne[1] * ne[2] * ne[3]:
+        raise refused("another part of a tensor than all of its half rows")
 
 
 def check_load_entry(message: bytes | memoryview, at: int, buffers: Buffers) -> None:

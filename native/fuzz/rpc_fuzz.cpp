@@ -228,6 +228,7 @@ void fuzz_session::next_frame() {
         case 8:  return damaging ? noise() : query();
         case 9:  return peers();
         case 10: return ask();
+        case 11: return half_rows();
         default: return graph();
     }
 }
@@ -377,6 +378,43 @@ void fuzz_session::data() {
             }
             return frame(RPC_CMD_SET_TENSOR, message.data(), message.size(), "set_tensor", 0);
         }
+    }
+}
+
+// All of a tensor as half floats, to it and from it, and between two servers, which was never agreed on
+void fuzz_session::half_rows() {
+    const buffer b = some_buffer();
+    rpc_tensor t = plain_tensor(dice_, b.handle, b.base + 32*dice_.below((b.size - 32768)/32));
+    const uint64_t rows = size_of(t)/4/t.ne[0];
+    uint64_t offset = 0, size = 2*rows*(t.ne[0] + 1);
+    std::vector<uint16_t> words(size/2);
+    for (size_t i = 0; i < words.size(); i++) {
+        words[i] = (uint16_t) (i % (t.ne[0] + 1) == 0 ? dice_.below(RPC_HALF_MAX_EXPONENT + 1) : dice_.next());
+    }
+    valid = extended;
+    if (hurt()) {
+        valid = false;
+        switch (dice_.below(3)) {
+            case 0:  damage_tensor(dice_, t, odd(), { t.id }); break;
+            case 1:  (dice_.one_in(2) ? offset : size) = odd(); break;
+            default: words[dice_.below(words.size())] = (uint16_t) odd(); break;
+        }
+    }
+    switch (dice_.below(named ? 3 : 4)) {
+        case 0:  return frame(RPC_CMD_GET_TENSOR_F16, rpc_msg_get_tensor_req { t, offset, size }, "get_tensor_f16", size);
+        case 1: {
+            std::vector<uint8_t> message(sizeof(rpc_msg_set_tensor_header) + words.size()*sizeof(uint16_t));
+            rpc_msg_set_tensor_header header = { t, 0, offset };
+            memcpy(message.data(), &header, sizeof(header));
+            memcpy(message.data() + sizeof(header), words.data(), words.size()*sizeof(uint16_t));
+            return frame(RPC_CMD_SET_TENSOR_F16, message.data(), message.size(), "set_tensor_f16", 0);
+        }
+        case 2:
+            valid = false;
+            return frame(RPC_CMD_PUSH_TENSOR_F16, rpc_msg_push_tensor_req { t, offset, size, odd(), (uint32_t) dice_.below(3), 0 }, "push_tensor_f16");
+        default:
+            valid = false;
+            return frame(RPC_CMD_TAKE_TENSOR_F16, rpc_msg_take_tensor_req { t, offset, size, odd() }, "take_tensor_f16");
     }
 }
 

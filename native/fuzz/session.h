@@ -56,6 +56,7 @@ private:
     void load();
     void graph();
     void ask();
+    void half_rows();
     void indices_of(const std::vector<index_tensor> & tensors);
     void noise();
     bool hurt() { return damaging && dice_.one_in(3); }

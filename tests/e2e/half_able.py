@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,14 @@ ADD, MUL, RMS_NORM, MUL_MAT, SET_ROWS, ROPE, FLASH_ATTN = 2, 7, 25, 29, 42, 48, 
 ANY_TYPE = -1
 Q8_0 = 8
 _TABLE = -1  # the messages behind HELLO are answers to nothing; this is the second one's name here
+Change = Callable[[int, bytes], bytes]
+"""What becomes of the answer to a command."""
+
 _ROOT = Path(__file__).resolve().parents[2]
+
+
+def _same(_command: int, body: bytes) -> bytes:
+    return body
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +49,9 @@ class Lack:
 class _Talk:
     """One connection: which answer belongs to which request."""
 
-    def __init__(self, lacks: Sequence[Lack], *, secret_bytes: int, crash: bool) -> None:
+    def __init__(self, lacks: Sequence[Lack], *, secret_bytes: int, crash: bool, change: Change) -> None:
         self._lacks = lacks
+        self._change = change
         self._secret_bytes = secret_bytes
         self._crash = crash
         self._lock = threading.Lock()
@@ -86,7 +94,7 @@ class _Talk:
                 yes and not self._is_lacking(operation, kinds)
                 for yes, (operation, kinds) in zip(body, _questions(question), strict=True)
             )
-        return body
+        return self._change(command, body)
 
     def _less(self, operation: int, types: int) -> int:
         for lack in self._lacks:
@@ -122,11 +130,15 @@ def half_able(
     listener: socket.socket | None = None,
     secret_bytes: int = 0,
     crash: bool = False,
+    change: Change = _same,
 ) -> ThreadedProxy:
-    """A proxy to the rpc-server at `target_port`; `crash`: this process aborts at the first graph."""
+    """A proxy to the rpc-server at `target_port`; `crash`: this process aborts at the first graph.
+
+    `change` makes other answers of those that are not about operations.
+    """
 
     def ways() -> tuple[Way, Way]:
-        talk = _Talk(lacks, secret_bytes=secret_bytes, crash=crash)
+        talk = _Talk(lacks, secret_bytes=secret_bytes, crash=crash, change=change)
         return talk.up, talk.down
 
     return ThreadedProxy(target_port, ways, listener=listener)

@@ -229,6 +229,7 @@ class Head(Program):
         index: bytes | None = None,
         secrets: Mapping[str, bytes] | None = None,
         pairs: str = "",
+        activations: str = "",
         load_mode: str = "none",
         extra: Sequence[str] = (),
         ready: bool = True,
@@ -252,6 +253,8 @@ class Head(Program):
         if secrets is not None:
             text = "".join(f"{endpoint} {secret.hex()}\n" for endpoint, secret in secrets.items())
             env["GGML_RPC_SECRETS_FD"] = str(handed.text(text.encode()))
+        if activations:
+            env["GGML_RPC_ACTIVATIONS"] = activations
         if pairs:
             env["GGML_RPC_PEERS_FD"] = str(handed.text(pairs.encode()))
         super().__init__([*argv, *extra], log=folder / f"head-{id(self):x}.log", handed=handed, env=env)

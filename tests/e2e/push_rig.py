@@ -126,6 +126,7 @@ def pushing(
     without: Sequence[int] = (),
     untold: Sequence[int] = (),
     on_command: OnCommand = _ignore,
+    activations: str = "",
     extra: Sequence[str] = (),
 ) -> Iterator[tuple[Head, Chain]]:
     """A head with an even share of `model` on each of `count` workers, ready to answer."""
@@ -138,6 +139,7 @@ def pushing(
             made.endpoints,
             secrets=made.secrets,
             pairs=made.pairs,
+            activations=activations,
             extra=("-ts", ",".join("1" * count), *extra),
         ) as head,
     ):

@@ -13,7 +13,7 @@ from meshd.rpc import protocol as rpc
 F32, Q4_1 = 0, 3  # ggml types
 MAGIC = b"\x4d\x44"
 # what a patched server announces without files, too
-ALWAYS = rpc.FEATURE_INFO | rpc.FEATURE_ALLOC | rpc.FEATURE_OPS
+ALWAYS = rpc.FEATURE_INFO | rpc.FEATURE_ALLOC | rpc.FEATURE_OPS | rpc.FEATURE_F16
 
 
 @dataclass(frozen=True, slots=True)

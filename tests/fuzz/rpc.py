@@ -44,6 +44,10 @@ SAMPLES = (
     talk.check(),
     talk.push(Tensor()),
     talk.take(Tensor(data=END - 16), offset=8, size=8),
+    talk.set_half(Tensor(data=END - 16)),
+    talk.get_half(Tensor()),
+    talk.push_half(Tensor()),
+    talk.take_half(Tensor()),
 )
 WANTED = tuple(
     talk.load_entry(data=at, digest=bytes([number]) * 32) for number, at in enumerate((BASE, END - 16))
@@ -184,6 +188,10 @@ def _check(passed: bytes) -> None:
         if command == rpc.SET_TENSOR:
             place, offset = _read(body), struct.unpack_from("<Q", body, 297)[0]
             assert BASE <= place[0] <= place[0] + offset + size - 305 <= END
+        elif command in (rpc.SET_TENSOR_F16, rpc.GET_TENSOR_F16, rpc.PUSH_TENSOR_F16, rpc.TAKE_TENSOR_F16):
+            begin, end = _read(body)
+            assert BASE <= begin < end <= END
+            assert (end - begin) % 4 == 0
         elif command in (rpc.PUSH_TENSOR, rpc.TAKE_TENSOR, rpc.GET_TENSOR):
             offset, count = struct.unpack_from("<QQ", body, 296)
             assert BASE <= _read(body)[0] <= _read(body)[0] + offset + count <= END

@@ -21,7 +21,8 @@ def caps(features: int) -> bytes:
 
 CAPS = caps(rpc.FEATURE_LOAD | rpc.FEATURE_PUSH)
 SESSION = bytes(range(16))
-ASKING = caps(rpc.FEATURE_LOAD | rpc.FEATURE_PUSH | rpc.FEATURE_OPS)
+ASKING = caps(rpc.FEATURE_LOAD | rpc.FEATURE_PUSH | rpc.FEATURE_OPS | rpc.FEATURE_F16)
+HALF_BYTES = 10  # of a row of 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +156,23 @@ def take(tensor: Tensor, *, offset: int = 0, size: int = 16) -> bytes:
     return request(rpc.TAKE_TENSOR, tensor.encode() + struct.pack("<QQQ", offset, size, 77))
 
 
+def set_half(tensor: Tensor, data: bytes = bytes(HALF_BYTES), *, offset: int = 0) -> bytes:
+    return request(rpc.SET_TENSOR_F16, tensor.encode() + struct.pack("<BQ", 0, offset) + data)
+
+
+def get_half(tensor: Tensor, *, offset: int = 0, size: int = HALF_BYTES) -> bytes:
+    return request(rpc.GET_TENSOR_F16, tensor.encode() + struct.pack("<QQ", offset, size))
+
+
+def push_half(tensor: Tensor, *, offset: int = 0, size: int = HALF_BYTES, number: int = 1) -> bytes:
+    body = struct.pack("<QQQII", offset, size, 77, number, 0)
+    return request(rpc.PUSH_TENSOR_F16, tensor.encode() + body)
+
+
+def take_half(tensor: Tensor, *, offset: int = 0, size: int = HALF_BYTES) -> bytes:
+    return request(rpc.TAKE_TENSOR_F16, tensor.encode() + struct.pack("<QQQ", offset, size, 77))
+
+
 def session(name: bytes = SESSION) -> bytes:
     return request(rpc.PEER_SESSION, name)
 
@@ -190,10 +208,10 @@ GRAPH = graph((A, B, SUM), (3,))
 class Talk:
     """A connection that has said HELLO and has one buffer of ROOM bytes at BASE."""
 
-    def __init__(self, keeping: Keeping | None = None) -> None:
+    def __init__(self, keeping: Keeping | None = None, *, announced: bytes = ASKING) -> None:
         self.firewall = Firewall(keeping=keeping)
-        self.say(hello(ASKING))
-        self.hear(hello_answer(ASKING))
+        self.say(hello(announced))
+        self.hear(hello_answer(announced))
         self.say(alloc())
         self.hear(answer(struct.pack("<QQ", HANDLE, ROOM)))
         self.say(on_buffer(rpc.BUFFER_GET_BASE))
