@@ -258,6 +258,15 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="activations",
+        form=choice("f32", "f16"),
+        option="--activations",
+        metavar="TYPE",
+        roles=("serve",),
+        help="how hidden states cross the mesh: f32, as computed, or f16, half of that, rounded",
+    ),
+    Key(
+        section="serve",
         field="output",
         form=choice("auto", "head", "worker"),
         option="--output-on",

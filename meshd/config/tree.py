@@ -95,6 +95,7 @@ class ServeConfig:
     rpc: tuple[HostPort, ...] = ()
     load_mode: str | None = None
     no_push: bool = False
+    activations: str = "f32"
     output: str = "auto"
     api_key_file: Path | None = None
     allowed_hosts: tuple[str, ...] = ()

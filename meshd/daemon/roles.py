@@ -53,6 +53,7 @@ async def build_role(
             rpc=tuple(str(address) for address in serve.rpc),
             load_mode=serve.load_mode or DEFAULT_LOAD_MODE,
             push=not serve.no_push,
+            activations=serve.activations,
             output=serve.output,
             extra=serve.llama_args,
             machine=machine,

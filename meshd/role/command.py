@@ -79,15 +79,21 @@ def without_overridden(plan: Sequence[str], extra: Sequence[str]) -> tuple[str, 
 CALM_THREADS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
 
 
-def head_environment(*, weights: int, secrets: int, peers: int, report: int) -> Mapping[str, str]:
-    """For llama-server: descriptors for a patched one, -1 for none; never argv, which everybody may read."""
+def head_environment(
+    *, weights: int, secrets: int, peers: int, report: int, activations: str = "f32"
+) -> Mapping[str, str]:
+    """For llama-server: descriptors for a patched one, -1 for none; never argv, which everybody may read.
+
+    `activations` is how hidden states cross, f32 or f16, which a stock one does not read.
+    """
     given = {
         "GGML_RPC_WEIGHTS_FD": weights,
         "GGML_RPC_SECRETS_FD": secrets,
         "GGML_RPC_PEERS_FD": peers,
         "GGML_RPC_REPORT_FD": report,
     }
-    return CALM_THREADS | {name: str(descriptor) for name, descriptor in given.items() if descriptor >= 0}
+    fixed = CALM_THREADS | {"GGML_RPC_ACTIVATIONS": activations}
+    return fixed | {name: str(descriptor) for name, descriptor in given.items() if descriptor >= 0}
 
 
 def way(number: int, endpoint: str, secret: bytes) -> str:

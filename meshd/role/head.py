@@ -335,6 +335,7 @@ class HeadRun:
             LOG.warning("weights_from_network", count=len(report.from_network))
         self.loaded = True
         self._pushing.tell()
+        self._server.tell_unrounded()
         for lender in self._lenders:
             await lender.say_loaded()
         self._on_loaded(

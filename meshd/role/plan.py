@@ -42,6 +42,7 @@ class HeadOptions:
     rpc: tuple[str, ...] = ()
     load_mode: str = "none"
     push: bool = True
+    activations: str = "f32"
     output: str = "auto"
     extra: tuple[str, ...] = ()
     machine: str = ""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
 from meshd.base.tasks import Owner
 from meshd.model.plan import Plan
@@ -23,6 +24,7 @@ from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import SavedWeights
 
 LOST = "lost "  # a line of the report: the connection to this endpoint is lost for good, and why
+LOG = log.get("serve")
 SHOWN_LINES = 3  # of its output, where it ended
 
 
@@ -127,7 +129,11 @@ class LlamaServer:
             log=self._kit.logs / "llama-server.log",
             probe=self._kit.http_ready(self._socket),
             env=command.head_environment(
-                weights=weights, secrets=secrets_end, peers=peers, report=pipe.child_end
+                weights=weights,
+                secrets=secrets_end,
+                peers=peers,
+                report=pipe.child_end,
+                activations=options.activations,
             ),
             hand_over=self._outgoing.give(),
             ready_timeout=None,
@@ -170,6 +176,15 @@ class LlamaServer:
                     self._lost.set_result(Over(f"llama-server lost worker {name}: {why}", endpoint=endpoint))
         except (EndOfStream, Closed, Broken):
             return
+
+    def tell_unrounded(self) -> None:
+        """Into the log, once a load: who gets hidden states in f32 although f16 was asked for."""
+        if self._options.activations == "f32":
+            return
+        if not self._kit.native.patched:
+            LOG.warning("activations_f32", why="llama-server has no patches")
+        for node in self.report.unrounded:
+            LOG.warning("activations_f32", node=node, why="its rpc-server does not know how")
 
     def close(self) -> None:
         """Close what is ours; its owner has ended the process before."""

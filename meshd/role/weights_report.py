@@ -1,4 +1,4 @@
-"""What llama-server reports of the tensors it placed on workers (docs/native.md): pure."""
+"""What llama-server reports of a load (docs/native.md): where tensors came from, who lacks what. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -6,6 +6,7 @@ from meshd.gateway.interface import WorkerLoad
 from meshd.role.interface import NetworkWeight
 
 MAX_UNSUPPORTED = 8
+MAX_UNROUNDED = 64  # more than workers can be
 MAX_KEPT = 4096  # tensors from the network that are kept by name; the bytes of all are counted
 
 
@@ -32,6 +33,8 @@ class WeightsReport:
     from_network: tuple[NetworkWeight, ...] = ()
     unsupported: tuple[tuple[str, int, str], ...] = ()
     """Endpoint, number of the device there, and an operation that it was to compute and cannot."""
+    unrounded: tuple[str, ...] = ()
+    """Nodes that get hidden states in f32 although f16 was asked for: they do not know how."""
     done: bool = False
     by_node: dict[str, NodeWeights] = field(default_factory=dict)
 
@@ -52,6 +55,8 @@ class WeightsReport:
                 number := count_of(device)
             ) is not None and len(self.unsupported) < MAX_UNSUPPORTED:
                 self.unsupported = (*self.unsupported, (endpoint, number, operation[:64]))
+            case ["activations", endpoint, "f32"] if len(self.unrounded) < MAX_UNROUNDED:
+                self.unrounded = (*self.unrounded, self.names.get(endpoint, endpoint))
             case ["done"]:
                 self.done = True
 

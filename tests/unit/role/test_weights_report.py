@@ -21,6 +21,13 @@ def test_tensors_are_counted_and_those_from_the_network_named() -> None:
     )
 
 
+def test_who_gets_hidden_states_in_f32_is_named() -> None:
+    report = WeightsReport({"127.0.0.1:1": "anna"})
+    for line in ("127.0.0.1:1 f16", "127.0.0.1:1 f32", "10.0.0.9:5 f32", "10.0.0.9:6 f32 more", "f32"):
+        report.line(f"activations {line}")
+    assert report.unrounded == ("anna", "10.0.0.9:5")
+
+
 def test_more_than_are_kept_by_name_are_counted_all_the_same() -> None:
     report = WeightsReport({})
     for number in range(MAX_KEPT + 3):

@@ -1,0 +1,196 @@
+"""What half floats between nodes do to a model: `python -m tests.e2e.perplexity [--write docs/native.md]`.
+
+llama-perplexity of the patched tree (built the first time) reads the documentation of Python's own language,
+10 times 512 tokens, with SmolLM2: with `GGML_RPC_ACTIVATIONS=f32`, and compared with that, token by token,
+with `f16` on 1, 2 and 4 workers. To show what such a difference is worth, the first is compared with itself
+as well, and with f32 and attention computed by other kernels. No times: any machine will do. Some minutes.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import platform
+import pydoc_data.topics
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from meshd.build import cache as builds
+from meshd.build.compile import compile_tree
+from meshd.build.interface import RPC_SERVER, Progress
+from meshd.build.machine import cpu_kind
+from meshd.build.pin import read_pin
+from meshd.build.tree import Tree
+from meshd.process.group import environment
+
+from tests.e2e.models import cache_folder, patched, smollm2
+from tests.e2e.native_rig import Worker
+
+BEGIN, END = "<!-- perplexity -->\n", "<!-- end of perplexity -->\n"
+TARGET = "llama-perplexity"
+CONTEXT, CHUNKS = 512, 10
+TEXT_CHARACTERS = 60_000  # more than CHUNKS * CONTEXT tokens
+TIMEOUT = 500.0  # seconds
+WHAT = ("Mean PPL(Q)", "Mean ln(PPL(Q)/PPL(base))", "Mean    KLD", "Same top p")
+_NUMBER = r"\s*[:=]\s*(-?[\d.]+)\s*±\s*(-?[\d.]+)"
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Each a mean and its standard error, compared with f32; `same` in per cent of tokens.
+
+    `ratio` is the logarithm of the perplexities', its error that of the differences token by token.
+    """
+
+    perplexity: tuple[float, float]
+    ratio: tuple[float, float]
+    divergence: tuple[float, float]
+    same: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What is compared: states cross to the first worker, between two of them, and back."""
+
+    name: str
+    workers: int
+    activations: str
+    options: tuple[str, ...] = ()
+
+
+WAYS = (
+    Way("f32 again", 1, "f32"),
+    Way("f32, `-fa off`", 1, "f32", ("-fa", "off")),
+    Way("f16, 1 worker: 2 crossings", 1, "f16"),
+    Way("f16, 2 workers: 3 crossings", 2, "f16"),
+    Way("f16, 4 workers: 5 crossings", 4, "f16"),
+)
+
+
+def _silent(progress: Progress) -> None:
+    """The log of the build has it."""
+
+
+def build() -> Path:
+    """llama-perplexity, in the tree of the patched build."""
+    patched()
+    return asyncio.run(_build())
+
+
+async def _build() -> Path:
+    pin = read_pin()
+    native = cache_folder() / "native"
+    async with builds.locked(native / "lock", _silent):
+        tree = Tree(native / f"tree-cpu-{cpu_kind()}")
+        tree.patch(pin.patches)
+        await compile_tree(tree, backend="cpu", targets=[TARGET], progress=_silent)
+        return tree.build / "bin" / TARGET
+
+
+def text() -> str:
+    """Real prose, which every machine with Python has."""
+    topics = pydoc_data.topics.topics
+    return "\n".join(topics[name] for name in sorted(topics))[:TEXT_CHARACTERS]
+
+
+def _run(program: Path, endpoints: Sequence[str], activations: str, options: Sequence[str]) -> str:
+    argv = [str(program), "-m", str(smollm2()), "-c", str(CONTEXT), "-b", str(CONTEXT), "-t", "1"]
+    argv += ["--chunks", str(CHUNKS), "--rpc", ",".join(endpoints), "-ngl", "999"]
+    argv += ["-dev", ",".join(f"RPC{number}" for number in range(len(endpoints)))]
+    argv += ["-ot", "token_embd.weight=CPU", "-fit", "off", "-nr", "-ts", ",".join("1" * len(endpoints))]
+    done = subprocess.run(
+        [*argv, *options],
+        env=environment({"GGML_RPC_ACTIVATIONS": activations}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=TIMEOUT,
+        check=False,
+    )
+    if done.returncode:
+        raise ChildProcessError(f"{TARGET} ended with {done.returncode}:\n{done.stdout[-3000:]}")
+    return done.stdout
+
+
+def _find(output: str, what: str) -> tuple[float, float]:
+    found = re.search(re.escape(what) + _NUMBER, output)
+    if found is None:
+        raise ValueError(f"no `{what}` in:\n{output[-3000:]}")
+    return float(found[1]), float(found[2])
+
+
+def read_first(program: Path, endpoint: str, folder: Path) -> None:
+    """With f32, on one worker: leaves what it makes of each token in `folder`."""
+    prose = folder / "text.txt"
+    prose.write_text(text(), encoding="utf-8")
+    _run(program, [endpoint], "f32", ["-f", str(prose), "--kl-divergence-base", str(folder / "logits")])
+
+
+def compare(
+    program: Path, endpoints: Sequence[str], folder: Path, way: Way
+) -> tuple[tuple[float, float], Effect]:
+    """The perplexity of the first, and what `way` does to it."""
+    options = ["--kl-divergence-base", str(folder / "logits"), "--kl-divergence", *way.options]
+    output = _run(program, endpoints[: way.workers], way.activations, options)
+    found = (_find(output, what) for what in WHAT)
+    return _find(output, "Mean PPL(base)"), Effect(*found)
+
+
+def measure(folder: Path) -> str:
+    """All ways, as a table."""
+    program = build()
+    most = max(way.workers for way in WAYS)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(Worker(patched().binaries[RPC_SERVER], folder)) for _ in range(most)]
+        endpoints = [server.endpoint for server in servers]
+        read_first(program, endpoints[0], folder)
+        done = {way.name: compare(program, endpoints, folder, way) for way in WAYS}
+    return table(done[WAYS[0].name][0], {name: effect for name, (_, effect) in done.items()})
+
+
+def _cell(value: tuple[float, float], digits: int) -> str:
+    return f"{value[0]:.{digits}f} ± {value[1]:.{digits}f}"
+
+
+def table(first: tuple[float, float], effects: Mapping[str, Effect]) -> str:
+    """Markdown."""
+    lines = [
+        "| | perplexity | ln of its ratio | Kullback-Leibler divergence | same likeliest token |",
+        "|---|---|---|---|---|",
+        f"| f32 | {_cell(first, 3)} | | | |",
+    ]
+    for name, it in effects.items():
+        cells = [_cell(it.perplexity, 3), _cell(it.ratio, 4), _cell(it.divergence, 5)]
+        cells.append(f"{_cell(it.same, 1)} %")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    digest = hashlib.sha256(text().encode()).hexdigest()[:16]
+    where = f"{platform.system()}, {platform.machine()}, {datetime.now(tz=UTC):%Y-%m-%d}"
+    source = f"documentation of Python {platform.python_version()} (SHA-256 of the text {digest}…)"
+    return "\n".join([*lines, "", f"{where}: {source}, {CHUNKS} × {CONTEXT} tokens.", ""])
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this page")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        made = measure(Path(folder))
+    sys.stdout.write(made)
+    if chosen.write is not None:
+        page = chosen.write.read_text(encoding="utf-8")
+        before, rest = page.split(BEGIN)
+        _, after = rest.split(END)
+        chosen.write.write_text(before + BEGIN + made + END + after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""`meshd serve --activations f16`: hidden states take half the bytes on the links between nodes."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from meshd.bench.llama import measure
+from meshd.build.interface import LLAMA_SERVER
+from meshd.fleet.node import LocalNode
+
+from tests.e2e.alone import alone
+from tests.e2e.models import smollm2, stock
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, play
+from tests.e2e.test_mesh_push import HEADLESS, TOKENS, WIDTH, pushes, sent_to
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+
+HALF = 2 * (576 + 1)  # bytes of a row of SmolLM2-135M
+PROMPT_TOKENS = 1600
+MESSAGES = 400  # bytes of a token for requests and frames of all layers
+
+
+async def log_of(home: Path) -> str:
+    return await asyncio.to_thread((home / "logs" / "meshd.log").read_text)
+
+
+@pytest.mark.parametrize(("activations", "row"), [("f32", WIDTH), ("f16", HALF)])
+def test_a_token_takes_that_from_worker_to_worker(tmp_path: Path, activations: str, row: int) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, workers = await fleet.workers(smollm2(), smollm2())
+            options = ("--min-workers", "2", "--activations", activations, *HEADLESS, *SAME_THREADS)
+            head = await fleet.head(smollm2(), *options, token=token)
+            status = await fleet.ready(head)
+            assert pushes(status)["worker-1"] == (True, "")
+            crossed = []
+            for tokens in (TOKENS, 2 * TOKENS):
+                before = await sent_to(workers[0], "worker-1")
+                assert await api_of(status).complete(PROMPT, tokens)
+                crossed.append(await sent_to(workers[0], "worker-1") - before)
+            a_token = (crossed[1] - crossed[0]) / TOKENS
+            print(f"{activations}: {a_token:.0f} bytes a token from worker-0 to worker-1")  # noqa: T201
+            assert row <= a_token < row + MESSAGES
+            log = await log_of(head.spec.home)
+            assert "activations_f32" not in log
+            for worker in workers:
+                assert "rpc_refused" not in await log_of(worker.spec.home)
+
+    play(check())
+
+
+def test_a_long_prompt_takes_less_with_compression_as_well(tmp_path: Path) -> None:
+    """Over all links: two workers, no token twice, what repeats taken out; what is left is states."""
+
+    async def check() -> None:
+        crossed = {}
+        for activations in ("f32", "f16"):
+            async with Fleet(tmp_path / activations) as fleet:
+                given = ("--compress", "on")
+                token, workers = await fleet.workers(smollm2(), smollm2(), options=given)
+                options = ("--min-workers", "2", "--ctx-size", "2048", "--activations", activations)
+                head = await fleet.head(smollm2(), *options, *given, *HEADLESS, *SAME_THREADS, token=token)
+                await fleet.ready(head)
+                place = head.spec.home / "llama.sock"
+                await measure(place, prompt_tokens=8, tokens=4)
+                before = await all_links(head, workers[0])
+                await measure(place, prompt_tokens=PROMPT_TOKENS, tokens=1)
+                crossed[activations] = await all_links(head, workers[0]) - before
+        print(f"prompt of {PROMPT_TOKENS} tokens, compressed, bytes: {crossed}")  # noqa: T201
+        assert crossed["f16"] < 0.7 * crossed["f32"]
+
+    play(check())
+
+
+async def all_links(head: LocalNode, worker: LocalNode) -> int:
+    """Bytes between the head and both workers, both ways, and from the first worker to the second."""
+    links = [peer.link for peer in (await head.status()).peers if peer.link is not None]
+    return sum(link.sent_bytes + link.received_bytes for link in links) + await sent_to(worker, "worker-1")
+
+
+@pytest.mark.parametrize("who", ["worker", "head"])
+def test_who_does_not_know_how_is_named_in_the_log(tmp_path: Path, who: str) -> None:
+    """One has upstream's build; hidden states cross in f32, and the text is that of one node."""
+    plain = ("--native-bin", str(stock().binaries[LLAMA_SERVER].parent))
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(smollm2(), options=plain if who == "worker" else ())
+            options = ("--activations", "f16", *(plain if who == "head" else ()), *SAME_THREADS)
+            head = await fleet.head(smollm2(), *options, token=token)
+            status = await fleet.ready(head)
+            assert await api_of(status).complete(PROMPT, TOKENS) == reference
+            log = await log_of(head.spec.home)
+            assert log.count("activations_f32") == 1
+            why = "llama-server has no patches" if who == "head" else "its rpc-server does not know how"
+            assert why in log
+
+    play(check())
