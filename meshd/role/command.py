@@ -37,6 +37,11 @@ def stock_rpc_server(program: str, *, devices: Sequence[str], port: int) -> list
     return [program, "--host", "127.0.0.1", "--port", str(port), "--device", ",".join(devices)]
 
 
+def trial(program: str, device: str, operations: Sequence[str]) -> list[str]:
+    """A patched rpc-server that computes these once on one device, and ends."""
+    return [program, "--try-device", device, "--try", ",".join(operations)]
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """What llama-server is started with. `plan` are the options of the split (model/split.py)."""

@@ -9,6 +9,7 @@ the one that receives is told from whom (Admit), the one that sends is told to w
 what came of it (Reached). The lease lives exactly as long as the stream: ended, reset or lost, it is over.
 """
 
+import re
 from dataclasses import dataclass, replace
 
 from meshd.base.errors import RemoteProtocolError
@@ -25,17 +26,24 @@ RPC_SERVER_CRASHED = "rpc_server_crashed"  # code of Lost: by a fault of its own
 MAX_DEVICES = 16
 MAX_MODEL_BYTES = 256
 MOST_VERSION = 1 << 16
+MAX_OPERATIONS = 64
+MAX_OPERATION_BYTES = 64
+_OPERATION = re.compile(r"[a-z0-9_]+(:[a-z0-9_]+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """The head asks: its incarnation, what model (for the worker's status), which native version it runs."""
+    """The head asks: its incarnation, what model (for the worker's status), which native version it runs.
+
+    `operations`: what the model needs of a device (model/operations.py), to be tried before the offer.
+    """
 
     incarnation: bytes
     model: str
     fingerprint: str
     native_pin: str
     native_patches: str
+    operations: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         return pack(
@@ -46,6 +54,7 @@ class Acquire:
                 "fingerprint": self.fingerprint,
                 "native_pin": self.native_pin,
                 "native_patches": self.native_patches,
+                "operations": list(self.operations),
             }
         )
 
@@ -70,13 +79,15 @@ class Offer:
     """What the worker could lend now; `has_model`: it holds a file of its own, known by content.
 
     `machine` is the same for nodes on one machine (which share its memory) and says nothing else. `push`: it
-    understands Admit and Neighbour.
+    understands Admit and Neighbour. `unfit`: for each device why it may not be used, empty where it may; or
+    nothing at all.
     """
 
     devices: tuple[Device, ...]
     has_model: bool
     machine: str
     push: bool = False
+    unfit: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         return pack(
@@ -89,6 +100,7 @@ class Offer:
                 "has_model": self.has_model,
                 "machine": self.machine,
                 "push": self.push,
+                "unfit": [plain(why) for why in self.unfit],
             }
         )
 
@@ -209,6 +221,7 @@ def decode(data: bytes) -> LeaseMessage:
             fields.text("fingerprint", most=128),
             fields.text("native_pin", most=128),
             fields.text("native_patches", most=128),
+            _operations(fields),
         )
     if kind == "offer":
         rows = fields.lists("devices", count=MAX_DEVICES)
@@ -216,7 +229,8 @@ def decode(data: bytes) -> LeaseMessage:
         if len({device.name for device in devices}) != len(devices):
             raise RemoteProtocolError("field `devices` names a device twice", code="message")
         push = fields.flag("push", default=False)
-        return Offer(devices, fields.flag("has_model"), fields.text("machine", most=64), push)
+        has_model, machine = fields.flag("has_model"), fields.text("machine", most=64)
+        return Offer(devices, has_model, machine, push, _unfit(fields, len(devices)))
     if kind == "reserve":
         return Reserve(fields.numbers("bytes", low=0, high=(1 << 60) - 1, count=MAX_DEVICES))
     if kind == "grant":
@@ -263,6 +277,25 @@ def _with_cards(fields: Fields, devices: list[Device]) -> tuple[Device, ...]:
     if len(cards) != len(devices):
         raise RemoteProtocolError("field `cards` has not one entry for each device", code="message")
     return tuple(replace(device, card=card) for device, card in zip(devices, cards, strict=True))
+
+
+def _operations(fields: Fields) -> tuple[str, ...]:
+    """A head of an earlier version names none. They become arguments of a program: no other letters."""
+    if "operations" not in fields:
+        return ()
+    words = fields.texts("operations", most=MAX_OPERATION_BYTES, count=MAX_OPERATIONS)
+    if not all(_OPERATION.fullmatch(word) for word in words):
+        raise RemoteProtocolError("field `operations` has an entry that is no operation", code="message")
+    return words
+
+
+def _unfit(fields: Fields, devices: int) -> tuple[str, ...]:
+    if "unfit" not in fields:
+        return ()
+    reasons = fields.texts("unfit", most=MAX_TEXT_BYTES, count=MAX_DEVICES)
+    if len(reasons) not in (0, devices):
+        raise RemoteProtocolError("field `unfit` has not one entry for each device", code="message")
+    return reasons
 
 
 def _device(row: list[object]) -> Device:

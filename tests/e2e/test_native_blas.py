@@ -21,6 +21,7 @@ from meshd.model.weights_index import encode_index
 from tests.e2e.models import cache_folder, patched, smollm2
 from tests.e2e.native_rig import Head, Worker, index_of
 from tests.e2e.nodes import SOAK
+from tests.e2e.test_native_trial import trial
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -57,6 +58,10 @@ async def _build() -> Path:
 @pytest.mark.skipif(not _has_openblas(), reason="OpenBLAS is not installed (libopenblas-dev)")
 def test_openblas_is_found_out_and_serves_on(tmp_path: Path) -> None:
     server = asyncio.run(_build())
+    code, found = trial(
+        server, "BLAS", ["mul_mat:q4_1:576", "mul_mat:f32:576", "rms_norm:576", "set_rows:f16:192"]
+    )
+    assert (code, [verdict for verdict, _ in found.values()]) == (0, ["right", "right", "lacks", "lacks"])
     program = tmp_path / "rpc-server"
     program.write_text(f'#!/bin/sh\nexec {server} --device BLAS "$@"\n')
     program.chmod(0o755)

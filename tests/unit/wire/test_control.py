@@ -58,6 +58,8 @@ MESSAGES: list[tuple[Decode, object]] = [
     (joining.decode, Welcome(b"chain", (b"r1", b"r2"), (b"b1",))),
     (joining.decode, NotAdmitted("expired", "long ago", "ask again")),
     (lease.decode, Acquire(bytes(16), "model", "f" * 64, "pin", "patches")),
+    (lease.decode, Acquire(bytes(16), "model", "f" * 64, "pin", "patches", ("rms_norm:64", "rope:64:9:64"))),
+    (lease.decode, Offer((CPU,), has_model=True, machine="m", unfit=("its trial stood still",))),
     (lease.decode, Offer((CPU,), has_model=True, machine="m")),
     (lease.decode, Offer((CPU,), has_model=True, machine="m", push=True)),
     (lease.decode, Admit(bytes(range(32)))),
@@ -85,6 +87,9 @@ def changed(message: object, fields: Mapping[str, object]) -> bytes:
     return made
 
 
+OPTIONAL = ("hint", "software", "push", "compressed", "always", "cards", "operations", "unfit")
+
+
 @pytest.mark.parametrize(("decode", "message"), MESSAGES)
 def test_what_was_packed_is_read_and_unknown_fields_are_left_alone(decode: Decode, message: object) -> None:
     assert decode(encoded(message)) == message
@@ -101,7 +106,7 @@ def test_each_field_is_needed_or_has_a_default(decode: Decode, message: object) 
         except RemoteProtocolError as error:
             assert name in error.what
         else:
-            assert name in ("hint", "software", "push", "compressed", "always", "cards")
+            assert name in OPTIONAL
             assert again is not None
 
 
@@ -128,6 +133,15 @@ def test_noise_raises_only_the_declared_error(decode: Decode, noise: bytes) -> N
     ("message", "fields", "named"),
     [
         (Offer((CPU,), True, "m"), {"devices": [["CPU", "cpu", "", 1, 1]] * 2, "cards": None}, "devices"),
+        (Acquire(bytes(16), "", "", "", ""), {"operations": ["a b"]}, "operations"),
+        (Acquire(bytes(16), "", "", "", ""), {"operations": ["a,b"]}, "operations"),
+        (Acquire(bytes(16), "", "", "", ""), {"operations": ["-a"]}, "operations"),
+        (Acquire(bytes(16), "", "", "", ""), {"operations": [""]}, "operations"),
+        (Acquire(bytes(16), "", "", "", ""), {"operations": ["a\n"]}, "operations"),
+        (Acquire(bytes(16), "", "", "", ""), {"operations": ["a" * 65]}, "operations"),
+        (Acquire(bytes(16), "", "", "", ""), {"operations": ["a"] * 65}, "operations"),
+        (Offer((CPU,), True, "m"), {"unfit": ["a", "b"]}, "unfit"),
+        (Offer((CPU,), True, "m"), {"unfit": ["a" * 1025]}, "unfit"),
         (Offer((CPU,), True, "m"), {"cards": []}, "cards"),
         (Offer((CPU,), True, "m"), {"cards": ["c" * 65]}, "cards"),
         (Offer((CPU,), True, "m"), {"cards": [7]}, "cards"),
