@@ -23,12 +23,13 @@ def examine(
     native: NativeVersion | None = None,
     file_notes: Sequence[str] = (),
     refused: Sequence[str] = (),
+    unfit: Sequence[str] = (),
 ) -> Status:
     """The same status with its warnings.
 
     `clock_offsets`: seconds that a peer's wall clock (by id) is ahead of ours. `native`: our own build, to
     compare with those of the peers. `file_notes`: what became of this worker's model files.
-    `refused`: requests of heads that broke the rules.
+    `refused`: requests of heads that broke the rules. `unfit`: devices that failed their trial.
     """
     found = [
         *_mesh(status),
@@ -39,6 +40,7 @@ def examine(
         *_model(status),
         *_files(file_notes),
         *_refused(refused),
+        *_unfit(unfit),
     ]
     return replace(status, warnings=tuple(found))
 
@@ -211,6 +213,17 @@ def _files(notes: Sequence[str]) -> Iterator[HealthWarning]:
             severity="warning",
             what=note,
             hint="if that was not meant, put the right file there: the next lease takes what lies there then",
+        )
+
+
+def _unfit(devices: Sequence[str]) -> Iterator[HealthWarning]:
+    for device in devices:
+        yield HealthWarning(
+            code="device_unfit",
+            severity="warning",
+            what=device,
+            hint="another driver may help; `meshd logs device-trial` has all. It is tried again after ten "
+            "minutes; `--device CPU` does without it",
         )
 
 

@@ -112,6 +112,7 @@ class DaemonControl(TunnelAnswers):
             native=facts.native,
             file_notes=role.notes,
             refused=role.refused,
+            unfit=role.unfit,
         )
 
     async def ping(self, peer: str, timeout: float) -> PingReply:

@@ -14,10 +14,13 @@ from meshd.build.pin import read_pin
 from meshd.config import Config
 from meshd.daemon.kit import find_native
 from meshd.daemon.native_check import check_native
+from meshd.model.operations import USUAL
 from meshd.process.run import run_to_end
 from meshd.role.devices import list_devices
+from meshd.role.fitness import Fitness
 from meshd.role.interface import Native
 
+UNFIT_HINT = "another driver may help; a model that needs less of it may run there all the same"
 State = Literal["ok", "warning", "error"]
 
 
@@ -74,14 +77,24 @@ async def _native(native: Native, logs: Path) -> list[Finding]:
         found.append(_fault("RPC", error))
     try:
         log = logs / "devices.log"
-        for device in await list_devices(
+        devices = await list_devices(
             native.rpc_server, patched=native.patched, machine="", run_to_end=run_to_end, log=log
-        ):
+        )
+        fitness = Fitness(native, run_to_end, logs=logs, kept=None, machine="")
+        for device, why in zip(devices, await fitness.unfit(devices, USUAL, _silent), strict=True):
             free, total = in_bytes(device.free_bytes), in_bytes(device.total_bytes)
-            found.append(Finding("device", "ok", f"{device.name}, {free} of {total} free"))
+            what = f"{device.name}, {free} of {total} free"
+            if why:
+                found.append(Finding("device", "error", f"{what}: {why}", UNFIT_HINT))
+            else:
+                found.append(Finding("device", "ok", what))
     except MeshdError as error:
         found.append(_fault("device", error))
     return found
+
+
+async def _silent(_text: str) -> None:
+    """Nobody waits for a word of how far it is."""
 
 
 def _fault(name: str, error: MeshdError) -> Finding:

@@ -118,6 +118,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         random=secrets.token_bytes,
         logs=config.paths.logs,
         run_dir=socket_folder(config.paths.home, os.environ),
+        passed_trials=config.paths.cache / "device-trials",
         compressed=0 if config.links.compress == "off" else VERSION,
         always_compressed=config.links.compress == "on",
     )

@@ -10,14 +10,17 @@ from meshd.base.tasks import Owner, first_error
 from meshd.gateway.interface import WorkerLoad
 from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers
+from meshd.model.operations import operations
 from meshd.model.plan import Plan
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
-from meshd.role.devices import list_devices, pick
+from meshd.role.extra import read_extra
+from meshd.role.fitness import Fitness
 from meshd.role.interface import Kit
 from meshd.role.lender import Lender, why_unfit
 from meshd.role.life import Loaded, ServerDied
+from meshd.role.own_devices import own_devices
 from meshd.role.plan import (
     HeadOptions,
     Lent,
@@ -35,7 +38,7 @@ from meshd.role.token_cost import measure_token
 from meshd.role.unable import Trial, Unable
 from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import TunnelStatus
-from meshd.wire.lease import RPC_SERVER_CRASHED, Acquire, Device
+from meshd.wire.lease import RPC_SERVER_CRASHED, Acquire
 
 LEASE_WORD_SECONDS = 1.0  # llama-server sees the loss of a worker; the lease tells why, a moment later
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
@@ -45,8 +48,8 @@ LOG = log.get("serve")
 class HeadRun:
     """Run once. `told` gets what it is waiting for, `on_loaded` is called when a real token came.
 
-    What the next life should know is left in `blamed`, `server_died`, `started`, and in `unable`, which all
-    lives share.
+    What the next life should know is left in `blamed`, `server_died`, `started`, and in `unable` and
+    `fitness`, which all lives share.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class HeadRun:
         options: HeadOptions,
         plain: Sequence[PlainRpc],
         unable: Unable,
+        fitness: Fitness,
         socket: Path,
         alias: str,
         told: Callable[[str], None],
@@ -77,6 +81,9 @@ class HeadRun:
         self._lenders: list[Lender] = []
         self._pushing = Pushing(allowed=options.push)
         self._trial = Trial(unable)
+        self._fitness = fitness
+        shape = read_extra(options.extra).shape(layers, tokens=options.ctx_size)
+        self._operations = operations(file.headers, shape)
         self._server = LlamaServer(
             kit,
             file=file,
@@ -149,12 +156,16 @@ class HeadRun:
         """A plan, and the offers that it uses; the other workers are sent home. Raises MeshdError."""
         refusals: list[MeshdError] = []
         lent = await self._ask(workers, refusals)
+        own, own_unable = await own_devices(
+            self._kit, self._options, self._fitness, self._operations, self._tell_own
+        )
         planned = make_plan(
             self._layers,
             lent=lent,
             plain=self._plain,
-            own=await self._own_devices(),
+            own=own,
             options=self._options,
+            own_unable=own_unable,
         )
         plan, used = without_idle(planned, lent)
         reasons = [error.what for error in refusals]
@@ -182,6 +193,7 @@ class HeadRun:
             fingerprint=self._index.fingerprint,
             native_pin=version.pin,
             native_patches=version.patches,
+            operations=self._operations,
         )
         self._told(f"asking {len(workers)} workers" if workers else "planning")
         saved = self._server.saved()
@@ -208,7 +220,7 @@ class HeadRun:
         lent = []
         for lender in self._lenders:
             assert lender.offer is not None
-            unable = self._trial.offered(lender.peer, native[lender.peer], lender.offer.devices)
+            unable = self._trial.offered(lender.peer, native[lender.peer], lender.offer)
             lent.append(Lent(lender.name, lender.offer, ways.get(lender.peer), unable))
         return lent
 
@@ -231,20 +243,8 @@ class HeadRun:
             if not isinstance(error, Refused):  # it said nothing, or what makes no sense
                 self.blamed[lender.peer] = error.what
 
-    async def _own_devices(self) -> tuple[Device, ...]:
-        listed = await list_devices(
-            self._kit.native.rpc_server,
-            patched=self._kit.native.patched,
-            machine=self._options.machine,
-            run_to_end=self._kit.run_to_end,
-            log=self._kit.logs / "devices.log",
-        )
-        cpu = tuple(device for device in listed if device.name == "CPU")
-        asked = self._options.devices
-        if asked and set(asked) <= {"none", "CPU"}:
-            return cpu
-        gpus = pick(listed, [name for name in asked if name != "CPU"])
-        return (*cpu, *(device for device in gpus if device.kind == "gpu"))
+    async def _tell_own(self, text: str) -> None:
+        self._told(f"{self._options.node_name}: {text}")
 
     async def _reserve(self, plan: Plan, lent: Sequence[Lent], owner: Owner) -> None:
         self._weights_of = plan.weights_of

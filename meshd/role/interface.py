@@ -154,6 +154,8 @@ class Kit:
     """The version of compressed streams that this node takes, 0 for none."""
     always_compressed: bool = False
     """Its user wants that on any path."""
+    passed_trials: Path | None = None
+    """Where the trials that devices passed are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,8 @@ class RoleStatus:
     model: ModelStatus | None
     notes: tuple[str, ...] = ()
     """What somebody should know of the model files, a line each."""
+    unfit: tuple[str, ...] = ()
+    """Devices that failed their trial, a line each."""
     refused: tuple[str, ...] = ()
     """The last requests of heads that broke the rules of RPC, a line each."""
     store: StoreStatus | None = None

@@ -35,20 +35,24 @@ class Ledger:
     limit: int | None = None
     leases: tuple[Lease, ...] = ()
 
-    def offer(self, devices: Sequence[Device]) -> tuple[Device, ...]:
+    def offer(self, devices: Sequence[Device], unfit: Sequence[str] = ()) -> tuple[Device, ...]:
         """The devices with what is left of them: free, not promised to a lease, and within the limit.
 
+        Of one that may not be used (`unfit` has the reason at its place) nothing is.
         `devices` must have been listed after this ledger was looked at: what a lease loads in between is
         held back twice then, and never promised twice.
         """
         return tuple(
             replace(
                 device,
-                free_bytes=max(0, min(device.free_bytes - self._pending(device), self._left(device))),
+                free_bytes=0 if why else self._free(device),
                 total_bytes=min(device.total_bytes, self.limit or device.total_bytes),
             )
-            for device in devices
+            for device, why in zip(devices, unfit or ("",) * len(devices), strict=True)
         )
+
+    def _free(self, device: Device) -> int:
+        return max(0, min(device.free_bytes - self._pending(device), self._left(device)))
 
     def _pending(self, device: Device) -> int:
         return sum(lease.pending(device.name) for lease in self.leases)

@@ -79,11 +79,13 @@ def make_plan(
     plain: Sequence[PlainRpc],
     own: Sequence[Device],
     options: HeadOptions,
+    own_unable: Mapping[str, str] | None = None,
 ) -> Plan:
     """The split over workers, plain rpc-servers and this machine's devices, in this order.
 
-    `own` has the head's CPU and, unless `--device none`, the GPUs it may use. Raises NotEnoughMemory,
-    UserError; Refused when devices that cannot run the model leave too few workers.
+    `own` has the head's CPU and, unless `--device none`, the GPUs it may use; `own_unable` those of them that
+    cannot run the model, and why. Raises NotEnoughMemory, UserError; Refused when devices that cannot run the
+    model leave too few workers.
     """
     _check_able(lent, options.min_workers)
     devices: list[PlanDevice] = []
@@ -91,17 +93,20 @@ def make_plan(
         devices += [_remote(item.node, device, item.offer.machine, item.way) for device in item.devices]
     for server in plain:
         devices += [_remote(server.endpoint, device, "", None) for device in server.devices]
+    unable: list[LeftOut] = []
     for device in own:
-        devices.append(
-            PlanDevice(
-                node=options.node_name,
-                name=device.name,
-                free=device.free_bytes,
-                is_gpu=device.kind == "gpu",
-                is_head=True,
-                pool=_pool(device, options.machine),
-            )
+        mine = PlanDevice(
+            node=options.node_name,
+            name=device.name,
+            free=device.free_bytes,
+            is_gpu=device.kind == "gpu",
+            is_head=True,
+            pool=_pool(device, options.machine),
         )
+        if why := (own_unable or {}).get(device.name):
+            unable.append(LeftOut(mine, why))
+        else:
+            devices.append(mine)
     extra = read_extra(options.extra)
     split = SplitOptions(
         shape=extra.shape(layers, tokens=options.ctx_size),
@@ -110,7 +115,7 @@ def make_plan(
         local_output={"head": True, "worker": False}.get(options.output),
         sampled_with_output=extra.backend_sampling,
     )
-    unable = [
+    unable += [
         LeftOut(_remote(item.node, device, "", None), why)
         for item in lent
         for device in item.offer.devices

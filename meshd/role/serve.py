@@ -20,6 +20,7 @@ from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.process.interface import ChildState, ChildStatus
 from meshd.role.extra import read_extra
+from meshd.role.fitness import Fitness
 from meshd.role.head import HeadRun
 from meshd.role.interface import Kit, ModelStatus, RoleStatus
 from meshd.role.life import Loaded, ServerDied
@@ -55,6 +56,9 @@ class Serve:
         self._failures = 0
         self._standings = Standings()
         self._unable = Unable()
+        self._fitness = Fitness(
+            kit.native, kit.run_to_end, logs=kit.logs, kept=kit.passed_trials, machine=options.machine
+        )
         self._server_runs = 0
         self._server_failures = 0  # in a row
         self._server_failures_same = 0  # of them, the last with one split
@@ -118,7 +122,7 @@ class Serve:
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),
         )
-        return RoleStatus(children=children, tunnels=tunnels, model=model)
+        return RoleStatus(children=children, tunnels=tunnels, model=model, unfit=self._fitness.notes)
 
     def _dead_server(self, died: ServerDied) -> ChildStatus:
         return ChildStatus(
@@ -197,6 +201,7 @@ class Serve:
             options=self._options,
             plain=plain,
             unable=self._unable,
+            fitness=self._fitness,
             socket=self.socket_path,
             alias=self.model_name,
             told=lambda text: self._tell(ModelState.LOADING, text),

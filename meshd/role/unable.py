@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshd.identity.keys import PeerId
-from meshd.wire.lease import Device
+from meshd.wire.lease import Device, Offer
 from meshd.wire.native import NativeVersion
 
 CRASHES = 2
@@ -82,12 +82,14 @@ class Trial:
         self._used: dict[PeerId, tuple[str, ...]] = {}
         self.failed = False  # a device did
 
-    def offered(
-        self, peer: PeerId, native: NativeVersion | None, devices: Sequence[Device]
-    ) -> Mapping[str, str]:
-        """The devices of this offer that are left out, by name, each with the reason."""
-        self._equipment[peer] = Equipment.of(native, devices)
-        return self._unable.why_not(peer, self._equipment[peer])
+    def offered(self, peer: PeerId, native: NativeVersion | None, offer: Offer) -> Mapping[str, str]:
+        """The devices of this offer that are left out, by name, each with the reason.
+
+        What the worker itself says of them (Offer.unfit) holds for this offer alone.
+        """
+        self._equipment[peer] = Equipment.of(native, offer.devices)
+        unfit = {device.name: why for device, why in zip(offer.devices, offer.unfit, strict=False) if why}
+        return {**unfit, **self._unable.why_not(peer, self._equipment[peer])}
 
     def uses(self, peer: PeerId, devices: Sequence[Device], wanted: Sequence[int]) -> None:
         """Bytes that are reserved of each device; the server runs those that are not 0, in their order."""

@@ -26,6 +26,7 @@ from meshd.peer.interface import MetadataValue, Stream
 from meshd.peer.messages import MessageStream
 from meshd.process.interface import ChildStatus
 from meshd.role.devices import pick
+from meshd.role.fitness import Fitness
 from meshd.role.interface import Kit, RoleStatus
 from meshd.role.known_files import KnownFiles, Weights
 from meshd.role.lease import MAX_LEASES, Lease, Ledger
@@ -93,6 +94,9 @@ class Worker:
         self._store = store
         self._options = options
         self._listing = Listing(kit, machine=options.machine)
+        self._fitness = Fitness(
+            kit.native, kit.run_to_end, logs=kit.logs, kept=kit.passed_trials, machine=options.machine
+        )
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, RpcServer] = {}
         self._streams = LentStreams(kit, self._running)
@@ -109,6 +113,7 @@ class Worker:
             tunnels=[way for server in self._running.values() for way in server.ways],
             model=None,
             notes=self._files.notes,
+            unfit=self._fitness.notes,
             refused=self._streams.refused,
             store=self._store.status if self._store is not None else None,
         )
@@ -185,12 +190,15 @@ class Worker:
         except OSError as error:
             raise MeshdError(f"no lease can be made: {error.strerror}") from None
         before = self._ledger  # looked at before the devices: see Ledger.offer
-        devices = before.offer(await self._devices())
+        listed = await self._devices()
+        unfit = await self._fitness.unfit(listed, acquire.operations, _teller(messages))
+        devices = before.offer(listed, unfit)
         offer = Offer(
             devices,
             has_model=weights is not None and weights.has_model,
             machine=self._options.machine,
             push=self._kit.native.patched,
+            unfit=unfit if any(unfit) else (),
         )
         await messages.send(offer.encode())
         reserve = await _within(messages)

@@ -116,6 +116,7 @@ def test_every_code_is_listed_and_tested() -> None:
         "clock_off",
         "model_file",
         "rpc_refused",
+        "device_unfit",
     } == warning_codes()
 
 
@@ -127,6 +128,11 @@ def test_warnings_of_before_are_replaced() -> None:
 def test_a_refused_request_is_shown() -> None:
     (told,) = examine(calm(), refused=("a request of `ab` was refused: command 99",)).warnings
     assert told.code == "rpc_refused" and "command 99" in told.what and "revoke" in told.hint
+
+
+def test_a_device_that_failed_its_trial_is_shown() -> None:
+    (told,) = examine(calm(), unfit=("device GPU0 is not used: it stood still",)).warnings
+    assert told.code == "device_unfit" and "GPU0" in told.what and "driver" in told.hint
 
 
 def test_a_note_about_a_file_is_shown() -> None:

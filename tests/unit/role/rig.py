@@ -42,6 +42,7 @@ def cpu_lines(*, free_mib: int, name: str = "CPU") -> tuple[str, ...]:
 
 
 DEVICE_LINES = cpu_lines(free_mib=3000)
+GPU_LINE = f"device GPU0 gpu 0000:01:00.0 {4096 << 20} {3000 << 20} some card"
 
 
 COMPRESSED_VERSION = 7  # of compressed streams, as a worker of these tests takes them
@@ -283,6 +284,10 @@ class Bench:
         self.start_seconds = 0.0
         self.listings = 0
         self.listing_seconds = 0.0
+        self.trials: list[tuple[str, tuple[str, ...]]] = []  # device, operations
+        self.trial_lines: Sequence[str] | None = None  # None: everything is right
+        self.trial_ended: Ended | None = Ended(0, None, ())  # None: never
+        self.trial_seconds = 0.0
         self.stopped: set[int] = set()
         self.report_fails = False
         self.hand_over_fails_at: int | None = None
@@ -321,11 +326,30 @@ class Bench:
 
     async def _run_to_end(self, spec: ChildSpec) -> Ended:
         assert spec.on_line is not None
+        if "--try-device" in spec.argv:
+            return await self._try(spec)
         self.listings += 1
         await asyncio.sleep(self.listing_seconds)
         for line in self.device_lines:
             spec.on_line(line)
         return Ended(1, None, tuple(self.device_lines))
+
+    async def _try(self, spec: ChildSpec) -> Ended:
+        assert spec.on_line is not None
+        argv = list(spec.argv)
+        words = tuple(argv[argv.index("--try") + 1].split(","))
+        self.trials.append((argv[argv.index("--try-device") + 1], words))
+        lines = self.trial_lines
+        if lines is None:
+            lines = [f"{kind} {word}" for word in words for kind in ("trying", "right")]
+            lines.append(f"tried {len(words)}")
+        for line in lines:
+            spec.on_line(line)
+        await asyncio.sleep(self.trial_seconds)
+        if self.trial_ended is None:
+            await asyncio.Event().wait()
+        assert self.trial_ended is not None
+        return self.trial_ended
 
     def _make_tunnel(
         self,

@@ -1,0 +1,64 @@
+"""Which trials of devices were passed: a file of the cache with a line for each, so that none is repeated.
+
+Lost or damaged it costs a trial. Several daemons may share it: the last one wins.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshd.base import log
+
+MAX_KEPT = 256  # trials, the newest
+_LINE = re.compile(r"[0-9a-f]{64}")
+_MOST_BYTES = MAX_KEPT * 65
+LOG = log.get("worker")
+
+
+def trial_key(parts: Sequence[str]) -> str:
+    """One name for everything that decides how a trial ends."""
+    digest = hashlib.sha256(b"meshd trial 1\0")
+    for part in parts:
+        raw = part.encode("utf-8", "surrogateescape")
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return digest.hexdigest()
+
+
+class Passed:
+    """`path` None: kept as long as this object."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._keys = dict.fromkeys(self._read())
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._keys
+
+    def add(self, key: str) -> None:
+        """From now on it need not be tried. A file that cannot be written is no error."""
+        self._keys = dict.fromkeys([*self._read(), *(old for old in self._keys if old != key), key])
+        self._keys = dict.fromkeys(list(self._keys)[-MAX_KEPT:])
+        if self._path is None:
+            return
+        half = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            half.write_text("".join(f"{kept}\n" for kept in self._keys))
+            half.replace(self._path)
+        except OSError as error:
+            LOG.warning("trial_not_kept", why=error.strerror)
+            with contextlib.suppress(OSError):
+                half.unlink()
+
+    def _read(self) -> list[str]:
+        if self._path is None:
+            return []
+        try:
+            with self._path.open("rb") as file:
+                lines = file.read(_MOST_BYTES).decode("ascii", "replace").splitlines()
+        except OSError:
+            return []
+        return [line for line in lines if _LINE.fullmatch(line)]
