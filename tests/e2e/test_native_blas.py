@@ -58,10 +58,11 @@ async def _build() -> Path:
 @pytest.mark.skipif(not _has_openblas(), reason="OpenBLAS is not installed (libopenblas-dev)")
 def test_openblas_is_found_out_and_serves_on(tmp_path: Path) -> None:
     server = asyncio.run(_build())
-    code, found = trial(
-        server, "BLAS", ["mul_mat:q4_1:576", "mul_mat:f32:576", "rms_norm:576", "set_rows:f16:192"]
-    )
-    assert (code, [verdict for verdict, _ in found.values()]) == (0, ["right", "right", "lacks", "lacks"])
+    code, found = trial(server, "BLAS", ["mul_mat:q4_1:576", "rms_norm:576", "set_rows:f16:192"])
+    assert (code, {verdict for verdict, _ in found.values()}) == (0, {"lacks"})  # a token, or all
+    # the prompt was computed all the same: in floats, where the processor rounds to eight bits
+    code, found = trial(server, "BLAS", ["mul_mat:q4_1:576"], "--try-tolerance", "1e-6")
+    assert (code, found["mul_mat:q4_1:576"][0]) == (2, "wrong")
     program = tmp_path / "rpc-server"
     program.write_text(f'#!/bin/sh\nexec {server} --device BLAS "$@"\n')
     program.chmod(0o755)
