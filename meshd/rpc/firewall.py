@@ -251,9 +251,6 @@ class Firewall:
         self._named = True
         return 0
 
-    def _asked_ops(self, data: bytes | memoryview, at: int, size: int) -> int:
-        return check_asked_ops(data, at, size)
-
     # Answers.
 
     def _look_answer(self, data: bytes | memoryview, at: int, have: int) -> int:
@@ -337,7 +334,7 @@ _JUDGES: Mapping[int, Judge] = {
     rpc.PUSH_TENSOR: Firewall._push,
     rpc.TAKE_TENSOR: Firewall._take,
     rpc.PEER_SESSION: Firewall._session,
-    rpc.SUPPORTED_OPS: Firewall._asked_ops,
+    rpc.SUPPORTED_OPS: lambda _it, data, at, size: check_asked_ops(data, at, size),
     rpc.SET_TENSOR_F16: Firewall._set_half,
     rpc.GET_TENSOR_F16: _of_half_rows(Firewall._region),
     rpc.PUSH_TENSOR_F16: _of_half_rows(Firewall._push),
