@@ -306,7 +306,11 @@ void fuzz_session::memory() {
     }
     switch (dice_.below(damaging ? 5 : 4)) {
         case 4: {
-            rpc_msg_alloc_buffer_as_req request = { 0, 0, 1 + dice_.below(1 << 16), odd() };
+            uint64_t any = odd();
+            if (any > own_handle && any % RPC_HANDLE_SPACE == 0) {
+                any++; // a good one that comes up again later would be refused then
+            }
+            rpc_msg_alloc_buffer_as_req request = { 0, 0, 1 + dice_.below(1 << 16), any };
             valid = false;
             return frame(RPC_CMD_ALLOC_BUFFER_AS, request, "alloc_buffer_as, any handle");
         }

@@ -114,6 +114,12 @@ _TENSORS = {
     "a type that no tensor has": Case("type 15", lambda s: _sum(s, kind=Q8_K)),
     "half a block": Case("row of 33 elements", lambda s: _sum(s, kind=Q4_0, ne=(33, 1, 1, 1))),
     "2^126 elements": Case("ne[0]", lambda s: _sum(s, ne=((1 << 32) - 1,) * 4)),
+    "no elements, and a product that overflows": Case(
+        "ne[0]", lambda s: _sum(s, ne=((1 << 32) - 1,) * 3 + (0,))
+    ),
+    "no elements, each size possible": Case(
+        "too large", lambda s: _sum(s, ne=((1 << 31) - (1 << 17),) * 3 + (0,))
+    ),
     "a product that overflows": Case("too large", lambda s: _sum(s, ne=(1 << 16,) * 4, nb=(4, 0, 0, 0))),
 }
 
