@@ -14,6 +14,14 @@ CLOCK_SECONDS = 120.0
 RESTARTS = 3
 AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, no fault to be mended
 MAX_NAMED = 3
+_FILE_HINT = "if that was not meant, put the right file there: the next lease takes what lies there then"
+_REFUSED_HINT = (
+    "that head runs another llama.cpp than this worker knows, or means no good: `meshd revoke` keeps it out"
+)
+_UNFIT_HINT = (
+    "another driver may help; `meshd logs device-trial` has all. It is tried again after ten minutes; "
+    "`--device CPU` does without it"
+)
 
 
 def examine(
@@ -38,9 +46,15 @@ def examine(
         *_mdns(status),
         *_children(status),
         *_model(status),
-        *_files(file_notes),
-        *_refused(refused),
-        *_unfit(unfit),
+        *(
+            HealthWarning(code="model_file", severity="warning", what=it, hint=_FILE_HINT)
+            for it in file_notes
+        ),
+        *(
+            HealthWarning(code="rpc_refused", severity="warning", what=it, hint=_REFUSED_HINT)
+            for it in refused
+        ),
+        *(HealthWarning(code="device_unfit", severity="warning", what=it, hint=_UNFIT_HINT) for it in unfit),
     ]
     return replace(status, warnings=tuple(found))
 
@@ -203,38 +217,6 @@ def _model(status: Status) -> Iterator[HealthWarning]:
             severity="warning",
             what=f"{len(tensors)} tensors ({size} bytes) came over the network: {names}",
             hint=f"first reason: {tensors[0].reason}; give the workers the same file by --model",
-        )
-
-
-def _files(notes: Sequence[str]) -> Iterator[HealthWarning]:
-    for note in notes:
-        yield HealthWarning(
-            code="model_file",
-            severity="warning",
-            what=note,
-            hint="if that was not meant, put the right file there: the next lease takes what lies there then",
-        )
-
-
-def _unfit(devices: Sequence[str]) -> Iterator[HealthWarning]:
-    for device in devices:
-        yield HealthWarning(
-            code="device_unfit",
-            severity="warning",
-            what=device,
-            hint="another driver may help; `meshd logs device-trial` has all. It is tried again after ten "
-            "minutes; `--device CPU` does without it",
-        )
-
-
-def _refused(requests: Sequence[str]) -> Iterator[HealthWarning]:
-    for request in requests:
-        yield HealthWarning(
-            code="rpc_refused",
-            severity="warning",
-            what=request,
-            hint="that head runs another llama.cpp than this worker knows, or means no good: `meshd revoke` "
-            "keeps it out",
         )
 
 

@@ -227,8 +227,10 @@ class Two:
         return wire
 
     def send(self, end: End, wire: Wire, budget: int = 1 << 20) -> int:
-        """What `end` has to send goes on the wire; returns how much."""
+        """What `end` has to send goes on the wire; returns how much. `due` must not miss any of it."""
+        due = end.session.due(wire.link_id, self.now)
         sent = b"".join(end.session.transmit(wire.link_id, self.now, budget))
+        assert due or not sent, "`due` says that there is nothing to send"
         wire.to[self.other(end).side] += sent
         return len(sent)
 

@@ -37,6 +37,20 @@ def test_the_first_bytes_travel_with_the_open() -> None:
     assert ended == StreamEnded(stream)
 
 
+def test_data_that_comes_in_asks_for_nothing_and_what_must_be_said_does() -> None:
+    two = Two()
+    wire = two.link()
+    stream = two.leader.open()
+    two.transfer()
+    two.leader.write(stream, b"hello")
+    two.send(two.leader, wire)
+    two.deliver(two.follower, wire)
+    assert not two.follower.session.due(wire.link_id, two.now)  # its acknowledgement can wait
+    two.follower.session.reset(stream, 1, "enough")
+    assert two.follower.session.due(wire.link_id, two.now)
+    assert not two.follower.session.due(wire.link_id + 1, two.now)
+
+
 def test_ids_are_even_for_the_leader_and_odd_for_the_follower() -> None:
     two = Two()
     assert [two.leader.open() for _ in range(3)] == [0, 2, 4]
