@@ -3,14 +3,13 @@
 Lost or damaged it costs a trial. Several daemons may share it: the last one wins.
 """
 
-import contextlib
 import hashlib
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from meshd.base import log
+from meshd.base.replaced_file import replace_file
 
 MAX_KEPT = 256  # trials, the newest
 _LINE = re.compile(r"[0-9a-f]{64}")
@@ -43,15 +42,10 @@ class Passed:
         self._keys = dict.fromkeys(list(self._keys)[-MAX_KEPT:])
         if self._path is None:
             return
-        half = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            half.write_text("".join(f"{kept}\n" for kept in self._keys))
-            half.replace(self._path)
+            replace_file(self._path, "".join(f"{kept}\n" for kept in self._keys).encode())
         except OSError as error:
             LOG.warning("trial_not_kept", why=error.strerror)
-            with contextlib.suppress(OSError):
-                half.unlink()
 
     def _read(self) -> list[str]:
         if self._path is None:

@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshd.base import log
+from meshd.base.replaced_file import NEW_PREFIX
 from meshd.store.hash_cache import FileState
-from meshd.store.pack import NEW_PREFIX, SUFFIX, locked, read_table, remove
+from meshd.store.pack import SUFFIX, locked, read_table, remove
 from meshd.store.room import MAX_PACKS, Held, limit_now, make_room
 
 CHECKED = ".checked"

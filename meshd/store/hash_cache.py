@@ -10,13 +10,13 @@ import os
 import stat
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
 
 from meshd.base import log
+from meshd.base.replaced_file import NEW_PREFIX, replace_file
 from meshd.model.gguf import Header
 from meshd.model.weights_index import FileEntry
 
@@ -112,30 +112,22 @@ class HashCache:
     def save(self, state: FileState, header: Header, digests: Sequence[bytes]) -> None:
         """Keep hashes; replaces the entry as a whole or not at all."""
         data = _encode(state, header, digests)
-        temporary: str | None = None
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=".new-")
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            Path(temporary).replace(self._path(state))
+            replace_file(self._path(state), data)
             self._prune()
         except OSError as error:
             _log.warning("weights_cache_not_written", path=str(self._folder), why=str(error))
-            if temporary is not None:
-                with suppress(OSError):
-                    Path(temporary).unlink()
 
     def _path(self, state: FileState) -> Path:
         return self._folder / (blake3(state.line.encode()).hexdigest(16) + _SUFFIX)
 
     def _prune(self) -> None:
-        # a name that starts with `.new-` is left by a writer that was killed
+        # others are left by writers that were killed (base/replaced_file.py)
         kept = [path for path in self._folder.iterdir() if path.name.endswith(_SUFFIX)]
         kept.sort(key=lambda path: path.stat().st_mtime_ns)
         for path in kept[: max(0, len(kept) - MAX_ENTRIES)]:
             path.unlink(missing_ok=True)
-        stale = [path for path in self._folder.iterdir() if path.name.startswith(".new-")]
+        stale = [path for path in self._folder.iterdir() if path.name.startswith(NEW_PREFIX)]
         stale.sort(key=lambda path: path.stat().st_mtime_ns)
         for path in stale[:-8]:  # the newest may be another process at work
             path.unlink(missing_ok=True)

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from meshd.base.replaced_file import NEW_PREFIX
 from meshd.model.ggml import TENSOR_TYPES
 from meshd.model.gguf import TensorInfo
 from meshd.rpc.keeping import Missed
 from meshd.store.hash_cache import FileState
 
 SUFFIX = ".tensors"
-NEW_PREFIX = ".new-"
 MAX_PACK_TENSORS = 4096
 MAX_TABLE_BYTES = 1 << 20
 MAX_PEER = 64
