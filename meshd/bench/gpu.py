@@ -6,26 +6,28 @@
 Workers take the GPUs in turns, so two of them have one each, or share the only one; the head has its
 processor and computes nothing but the ends of the model. Real daemons in networks of their own (far.py), and
 upstream's binaries behind delaying proxies. One node alone is upstream's on the first GPU. What was measured
-is written after every cell, so that a run that is cut short leaves what it had.
+is written after every cell, so that a run that is cut short leaves what it had, and `--resume` goes on with
+it: `--minutes N` ends a call in time where a machine is lent by the hour, and other lists add cells.
 """
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from meshd.base import log
-from meshd.base.errors import MeshdError
+from meshd.base.errors import MeshdError, UserError
 from meshd.base.tasks import first_error
-from meshd.bench.distance import as_json, machine
+from meshd.bench.distance import machine
 from meshd.bench.far import Cell, Rig, count_both, run_meshd, run_stock
-from meshd.bench.figures import Counted, Figures, Run, promises
+from meshd.bench.figures import MESHD
 from meshd.bench.gpu_page import Made, page
+from meshd.bench.gpu_results import Found, decode, encode
 from meshd.bench.random_model import random_model
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import RPC_SERVER, NativeInfo, Progress
@@ -38,11 +40,12 @@ from meshd.role.devices import list_devices, pick
 from meshd.wire.lease import Device
 
 SMOLLM2 = "smollm2"
+UNFINISHED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the command line says. `devices` empty: all GPUs of the backend."""
+    """What the command line says. `devices` empty: all GPUs of the backend. `until`: of time.monotonic."""
 
     write: Path
     cache: Path
@@ -54,26 +57,12 @@ class Asked:
     round_trips: tuple[float, ...]
     pairs: int
     count: bool
-
-
-@dataclass(slots=True)
-class Found:
-    """Of one model, so far; `faults`: cells that came to nothing, and why."""
-
-    model: str
-    size: int
-    runs: list[Run] = field(default_factory=list)
-    counted: list[Counted] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-
-    @property
-    def figures(self) -> Figures:
-        """As the tables want them."""
-        return Figures(tuple(self.runs), tuple(self.counted))
+    resume: bool
+    until: float
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns 1 when a text differs from one node's or a cell came to nothing, else 0."""
+    """Returns 1 when a text differs from one node's or a cell came to nothing, else 0; 3: time was over."""
     log.set_up(level="error")
     parser = _parser()
     args = parser.parse_args(argv)
@@ -88,17 +77,23 @@ def main(argv: Sequence[str]) -> int:
         round_trips=tuple(map(float, args.rtt.split(","))),
         pairs=args.pairs,
         count=not args.no_count,
+        resume=args.resume,
+        until=time.monotonic() + 60 * args.minutes,
     )
     try:
         if args.build_only:
             run_loop(_build(asked))
             return 0
-        found = run_loop(_measure(asked, datetime.now(UTC)))
+        found, left = run_loop(_measure(asked, datetime.now(UTC)))
     except MeshdError as error:
         raise SystemExit(f"error: {error.what}\n\nhint: {error.hint}") from None
     except ExceptionGroup as group:
         raise SystemExit(f"error: {first_error(group)}") from None
-    return 1 if any(one.faults or one.figures.texts_differ() for one in found) else 0
+    if any(one.faults or one.figures.texts_differ() for one in found):
+        return 1
+    if left:
+        _say(f"time is over, and {left} of what was asked for is left: `--resume` goes on with it")
+    return UNFINISHED if left else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -114,6 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rtt", default="0,20,50", metavar="MS,…")
     parser.add_argument("--pairs", type=int, default=1, metavar="N")
     parser.add_argument("--no-count", action="store_true", help="do not count what RPC says")
+    parser.add_argument("--resume", action="store_true", help="go on with what FILE's JSON has")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), metavar="N", help="begin no measurement after so long"
+    )
     parser.add_argument("--build-only", action="store_true", help="build both, measure nothing")
     return parser
 
@@ -170,10 +169,10 @@ def _file_or_random(name: str, cache: Path) -> Path:
 # --- measuring
 
 
-async def _measure(asked: Asked, began: datetime) -> list[Found]:
+async def _measure(asked: Asked, began: datetime) -> tuple[list[Found], int]:
+    """What was found, and how many measurements were left when the time was over."""
     patched, stock = await _build(asked)
     devices = await _gpus(patched, asked.devices)
-    found: list[Found] = []
     pin = read_pin()
     made = Made(
         when=began.strftime("%Y-%m-%d"),
@@ -182,43 +181,80 @@ async def _measure(asked: Asked, began: datetime) -> list[Found]:
         devices=tuple(f"{one.name} ({one.description})" for one in devices),
         pin=f"llama.cpp {pin.commit[:9]}, patches {pin.patches_sha256[:12]}",
         workers=asked.workers,
-        round_trips=asked.round_trips,
-        pairs=asked.pairs,
     )
+    made, found = await asyncio.to_thread(_earlier, asked, made)
+    gpus = tuple(device.name for device in devices if device.kind == "gpu")
+    left = 0
     for name in asked.models:
         _say(f"model {name}")
         file = await _model(name, asked.cache)
-        one = Found(name, file.stat().st_size)
-        found.append(one)
-        gpus = tuple(device.name for device in devices if device.kind == "gpu")
+        one = _of_model(found, name, file.stat().st_size)
         rig = Rig(file, asked.cache, patched, stock, speed=True, devices=gpus)
-        await _cells(rig, asked, one, lambda: _write(asked, made, found))
-    return found
+        left += await _cells(rig, asked, one, lambda: _write(asked, made, found))
+        left += await _counts(rig, asked, one, lambda: _write(asked, made, found))
+    return found, left
 
 
-async def _cells(rig: Rig, asked: Asked, found: Found, write: Callable[[], None]) -> None:
-    """All of one model, in turns; a cell that fails is noted, and the others go on."""
+def _earlier(asked: Asked, made: Made) -> tuple[Made, list[Found]]:
+    """What there is to go on with. Raises UserError."""
+    place = _json(asked)
+    if not asked.resume or not place.exists():
+        return made, []
+    return decode(place.read_text(encoding="utf-8"), made, label=str(place))
+
+
+def _of_model(found: list[Found], name: str, size: int) -> Found:
+    """What there is of this model, or its place in `found`. Raises UserError."""
+    for one in found:
+        if one.model == name:
+            if one.size != size:
+                raise UserError(
+                    f"the model `{name}` had {one.size} bytes when it was measured, and has {size} now",
+                    hint="leave `--resume` out, which begins anew",
+                )
+            return one
+    found.append(Found(name, size))
+    return found[-1]
+
+
+async def _cells(rig: Rig, asked: Asked, found: Found, write: Callable[[], None]) -> int:
+    """All of one model that are not there yet, in turns; a cell that fails is noted, and the others go on.
+
+    Returns how many were left when the time was over.
+    """
     argv: list[str] | None = None
-    for cell in [cell for _ in range(asked.pairs) for cell in _order(asked)]:
+    missing = [(turn, cell) for turn in range(asked.pairs) for cell in _order(asked)]
+    missing = [(turn, cell) for turn, cell in missing if found.times(cell.workers, cell.rtt_ms) <= turn]
+    for number, (turn, cell) in enumerate(missing):
+        if time.monotonic() > asked.until:
+            return len(missing) - number
         _say(f"{found.model}: {cell.workers} workers, RTT {cell.rtt_ms:g} ms")
         try:
-            ours, given = await run_meshd(rig, cell)
+            ours, argv = await run_meshd(rig, cell)
             found.runs.append(ours)
-            if argv is None:
-                found.runs += [await run_stock(rig, Cell(0, 0.0, ends=ends), given) for ends in (False, True)]
-            argv = given
+            if found.alone <= turn:
+                found.runs += [await run_stock(rig, Cell(0, 0.0, ends=ends), argv) for ends in (False, True)]
         except (MeshdError, ExceptionGroup) as error:
-            found.faults.append(_fault("meshd", cell, error))
+            found.faults.append(_fault(MESHD, cell, error))
         if argv is not None:
             await _stock_cell(rig, cell, argv, found)
         write()
-    for workers in asked.workers if asked.count else ():
+    return 0
+
+
+async def _counts(rig: Rig, asked: Asked, found: Found, write: Callable[[], None]) -> int:
+    """What RPC says, where it was not counted yet. Returns how many were left when the time was over."""
+    missing = [number for number in asked.workers if found.figures.count(MESHD, number) is None]
+    for number, workers in enumerate(missing if asked.count else ()):
+        if time.monotonic() > asked.until:
+            return len(missing) - number
         _say(f"{found.model}: counting, {workers} workers")
         try:
             found.counted += await count_both(rig, workers)
         except (MeshdError, ExceptionGroup) as error:
             found.faults.append(_fault("counting", Cell(workers, 0.0), error))
         write()
+    return 0
 
 
 async def _stock_cell(rig: Rig, cell: Cell, argv: list[str], found: Found) -> None:
@@ -244,17 +280,11 @@ def _fault(way: str, cell: Cell, error: BaseException) -> str:
 def _write(asked: Asked, made: Made, found: Sequence[Found]) -> None:
     parts = [(one.model, one.size, one.figures, one.faults) for one in found]
     asked.write.write_text(page(made, parts), encoding="utf-8")
-    results = [
-        {
-            "model": one.model,
-            "bytes": one.size,
-            **as_json(one.figures, promises(one.figures)),
-            "faults": one.faults,
-        }
-        for one in found
-    ]
-    document = {"when": made.when, "machine": made.machine, "devices": made.devices, "results": results}
-    asked.write.with_suffix(".json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+    _json(asked).write_text(encode(made, found), encoding="utf-8")
+
+
+def _json(asked: Asked) -> Path:
+    return asked.write.with_suffix(".json")
 
 
 if __name__ == "__main__":

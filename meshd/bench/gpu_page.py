@@ -1,5 +1,6 @@
 """The page of `python -m meshd.bench.gpu`, made of what was measured. Pure."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ Part = tuple[str, int, Figures, Sequence[str]]
 _PAGE = """\
 # On GPUs: {backend}
 
-Made by `python -m meshd.bench.gpu` on {when}: {machine}; {devices}; {pin}; {pairs} of each, medians.
+Made by `python -m meshd.bench.gpu` on {when}: {machine}; {devices}; {pin}; {times} of each, medians.
 Head: the processor. Workers: {placed}. Stock is upstream's build for {backend} behind a
 delaying proxy for each worker; the first row is upstream alone on the first GPU. Words and method:
 [benchmarks.md](benchmarks.md).
@@ -46,8 +47,6 @@ class Made:
     devices: tuple[str, ...]
     pin: str
     workers: tuple[int, ...]
-    round_trips: tuple[float, ...]
-    pairs: int
 
 
 def page(made: Made, parts: Sequence[Part]) -> str:
@@ -59,10 +58,20 @@ def page(made: Made, parts: Sequence[Part]) -> str:
         machine=made.machine,
         devices=", ".join(made.devices),
         pin=made.pin,
-        pairs=made.pairs,
+        times=_times(parts),
         placed="in turns on the GPUs, so that some share one" if shared else "a GPU each",
     )
     return head + "".join(_part(*part) for part in parts)
+
+
+def _times(parts: Sequence[Part]) -> str:
+    """How often each was measured: `2`, or `1 to 2`."""
+    runs = [
+        (model, run.way, run.workers, run.rtt_ms) for model, _, figures, _ in parts for run in figures.runs
+    ]
+    counts = Counter(runs).values()
+    least, most = min(counts, default=0), max(counts, default=0)
+    return str(most) if least == most else f"{least} to {most}"
 
 
 def _part(model: str, size: int, figures: Figures, faults: Sequence[str]) -> str:
@@ -81,7 +90,8 @@ def _texts(figures: Figures) -> str:
     differing = figures.texts_differ()
     if differing:
         return f"Another text than one node's: {'; '.join(differing)}."
-    ways = {run.way for run in figures.runs}
-    if LOCAL not in ways:
+    alone = {run.way: run.text for run in figures.runs if not run.workers}
+    if LOCAL not in alone:
         return "One node alone did not run: no text was compared."
-    return _SAME_ENDS if ENDS in ways else "All wrote the same text."
+    same = alone.get(ENDS, alone[LOCAL]) == alone[LOCAL]
+    return "All wrote the same text." if same else _SAME_ENDS

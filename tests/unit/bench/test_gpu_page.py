@@ -12,8 +12,6 @@ MADE = Made(
     devices=("CUDA0 (a card)",),
     pin="a pin",
     workers=(2,),
-    round_trips=(0.0, 20.0),
-    pairs=1,
 )
 
 
@@ -31,6 +29,13 @@ def test_a_page_says_when_where_and_how() -> None:
     assert "a GPU each" in page(replace(MADE, devices=("CUDA0", "CUDA1")), [])
 
 
+def test_a_page_says_how_often() -> None:
+    once, twice = (run(LOCAL), run(MESHD)), (run(LOCAL), run(LOCAL), run(MESHD), run(MESHD))
+    assert "; 1 of each" in page(MADE, [("8b", 1, Figures(once), ())])
+    assert "; 2 of each" in page(MADE, [("8b", 1, Figures(twice), ())])
+    assert "; 1 to 2 of each" in page(MADE, [("8b", 1, Figures(once), ()), ("small", 1, Figures(twice), ())])
+
+
 def test_another_text_is_named() -> None:
     text = page(MADE, [("8b", 1, Figures((run(LOCAL), run(MESHD, "see"))), ())])
     assert "Another text than one node's: meshd, 2 workers, 0 ms" in text
@@ -40,6 +45,8 @@ def test_meshd_is_compared_with_a_node_that_has_the_ends_where_meshd_has_them() 
     runs = run(LOCAL), run(ENDS, "see"), run(STOCK), run(MESHD, "see")
     assert "Stock wrote what one node does" in page(MADE, [("8b", 1, Figures(runs), ())])
     other = Figures((*runs[:2], run(STOCK, "see"), run(MESHD)))
+    same = Figures((run(LOCAL), run(ENDS), run(STOCK), run(MESHD)))
+    assert "All wrote the same text" in page(MADE, [("8b", 1, same, ())])
     assert other.texts_differ() == ["stock, 2 workers, 0 ms", "meshd, 2 workers, 0 ms"]
 
 
