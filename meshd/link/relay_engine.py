@@ -59,14 +59,11 @@ class NestedEngine(TlsEngine):
     def unseal(self, space: memoryview) -> int:
         """As TlsEngine."""
         count = super().unseal(space)
-        if not count and self._outer_end:
-            raise RemoteProtocolError(self._outer_end, code="tls")
+        if self._outer_end:
+            if not count:
+                raise RemoteProtocolError(self._outer_end, code="tls")
+            self.drained = False  # asked once more, it says so
         return count
-
-    @property
-    def drained(self) -> bool:
-        """As TlsEngine."""
-        return not self._outer_end and super().drained
 
     def finish(self) -> None:
         """Say goodbye to the node, then to the relay."""

@@ -275,7 +275,9 @@ class TcpPipe(asyncio.BufferedProtocol):
         size = sum(map(len, data))
         if size > MAX_SEND_BYTES:
             raise LocalProtocolError(f"{size} bytes in one send, at most {MAX_SEND_BYTES}")
-        self._write(self._engine.seal(data))
+        sealed = self._engine.seal(data)
+        if self._transport is not None:
+            self._transport.write(sealed)
         self._since_breath += size
 
     def _pull(self) -> None:
@@ -295,7 +297,9 @@ class TcpPipe(asyncio.BufferedProtocol):
         except RemoteProtocolError as error:
             self._fail(Broken, error.what)
         else:
-            self._write(self._engine.outgoing())  # answers of TLS itself, to a key update say
+            answer = self._engine.outgoing()  # of TLS itself, to a key update say
+            if answer:
+                self._write(answer)
             most = RECEIVE_HIGH_BYTES if self._wide else MAX_UNPROVEN_BYTES
             if self._waiting_bytes >= most and self._transport is not None:
                 self._transport.pause_reading()

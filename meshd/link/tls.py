@@ -52,7 +52,7 @@ class TlsEngine:
     ) -> None:
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
-        self._ended = False
+        self.drained = False  # nothing received is left to unseal, the other side's goodbye included
         self._tls = context.wrap_bio(
             self._in, self._out, server_side=server_side, server_hostname=server_hostname
         )
@@ -63,7 +63,7 @@ class TlsEngine:
 
     def outgoing(self) -> bytes:
         """Bytes for the network, made since the last call."""
-        return self._out.read()
+        return self._out.read() if self._out.pending else b""
 
     def advance(self) -> bool:
         """Go on with the handshake; true when it is done. Raises RemoteProtocolError (code `tls`)."""
@@ -88,7 +88,10 @@ class TlsEngine:
     def seal(self, pieces: Sequence[bytes | memoryview]) -> bytes:
         """The pieces, in order, as bytes for the network (with whatever else was waiting to go out)."""
         if len(pieces) == 1 or sum(map(len, pieces)) <= RECORD_BYTES:
-            self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))  # a record more costs more
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)  # a record more costs more
+            count = self._tls.write(data) if data else 0
+            if count < len(data):
+                self._write(memoryview(data)[count:])
             return self._out.read()
         small: list[bytes | memoryview] = []
         held = 0
@@ -120,6 +123,7 @@ class TlsEngine:
         RemoteProtocolError (code `tls`) when the bytes are not what the other side sent.
         """
         filled = 0
+        self.drained = False
         try:
             while filled < len(space):
                 # the stubs say bytes for both of its forms; into a buffer it returns a count
@@ -127,22 +131,18 @@ class TlsEngine:
                 if not count:
                     raise ssl.SSLZeroReturnError
                 filled += count
-                if self.drained:
+                # what is left of a record would have filled the space
+                if not self._in.pending and (filled < len(space) or not self._tls.pending()):
+                    self.drained = True
                     break  # asking once more would cost an exception to say so
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
-            self._ended = True
             if not filled:
                 raise EndOfStream("the other side ended the link") from None
         except ssl.SSLError as error:
             raise _broken(error) from error
         return filled
-
-    @property
-    def drained(self) -> bool:
-        """True when nothing received is left to unseal, the other side's goodbye included."""
-        return not self._ended and not self._in.pending and not self._tls.pending()
 
     def finish(self) -> None:
         """Say goodbye (close_notify); `outgoing` then has it."""

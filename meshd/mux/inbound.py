@@ -233,7 +233,8 @@ class Inbound:
 
     def _on_ping(self, link: LinkState, frame: Ping) -> None:
         link.on_ping(frame.number, frame.hold, self._state.now)
-        self._state.timer_moved = self._state.timer_moved or frame.hold
+        if frame.hold:
+            self._state.want_timer(link.hold_until)
 
     def _on_pong(self, link: LinkState, frame: Pong) -> None:
         rtt = link.on_pong(frame.number, self._state.now)

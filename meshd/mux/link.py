@@ -11,9 +11,9 @@ from meshd.wire.frame import FrameParser
 _ACK_BYTES = 16 << 10  # received since the last LinkAck that make one worth while, if _ACK_PAUSE has passed
 _ACK_PAUSE = 0.001
 _ACK_AT_ONCE = 256 << 10
-_ACK_LEAST = 8 << 10  # below it, it waits for company: an answer, say, to the request that it acknowledges
-_ACK_CRUMB_DELAY = 0.05  # seconds since the last one until less than _ACK_LEAST goes, in company
-_ACK_DELAY = 0.02  # seconds until _ACK_LEAST or more are acknowledged anyway
+ACK_LEAST = 8 << 10  # below it, it waits for company: an answer, say, to the request that it acknowledges
+_ACK_CRUMB_DELAY = 0.05  # seconds since the last one until less than ACK_LEAST goes, in company
+_ACK_DELAY = 0.02  # seconds until ACK_LEAST or more are acknowledged anyway
 _MOST_PINGS = 64  # unanswered ones remembered, and unanswered ones of the peer's
 _HOLD = 1.0  # seconds at most that the peer's measurement stops our data
 _LATE = 1.0  # seconds by which our own timer may be late before we doubt ourselves and not the link
@@ -46,24 +46,25 @@ class LinkState:
         self._interval = config.ping_interval
         self._dead_after = config.dead_after
         self._next_ping = now
-        self._acked = 0  # bytes received as last told to the peer
+        self.acked = 0  # bytes received as last told to the peer
         self._acked_at = now
         self._unacked_since: float | None = None
         self._ack_ripe = False  # its time has come; kept apart, so that a clogged link keeps no timer running
 
     # receiving
 
-    def heard(self, count: int, now: float) -> bool:
-        """`count` bytes came in; true when an acknowledgement of them now has a time, or a sooner one."""
-        before = self.received - self._acked
+    def heard(self, count: int, now: float) -> float | None:
+        """`count` bytes came in; when to acknowledge them, if that has a time now, or a sooner one."""
+        before = self.received - self.acked
         self.received += count
         self.last_heard = now
-        if self._ack_ripe or before + count < _ACK_LEAST:
-            return False
+        if self._ack_ripe or before + count < ACK_LEAST:
+            return None
         if self._unacked_since is None:
             self._unacked_since = now
-            return True
-        return before < _ACK_BYTES <= before + count
+        elif not before < _ACK_BYTES <= before + count:
+            return None
+        return self._ripe_at(self._unacked_since)
 
     def on_link_ack(self, total: int, now: float) -> None:
         """The peer has received `total` bytes of ours (some time ago: no proof that it hears us now)."""
@@ -150,8 +151,8 @@ class LinkState:
 
     def ack_due(self, now: float) -> bool:
         """Is a LinkAck worth a frame of its own?"""
-        pending = self.received - self._acked
-        if pending < _ACK_LEAST:
+        pending = self.received - self.acked
+        if pending < ACK_LEAST:
             return False
         if pending >= _ACK_AT_ONCE or (pending >= _ACK_BYTES and now - self._acked_at >= _ACK_PAUSE):
             return True
@@ -163,10 +164,10 @@ class LinkState:
 
         A question and its answer cost a third less without one.
         """
-        pending = self.received - self._acked
-        if not pending or (pending < _ACK_LEAST and now - self._acked_at < _ACK_CRUMB_DELAY):
+        pending = self.received - self.acked
+        if not pending or (pending < ACK_LEAST and now - self._acked_at < _ACK_CRUMB_DELAY):
             return None
-        self._acked = self.received
+        self.acked = self.received
         self._acked_at = now
         self._unacked_since = None
         self._ack_ripe = False
@@ -192,7 +193,7 @@ class LinkState:
 
     def _ripe_at(self, since: float) -> float:
         """A burst that fills what may be in flight stands still until it is acknowledged."""
-        if self.received - self._acked >= _ACK_BYTES:
+        if self.received - self.acked >= _ACK_BYTES:
             return self._acked_at + _ACK_PAUSE
         return since + _ACK_DELAY
 

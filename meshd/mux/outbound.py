@@ -50,7 +50,7 @@ class Outbound:
             else:
                 open_road = True
         if out or data or link.ack_due(now) or (carries and state.acks_worth_sending(now)):
-            self._acknowledge(link, now, out, carries)
+            self.acknowledge(link, now, out, carries=carries)
             if state.upload is not None:
                 state.upload.spend_control(sum(map(len, out)), now)
             out += data
@@ -113,12 +113,13 @@ class Outbound:
         out.extend(encode(ResetAck(stream_id)) for stream_id in state.late_reset_acks)
         state.late_reset_acks.clear()
 
-    def _acknowledge(self, link: LinkState, now: float, out: list[Piece], carries: bool) -> None:
+    def acknowledge(self, link: LinkState, now: float, out: list[Piece], *, carries: bool) -> None:
         """Something is sent anyway: all acknowledgements go with it, but crumbs.
 
         An Ack with every small message would cost both sides more than it tells.
         """
         state = self._state
+        state.acknowledged_at = now
         received = link.ack(now)
         if received is not None:
             out.append(encode(LinkAck(received)))
@@ -175,7 +176,7 @@ class Outbound:
             upload.leave(who)
             return idle
         state.upload_at = upload.wait(who, room - sent, now)
-        state.timer_moved = True
+        state.want_timer(state.upload_at)
         return True  # the link could have carried more: what it delivers now is not what it can
 
     def _frames(self, out: list[Piece], room: int, most: int) -> bool:

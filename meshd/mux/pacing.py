@@ -8,7 +8,8 @@ the link delivers (from the peer's LinkAcks) and keeps in flight no more than
 The estimate is that of BBR (draft-ietf-ccwg-bbr, delivery rate estimation): the highest rate of the last
 10 s, never lowered by samples during which the application had nothing to send. Such a sample can be as short
 as a round trip, and many a limiter lets a burst pass at once (token buckets): so it counts for no more than
-1.25 times what the link carried over a quarter of a second. Where 256 KiB are less than
+1.25 times what the link carried over a quarter of a second, or, where nothing was sent for so long, than what
+an earlier burst had in flight without a queue. Where 256 KiB are less than
 4 ms of the rate, 4 ms are taken: an event loop is not finer than that, and control does not suffer.
 
 All control frames are exempt: they count as in flight and are never held back.
@@ -32,10 +33,11 @@ _PROBE_GAIN = 1.25  # in one round of eight, or a rate once measured too low wou
 _PROBE_EVERY = 8
 _START_ROUNDS = 3  # rounds without growth that end the start
 _FRAME_TIME = 0.02  # a frame passes a slow link in less than this
-_FRAME_LEAST = 4 << 10
+FRAME_LEAST = 4 << 10
 _FRAME_UNKNOWN = 16 << 10
 _FRAME_MOST = 256 << 10
 _MOST_MARKS = 256
+_TELLING = 16 << 10  # bytes in flight whose late acknowledgement tells of a queue
 
 
 @dataclass(slots=True)
@@ -98,12 +100,14 @@ class Pacing:
         self._long_from = 0  # the application had nothing to send for a while of it
         self._long_limited = False
         self._burst_from = 0  # bytes sent before the link was idle for the last time
+        self._shown = 0  # bytes in flight at once that came through without a queue
         self._measured = False  # by a sample that the application did not limit
         self._starting = True
         self._round_end = 0
         self._rounds = 1
         self._round_rate = 0.0
         self._rounds_flat = 0
+        self._allowed: int | None = None  # `allowance`, until something changes it
 
     @property
     def in_flight(self) -> int:
@@ -112,12 +116,17 @@ class Pacing:
 
     def allowance(self) -> int:
         """Bytes that may be in flight."""
+        if self._allowed is None:
+            self._allowed = self._allow()
+        return self._allowed
+
+    def _allow(self) -> int:
         rate = self.rate
         if rate is None:
             return FIRST_ALLOWANCE
         on_the_way = rate * (self.rtt_min or 0.0)
         if self.probing:
-            return max(int(on_the_way / 2), _FRAME_LEAST)
+            return max(int(on_the_way / 2), FRAME_LEAST)
         target = on_the_way + _queue_share(rate)
         if self._rounds % _PROBE_EVERY == 0:  # on a short path the queue's share is room enough to find more
             target = max(target, on_the_way * _PROBE_GAIN)
@@ -129,8 +138,8 @@ class Pacing:
             else:
                 target = self._ramp
         if self._long_rates.value is None:
-            # nothing but short samples yet: no more than what came through of this burst shows to be true
-            target = min(target, FIRST_ALLOWANCE + self.acked - self._burst_from)
+            # nothing but short samples yet: no more than what came through shows to be true
+            target = min(target, max(FIRST_ALLOWANCE + self.acked - self._burst_from, self._shown))
         return int(target) if self._measured else max(int(target), FIRST_ALLOWANCE)
 
     def frame_size(self) -> int:
@@ -138,7 +147,7 @@ class Pacing:
         rate = self.rate
         if rate is None or not self._measured:
             return _FRAME_UNKNOWN
-        return int(min(max(rate * _FRAME_TIME, _FRAME_LEAST), _FRAME_MOST))
+        return int(min(max(rate * _FRAME_TIME, FRAME_LEAST), _FRAME_MOST))
 
     def on_sent(self, count: int, now: float, *, starved: bool) -> None:
         """`count` bytes were handed to the link; `starved`: there was room for more, and nothing to send.
@@ -149,6 +158,7 @@ class Pacing:
             if now > self._acked_at + _PAUSE:
                 self._begin_long(now)
                 self._burst_from = self.acked
+                self._allowed = None
             self._acked_at = self._first_sent_at = now
         self.sent += count
         limited = starved or self.acked < self._limited_until
@@ -165,6 +175,7 @@ class Pacing:
         """The peer has received `total` bytes on this link. Nonsense only slows who sends it."""
         if not self.acked < total <= self.sent:
             return
+        self._allowed = None
         if self._ramp is not None:
             self._ramp += total - self.acked
         self.acked = total
@@ -177,8 +188,12 @@ class Pacing:
             return
         self._first_sent_at = mark.sent_at
         rtt = now - mark.sent_at
-        if self.rtt_min is not None and rtt > self.rtt_min + _QUEUE_TIME:
+        flew = mark.end - mark.acked
+        if self.rtt_min is None or rtt <= self.rtt_min + _QUEUE_TIME:
+            self._shown = max(self._shown, flew)
+        elif flew >= _TELLING:  # less may have been acknowledged with the answer to it, when that was ready
             self._starting = False  # what we add only makes the queue longer
+            self._shown = min(self._shown, flew) // 2  # another path, or a limiter that lets a burst pass
         self._on_round_trip(rtt, now)
         elapsed = max(now - mark.acked_at, mark.sent_at - mark.first_sent_at)
         if elapsed > 0:
@@ -189,6 +204,7 @@ class Pacing:
     def refill(self) -> None:
         """The path has run dry because the peer asked us to hold: no burst fills it again."""
         if self.rate is not None:
+            self._allowed = None
             self._ramp = self.in_flight + _queue_share(self.rate)
 
     def _on_long(self, now: float) -> None:
@@ -212,6 +228,7 @@ class Pacing:
 
     def on_pong(self, rtt: float, now: float, *, probe: bool) -> None:
         """A ping came back; `probe` if it was sent to end `probing`."""
+        self._allowed = None
         if probe and self.probing:
             self.probing = False
             self._ramp = None if self.rate is None else _queue_share(self.rate)

@@ -17,6 +17,7 @@ from meshd.mux.events import Event, LinkDead, SessionLost
 from meshd.mux.inbound import Inbound, start_reset
 from meshd.mux.link import LinkState
 from meshd.mux.outbound import Outbound
+from meshd.mux.shortcut import Shortcut
 from meshd.mux.state import State
 from meshd.mux.status import LinkStatus, SessionStatus, StreamStatus
 from meshd.mux.stream import ReceiveHalf, SendHalf, Stream
@@ -44,6 +45,7 @@ class Session:
         self._state = State(side, session_id, config or MuxConfig(), budget)
         self._inbound = Inbound(self._state)
         self._outbound = Outbound(self._state)
+        self.shortcut = Shortcut(self._state, self._outbound)
 
     @property
     def session_id(self) -> bytes:
@@ -159,12 +161,12 @@ class Session:
         receive = stream.receive
         if not 0 <= count <= receive.received - receive.window.consumed:
             raise LocalProtocolError(f"stream {stream_id}: {count} bytes consumed that were not received")
-        receive.window.consume(count, now=state.now, rtt=state.rtt())
+        due = receive.window.consume(count, now=state.now, rtt=state.rtt)
         state.credit.consumed += count
         if receive.ended:
             state.forget_if_finished(stream)
             return True
-        if receive.window.due():
+        if due:
             state.want_ack(stream, now=True)
             return True
         return state.credit.due()
@@ -228,8 +230,9 @@ class Session:
         link = state.links.get(link_id)
         if link is None or state.over:
             return state.drain_events()
-        if link.heard(len(data), now):
-            state.timer_moved = True
+        ripe_at = link.heard(len(data), now)
+        if ripe_at is not None:
+            state.want_timer(ripe_at)
         act = self._inbound.act
         try:
             for frame in link.parser.feed(data):
@@ -265,25 +268,24 @@ class Session:
         link = self._state.links.get(link_id)
         return [] if link is None else self._outbound.transmit(link, now, budget)
 
-    @property
-    def timer_moved(self) -> bool:
-        """May `next_timeout` be sooner than when it was last asked? It is after each call but `receive`."""
-        return self._state.timer_moved
+    def take_timer_at(self) -> float | None:
+        """When `handle_timeout` wants to be called for what came up since this or `next_timeout` was asked.
+
+        After each call but `receive`, ask `next_timeout`.
+        """
+        state = self._state
+        at, state.timer_at = state.timer_at, None
+        return at
 
     @property
     def limited(self) -> bool:
         """Has this node a limit on what it gives? It has one from its start or never."""
         return self._state.upload is not None
 
-    @property
-    def waits_for_upload(self) -> bool:
-        """Is there data that goes later because of what the node may give? `next_timeout` knows when."""
-        return self._state.upload_at is not None
-
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called (and `transmit` after it); may change with any call."""
         state = self._state
-        state.timer_moved = False
+        state.timer_at = None
         if state.events:
             return state.now
         if state.over:

@@ -57,7 +57,8 @@ class State:
         self.acks_due: dict[int, None] = {}
         self.acks_at: float | None = None  # when they go even without company
         self.acks_ripe = False
-        self.timer_moved = False  # something may now be due sooner than before
+        self.acknowledged_at = 0.0  # when acknowledgements last had company to go with
+        self.timer_at: float | None = None  # due then: what came up since times were last asked for
         self.late_acks: dict[int, Ack] = {}  # answers about streams that are forgotten
         self.late_reset_acks: dict[int, None] = {}
         self.resent = 0
@@ -92,7 +93,12 @@ class State:
             self.acks_ripe = True
         elif self.acks_at is None and not self.acks_ripe:
             self.acks_at = self.now + ACK_DELAY
-            self.timer_moved = True
+            self.want_timer(self.acks_at)
+
+    def want_timer(self, at: float) -> None:
+        """Something is due at `at` now that was not before."""
+        if self.timer_at is None or at < self.timer_at:
+            self.timer_at = at
 
     def ripen(self, now: float) -> None:
         """Acks that have waited their time are due."""

@@ -65,6 +65,12 @@ class SendHalf:
                 self._close_gathered()
             self._unsent.append(data)
 
+    def pass_on(self, data: Piece, size: int) -> None:
+        """`write` and `take` together, of all of it: nothing else waits, and it may be sent."""
+        self.written += size
+        self.cursor = self.sent = self.written
+        self._flying.append(data)
+
     def sendable(self) -> int:
         """Bytes that the stream's own credit allows to be sent now."""
         return min(self.written, self.credit) - self.cursor

@@ -6,6 +6,8 @@ what bounds memory. A stream's window doubles when its reader empties it within 
 when the window and not the reader or the network was the limit (the rule of QUIC implementations).
 """
 
+from collections.abc import Callable
+
 from meshd.base.errors import RemoteProtocolError
 from meshd.mux.config import NodeBudget
 
@@ -55,20 +57,21 @@ class StreamWindow:
         self._mark = 0  # `consumed` at that time
         session.windows += first
 
-    def consume(self, count: int, *, now: float, rtt: float | None) -> None:
-        """The application handed on `count` bytes; `rtt` is the round trip under load, if known."""
+    def consume(self, count: int, *, now: float, rtt: Callable[[], float | None]) -> bool:
+        """The application handed on `count` bytes; `rtt` tells the round trip under load, if known.
+
+        It is asked once a window, not with every message. True when enough has been consumed to be worth an
+        Ack for the credit alone.
+        """
         if not self._since or self.consumed == self._mark:
             self._since = now
         self.consumed += count
         if self.consumed - self._mark >= self.size:
-            quick = now - self._since < 2 * max(rtt or 0.0, _COARSE)
+            quick = now - self._since < 2 * max(rtt() or 0.0, _COARSE)
             self._mark = self.consumed
             self._since = now
             if quick:
                 self._grow()
-
-    def due(self) -> bool:
-        """Has enough been consumed to be worth an Ack for the credit alone?"""
         return self.consumed + self.size - self.granted >= self.size // 4 + 1
 
     def grant(self) -> int:

@@ -13,20 +13,15 @@ class Alarm:
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
-        self._at: float | None = None
+        self.at: float | None = None  # loop time in seconds at which it rings; None: it does not
         self._handle: asyncio.TimerHandle | None = None
         self._failed: asyncio.Future[None] | None = None  # while `run` runs
 
-    @property
-    def at(self) -> float | None:
-        """Loop time in seconds at which it rings; None: it does not."""
-        return self._at
-
     def set(self, at: float | None) -> None:
         """Ring at loop time `at`, instead of when it would have."""
-        if at == self._at and self._handle is not None:
+        if at == self.at and self._handle is not None:
             return
-        self._at = at
+        self.at = at
         self._drop()
         if at is not None and self._failed is not None:
             self._handle = self._failed.get_loop().call_at(at, self._fired)
@@ -34,7 +29,7 @@ class Alarm:
     async def run(self) -> None:
         """Own the timer until cancelled. Raises what `ring` raised."""
         self._failed = asyncio.get_running_loop().create_future()
-        self.set(self._at)
+        self.set(self.at)
         try:
             await self._failed
         finally:
@@ -43,7 +38,7 @@ class Alarm:
 
     def _fired(self) -> None:
         """Rings here and now: a turn of the event loop more, to wake a task, would cost as much again."""
-        self._handle = self._at = None
+        self._handle = self.at = None
         try:
             self._ring()
         except Exception as error:

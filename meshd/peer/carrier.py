@@ -27,7 +27,8 @@ class Carrier:
         session: Session,
         now: Callable[[], float],
         dispatch: Callable[[Session, list[Event]], None],
-        rearm: Callable[[], None],
+        deliver: Callable[[Session, int, bytes], None],
+        rearm: Callable[[float], None],
     ) -> None:
         self.link = link
         self.link_id = link_id
@@ -35,6 +36,7 @@ class Carrier:
         self._now = now
         self._limited = session.limited
         self._dispatch = dispatch
+        self._deliver = deliver
         self._rearm = rearm
         self._wake = asyncio.Event()
         self._ending = asyncio.Event()
@@ -54,6 +56,22 @@ class Carrier:
         else:
             self._wake.set()
 
+    def pass_on(self, stream_id: int, data: bytes) -> bool:
+        """Write to a stream and send it at once; False, and nothing done, where that takes more steps."""
+        if not self._parked or self._taking or self._held:
+            return False
+        pieces = self.session.shortcut.send(self.link_id, stream_id, data, self._now())
+        if pieces is None:
+            return False
+        try:
+            if self.link.try_send(pieces):
+                return True
+            self._held = pieces
+        except (Broken, Closed):
+            self._held = [b""]  # the task meets the same error
+        self._wake.set()
+        return True
+
     def _send_now(self) -> None:
         """Saves the turn of the event loop that waking the sender's task would cost."""
         self._parked = False  # nothing comes in between
@@ -71,11 +89,12 @@ class Carrier:
         finally:
             self._parked = True
             if self._limited:
-                self._mind_limit()
+                self._mind_timer()
 
-    def _mind_limit(self) -> None:
-        if self.session.waits_for_upload:
-            self._rearm()
+    def _mind_timer(self) -> None:
+        at = self.session.take_timer_at()
+        if at is not None:
+            self._rearm(at)
 
     def end(self, why: str) -> None:
         """Send what is left (a goodbye), then leave `carry` with Broken(why)."""
@@ -110,7 +129,7 @@ class Carrier:
                 await link.send(pieces)
             else:
                 self._parked = True
-                self._mind_limit()
+                self._mind_timer()
                 try:
                     await wake.wait()
                 finally:
@@ -135,15 +154,18 @@ class Carrier:
         self._wanted = False
         session, now = self.session, self._now()
         try:
-            happened = session.receive(self.link_id, data, now)
-            if happened:
-                self._dispatch(session, happened)
+            arrived = session.shortcut.receive(self.link_id, data, now)
+            if arrived is not None:
+                stream_id, payload, ask = arrived
+                self._deliver(session, stream_id, payload)
+            else:
+                ask = True
+                self._dispatch(session, session.receive(self.link_id, data, now))
         finally:
             self._taking = False
-        if self._wanted or session.due(self.link_id, now):
+        if self._wanted or (ask and session.due(self.link_id, now)):
             self.wake()
-        if session.timer_moved:
-            self._rearm()
+        self._mind_timer()
 
     async def _farewell(self) -> None:
         try:

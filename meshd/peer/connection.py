@@ -7,6 +7,7 @@ elsewhere: which session goes on in mux/agree.py, which link carries data in pee
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
@@ -32,7 +33,7 @@ from meshd.wire.native import NativeVersion, difference
 
 CHALLENGE_SECONDS = 2.0  # an older incarnation that answers within this keeps the identity
 CHOOSE_SECONDS = 1.0  # between two looks at which link should carry data, unless one comes or goes
-TIMER_SLACK = 0.02  # seconds by which an acknowledgement may come late: asking more often costs more
+TIMER_SLACK = 0.02  # seconds by which an acknowledgement may come late at most
 LOG = log.get("peer")
 
 
@@ -247,14 +248,14 @@ class PeerConnection:
         streams = self._streams
         self._alarm.set(None if streams is None else streams.session.next_timeout() or self._unlinked_until)
 
-    def _rearm(self) -> None:
-        """The session may want its timer sooner, for an acknowledgement that waits for company say."""
+    def _rearm(self, at: float) -> None:
+        """The session wants its timer at `at`, for an acknowledgement that waits for company say.
+
+        It may come late by as much as it was to wait, a little: moving it each time costs more.
+        """
         armed = self._alarm.at
-        if self._streams is None or (armed is not None and armed <= self._node.now() + TIMER_SLACK):
-            return
-        at = self._streams.session.next_timeout()
-        if at is not None and (armed is None or at < armed):
-            self._alarm.set(at)
+        if armed is None or armed > at + min(at - self._node.now(), TIMER_SLACK):
+            self._set_alarm()
 
     # Greeting (greeting.Parley).
 
@@ -319,7 +320,12 @@ class PeerConnection:
             budget=self._node.budget,
         )
         self._streams = Streams(
-            session=session, peer=self.peer, node=self._node, owner=self._owner, wake=self._links.wake
+            session=session,
+            peer=self.peer,
+            node=self._node,
+            owner=self._owner,
+            wake=self._links.wake,
+            pass_on=partial(self._links.pass_on, session),
         )
         self._unlinked_until = self._node.now() + min(theirs.grace, mine.grace)
         self._set_alarm()
@@ -330,7 +336,13 @@ class PeerConnection:
     def _new_carrier(self, link: Link, session_id: bytes) -> Carrier:
         if self._streams is None or self._session_id != session_id:
             raise Broken("the session ended during the greeting")
-        return self._links.carrier(link, self._streams.session, dispatch=self._dispatch, rearm=self._rearm)
+        return self._links.carrier(
+            link,
+            self._streams.session,
+            dispatch=self._dispatch,
+            deliver=self._deliver,
+            rearm=self._rearm,
+        )
 
     def _compare(self, native: NativeVersion) -> None:
         """Say once what the build of a node that was not seen with it is to ours."""
@@ -402,13 +414,18 @@ class PeerConnection:
 
     # Events.
 
+    def _deliver(self, session: Session, stream_id: int, data: bytes) -> None:
+        streams = self._streams
+        if streams is not None and session is streams.session:
+            streams.deliver(stream_id, data)
+
     def _dispatch(self, session: Session, happened: Sequence[events.Event]) -> None:
         for event in happened:
             streams = self._streams
             if streams is None or session is not streams.session:
                 return  # the end of an older session: its streams are broken already
             if type(event) is events.DataReceived:  # nearly all of them
-                streams.feed_data(event)
+                streams.deliver(event.stream_id, event.data)
                 continue
             match event:
                 case events.PongReceived() | events.LinkDead():

@@ -55,6 +55,11 @@ class Links:
         for carrier in self._carriers.values():
             carrier.wake()
 
+    def pass_on(self, session: Session, stream_id: int, data: bytes) -> bool:
+        """As Carrier.pass_on, over the link that carries the data of `session`."""
+        carrier = self._carriers.get(session.data_link or 0)
+        return carrier is not None and carrier.session is session and carrier.pass_on(stream_id, data)
+
     def end(self, why: str) -> None:
         """End all of them."""
         for carrier in self._carriers.values():
@@ -66,13 +71,22 @@ class Links:
         session: Session,
         *,
         dispatch: Callable[[Session, list[Event]], None],
-        rearm: Callable[[], None],
+        deliver: Callable[[Session, int, bytes], None],
+        rearm: Callable[[float], None],
     ) -> Carrier:
         """The carrier for a link whose greeting is over; not attached yet."""
         number = self._next
         self._next += 1
         now = asyncio.get_running_loop().time
-        return Carrier(link=link, link_id=number, session=session, now=now, dispatch=dispatch, rearm=rearm)
+        return Carrier(
+            link=link,
+            link_id=number,
+            session=session,
+            now=now,
+            dispatch=dispatch,
+            deliver=deliver,
+            rearm=rearm,
+        )
 
     def attach(self, carrier: Carrier) -> list[Event]:
         """Tell the session; returns its events. Raises Broken when it has just ended."""

@@ -28,6 +28,7 @@ class MeshStream:
         *,
         port: MuxPort,
         wake: Callable[[], None],
+        pass_on: Callable[[int, bytes], bool],
         on_done: Callable[[int], None],
         stream_id: int,
         peer: PeerId,
@@ -36,6 +37,7 @@ class MeshStream:
     ) -> None:
         self._port = port
         self._wake = wake
+        self._pass_on = pass_on
         self._on_done = on_done
         self._id = stream_id
         self._peer = peer
@@ -86,8 +88,10 @@ class MeshStream:
 
     def try_write(self, data: bytes | memoryview) -> int:
         """See Stream."""
-        if self._error is not None or self._eof_sent or self._writer.waits:
+        if self._error is not None or self._eof_sent or self._writer.future is not None:
             return 0
+        if type(data) is bytes and self._pass_on(self._id, data):
+            return len(data)
         try:
             taken = self._port.write(self._id, data)
         except Closed:
@@ -198,25 +202,20 @@ def _broken(error: Closed) -> Broken:
 class _Bell:
     """One task waits, anybody rings; a second waiter is a bug of the caller."""
 
-    __slots__ = ("_future",)
+    __slots__ = ("future",)
 
     def __init__(self) -> None:
-        self._future: asyncio.Future[None] | None = None
-
-    @property
-    def waits(self) -> bool:
-        """True while a task waits."""
-        return self._future is not None
+        self.future: asyncio.Future[None] | None = None  # while a task waits
 
     async def wait(self, what: str) -> None:
-        if self._future is not None:
+        if self.future is not None:
             raise Busy(f"two tasks {what} one stream")
-        self._future = asyncio.get_running_loop().create_future()
+        self.future = asyncio.get_running_loop().create_future()
         try:
-            await self._future
+            await self.future
         finally:
-            self._future = None
+            self.future = None
 
     def ring(self) -> None:
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)

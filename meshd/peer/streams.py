@@ -27,13 +27,21 @@ class Streams:
     """All streams of `session`, ours and the peer's; `owner` runs the handlers of the peer's."""
 
     def __init__(
-        self, *, session: Session, peer: PeerId, node: Node, owner: Owner, wake: Callable[[], None]
+        self,
+        *,
+        session: Session,
+        peer: PeerId,
+        node: Node,
+        owner: Owner,
+        wake: Callable[[], None],
+        pass_on: Callable[[int, bytes], bool],
     ) -> None:
         self.session = session
         self._peer = peer
         self._node = node
         self._owner = owner
         self._wake = wake
+        self._pass_on = pass_on
         self._streams: dict[int, MeshStream] = {}
 
     def open(self, service: str, metadata: Mapping[str, MetadataValue], *, bulk: bool) -> MeshStream:
@@ -58,17 +66,15 @@ class Streams:
         for stream in streams.values():
             stream.break_with(Broken(reason))
 
-    def feed_data(self, event: events.DataReceived) -> None:
-        """As `feed`, for what comes most."""
-        stream = self._streams.get(event.stream_id)
+    def deliver(self, stream_id: int, data: bytes | memoryview) -> None:
+        """Hand on what arrived for a stream; nothing, if it has just gone."""
+        stream = self._streams.get(stream_id)
         if stream is not None:
-            stream.feed(event.data)
+            stream.feed(data)
 
     def feed(self, event: events.Event, member: Member | None) -> None:
         """Act on a stream's event; others, and those of a stream that has just gone, are left alone."""
         match event:
-            case events.DataReceived():
-                self.feed_data(event)
             case events.Writable(stream_id=stream_id) if stream_id in self._streams:
                 self._streams[stream_id].wake_writer()
             case events.StreamAccepted(stream_id=stream_id) if stream_id in self._streams:
@@ -115,6 +121,7 @@ class Streams:
         stream = MeshStream(
             port=self.session,
             wake=self._wake,
+            pass_on=self._pass_on,
             on_done=self._forget,
             stream_id=stream_id,
             peer=self._peer,

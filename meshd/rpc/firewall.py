@@ -13,18 +13,12 @@ from meshd.rpc import protocol as rpc
 from meshd.rpc.frames import Messages
 from meshd.rpc.graph import check_asked_ops, check_graph
 from meshd.rpc.keeping import Keeping
-from meshd.rpc.tensors import Buffer, check_half_rows, check_load_entry, find, place_of, refused
+from meshd.rpc.tensors import Buffer, Remembered, check_half_rows, check_load_entry, find, place_of, refused
 
 MAX_BUFFERS = 1024
 MAX_BUFFER_BYTES = rpc.HANDLE_SPACE
-# in place of an answer's length: the tables behind HELLO, of devices and of what they can do with weights
-DEVICES, WEIGHT_OPS = -1, -2
-TABLES: Mapping[int, tuple[int, int]] = {  # bytes of a row, most rows
-    DEVICES: (rpc.DEVICE_INFO_BYTES, rpc.MAX_INFO_DEVICES),
-    WEIGHT_OPS: (rpc.WEIGHT_OP_BYTES, rpc.MAX_INFO_DEVICES * rpc.MAX_WEIGHT_OPS),
-}
 MAX_UNANSWERED = 4096  # requests whose answers have not come: a client waits for most of them
-MAX_REMEMBERED = 512  # tensors whose place was checked: those of every token, and then some
+_SET_BYTES = rpc.REQUEST.size + rpc.SET_TENSOR_HEAD_BYTES
 
 Judge = Callable[["Firewall", bytes | memoryview, int, int], int]
 """Looks at a request's body, at an offset and of a size. Returns what is to be known when the answer comes:
@@ -52,7 +46,9 @@ class Firewall:
         self._answers = Messages(rpc.ANSWER.size)
         self._buffers: dict[int, Buffer] = {}
         self._unanswered: deque[tuple[int, int, int]] = deque()  # command, bytes of the answer, said
-        self._sizes: dict[bytes, int] = {}  # of rpc_tensors whose place was checked
+        # Of rpc_tensors whose place was checked, the bytes they have; of SET_TENSORs up to their data, the
+        # bytes they are: each token sends those of the last one.
+        self._judged = Remembered()
         self._graphs: set[int] = set()  # devices that have one to compute again
         self._greeted = False
         self._features = 0
@@ -66,7 +62,7 @@ class Firewall:
 
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """Requests. See Inspector."""
-        if self._keeping is not None:
+        if self._keeping is not None and self._keeping.wanted:
             self._keeping.more(data)
         return self._requests.feed(data, self._look_request)
 
@@ -78,6 +74,10 @@ class Firewall:
 
     def _look_request(self, data: bytes | memoryview, at: int, have: int) -> int:
         number, size = rpc.REQUEST.unpack_from(data, at)
+        if number == rpc.SET_TENSOR and (self._keeping is None or not self._keeping.wanted):
+            again = self._judged.get(bytes(data[at : at + _SET_BYTES]))
+            if again is not None:
+                return again
         command = rpc.COMMANDS.get(number)
         if command is None or command.feature & ~self._features:
             raise refused(f"command {number}")
@@ -143,18 +143,16 @@ class Firewall:
 
     def _forget(self, handle: int) -> None:
         del self._buffers[handle]
-        self._sizes.clear()
+        self._judged.clear()
         self._graphs.clear()  # as the server does: their tensors may lie in this buffer
 
     def _size_of(self, data: bytes | memoryview, at: int) -> int:
         """Bytes of the rpc_tensor at `at`, which lies in a buffer."""
         key = bytes(data[at : at + rpc.TENSOR_BYTES])
-        size = self._sizes.get(key)
+        size = self._judged.get(key)
         if size is None:
             size = place_of(data, at, self._buffers, must_lie=True)
-            if len(self._sizes) >= MAX_REMEMBERED:
-                self._sizes.clear()
-            self._sizes[key] = size
+            self._judged.keep(key, size)
         return size
 
     def _set_tensor(self, data: bytes | memoryview, at: int, size: int) -> int:
@@ -163,6 +161,8 @@ class Firewall:
             raise refused("beyond the end of the tensor")
         if self._keeping is not None:
             self._keeping.sent(data, at, size)
+        start = at - rpc.REQUEST.size
+        self._judged.keep(bytes(data[start : start + _SET_BYTES]), rpc.REQUEST.size + size)
         return 0
 
     def _set_tensor_hash(self, data: bytes | memoryview, at: int, _size: int) -> int:
@@ -258,10 +258,10 @@ class Firewall:
         if not self._unanswered:
             raise refused("an answer to nothing")
         number, expected, said = self._unanswered[0]
-        row, most = TABLES.get(expected, (1, 0))
-        if size != expected and not (size % row == 0 and size <= most * row and expected in TABLES):
+        row, most = rpc.TABLES.get(expected, (1, 0))
+        if size != expected and not (size % row == 0 and size <= most * row and expected in rpc.TABLES):
             raise refused(f"{rpc.COMMANDS[number].name}: an answer of {size} bytes")
-        learn = _LESSONS.get(number) if expected not in TABLES else None
+        learn = _LESSONS.get(number) if expected not in rpc.TABLES else None
         if learn is not None:
             if have < rpc.ANSWER.size + size:
                 return -(rpc.ANSWER.size + int(size))
@@ -272,9 +272,9 @@ class Firewall:
     def _learn_features(self, data: bytes | memoryview, at: int, said: int) -> None:
         self._features = said & rpc.features_of(data, at + 4)
         if self._features & rpc.FEATURE_INFO:
-            self._unanswered.insert(1, (rpc.HELLO, DEVICES, 0))
+            self._unanswered.insert(1, (rpc.HELLO, rpc.DEVICES, 0))
             if self._features & rpc.FEATURE_OPS:
-                self._unanswered.insert(2, (rpc.HELLO, WEIGHT_OPS, 0))
+                self._unanswered.insert(2, (rpc.HELLO, rpc.WEIGHT_OPS, 0))
 
     def _learn_buffer(self, data: bytes | memoryview, at: int, _said: int) -> None:
         handle, size = rpc.PAIR64.unpack_from(data, at)
@@ -299,7 +299,7 @@ class Firewall:
         (start,) = rpc.U64.unpack_from(data, at)
         if said in self._buffers:  # else it was freed meanwhile
             self._buffers[said] = Buffer(self._buffers[said].size, start)
-            self._sizes.clear()
+            self._judged.clear()
 
 
 def _of_half_rows(judge: Judge) -> Judge:

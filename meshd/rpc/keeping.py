@@ -50,7 +50,7 @@ class Keeping:
         self._sink = sink
         self._asked: deque[tuple[_Wanted, ...] | None] = deque()
         self._held = 0
-        self._wanted: dict[tuple[int, int], _Wanted] = {}
+        self.wanted: dict[tuple[int, int], _Wanted] = {}  # missed, not come yet; none: we need hear nothing
         self._coming: _Wanted | None = None
         self._at = 0
         self._left = 0
@@ -58,7 +58,7 @@ class Keeping:
     def asked(self, message: bytes | memoryview, at: int, size: int) -> None:
         """A SET_TENSOR_GGUF whose body is at `at`. Its answer comes in the order of the requests."""
         entries = range(at + rpc.LOAD_HEAD_BYTES, at + size, rpc.LOAD_ENTRY_BYTES)
-        if self._held + len(self._wanted) + len(entries) > MAX_WANTED:
+        if self._held + len(self.wanted) + len(entries) > MAX_WANTED:
             self._asked.append(None)
             return
         self._held += len(entries)
@@ -74,21 +74,21 @@ class Keeping:
             if state == rpc.LOADED:
                 self._sink.loaded(wanted.tensor.digest)
             elif state in _WORTH:
-                self._wanted[wanted.place] = wanted
+                self.wanted[wanted.place] = wanted
 
     def sent(self, message: bytes | memoryview, at: int, size: int) -> None:
         """A SET_TENSOR whose body is at `at`; what is not in `message` yet comes by `more`."""
         self._left = 0
-        if not self._wanted:
+        if not self.wanted:
             return
         _kind, handle, *_shape, data = rpc.PLACE.unpack_from(message, at)
-        wanted = self._wanted.get((handle, data))
+        wanted = self.wanted.get((handle, data))
         if wanted is None:
             return
         (offset,) = rpc.U64.unpack_from(message, at + rpc.TENSOR_BYTES + 1)
         length = size - rpc.SET_TENSOR_HEAD_BYTES
         if length > wanted.left or offset + length > wanted.tensor.size:
-            del self._wanted[wanted.place]  # more than it has: a part came twice
+            del self.wanted[wanted.place]  # more than it has: a part came twice
             return
         self._coming, self._at, self._left = wanted, offset, length
         self.more(message[at + rpc.SET_TENSOR_HEAD_BYTES : at + size])
@@ -105,7 +105,7 @@ class Keeping:
         self._at += count
         self._left = self._left - count if going else 0
         if last or not going:
-            self._wanted.pop(wanted.place, None)
+            self.wanted.pop(wanted.place, None)
 
 
 def _wanted(message: bytes | memoryview, at: int) -> _Wanted:

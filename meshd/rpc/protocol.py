@@ -68,6 +68,12 @@ MAX_INFO_DEVICES = 256
 # with FEATURE_OPS behind that, for each device as often: operation, what types of weights it can take
 WEIGHT_OP_BYTES = 24
 MAX_WEIGHT_OPS = 101  # for each device: there are no more operations
+# both tables, by a number in place of an answer's length: bytes of a row, most rows
+DEVICES, WEIGHT_OPS = -1, -2
+TABLES: Mapping[int, tuple[int, int]] = {
+    DEVICES: (DEVICE_INFO_BYTES, MAX_INFO_DEVICES),
+    WEIGHT_OPS: (WEIGHT_OP_BYTES, MAX_INFO_DEVICES * MAX_WEIGHT_OPS),
+}
 
 SECRET_BYTES = 32  # what a client shows first where the server was given one (docs/native.md)
 SESSION_BYTES = 16  # what a client calls itself, so that two servers know that it is the same one

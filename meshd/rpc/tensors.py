@@ -23,6 +23,17 @@ class Buffer:
 
 
 Buffers = Mapping[int, Buffer]
+MAX_REMEMBERED = 512
+
+
+class Remembered(dict[bytes, int]):
+    """What was found of tensors, by their bytes on the wire: those of every token, and then some."""
+
+    def keep(self, key: bytes, value: int) -> None:
+        """At most MAX_REMEMBERED; then it begins anew."""
+        if len(self) >= MAX_REMEMBERED:
+            self.clear()
+        self[key] = value
 
 
 def refused(why: str) -> RemoteProtocolError:

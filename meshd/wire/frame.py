@@ -41,6 +41,21 @@ class FrameParser:
         self._stream_id = self._offset = self._left = self._skip = 0  # of the frame whose body is passing
         self._fin = False
 
+    def whole(self, data: bytes) -> tuple[int, int] | None:
+        """Stream and offset, if `data` is one frame of data from its first byte to its last, and no end.
+
+        None for whatever else; it is `feed`'s then. The payload is what follows DATA_OVERHEAD bytes.
+        """
+        size = len(data)
+        if size <= _DATA.size or self._left or self._skip or self._held:
+            return None
+        kind: int
+        kind, length, stream_id, offset, flags = _DATA.unpack_from(data)
+        payload = size - _DATA.size
+        if kind != DATA or flags or length != _DATA_FIXED + payload or payload > self._max_payload:
+            return None
+        return None if offset + payload > MAX_OFFSET else (stream_id, offset)
+
     def feed(self, data: bytes) -> list[Frame]:
         """Frames, and pieces of Data frames, that `data` completes. Raises RemoteProtocolError."""
         frames: list[Frame] = []

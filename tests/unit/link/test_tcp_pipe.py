@@ -190,14 +190,33 @@ def test_a_forged_record_is_broken() -> None:
     run(work())
 
 
-def test_who_never_reads_what_it_asks_for_is_dropped() -> None:
+def test_who_never_reads_what_it_asks_for_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        pipe, transport, _ = await secured()
+        pipe, transport, other = await secured()
         transport.backlog = 100 << 20
-        await pipe.send([b"one more"])
+        asking = other.seal([b"one more"])
+        monkeypatch.setattr(TlsEngine, "outgoing", lambda _engine: b"the answer to a key update")
+        deliver(pipe, asking)
+        assert await pipe.receive() == b"one more"
         assert transport.closed
         with pytest.raises(Broken):
             await pipe.receive()
+
+    run(work())
+
+
+def test_what_would_have_to_wait_is_not_taken() -> None:
+    async def work() -> None:
+        pipe, transport, other = await secured()
+        taken(transport)
+        pipe.pause_writing()
+        assert not pipe.try_send([b"more"])
+        assert not transport.written
+        pipe.resume_writing()
+        assert pipe.try_send([b"more"])
+        other.feed(taken(transport))
+        space = memoryview(bytearray(10))
+        assert bytes(space[: other.unseal(space)]) == b"more"
 
     run(work())
 

@@ -139,11 +139,9 @@ def test_a_burst_that_waits_for_its_acknowledgement_gets_it_after_the_pause() ->
     link.heard(64 * KIB, 1.01)
     assert link.ack_due(1.01)
     link.ack(1.01)
-    assert link.heard(9 * KIB, 1.0102), "it has a time"
-    assert link.next_timeout() == pytest.approx(1.0302)
-    assert link.heard(55 * KIB, 1.0104), "now a sooner one"
-    assert link.next_timeout() == pytest.approx(1.011)
-    assert not link.heard(KIB, 1.0105)
+    assert link.heard(9 * KIB, 1.0102) == link.next_timeout() == pytest.approx(1.0302), "it has a time"
+    assert link.heard(55 * KIB, 1.0104) == link.next_timeout() == pytest.approx(1.011), "now a sooner one"
+    assert link.heard(KIB, 1.0105) is None
     assert not link.ack_due(1.0109)
     assert link.ack_due(1.0111)
 

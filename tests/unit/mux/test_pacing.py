@@ -1,5 +1,7 @@
 """The estimate of what a link bears, step by step (tests/sim has whole links)."""
 
+from itertools import pairwise
+
 import pytest
 from meshd.mux.pacing import FIRST_ALLOWANCE, Pacing
 
@@ -180,10 +182,53 @@ def test_seconds_of_small_messages_do_not_make_a_burst_slow() -> None:
         now += 0.08
     assert pacing.allowance() >= FIRST_ALLOWANCE
     assert pacing.frame_size() >= 16 * KIB, "what it took says nothing about the link"
-    began, start = now, pacing.sent
-    while pacing.acked - start < 1_200_000:
-        while (room := pacing.allowance() - pacing.in_flight) > 0:
-            pacing.on_sent(min(room, pacing.frame_size()), now, starved=False)
-        now += 0.02
+    first = prompt(pacing, now)
+    assert first - now <= 0.12, "at most six round trips: what may be in flight doubles with each"
+    assert prompt(pacing, first + 5) - first - 5 <= 0.06, "the next one finds what the first has found"
+
+
+def prompt(pacing: Pacing, now: float, *, rtt: float = 0.02, size: int = 1_200_000) -> float:
+    """Activations of a prompt over a wide line of that round trip; returns when the last is acknowledged."""
+    left = size
+    while left:
+        room = pacing.allowance() - pacing.in_flight
+        while room > 0 and left:
+            count = min(room, pacing.frame_size(), left)
+            left -= count
+            pacing.on_sent(count, now, starved=not left)
+            room -= count
+        now += rtt
         pacing.on_acked(pacing.sent, now)
-    assert now - began <= 0.12, "at most six round trips: what may be in flight doubles with each"
+    return now
+
+
+def test_small_messages_that_are_acknowledged_with_their_answer_are_no_queue() -> None:
+    """Of a model that computes for 100 ms a token."""
+    pacing = Pacing(0.0)
+    pacing.on_pong(0.02, 0.0, probe=False)
+    now = prompt(pacing, 0.0)
+    for _ in range(20):
+        pacing.on_sent(3000, now, starved=True)
+        now += 0.12
+        pacing.on_acked(pacing.sent, now)
+    assert prompt(pacing, now + 5) - now - 5 <= 0.06
+
+
+def test_a_burst_that_meets_a_queue_is_smaller_the_next_time() -> None:
+    """A limiter lets some bursts pass at once, then holds to 1 MB/s: each further one is half as large."""
+    pacing = Pacing(0.0)
+    now = 0.0
+    for _ in range(4):
+        now = prompt(pacing, now) + 1
+    bursts = []
+    for _ in range(4):
+        pacing.on_sent(1000, now, starved=True)
+        bursts.append(pacing.allowance())
+        pacing.on_sent(bursts[-1] - 1000, now, starved=True)
+        now += bursts[-1] / MB
+        pacing.on_acked(pacing.sent, now)
+        now += 1
+    assert bursts[0] > 300 * KIB
+    for one, following in pairwise(bursts):
+        assert following <= max(one // 2, FIRST_ALLOWANCE)
+    assert bursts[-1] < bursts[0] / 4

@@ -69,6 +69,16 @@ class Durable(RuleBasedStateMachine):
             return
         end.write(stream_id, bytes((seed + i * i) & 255 for i in range(size)))
 
+    @rule(side=SIDES, index=INDEX, size=st.integers(1, 300), arrives=st.booleans())
+    def pass_on(self, side: int, index: int, size: int, arrives: bool) -> None:
+        end = self.end(side)
+        stream_id = self.stream(end, index)
+        if stream_id is None or not self.two.pass_on(end, stream_id, bytes(i & 255 for i in range(size))):
+            return
+        wire = self.two.wires.get(end.session.data_link or 0)
+        if wire is not None and arrives:
+            self.two.deliver(self.two.other(end), wire)
+
     @rule(side=SIDES, index=INDEX)
     def write_eof(self, side: int, index: int) -> None:
         end = self.end(side)

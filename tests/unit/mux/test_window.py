@@ -20,19 +20,18 @@ def drain(stream: StreamWindow, *, seconds: float, start: float) -> None:
     """Read one whole window in ten steps, the last so many seconds after the first."""
     size = stream.size
     for n in range(10):
-        stream.consume(size // 10, now=start + seconds * n / 9, rtt=RTT)
+        stream.consume(size // 10, now=start + seconds * n / 9, rtt=lambda: RTT)
 
 
 def test_credit_is_what_was_consumed_and_one_window() -> None:
     stream = window()
     assert stream.granted == 100
-    stream.consume(10, now=1.0, rtt=RTT)
-    assert not stream.due()
+    assert not stream.consume(10, now=1.0, rtt=lambda: RTT)
     assert stream.grant() == 110
-    stream.consume(26, now=1.0, rtt=RTT)
-    assert stream.due()
+    assert not stream.consume(25, now=1.0, rtt=lambda: RTT)
+    assert stream.consume(1, now=1.0, rtt=lambda: RTT)  # a quarter and one
     assert stream.grant() == 136
-    assert not stream.due()
+    assert not stream.consume(1, now=1.0, rtt=lambda: RTT)
 
 
 def test_a_window_read_within_two_round_trips_doubles() -> None:
@@ -49,8 +48,8 @@ def test_a_window_read_slowly_does_not() -> None:
 
 def test_a_pause_before_reading_counts_as_slow_only_once() -> None:
     stream = window()
-    stream.consume(50, now=1.0, rtt=RTT)
-    stream.consume(50, now=9.0, rtt=RTT)
+    stream.consume(50, now=1.0, rtt=lambda: RTT)
+    stream.consume(50, now=9.0, rtt=lambda: RTT)
     assert stream.size == 100
     drain(stream, seconds=0.05, start=9.0)
     assert stream.size == 200
@@ -89,8 +88,8 @@ def test_the_node_s_budget_bounds_growth_and_gets_it_back() -> None:
 
 def test_without_a_measured_round_trip_only_very_quick_readers_grow() -> None:
     stream = window()
-    stream.consume(50, now=1.0, rtt=None)
-    stream.consume(50, now=1.007, rtt=None)
+    stream.consume(50, now=1.0, rtt=lambda: None)
+    stream.consume(50, now=1.007, rtt=lambda: None)
     assert stream.size == 200
 
 

@@ -31,6 +31,7 @@ def over() -> MeshStream:
     return MeshStream(
         port=OverPort(),
         wake=lambda: None,
+        pass_on=lambda _id, _data: False,
         on_done=lambda _id: None,
         stream_id=1,
         peer=PEER,

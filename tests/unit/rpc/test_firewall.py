@@ -430,3 +430,11 @@ def test_damaged_requests_raise_nothing_else(message: bytes, damage: list[tuple[
         it.say(bytes(broken))
     except RemoteProtocolError:
         return
+
+
+def test_a_request_like_the_last_one_passes_and_one_byte_more_is_refused() -> None:
+    it = Talk()
+    for size in (16, 16, 4):
+        it.say(talk.set_tensor(Tensor(), bytes(size)))
+    with pytest.raises(RemoteProtocolError, match="beyond the end"):
+        it.say(talk.set_tensor(Tensor(), bytes(17)))

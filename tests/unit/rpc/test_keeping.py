@@ -178,3 +178,17 @@ def test_a_refused_connection_gives_no_tensor() -> None:
     with pytest.raises(RemoteProtocolError):
         talk.say(set_tensor(tensor(1)))
     assert shelf.pieces == before
+
+
+def test_what_is_sent_as_it_was_sent_before_it_was_missed_is_kept() -> None:
+    """The firewall judges a request once; whether somebody waits for what it brings is asked each time."""
+    shelf = Shelf()
+    talk = Talk(Keeping(shelf))
+    first, second = (set_tensor(tensor(0), bytes([n]) * 16) for n in (1, 2))
+    assert talk.say(first + first) == first + first
+    talk.say(load(entry(0, D1)))
+    talk.hear(answer(bytes([MISS])))
+    assert talk.say(second) == second
+    assert shelf.whole == {D1: bytes([2]) * 16}
+    assert talk.say(first) == first
+    assert shelf.whole == {D1: bytes([2]) * 16}
