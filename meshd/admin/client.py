@@ -14,8 +14,9 @@ from typing import Self, TypeVar
 from meshd.admin import api
 from meshd.admin.codec import decode_line, encode_request, from_json
 from meshd.admin.interface import MAX_REPLY_BYTES
-from meshd.admin.place import allowed, find_socket, peer_of
+from meshd.admin.place import find_socket
 from meshd.base.errors import Broken, Refused, RemoteProtocolError, UserError
+from meshd.base.unix_peer import allowed, peer_of
 
 CONNECT_SECONDS = 5.0
 FULL_SECONDS = 0.02

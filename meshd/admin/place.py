@@ -1,4 +1,4 @@
-"""Where the sockets of a home lie, and who is at the other end of the control socket.
+"""Where the sockets of a home lie.
 
 A path that is too long for a socket is replaced by a short one in a private folder under the runtime
 folder; the home then holds a pointer file with it. Used by both ends, so it imports nothing heavy.
@@ -7,18 +7,12 @@ folder; the home then holds a pointer file with it. Used by both ends, so it imp
 import contextlib
 import hashlib
 import os
-import socket
 import stat
-import struct
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from meshd.admin.interface import MAX_SOCKET_PATH_BYTES, POINTER_NAME, SOCKET_NAME
 from meshd.base.errors import UserError
-
-_XUCRED = struct.Struct("IIh2x16I")  # macOS, sys/ucred.h
-_LOCAL_PEERCRED, _LOCAL_PEERPID = 1, 2  # macOS, sys/un.h, level 0
 
 
 def find_socket(home: Path) -> Path:
@@ -90,20 +84,3 @@ def check_private(folder: Path) -> None:
             f"`{folder}` is not a folder that only this user can enter",
             hint=f"remove it, or make it yours: chown and chmod 700 {folder}",
         )
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """User id and process id at the other end of a unix socket, told by the kernel; pid 0 if not known."""
-    if sys.platform == "darwin":
-        raw = connection.getsockopt(0, _LOCAL_PEERCRED, _XUCRED.size)
-        uid = int(struct.unpack_from("II", raw)[1])
-        pid = connection.getsockopt(0, _LOCAL_PEERPID)
-        return uid, pid
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, _gid = struct.unpack("3i", raw)
-    return uid, pid
-
-
-def allowed(uid: int) -> bool:
-    """Whether that user may talk to a daemon of this one: itself, and root."""
-    return uid in (os.geteuid(), 0)

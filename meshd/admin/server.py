@@ -15,9 +15,10 @@ from meshd.admin import api
 from meshd.admin.codec import Json, decode_request, encode_line, to_json
 from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES, MAX_PING_SECONDS, Control
 from meshd.admin.net_api import NetcheckRequest
-from meshd.admin.place import allowed, check_private, choose_socket, peer_of, remove_socket_folder
+from meshd.admin.place import check_private, choose_socket, remove_socket_folder
 from meshd.base.errors import LocalProtocolError, MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.base.tasks import Owner
+from meshd.base.unix_peer import allowed, peer_of
 
 IDLE_SECONDS = 60.0  # for the next request; a connection that asks nothing must not hold one of few places
 WRITE_SECONDS = 10.0

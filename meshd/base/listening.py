@@ -1,8 +1,23 @@
 """A socket that listens, set up alike wherever meshd takes connections: mesh port, API, a child's."""
 
+import contextlib
+import errno
+import secrets
 import socket
+import sys
+from pathlib import Path
+from typing import Protocol
 
 BACKLOG = 128  # connections that the kernel holds until somebody accepts them
+UNIX_BUFFER = 256 << 10
+HAS_UNIX_SOCKETS = sys.platform != "win32"
+_NAME_TRIES = 100
+
+
+class Sized(Protocol):
+    """A socket, or what asyncio shows of one."""
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
 
 
 def listen_at(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
@@ -23,3 +38,52 @@ def listen_at(family: socket.AddressFamily, host: str, port: int) -> socket.sock
         sock.close()
         raise
     return sock
+
+
+def listen_in(folder: Path) -> tuple[socket.socket, Path]:
+    """A unix socket that listens at a new path in `folder`, whose owner alone may enter that. It blocks.
+
+    Who closes it removes the file. Raises OSError.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path = _bind_in(folder, sock)
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        path.chmod(0o600)
+        widen(sock)  # BSD hands it on to what is accepted
+        sock.listen(BACKLOG)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        sock.close()
+        raise
+    return sock, path
+
+
+def widen(sock: Sized) -> None:
+    """Room for some messages in a unix socket: macOS gives 8 KiB, less than the state of one token."""
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, UNIX_BUFFER)
+
+
+def _bind_in(folder: Path, sock: socket.socket) -> Path:
+    for left in reversed(range(_NAME_TRIES)):
+        path = folder / f"rpc{secrets.token_hex(2)}.sock"  # a folder of sockets has room for no longer name
+        try:
+            sock.bind(str(path))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not left:
+                raise
+        else:
+            break
+    return path
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove what `listen_in` made there for a process that was killed; none may use the folder now."""
+    for path in folder.glob("rpc????.sock"):
+        with contextlib.suppress(OSError):
+            if path.is_socket():
+                path.unlink()

@@ -104,7 +104,7 @@ async def mesh_far(folder: Path, port: int) -> None:
     estate = await _estate(folder, "far", "")
 
     async def handler(stream: Stream) -> None:
-        await connect_through(stream, "127.0.0.1", port, counter=Counter())
+        await connect_through(stream, ("127.0.0.1", port), counter=Counter())
 
     estate.mesh.handle(SERVICE, handler, allow=lambda _member, _metadata: None)
     async with Owner() as owner:

@@ -18,7 +18,7 @@ from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
 from meshd.process.ports import listening_socket
 from meshd.process.ready import http_200
-from meshd.role.command import CALM_THREADS
+from meshd.role.command import CALM_THREADS, LARGE_PAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class _Bare:
                 name=f"{name} llama-server",
                 argv=(str(self._native.binaries[LLAMA_SERVER]), *same),
                 log=self._folder / f"{name}-llama.log",
-                env=CALM_THREADS,
+                env=CALM_THREADS | LARGE_PAGES,
                 probe=http_200(place),
                 ready_timeout=None,
             )

@@ -88,7 +88,8 @@ class DelayingProxy:
             with near, self._connect() as far:
                 for sock in (near, far):
                     sock.setblocking(False)
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    if sock.family in (socket.AF_INET, socket.AF_INET6):
+                        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)  # unless both ends end well
                 await self._pass(near, far)
                 for sock in (near, far):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 NO_WARMUP = "--no-warmup"
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ def rpc_server(
 
 def stock_rpc_server(program: str, *, devices: Sequence[str], port: int) -> list[str]:
     """Upstream's: it takes no descriptors, knows no secret and no limit of memory."""
-    return [program, "--host", "127.0.0.1", "--port", str(port), "--device", ",".join(devices)]
+    return [program, "--host", LOOPBACK, "--port", str(port), "--device", ",".join(devices)]
 
 
 def trial(program: str, device: str, operations: Sequence[str]) -> list[str]:
@@ -82,14 +83,24 @@ def without_overridden(plan: Sequence[str], extra: Sequence[str]) -> tuple[str, 
 # the daemon that carries it waits; without any spinning, each part of a matrix waits for threads to wake up.
 # libgomp's number of looks, and libomp's milliseconds.
 CALM_THREADS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+# Weights and caches of llama-server in pages of 2 MiB, where the kernel gives them to who asks, as glibc does
+# since 2.35. A patched rpc-server lays its weights together after the load: before it, that may hold it up.
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+SOCKETS = "GGML_RPC_SOCKETS"  # the folder of endpoints `unix:NAME`
+
+
+def rpc_server_environment(sockets: str) -> Mapping[str, str]:
+    """For a patched rpc-server; `sockets` is the folder of those that lead to its neighbours."""
+    return CALM_THREADS | {SOCKETS: sockets}
 
 
 def head_environment(
-    *, weights: int, secrets: int, peers: int, report: int, activations: str = "f32"
+    *, weights: int, secrets: int, peers: int, report: int, sockets: str, activations: str = "f32"
 ) -> Mapping[str, str]:
     """For llama-server: descriptors for a patched one, -1 for none; never argv, which everybody may read.
 
-    `activations` is how hidden states cross, f32 or f16, which a stock one does not read.
+    `sockets` is the folder of those that lead to workers, `activations` how hidden states cross, f32 or f16;
+    a stock one reads neither.
     """
     given = {
         "GGML_RPC_WEIGHTS_FD": weights,
@@ -97,7 +108,7 @@ def head_environment(
         "GGML_RPC_PEERS_FD": peers,
         "GGML_RPC_REPORT_FD": report,
     }
-    fixed = CALM_THREADS | {"GGML_RPC_ACTIVATIONS": activations}
+    fixed = CALM_THREADS | LARGE_PAGES | {"GGML_RPC_ACTIVATIONS": activations, SOCKETS: sockets}
     return fixed | {name: str(descriptor) for name, descriptor in given.items() if descriptor >= 0}
 
 
@@ -117,5 +128,5 @@ def peers_text(ways: Sequence[tuple[str, str, int]]) -> bytes:
 
 
 def secrets_text(secrets: Mapping[str, bytes]) -> bytes:
-    """Lines `host:port hex` for GGML_RPC_SECRETS_FD."""
+    """Lines `endpoint hex` for GGML_RPC_SECRETS_FD."""
     return "".join(f"{endpoint} {secret.hex()}\n" for endpoint, secret in secrets.items()).encode()

@@ -16,7 +16,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
 from meshd.store.interface import StoreStatus
-from meshd.tunnel.interface import Inspector, LocalWeights, SavedWeights, TunnelStatus
+from meshd.tunnel.interface import Inspector, LocalWeights, SavedWeights, Target, TunnelStatus
 from meshd.wire.native import NativeVersion
 
 
@@ -31,7 +31,7 @@ class Native:
 
 
 class Tunnel(Protocol):
-    """A forward: a loopback listener whose connections become streams to a peer (tunnel/forward.py)."""
+    """A forward: a local listener whose connections become streams to a peer (tunnel/forward.py)."""
 
     @property
     def endpoint(self) -> str: ...
@@ -65,7 +65,7 @@ class MakeTunnel(Protocol):
 
 
 class ConnectThrough(Protocol):
-    """Connects a peer's stream to a local port, `secret` first, past `inspector` (tunnel/expose.py).
+    """Connects a peer's stream to a local place, `secret` first, past `inspector` (tunnel/expose.py).
 
     With `weights` that is a stock rpc-server, which is given tensors from them.
     """
@@ -73,8 +73,7 @@ class ConnectThrough(Protocol):
     async def __call__(
         self,
         stream: Stream,
-        host: str,
-        port: int,
+        target: Target,
         *,
         secret: bytes,
         inspector: Inspector,
@@ -139,8 +138,10 @@ class Kit:
     hand_over: Callable[[bytes], int]
     make_report: Callable[[], Report]
     make_orders: Callable[[], Orders]
-    listening: Callable[[], tuple[int, int]]
-    """A new listening loopback socket: its descriptor, which the caller owns, and its port."""
+    listening: Callable[[], tuple[int, Target]]
+    """A new listening socket: its descriptor and place. The caller owns both, if that is a file."""
+    free_port: Callable[[], int]
+    """One that nobody had on loopback a moment ago, for a program that takes no descriptor."""
     one_token: Callable[[Path], Awaitable[ReadyReport]]
     complete: Callable[[Path, int], Awaitable[int]]
     """Generate n tokens on llama-server's socket; returns how many came."""

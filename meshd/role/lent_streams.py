@@ -65,11 +65,10 @@ class LentStreams:
         server = self._find(stream.peer, stream.metadata)
         if server is None:
             raise Broken("the lease has ended")
-        port, secret = server.address
+        target, secret = server.address
         await self._kit.connect_through(
             stream,
-            "127.0.0.1",
-            port,
+            target,
             secret=secret,
             inspector=server.make_firewall(),
             weights=server.open_weights,
@@ -85,7 +84,6 @@ class LentStreams:
             return
         await self._kit.connect_through(
             stream,
-            "127.0.0.1",
             server.address[0],
             secret=server.peers_secret,
             inspector=PushFilter(),

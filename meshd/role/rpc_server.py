@@ -1,7 +1,6 @@
 """The rpc-server of one lease: started for it, ready when it says so, ended with it."""
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from meshd.role.weights_report import count_of
 from meshd.rpc.firewall import Firewall
 from meshd.rpc.keeping import Keeping
 from meshd.rpc.protocol import SECRET_BYTES
-from meshd.tunnel.interface import TunnelStatus
+from meshd.tunnel.interface import Target, TunnelStatus
 
 READY_LINE = r"^  transport +:"  # the last of rpc-server's banner, flushed when it takes connections
 PROGRESS_SECONDS = 2.0
@@ -60,7 +59,7 @@ class RpcServer:
         self._secret = b"" if self._stock else kit.random(SECRET_BYTES)
         self._peers_secret = b"" if self._stock else kit.random(SECRET_BYTES)
         self._orders: Orders | None = None
-        self._port = 0
+        self._target: Target = ("", 0)
         self.lease = lease
         self.loaded_bytes = 0
         self.open_weights: OpenWeights | None = None  # for a stock server, which cannot read them itself
@@ -84,9 +83,9 @@ class RpcServer:
         self.child = kit.make_child(self._spec, "rpc-server")
 
     @property
-    def address(self) -> tuple[int, bytes]:
-        """Its port, and the secret that comes first on every connection."""
-        return self._port, self._secret
+    def address(self) -> tuple[Target, bytes]:
+        """Where it listens, and the secret that comes first on every connection."""
+        return self._target, self._secret
 
     @property
     def peers_secret(self) -> bytes:
@@ -116,16 +115,18 @@ class RpcServer:
             self._weights.shelf.done()
 
     def _spec(self) -> ChildSpec:
-        listen, self._port = self._kit.listening()
+        self._remove_socket()  # of the start before
         if self._stock:
-            os.close(listen)  # it binds the port itself, a moment later, and keeps its banner in a buffer
+            port = self._kit.free_port()  # it binds it itself, a moment later; its banner stays in a buffer
+            self._target = command.LOOPBACK, port
             argv = command.stock_rpc_server(
-                str(self._kit.native.rpc_server), devices=self._devices, port=self._port
+                str(self._kit.native.rpc_server), devices=self._devices, port=port
             )
-            probe = self._kit.port_open(self._port)
+            probe = self._kit.port_open(port)
             return ChildSpec(
                 name="rpc-server", argv=argv, log=self._log_path, probe=probe, env=command.CALM_THREADS
             )
+        listen, self._target = self._kit.listening()
         self._outgoing.add(listen)
         assert self._report is not None and self._orders is not None
         weights = self._weights.hand_over(self._kit, self._outgoing) if self._weights is not None else -1
@@ -146,7 +147,7 @@ class RpcServer:
                 descriptors=descriptors,
             ),
             log=self._log_path,
-            env=command.CALM_THREADS,
+            env=command.rpc_server_environment(str(self._kit.run_dir)),
             probe=ready,
             on_line=ready.see,
             hand_over=self._outgoing.give(),
@@ -200,3 +201,9 @@ class RpcServer:
         for held in (self._report, self._orders, self.open_weights):
             if held is not None:
                 held.close()
+        self._remove_socket()
+
+    def _remove_socket(self) -> None:
+        if isinstance(self._target, Path):
+            self._target.unlink(missing_ok=True)
+            self._target = "", 0  # later its name may be another's

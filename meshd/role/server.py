@@ -133,6 +133,7 @@ class LlamaServer:
                 secrets=secrets_end,
                 peers=peers,
                 report=pipe.child_end,
+                sockets=str(self._kit.run_dir),
                 activations=options.activations,
             ),
             hand_over=self._outgoing.give(),

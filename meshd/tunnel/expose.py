@@ -1,14 +1,16 @@
 """Streams of a peer to an allowed local target."""
 
 import asyncio
+import errno
 from collections.abc import Callable
+from pathlib import Path
 
 from meshd.base.errors import Broken, MeshdError
 from meshd.mux.events import Code
 from meshd.peer.interface import Stream
 from meshd.tunnel.compressed import as_agreed
 from meshd.tunnel.filled import FilledCopy
-from meshd.tunnel.interface import Inspector, LocalWeights
+from meshd.tunnel.interface import Inspector, LocalWeights, Target
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, pump, run_both
 
@@ -17,8 +19,7 @@ CONNECT_SECONDS = 5.0
 
 async def connect_through(
     stream: Stream,
-    host: str,
-    port: int,
+    target: Target,
     *,
     secret: bytes = b"",
     counter: Counter | None = None,
@@ -26,7 +27,7 @@ async def connect_through(
     weights: LocalWeights | None = None,
     on_broken: Callable[[MeshdError], None] = lambda _error: None,
 ) -> None:
-    """Connect `stream` to the local `host:port`, sending `secret` first; returns when both ways have ended.
+    """Connect `stream` to the local `target`, sending `secret` first; returns when both ways have ended.
 
     The stream is reset with the reason when the target cannot be reached; `on_broken` as in `pump`.
     `counter` gets the bytes that pass. `weights` are for a stock rpc-server, and need the inspector that
@@ -34,10 +35,9 @@ async def connect_through(
     """
     stream = as_agreed(stream)
     counter = Counter() if counter is None else counter
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            _transport, local = await loop.create_connection(LocalSocket, host, port)
+            local = await _connect(target)
     except (OSError, TimeoutError) as error:
         stream.reset(Code.BROKEN, f"cannot connect to the service: {error!r}")
         return
@@ -54,3 +54,16 @@ async def connect_through(
         stream.reset(Code.BROKEN, error.what)
     finally:
         local.abort()
+
+
+async def _connect(target: Target) -> LocalSocket:
+    loop = asyncio.get_running_loop()
+    if isinstance(target, Path):
+        transport, local = await loop.create_unix_connection(LocalSocket, str(target))
+        # On Linux connect() says EAGAIN where too many wait, and asyncio takes that for a connection.
+        if transport.get_extra_info("peername") is None:
+            transport.abort()
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "too many connections wait there")
+    else:
+        _transport, local = await loop.create_connection(LocalSocket, *target)
+    return local

@@ -1,20 +1,22 @@
-"""A peer's service as a listener on this node's loopback."""
+"""A peer's service as a listener on this node: on loopback, or at a unix socket."""
 
 import asyncio
 import errno
 import hmac
 import socket
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, UserError
-from meshd.base.listening import listen_at
+from meshd.base.listening import listen_at, listen_in
 from meshd.base.port_holder import port_holder
 from meshd.base.tasks import Owner
+from meshd.base.unix_peer import allowed, peer_of
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue
 from meshd.tunnel.compressed import COMPRESSED, CompressedStream
-from meshd.tunnel.interface import Inspector, IsOurs, SavedWeights, TunnelStatus
+from meshd.tunnel.interface import Inspector, IsOurs, SavedWeights, Target, TunnelStatus
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter, pump
@@ -28,11 +30,11 @@ LOG = log.get("tunnel")
 
 
 class Forward:
-    """Listens on loopback; each connection becomes a stream of `service` to `peer`.
+    """Listens; each connection becomes a stream of `service` to `peer`.
 
     With `secret`, a client must send exactly these bytes first (they are not passed on); `is_ours` is asked
-    about the client's address where the operating system can tell who owns a connection. A client that
-    fails either is reset.
+    about the client's address where the operating system can tell who owns a connection. At a unix socket it
+    must be a process of this user, or root's. A client that fails any of these is hung up on.
     """
 
     def __init__(
@@ -46,12 +48,13 @@ class Forward:
         is_ours: IsOurs | None = None,
         inspect: Callable[[], Inspector] | None = None,
         on_broken: Callable[[MeshdError], None] = lambda _error: None,
-        listen: tuple[str, int] = ("127.0.0.1", 0),
+        listen: Target = ("127.0.0.1", 0),
         bulk: bool = False,
         saved: SavedWeights | None = None,
         compresses: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`listen`: host and port, 0 for any free one. Raises UserError when it cannot be had.
+        """`listen`: host and port, 0 for any free one; or a folder that this user alone may enter, for a unix
+        socket in it. Raises UserError when it cannot be had.
 
         `saved`: the client is a stock llama-server, and its bytes are not inspected. `compresses` is asked
         before each stream; the peer must be known to take compressed ones.
@@ -70,14 +73,20 @@ class Forward:
         self._bulk = bulk
         self._saver = Saver(saved) if saved is not None else None
         self._compresses = compresses
-        self._listener = _listen(*listen)
+        self.host, self.port = "", 0
+        self.path: Path | None = None
+        if isinstance(listen, Path):
+            self._listener, self.path = _listen_in(listen)
+        else:
+            self._listener = _listen(*listen)
+            self.host, self.port = listen[0], int(self._listener.getsockname()[1])
         self._listener.setblocking(False)
-        self.host: str = listen[0]
-        self.port: int = self._listener.getsockname()[1]
 
     @property
     def endpoint(self) -> str:
-        """`host:port` for llama-server's --rpc."""
+        """For llama-server's --rpc: `host:port`, or `unix:` and a name in the folder of sockets."""
+        if self.path is not None:
+            return f"unix:{self.path.name}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -94,6 +103,8 @@ class Forward:
 
     def close(self) -> None:
         """Stop listening (also when `serve` was never run)."""
+        if self.path is not None and self._listener.fileno() >= 0:  # later its name may be another's
+            self.path.unlink(missing_ok=True)
         self._listener.close()
 
     async def serve(self) -> None:
@@ -132,6 +143,9 @@ class Forward:
     async def _client(self, client: socket.socket) -> None:
         self._fresh.discard(client)
         try:
+            if self.path is not None and not self._is_this_users(client):
+                client.close()
+                return
             local = await _adopt(client)
             try:
                 await self._tunnel(local)
@@ -143,7 +157,7 @@ class Forward:
             self._streams -= 1
 
     async def _tunnel(self, local: LocalSocket) -> None:
-        if not local.peername[1]:
+        if self.path is None and not local.peername[1]:
             return  # it has gone already: nobody can tell whose it was, nor needs to
         if self._is_ours is not None and not self._is_ours(local.peername, local.sockname):
             LOG.warning("tunnel_foreign_client", service=self._service, remote=local.remote)
@@ -173,6 +187,16 @@ class Forward:
         else:
             await pump(local, stream, counter=self._counter, inspector=inspector, on_broken=self._on_broken)
         await local.wait_closed()
+
+    def _is_this_users(self, client: socket.socket) -> bool:
+        try:
+            user, _pid = peer_of(client)
+        except OSError:
+            return False  # it has gone already
+        if allowed(user):
+            return True
+        LOG.warning("tunnel_foreign_client", service=self._service, remote=f"user {user}")
+        return False
 
     async def _take_secret(self, local: LocalSocket) -> bytes | None:
         """What followed the secret, or None if it was wrong."""
@@ -212,3 +236,13 @@ async def _adopt(client: socket.socket) -> LocalSocket:
         client.close()
         raise
     return local
+
+
+def _listen_in(folder: Path) -> tuple[socket.socket, Path]:
+    try:
+        return listen_in(folder)
+    except OSError as error:
+        raise UserError(
+            f"cannot make a socket in `{folder}` for a tunnel: {(error.strerror or str(error)).lower()}",
+            hint="see that its disk is not full, and that this user may write there",
+        ) from None

@@ -1,13 +1,15 @@
-"""Tunnels: local TCP connections over mesh streams.
+"""Tunnels: local connections over mesh streams.
 
-A *forward* is a listener on this node's loopback whose connections become streams to a peer's service; an
-*exposed* service takes such streams and connects them to an allowed local target. A half-close travels as
-a half-close and a reset as a reset, so that TCP's meaning is kept. An *inspector* may look at what passes
-(RPC frames); it sees every byte before it goes on.
+A *forward* is a listener on this node's loopback, or at a unix socket, whose connections become streams to a
+peer's service; an *exposed* service takes such streams and connects them to an allowed local target. A
+half-close travels as a half-close and a reset as a reset, so that TCP's meaning is kept (a unix socket has no
+reset: there it is an end, both ways). An *inspector* may look at what passes (RPC frames); it sees every byte
+before it goes on.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from meshd.identity.keys import PeerId
@@ -15,6 +17,10 @@ from meshd.model.weights_index import TensorEntry
 
 IsOurs = Callable[[tuple[str, int], tuple[str, int]], bool]
 """Whether a connection on loopback, from client to server (host, port), may use a tunnel."""
+
+
+Target = tuple[str, int] | Path
+"""A local place to connect to: host and port, or the path of a unix socket."""
 
 
 class Inspector(Protocol):

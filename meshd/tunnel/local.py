@@ -1,4 +1,4 @@
-"""A local TCP connection as chunks with back-pressure in both directions.
+"""A local connection, TCP or a unix socket, as chunks with back-pressure in both directions.
 
 `asyncio.StreamReader` would copy every byte twice more; here a chunk is what the transport received, and
 reading stops while the last one has not been taken.
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import cast
 
 from meshd.base.errors import Broken, EndOfStream
+from meshd.base.listening import widen
 
 LOW_WATER = 64 << 10  # resume reading, resume writing
 HIGH_WATER = 256 << 10  # stop reading, wait before writing more
@@ -30,17 +31,21 @@ class LocalSocket(asyncio.Protocol):
         self._closed = False
         self._readable: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
-        self._write_paused = False
+        self.writable = False  # whether `try_write` would write
         self._take: Callable[[bytes], int] | None = None
 
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.writable = True
         self._transport.set_write_buffer_limits(high=HIGH_WATER, low=LOW_WATER)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        elif sock is not None:
+            with contextlib.suppress(OSError):  # it has gone again: `read` tells
+                widen(sock)
 
     def data_received(self, data: bytes) -> None:
         if self._take is not None and not self._chunks:
@@ -62,38 +67,39 @@ class LocalSocket(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
+        self.writable = False
         self._lost = exc
         _ring(self._readable)
         _ring(self._writable)
 
     def pause_writing(self) -> None:
-        self._write_paused = True
+        self.writable = False
 
     def resume_writing(self) -> None:
-        self._write_paused = False
+        self.writable = not self._closed
         _ring(self._writable)
 
     # Called by the pump.
 
     @property
     def peername(self) -> tuple[str, int]:
-        """Host and port of the other end."""
+        """Host and port of the other end; empty and 0 of a unix socket."""
         assert self._transport is not None
         name = self._transport.get_extra_info("peername")
-        return (str(name[0]), int(name[1])) if name else ("", 0)
+        return (str(name[0]), int(name[1])) if isinstance(name, tuple) else ("", 0)
 
     @property
     def sockname(self) -> tuple[str, int]:
-        """Host and port of this end."""
+        """Host and port of this end; empty and 0 of a unix socket."""
         assert self._transport is not None
         name = self._transport.get_extra_info("sockname")
-        return (str(name[0]), int(name[1])) if name else ("", 0)
+        return (str(name[0]), int(name[1])) if isinstance(name, tuple) else ("", 0)
 
     @property
     def remote(self) -> str:
         """The other end as `host:port`."""
         host, port = self.peername
-        return f"{host}:{port}"
+        return f"{host}:{port}" if port else "a unix socket"
 
     async def read(self) -> bytes:
         """The next chunk. Raises EndOfStream at the peer's half-close, Broken."""
@@ -121,11 +127,6 @@ class LocalSocket(asyncio.Protocol):
         """Offer what arrives to `take` first, which says how many bytes it took; `read` gets the rest."""
         self._take = take
 
-    @property
-    def writable(self) -> bool:
-        """Whether `try_write` would write."""
-        return not (self._closed or self._write_paused or self._transport is None)
-
     def try_write(self, data: bytes | memoryview) -> bool:
         """Write without waiting; False, and nothing written, over the high-water mark or when it broke."""
         if self._transport is None or not self.writable:
@@ -138,7 +139,7 @@ class LocalSocket(asyncio.Protocol):
         if self._closed or self._transport is None:
             raise Broken(f"local connection lost: {self._lost or 'closed'}")
         self._transport.write(data)
-        while self._write_paused:
+        while not self.writable:
             if self._closed:
                 raise Broken(f"local connection lost: {self._lost or 'closed'}")
             self._writable = asyncio.get_running_loop().create_future()
@@ -151,7 +152,7 @@ class LocalSocket(asyncio.Protocol):
                 self._transport.write_eof()
 
     def abort(self) -> None:
-        """RST: the other end sees a reset, not an end."""
+        """RST: the other end sees a reset, not an end; but an end on a unix socket, which has no reset."""
         if self._transport is None or self._closed:
             return
         sock = self._transport.get_extra_info("socket")

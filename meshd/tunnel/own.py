@@ -156,7 +156,7 @@ class OwnTunnels:
         service.streams.add(stream)
         try:
             place = service.exposed
-            await connect_through(stream, place.host, place.port, counter=service.counter)
+            await connect_through(stream, (place.host, place.port), counter=service.counter)
         finally:
             service.streams.discard(stream)
 

@@ -1,0 +1,26 @@
+"""Who is at the other end of a unix socket, as the kernel tells."""
+
+import os
+import socket
+import struct
+import sys
+
+_XUCRED = struct.Struct("IIh2x16I")  # macOS, sys/ucred.h
+_LOCAL_PEERCRED, _LOCAL_PEERPID = 1, 2  # macOS, sys/un.h, level 0
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """User id and process id at the other end; pid 0 if not known. Raises OSError."""
+    if sys.platform == "darwin":
+        raw = connection.getsockopt(0, _LOCAL_PEERCRED, _XUCRED.size)
+        uid = int(struct.unpack_from("II", raw)[1])
+        pid = connection.getsockopt(0, _LOCAL_PEERPID)
+        return uid, pid
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _gid = struct.unpack("3i", raw)
+    return uid, pid
+
+
+def allowed(uid: int) -> bool:
+    """Whether that user may talk to a daemon of this one: itself, and root."""
+    return uid in (os.geteuid(), 0)
