@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from blake3 import blake3
+from meshd.base.listening import listen_in
 from meshd.model.gguf import read_header
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex, encode_index
 from meshd.process.group import environment
@@ -174,11 +175,18 @@ class Worker(Program):
         device: str = "",
         stock: bool = False,
         neighbours: int = -1,
+        sockets: Path | None = None,
     ) -> None:
+        """`sockets`: it listens at a unix socket in this folder, and reaches its neighbours there."""
         handed = Handed()
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = listener.getsockname()[1]
-        self.endpoint = f"127.0.0.1:{self.port}"
+        self.port = 0
+        if sockets is not None:
+            listener, path = listen_in(sockets)
+            self.endpoint = f"unix:{path.name}"
+        else:
+            listener = socket.create_server(("127.0.0.1", 0))
+            self.port = int(listener.getsockname()[1])
+            self.endpoint = f"127.0.0.1:{self.port}"
         argv = [str(binary), "-t", str(threads), *(["--device", device] if device else [])]
         report = None
         if stock:
@@ -198,8 +206,9 @@ class Worker(Program):
                 argv += ["--memory", memory]
             if neighbours >= 0:
                 argv += ["--peers-fd", str(handed.keep(neighbours))]
-        log = folder / f"worker-{self.port}.log"
-        super().__init__(argv, log=log, handed=handed, env={})
+        log = folder / f"worker-{self.endpoint.rpartition(':')[2]}.log"
+        env = {} if sockets is None else {"GGML_RPC_SOCKETS": str(sockets)}
+        super().__init__(argv, log=log, handed=handed, env=env)
         self.report = report
         if report is not None:
             report.start()
@@ -231,6 +240,7 @@ class Head(Program):
         pairs: str = "",
         activations: str = "",
         load_mode: str = "none",
+        sockets: Path | None = None,
         extra: Sequence[str] = (),
         ready: bool = True,
     ) -> None:
@@ -255,6 +265,8 @@ class Head(Program):
             env["GGML_RPC_SECRETS_FD"] = str(handed.text(text.encode()))
         if activations:
             env["GGML_RPC_ACTIVATIONS"] = activations
+        if sockets is not None:
+            env["GGML_RPC_SOCKETS"] = str(sockets)
         if pairs:
             env["GGML_RPC_PEERS_FD"] = str(handed.text(pairs.encode()))
         super().__init__([*argv, *extra], log=folder / f"head-{id(self):x}.log", handed=handed, env=env)

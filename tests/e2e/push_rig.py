@@ -28,9 +28,11 @@ TENSOR_BYTES = 4096
 class PushWorker(Worker):
     """A worker that knows both secrets; `tell` says where its neighbours are."""
 
-    def __init__(self, folder: Path, *, secret: bytes = SECRET + PEERS) -> None:
+    def __init__(self, folder: Path, *, secret: bytes = SECRET + PEERS, sockets: Path | None = None) -> None:
         reading, self._writing = os.pipe()
-        super().__init__(patched().binaries[RPC_SERVER], folder, secret=secret, neighbours=reading)
+        super().__init__(
+            patched().binaries[RPC_SERVER], folder, secret=secret, neighbours=reading, sockets=sockets
+        )
 
     def tell(self, line: str) -> None:
         os.write(self._writing, line.encode() + b"\n")

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.admin.place import find_socket
 from meshd.admin.status import Status
 from meshd.base.errors import Refused
 from meshd.fleet.node import LocalNode
@@ -262,9 +263,18 @@ def test_a_copied_home_is_refused_while_the_first_answers(tmp_path: Path) -> Non
     play(check())
 
 
+# one that another user may run, too
+_PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
 _PROBE = """
 import socket, sys
-with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=3) as probe:
+place = sys.argv[1]
+probe = socket.socket(socket.AF_UNIX if place.startswith("/") else socket.AF_INET)
+probe.settimeout(3)
+try:
+    probe.connect(place if place.startswith("/") else ("127.0.0.1", int(place)))
+except PermissionError:
+    sys.exit(4)
+with probe:
     probe.sendall(bytes.fromhex(sys.argv[2]))
     try:
         answer = probe.recv(4096)
@@ -274,25 +284,30 @@ sys.exit(3 if answer else 0)
 """
 
 
-def _probe(port: int, data: bytes) -> int:
-    """Another local user says `data` at a loopback port; 3 if anything was answered."""
-    user = NOBODY if os.geteuid() == 0 else None
-    python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
-    argv = [python, "-c", _PROBE, str(port), data.hex()]
-    return subprocess.run(argv, user=user, check=False, cwd="/", timeout=60).returncode
+async def _probe(place: int | Path, data: bytes, *, user: int | None) -> int:
+    """`user` says `data` at a loopback port or a socket; 3 if anything was answered, 4 if it may not come."""
+    argv = [_PYTHON, "-c", _PROBE, str(place), data.hex()]
+    done = await asyncio.to_thread(subprocess.run, argv, user=user, check=False, cwd="/", timeout=60)
+    return done.returncode
 
 
-def _listening_port(pid: int) -> int:
-    """Of the one socket that this process listens on (proc_net_tcp)."""
+def _listening_ports(pid: int) -> set[int]:
+    """Of the TCP sockets that this process listens on (proc_net_tcp)."""
     inodes = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-            return int(fields[1].rpartition(":")[2], 16)
-    raise AssertionError(f"process {pid} listens nowhere")
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {
+        int(fields[1].rpartition(":")[2], 16)
+        for fields in lines
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes
+    }
 
 
-def test_another_local_user_gets_no_word_at_any_loopback_port(tmp_path: Path) -> None:
+def _sockets_of(node: LocalNode) -> list[Path]:
+    """Those of the hops between its daemon and its children."""
+    return list(find_socket(node.spec.home).parent.glob("rpc*.sock"))
+
+
+def test_another_local_user_gets_no_word_at_any_port_or_socket(tmp_path: Path) -> None:
     reference = alone(smollm2(), 8)
     hello = bytes([14]) + (0).to_bytes(8, "little")  # what a stock client begins with
 
@@ -303,12 +318,24 @@ def test_another_local_user_gets_no_word_at_any_loopback_port(tmp_path: Path) ->
             status = await fleet.ready(head)
             api_port = int(api_of(status).url.rpartition(":")[2])
             question = b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n"
-            assert await asyncio.to_thread(_probe, api_port, question) == 3, "the probe hears nothing at all"
-            rpc = _listening_port(child_pid(await worker.status(), "rpc-server"))
+            other = NOBODY if os.geteuid() == 0 else None
+            assert await _probe(api_port, question, user=other) == 3, "the probe hears nothing at all"
+            shown = await worker.status()
+            assert head.pid is not None and worker.pid is not None
+            ports = {int(place.rpartition(":")[2]) for place in (*status.node.listen, *shown.node.listen)}
+            heard = [_listening_ports(pid) for pid in (head.pid, worker.pid, child_pid(shown, "rpc-server"))]
+            assert set().union(*heard) == {*ports, api_port}, "what is between them has no port"
             [tunnel] = status.tunnels
-            for port in (rpc, int(tunnel.listen.rpartition(":")[2])):
+            [here], [there] = _sockets_of(head), _sockets_of(worker)
+            assert tunnel.listen == f"unix:{here.name}"
+            for path in (here, there):
+                assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
                 for data in (hello, bytes(64), os.urandom(32) + hello):
-                    assert await asyncio.to_thread(_probe, port, data) == 0
+                    assert await _probe(path, data, user=None) == 0, (
+                        "not even of this user, without the secret"
+                    )
+                    if other is not None:
+                        assert await _probe(path, data, user=other) == 4
             assert await api_of(status).complete(PROMPT, 8) == reference
 
     play(check())

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -137,6 +137,27 @@ def test_the_workers_file_changed_after_it_was_hashed(tmp_path: Path, change: Ca
         _head(tmp_path, proxy, smollm2()) as head,
     ):
         assert head.placements() == {proxy.endpoint: Counter({"network file-changed": ALL})}
+        assert head.complete() == text_alone(smollm2())
+
+
+@pytest.mark.parametrize(("copies", "way"), [(1, "network unreadable"), (2, "local")])
+def test_what_one_file_does_not_give_another_may(tmp_path: Path, copies: int, way: str) -> None:
+    """The first of the worker's files cannot be read, though it is the one that was hashed."""
+    files = [copy_to(smollm2(), tmp_path, f"copy-{number}.gguf") for number in range(copies)]
+    index = index_of(files)
+
+    def unreadable(descriptors: Sequence[int]) -> bytes:
+        writing = os.open(files[0], os.O_WRONLY)
+        os.dup2(writing, descriptors[0])
+        os.close(writing)
+        return encode_index(index, descriptors)
+
+    with (
+        Worker(patched().binaries[RPC_SERVER], tmp_path, weights=files, index=unreadable) as worker,
+        CountingProxy(worker.port) as proxy,
+        _head(tmp_path, proxy, smollm2()) as head,
+    ):
+        assert head.placements() == {proxy.endpoint: Counter({way: ALL})}
         assert head.complete() == text_alone(smollm2())
 
 

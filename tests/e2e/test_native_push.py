@@ -60,6 +60,27 @@ def _each_token(head: Head, chain: Chain) -> tuple[list[float], list[float]]:
     )
 
 
+def test_over_unix_sockets_all_goes_as_over_tcp(tmp_path: Path) -> None:
+    with TemporaryDirectory(prefix="a folder, ") as name:
+        sockets = Path(name)
+        with PushWorker(tmp_path, sockets=sockets) as one, PushWorker(tmp_path, sockets=sockets) as two:
+            one.tell(f"peer 1 {two.endpoint} {PEERS.hex()}")
+            with Head(
+                patched().binaries[LLAMA_SERVER],
+                tmp_path,
+                smollm2(),
+                [one.endpoint, two.endpoint],
+                secrets={one.endpoint: SECRET, two.endpoint: SECRET},
+                pairs=f"{one.endpoint} {two.endpoint} 1\n",
+                sockets=sockets,
+            ) as head:
+                assert _reported(head) == [["yes"]]
+                assert head.complete() == text_alone(smollm2())
+                two.process.kill()
+                assert head.report is not None
+                head.report.wait("lost")
+
+
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_the_text_is_that_of_one_node_and_the_head_waits_once_a_token(tmp_path: Path, workers: int) -> None:
     with pushing(tmp_path, smollm2(), workers) as (head, chain):

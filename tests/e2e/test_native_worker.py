@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -88,6 +89,38 @@ def test_listen_on_a_taken_port_ends_with_an_error() -> None:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
     assert "Failed to create server socket" in done.stderr
+
+
+@pytest.mark.parametrize("secret", [SECRET, None], ids=["secret", "none"])
+def test_unix_socket_serves_as_a_port_does_and_wants_the_secret_too(
+    tmp_path: Path, secret: bytes | None
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        sockets = Path(name)
+        with Worker(server(), tmp_path, secret=SECRET, sockets=sockets) as worker:
+            with Head(
+                patched().binaries[LLAMA_SERVER],
+                tmp_path,
+                smollm2(),
+                [worker.endpoint],
+                secrets={worker.endpoint: secret} if secret else None,
+                sockets=sockets,
+                ready=False,
+            ) as head:
+                if secret is None:
+                    assert head.wait_ready_or_end() not in (None, 0)
+                else:
+                    assert head.wait_ready_or_end() is None
+                    assert head.complete() == text_alone(smollm2())
+
+
+@pytest.mark.parametrize("endpoint", ["unix:none", f"unix:{'long' * 40}"])
+def test_unix_socket_that_is_none_ends_the_head_with_an_error(tmp_path: Path, endpoint: str) -> None:
+    with Head(
+        patched().binaries[LLAMA_SERVER], tmp_path, smollm2(), [endpoint], sockets=tmp_path, ready=False
+    ) as head:
+        assert head.wait_end() == 1
+        assert endpoint in head.output
 
 
 def test_an_unknown_argument_is_an_error() -> None:

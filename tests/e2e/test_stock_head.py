@@ -77,7 +77,9 @@ async def _load(
 
         def handle(stream: Stream) -> None:
             owner.start(
-                connect_through(stream, "127.0.0.1", worker.port, inspector=Counted(counts), weights=theirs),
+                connect_through(
+                    stream, ("127.0.0.1", worker.port), inspector=Counted(counts), weights=theirs
+                ),
                 name="worker's side",
             )
 

@@ -27,7 +27,8 @@ class ThreadedProxy:
         self._listener = listener or socket.create_server(("127.0.0.1", 0))
         self._target_port = target_port
         self._ways = ways
-        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        name = self._listener.getsockname()
+        self.endpoint = f"unix:{name}" if isinstance(name, str) else f"127.0.0.1:{name[1]}"
         self._threads: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
         self._accepting = self._spawn(self._accept)
@@ -73,7 +74,8 @@ class ThreadedProxy:
                 return
             far = socket.create_connection(("127.0.0.1", self._target_port))
             for sock in (near, far):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if sock.family == socket.AF_INET:  # a worker's listener is a unix socket
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sockets.append(sock)
             up, down = self._ways()
             self._spawn(partial(_carry, up, near, far))

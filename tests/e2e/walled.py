@@ -49,8 +49,7 @@ class Walled:
             owner.start(
                 connect_through(
                     far,
-                    "127.0.0.1",
-                    self._target_port,
+                    ("127.0.0.1", self._target_port),
                     counter=self.counter,
                     inspector=Firewall(),
                     on_broken=self._note,

@@ -40,6 +40,7 @@ from meshd.admin.client import Client, NotRunning, ask
 from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES, Control
 from meshd.admin.server import AdminServer
 from meshd.admin.status import Status, TunnelView
+from meshd.base import unix_peer
 from meshd.base.errors import Broken, Refused, UserError
 
 from .fake import DEADLINE, FakeControl, full_status, running
@@ -259,8 +260,10 @@ def test_a_strange_user_is_sent_away(
 
 def test_the_kernel_tells_who_connects(home: Path, control: FakeControl) -> None:
     with raw(home) as connection:
-        assert place.peer_of(connection) == (os.geteuid(), os.getpid())
-    assert place.allowed(os.geteuid()) and place.allowed(0) and not place.allowed(os.geteuid() + 1)
+        assert unix_peer.peer_of(connection) == (os.geteuid(), os.getpid())
+    assert (
+        unix_peer.allowed(os.geteuid()) and unix_peer.allowed(0) and not unix_peer.allowed(os.geteuid() + 1)
+    )
 
 
 def test_a_client_does_not_trust_a_strangers_socket(

@@ -11,9 +11,13 @@ from typing import cast
 
 import pytest
 from meshd.base import log
+from meshd.base.listening import listen_in
+from meshd.config import Config, Paths
 from meshd.daemon import kit
 from meshd.identity.keys import KeyPair
 from meshd.peer.interface import Mesh, PathStatus, PeerStatus
+from meshd.role.interface import Native
+from meshd.wire.native import NativeVersion
 
 from tests.unit.admin.test_snapshot import NODE, path, peer
 
@@ -57,6 +61,38 @@ def test_the_models_socket_is_closed_to_others() -> None:
         place.chmod(0o755)
         assert asyncio.run(ready(place)) is False
         assert stat.S_IMODE(place.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("has_unix_sockets", [True, False])
+def test_what_is_ours_talks_over_unix_sockets_and_a_stock_program_over_tcp(
+    monkeypatch: pytest.MonkeyPatch, has_unix_sockets: bool
+) -> None:
+    monkeypatch.setattr(kit, "HAS_UNIX_SOCKETS", has_unix_sockets)
+    version = NativeVersion(rpc="7.0.0", pin="0" * 40, patches="0" * 64, backend="cpu")
+    native = Native(Path("rpc-server"), Path("llama-server"), True, version)
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        stale, _ = listen_in(home)
+        stale.close()
+        made = kit.make_kit(Config(paths=Paths(home=home, cache=home)), cast(Mesh, OnePath()), native)
+        assert list(home.iterdir()) == [], "of a daemon that was killed"
+        for secret in (bytes(32), b""):
+            tunnel = made.make_tunnel(
+                peer=OTHER.peer,
+                service="rpc",
+                metadata={},
+                secret=secret,
+                owner_pid=lambda: 1,
+                saved=None,
+                on_broken=lambda _error: None,
+            )
+            unix = has_unix_sockets and bool(secret)
+            assert tunnel.endpoint.startswith("unix:rpc" if unix else "127.0.0.1:")
+            tunnel.close()
+        number, place = made.listening()
+        with socket.socket(fileno=number) as sock:
+            assert isinstance(place, Path) == has_unix_sockets
+            assert sock.getsockname() == (str(place) if has_unix_sockets else place)
 
 
 class OnePath:

@@ -21,7 +21,7 @@ from meshd.process.ports import listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.role.interface import Kit, Native, Tunnel
 from meshd.store.interface import HashProgress, ProgressCallback
-from meshd.tunnel.interface import Inspector, LocalWeights, SavedWeights, TunnelStatus
+from meshd.tunnel.interface import Inspector, LocalWeights, SavedWeights, Target, TunnelStatus
 from meshd.wire.native import NativeVersion
 
 from tests.gguf_bytes import gguf, language_model, parse
@@ -275,7 +275,7 @@ class Bench:
         self.children: list[StubChild] = []
         self.tunnels: list[StubTunnel] = []
         self.saved: list[SavedWeights | None] = []
-        self.connected: list[tuple[int, bytes]] = []
+        self.connected: list[tuple[Target, bytes]] = []
         self.weights: LocalWeights | None = None  # that a tunnel was given
         self.inspectors: list[Inspector] = []
         self.head_says = b""  # over the connection to an rpc-server
@@ -307,7 +307,8 @@ class Bench:
             hand_over=self._hand_over,
             make_report=self._make_report,
             make_orders=OrderPipe,
-            listening=_listening,
+            listening=self._listening,
+            free_port=_free_port,
             one_token=self._one_token,
             complete=self._complete,
             is_stopped=self.stopped.__contains__,
@@ -372,16 +373,14 @@ class Bench:
     async def _connect(
         self,
         stream: Stream,
-        host: str,
-        port: int,
+        target: Target,
         *,
         secret: bytes,
         inspector: Inspector,
         weights: LocalWeights | None,
         on_broken: Callable[[MeshdError], None],
     ) -> None:
-        assert host == "127.0.0.1"
-        self.connected.append((port, secret))
+        self.connected.append((target, secret))
         self.weights = weights
         self.inspectors.append(inspector)
         try:
@@ -409,15 +408,20 @@ class Bench:
     async def _complete(self, _socket: Path, tokens: int) -> int:
         return tokens
 
+    def _listening(self) -> tuple[int, Target]:
+        sock = listening_socket()  # in place of a unix socket: a test's folder may be too deep for one
+        path = self.kit.run_dir / f"rpc-{sock.getsockname()[1]}"
+        path.touch()
+        return sock.detach(), path
+
     def _random(self, count: int) -> bytes:
         self._drawn += 1
         return self._drawn.to_bytes(count, "big")
 
 
-def _listening() -> tuple[int, int]:
-    sock = listening_socket()
-    port: int = sock.getsockname()[1]
-    return sock.detach(), port
+def _free_port() -> int:
+    with listening_socket() as sock:
+        return int(sock.getsockname()[1])
 
 
 class FakeFile:

@@ -47,13 +47,18 @@ def test_the_users_override_replaces_the_plans() -> None:
 
 
 def test_descriptors_of_a_head_go_by_environment() -> None:
-    assert command.head_environment(weights=3, secrets=-1, peers=4, report=5) == command.CALM_THREADS | {
+    assert command.head_environment(
+        weights=3, secrets=-1, peers=4, report=5, sockets="/run/a b"
+    ) == command.CALM_THREADS | command.LARGE_PAGES | {
         "GGML_RPC_ACTIVATIONS": "f32",
+        "GGML_RPC_SOCKETS": "/run/a b",
         "GGML_RPC_WEIGHTS_FD": "3",
         "GGML_RPC_PEERS_FD": "4",
         "GGML_RPC_REPORT_FD": "5",
     }
-    halved = command.head_environment(weights=-1, secrets=-1, peers=-1, report=5, activations="f16")
+    halved = command.head_environment(
+        weights=-1, secrets=-1, peers=-1, report=5, sockets="/run", activations="f16"
+    )
     assert halved["GGML_RPC_ACTIVATIONS"] == "f16"
     assert command.secrets_text({"127.0.0.1:1": b"\x01\xff", "127.0.0.1:2": b"\0"}) == (
         b"127.0.0.1:1 01ff\n127.0.0.1:2 00\n"

@@ -48,13 +48,14 @@ def test_a_lease_is_agreed_used_and_released(tmp_path: Path) -> None:
             assert "--weights-fd" not in argv
             call.rpc(grant)
             await asyncio.sleep(1)
-            ((port, secret),) = it.bench.connected
-            assert port and len(secret) == 32
+            ((place, secret),) = it.bench.connected
+            assert isinstance(place, Path) and place.exists() and len(secret) == 32
             assert secret.hex() not in " ".join(argv)
             assert [status.state for status in it.worker.status.children] == [ChildState.READY]
             call.stream.write_eof()
             await call.is_over()
             assert child.ended
+            assert not place.exists()
             assert it.worker.status.children == []
             with pytest.raises(Refused, match="no live lease"):
                 await (
@@ -114,7 +115,7 @@ def test_a_stock_server_gets_no_descriptors_and_its_tunnel_the_weights(tmp_path:
             it.bench.head_says = talk.hello() + talk.alloc(301 * MIB)
             call.rpc(grant)
             await asyncio.sleep(1)
-            assert it.bench.connected == [(int(port), b"")]
+            assert it.bench.connected == [(("127.0.0.1", int(port)), b"")]
             assert "of 314572800 lent" in it.worker.status.refused[0]
             weights = it.bench.weights
             assert weights is not None and weights.unchanged()

@@ -68,6 +68,7 @@ def streams(
         MeshStream(
             port=port,
             wake=lambda: None,
+            pass_on=lambda _id, _data: False,
             on_done=lambda _id: None,
             stream_id=1,
             peer=PEER,

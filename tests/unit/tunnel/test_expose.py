@@ -1,8 +1,11 @@
 """Streams to a local target: secret first, refused targets told, everything closed at the end."""
 
 import asyncio
+import contextlib
 import socket
+import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from meshd.base.errors import Broken
@@ -37,13 +40,53 @@ def test_the_secret_goes_first_and_is_not_counted() -> None:
         near, far, _, _ = streams()
         counter = Counter()
         async with Owner() as owner:
-            owner.start(connect_through(near, "127.0.0.1", port, secret=b"key:", counter=counter), name="x")
+            owner.start(connect_through(near, ("127.0.0.1", port), secret=b"key:", counter=counter), name="x")
             await far.write(b"hello")
             far.write_eof()
             assert await read_all(far) == b"olleh:yek"
         assert (counter.sent, counter.received) == (9, 5)
 
     run(with_target(serve, use))
+
+
+def test_a_unix_socket_is_a_target_like_any_other() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.read())[::-1])
+        writer.close()
+
+    async def main(path: Path) -> None:
+        near, far, _, _ = streams()
+        async with await asyncio.start_unix_server(serve, path), Owner() as owner:
+            owner.start(connect_through(near, path, secret=b"key:", counter=Counter()), name="x")
+            await far.write(b"hello")
+            far.write_eof()
+            assert await read_all(far) == b"olleh:yek"
+        late, far, _, _ = streams()
+        await connect_through(late, path, counter=Counter())  # its file may be there still
+        with pytest.raises(Broken, match="cannot connect to the service"):
+            await far.read()
+
+    with tempfile.TemporaryDirectory() as name:
+        run(main(Path(name) / "s"))
+
+
+def test_a_unix_socket_where_too_many_wait_is_told_as_such() -> None:
+    async def main(path: Path) -> None:
+        with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as waiting:
+            listener.bind(str(path))
+            listener.listen(0)
+            with contextlib.suppress(OSError):  # refused, or it would have to wait
+                while True:
+                    client = waiting.enter_context(socket.socket(socket.AF_UNIX))
+                    client.setblocking(False)
+                    client.connect(str(path))
+            near, far, _, _ = streams()
+            await connect_through(near, path, counter=Counter())
+            with pytest.raises(Broken, match="cannot connect to the service"):
+                await far.read()
+
+    with tempfile.TemporaryDirectory() as name:
+        run(main(Path(name) / "s"))
 
 
 def test_a_stream_that_was_opened_as_compressed_reaches_the_target_as_it_was() -> None:
@@ -56,7 +99,7 @@ def test_a_stream_that_was_opened_as_compressed_reaches_the_target_as_it_was() -
         near, far, near_port, far_port = streams(metadata=COMPRESSED)
         there, data = CompressedStream(far), b"mask" * 200_000
         async with Owner() as owner:
-            owner.start(connect_through(near, "127.0.0.1", port, counter=Counter()), name="x")
+            owner.start(connect_through(near, ("127.0.0.1", port), counter=Counter()), name="x")
             await there.write(data)
             there.write_eof()
             assert await read_all(there) == data.upper()
@@ -72,7 +115,7 @@ def test_a_target_that_refuses_is_told() -> None:
 
         async def main() -> None:
             near, far, _, _ = streams()
-            await connect_through(near, "127.0.0.1", port, counter=Counter())
+            await connect_through(near, ("127.0.0.1", port), counter=Counter())
             with pytest.raises(Broken, match="cannot connect to the service"):
                 await far.read()
 
@@ -89,7 +132,7 @@ def test_a_target_that_dies_resets_the_stream() -> None:
     async def use(port: int) -> None:
         near, far, _, _ = streams()
         async with Owner() as owner:
-            owner.start(connect_through(near, "127.0.0.1", port, counter=Counter()), name="x")
+            owner.start(connect_through(near, ("127.0.0.1", port), counter=Counter()), name="x")
             await far.write(b"x")
             with pytest.raises(Broken, match="local connection lost"):
                 await far.read()
@@ -110,7 +153,7 @@ def test_cancelled_at_any_turn_nothing_is_left() -> None:
             near, far, _, _ = streams()
             async with Owner() as owner:
                 task = owner.start(
-                    connect_through(near, "127.0.0.1", port, secret=b"s", counter=Counter()), name="x"
+                    connect_through(near, ("127.0.0.1", port), secret=b"s", counter=Counter()), name="x"
                 )
                 await far.write(bytes(1000))
                 for _ in range(turns):

@@ -116,8 +116,7 @@ async def scene() -> AsyncIterator[Scene]:
             owner.start(
                 connect_through(
                     it.near,
-                    "127.0.0.1",
-                    port,
+                    ("127.0.0.1", port),
                     counter=Counter(),
                     inspector=Firewall(memory=ROOM),
                     weights=it.files,

@@ -2,13 +2,17 @@
 
 import asyncio
 import errno
+import os
 import socket
+import stat
 import struct
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
-from meshd.base.errors import Broken, MeshdError
+from meshd.base.errors import Broken, MeshdError, UserError
 from meshd.base.tasks import Owner
 from meshd.peer.interface import Stream
 from meshd.tunnel import forward as module
@@ -32,7 +36,10 @@ class Tunnel:
         self._open: list[asyncio.StreamWriter] = []
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.forward.port)
+        if self.forward.path is not None:
+            reader, writer = await asyncio.open_unix_connection(self.forward.path)
+        else:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.forward.port)
         self._open.append(writer)
         return reader, writer
 
@@ -52,6 +59,7 @@ async def tunnel(
     error: MeshdError | None = None,
     inspect: Callable[[], "Upper"] | None = None,
     compresses: Callable[[], bool] = lambda: False,
+    listen: tuple[str, int] | Path = ("127.0.0.1", 0),
 ) -> AsyncIterator[Tunnel]:
     broken: list[MeshdError] = []
     async with Owner() as owner:
@@ -70,6 +78,7 @@ async def tunnel(
             inspect=inspect,
             on_broken=broken.append,
             compresses=compresses,
+            listen=listen,
         )
         owner.start(forward.serve(), name="forward")
         made = Tunnel(owner, mesh, forward, broken)
@@ -291,3 +300,57 @@ def test_its_end_ends_every_connection_even_one_just_taken() -> None:
             assert await is_reset(reader) or reader.at_eof()
 
     run(main())
+
+
+def test_at_a_unix_socket_bytes_go_as_over_tcp_and_its_file_is_private_and_goes() -> None:
+    async def main(folder: Path) -> None:
+        async with tunnel(secret=SECRET, listen=folder) as it:
+            path = it.forward.path
+            assert path is not None and path.parent == folder
+            assert it.forward.endpoint == it.forward.status.listen == f"unix:{path.name}"
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            data = bytes(range(256)) * 5000
+            reader, writer = await it.connect()
+            writer.write(SECRET + data)
+            writer.write_eof()
+            assert await reader.read() == data
+            reader, writer = await it.connect()
+            writer.write(bytes(32))
+            assert await is_reset(reader) or reader.at_eof()
+            assert len(it.mesh.opened) == 1
+        assert not path.exists()
+
+    with tempfile.TemporaryDirectory() as name:
+        run(main(Path(name)))
+
+
+@pytest.mark.parametrize(("user", "comes"), [(0, True), (os.geteuid(), True), (os.geteuid() + 1, False)])
+def test_at_a_unix_socket_another_user_is_refused_even_with_the_secret(
+    user: int, comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "peer_of", lambda _connection: (user, 1))
+
+    async def main(folder: Path) -> None:
+        async with tunnel(secret=SECRET, listen=folder) as it:
+            reader, writer = await it.connect()
+            writer.write(SECRET + b"hello")
+            writer.write_eof()
+            try:
+                assert await reader.read() == (b"hello" if comes else b"")
+            except ConnectionError:  # it was closed before the secret could be sent
+                assert not comes
+            assert len(it.mesh.opened) == comes
+
+    with tempfile.TemporaryDirectory() as name:
+        run(main(Path(name)))
+
+
+def test_a_folder_that_takes_no_socket_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot make a socket in"):
+        Forward(
+            mesh=FarMesh(lambda _stream: None),
+            peer=PEER,
+            service="rpc",
+            metadata={},
+            listen=tmp_path / "none",
+        )

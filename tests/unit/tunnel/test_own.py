@@ -62,6 +62,7 @@ class Serving(FarMesh):
             near = MeshStream(
                 port=Port(window=0, most=1),
                 wake=lambda: None,
+                pass_on=lambda _id, _data: False,
                 on_done=lambda _id: None,
                 stream_id=1,
                 peer=peer,
