@@ -23,19 +23,30 @@ class Descriptors:
 
 
 def rpc_server(
-    program: str, *, devices: Sequence[str], memory: Sequence[int], descriptors: Descriptors
+    program: str,
+    *,
+    devices: Sequence[str],
+    threads: int | None,
+    memory: Sequence[int],
+    descriptors: Descriptors,
 ) -> list[str]:
-    """A patched rpc-server. `memory` has bytes for each of `devices`."""
-    argv = [program, "--listen-fd", str(descriptors.listen), "--auth-fd", str(descriptors.secret)]
+    """A patched rpc-server. `memory` has bytes for each of `devices`; no `threads`: it chooses."""
+    argv = [program, *_threads(threads), "--listen-fd", str(descriptors.listen)]
+    argv += ["--auth-fd", str(descriptors.secret)]
     argv += ["--device", ",".join(devices), "--memory", ",".join(str(count) for count in memory)]
     if descriptors.weights >= 0:
         argv += ["--weights-fd", str(descriptors.weights)]
     return [*argv, "--peers-fd", str(descriptors.peers), "--report-fd", str(descriptors.report)]
 
 
-def stock_rpc_server(program: str, *, devices: Sequence[str], port: int) -> list[str]:
+def stock_rpc_server(program: str, *, devices: Sequence[str], threads: int | None, port: int) -> list[str]:
     """Upstream's: it takes no descriptors, knows no secret and no limit of memory."""
-    return [program, "--host", LOOPBACK, "--port", str(port), "--device", ",".join(devices)]
+    place = ("--host", LOOPBACK, "--port", str(port))
+    return [program, *_threads(threads), *place, "--device", ",".join(devices)]
+
+
+def _threads(count: int | None) -> tuple[str, ...]:
+    return () if count is None else ("--threads", str(count))
 
 
 def trial(program: str, device: str, operations: Sequence[str]) -> list[str]:
@@ -62,7 +73,7 @@ def llama_server(program: str, head: Head) -> list[str]:
     `-nr` (no repacking) keeps a split's text equal to one node's: repacked kernels of the head round
     otherwise than a worker's. `--cache-ram 0`: the prompt cache in RAM aborts a head with RPC in some
     builds, and takes 8 GiB by default. `--no-warmup` with workers: it is one more pass through all of them,
-    and llama-server makes one of its own before it is ready (it tries what its memory can forget).
+    and the first token is asked for before anybody is told that the model is ready (role/head.py).
     """
     argv = [program, "-m", head.model, "--host", head.socket, "--alias", head.alias, "--no-webui"]
     if head.endpoints:
