@@ -154,6 +154,15 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="worker",
+        field="threads",
+        form=whole(1, 1024),
+        option="--threads",
+        metavar="N",
+        roles=("worker",),
+        help="threads that compute where the CPU is lent (default: rpc-server's, half of its processors)",
+    ),
+    Key(
+        section="worker",
         field="keep_weights",
         form=forms.SIZE_OR_NONE,
         option="--keep-weights",

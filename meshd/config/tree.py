@@ -67,7 +67,8 @@ class LinksConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What a worker lends. No `devices`: all that the backend finds. `memory` is bytes for each device.
+    """What a worker lends. No `devices`: all that the backend finds. `memory` is bytes for each device,
+    `threads` those of its CPU.
 
     `keep_weights`: most bytes of weights that came over the network and are kept in the cache.
     """
@@ -75,6 +76,7 @@ class WorkerConfig:
     models: tuple[Path, ...] = ()
     devices: tuple[str, ...] = ()
     memory: int | None = None
+    threads: int | None = None
     keep_weights: int = 20 << 30
 
 

@@ -32,7 +32,10 @@ async def build_role(
     machine = machine_id(estate.membership.mesh.raw)
     if name == "worker":
         check_may_work(estate.membership.roles)
-        options = WorkerOptions(devices=config.worker.devices, memory=config.worker.memory, machine=machine)
+        lent = config.worker
+        options = WorkerOptions(
+            devices=lent.devices, memory=lent.memory, threads=lent.threads, machine=machine
+        )
         worker = Worker(kit, claims.files, options, claims.store)
         await worker.prepare()
         return BuiltRole(worker, None)

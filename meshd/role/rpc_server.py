@@ -45,6 +45,7 @@ class RpcServer:
         *,
         messages: MessageStream,
         devices: Sequence[str],
+        threads: int | None,
         weights: Weights | None,
         outgoing: Outgoing,
         log_path: Path,
@@ -52,6 +53,7 @@ class RpcServer:
         """`outgoing` holds the descriptors of `weights`, `messages` lead to the head. Raises MeshdError."""
         self._kit = kit
         self._devices = devices
+        self._threads = threads
         self._weights = weights
         self._outgoing = outgoing
         self._log_path = log_path
@@ -120,7 +122,7 @@ class RpcServer:
             port = self._kit.free_port()  # it binds it itself, a moment later; its banner stays in a buffer
             self._target = command.LOOPBACK, port
             argv = command.stock_rpc_server(
-                str(self._kit.native.rpc_server), devices=self._devices, port=port
+                str(self._kit.native.rpc_server), devices=self._devices, threads=self._threads, port=port
             )
             probe = self._kit.port_open(port)
             return ChildSpec(
@@ -143,6 +145,7 @@ class RpcServer:
             argv=command.rpc_server(
                 str(self._kit.native.rpc_server),
                 devices=self._devices,
+                threads=self._threads,
                 memory=[self.lease.memory[name] for name in self._devices],
                 descriptors=descriptors,
             ),

@@ -72,10 +72,14 @@ def check_may_work(roles: frozenset[Role]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """`memory` is bytes per device, None for all of it; `devices` empty means all GPUs, else the CPU."""
+    """`memory` is bytes per device, None for all of it; `devices` empty means all GPUs, else the CPU.
+
+    `threads` are those of the CPU, None for as many as rpc-server takes.
+    """
 
     devices: tuple[str, ...] = ()
     memory: int | None = None
+    threads: int | None = None
     machine: str = ""
 
 
@@ -235,6 +239,7 @@ class Worker:
                 lease,
                 messages=messages,
                 devices=agreed.devices,
+                threads=self._options.threads,
                 weights=agreed.weights,
                 outgoing=outgoing,
                 log_path=self._kit.logs / f"rpc-server-{number}.log",

@@ -68,6 +68,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "worker.models": ("/m/a.gguf:/m/b.gguf", (Path("/m/a.gguf"), Path("/m/b.gguf"))),
     "worker.devices": ("CUDA0,CUDA1", ("CUDA0", "CUDA1")),
     "worker.memory": ("8G", 8 << 30),
+    "worker.threads": ("8", 8),
     "worker.keep_weights": ("0", 0),
     "serve.model": ("/m/a.gguf", Path("/m/a.gguf")),
     "serve.host": ("0.0.0.0", "0.0.0.0"),

@@ -87,6 +87,7 @@ async def scene(
     folder: Path,
     *,
     memory: int | None = None,
+    threads: int | None = None,
     file: FakeFile | None = None,
     patched: bool = True,
     store: ContentStore | None = None,
@@ -94,7 +95,8 @@ async def scene(
     async with Owner() as owner:
         net = Net(owner)
         bench = Bench(net.mesh("worker"), folder, patched=patched)
-        worker = Worker(bench.kit, [file] if file else [], WorkerOptions(memory=memory, machine="m"), store)
+        options = WorkerOptions(memory=memory, threads=threads, machine="m")
+        worker = Worker(bench.kit, [file] if file else [], options, store)
         await worker.prepare()
         owner.start(worker.serve(), name="worker")
         try:

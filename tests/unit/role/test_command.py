@@ -6,15 +6,17 @@ from meshd.role.command import Descriptors, Head
 
 def test_an_rpc_server_gets_descriptors_and_no_secret() -> None:
     argv = command.rpc_server(
-        "rpc", devices=["CPU", "CUDA0"], memory=[1, 2], descriptors=Descriptors(5, 6, 7, 8, 9)
+        "rpc", devices=["CPU", "CUDA0"], threads=3, memory=[1, 2], descriptors=Descriptors(5, 6, 7, 8, 9)
     )
     assert " ".join(argv) == (
-        "rpc --listen-fd 5 --auth-fd 6 --device CPU,CUDA0 --memory 1,2 --weights-fd 7 --peers-fd 9 "
-        "--report-fd 8"
+        "rpc --threads 3 --listen-fd 5 --auth-fd 6 --device CPU,CUDA0 --memory 1,2 --weights-fd 7 "
+        "--peers-fd 9 --report-fd 8"
     )
-    bare = command.rpc_server("rpc", devices=["CPU"], memory=[1], descriptors=Descriptors(5, 6, -1, 8, 9))
+    fewest = Descriptors(5, 6, -1, 8, 9)
+    bare = command.rpc_server("rpc", devices=["CPU"], threads=None, memory=[1], descriptors=fewest)
     assert "--weights-fd" not in bare
-    assert Descriptors(5, 6, -1, 8, 9).all == (5, 6, -1, 8, 9)
+    assert "--threads" not in bare
+    assert fewest.all == (5, 6, -1, 8, 9)
 
 
 HEAD = Head("m.gguf", "l.sock", "m", ("a:1", "b:2"), ("-c", "8192"), "none", ("--ctx-size", "4096"))

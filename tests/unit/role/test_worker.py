@@ -127,6 +127,23 @@ def test_a_stock_server_gets_no_descriptors_and_its_tunnel_the_weights(tmp_path:
         run(main())
 
 
+@pytest.mark.parametrize("patched", [True, False], ids=["patched", "stock"])
+@pytest.mark.parametrize(("threads", "said"), [(None, ()), (6, ("--threads", "6"))])
+def test_its_threads_are_those_of_the_configuration(
+    tmp_path: Path, patched: bool, threads: int | None, said: tuple[str, ...]
+) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, threads=threads, patched=patched) as it:
+            await it.call().lease(300)
+            (child,) = it.bench.children
+            assert child.spec is not None
+            argv = tuple(child.spec.argv)
+            assert argv[1 : 1 + len(said)] == said
+            assert argv.count("--threads") == len(said) // 2
+
+    run(main())
+
+
 def test_the_lease_of_another_head_opens_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as it:
