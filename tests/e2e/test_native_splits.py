@@ -36,6 +36,8 @@ def pieces_of(bench: Path, model: Path, workers: Sequence[str], on_workers: int)
         devices,
     ]
     argv += ["-ngl", str(on_workers), "-ts", "/".join("1" * len(workers)), "-fa", "1", "-t", "1"]
+    # as meshd's heads have it (-nr): upstream aborts where a layer's weights lie in buffers for AMX
+    argv += ["--repack", "0"]
     done = subprocess.run(
         [*argv, "-p", "0", "-n", "2", "-r", "1", "-v"],
         env={**os.environ, "GGML_SCHED_DEBUG": "2"},
