@@ -4,13 +4,13 @@ import contextlib
 import errno
 import secrets
 import socket
-import sys
 from pathlib import Path
 from typing import Protocol
 
+from meshd.base.errors import UserError
+
 BACKLOG = 128  # connections that the kernel holds until somebody accepts them
 UNIX_BUFFER = 256 << 10
-HAS_UNIX_SOCKETS = sys.platform != "win32"
 _NAME_TRIES = 100
 
 
@@ -43,8 +43,18 @@ def listen_at(family: socket.AddressFamily, host: str, port: int) -> socket.sock
 def listen_in(folder: Path) -> tuple[socket.socket, Path]:
     """A unix socket that listens at a new path in `folder`, whose owner alone may enter that. It blocks.
 
-    Who closes it removes the file. Raises OSError.
+    It is not inheritable until it is passed; who closes it removes the file. Raises UserError.
     """
+    try:
+        return _listen_in(folder)
+    except OSError as error:
+        raise UserError(
+            f"cannot make a socket in `{folder}`: {(error.strerror or str(error)).lower()}",
+            hint="see that its disk is not full, and that this user may write there",
+        ) from error
+
+
+def _listen_in(folder: Path) -> tuple[socket.socket, Path]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path = _bind_in(folder, sock)

@@ -13,7 +13,7 @@ from pathlib import Path
 from meshd.admin.place import socket_folder
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
-from meshd.base.listening import HAS_UNIX_SOCKETS, remove_stale
+from meshd.base.listening import listen_in, remove_stale
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.build.native import find, read_bin_dir
 from meshd.build.pin import read_pin
@@ -25,7 +25,7 @@ from meshd.process.child import OwnedChild
 from meshd.process.connections import owns_connection
 from meshd.process.handover import OrderPipe, ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec, ReadyProbe
-from meshd.process.ports import listening_path, listening_socket
+from meshd.process.ports import HOST, listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.process.run import run_to_end
 from meshd.process.stopped import is_stopped
@@ -33,11 +33,10 @@ from meshd.role.interface import Kit, Native
 from meshd.tunnel.compressed import VERSION
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
-from meshd.tunnel.interface import SavedWeights, Target
+from meshd.tunnel.interface import SavedWeights
 from meshd.tunnel.slow import judge
 from meshd.wire.native import NativeVersion
 
-LOOPBACK = "127.0.0.1"
 LOG = log.get("daemon")
 
 
@@ -71,7 +70,6 @@ def machine_id(mesh: bytes) -> str:
 def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
     """All of it, for one daemon."""
     run_dir = _folder_of_sockets(config.paths.home)
-    place = run_dir if HAS_UNIX_SOCKETS else (LOOPBACK, 0)
 
     def make_child(spec: Callable[[], ChildSpec], name: str) -> Child:
         return OwnedChild(spec, name=name)
@@ -95,7 +93,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
             metadata=metadata,
             secret=secret,
             is_ours=None if secret or owner_pid is None else _owned_by(owner_pid),
-            listen=place if secret else (LOOPBACK, 0),  # who shows a secret is patched, and knows both
+            listen=run_dir if secret else (HOST, 0),  # who shows a secret is patched, and knows both
             saved=saved,
             on_broken=on_broken,
             compresses=lambda: (
@@ -116,7 +114,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         hand_over=pipe_with,
         make_report=ReportPipe,
         make_orders=OrderPipe,
-        listening=functools.partial(_listening, place),
+        listening=functools.partial(_listening, run_dir),
         free_port=_free_port,
         one_token=_one_token,
         complete=_complete,
@@ -195,13 +193,9 @@ def _folder_of_sockets(home: Path) -> Path:
     return folder
 
 
-def _listening(place: Target) -> tuple[int, Target]:
-    if isinstance(place, Path):
-        sock, path = listening_path(place)
-        return sock.detach(), path
-    sock = listening_socket()
-    port: int = sock.getsockname()[1]
-    return sock.detach(), (LOOPBACK, port)
+def _listening(folder: Path) -> tuple[int, Path]:
+    sock, path = listen_in(folder)
+    return sock.detach(), path
 
 
 def _free_port() -> int:

@@ -138,8 +138,8 @@ class Kit:
     hand_over: Callable[[bytes], int]
     make_report: Callable[[], Report]
     make_orders: Callable[[], Orders]
-    listening: Callable[[], tuple[int, Target]]
-    """A new listening socket: its descriptor and place. The caller owns both, if that is a file."""
+    listening: Callable[[], tuple[int, Path]]
+    """A new unix socket that listens: its descriptor and its path. The caller owns both."""
     free_port: Callable[[], int]
     """One that nobody had on loopback a moment ago, for a program that takes no descriptor."""
     one_token: Callable[[Path], Awaitable[ReadyReport]]

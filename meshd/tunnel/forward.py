@@ -76,7 +76,7 @@ class Forward:
         self.host, self.port = "", 0
         self.path: Path | None = None
         if isinstance(listen, Path):
-            self._listener, self.path = _listen_in(listen)
+            self._listener, self.path = listen_in(listen)
         else:
             self._listener = _listen(*listen)
             self.host, self.port = listen[0], int(self._listener.getsockname()[1])
@@ -236,13 +236,3 @@ async def _adopt(client: socket.socket) -> LocalSocket:
         client.close()
         raise
     return local
-
-
-def _listen_in(folder: Path) -> tuple[socket.socket, Path]:
-    try:
-        return listen_in(folder)
-    except OSError as error:
-        raise UserError(
-            f"cannot make a socket in `{folder}` for a tunnel: {(error.strerror or str(error)).lower()}",
-            hint="see that its disk is not full, and that this user may write there",
-        ) from None

@@ -19,7 +19,7 @@ from tests.e2e.spaces import why_not
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 GRAPH_BYTES = 384_000  # of SmolLM2; the first token sends one
-CONTROL_BYTES = 100_000  # of a load, most
+CONTROL_BYTES = 100_000  # of a load and its first token, most, beside a graph or with it compressed
 MOST = 1 / 3  # of stock's bytes
 
 
@@ -100,7 +100,7 @@ def test_a_stock_worker_takes_it_too(tmp_path: Path) -> None:
             head = await fleet.head(smollm2(), "--compress", "on", *SAME_THREADS, token=token)
             status = await fleet.ready(head)
             assert model_of(status).weights_network_bytes == 0
-            assert _crossed(status) < GRAPH_BYTES
+            assert _crossed(status) < CONTROL_BYTES  # 3.7 times as much where nothing is compressed
             assert await api_of(status).complete(PROMPT, 48) == reference
 
     play(check())
@@ -122,7 +122,7 @@ def test_the_demo_over_a_distance_is_compressed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = re.search(r"wire +([0-9.]+) kB until loaded", done.stdout)
     assert found is not None, done.stdout
-    assert float(found[1]) * 1000 < GRAPH_BYTES
+    assert float(found[1]) * 1000 < CONTROL_BYTES  # 2.9 times as much where nothing is compressed
 
 
 @pytest.mark.parametrize("when", ["auto", "off"])

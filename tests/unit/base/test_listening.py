@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from meshd.base.errors import UserError
 from meshd.base.listening import listen_at, listen_in, remove_stale
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
@@ -56,5 +57,5 @@ def test_a_name_that_is_taken_is_not_taken_over(monkeypatch: pytest.MonkeyPatch)
         folder = Path(name)
         with listen_in(folder)[0], listen_in(folder)[0]:
             assert sorted(path.name for path in folder.iterdir()) == ["rpcaaaa.sock", "rpcbbbb.sock"]
-            with pytest.raises(OSError, match="in use"):
+            with pytest.raises(UserError, match="in use"):
                 listen_in(folder)

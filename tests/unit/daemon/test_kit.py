@@ -63,11 +63,7 @@ def test_the_models_socket_is_closed_to_others() -> None:
         assert stat.S_IMODE(place.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("has_unix_sockets", [True, False])
-def test_what_is_ours_talks_over_unix_sockets_and_a_stock_program_over_tcp(
-    monkeypatch: pytest.MonkeyPatch, has_unix_sockets: bool
-) -> None:
-    monkeypatch.setattr(kit, "HAS_UNIX_SOCKETS", has_unix_sockets)
+def test_what_is_ours_talks_over_unix_sockets_and_a_stock_program_over_tcp() -> None:
     version = NativeVersion(rpc="7.0.0", pin="0" * 40, patches="0" * 64, backend="cpu")
     native = Native(Path("rpc-server"), Path("llama-server"), True, version)
     with tempfile.TemporaryDirectory() as name:
@@ -86,13 +82,11 @@ def test_what_is_ours_talks_over_unix_sockets_and_a_stock_program_over_tcp(
                 saved=None,
                 on_broken=lambda _error: None,
             )
-            unix = has_unix_sockets and bool(secret)
-            assert tunnel.endpoint.startswith("unix:rpc" if unix else "127.0.0.1:")
+            assert tunnel.endpoint.startswith("unix:rpc" if secret else "127.0.0.1:")
             tunnel.close()
         number, place = made.listening()
         with socket.socket(fileno=number) as sock:
-            assert isinstance(place, Path) == has_unix_sockets
-            assert sock.getsockname() == (str(place) if has_unix_sockets else place)
+            assert sock.getsockname() == str(place)
 
 
 class OnePath:

@@ -408,7 +408,7 @@ class Bench:
     async def _complete(self, _socket: Path, tokens: int) -> int:
         return tokens
 
-    def _listening(self) -> tuple[int, Target]:
+    def _listening(self) -> tuple[int, Path]:
         sock = listening_socket()  # in place of a unix socket: a test's folder may be too deep for one
         path = self.kit.run_dir / f"rpc-{sock.getsockname()[1]}"
         path.touch()
