@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Self, TypeVar
 
-from meshd.base.errors import MeshdError
+from meshd.base.errors import Closed, MeshdError
 
 T = TypeVar("T")
 
@@ -71,12 +71,18 @@ class Owner:
         return self._open
 
     def start(self, work: Coroutine[object, object, T], *, name: str) -> asyncio.Task[T]:
-        """Start `work` as a task owned by this block; `name` shows in debuggers and leak reports."""
+        """Start `work` as a task owned by this block; `name` shows in debuggers and leak reports.
+
+        Raises Closed when the block is being left. Others may still be at work then: all that a node
+        runs is cancelled at once, and ends in any order.
+        """
         try:
             task = self._group.create_task(work, name=name)
-        except RuntimeError:
-            work.close()  # a group that is shutting down takes nothing new
-            raise
+        except RuntimeError as error:
+            work.close()
+            if not self._open:  # not entered yet, or left for good
+                raise
+            raise Closed(f"nothing new is begun: {name}", hint="meshd is stopping") from error
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

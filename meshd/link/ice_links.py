@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from meshd.base.errors import Broken, MeshdError, RemoteProtocolError
+from meshd.base.errors import Broken, Closed, MeshdError, RemoteProtocolError
 from meshd.base.log import get
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
@@ -289,7 +289,7 @@ class IceLinks(ABC):
         if self._owner is not None and self._owner.is_open:
             try:
                 self._owner.start(self._send_gone(attempt), name="ice-gone")
-            except RuntimeError:
+            except Closed:
                 return  # shutting down
 
     async def _send_gone(self, attempt: Attempt) -> None:

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
-from meshd.base.errors import MeshdError, Refused
+from meshd.base.errors import Closed, MeshdError, Refused
 from meshd.base.tasks import Owner
 from meshd.identity.proof import Proven
 from meshd.link.interface import DialError, DialFailure, LinkKind
@@ -82,7 +82,7 @@ class PunchRace:
         self._busy += 1
         try:
             task = owner.start(self._try(sock), name="punch-try")
-        except RuntimeError:  # shutting down
+        except Closed:  # shutting down
             self._tried()
         else:
             task.add_done_callback(lambda _: self._tried())

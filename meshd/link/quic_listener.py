@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from meshd.base.errors import LocalProtocolError, MeshdError
+from meshd.base.errors import Closed, LocalProtocolError, MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.identity.certificate import make_link_certificate
@@ -197,7 +197,7 @@ class QuicListener:
         self._doorstep.arrive(pipe, host=origin.address[0] if origin else "", send_away=pipe.abort)
         try:
             task = owner.start(self._live(pipe, door, accept), name=f"quic-{pipe.remote}")
-        except RuntimeError:  # shutting down
+        except Closed:  # shutting down
             self._part(pipe)
         else:
             # a task that is cancelled before its first step never comes to its own clean-up

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from meshd.base.errors import MeshdError, Refused
+from meshd.base.errors import Closed, MeshdError, Refused
 from meshd.base.log import get
 from meshd.base.tasks import Owner, first_error, first_success
 from meshd.identity.certificate import make_link_certificate
@@ -139,7 +139,7 @@ class RelayLinks:
             def rung(control: Control, ring: Ring) -> bool:
                 try:
                     task = owner.start(self._welcome(control, ring, accept), name="relayed")
-                except RuntimeError:  # shutting down
+                except Closed:  # shutting down
                     return False
 
                 def send_away() -> None:

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Generic, Protocol, TypeVar
 
-from meshd.base.errors import Broken, RemoteProtocolError
+from meshd.base.errors import Broken, Closed, RemoteProtocolError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
@@ -192,5 +192,5 @@ class Talks(Generic[M]):
                 await self._send(peer, message)
 
         if self._owner is not None:
-            with contextlib.suppress(RuntimeError):  # shutting down
+            with contextlib.suppress(Closed):  # shutting down
                 self._owner.start(say(), name="talk-no")

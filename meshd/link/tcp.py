@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from meshd.base.errors import LocalProtocolError, MeshdError
+from meshd.base.errors import Closed, LocalProtocolError, MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.identity.certificate import make_link_certificate
@@ -192,7 +192,7 @@ class TcpListener:
         self._doorstep.arrive(pipe, host=pipe.remote_host, send_away=pipe.abort)
         try:
             task = owner.start(self._welcome(pipe, accept), name=f"tcp-{pipe.remote}")
-        except RuntimeError:  # shutting down
+        except Closed:  # shutting down
             self._part(pipe)
         else:
             # a task that is cancelled before its first step never comes to its own clean-up

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from meshd.base import log
-from meshd.base.errors import Broken, MeshdError, Refused, RemoteProtocolError
+from meshd.base.errors import Broken, Closed, MeshdError, Refused, RemoteProtocolError
 from meshd.base.tasks import Owner
 from meshd.link.interface import Dialer, DialError, DialFailure, Link, LinkKind
 from meshd.peer.attempts import Facts, Plan, Schedule, ways
@@ -162,7 +162,7 @@ class Connector:
         self._schedule.dialled(index)
         try:
             owner.start(self._run(index, link), name=f"link to {link.info.peer.short}")
-        except RuntimeError:  # everything ends
+        except Closed:  # everything ends
             await link.aclose()
 
     async def _run(self, index: int, link: Link) -> None:

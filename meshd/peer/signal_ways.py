@@ -6,12 +6,13 @@ comes and goes needs no care.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
 from meshd.base import log
-from meshd.base.errors import Broken, MeshdError
+from meshd.base.errors import Broken, Closed, MeshdError
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Allow, Handler, MetadataValue, Stream
@@ -92,8 +93,9 @@ class SignalWays:
     def start(self, work: Work, peer: PeerId) -> None:
         """Own `work`, unless there is too much already."""
         if self._owner is not None and self._under_way < MAX_UNDER_WAY:
-            self._under_way += 1
-            self._owner.start(self._counted(work), name=f"signal to {peer.short}")
+            with contextlib.suppress(Closed):
+                self._owner.start(self._counted(work), name=f"signal to {peer.short}")
+                self._under_way += 1
 
     async def _counted(self, work: Work) -> None:
         try:
@@ -117,9 +119,12 @@ class SignalWays:
         if not ways or owner is None or self._under_way + len(ways) > MAX_UNDER_WAY:
             raise Broken(f"no way to signal to {peer.short}")
         race = _Race(len(ways))
-        for way in ways:
-            self._under_way += 1
-            owner.start(self._try(way, race), name=f"signal to {peer.short}")
+        try:
+            for way in ways:
+                owner.start(self._try(way, race), name=f"signal to {peer.short}")
+                self._under_way += 1
+        except Closed as error:
+            raise Broken(f"no way to signal to {peer.short}: {error.what}") from error
         if not await race.won():
             raise Broken(f"no way to signal to {peer.short}")
 

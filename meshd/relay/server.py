@@ -10,7 +10,7 @@ import secrets
 import socket
 import ssl
 
-from meshd.base.errors import LocalProtocolError, MeshdError, UserError
+from meshd.base.errors import Closed, LocalProtocolError, MeshdError, UserError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.identity.certificate import make_link_certificate
@@ -207,8 +207,13 @@ class RelayServer:
 
     def control(self, connection: Connection) -> None:
         """It begins to prove its key."""
-        if self._owner is not None and self._owner.is_open:
+        if self._owner is None:
+            return
+        try:
             task = self._owner.start(self._welcome(connection), name=f"relay {connection.remote}")
+        except Closed:
+            connection.abort()
+        else:
             task.add_done_callback(lambda _: connection.abort())
 
     def ticket(self, connection: Connection, ticket: bytes) -> None:

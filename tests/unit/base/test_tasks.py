@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from meshd.base.errors import Broken
+from meshd.base.errors import Broken, Closed
 from meshd.base.tasks import Owner, in_thread
 
 from tests.conformance.run import run, ticks
@@ -83,6 +83,42 @@ def test_a_timeout_around_works_after_a_failure_was_handled() -> None:
                 except* Broken:
                     pass
                 await asyncio.Event().wait()
+
+    run(work())
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_nothing_is_begun_while_all_ends(how: str) -> None:
+    """Tasks elsewhere may ask for it at that moment: they get an error that they handle, not a bug's."""
+    ending, told = asyncio.Event(), asyncio.Event()
+
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await told.wait()
+
+    async def block(owners: list[Owner]) -> None:
+        async with Owner() as owner:
+            owners.append(owner)
+            owner.start(slow_to_end(), name="slow")
+            await asyncio.sleep(0)
+            if how == "failed":
+                owner.start(fail(Broken("the network")), name="fails")
+            await asyncio.Event().wait()
+
+    async def work() -> None:
+        owners: list[Owner] = []
+        task = asyncio.get_running_loop().create_task(block(owners))
+        await ticks(3)
+        task.cancel()
+        await ending.wait()
+        with pytest.raises(Closed):
+            owners[0].start(fail(Broken("never begun")), name="late")
+        told.set()
+        await asyncio.wait([task])
+        assert task.cancelled() or isinstance(task.exception(), ExceptionGroup)
 
     run(work())
 
