@@ -26,11 +26,14 @@ from meshd.bench.figures import (
     promises,
 )
 from meshd.bench.interface import BenchOutput, DistanceArgs, Json
+from meshd.bench.way import measure_ways
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import Progress
 from meshd.build.native import build
 from meshd.fleet.networks import need_namespaces
 from meshd.fleet.proxy import run_loop
+
+LOADS = 3  # of meshd and of one node alone, for each cell at a distance; the median counts
 
 
 def run(args: DistanceArgs, out: BenchOutput) -> int:
@@ -76,6 +79,8 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
                 out.progress(f"{number + 1} of {args.pairs}: {count_of(workers, 'worker')}, {rtt:g} ms")
                 ours, argv = await run_meshd(rig, cell)
                 runs += [ours, await run_stock(rig, cell, argv)]
+                if rtt and not args.compute_only:
+                    runs += await _more_loads(rig, cell, argv)
                 if rig.speed and not rtt and not args.compute_only:
                     runs += await run_near(rig, workers, argv)
                 for what in args.without if workers > 1 else ():  # with one there is nothing to push
@@ -86,7 +91,17 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
     for workers in args.workers if args.count else ():
         out.progress(f"counting what is said, {count_of(workers, 'worker')}")
         counted += await count_both(rig, workers)
-    return Figures(tuple(runs), tuple(counted))
+    ways = {} if args.compute_only else await measure_ways(args.round_trips)
+    return Figures(tuple(runs), tuple(counted), ways)
+
+
+async def _more_loads(rig: Rig, cell: Cell, argv: list[str]) -> list[Run]:
+    """A load is short, and what it is held to as well: both are measured some times more, in turns."""
+    rig = replace(rig, speed=False)
+    runs: list[Run] = []
+    for _ in range(LOADS - 1):
+        runs += [(await run_meshd(rig, cell))[0], await run_stock(rig, Cell(0, 0.0), argv)]
+    return runs
 
 
 def show(figures: Figures, kept: Sequence[Promise], out: BenchOutput) -> None:
@@ -142,6 +157,7 @@ def as_json(figures: Figures, kept: Sequence[Promise]) -> Mapping[str, Json]:
     """For scripts."""
     return {
         "runs": [asdict(run) for run in figures.runs],
+        "ways": {f"{rtt:g}": way for rtt, way in figures.ways.items()},
         "counted": [asdict(one) for one in figures.counted],
         "promises": [{**asdict(one), "held": one.held} for one in kept],
     }

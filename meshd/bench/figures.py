@@ -1,8 +1,8 @@
 """What `bench load|nodes|latency` found, and what follows: medians, tables, promises kept or not. Pure."""
 
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from meshd.bench.interface import WITHOUT
 from meshd.fleet.rpc_count import RpcCounts
@@ -57,6 +57,8 @@ class Figures:
 
     runs: tuple[Run, ...]
     counted: tuple[Counted, ...] = ()
+    ways: Mapping[float, float] = field(default_factory=dict)
+    """What one way through the delaying proxy takes, by round trip in ms: measured, in seconds (way.py)."""
 
     def cells(self) -> list[tuple[int, float]]:
         """Workers and round trip of those with both ways, in order."""
@@ -75,7 +77,8 @@ class Figures:
             for run in self.runs
             if (run.way, run.workers, run.rtt_ms) == (way, workers, rtt_ms)
         ]
-        return statistics.median(values) if values and any(values) else None
+        measured = [value for value in values if value]
+        return statistics.median(measured) if measured else None
 
     def count(self, way: str, workers: int) -> Counted | None:
         """None: not counted."""
@@ -143,8 +146,10 @@ def _of_tokens(figures: Figures) -> Iterable[Promise]:
             yield Promise(f"{name}: {ratio} of stock", ours * 1000, ratio * stock * 1000, "ms")
         compute = figures.median(MESHD, workers, 0.0, "token")
         if rtt and compute is not None:
-            most = compute * 1000 + (workers + 1) * rtt / 2 + LAW_MS
-            yield Promise(f"{name}: at RTT 0 + {workers + 1} ways + {LAW_MS:g} ms", ours * 1000, most, "ms")
+            way = figures.ways.get(rtt, rtt / 2000) * 1000
+            most = compute * 1000 + (workers + 1) * way + LAW_MS
+            what = f"at RTT 0 + {workers + 1} ways of {way:.4g} ms + {LAW_MS:g} ms"
+            yield Promise(f"{name}: {what}", ours * 1000, most, "ms")
 
 
 def _of_near_tokens(figures: Figures, workers: int, ours: float, stock: float) -> Iterable[Promise]:

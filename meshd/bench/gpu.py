@@ -29,6 +29,7 @@ from meshd.bench.figures import MESHD
 from meshd.bench.gpu_page import Made, page
 from meshd.bench.gpu_results import Found, decode, encode
 from meshd.bench.random_model import random_model
+from meshd.bench.way import measure_ways
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import RPC_SERVER, NativeInfo, Progress
 from meshd.build.native import build
@@ -238,6 +239,8 @@ async def _cells(rig: Rig, asked: Asked, found: Found, write: Callable[[], None]
             found.faults.append(_fault(MESHD, cell, error))
         if argv is not None:
             await _stock_cell(rig, cell, argv, found)
+        if cell.rtt_ms not in found.ways:
+            found.ways.update(await measure_ways((cell.rtt_ms,)))
         write()
     return 0
 

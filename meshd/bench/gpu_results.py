@@ -23,11 +23,12 @@ class Found:
     runs: list[Run] = field(default_factory=list)
     counted: list[Counted] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    ways: dict[float, float] = field(default_factory=dict)  # as Figures.ways
 
     @property
     def figures(self) -> Figures:
         """As the tables want them."""
-        return Figures(tuple(self.runs), tuple(self.counted))
+        return Figures(tuple(self.runs), tuple(self.counted), self.ways)
 
     def times(self, workers: int, rtt_ms: float) -> int:
         """How often this cell was measured, stock and meshd."""
@@ -71,6 +72,7 @@ def decode(text: str, made: Made, *, label: str) -> tuple[Made, list[Found]]:
                     int(one["bytes"]),
                     [Run(**run) for run in one["runs"]],
                     [Counted(**{**count, "load": RpcCounts(**count["load"])}) for count in one["counted"]],
+                    ways={float(rtt): float(way) for rtt, way in one["ways"].items()},
                 )
             )
             for one in document["results"]
@@ -98,7 +100,7 @@ def _plain(value: str | Sequence[str]) -> str:
 
 def _whole(every: Found) -> Found:
     """Without what has no counterpart, and without what failed."""
-    found = Found(every.model, every.size, counted=every.counted)
+    found = Found(every.model, every.size, counted=every.counted, ways=every.ways)
     kept: Counter[tuple[str, int, float]] = Counter()
     for run in every.runs:
         cell = run.way, run.workers, run.rtt_ms

@@ -19,8 +19,9 @@ from meshd.bench.reported import DELAYED, DELAYED_COMMAND, NEEDS_MORE, NOT_HERE
 _PAGE = """\
 # Performance
 
-Made by {command} on {when}: {machine}; {pin}; SmolLM2-135M (Q4_1), {pairs} of each, medians. All nodes
-share this machine and its cores: ratios mean something, seconds less. Words and method:
+Made by {command} on {when}: {machine}; {pin}; SmolLM2-135M (Q4_1), {pairs} of each
+(loads at a distance: thrice), medians. All nodes share this machine and its cores: ratios mean something,
+seconds less. Words and method:
 [benchmarks.md](benchmarks.md).
 
 ## Over a distance

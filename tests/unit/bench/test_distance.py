@@ -35,9 +35,10 @@ def test_lines(what: str, names: set[str], points: int) -> None:
 
 
 def test_json_has_what_the_tables_have() -> None:
-    figures = Figures(RUNS)
+    figures = Figures(RUNS, ways={20.0: 0.0101})
     found = as_json(figures, promises(figures))
-    assert found.keys() == {"runs", "counted", "promises"}
+    assert found.keys() == {"runs", "ways", "counted", "promises"}
+    assert found["ways"] == {"20": 0.0101}
     runs, kept = found["runs"], found["promises"]
     assert isinstance(runs, list)
     assert len(runs) == len(RUNS)

@@ -79,7 +79,23 @@ def test_a_token_takes_computing_and_the_ways(token: float, kept: bool) -> None:
     near = run(STOCK, 4, 0.0, 1.0, 0.01), run(MESHD, 4, 0.0, 1.0, 0.01)
     far = run(STOCK, 4, 20.0, 1.0, 0.1), run(MESHD, 4, 20.0, 1.0, token)
     found = held(*near, *far)
-    assert found["token, 4 workers, RTT 20: at RTT 0 + 5 ways + 2 ms"] is kept
+    assert found["token, 4 workers, RTT 20: at RTT 0 + 5 ways of 10 ms + 2 ms"] is kept
+
+
+@pytest.mark.parametrize(("token", "kept"), [(0.0629, True), (0.0631, False)])
+def test_a_way_takes_what_it_was_measured_to_take(token: float, kept: bool) -> None:
+    near = run(STOCK, 4, 0.0, 1.0, 0.01), run(MESHD, 4, 0.0, 1.0, 0.01)
+    far = run(STOCK, 4, 20.0, 1.0, 0.1), run(MESHD, 4, 20.0, 1.0, token)
+    found = promises(Figures((*near, *far), ways={20.0: 0.0102}))
+    law = next(one for one in found if "RTT 20: at RTT 0" in one.what)
+    assert law.what == "token, 4 workers, RTT 20: at RTT 0 + 5 ways of 10.2 ms + 2 ms"
+    assert law.held is kept
+
+
+def test_runs_that_only_loaded_count_for_loads() -> None:
+    figures = Figures((run(MESHD, 1, 20.0, 1.0, 0.1), *(run(MESHD, 1, 20.0, 3.0) for _ in range(2))))
+    assert figures.median(MESHD, 1, 20.0, "load") == 3.0
+    assert figures.median(MESHD, 1, 20.0, "token") == 0.1
 
 
 def counted(way: str, control: int) -> Counted:

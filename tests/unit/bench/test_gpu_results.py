@@ -30,7 +30,7 @@ COUNTED = Counted(way=MESHD, workers=1, load=RpcCounts(round_trips=8), token_rou
 
 
 def test_all_that_is_whole_comes_back() -> None:
-    found = Found("8b", 4_000, [*ALONE, run(MESHD, 1), run(STOCK, 1)], [COUNTED])
+    found = Found("8b", 4_000, [*ALONE, run(MESHD, 1), run(STOCK, 1)], [COUNTED], ways={20.0: 0.0101})
     made, again = decode(encode(MADE, [found]), TODAY, label="gpu.json")
     assert again == [found]
     assert made == replace(TODAY, when="2026-01-02", workers=(1, 2, 4))
