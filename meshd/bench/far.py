@@ -112,7 +112,7 @@ class Loaded:
 async def _meshd(
     rig: Rig, cell: Cell, folder: Path, counted: bool, binaries: Path | None = None
 ) -> AsyncIterator[Loaded]:
-    """`binaries`: those of all nodes, where they are not ours."""
+    """`binaries`: those of all nodes, where they are not the rig's own."""
     distance = 0.0 if cell.compute_only else cell.rtt_ms / 1000
     compute = cell.rtt_ms if cell.compute_only else 0.0
     controls = [folder / f"counts-{number}" for number in range(cell.workers if counted or compute else 0)]
@@ -127,9 +127,7 @@ async def _meshd(
             total = total.plus(await ask_counts(control))
         return total
 
-    if binaries is None and rig.devices:
-        binaries = rig.patched.bin_dir
-    given = ("--native-bin", str(binaries)) if binaries is not None else ()
+    binaries = binaries or rig.patched.bin_dir
     async with Owner() as owner:
         fleet = Fleet(
             FleetSpec(
@@ -138,8 +136,8 @@ async def _meshd(
                 model=rig.model,
                 worker_model=rig.model,
                 round_trips=[distance] * cell.workers,
-                head_options=(*rig.head_options, *cell.head_options, *given),
-                worker_binaries=wrapped or ([binaries] * cell.workers if binaries is not None else []),
+                head_options=(*rig.head_options, *cell.head_options, "--native-bin", str(binaries)),
+                worker_binaries=wrapped or [binaries] * cell.workers,
                 worker_options=[rig.device(number) for number in range(cell.workers)],
             )
         )

@@ -56,6 +56,7 @@ bool socket_t::recv_data_within(void * data, size_t size, int) { return recv_dat
 bool socket_t::flush() { return true; }
 void socket_t::limit_send(int) {}
 void socket_t::shutdown() {}
+void socket_t::shutdown_sending() {}
 bool socket_t::wait_hangup() { return false; }
 bool socket_t::is_hung_up() { return false; }
 socket_ptr socket_t::accept() { return nullptr; }
