@@ -23,6 +23,7 @@ from meshd.bench.counted_rpc import ask_counts, wrap
 from meshd.bench.figures import BARE, ENDS, LOCAL, MESHD, STOCK, THROUGH, Counted, Run, without
 from meshd.bench.interface import WITHOUT
 from meshd.bench.llama import arguments_of, changed, measure, started_at, until_loaded
+from meshd.bench.memory import give_back, take_memory
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.node import LocalNode, ready_or_raise
@@ -142,8 +143,10 @@ async def _meshd(
             )
         )
         await fleet.start_workers(owner)
+        held = await take_memory()
         head = await fleet.start_head(owner)
         place = head.spec.home / "llama.sock"
+        owner.start(give_back(held, place), name="memory")
         ready_at = await _loaded_or_failed(place, head)
         at_load, sent = await count(), _crossed(await head.status())
         status = await head.until(ready_or_raise)
@@ -214,6 +217,7 @@ class _Plain:
     async def llama(self, argv: list[str]) -> Loaded:
         """Loaded; `argv` but for the socket."""
         place = self._folder / "plain.sock"
+        self._owner.start(give_back(await take_memory(), place), name="memory")
         argv = changed(argv, {"--host": str(place)})
         child = OwnedChild(
             ChildSpec(

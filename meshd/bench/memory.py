@@ -1,0 +1,43 @@
+"""Memory at hand when a load begins.
+
+A virtual machine that reports its free pages has lent them elsewhere two seconds later, and has to ask for
+each again: 2 ms a MB on the machine of docs/performance.md, which is twice the rest of a load. There some
+memory is held and given back the moment llama-server starts, for stock and for meshd alike.
+"""
+
+import asyncio
+import mmap
+from pathlib import Path
+
+from meshd.base.tasks import in_thread
+
+AT_HAND = 512 << 20
+LOOK_SECONDS = 0.004
+_ORDER = Path("/sys/module/page_reporting/parameters/page_reporting_order")
+_LARGEST_ORDER = 20  # beyond every kernel's; what is not set is larger, or negative
+
+
+def is_lent() -> bool:
+    """Whether this machine reports its free pages to a host (Linux, mm/page_reporting.c)."""
+    try:
+        return 0 < int(_ORDER.read_text(encoding="ascii")) < _LARGEST_ORDER
+    except (OSError, ValueError):
+        return False
+
+
+async def take_memory() -> mmap.mmap | None:
+    """To be held until a load begins. None where no memory is lent."""
+    return await in_thread(_take) if is_lent() else None
+
+
+def _take() -> mmap.mmap:
+    return mmap.mmap(-1, AT_HAND, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+
+
+async def give_back(held: mmap.mmap | None, place: Path) -> None:
+    """When llama-server makes its socket at `place`, which is before it loads."""
+    if held is None:
+        return
+    while not place.exists():  # noqa: ASYNC110, ASYNC240 - another program makes it; a look takes microseconds
+        await asyncio.sleep(LOOK_SECONDS)
+    await in_thread(held.close)
