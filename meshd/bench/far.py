@@ -32,6 +32,7 @@ from meshd.fleet.rpc_count import RpcCounts
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
 from meshd.process.ports import listening_socket
+from meshd.process.ready import port_open
 from meshd.role.command import NO_WARMUP
 
 LOAD_SECONDS = 600.0
@@ -197,7 +198,7 @@ class _Plain:
                 name=f"rpc-server {number}",
                 argv=argv,
                 log=self._folder / f"plain-rpc-{number}.log",
-                probe=partial(_takes_connections, port),
+                probe=port_open(port),
             )
         )
         self._owner.start(child.serve(), name="rpc-server")
@@ -268,15 +269,6 @@ def _free_port() -> int:
     """Stock rpc-server takes a number only; nobody else is expected to take it in the next moment."""
     with listening_socket() as sock:
         return int(sock.getsockname()[1])
-
-
-async def _takes_connections(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    return True
 
 
 # --- measurements

@@ -9,13 +9,13 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 from meshd.base.tasks import Owner
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
 from meshd.process.ports import listening_socket
+from meshd.process.ready import port_open
 
 ROUND_TRIPS = 25
 MESSAGE = b"t" * 2400  # about what a token's activations are
@@ -46,16 +46,7 @@ async def _way(rtt_ms: float, folder: Path) -> float:
 def _proxy(near: int, port: int, rtt_ms: float, folder: Path) -> ChildSpec:
     place = f"127.0.0.1:{near}:127.0.0.1:{port}"
     argv = (sys.executable, "-m", "meshd", "bench", "latency", "--proxy", place, "--ms", f"{rtt_ms:g}")
-    return ChildSpec(name="distance", argv=argv, log=folder / "distance.log", probe=partial(_listens, near))
-
-
-async def _listens(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    return True
+    return ChildSpec(name="distance", argv=argv, log=folder / "distance.log", probe=port_open(near))
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
