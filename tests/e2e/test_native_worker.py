@@ -64,8 +64,11 @@ def test_the_threads_of_a_worker_stay_over_the_tokens(tmp_path: Path) -> None:
         )
         assert (text, error) == (text_alone(smollm2()), "")
     assert len(seen) > 20
-    assert all(ids == seen[0] for ids in seen), seen
-    assert len(seen[0]) >= 2
+    stayed, came = set.intersection(*seen), set.union(*seen)
+    assert len(stayed) >= 2, seen
+    assert len(came - stayed) <= 1, (
+        seen
+    )  # the one that lays weights into large pages, once, after all others' work
 
 
 def test_listen_a_client_that_comes_before_the_server_is_served(tmp_path: Path) -> None:
