@@ -74,7 +74,7 @@ class PeerConnection:
     # What others ask.
 
     @property
-    def connected(self) -> bool:
+    def linked(self) -> bool:
         """True while at least one link carries or stands by."""
         return len(self._links) > 0
 
@@ -114,11 +114,7 @@ class PeerConnection:
     @property
     def state(self) -> PeerState:
         """As in PeerStatus."""
-        if self.connected:
-            return PeerState.CONNECTED
-        if self._streams is not None:
-            return PeerState.SUSPENDED
-        return PeerState.CONNECTING if self.dialling else self._state
+        return PeerState.CONNECTING if self._streams is None and self.dialling else self._state
 
     def status(self) -> PeerStatus:
         """A snapshot."""
@@ -328,6 +324,7 @@ class PeerConnection:
             pass_on=partial(self._links.pass_on, session),
         )
         self._unlinked_until = self._node.now() + min(theirs.grace, mine.grace)
+        self._set_state(PeerState.CONNECTING)
         self._set_alarm()
         return session_id
 
@@ -360,11 +357,8 @@ class PeerConnection:
         self.software = hello.software
         self.member = link.info.member
         self.clock_offset = float(hello.clock - self._node.wall_clock())
-        if self._state is PeerState.SUSPENDED:
-            self.resumes += 1
         self.last_error = self.says_banned = ""
         self._unlinked_until = None
-        self._set_state(PeerState.CONNECTED)
         self._dispatch(carrier.session, happened)
         LOG.info(
             "link_up",
@@ -390,11 +384,17 @@ class PeerConnection:
             link=carrier.link.info.kind.value,
             why=carrier.why or self.last_error,
         )
-        if not self.connected and self._streams is not None:
+        if not self.linked and self._streams is not None:
             self._set_state(PeerState.SUSPENDED)
         self._look_again()
         self._set_alarm()
         self._node.changed()
+
+    def _carried(self) -> None:
+        """A link carries data: one that is only attached may wait for the leader to say so."""
+        if self._state is PeerState.SUSPENDED:
+            self.resumes += 1
+        self._set_state(PeerState.CONNECTED)
 
     def _choose(self) -> None:
         if self._streams is not None:
@@ -437,7 +437,9 @@ class PeerConnection:
                     self._node.on_goodbye(self.peer, code)
                 case events.SessionLost(reason=reason):
                     self._end_session(reason, PeerState.LOST)
-                case events.Switched():
+                case events.Switched(link_id=link_id):
+                    if link_id is not None:
+                        self._carried()
                     self.on_links()
                     self._node.changed()
                 case _:

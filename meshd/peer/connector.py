@@ -193,7 +193,7 @@ class Connector:
         self._failed[index] = Failed(dialer.kind, nth, failure, error.what)
         refused = isinstance(error, Refused)  # a peer that broke the rules: see take_fault
         self._schedule.failed(index, self._node.now(), self._chance(), refused=refused)
-        if not connection.connected and (refused or index == min(self._failed)):
+        if not connection.linked and (refused or index == min(self._failed)):
             connection.last_error = error.what
         if isinstance(error, Refused):
             connection.refused(error)

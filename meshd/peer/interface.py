@@ -21,7 +21,7 @@ MetadataValue = str | int | bytes
 
 
 class PeerState(StrEnum):
-    """`suspended`: the session lives, no link carries it; `lost`: the grace time is over."""
+    """`connected`: a link carries data; `suspended`: the session lives without; `lost`: the grace is over."""
 
     KNOWN = "known"
     CONNECTING = "connecting"

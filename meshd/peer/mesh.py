@@ -117,7 +117,7 @@ class PeerMesh:
 
     def reachable(self) -> Sequence[PeerId]:
         """See signals.Carriers."""
-        return [peer for peer, entry in self._peers.items() if entry.connection.connected]
+        return [peer for peer, entry in self._peers.items() if entry.connection.linked]
 
     def direct(self) -> Sequence[PeerId]:
         """Peers whose data goes over a link that is not relayed (link/member_relay.py)."""
@@ -263,7 +263,7 @@ class PeerMesh:
                 entry.connector.wanted = self._crowd.wants(peer)
                 if entry.connection.in_use:
                     self._crowd.demand(peer)
-                if entry.connector.wanted or entry.connection.in_use or not entry.connection.connected:
+                if entry.connector.wanted or entry.connection.in_use or not entry.connection.linked:
                     entry.used_at = now
                 elif entry.connection.leads and now - entry.used_at >= IDLE_SECONDS:
                     entry.connection.close(Code.IDLE, "nobody needs it now")
@@ -300,7 +300,7 @@ class PeerMesh:
             try:
                 async with asyncio.timeout(FAREWELL_SECONDS):
                     seen = -1
-                    while connection.connected:
+                    while connection.linked:
                         seen = await self._node.wait_changed(seen)
             except TimeoutError:
                 pass
@@ -329,7 +329,7 @@ class PeerMesh:
 
     def _name_from_record(self, connection: PeerConnection) -> None:
         record = self._book.record(connection.peer)
-        if record is not None and not connection.connected:
+        if record is not None and not connection.linked:
             connection.name, connection.role = record.name, record.role
 
     def _link_made(self, peer: PeerId, hello: Hello, _info: LinkInfo) -> None:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from meshd.base.errors import Broken, EndOfStream
+from meshd.base.tasks import cancel_and_wait
 from meshd.peer.interface import PeerState
 
 from tests.sim.echo import exchange, serve_echo
@@ -49,6 +50,38 @@ def test_a_link_that_is_cut_is_a_pause() -> None:
             assert leader.status_of(follower).resumes == follower.status_of(leader).resumes == 1
 
     run(main())
+
+
+def test_who_is_connected_has_a_link_that_carries_data() -> None:
+    """The side that does not choose may have a link attached a moment before it is told to use it."""
+    seen: list[tuple[PeerState, bool]] = []
+
+    async def watch(node: WorldNode, other: WorldNode) -> None:
+        change = -1
+        while True:
+            change = await node.node.wait_changed(change)
+            status = node.status_of(other)
+            seen.append((status.state, any(path.selected for path in status.paths)))
+
+    async def main() -> None:
+        async with World() as world:
+            leader, follower = await pair(world)
+            watchers = [
+                world.owner.start(watch(*way), name="watch")
+                for way in ((leader, follower), (follower, leader))
+            ]
+            for _ in range(3):
+                world.cable("anna", "bert").unplug()
+                await leader.sees(follower, PeerState.SUSPENDED)
+                world.cable("anna", "bert").plug()
+                await leader.sees(follower, PeerState.CONNECTED)
+                await follower.sees(leader, PeerState.CONNECTED)
+            for watcher in watchers:
+                await cancel_and_wait(watcher)
+
+    run(main())
+    assert (PeerState.CONNECTED, True) in seen
+    assert (PeerState.CONNECTED, False) not in seen
 
 
 def test_a_silent_link_is_found_dead_and_replaced() -> None:

@@ -4,6 +4,7 @@ Between each two nodes there is one cable, which a test may cut after so many by
 """
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -246,7 +247,7 @@ class WorldNode:
             node=node,
             book=book,
             dialers=tuple(self.dialers.values()),
-            chance=lambda: 0.5,
+            chance=random.Random(f"{self.name} {self._starts}").random,  # nobody is picked for ever
             boot=lambda: node.now() + self.boot_ahead,
             signer=Signer(self.key, self.world.root.mesh),
         )
