@@ -47,13 +47,13 @@ class BuildFailed(UserError):
 
 
 async def compile_tree(
-    tree: Tree, *, backend: str, targets: Sequence[str], progress: ProgressCallback
+    tree: Tree, *, backend: str, targets: Sequence[str], progress: ProgressCallback, flags: Sequence[str] = ()
 ) -> None:
-    """Build `targets` into `tree.build`/bin. Raises BuildFailed and UserError."""
+    """Build `targets` into `tree.build`/bin; `flags` come after our own. Raises BuildFailed and UserError."""
     tree.log.write_bytes(b"")
     ninja = find_tool("ninja")
     configure = [find_tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-S", str(tree.source)]
-    configure += ["-B", str(tree.build), *options_of(backend)]
+    configure += ["-B", str(tree.build), *options_of(backend), *flags]
     nvcc = find_nvcc()
     if backend == "cuda" and nvcc is not None:
         configure.append(f"-DCMAKE_CUDA_COMPILER={nvcc}")

@@ -1,7 +1,8 @@
 """Builds with the first patches of the series only, and none behind them: to measure what each one changes.
 
-All have the options of the patched build (without OpenMP), so the first, which has no patch, differs from the
-second by that patch alone. They are made in the tree that the build uses, where each compiles what differs.
+All have the options of the patched build, but no OpenMP, as on macOS: its threads would stand where those
+that llama.cpp makes and ends by itself are seen. So the first, which has no patch, differs from the second by
+that patch alone. They are made in a tree of their own, where each compiles what differs.
 """
 
 import asyncio
@@ -39,16 +40,22 @@ def build_first(count: int) -> dict[str, Path]:
 async def _build_first(count: int) -> dict[str, Path]:
     files = patch_files()[:count]
     texts = [(file.name, file.read_bytes()) for file in files]
-    place = cache_folder() / "patch-table" / f"{count:02}-{patches_digest(texts)[:12]}"
+    place = cache_folder() / "patch-builds" / f"{count:02}-{patches_digest(texts)[:12]}"
     made = {name: place / target for name, target in TARGETS.items()}
     if all(path.exists() for path in made.values()):
         return made
     pin = replace(read_pin(), texts=tuple(texts))
     native = cache_folder() / "native"
     async with builds.locked(native / "lock", _silent):
-        tree = Tree(native / f"tree-cpu-{cpu_kind()}")
+        tree = Tree(native / f"tree-few-{pin.commit[:9]}-{cpu_kind()}")
+        if not tree.source.exists():
+            whole = Tree(native / f"tree-cpu-{cpu_kind()}")
+            shutil.copytree(whole.folder, tree.folder, ignore=shutil.ignore_patterns("build", "build.log"))
         tree.patch(pin.patches)
-        await compile_tree(tree, backend="cpu", targets=list(TARGETS.values()), progress=_silent)
+        targets = list(TARGETS.values())
+        await compile_tree(
+            tree, backend="cpu", targets=targets, progress=_silent, flags=["-DGGML_OPENMP=OFF"]
+        )
         for path in made.values():
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f"{path.name}.part")
