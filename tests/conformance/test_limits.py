@@ -111,7 +111,7 @@ def test_a_silent_connection_is_closed_in_time() -> None:
 
 def test_tls_and_then_silence_is_closed_in_time() -> None:
     async def work() -> None:
-        async with house(proof_seconds=SHORT) as home:
+        async with house(proof_seconds=1.5) as home:  # TLS is to be through by then
             reader, writer = await home.tls()
             assert await reader.read() == b""
             writer.close()

@@ -122,7 +122,7 @@ def test_a_refusal_of_the_peer_is_told_as_such() -> None:
 
 
 def test_somebody_else_at_the_address_is_not_taken_for_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(punch_race, "MEET_SECONDS", 0.3)
+    monkeypatch.setattr(punch_race, "MEET_SECONDS", 3.0)
     monkeypatch.setattr(punch, "ROUNDS", 1)
 
     async def work() -> None:

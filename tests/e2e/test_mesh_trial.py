@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 from meshd.build.interface import RPC_SERVER
-from meshd.fleet.node import model_ready
 
 from tests.e2e.alone import alone
 from tests.e2e.api_client import generation
 from tests.e2e.half_able import install
 from tests.e2e.models import patched, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
-from tests.e2e.test_mesh_unable import both, servers_started
+from tests.e2e.test_mesh_unable import both, ready_without, servers_started
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -51,7 +50,7 @@ def test_the_others_serve_without_it(tmp_path: Path, then: str, why: str) -> Non
         async with Fleet(tmp_path) as fleet:
             token, half = await both(fleet, native)
             head = await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=token)
-            status = await head.until(model_ready)
+            status = await ready_without(head)
             assert f"half CARD0 left out: {why}" in model_of(status).reason
             assert await api_of(status).complete(PROMPT, 16) == reference
             told = await half.until(lambda s: any(w.code == "device_unfit" for w in s.warnings))

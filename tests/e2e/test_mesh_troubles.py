@@ -10,6 +10,7 @@ from meshd.fleet.node import model_ready
 from tests.e2e.alone import alone
 from tests.e2e.models import copy_to, flipped_byte, patched, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, model_of, play
+from tests.e2e.test_mesh_unable import ready_without
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -101,7 +102,7 @@ def test_a_bad_worker_does_not_keep_a_good_one_from_serving(tmp_path: Path) -> N
             await fleet.worker("bad", "--native-bin", str(bad_native), model=smollm2(), token=token)
             await good.until(lambda s: any(p.name == "bad" and p.state == "connected" for p in s.peers))
             head = await fleet.head(smollm2(), *SAME_THREADS, token=token)
-            status = await head.until(lambda s: model_ready(s) and "left out" in model_of(s).reason)
+            status = await ready_without(head)
             assert "worker bad is left out" in model_of(status).reason
             assert {part.node for part in model_of(status).split} == {"good", "head"}
             assert await api_of(status).complete(PROMPT, 16) == reference

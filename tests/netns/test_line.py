@@ -79,17 +79,20 @@ def test_jitter_keeps_the_order_unless_it_is_told_not_to(world: World) -> None:
 
 def test_loss_is_a_share(world: World) -> None:
     with lined(world, Line()) as (wan, ours, theirs):
-        came = []
-        for _ in range(2):
+        came: list[list[bytes]] = []
+        for _ in range(
+            6
+        ):  # neighbour discovery of IPv6 may take a turn of chance, and all after it are others
             wan.set(up=Way(loss=0.2), seed=7)
             for number in range(1000):
                 theirs.send(number.to_bytes(2, "big"))
             wan.set(up=Way())
             theirs.send(b"fence")
             came.append(drained(ours))
+            if came.count(came[-1]) > 1:
+                break
     assert 700 < len(came[0]) < 900
-    # neighbour discovery of IPv6 may have taken a turn of chance
-    assert len(set(came[0]) & set(came[1])) > 650
+    assert came.count(came[-1]) > 1, "the same seed never lost the same twice"
 
 
 def test_a_full_queue_drops_its_tail(world: World) -> None:
