@@ -88,10 +88,11 @@ class PeerMesh:
 
     def _shown(self, status: PeerStatus) -> PeerStatus:
         """Of a peer that is not connected because nobody needs it, news tell whether it is there."""
-        if not self._crowd.large or status.state not in (PeerState.KNOWN, PeerState.CONNECTING):
+        if not self._crowd.large or status.state in (PeerState.CONNECTED, PeerState.SUSPENDED):
             return status
         if self._crowd.present(status.peer):
-            return replace(status, present=True)
+            away = status.state is PeerState.LOST  # from here only
+            return replace(status, state=PeerState.KNOWN if away else status.state, present=True)
         heard = self._crowd.last_heard(status.peer)
         return status if heard is None else replace(status, state=PeerState.LOST, since=heard)
 

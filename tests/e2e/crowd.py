@@ -36,8 +36,14 @@ async def gather(fleet: Fleet, count: int) -> list[LocalNode]:
     while len(nodes) < count:
         more = range(len(nodes), min(count, len(nodes) + AT_ONCE))
         nodes += [await fleet.worker(f"n{number}", *QUIET, token=invite.token) for number in more]
+        for node in nodes[-len(more) :]:
+            await node.until(_is_up)  # one that has ended says why
         await first.until(partial(_has, len(nodes)))
     return nodes
+
+
+def _is_up(status: Status) -> bool:
+    return status.mesh is not None
 
 
 def _has(count: int, status: Status) -> bool:

@@ -62,6 +62,20 @@ def _far(node: WorldNode, nodes: list[WorldNode]) -> WorldNode:
     return next(one for one in nodes if one is not node and one.peer not in _connected(node))
 
 
+def test_who_is_lost_from_here_only_is_there() -> None:
+    async def main() -> None:
+        async with World() as world:
+            nodes = await mesh_of(world, MANY)
+            far = _far(nodes[0], nodes)
+            await nodes[0].mesh.ping(far.peer, 5)
+            world.cable(nodes[0].name, far.name).unplug()
+            await asyncio.sleep(240)  # the grace time is over, and nobody asks for it any more
+            status = nodes[0].status_of(far)
+            assert (status.state, status.present) == (PeerState.KNOWN, True), status
+
+    run(main())
+
+
 def test_a_node_that_dies_is_gone_for_all_and_the_ring_closes() -> None:
     async def main() -> None:
         async with World() as world:
