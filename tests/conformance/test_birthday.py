@@ -259,5 +259,7 @@ def test_cancelled_anywhere_it_leaves_nothing(dials: str, monkeypatch: pytest.Mo
                     await (await dialling).aclose()
                 await until(lambda: not ends.low_links.searches + ends.high_links.searches)
                 turns += 1 if turns < 30 else turns // 6
+            assert turns > 30, "it was over before it could be cancelled in its middle"
+            await until(lambda: not ends.low_links.searches + ends.high_links.searches)
 
     run(work())

@@ -26,7 +26,7 @@ from tests.netns.space import why_not
 from tests.netns.wan import Line, Way
 from tests.netns.world import Host, World
 
-SETTLE_SECONDS = 30.0  # for a direct path to be found after a relayed one, where there can be one
+SETTLE_SECONDS = 12.0  # for a direct path to be found after a relayed one, where there can be one
 RELAYED_SECONDS = 2.0  # where there can be none
 PUBLIC_PORT = 443
 RELAY_NAME = "relay.test"

@@ -97,16 +97,12 @@ async def _check(
         def told(streamed: Streamed) -> None:
             seen.pieces = streamed.pieces
 
-        async def change(*, direct: bool) -> None:
-            for router in routers:
-                block_udp(router, on=not direct)
-            ways.append((await until_direct(head, direct=direct), seen.pieces))
-
         async def changes() -> None:
-            for direct in (False, True):
-                await change(direct=direct)
+            for on, direct in ((False, True), (True, False), (False, True)):
+                for router in routers:
+                    block_udp(router, on=on)
+                ways.append((await until_direct(head, direct=direct), seen.pieces))
 
-        await change(direct=True)  # after minutes without a way the next try may be half a minute off
         async with asyncio.TaskGroup() as group:
             answer = group.create_task(api_of(status, connect).stream(PROMPT, TOKENS, told=told))
             group.create_task(changes())

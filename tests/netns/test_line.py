@@ -80,9 +80,8 @@ def test_jitter_keeps_the_order_unless_it_is_told_not_to(world: World) -> None:
 def test_loss_is_a_share(world: World) -> None:
     with lined(world, Line()) as (wan, ours, theirs):
         came: list[list[bytes]] = []
-        for _ in range(
-            6
-        ):  # neighbour discovery of IPv6 may take a turn of chance, and all after it are others
+        # neighbour discovery of IPv6 may take a turn of chance, and all after it are others
+        for _ in range(6):
             wan.set(up=Way(loss=0.2), seed=7)
             for number in range(1000):
                 theirs.send(number.to_bytes(2, "big"))
