@@ -32,16 +32,21 @@ check: $(INSTALLED) ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: build ## measure stock beside meshd, and write docs/performance.md (Linux, about 15 minutes)
+bench: build ## measure stock beside meshd, and write docs/performance.md (Linux, about 25 minutes)
 	@$(BIN)/python -m meshd.bench.performance --write docs/performance.md
 
-soak: build ## the long runs: workers lost a thousand times, links cut for a thousand tokens, fifty nodes
-	MESHD_SOAK=1 $(BIN)/python -m pytest tests/e2e/test_mesh_durable.py tests/e2e/test_mesh_many.py \
-		tests/e2e/test_mesh_losses.py tests/e2e/test_mesh_lost_workers.py tests/e2e/test_native_loss.py \
+soak: build ## the long runs: workers lost a thousand times, links cut for a thousand tokens, fifty nodes, a thousand on a virtual clock
+	MESHD_SOAK=1 $(BIN)/python -m pytest --losses docs/soak.md tests/sim tests/netns/test_traps.py \
+		tests/e2e/test_mesh_durable.py tests/e2e/test_mesh_many.py tests/e2e/test_mesh_models.py \
+		tests/e2e/test_mesh_losses.py tests/e2e/test_mesh_lost_workers.py tests/e2e/test_mesh_hung.py \
+		tests/e2e/test_mesh_push.py tests/e2e/test_native_loss.py tests/e2e/test_native_push_failures.py \
 		tests/e2e/test_native_blas.py
+	$(BIN)/python -m tests.sim.scale --members 10 50 200 1000
 
-fuzz: $(INSTALLED) ## feed every parser a million hostile inputs, and the rpc-server ten million frames
+fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each for the firewall, nodes and rpc-server
 	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tests.fuzz.firewall --frames 10000000 --jobs 2
+	$(BIN)/python -m tests.hostile --messages 10000000 --jobs 2
 	$(BIN)/python -m tests.fuzz.native --frames 10000000
 
 nat-grid: $(INSTALLED) ## join real nodes behind every pair of NATs, and write docs/nat-grid.md (root, Linux)

@@ -5,9 +5,11 @@ no daemon runs. Time and chance are given: `now` in Unix seconds, secrets as byt
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from meshd.admin.api import InviteList, InviteReply, InviteView, RevokeReply
 from meshd.base.errors import RemoteProtocolError, UserError
+from meshd.identity import naming
 from meshd.identity.invite import Invite, RelayHint, encode_token
 from meshd.identity.invite_book import InviteBook, InviteEntry
 from meshd.identity.keys import KeyPair, PeerId
@@ -23,16 +25,26 @@ ADDRESSES_BLOB = "addresses"  # where this node was last reached: what a token m
 
 
 class Authority:
-    """The invites and bans of one node. Every change is saved before the method returns."""
+    """The invites and bans of one node. Every change is saved before the method returns (but `lives_on`)."""
 
     def __init__(
-        self, *, home: Home, key: KeyPair, membership: Membership, invites: InviteBook, bans: RevocationSet
+        self,
+        *,
+        home: Home,
+        key: KeyPair,
+        membership: Membership,
+        invites: InviteBook,
+        bans: RevocationSet,
+        lives_on: bool = False,
     ) -> None:
+        """`lives_on`: a daemon, in whose memory a ban holds even while the disk takes nothing."""
         self._home = home
         self._key = key
         self._membership = membership
         self._invites = invites
         self._bans = bans
+        self._save_invites = partial(home.keep_invites if lives_on else home.save_invites, invites)
+        self._save_bans = partial(home.keep_revocations if lives_on else home.save_revocations, bans)
 
     @classmethod
     def load(cls, home: Home) -> "Authority":
@@ -84,7 +96,11 @@ class Authority:
         entry = self._invites.create(
             secret=secret, roles=wanted, now=now, expires_at=now + expires_s, uses=uses, printed=printed
         )
-        self._home.save_invites(self._invites)
+        try:
+            self._home.save_invites(self._invites)
+        except UserError:  # a token that a restart forgets would be worth nothing
+            self._invites.forget(entry.invite_id)
+            raise
         return self._reply(entry, candidates, relays)
 
     def printed_invite(
@@ -134,7 +150,7 @@ class Authority:
     def revoke_invite(self, text: str, *, now: int) -> RevokeReply:
         """Ban an invite, by the beginning of its id, and whoever came by it. Raises UserError."""
         entry = self._invites.revoke(self._invites.find(text).invite_id)
-        self._home.save_invites(self._invites)
+        self._save_invites()
         self._ban("invite", entry.invite_id, now, None)
         return RevokeReply(id=entry.id_text)
 
@@ -152,15 +168,18 @@ class Authority:
         self._ban("node", node.raw, now, evidence)
         return RevokeReply(id=str(node), name=name)
 
+    @property
+    def admitted(self) -> frozenset[PeerId]:
+        """Those that came by an invite of this node."""
+        return frozenset(use.node for entry in self._invites.entries() for use in entry.used)
+
     def find_admitted(self, text: str) -> PeerId:
         """A node by its id, or by the beginning of the id of one that came by an invite of this node."""
-        plain = text.strip().lower()
-        known = {use.node for entry in self._invites.entries() for use in entry.used}
-        found = [node for node in known if plain and str(node).startswith(plain)]
+        found = naming.meant(text, dict.fromkeys(map(str, self.admitted), ""))
         if len(found) == 1:
-            return found[0]
-        if not found and len(plain) == len(str(self._key.peer)):
-            return PeerId.parse(plain)
+            return PeerId.parse(found[0])
+        if not found and len(text.strip()) == naming.ID_CHARS:
+            return PeerId.parse(text)
         why = "fits several nodes" if found else "is no node that this one has admitted"
         raise UserError(
             f"`{text[:64]}` {why}",
@@ -191,7 +210,7 @@ class Authority:
             raise UserError(
                 f"not banned: {error.what}", hint="do it on the node that founded the mesh"
             ) from None
-        self._home.save_revocations(self._bans)
+        self._save_bans()
 
 
 def read_role(text: str) -> Role:
@@ -204,7 +223,7 @@ def read_role(text: str) -> Role:
 
 def save_addresses(home: Home, candidates: Sequence[Candidate]) -> None:
     """Keep what this node is reached by, for tokens made while it does not run."""
-    home.write_blob(ADDRESSES_BLOB, "\n".join(map(str, candidates)).encode())
+    home.keep_blob(ADDRESSES_BLOB, "\n".join(map(str, candidates)).encode())
 
 
 def load_addresses(home: Home) -> tuple[Candidate, ...]:

@@ -3,8 +3,9 @@
 Codes are stable and listed in docs/errors.md.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from meshd.admin.status import HealthWarning, PeerView, Status
 from meshd.wire.native import NativeVersion, difference
@@ -15,12 +16,16 @@ RESTARTS = 3
 AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, no fault to be mended
 MAX_NAMED = 3
 _FILE_HINT = "if that was not meant, put the right file there: the next lease takes what lies there then"
-_REFUSED_HINT = (
-    "that head runs another llama.cpp than this worker knows, or means no good: `meshd revoke` keeps it out"
-)
+_REVOKE_HINT = "; `meshd revoke` keeps out a node that means harm"
 _UNFIT_HINT = (
     "another driver may help; `meshd logs device-trial` has all. It is tried again after ten minutes; "
     "`--device CPU` does without it"
+)
+
+
+_DISK_HINT = (
+    "free space on that disk, and check that it is mounted for writing. The node goes on from memory and "
+    "writes the file by itself; do not restart it before"
 )
 
 
@@ -30,14 +35,16 @@ def examine(
     clock_offsets: dict[str, float] | None = None,
     native: NativeVersion | None = None,
     file_notes: Sequence[str] = (),
-    refused: Sequence[str] = (),
+    refused: Sequence[tuple[str, str]] = (),
     unfit: Sequence[str] = (),
+    unwritten: Mapping[str, str] = MappingProxyType({}),
 ) -> Status:
     """The same status with its warnings.
 
     `clock_offsets`: seconds that a peer's wall clock (by id) is ahead of ours. `native`: our own build, to
     compare with those of the peers. `file_notes`: what became of this worker's model files.
-    `refused`: requests of heads that broke the rules. `unfit`: devices that failed their trial.
+    `refused`: messages that broke the rules of RPC, and what to do. `unfit`: devices that failed their trial.
+    `unwritten`: files that the disk does not take, and why.
     """
     found = [
         *_mesh(status),
@@ -51,8 +58,14 @@ def examine(
             for it in file_notes
         ),
         *(
-            HealthWarning(code="rpc_refused", severity="warning", what=it, hint=_REFUSED_HINT)
-            for it in refused
+            HealthWarning(code="rpc_refused", severity="warning", what=what, hint=f"{hint}{_REVOKE_HINT}")
+            for what, hint in refused
+        ),
+        *(
+            HealthWarning(
+                code="disk", severity="error", what=f"`{name}` cannot be written: {why}", hint=_DISK_HINT
+            )
+            for name, why in unwritten.items()
         ),
         *(HealthWarning(code="device_unfit", severity="warning", what=it, hint=_UNFIT_HINT) for it in unfit),
     ]

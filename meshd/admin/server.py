@@ -49,6 +49,15 @@ class AdminServer:
 
     def open(self) -> None:
         """Bind and listen; a client that comes before `serve` runs waits in the kernel's queue."""
+        try:
+            self._open_listener()
+        except OSError as error:
+            raise UserError(
+                f"cannot make the control socket in `{self._home}`: {(error.strerror or str(error)).lower()}",
+                hint="free space on that disk, and check that this user may write there",
+            ) from error
+
+    def _open_listener(self) -> None:
         self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(self._home)
         self._path = choose_socket(self._home, self._environ)
@@ -112,7 +121,7 @@ class AdminServer:
                 continue
             connection.setblocking(False)
             self._open.add(connection)
-            owner.start(self._talk(connection), name="admin connection")
+            owner.start_for("local client", self._talk(connection), name="admin connection")
 
     async def _talk(self, connection: socket.socket) -> None:
         writer: asyncio.StreamWriter | None = None

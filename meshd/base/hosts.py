@@ -1,5 +1,32 @@
 """What a host is, for all who must not mistake this machine for a network."""
 
+MAX_NAME = 253  # characters of a name (RFC 1035, as text)
+MAX_LABEL = 63  # of what stands between its dots
+
+
+def why_no_host(host: str) -> str:
+    """Why `host`, without brackets, is neither an address nor a name that can be looked up; empty: it is one.
+
+    A resolver or the TLS engine raises what no caller foresees for the rest.
+    """
+    import ipaddress  # a verb that starts no daemon does without
+
+    if ":" in host:
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            return "it is not an IPv6 address"
+        return ""
+    name = host.removesuffix(".")
+    if len(name) > MAX_NAME:
+        return f"the name has more than {MAX_NAME} characters"
+    for label in name.split("."):
+        if not 1 <= len(label) <= MAX_LABEL:
+            return f"what stands between two dots of a name has 1 to {MAX_LABEL} characters"
+        if not (label.isascii() and label.replace("-", "").replace("_", "").isalnum()):
+            return "a name has only letters, digits, hyphens and dots"
+    return ""
+
 
 def is_loopback(host: str) -> bool:
     """True for `localhost` and addresses that only this machine reaches; other names are not looked up."""

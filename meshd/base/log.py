@@ -7,10 +7,14 @@ is written.
 
 import logging
 import sys
-from collections.abc import Callable, MutableMapping
+import time
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol
 
+from meshd.base.log_lines import LineShares
+from meshd.base.patient_writer import PatientWriter
 from meshd.base.rotated_file import RotatedFile
 
 # structlog loads rich where it happens to be installed, for tracebacks that are not printed here: 5 MB, 40 ms
@@ -23,6 +27,7 @@ if _HIDDEN:
     del sys.modules["rich"]
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+FLUSH_SECONDS = 0.5  # at the end, for what stderr has not taken yet
 MAX_LOG_BYTES = 4 << 20  # of the file; the one before it is kept beside it, so twice as much at most
 SECRET_FIELDS = frozenset({"token", "secret", "key", "password", "authorization", "api_key"})
 
@@ -46,6 +51,22 @@ def _redact(_logger: object, _method: str, event: MutableMapping[str, object]) -
     return event
 
 
+_shares = LineShares()
+
+
+def _share(_logger: object, method: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:
+    """Leave out what a peer causes beyond its share; errors and what was asked for (debug) pass."""
+    peer = event.get("peer")
+    if not isinstance(peer, str) or method not in ("info", "warning"):
+        return event
+    left_out = _shares.may_say(peer, time.monotonic())
+    if left_out is None:
+        raise structlog.DropEvent
+    if left_out:
+        event["left_out"] = left_out
+    return event
+
+
 class _Lines:
     """Writes each line to all sinks; what structlog calls at the end of its chain."""
 
@@ -64,11 +85,24 @@ _file: RotatedFile | None = None
 
 
 def _to_file(file: RotatedFile) -> Callable[[str], object]:
-    return lambda text: file.write(text.encode(errors="replace"))
+    def write(text: str) -> None:
+        file.write(text.encode(errors="replace"))
+        if lost := file.take_lost():
+            get("log").warning("log_lines_lost", path=str(file.path), count=lost)
+
+    return write
+
+
+_background: PatientWriter | None = None  # what writes to stderr in a daemon
 
 
 def _to_stream(stream: IO[str] | None) -> Callable[[str], object]:
     def write(text: str) -> None:
+        if stream is None and _background is not None:
+            _background.write(text.encode(errors="replace"))
+            if lost := _background.take_lost():
+                get("log").warning("log_lines_lost", path="stderr", count=lost)
+            return
         out = stream if stream is not None else sys.stderr  # looked up late: it may have been replaced
         try:
             out.write(text)
@@ -77,6 +111,35 @@ def _to_stream(stream: IO[str] | None) -> Callable[[str], object]:
             pass  # the terminal has gone: that must not end a daemon
 
     return write
+
+
+def unwritten() -> dict[str, str]:
+    """The log file, if it takes nothing now, and why."""
+    return {str(_file.path): _file.trouble} if _file is not None and _file.trouble else {}
+
+
+@contextmanager
+def in_background() -> Iterator[Callable[[str], object]]:
+    """Within the block a thread writes to stderr, which may block: a full pipe, a terminal that stands still.
+
+    Gives what writes a remark there for people, whatever the level.
+    """
+    global _background
+    try:
+        descriptor = sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # there is none, or it is a test's
+        yield lambda text: _to_stream(None)(text + "\n")
+        return
+    _background = PatientWriter(descriptor)
+    try:
+        yield lambda text: _to_stream(None)("".join(map(_shown, text)) + "\n")
+    finally:
+        writer, _background = _background, None
+        writer.close(FLUSH_SECONDS)
+
+
+def _shown(char: str) -> str:
+    return char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
 
 
 def _worth_a_line(record: logging.LogRecord) -> bool:
@@ -89,7 +152,8 @@ def set_up(
     *, level: str = "info", form: str = "text", stream: IO[str] | None = None, file: Path | None = None
 ) -> None:
     """Send logs of `level` and above to `stream` (stderr) and `file`, as lines of text or JSON."""
-    global _file
+    global _file, _shares
+    _shares = LineShares()
     logging.getLogger("asyncio").addFilter(_worth_a_line)  # the same one again is no second filter
     logging.getLogger("quic").setLevel(logging.CRITICAL)  # aioquic's: what strangers send is not worth a line
     if _file is not None:
@@ -103,6 +167,7 @@ def set_up(
         renderer = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)
     structlog.configure(
         processors=[
+            _share,
             structlog.processors.add_log_level,
             _redact,
             structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -1,5 +1,6 @@
 """A log file of bounded size, and the one before it: for meshd's own log and for what children print."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,19 +13,20 @@ class RotatedFile:
     """
 
     def __init__(self, path: Path, *, most: int, on_lost: Callable[[OSError], object] | None = None) -> None:
-        self._path = path
+        self.path = path
         self._most = most
         self._on_lost = on_lost
         self._fd = -1
         self._size = 0
-        self._losing = False
+        self.trouble = ""  # why nothing can be written now
+        self._lost = 0  # writes, since `take_lost` told
 
     def open(self) -> None:
         """Make the file and its folder (0700) if need be. Raises OSError; `write` does it without."""
         if self._fd < 0:
-            _make_private(self._path.parent)
+            _make_private(self.path.parent)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._fd = os.open(self._path, flags, 0o600)
+            self._fd = os.open(self.path, flags, 0o600)
             self._size = os.fstat(self._fd).st_size
 
     def write(self, data: bytes) -> None:
@@ -33,15 +35,30 @@ class RotatedFile:
             self.open()
             if self._size and self._size + len(data) > self._most:
                 self.close()
-                self._path.replace(self._path.with_name(self._path.name + ".1"))
+                self.path.replace(self.path.with_name(self.path.name + ".1"))
                 self.open()
-            self._size += os.write(self._fd, data)
-            self._losing = False
+            self._append(data)
         except OSError as error:
             self.close()
-            if self._on_lost is not None and not self._losing:
+            first, self.trouble = not self.trouble, (error.strerror or type(error).__name__).lower()
+            self._lost += 1
+            if self._on_lost is not None and first:
                 self._on_lost(error)
-            self._losing = True
+
+    def _append(self, data: bytes) -> None:
+        written = os.write(self._fd, data)
+        if written < len(data):  # the disk became full in the middle of a line
+            os.ftruncate(self._fd, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._size += written
+        self.trouble = ""
+
+    def take_lost(self) -> int:
+        """How many writes were lost, once the file takes them again; 0 before, and when it was told."""
+        if self.trouble:
+            return 0
+        lost, self._lost = self._lost, 0
+        return lost
 
     def close(self) -> None:
         """Idempotent; a later write opens it again."""

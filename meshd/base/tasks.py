@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Self, TypeVar
 
+from meshd.base.boundary import Blame, ended
 from meshd.base.errors import Closed, MeshdError
 
 T = TypeVar("T")
@@ -85,6 +86,22 @@ class Owner:
             raise Closed(f"nothing new is begun: {name}", hint="meshd is stopping") from error
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def start_for(
+        self, source: str, work: Coroutine[object, object, T], *, name: str, blame: Blame | None = None
+    ) -> asyncio.Task[T | None]:
+        """As `start`, for work that somebody else caused: however it fails, it ends alone (base/boundary.py).
+
+        `source` says in the log whose it was; `blame` is told of failures that nobody foresaw. The task gives
+        None when it failed.
+        """
+        try:
+            task = self.start(ended(work, source=source, name=name, blame=blame), name=name)
+        except Closed:
+            work.close()
+            raise
+        task.add_done_callback(lambda _: work.close())  # one that is cancelled before its first step
         return task
 
     def cancel(self) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.tasks import first_error
+from meshd.bench.cells import DECODES, Cell, Rig
 from meshd.bench.curve import Line, draw
-from meshd.bench.far import Cell, Rig, count_both, run_meshd, run_near, run_stock
+from meshd.bench.far import count_both, run_meshd, run_near, run_stock
 from meshd.bench.figures import (
     LOCAL,
     MESHD,
@@ -21,6 +22,7 @@ from meshd.bench.figures import (
     cell_table,
     count_of,
     count_table,
+    defaults_table,
     near_table,
     promise_table,
     promises,
@@ -32,8 +34,6 @@ from meshd.build.interface import Progress
 from meshd.build.native import build
 from meshd.fleet.networks import need_namespaces
 from meshd.fleet.proxy import run_loop
-
-LOADS = 3  # of meshd and of one node alone, for each cell at a distance; the median counts
 
 
 def run(args: DistanceArgs, out: BenchOutput) -> int:
@@ -68,7 +68,10 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
     stock = await build(args.cache, patched=False, progress=progress)
     patched = await build(args.cache, progress=progress)
     model = args.model if args.model is not None else await demo_model(args.cache, progress)
-    rig = Rig(model, args.cache, patched, stock, speed=args.what != "load")
+    decodes = 1 if args.pairs >= DECODES else DECODES
+    rig = Rig(
+        model, args.cache, patched, stock, speed=args.what != "load", decodes=decodes, prompts=args.prompts
+    )
     runs: list[Run] = []
     counted: list[Counted] = []
     for number in range(args.pairs):
@@ -79,11 +82,11 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
                 out.progress(f"{number + 1} of {args.pairs}: {count_of(workers, 'worker')}, {rtt:g} ms")
                 ours, argv = await run_meshd(rig, cell)
                 runs += [ours, await run_stock(rig, cell, argv)]
-                if rtt and not args.compute_only:
-                    runs += await _more_loads(rig, cell, argv)
+                if workers == args.defaults:
+                    runs.append(await run_stock(rig, replace(cell, defaults=True), argv))
                 if rig.speed and not rtt and not args.compute_only:
                     runs += await run_near(rig, workers, argv)
-                for what in args.without if workers > 1 else ():  # with one there is nothing to push
+                for what in args.without if workers > 1 and rtt else ():  # with one there is nothing to push
                     runs.append((await run_meshd(rig, replace(cell, without=what)))[0])
                 if alone:
                     runs.append(await run_stock(rig, Cell(0, 0.0), argv))
@@ -95,20 +98,12 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
     return Figures(tuple(runs), tuple(counted), ways)
 
 
-async def _more_loads(rig: Rig, cell: Cell, argv: list[str]) -> list[Run]:
-    """A load is short, and what it is held to as well: both are measured some times more, in turns."""
-    rig = replace(rig, speed=False)
-    runs: list[Run] = []
-    for _ in range(LOADS - 1):
-        runs += [(await run_meshd(rig, cell))[0], await run_stock(rig, Cell(0, 0.0), argv)]
-    return runs
-
-
 def show(figures: Figures, kept: Sequence[Promise], out: BenchOutput) -> None:
     """Tables, for people."""
     for headers, rows in (
         cell_table(figures),
         near_table(figures),
+        defaults_table(figures),
         count_table(figures),
         promise_table(kept),
     ):

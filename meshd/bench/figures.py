@@ -9,6 +9,7 @@ from meshd.fleet.rpc_count import RpcCounts
 
 STOCK, MESHD, LOCAL = "stock", "meshd", "local"
 BARE, THROUGH = "our binaries alone", "stock through meshd"  # at no distance
+DEFAULTS = "stock, upstream's defaults"  # with neither the options nor the environment of meshd's programs
 ENDS = "local, ends on the processor"  # one node alone, which computes each part on what meshd computes it on
 LOAD_ROUND_TRIPS = 8  # a load over a distance takes the local time and at most so many round trips
 CONTROL_BYTES = 100_000
@@ -24,9 +25,10 @@ def without(what: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measurement. `way`: STOCK, MESHD, one of `without`, BARE, THROUGH; no workers: LOCAL, ENDS.
+    """One measurement. No workers: `way` is LOCAL or ENDS; else any other of those above.
 
-    `rtt_ms`: of the distance, or of computing. Seconds; `load_bytes` of both directions between the nodes.
+    `rtt_ms`: of the distance, or of computing. Seconds, `load` from the start of llama-server until the first
+    token was answered; `load_bytes` of both directions between the nodes until then.
     `prompt`, `token` 0: not measured. `text` is what was generated.
     """
 
@@ -72,13 +74,31 @@ class Figures:
 
     def median(self, way: str, workers: int, rtt_ms: float, what: str) -> float | None:
         """Of `load`, `prompt`, `token` or `load_bytes`; None: not measured."""
+        measured = self.values(way, workers, rtt_ms, what)
+        return statistics.median(measured) if measured else None
+
+    def values(self, way: str, workers: int, rtt_ms: float, what: str) -> list[float]:
+        """Of all runs that measured it, the least first."""
         values: list[float] = [
             getattr(run, what)
             for run in self.runs
             if (run.way, run.workers, run.rtt_ms) == (way, workers, rtt_ms)
         ]
-        measured = [value for value in values if value]
-        return statistics.median(measured) if measured else None
+        return sorted(value for value in values if value)
+
+    def shown(self, way: str, workers: int, rtt_ms: float, what: str, factor: float) -> str:
+        """The median and, of several runs, the least and the most; empty: not measured."""
+        values = self.values(way, workers, rtt_ms, what)
+        middle = _number(self.median(way, workers, rtt_ms, what), factor)
+        if len(values) < 2 or what == "load_bytes":
+            return middle
+        return f"{middle} ({_number(values[0], factor)} to {_number(values[-1], factor)})"
+
+    @property
+    def compute(self) -> float | None:
+        """Seconds of a token on one node without meshd, with the model's ends where meshd's head has them."""
+        ends = self.median(ENDS, 0, 0.0, "token")
+        return self.median(LOCAL, 0, 0.0, "token") if ends is None else ends
 
     def count(self, way: str, workers: int) -> Counted | None:
         """None: not counted."""
@@ -93,6 +113,7 @@ class Figures:
             f"{run.way}, {count_of(run.workers, 'worker')}, {run.rtt_ms:g} ms"
             for run in self.runs
             if run.workers
+            and run.way != DEFAULTS  # which repacks weights, and rounds otherwise
             and run.text
             and run.text != ((ours if run.way.startswith(MESHD) else stock) or run.text)
         ]
@@ -144,11 +165,11 @@ def _of_tokens(figures: Figures) -> Iterable[Promise]:
         ratio = TOKEN_RATIOS.get(workers) if rtt >= 20 else None
         if ratio is not None:
             yield Promise(f"{name}: {ratio} of stock", ours * 1000, ratio * stock * 1000, "ms")
-        compute = figures.median(MESHD, workers, 0.0, "token")
+        compute = figures.compute
         if rtt and compute is not None:
             way = figures.ways.get(rtt, rtt / 2000) * 1000
             most = compute * 1000 + (workers + 1) * way + LAW_MS
-            what = f"at RTT 0 + {workers + 1} ways of {way:.4g} ms + {LAW_MS:g} ms"
+            what = f"one node alone + {workers + 1} ways of {way:.4g} ms + {LAW_MS:g} ms"
             yield Promise(f"{name}: {what}", ours * 1000, most, "ms")
 
 
@@ -217,19 +238,19 @@ def cell_table(figures: Figures) -> Table:
             *(way.removeprefix(MESHD).upper()[1:] for way in lesser),
         ]
     rows: list[Sequence[str]] = []
-    alone = [figures.median(LOCAL, 0, 0.0, what) for what, _, _ in columns]
-    if any(one is not None for one in alone):
+    alone = [figures.shown(LOCAL, 0, 0.0, what, factor) for what, _, factor in columns]
+    if any(alone):
         row = ["0", "-"]
-        for value, (_, _, factor) in zip(alone, columns, strict=True):
-            row += [_number(value, factor), "", "", *[""] * len(lesser)]
+        for value in alone:
+            row += [value, "", "", *[""] * len(lesser)]
         rows.append(row)
     for workers, rtt in figures.cells():
         row = [str(workers), f"{rtt:g}"]
         for what, _, factor in columns:
             stock, ours = (figures.median(way, workers, rtt, what) for way in (STOCK, MESHD))
             ratio = f"{ours / stock:.2f}" if stock and ours is not None else ""
-            row += [_number(stock, factor), _number(ours, factor), ratio]
-            row += [_number(figures.median(way, workers, rtt, what), factor) for way in lesser]
+            row += [figures.shown(way, workers, rtt, what, factor) for way in (STOCK, MESHD)]
+            row += [ratio, *(figures.shown(way, workers, rtt, what, factor) for way in lesser)]
         rows.append(row)
     return headers, rows
 
@@ -253,6 +274,19 @@ def near_table(figures: Figures) -> Table:
             shown = [_number(value, 1000.0) for value in values]
             ratios = f"{bare / stock:.2f}", f"{ours / through:.2f}"
             rows.append([str(workers), *shown[:2], ratios[0], *shown[2:], ratios[1]])
+    return headers, rows
+
+
+def defaults_table(figures: Figures) -> Table:
+    """Cells in which stock ran as upstream ships it, beside stock as meshd runs it, and meshd."""
+    headers, rows = ["WORKERS", "RTT ms"], []
+    for title in ("LOAD s", "ms/TOKEN"):
+        headers += [f"{title} UPSTREAM'S DEFAULTS", "STOCK", "MESHD"]
+    for workers, rtt in sorted({(run.workers, run.rtt_ms) for run in figures.runs if run.way == DEFAULTS}):
+        row = [str(workers), f"{rtt:g}"]
+        for what, factor in (("load", 1.0), ("token", 1000.0)):
+            row += [figures.shown(way, workers, rtt, what, factor) for way in (DEFAULTS, STOCK, MESHD)]
+        rows.append(row)
     return headers, rows
 
 

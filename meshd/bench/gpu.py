@@ -23,8 +23,9 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.tasks import first_error
+from meshd.bench.cells import Cell, Rig
 from meshd.bench.distance import machine
-from meshd.bench.far import Cell, Rig, count_both, run_meshd, run_stock
+from meshd.bench.far import count_both, run_meshd, run_stock
 from meshd.bench.figures import MESHD
 from meshd.bench.gpu_page import Made, page
 from meshd.bench.gpu_results import Found, decode, encode

@@ -76,6 +76,20 @@ class DistanceArgs:
     pairs: int = 1
     compute_only: bool = False
     without: tuple[str, ...] = ()  # of WITHOUT: meshd is measured without each, too
+    defaults: int = 0  # with so many workers stock is measured as upstream ships it, too
     count: bool = True  # what RPC says, in runs of their own
+    prompts: bool = True  # of 512 tokens, too
     svg: Path | None = None
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyArgs:
+    """Cells are `workers` by `round_trips` (ms), each measured `runs` times. `model` None: SmolLM2."""
+
+    model: Path | None
+    cache: Path
+    workers: tuple[int, ...] = (1, 2, 4)
+    round_trips: tuple[float, ...] = (0.0, 20.0, 50.0)
+    runs: int = 3
     as_json: bool = False

@@ -8,12 +8,15 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from meshd.base.errors import MeshdError
 from meshd.process.ready import http_200
 
 ANSWER_SECONDS = 600.0
 LOOK_SECONDS = 0.004  # how exactly a load is timed
+SERVED_SECONDS = 0.01  # the same of a whole node, which is asked through a proxy
+HEALTH_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,35 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._place))
 
 
-async def until_loaded(place: Path) -> float:
-    """Waits until it answers that it is ready; returns when that was, by `clock`."""
+async def until_loaded(place: Path) -> None:
+    """Waits until it answers that it is ready."""
     ready = http_200(place)
     while not await ready():  # noqa: ASYNC110 - it is another program's socket
         await asyncio.sleep(LOOK_SECONDS)
-    return clock()
+
+
+async def first_token(place: Path) -> None:
+    """Waits until it has answered a first token, which is asked for once it is ready. Raises MeshdError."""
+    await until_loaded(place)
+    await measure(place, prompt_tokens=1, tokens=1)
+
+
+async def until_served(url: str) -> None:
+    """Waits until the API of a serving node says that it is ready: it has generated a token."""
+    while not await asyncio.to_thread(_is_served, url):  # noqa: ASYNC110 - it is another program's
+        await asyncio.sleep(SERVED_SECONDS)
+
+
+def _is_served(url: str) -> bool:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=HEALTH_SECONDS)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False  # it does not listen yet
+    finally:
+        connection.close()
 
 
 def clock() -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from meshd.base.errors import UserError
 from meshd.bench.figures import (
     MESHD,
     STOCK,
@@ -10,28 +11,38 @@ from meshd.bench.figures import (
     Table,
     cell_table,
     count_table,
+    defaults_table,
     near_table,
     promise_table,
     promises,
 )
+from meshd.bench.ready_figures import Readiness
+from meshd.bench.ready_figures import promises as ready_promises
+from meshd.bench.ready_figures import table as ready_table
 from meshd.bench.reported import DELAYED, DELAYED_COMMAND, NEEDS_MORE, NOT_HERE
 
 _PAGE = """\
 # Performance
 
-Made by {command} on {when}: {machine}; {pin}; SmolLM2-135M (Q4_1), {pairs} of each
-(loads at a distance: thrice), medians. All nodes share this machine and its cores: ratios mean something,
-seconds less. Words and method:
-[benchmarks.md](benchmarks.md).
+Made by {command} on {when}: {machine}; {pin}; SmolLM2-135M (Q4_1), {pairs} of each cell: the median, with the
+least and the most in brackets. All nodes share this machine and its cores: ratios mean something, seconds
+less. Words and method: [benchmarks.md](benchmarks.md). Meshes of up to 1000 members: [scale.md](scale.md).
+
+{ready}
 
 ## Over a distance
 
 Stock llama.cpp behind a delaying proxy for each worker, beside meshd with the same delay between its daemons,
-in turns (`meshd bench latency --workers {workers} --rtt {round_trips}{without}`).
-The first row is one node alone.
+in turns (`meshd bench latency --workers {workers} --rtt {round_trips}{without}`). Both have the same
+environment and the same options of llama-server, and a load ends with the first token answered. The first row
+is one node alone.
 {texts}
 
 {cells}
+
+Stock as upstream ships it, with its own warm-up, threads that spin and small pages, beside the same cells:
+
+{defaults}
 
 ![time for a token, by round trip]({picture})
 
@@ -40,11 +51,13 @@ A token at no distance: the binaries without meshd, then both through meshd's tu
 {near}
 
 What llama.cpp's RPC says, over all workers and both directions; a round trip is an answer that had to come
-before the next request. Counted before stock's rpc-servers and meshd's, at no distance:
+before the next request. Counted before stock's rpc-servers and meshd's, at no distance; a load includes the
+first token:
 
 {counts}
 
-What meshd holds itself to; {verdict}:
+What meshd holds itself to; {verdict}. "One node alone" and a way are measured without meshd: by stock
+llama.cpp, and by bytes that go to and fro through the same delay:
 
 {promises}
 
@@ -56,9 +69,9 @@ No distance; the same binaries (`meshd bench rpc`). The bare TLS pump is any two
 
 ## Beside what others reported
 
-Tokens a second while each request for computing is held back, as by a worker that takes longer. Theirs:
-GLM-4.7-Flash on an Apple M4 Max. Ours: SmolLM2 on this machine, so compare how each falls (SHARE). Their
-model on their machine, {not_here}: {delayed_command}.
+Tokens a second, one start of each and the median of three answers, while each request for computing is held
+back, as by a worker that takes longer. Theirs: GLM-4.7-Flash on an Apple M4 Max. Ours: SmolLM2 here, so
+compare how each falls (SHARE). Their model on their machine, {not_here}: {delayed_command}.
 
 {delayed}
 
@@ -66,6 +79,19 @@ Others that need other machines or larger models, {not_here}:
 
 {reported}
 """
+_READY = """\
+<!-- ready -->
+## From asking to ready
+
+`meshd bench ready --workers {workers} --rtt {round_trips}` on {when}: {machine}; {pin}. Seconds from the
+moment a head asks its connected workers until its `/health` is 200, which is after the first real token:
+llama-server was ended {runs} times for each cell, and that of one machine alone after each (first row).
+Packets are delayed between the nodes, so TCP sees the distance. A round trip on the path is what a cell takes
+longer than at RTT 0. FIRST is the start of `meshd serve` itself, while its links are still being made.
+{verdict}:
+
+{table}
+<!-- end of ready -->"""
 _SHORT = "a short run, which shows the form and no figures to rely on (`make bench` makes it whole),"
 
 
@@ -81,7 +107,33 @@ class Made:
     short: bool = False
 
 
-def page(made: Made, far: Figures, delayed: Figures, rpc: Table) -> str:
+def ready_section(made: Made, ready: Readiness) -> str:
+    """How long it takes to be ready; between marks, so that it can be made anew by itself."""
+    kept, cells = ready_promises(ready), [cell for cell in ready.cells() if cell[0]]
+    lost = sum(not one.held for one in kept)
+    return _READY.format(
+        workers=",".join(str(one) for one in sorted({workers for workers, _ in cells})),
+        round_trips=",".join(f"{one:g}" for one in sorted({rtt for _, rtt in cells})),
+        when=made.when,
+        machine=made.machine,
+        pin=made.pin,
+        runs=min((len(ready.seconds(*cell)) for cell in cells), default=0),
+        verdict=f"{lost} of {len(kept)} bounds not held" if lost else "All bounds held",
+        table=markdown(ready_table(ready)),
+    )
+
+
+def with_ready_section(page_before: str, section: str) -> str:
+    """A page with another section of readiness. Raises UserError when it has none."""
+    begin, end = section.splitlines()[0], section.splitlines()[-1]
+    before, found, rest = page_before.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found and found_end):
+        raise UserError("the page has no section of readiness", hint="run `make bench` once")
+    return before + section + after
+
+
+def page(made: Made, far: Figures, delayed: Figures, rpc: Table, ready: Readiness) -> str:
     """All of it, in Markdown."""
     kept = promises(far)
     lost = sum(not one.held for one in kept)
@@ -101,6 +153,8 @@ def page(made: Made, far: Figures, delayed: Figures, rpc: Table) -> str:
         if differing
         else "All wrote the same text.",
         cells=markdown(cell_table(far)),
+        ready=ready_section(made, ready),
+        defaults=markdown(defaults_table(far)),
         near=markdown(near_table(far)),
         counts=markdown(count_table(far)),
         verdict=f"{lost} of {len(kept)} not held" if lost else "all held",

@@ -1,6 +1,7 @@
 """Measures what docs/performance.md is made of (page.py), and writes it: `make bench`.
 
-`python -m meshd.bench.performance --write FILE [--pairs N]`.
+`python -m meshd.bench.performance --write FILE [--pairs N] [--only ready]`; `--only ready` measures that
+alone, and leaves the rest of the page as it is.
 """
 
 import argparse
@@ -11,15 +12,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
-from meshd.bench import distance, rpc
+from meshd.bench import distance, readiness, rpc
 from meshd.bench.figures import LOCAL, Figures, Run, promises
-from meshd.bench.interface import WITHOUT, DistanceArgs, Json, RpcBenchArgs
-from meshd.bench.page import Made, page
+from meshd.bench.interface import WITHOUT, DistanceArgs, Json, ReadyArgs, RpcBenchArgs
+from meshd.bench.page import Made, page, ready_section, with_ready_section
+from meshd.bench.ready_figures import Readiness
+from meshd.bench.ready_figures import promises as ready_promises
 from meshd.bench.reported import DELAYED
 from meshd.build.pin import read_pin
 from meshd.config import load
 
 WORKERS, ROUND_TRIPS = (1, 2, 4), (0.0, 20.0, 50.0)
+RUNS = 3  # of each cell
+DEFAULTS_WORKERS = 2  # with so many stock is measured as upstream ships it, too
 
 
 class _Console:
@@ -48,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
     """Measure and write. Returns 1 when a promise was not kept."""
     parser = argparse.ArgumentParser(prog="python -m meshd.bench.performance", description=__doc__)
     parser.add_argument("--write", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--pairs", type=int, default=1, metavar="N")
+    parser.add_argument("--pairs", type=int, default=RUNS, metavar="N")
+    parser.add_argument("--only", choices=("ready",), help="measure this alone; the page is there already")
     parser.add_argument("--short", action="store_true", help="two cells only: to see that it works")
     args = parser.parse_args(argv)
     out = _Console()
@@ -61,27 +67,56 @@ def main(argv: Sequence[str]) -> int:
         round_trips=ROUND_TRIPS,
         pairs=args.pairs,
         without=tuple(WITHOUT),
+        defaults=DEFAULTS_WORKERS,
     )
     if args.short:
         asked = replace(asked, workers=(2,), round_trips=(0.0, 20.0))
+    made = _made(args.write, args.pairs, short=args.short)
     try:
+        ready = _ready(asked, out)
+        if args.only:
+            section = with_ready_section(args.write.read_text(encoding="utf-8"), ready_section(made, ready))
+            args.write.write_text(section, encoding="utf-8")
+            return _code(ready)
         far = distance.measure(asked, out)
-        delayed = _delayed(asked, out, short=args.short)
+        delayed = _delayed(replace(asked, pairs=1), out, short=args.short)
         rows = rpc.measure_all(RpcBenchArgs(model=None, cache=cache, pairs=1 if args.short else 3), out)
     except MeshdError as error:
         raise SystemExit(f"error: {error.what}\n\nhint: {error.hint}") from None
+    args.write.write_text(page(made, far, delayed, rpc.as_table(rows), ready), encoding="utf-8")
+    args.write.with_name(made.picture).write_text(distance.picture("latency", far), encoding="utf-8")
+    return _code(ready, far)
+
+
+def _made(place: Path, pairs: int, *, short: bool) -> Made:
     pin = read_pin()
-    made = Made(
+    return Made(
         when=datetime.now(UTC).strftime("%Y-%m-%d"),
         machine=distance.machine(),
         pin=f"llama.cpp {pin.commit[:9]}, patches {pin.patches_sha256[:12]}",
-        pairs=args.pairs,
-        picture=args.write.with_suffix(".svg").name,
-        short=args.short,
+        pairs=pairs,
+        picture=place.with_suffix(".svg").name,
+        short=short,
     )
-    args.write.write_text(page(made, far, delayed, rpc.as_table(rows)), encoding="utf-8")
-    args.write.with_name(made.picture).write_text(distance.picture("latency", far), encoding="utf-8")
-    return 0 if all(one.held for one in promises(far)) else 1
+
+
+def _code(ready: Readiness, far: Figures | None = None) -> int:
+    """1 when a promise was not kept."""
+    kept = ready_promises(ready) + (promises(far) if far is not None else [])
+    return 0 if all(one.held for one in kept) else 1
+
+
+def _ready(asked: DistanceArgs, out: _Console) -> Readiness:
+    return readiness.measure(
+        ReadyArgs(
+            model=None,
+            cache=asked.cache,
+            workers=asked.workers,
+            round_trips=asked.round_trips,
+            runs=asked.pairs,
+        ),
+        out,
+    )
 
 
 def _delayed(asked: DistanceArgs, out: _Console, *, short: bool) -> Figures:
@@ -97,7 +132,9 @@ def _delayed(asked: DistanceArgs, out: _Console, *, short: bool) -> Figures:
             round_trips=delays[:2] if short else delays,
             compute_only=True,
             without=(),
+            defaults=0,
             count=False,
+            prompts=False,
         )
         runs += distance.measure(cells, out).runs
     return Figures(tuple(run for run in runs if run.way != LOCAL))

@@ -26,6 +26,7 @@ from meshd.link.tcp import TcpDialer, TcpListener
 from meshd.link.tls import dialer_context, listener_context
 from meshd.link.webrtc import WebRtcLinks
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import trusted
 
 READ_BYTES = 256 << 10
 
@@ -120,7 +121,7 @@ async def _accepted(listener: Listener) -> AsyncIterator[Link]:
 
 @asynccontextmanager
 async def _dialled(dialer: Dialer, peer: PeerId, candidates: Sequence[Candidate]) -> AsyncIterator[Link]:
-    link = await dialer.dial(peer, candidates)
+    link = await dialer.dial(peer, trusted(candidates))
     yield link
     await link.aclose()
 

@@ -7,12 +7,10 @@ and root or user namespaces.
 
 import array
 import ctypes
-import fcntl
 import os
 import random
 import select
 import socket
-import struct
 import sys
 import time
 from collections import deque
@@ -20,16 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshd.base.errors import UserError
+from meshd.fleet.tun import make_device
 
 NEAR, FAR = "10.77.0.1", "10.77.0.2"
 QUEUE_BYTES = 512 << 10
 TICK = 0.0002  # seconds; what is due within one is sent with it
 _BATCH = 64
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
-_TUNSETIFF = 0x400454CA  # if_tun.h
-_IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
-_SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFDSTADDR, _SIOCSIFTXQLEN = 0x8914, 0x8916, 0x8918, 0x8943
-_IFF_UP = 0x1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,21 +46,7 @@ def enter(own: str, other: str) -> int:
         reason = os.strerror(ctypes.get_errno()).lower()
         raise UserError(f"no network namespace can be made: {reason}", hint="run the bench as root")
     try:
-        device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", b"wan", _IFF_TUN | _IFF_NO_PI))
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-
-            def configure(request: int, name: bytes, value: bytes) -> None:
-                fcntl.ioctl(sock, request, struct.pack("16s24s", name, value))
-
-            def address(host: str) -> bytes:
-                return struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton(host))
-
-            configure(_SIOCSIFADDR, b"wan", address(own))
-            configure(_SIOCSIFDSTADDR, b"wan", address(other))
-            configure(_SIOCSIFTXQLEN, b"wan", struct.pack("i", 10_000))
-            for name in (b"wan", b"lo"):
-                configure(_SIOCSIFFLAGS, name, struct.pack("h", _IFF_UP))
+        device = make_device(own, other=other)
     except OSError as error:
         raise UserError(
             f"no TUN device can be made: {(error.strerror or '').lower()}", hint="run the bench as root"

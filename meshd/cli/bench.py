@@ -1,6 +1,7 @@
 """Measure: what distance and meshd cost a model, stock beside meshd's build, and how fast its links are.
 
-`load`, `nodes` and `latency` compare stock llama.cpp with meshd over a distance, in one run;
+`load`, `nodes` and `latency` compare stock llama.cpp with meshd over a distance, in one run; `ready` times
+`meshd serve` from asking its workers until it is ready, beside one machine alone;
 `latency --proxy` is the distance alone, a delaying TCP proxy. `rpc` compares a model over meshd with a direct
 --rpc connection of the same binaries; `transport` compares links with what their libraries do unchanged.
 """
@@ -14,13 +15,14 @@ from meshd.cli.options import Arguments, milliseconds, number
 from meshd.cli.output import Output
 from meshd.config import load
 
-WHAT = "load|nodes|latency|rpc|transport"
+WHAT = "load|nodes|latency|ready|rpc|transport"
 _HOST = r"(\[[^\[\]]+\]|[^:\[\]]*[^:\[\]0-9][^:\[\]]*)"  # a host of digits only would be a port
 _PROXY = re.compile(rf"(?:{_HOST}:)?([0-9]{{1,5}}):(?:{_HOST}:)?([0-9]{{1,5}})")
 _USUAL = {  # workers, round trips
     "load": ("1,2,4", "0,20,50"),
     "nodes": ("1,2,3,4", "20"),
     "latency": ("2", "0,5,10,20,30,50"),
+    "ready": ("1,2,4", "0,20,50"),
 }
 MOST_WORKERS = 15  # llama.cpp takes 16 devices
 
@@ -31,13 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         metavar=WHAT,
         help="load: seconds until it answers; nodes: speed by their number; latency: speed by distance; "
+        "ready: seconds from asking the workers until the API is ready; "
         "rpc: tokens a second beside a direct connection; transport: bytes a second of links",
     )
     parser.add_argument("--model", metavar="FILE", help="GGUF file (default: SmolLM2)")
     parser.add_argument(
-        "--pairs", metavar="N", help="how many pairs of runs (default: 3 for rpc, 1 for load, nodes, latency)"
+        "--pairs", metavar="N", help="how many pairs of runs, or runs of each cell for ready (default: 3)"
     )
-    distance = parser.add_argument_group("load, nodes and latency")
+    distance = parser.add_argument_group("load, nodes, latency and ready (which takes --workers and --rtt)")
     distance.add_argument("--workers", metavar="N,…", help="how many workers (default: by what is measured)")
     distance.add_argument(
         "--rtt", metavar="MS,…", help="round trips to each worker (default: by what is measured)"
@@ -78,6 +81,8 @@ def run(args: Arguments, out: Output) -> int:
             return _proxy(args, out)
         case "load" | "nodes" | "latency":
             return _distance(args, out)
+        case "ready":
+            return _ready(args, out)
     raise UsageError(f"unknown measurement `{args.what}`", hint=f"there are {WHAT.replace('|', ', ')}")
 
 
@@ -98,13 +103,37 @@ def _rpc(args: Arguments, out: Output) -> int:
     return run_bench(RpcBenchArgs(model=model, pairs=pairs, as_json=args.json, cache=cache), out)
 
 
-def _distance(args: Arguments, out: Output) -> int:
+def _cells(args: Arguments) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Workers and round trips."""
     usual = _USUAL[args.what]
-    pairs = number("--pairs", args.pairs or "1", 1, 100)
     workers = tuple(
         number("--workers", part, 1, MOST_WORKERS) for part in (args.workers or usual[0]).split(",")
     )
-    round_trips = milliseconds("--rtt", args.rtt or usual[1])
+    return workers, milliseconds("--rtt", args.rtt or usual[1])
+
+
+def _ready(args: Arguments, out: Output) -> int:
+    workers, round_trips = _cells(args)
+    runs = number("--pairs", args.pairs or "3", 1, 100)
+    from meshd.bench.interface import ReadyArgs
+    from meshd.bench.readiness import run as run_bench
+
+    return run_bench(
+        ReadyArgs(
+            model=_model(args),
+            cache=load().config.paths.cache,
+            workers=workers,
+            round_trips=round_trips,
+            runs=runs,
+            as_json=args.json,
+        ),
+        out,
+    )
+
+
+def _distance(args: Arguments, out: Output) -> int:
+    pairs = number("--pairs", args.pairs or "3", 1, 100)
+    workers, round_trips = _cells(args)
     from meshd.bench.distance import run as run_bench
     from meshd.bench.interface import DistanceArgs
 

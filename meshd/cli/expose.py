@@ -97,5 +97,6 @@ def _print(found: tuple[ExposedView, ...], out: Output) -> None:
 
 
 def _names(view: ExposedView) -> str:
-    shown = (name or peer[:10] for name, peer in zip(view.to_names, view.to, strict=True))
+    pairs = zip(view.to_names, view.to, strict=True)
+    shown = (f"{name} ({peer[:10]})" if name else peer[:10] for name, peer in pairs)
     return ", ".join(shown) or "nobody"

@@ -78,7 +78,7 @@ def run(args: Arguments, out: Output) -> int:
         log_level=args.log_level,
         log_format=args.log_format,
     )
-    return run_relay(settings, out.line, out.note)
+    return run_relay(settings, out.line)
 
 
 def _place(option: str, text: str) -> tuple[str, int]:

@@ -23,4 +23,4 @@ def run(args: Arguments, out: Output) -> int:
     config = read_join(config)
     from meshd.daemon import run as run_daemon
 
-    return run_daemon(config, "worker", out.line, out.note)
+    return run_daemon(config, "worker", out.line)

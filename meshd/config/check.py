@@ -7,12 +7,14 @@ from pathlib import Path
 from meshd.base.errors import UsageError, UserError
 from meshd.base.hosts import is_loopback
 from meshd.config.tree import Config
+from meshd.identity import naming
 
 MAX_TOKEN_BYTES = 4096
 
 
 def check(config: Config, role: str) -> None:
     """Raise UserError (UsageError: no --model) when this node cannot play `role` as it is told to."""
+    _check_name(config.node.name)
     if role == "worker":
         for model in config.worker.models:
             _check_model(model)
@@ -22,6 +24,14 @@ def check(config: Config, role: str) -> None:
             )
     if role == "serve":
         _check_serve(config)
+
+
+def _check_name(name: str) -> None:
+    if naming.looks_like_id(name):
+        raise UserError(
+            f"`{name}` cannot be the name of a node: it looks like a node's id, or the beginning of one",
+            hint=f"add a hyphen, a dot or one of the digits 0, 1, 8 and 9, such as `--name {name[:60]}-1`",
+        )
 
 
 def _check_serve(config: Config) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshd.base.hosts import why_no_host
 from meshd.config.tree import HostPort
+from meshd.identity import naming
 
-MAX_NODE_NAME = 63
 MAX_DURATION_SECONDS = 10 * 366 * 86400
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(I?B)?", re.IGNORECASE)
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([kmgt]?)(bit|b|byte)(?:/s|ps)?", re.IGNORECASE)
@@ -91,6 +92,8 @@ def parse_address(value: object) -> HostPort:
             raise ValueError("not an IPv6 address")
     elif not re.fullmatch(r"[A-Za-z0-9._-]*|\*", host):
         raise ValueError("not a host")
+    elif host not in ("", "*") and (why := why_no_host(host)):
+        raise ValueError(why)
     return HostPort("" if host == "*" else host, int(port))
 
 
@@ -128,7 +131,7 @@ def _word(value: object) -> str:
 
 def _node_name(value: object) -> str:
     plain = _str(value)
-    if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NODE_NAME - 1}}}", plain):
+    if not naming.is_word(plain):
         raise ValueError("not a name")
     return plain
 
@@ -222,7 +225,7 @@ STUN = Form(_stun, "HOST:PORT such as stun.example.org:3478")
 TEXT = Form(_text, "a line of text")
 JOIN = Form(_token, "an invite token, @FILE or - (standard input)")
 WORD = Form(_word, "one word")
-NODE_NAME = Form(_node_name, f"1 to {MAX_NODE_NAME} letters, digits, dots, hyphens or underscores")
+NODE_NAME = Form(_node_name, f"1 to {naming.MAX_NAME_CHARS} letters, digits, dots, hyphens or underscores")
 PATH = Form(_path, "a path")
 BOOLEAN = Form(_boolean, "true or false")
 WEIGHT = Form(_weight, "a number not below 0")

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from meshd.identity import naming
+
 DEFAULT_MESH_PORT = 17430  # TCP and UDP; between 17236 and 17499 IANA has given nothing away
 MESH_PORT_TRIES = 16  # the default port and its successors, when nobody asked for a port
 DEFAULT_API_PORT = 8090
@@ -30,7 +32,9 @@ class HostPort:
 def host_name() -> str:
     """This machine's first name, made fit for a node's name."""
     plain = os.uname().nodename.split(".")[0]
-    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in plain)[:63] or "node"
+    fit = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in plain).lstrip("-_")
+    name = fit[: naming.MAX_NAME_CHARS] or "node"
+    return f"{name[: naming.MAX_NAME_CHARS - 2]}-1" if naming.looks_like_id(name) else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,7 @@ class LinksConfig:
     stun: tuple[str, ...] = DEFAULT_STUN
     relays: tuple[str, ...] = ()
     max_upload: int | None = None  # bytes a second
+    grace: int = 120  # seconds
     no_mdns: bool = False
     no_portmap: bool = False
     no_relaying: bool = False

@@ -26,6 +26,7 @@ from meshd.admin.snapshot import (
     tunnel_views,
 )
 from meshd.admin.status import MeshView, ModelView, NetworkTensor, NodeView, SplitView, Status, WorkerWeights
+from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.daemon.surroundings import Surroundings
 from meshd.daemon.tunnels import TunnelAnswers
@@ -33,7 +34,8 @@ from meshd.gateway.interface import GatewayStatus, ModelState
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home, Membership
-from meshd.peer.mesh import PeerMesh, UnknownPeer
+from meshd.peer.mesh import PeerMesh
+from meshd.peer.naming import UnknownPeer
 from meshd.peer.node import Node
 from meshd.rendezvous.interface import MdnsStatus
 from meshd.role.interface import ModelStatus, Role
@@ -113,6 +115,7 @@ class DaemonControl(TunnelAnswers):
             file_notes=role.notes,
             refused=role.refused,
             unfit=role.unfit,
+            unwritten={**parts.home.keeping.waiting, **log.unwritten()},
         )
 
     async def ping(self, peer: str, timeout: float) -> PingReply:
@@ -163,7 +166,7 @@ class DaemonControl(TunnelAnswers):
 
     def _find(self, text: str) -> tuple[PeerId, str]:
         try:
-            found = self._parts.mesh.find(text)
+            found = self._parts.mesh.find(text, self._parts.authority.admitted)
         except UnknownPeer as unknown:
             try:
                 return self._parts.authority.find_admitted(text), ""

@@ -19,6 +19,7 @@ from meshd.process.run import run_to_end
 from meshd.role.devices import list_devices
 from meshd.role.fitness import Fitness
 from meshd.role.interface import Native
+from meshd.wire.native import UNKNOWN
 
 UNFIT_HINT = "another driver may help; a model that needs less of it may run there all the same"
 State = Literal["ok", "warning", "error"]
@@ -55,8 +56,7 @@ def _build(config: Config) -> Iterator[Finding]:
         except UserError as missing:
             yield _fault("compiler", missing)
         return
-    patches = f"patches {native.version.patches[:12]}" if native.patched else "without meshd's patches"
-    where = native.rpc_server.parent
+    patches, where = _patches(native), native.rpc_server.parent
     if native.version.pin not in (read_pin().commit, "unknown"):
         yield Finding(
             "llama.cpp",
@@ -68,11 +68,18 @@ def _build(config: Config) -> Iterator[Finding]:
         yield Finding("llama.cpp", "ok", f"{native.version.pin[:12]}, {patches}, in {where}")
 
 
+def _patches(native: Native) -> str:
+    if native.version.pin == UNKNOWN:
+        return "built by others"  # it is asked below
+    return f"patches {native.version.patches[:12]}" if native.patched else "without meshd's patches"
+
+
 async def _native(native: Native, logs: Path) -> list[Finding]:
     found = []
     try:
-        checked = await check_native(native, protocol=read_pin().rpc_protocol, logs=logs, head=True)
-        found.append(Finding("RPC", "ok", f"protocol {checked.version.rpc}"))
+        native = await check_native(native, protocol=read_pin().rpc_protocol, logs=logs, head=True)
+        patches = "with" if native.patched else "without"
+        found.append(Finding("RPC", "ok", f"protocol {native.version.rpc}, {patches} meshd's patches"))
     except MeshdError as error:
         found.append(_fault("RPC", error))
     try:

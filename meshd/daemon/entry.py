@@ -20,7 +20,7 @@ from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home, Membership
 from meshd.identity.proof import Credentials
 from meshd.identity.revocation import RevocationSet
-from meshd.link import quic, relay, tcp
+from meshd.link import interfaces, quic, relay, tcp
 from meshd.link.interface import DialError, DialFailure, LinkKind
 from meshd.link.joining import Joining
 from meshd.link.proving import Standing
@@ -28,6 +28,7 @@ from meshd.link.racing import closest
 from meshd.rendezvous.book import AddressBook
 from meshd.rendezvous.join import Admitted, ask
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, Source, dialable, trusted
 
 QUIC_AFTER = 0.3  # seconds: TCP is ten times cheaper, and tells sooner that nobody is there
 NEARBY_AFTER = 0.5  # for a token whose addresses are those of yesterday
@@ -38,7 +39,7 @@ class DialJoin(Protocol):
     """How a kind of link reaches an inviter at its addresses."""
 
     def __call__(
-        self, candidates: Sequence[Candidate], /, *, standing: Standing, inviter: PeerId, join: JoinKeys
+        self, candidates: Sequence[Dialable], /, *, standing: Standing, inviter: PeerId, join: JoinKeys
     ) -> Coroutine[object, object, Joining]: ...
 
 
@@ -63,7 +64,7 @@ async def enter(
     role: str,
     *,
     doorway: Doorway,
-    note: Callable[[str], None] = lambda _text: None,
+    note: Callable[[str], object] = lambda _text: None,
 ) -> Entered:
     """Find the membership, join if need be. Raises MeshdError; whoever is given a pipe closes it in the end.
 
@@ -118,7 +119,7 @@ async def _join(
     config: Config,
     role: str,
     doorway: Doorway,
-    note: Callable[[str], None],
+    note: Callable[[str], object],
 ) -> tuple[Admitted, Joining]:
     try:
         try:
@@ -148,7 +149,7 @@ async def _reach(invite: Invite, key: KeyPair, config: Config, doorway: Doorway)
     relays = tuple(dict.fromkeys((*invite.relays, *read_relays(config))))
 
     def over(dial: DialJoin, candidates: Sequence[Candidate]) -> Coroutine[object, object, Joining]:
-        return dial(candidates, standing=standing, inviter=invite.inviter, join=join)
+        return dial(trusted(candidates), standing=standing, inviter=invite.inviter, join=join)
 
     async def nearby() -> Joining:
         found = await find_nearby(invite, config)
@@ -156,7 +157,8 @@ async def _reach(invite: Invite, key: KeyPair, config: Config, doorway: Doorway)
             raise DialError(
                 "it is not seen in this network", kind=LinkKind.TCP, failure=DialFailure.UNREACHABLE
             )
-        return await over(tcp.dial_join, found)
+        near = dialable(found, source=Source.NEARBY, here=interfaces.here())
+        return await tcp.dial_join(near, standing=standing, inviter=invite.inviter, join=join)
 
     starts: list[tuple[float, Callable[[], Coroutine[object, object, Joining]]]] = []
     if "tcp" in kinds:

@@ -10,7 +10,9 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, RemoteProtocolError
 from meshd.base.tasks import Owner, in_thread
 from meshd.config import Config
+from meshd.daemon.disk import write_again
 from meshd.daemon.entry import Entered, remember
+from meshd.daemon.numbering import Numbering
 from meshd.daemon.port import Doorway
 from meshd.daemon.ways import Ways
 from meshd.identity.keys import KeyPair
@@ -22,7 +24,7 @@ from meshd.link.proving import Standing
 from meshd.mux.config import NodeBudget
 from meshd.mux.events import Code
 from meshd.mux.upload import Upload
-from meshd.peer.crowd import Signer
+from meshd.peer.lives import Signer
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node, NodeFacts
 from meshd.rendezvous.book import AddressBook
@@ -60,15 +62,18 @@ class Estate:
         self.invites = home.load_invites(membership.mesh)
         self.bans = home.load_revocations(membership.mesh)
         self.authority = Authority(
-            home=home, key=key, membership=membership, invites=self.invites, bans=self.bans
+            home=home, key=key, membership=membership, invites=self.invites, bans=self.bans, lives_on=True
         )
-        self._book_to_save: bytes | None = None
+        self._book_is_new = False  # not written yet
         self._book_changed = asyncio.Event()
         self.book = AddressBook(me=key.peer, verify=self._verify, save=self._save_book)
         self.book.load(home.read_blob(BOOK_BLOB), file=str(home.path / f"{BOOK_BLOB}.blob"))
         remember(config, entered, self.book, self.bans)
         self._write_book()  # now: a node that is killed in a moment finds its mesh again
-        home.save_revocations(self.bans)
+        home.keep_revocations(self.bans)
+        self._numbering = Numbering(
+            home.counters.reserve_sequences, last=home.counters.last_sequence(), now=int(time.time())
+        )
         self.doorway = doorway
         self.node = self._make_node(native)
         self.ways = Ways(
@@ -101,13 +106,14 @@ class Estate:
                 peer=self._key.peer,
                 name=self._config.node.name,
                 role=self._role,
-                incarnation=self._home.next_incarnation(),
+                incarnation=self._home.counters.next_incarnation(),
                 native=native,
+                grace=self._config.links.grace,
             ),
             bans=self.bans,
             budget=NodeBudget(NODE_WINDOW_BYTES, _upload(self._config)),
             random=secrets.token_bytes,
-            save_bans=lambda: self._home.save_revocations(self.bans),
+            save_bans=lambda: self._home.keep_revocations(self.bans),
             my_record=lambda: self._record,
         )
 
@@ -117,7 +123,7 @@ class Estate:
             membership=self.membership,
             book=self.invites,
             bans=self.bans,
-            save=lambda: self._home.save_invites(self.invites),
+            save=lambda: self._home.keep_invites(self.invites),
             records=lambda: (self._record, *self.book.records()),
             random=secrets.token_bytes,
             wall_clock=lambda: int(time.time()),
@@ -159,8 +165,10 @@ class Estate:
             owner.start(self.mesh.serve(), name="mesh")
             owner.start(self.ways.serve(self.mesh), name="ways")
             owner.start(self._keep_book(), name="book")
+            owner.start(write_again(self._home.keeping), name="disk")
             if self._first_pipe is not None:
-                owner.start(self._stay(self._first_pipe), name="stay")
+                peer = f"peer {self._first_pipe.peer.short}"
+                owner.start_for(peer, self._stay(self._first_pipe), name="stay")
 
     async def _stay(self, pipe: Joining) -> None:
         """Go on as a member where this node has just joined: the first link, while others are dialled."""
@@ -216,6 +224,9 @@ class Estate:
         return now != (self._record.candidates, self._record.capabilities)
 
     def _sign_record(self) -> PeerRecord:
+        number = self._numbering.take()
+        if number is None:
+            return self._record  # a newer one would carry a number that may have been used
         candidates = () if self.has_left else self.candidates()
         save_addresses(self._home, candidates)
         return PeerRecord.sign(
@@ -223,7 +234,7 @@ class Estate:
             chain=self.membership.chain,
             name=self._config.node.name,
             role=self._role,
-            sequence=self._home.next_sequence(),
+            sequence=number,
             candidates=candidates,
             relays=() if self.has_left else self.ways.relay_urls(),
             capabilities=LEFT if self.has_left else self.ways.surroundings.capabilities(),
@@ -235,8 +246,8 @@ class Estate:
         if why is not None:
             raise RemoteProtocolError(f"a record of a banned member: {why}", code="banned")
 
-    def _save_book(self, data: bytes) -> None:
-        self._book_to_save = data
+    def _save_book(self) -> None:
+        self._book_is_new = True
         self._book_changed.set()
 
     async def _keep_book(self) -> None:
@@ -245,17 +256,17 @@ class Estate:
             while True:
                 await self._book_changed.wait()
                 self._book_changed.clear()
-                data, self._book_to_save = self._book_to_save, None
-                if data is not None:
-                    await in_thread(partial(self._home.write_blob, BOOK_BLOB, data))
+                if self._book_is_new:
+                    self._book_is_new = False
+                    await in_thread(partial(self._home.keep_blob, BOOK_BLOB, self.book.encode()))
                 await asyncio.sleep(BOOK_SECONDS)
         finally:
             self._write_book()
 
     def _write_book(self) -> None:
-        data, self._book_to_save = self._book_to_save, None
-        if data is not None:
-            self._home.write_blob(BOOK_BLOB, data)
+        if self._book_is_new:
+            self._book_is_new = False
+            self._home.keep_blob(BOOK_BLOB, self.book.encode())
 
 
 def _upload(config: Config) -> Upload | None:

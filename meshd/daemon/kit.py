@@ -28,12 +28,14 @@ from meshd.process.interface import Child, ChildSpec, ReadyProbe
 from meshd.process.ports import HOST, listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.process.run import run_to_end
+from meshd.process.spent import spent
 from meshd.process.stopped import is_stopped
 from meshd.role.interface import Kit, Native
+from meshd.rpc.owed import Outward
 from meshd.tunnel.compressed import VERSION
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
-from meshd.tunnel.interface import SavedWeights
+from meshd.tunnel.interface import Inspector, SavedWeights
 from meshd.tunnel.slow import judge
 from meshd.wire.native import NativeVersion
 
@@ -71,9 +73,6 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
     """All of it, for one daemon."""
     run_dir = _folder_of_sockets(config.paths.home)
 
-    def make_child(spec: Callable[[], ChildSpec], name: str) -> Child:
-        return OwnedChild(spec, name=name)
-
     def make_tunnel(
         *,
         peer: PeerId,
@@ -85,6 +84,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         on_broken: Callable[[MeshdError], None],
         compressed: int = 0,
         always: bool = False,
+        outward: Outward | None = None,
     ) -> Forward:
         return Forward(
             mesh=mesh,
@@ -95,6 +95,8 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
             is_ours=None if secret or owner_pid is None else _owned_by(owner_pid),
             listen=run_dir if secret else (HOST, 0),  # who shows a secret is patched, and knows both
             saved=saved,
+            inspect=_only(outward) if outward is not None else None,
+            flow=outward,
             on_broken=on_broken,
             compresses=lambda: (
                 compressed == VERSION and _compresses(config.links.compress, mesh, peer, always=always)
@@ -104,7 +106,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
     return Kit(
         mesh=mesh,
         native=native,
-        make_child=make_child,
+        make_child=_make_child,
         run_to_end=run_to_end,
         make_tunnel=make_tunnel,
         connect_through=connect_through,
@@ -117,8 +119,8 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         listening=functools.partial(_listening, run_dir),
         free_port=_free_port,
         one_token=_one_token,
-        complete=_complete,
         is_stopped=is_stopped,
+        spent=spent,
         random=secrets.token_bytes,
         logs=config.paths.logs,
         run_dir=run_dir,
@@ -126,6 +128,14 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         compressed=0 if config.links.compress == "off" else VERSION,
         always_compressed=config.links.compress == "on",
     )
+
+
+def _make_child(spec: Callable[[], ChildSpec], name: str) -> Child:
+    return OwnedChild(spec, name=name)
+
+
+def _only(outward: Outward) -> Callable[[], Inspector]:
+    return lambda: outward
 
 
 def _compresses(setting: str, mesh: Mesh, peer: PeerId, *, always: bool) -> bool:
@@ -157,12 +167,6 @@ async def _one_token(place: Path) -> ReadyReport:
     from meshd.gateway.ready import one_token  # aiohttp: 11 MB that a worker does without
 
     return await one_token(place)
-
-
-async def _complete(place: Path, tokens: int) -> int:
-    from meshd.gateway.ready import generate
-
-    return await generate(place, tokens)
 
 
 def _owned_by(pid: Callable[[], int | None]) -> Callable[[tuple[str, int], tuple[str, int]], bool]:

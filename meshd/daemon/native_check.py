@@ -1,7 +1,7 @@
-"""Whether llama.cpp's binaries can take part: built with RPC, of the protocol that meshd knows.
+"""What llama.cpp's binaries are: built with RPC, of a protocol that meshd knows, with its patches or not.
 
-They are tried, not asked for a version: the rpc-server is started on a loopback port and greeted, and
-llama-server is told to list the devices behind it.
+A version says nothing of patches, so they are tried: the rpc-server is started on a loopback port and
+greeted, and llama-server is told to list the devices behind it; a patched one writes a report of that.
 """
 
 import asyncio
@@ -13,13 +13,16 @@ from pathlib import Path
 from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.process.child import OwnedChild
+from meshd.process.handover import ReportPipe
 from meshd.process.interface import ChildFailed, ChildSpec
 from meshd.process.ports import HOST, listening_socket
 from meshd.process.ready import port_open
 from meshd.process.run import run_to_end
+from meshd.role.command import REPORT_VARIABLE
 from meshd.role.interface import Native
 from meshd.rpc import probe
 from meshd.rpc.protocol import ANSWER
+from meshd.wire.native import STOCK, UNKNOWN
 
 START_SECONDS = 30.0  # a backend for a GPU takes seconds for its first device
 LIST_SECONDS = 60.0
@@ -28,27 +31,44 @@ OWN_BUILD = (
     "build the pinned version of llama.cpp with `-DGGML_RPC=ON`, or leave --native-bin away and run "
     "`meshd native build`"
 )
+ONE_BUILD = "name a folder with the programs of one build, or leave --native-bin away"
 _HELLO_BYTES = 1024  # more than any version of it takes
 
 
 async def check_native(native: Native, *, protocol: str, logs: Path, head: bool) -> Native:
-    """`native` with the protocol that it speaks; `protocol` is ours, as `7.0.0`; `head`: llama-server too.
+    """`native` as it is; `protocol` is ours, as `7.0.0`; `head`: llama-server is looked at, too.
 
     Raises UserError that says what is wrong with the binaries, and what to do.
     """
     try:
         async with _running(native.rpc_server, logs) as port:
-            spoken = await _greet(native.rpc_server, port)
+            greeting = await _greet(native.rpc_server, port)
+            spoken = ".".join(map(str, greeting.version))
             if not _fits(spoken, protocol):
                 raise UserError(
                     f"`{native.rpc_server}` speaks RPC protocol {spoken}, this meshd {protocol}",
                     hint=OWN_BUILD,
                 )
-            if head:
-                await _list_devices(native.llama_server, port, logs)
+            if head and await _list_devices(native.llama_server, port, logs) != greeting.patched:
+                with_patches, without = native.rpc_server, native.llama_server
+                if not greeting.patched:
+                    with_patches, without = without, with_patches
+                raise UserError(f"`{with_patches}` has meshd's patches, `{without}` does not", hint=ONE_BUILD)
     except ExceptionGroup as group:
         raise first_error(group) from None
-    return replace(native, version=replace(native.version, rpc=spoken))
+    patches = _patches(native.version.patches, patched=greeting.patched)
+    return replace(
+        native,
+        patched=greeting.patched,
+        version=replace(native.version, rpc=spoken, patches=patches),
+    )
+
+
+def _patches(stamped: str, *, patched: bool) -> str:
+    """What is known of the patches: the binaries say whether there are any, a stamp which."""
+    if not patched:
+        return STOCK
+    return UNKNOWN if stamped == STOCK else stamped
 
 
 def _fits(spoken: str, protocol: str) -> bool:
@@ -80,8 +100,8 @@ async def _running(program: Path, logs: Path) -> AsyncIterator[int]:
         owner.cancel()
 
 
-async def _greet(program: Path, port: int) -> str:
-    """The version in its answer to HELLO."""
+async def _greet(program: Path, port: int) -> probe.Greeting:
+    """Its answer to HELLO."""
     writer = None
     try:
         async with asyncio.timeout(START_SECONDS):
@@ -90,7 +110,7 @@ async def _greet(program: Path, port: int) -> str:
             (size,) = ANSWER.unpack(await reader.readexactly(ANSWER.size))
             if size > _HELLO_BYTES:
                 raise RemoteProtocolError("an answer far too long")
-            version = probe.read_hello(await reader.readexactly(size))
+            return probe.read_hello(await reader.readexactly(size))
     except (OSError, TimeoutError, asyncio.IncompleteReadError, RemoteProtocolError):
         raise UserError(
             f"`{program}` does not speak the RPC protocol that meshd knows: it does not answer HELLO",
@@ -99,23 +119,29 @@ async def _greet(program: Path, port: int) -> str:
     finally:
         if writer is not None:
             writer.transport.abort()
-    return ".".join(map(str, version))
 
 
-async def _list_devices(program: Path, port: int, logs: Path) -> None:
-    argv = (str(program), "--rpc", f"{HOST}:{port}", "--list-devices")
+async def _list_devices(program: Path, port: int, logs: Path) -> bool:
+    """Returns whether it has meshd's patches: only then it reports whom it greeted."""
     lines: list[str] = []
-    spec = ChildSpec(
-        name="llama-server check", argv=argv, log=logs / "native-check-head.log", on_line=lines.append
-    )
-    try:
-        async with asyncio.timeout(LIST_SECONDS):
-            ended = await run_to_end(spec)
-    except TimeoutError:
-        raise _broken(program, f"it lists no devices within {LIST_SECONDS:.0f} s", lines) from None
+    with ReportPipe() as report:
+        spec = ChildSpec(
+            name="llama-server check",
+            argv=(str(program), "--rpc", f"{HOST}:{port}", "--list-devices"),
+            log=logs / "native-check-head.log",
+            on_line=lines.append,
+            env={REPORT_VARIABLE: str(report.child_end)},
+            hand_over=(report.child_end,),
+        )
+        try:
+            async with asyncio.timeout(LIST_SECONDS):
+                ended = await run_to_end(spec)
+                reported = [line async for line in report]
+        except TimeoutError:
+            raise _broken(program, f"it lists no devices within {LIST_SECONDS:.0f} s", lines) from None
     text = "\n".join(lines)
     if ended.code == 0 and "RPC0" in text:
-        return
+        return any(line.startswith("worker ") for line in reported)
     if "RPC not supported" in text or "invalid argument: --rpc" in text or ended.code == 0:
         raise UserError(f"`{program}` was built without RPC: it cannot use workers", hint=OWN_BUILD)
     if "version mismatch" in text:

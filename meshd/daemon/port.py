@@ -18,7 +18,7 @@ from meshd.link.quic_listener import QuicListener
 from meshd.link.quic_ports import DialPort, SharedPort
 from meshd.link.quic_socket import Origin
 from meshd.link.tcp import TcpListener
-from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable
 from meshd.wire.stun import Endpoint
 from meshd.wire.stun_answer import answer_to
 
@@ -63,7 +63,7 @@ class Doorway:
             return None
         return quic
 
-    def dial_port(self, candidate: Candidate) -> DialPort | SharedPort:
+    def dial_port(self, candidate: Dialable) -> DialPort | SharedPort:
         """QUIC links are dialled from the mesh's port as well: it is the one that NATs are open for."""
         return DialPort(candidate) if self.quic is None else self.quic.dial_port(candidate)
 
@@ -129,5 +129,5 @@ def _kept(home: Home) -> int:
 
 def _keep(home: Home, listener: TcpListener) -> TcpListener:
     if _kept(home) != listener.port:
-        home.write_blob(PORT_BLOB, str(listener.port).encode())
+        home.keep_blob(PORT_BLOB, str(listener.port).encode())
     return listener

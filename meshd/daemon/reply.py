@@ -22,6 +22,7 @@ from meshd.link.joining import Joining
 from meshd.link.outer_port import OuterPort
 from meshd.link.proving import Standing
 from meshd.wire.address import Candidate, order
+from meshd.wire.dialable import trusted
 
 WAIT_SECONDS = 600.0  # for somebody to paste the code
 STUN_SECONDS = 2.0
@@ -43,7 +44,7 @@ async def join_by_reply(
     config: Config,
     *,
     doorway: Doorway,
-    note: Callable[[str], None],
+    note: Callable[[str], object],
 ) -> Joining:
     """Say the code by `note`, then dial until the inviter answers. Raises DialError, Refused."""
     known = asyncio.Event()
@@ -80,7 +81,7 @@ async def _dial(invite: Invite, keys: JoinKeys, key: KeyPair, doorway: Doorway) 
             try:
                 async with asyncio.timeout(TRY_SECONDS):
                     return await quic.dial_join(
-                        [target],
+                        trusted([target]),
                         standing=standing,
                         inviter=invite.inviter,
                         join=keys,

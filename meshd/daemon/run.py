@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from meshd.admin.server import AdminServer
 from meshd.base import log
+from meshd.base.boundary import watch_loop
+from meshd.base.errors import UserError
+from meshd.base.open_files import raise_limit
 from meshd.base.tasks import Owner, first_error
 from meshd.build.pin import read_pin
 from meshd.config import Config
@@ -29,14 +32,12 @@ GOODBYE_SECONDS = 0.3  # for the last frames to leave
 LOG = log.get("daemon")
 
 
-def run(config: Config, role: str, out: Callable[[str], None], note: Callable[[str], None]) -> int:
-    """Be a node until stopped. Returns the exit code. Raises MeshdError.
-
-    `out` gets the token line, `note` remarks that a person must see whatever the level of the log.
-    """
+def run(config: Config, role: str, out: Callable[[str], None]) -> int:
+    """Be a node until stopped; `out` gets the token line. Returns the exit code. Raises MeshdError."""
     log.set_up(level=config.log.level, form=config.log.format, file=config.paths.logs / "meshd.log")
+    raise_limit()
     home = Home(config.paths.home)
-    with home.lock(daemon=True):
+    with home.lock(daemon=True), log.in_background() as note:
         try:
             return asyncio.run(Daemon(config, role, home, out=out, note=note).main())
         except ExceptionGroup as group:
@@ -53,7 +54,7 @@ class Daemon:
         home: Home,
         *,
         out: Callable[[str], None],
-        note: Callable[[str], None],
+        note: Callable[[str], object],
     ) -> None:
         self._config = config
         self._role = role
@@ -66,6 +67,7 @@ class Daemon:
     async def main(self) -> int:
         """Run until a signal or `meshd stop`; returns the exit code."""
         loop = asyncio.get_running_loop()
+        watch_loop(loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop, "SIGTERM")
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         async with Owner() as owner:
@@ -180,7 +182,12 @@ class Daemon:
         )
 
     def _print_token(self, estate: Estate) -> None:
-        token = estate.printed_token()
+        try:
+            token = estate.printed_token()
+        except UserError as error:  # the disk takes no new invite
+            LOG.warning("no_invite", why=error.what)
+            self._note(f"no invite token: {error.what}; once that is mended, run `meshd invite`")
+            return
         if token is None:
             LOG.info("no_invite")
             self._note("no invite token: this node may not invite others, ask a member that may")

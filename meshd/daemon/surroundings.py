@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from meshd.admin.net_api import NetcheckReply
 from meshd.admin.net_view import mapped, netcheck_reply
+from meshd.base.boundary import kept_up
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
 from meshd.config import Config
@@ -87,9 +88,13 @@ class Surroundings:
     async def serve(self) -> None:
         """Until cancelled."""
         async with Owner() as owner:
-            owner.start(self.portmap.serve(), name="port mapping")
+            owner.start(
+                kept_up(self.portmap.serve, source="router", name="port mapping"), name="port mapping"
+            )
             if not self._local_only:
-                owner.start(self.watch.serve(), name="netcheck")
+                owner.start(
+                    kept_up(self.watch.serve, source="STUN servers", name="netcheck"), name="netcheck"
+                )
 
     async def reply(self, *, fresh: bool) -> NetcheckReply:
         """For `meshd netcheck`. Raises UserError where there is nothing to check."""
@@ -131,5 +136,5 @@ def _kept_secret(home: Home) -> bytes:
     kept = home.read_blob(PORTMAP_BLOB)
     if kept is None or len(kept) < 16:
         kept = secrets.token_bytes(32)
-        home.write_blob(PORTMAP_BLOB, kept)
+        home.keep_blob(PORTMAP_BLOB, kept)
     return kept

@@ -11,9 +11,11 @@ from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.config import HostPort
 from meshd.config.forms import parse_address
-from meshd.identity.keys import ID_CHARS, PeerId
+from meshd.identity import naming
+from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
-from meshd.peer.mesh import PeerMesh, UnknownPeer
+from meshd.peer.mesh import PeerMesh
+from meshd.peer.naming import UnknownPeer
 from meshd.process.connections import user_has_connection
 from meshd.tunnel.interface import TunnelStatus
 from meshd.tunnel.own import OwnTunnels
@@ -26,7 +28,7 @@ LOG = log.get("tunnel")
 def make_tunnels(mesh: PeerMesh, home: Home) -> OwnTunnels:
     """As they were at the last stop. Raises UserError when their file is damaged."""
     tunnels = OwnTunnels(
-        mesh=mesh, save=lambda data: home.write_blob(TUNNELS_BLOB, data), is_ours=_of_this_user
+        mesh=mesh, save=lambda data: home.keep_blob(TUNNELS_BLOB, data), is_ours=_of_this_user
     )
     tunnels.load(home.read_blob(TUNNELS_BLOB), file=str(home.path / f"{TUNNELS_BLOB}.blob"))
     return tunnels
@@ -113,13 +115,17 @@ class TunnelAnswers:
         return {peer.peer: peer.name for peer in self._mesh.peers()}
 
     def _peer(self, text: str) -> PeerId:
+        """Also one that is named already for a service or a tunnel; any at all by its whole id."""
+        kept = {peer for one in self._tunnels.exposed() for peer in one.peers}
+        kept |= {one.peer for one in self._tunnels.opened()}
         try:
-            return self._mesh.find(text)
+            return self._mesh.find(text, kept)
         except UnknownPeer as unknown:
-            if len(text.strip()) != ID_CHARS:
+            if len(text.strip()) != naming.ID_CHARS:
                 raise UnknownPeer(
                     unknown.what,
-                    hint="`meshd peers` lists names; one that never came is named by its whole id",
+                    hint="run `meshd peers` for names and ids; give the whole id of a node that is not "
+                    "listed there",
                 ) from None
             return PeerId.parse(text)
 

@@ -7,15 +7,17 @@ to this machine: it asks no server, no router and no network.
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from meshd.admin.api import AcceptReply
 from meshd.base import log
-from meshd.base.errors import RemoteProtocolError, UserError
+from meshd.base.boundary import kept_up
+from meshd.base.errors import UserError
 from meshd.base.hosts import is_loopback
 from meshd.base.tasks import Owner
 from meshd.config import Config
+from meshd.daemon.places import Places
 from meshd.daemon.port import Doorway
 from meshd.daemon.surroundings import Surroundings
 from meshd.identity.invite import Invite, RelayHint, derive
@@ -46,7 +48,7 @@ from meshd.peer.signals import SignalService
 from meshd.rendezvous.book import AddressBook
 from meshd.rendezvous.mdns import Mdns, find
 from meshd.wire.address import Candidate, Proto
-from meshd.wire.netfacts import CAPABILITY, NetFacts
+from meshd.wire.dialable import trusted
 
 NEARBY_SECONDS = 5.0
 ACCEPT_SECONDS = 120.0  # for which the joiner of a reply code is let in
@@ -101,9 +103,13 @@ class Ways:
         self._membership = membership
         self._key = key
         self._node = node
+        self._places = Places(book, local_only=doorway.local_only, outside=self._outside)
         self.relays = read_relays(config) if LinkKind.RELAY in kinds else ()
         stun = () if doorway.local_only else links.stun
-        self.relay_client = RelayClient(self.relays, standing, relays_of=self._relays_of)
+        places = self._places
+        self.relay_client = RelayClient(
+            self.relays, standing, relays_of=places.relays_of, allow=places.of_relay
+        )
         self.signals = SignalService(
             node=node, key=key, chain=lambda: membership.chain, mail=RelayMail(self.relay_client)
         )
@@ -114,20 +120,13 @@ class Ways:
         doorway.answer_as(standing, on_joiner)
         self._hosts = (lambda: ("127.0.0.1",)) if doorway.local_only else interfaces.hosts
         self._servers = (*(relay.place for relay in self.relays), *stun)
-        if LinkKind.TCP in kinds:
-            self._use_tcp(standing)
-        if LinkKind.QUIC in kinds:
-            self._use_quic(standing)
-        if LinkKind.WEBRTC in kinds:
-            self._use(WebRtcLinks(standing, self.signals.topic("webrtc"), self._servers, hosts=self._hosts))
-        if LinkKind.RELAY in kinds:
-            self._use(RelayLinks(self.relay_client, standing, on_joiner=on_joiner))
-            self._use(self.members)
+        self._use_kinds(kinds, standing, on_joiner)
         self.surroundings = Surroundings(
             config=config, home=home, ports=self._ports, local_only=doorway.local_only, changed=changed
         )
         node.why_not_direct = self.surroundings.why_not_direct
         node.is_near = _is_near
+        node.may_dial = self._places.may_dial
         self.outer = OuterPort(
             send=doorway.send,
             servers=lambda: (*stun, *(relay.place for relay in self.relays)),
@@ -143,6 +142,19 @@ class Ways:
         self.dialers.append(links)
         self._listeners.append(links)
 
+    def _use_kinds(
+        self, kinds: Collection[LinkKind], standing: Callable[[], Standing], on_joiner: OnJoiner
+    ) -> None:
+        if LinkKind.TCP in kinds:
+            self._use_tcp(standing)
+        if LinkKind.QUIC in kinds:
+            self._use_quic(standing)
+        if LinkKind.WEBRTC in kinds:
+            self._use_webrtc(standing)
+        if LinkKind.RELAY in kinds:
+            self._use(RelayLinks(self.relay_client, standing, on_joiner=on_joiner))
+            self._use(self.members)
+
     def _use_tcp(self, standing: Callable[[], Standing]) -> None:
         self.dialers.append(TcpDialer(standing))
         self._listeners.append(self._doorway.listener)
@@ -152,9 +164,9 @@ class Ways:
                 standing,
                 self.signals.topic("punch"),
                 servers=self._tcp_servers,
-                worth=lambda peer: worth_trying(self.surroundings.facts(), self._facts_of(peer)),
+                worth=lambda peer: worth_trying(self.surroundings.facts(), self._places.facts_of(peer)),
                 hosts=self._hosts() if local else None,
-                loopback=local,
+                may_dial=self._places.may_dial,
             )
         )
 
@@ -162,16 +174,34 @@ class Ways:
         self.dialers.append(QuicDialer(standing, ports=self._doorway.dial_port))
         if self._doorway.quic is not None:
             self._listeners.append(self._doorway.quic)
-        self._use(QuicOverIce(standing, self.signals.topic("quic"), self._servers, hosts=self._hosts))
+        self._use(
+            QuicOverIce(
+                standing,
+                self.signals.topic("quic"),
+                self._servers,
+                hosts=self._hosts,
+                may_dial=self._places.may_dial,
+            )
+        )
         if not self._doorway.local_only:
             self._searching = BirthdayLinks(
                 standing,
                 self.signals.topic("birthday"),
                 servers=lambda: self._servers,
                 facts=lambda: self.surroundings.facts(),  # noqa: PLW0108 - made after this
-                facts_of=self._facts_of,
+                facts_of=self._places.facts_of,
+                may_dial=self._places.may_dial,
             )
             self._use(self._searching)
+
+    def _use_webrtc(self, standing: Callable[[], Standing]) -> None:
+        topic, may_dial = self.signals.topic("webrtc"), self._places.may_dial
+        self._use(WebRtcLinks(standing, topic, self._servers, hosts=self._hosts, may_dial=may_dial))
+
+    def _outside(self) -> list[str]:
+        """This node's public addresses, as servers see them."""
+        public = self.surroundings.facts().public_v4
+        return [*(candidate.host for candidate in self.outer.candidates()), *([public] if public else [])]
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Where this node can be reached, as known now."""
@@ -191,6 +221,7 @@ class Ways:
 
     def addresses_changed(self) -> None:
         """This machine is in another network, or has slept."""
+        self._places.moved()
         self.surroundings.addresses_changed()
         if self._searching is not None:
             self._searching.addresses_changed()
@@ -212,9 +243,11 @@ class Ways:
             owner.start(self.relay_client.serve(), name="relays")
             owner.start(self.surroundings.serve(), name="surroundings")
             if self._asks_outside:
-                owner.start(self.outer.serve(), name="outer port")
+                owner.start(
+                    kept_up(self.outer.serve, source="STUN servers", name="outer port"), name="outer port"
+                )
             if self.mdns is not None:
-                owner.start(self.mdns.serve(), name="mdns")
+                owner.start(kept_up(self.mdns.serve, source="neighbours", name="mdns"), name="mdns")
 
     async def _take_in(self, link: Link) -> None:
         self.surroundings.came_in(link)
@@ -229,8 +262,8 @@ class Ways:
                 "this node takes no QUIC links, by which the other one would come",
                 hint="start it without `--links`, and without `--listen 127.0.0.1:…`",
             )
-        punching = self.outer.punch(reply.candidates, ACCEPT_SECONDS)
-        self._owner.start(punching, name=f"accept {reply.joiner.short}")
+        punching = self.outer.punch(trusted(reply.candidates), ACCEPT_SECONDS)
+        self._owner.start_for(f"peer {reply.joiner.short}", punching, name=f"accept {reply.joiner.short}")
         LOG.info("reply_accepted", peer=reply.joiner.short, listen=[one.place for one in reply.candidates])
         return AcceptReply(
             joiner=str(reply.joiner),
@@ -269,34 +302,11 @@ class Ways:
         if candidates and self._mesh is not None:
             self._mesh.seen_nearby(peer)
 
-    def _relays_of(self, peer: PeerId) -> tuple[RelayHint, ...]:
-        record = self._book.record(peer)
-        hints = []
-        for url in record.relays if record is not None else ():
-            try:
-                hints.append(parse_relay_url(url))
-            except UserError:
-                continue
-        return tuple(hints)
-
     def _tcp_servers(self) -> tuple[str, ...]:
         """Who tells how a TCP port of ours is seen: relays, public members, STUN servers (few speak TCP)."""
         relays = tuple(relay.place for relay in self.relays)
-        records = self._book.records() if not self._doorway.local_only else ()
-        members = [
-            candidate.place
-            for record in records
-            for candidate in record.candidates
-            if not record.has_left and _answers_stun(candidate)
-        ]
-        return (*relays, *members[:MAX_MEMBERS_ASKED], *self._servers[len(relays) :])
-
-    def _facts_of(self, peer: PeerId) -> NetFacts | None:
-        record = self._book.record(peer)
-        try:
-            return NetFacts.from_text(record.capabilities.get(CAPABILITY, "")) if record is not None else None
-        except RemoteProtocolError:
-            return None
+        members = self._places.stun_members(MAX_MEMBERS_ASKED)
+        return (*relays, *members, *self._servers[len(relays) :])
 
     def _ports(self) -> Sequence[tuple[Proto, int]]:
         ports: list[tuple[Proto, int]] = [("tcp", self._doorway.listener.port)]
@@ -308,12 +318,6 @@ class Ways:
 def _is_near(candidates: Sequence[Candidate]) -> bool:
     own = interfaces.hosts()
     return any(one.proto == "tcp" and interfaces.beside(own, one.host) for one in candidates)
-
-
-def _answers_stun(candidate: Candidate) -> bool:
-    """Whether it may be the mesh port of a member that can be reached from anywhere, in IPv4."""
-    public = candidate.ip.is_global and candidate.kind in ("host", "mapped")
-    return public and candidate.proto == "tcp" and not candidate.is_v6
 
 
 def read_relays(config: Config) -> tuple[RelayHint, ...]:

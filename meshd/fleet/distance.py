@@ -14,11 +14,11 @@ from meshd.process.interface import ChildFailed, ChildSpec
 from meshd.process.ready import LineSeen
 
 
-async def apart(owner: Owner, round_trips: Sequence[float], folder: Path) -> Place:
+async def apart(owner: Owner, round_trips: Sequence[float], folder: Path, *, wire: bool = False) -> Place:
     """Networks for a head and as many workers, so far from the head in seconds. Raises UserError."""
     need_namespaces()
     seen = LineSeen(r"^\{")
-    orders = json.dumps(asdict(Orders(tuple(round_trips))))
+    orders = json.dumps(asdict(Orders(tuple(round_trips), wire)))
     child = OwnedChild(
         ChildSpec(
             name="networks",
@@ -37,4 +37,4 @@ async def apart(owner: Owner, round_trips: Sequence[float], folder: Path) -> Pla
             f"no networks can be made: {said}", hint="run this as root, or allow user namespaces"
         ) from None
     found = json.loads(seen.line)
-    return Place(int(found["pid"]), tuple(map(int, found["networks"])), int(found["api_port"]))
+    return Place(int(found["pid"]), tuple(map(int, found["networks"])), int(found["api_port"]), wire)

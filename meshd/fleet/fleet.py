@@ -16,6 +16,7 @@ from meshd.tunnel.slow import NEAR_SECONDS
 class FleetSpec:
     """`round_trips`: one worker for each, so many seconds from the head; nothing is put between if all are 0.
 
+    `wire`: packets are delayed between the nodes and not connections (networks.py), also where all are 0.
     `worker_model` is the workers' file, None: they have none. The head waits for all of them.
     `worker_binaries`: a folder of native binaries for each worker, where it is not the usual one.
     `worker_options`: what else each worker is told, where anything.
@@ -29,22 +30,23 @@ class FleetSpec:
     head_options: tuple[str, ...] = ()
     worker_binaries: Sequence[Path] = ()
     worker_options: Sequence[tuple[str, ...]] = ()
+    wire: bool = False
 
 
 class Fleet:
     """The nodes; `start_workers`, then `start_head`. They end with their owner."""
 
     def __init__(self, spec: FleetSpec) -> None:
-        self._spec = spec
+        self.spec = spec
         self._place: Place | None = None
         self._token = ""
         self.workers: list[LocalNode] = []
 
     async def start_workers(self, owner: Owner) -> None:
         """The first one founds the mesh. Raises MeshdError."""
-        spec = self._spec
-        if any(spec.round_trips):
-            self._place = await apart(owner, spec.round_trips, spec.folder)
+        spec = self.spec
+        if any(spec.round_trips) or spec.wire:
+            self._place = await apart(owner, spec.round_trips, spec.folder, wire=spec.wire)
         has = ("--model", str(spec.worker_model)) if spec.worker_model is not None else ()
         for number in range(1, len(spec.round_trips) + 1):
             name = "worker" if len(spec.round_trips) == 1 else f"worker-{number}"
@@ -58,11 +60,12 @@ class Fleet:
 
     async def start_head(self, owner: Owner) -> LocalNode:
         """Its process is there when this returns. Raises MeshdError."""
-        spec = self._spec
+        spec = self.spec
         port = API_PORT if self._place is not None else 0
         least = ("--min-workers", str(len(spec.round_trips)))
-        # addresses are those of loopback at any distance, and there a node does not compress by itself
-        far = ("--compress", "on") if max(spec.round_trips, default=0.0) >= NEAR_SECONDS else ()
+        # without a wire addresses are those of loopback, and there a node does not compress by itself
+        is_far = max(spec.round_trips, default=0.0) >= NEAR_SECONDS and not spec.wire
+        far = ("--compress", "on") if is_far else ()
         options = ("--model", str(spec.model), "--port", str(port), *least, *far, *spec.head_options)
         head = LocalNode(self._node(0, "head", "serve", options))
         await start_all(owner, head)
@@ -79,10 +82,10 @@ class Fleet:
         return NodeSpec(
             name=name,
             role=role,
-            home=self._spec.folder / name,
-            cache=self._spec.cache,
+            home=self.spec.folder / name,
+            cache=self.spec.cache,
             options=options,
-            listen=listen_address(number) if place is not None else "127.0.0.1:0",
+            listen=listen_address(number, wire=place.wire) if place is not None else "127.0.0.1:0",
             environment={"MESHD_JOIN": self._token} if self._token else {},
             prefix=place.prefix(number) if place is not None else (),
         )

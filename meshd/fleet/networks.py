@@ -2,7 +2,8 @@
 
 Each network is a namespace with nothing but loopback. In every one of them a delaying proxy (proxy.py)
 listens at the very addresses that the other nodes tell, and connects in the network of the node meant. So
-nothing of meshd knows of the distance, and there is no way round it.
+nothing of meshd knows of the distance, and there is no way round it. As a *wire* each network has a TUN
+device instead, and packets are delayed between them (wire.py): then TCP knows of the distance as well.
 
 A process of its own, for it moves from network to network: `python -m meshd.fleet.networks ORDERS`, until it
 is ended. Its line of output is a Place. Works without root where unprivileged user namespaces are allowed.
@@ -26,6 +27,8 @@ from meshd.base.errors import UserError
 from meshd.base.listening import listen_at
 from meshd.base.tasks import Owner
 from meshd.fleet.proxy import Counts, DelayingProxy, Rules, connecting, run_loop
+from meshd.fleet.tun import make_device
+from meshd.fleet.wire import NETMASK, Packets, Wire, host_of
 
 HOST = "127.0.0.1"
 FIRST_PORT = 17001  # of the head; its API is at API_PORT
@@ -36,21 +39,26 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # netdevice(7)
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """`round_trips`: from the head to each worker, in seconds; between workers it is the mean of theirs."""
+    """`round_trips`: from the head to each worker, in seconds; between workers it is the mean of theirs.
+
+    `wire`: packets are delayed, not connections.
+    """
 
     round_trips: tuple[float, ...]
+    wire: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the networks are: a process and its descriptors, the head's first.
 
-    `api_port` leads to the head's API, from the network of whoever asked.
+    `api_port` leads to the head's API, from the network of the process that asked for this place.
     """
 
     pid: int
     networks: tuple[int, ...]
     api_port: int
+    wire: bool = False
 
     def prefix(self, node: int) -> tuple[str, ...]:
         """What runs a program in the network of a node; 0 is the head."""
@@ -58,9 +66,9 @@ class Place:
         return ("nsenter", *user, f"--net=/proc/{self.pid}/fd/{self.networks[node]}", "--")
 
 
-def listen_address(node: int) -> str:
+def listen_address(node: int, *, wire: bool = False) -> str:
     """Where a node listens in its network."""
-    return f"{HOST}:{FIRST_PORT + node}"
+    return f"{host_of(node) if wire else HOST}:{FIRST_PORT + node}"
 
 
 def one_way(round_trips: Sequence[float], here: int, there: int) -> float:
@@ -110,6 +118,14 @@ class _Networks:
         """Sockets that are made from now on belong there; those that exist stay where they are."""
         self._check(self._libc.setns(self.numbers[node], _CLONE_NEWNET))
 
+    def device(self, node: int) -> int:
+        """A way out of a network."""
+        self.enter(node)
+        try:
+            return make_device(host_of(node), netmask=NETMASK)
+        except OSError as error:
+            raise UserError(f"no TUN device can be made: {(error.strerror or '').lower()}") from None
+
     def listen(self, node: int, port: int) -> socket.socket:
         self.enter(node)
         return listen_at(socket.AF_INET, HOST, port)
@@ -121,35 +137,49 @@ class _Networks:
 
 async def _serve(orders: Orders) -> None:
     outside = listen_at(socket.AF_INET, HOST, 0)  # before there is no way back
-    nodes = range(len(orders.round_trips) + 1)
-    networks = _Networks(len(nodes))
-    counts = Counts()
+    networks = _Networks(len(orders.round_trips) + 1)
     async with Owner() as owner:
         to_api = DelayingProxy(outside, partial(networks.connect, 0, API_PORT), rules=Rules())
-        place = Place(os.getpid(), networks.numbers, outside.getsockname()[1])
+        place = Place(os.getpid(), networks.numbers, outside.getsockname()[1], orders.wire)
         owner.start(to_api.serve(), name="API")
-        for here in nodes:
-            for there in nodes:
-                if here != there:
-                    port = FIRST_PORT + there
-                    rules = Rules(one_way=one_way(orders.round_trips, here, there))
-                    proxy = DelayingProxy(
-                        networks.listen(here, port),
-                        partial(networks.connect, there, port),
-                        rules=rules,
-                        counts=counts,
-                    )
-                    owner.start(proxy.serve(), name=f"{here} to {there}")
+        if orders.wire:
+            _carry_packets(owner, networks, orders)
+        else:
+            _pass_connections(owner, networks, orders)
         sys.stdout.write(json.dumps(asdict(place)) + "\n")
         sys.stdout.flush()
         await asyncio.Event().wait()
+
+
+def _carry_packets(owner: Owner, networks: _Networks, orders: Orders) -> None:
+    nodes = range(len(networks.numbers))
+    packets = Packets(len(nodes), partial(one_way, orders.round_trips))
+    wire = Wire([networks.device(node) for node in nodes], packets)
+    owner.start(wire.serve(), name="wire")
+
+
+def _pass_connections(owner: Owner, networks: _Networks, orders: Orders) -> None:
+    counts = Counts()
+    nodes = range(len(networks.numbers))
+    for here in nodes:
+        for there in nodes:
+            if here != there:
+                port = FIRST_PORT + there
+                rules = Rules(one_way=one_way(orders.round_trips, here, there))
+                proxy = DelayingProxy(
+                    networks.listen(here, port),
+                    partial(networks.connect, there, port),
+                    rules=rules,
+                    counts=counts,
+                )
+                owner.start(proxy.serve(), name=f"{here} to {there}")
 
 
 def main(argv: Sequence[str]) -> None:
     """`python -m meshd.fleet.networks ORDERS` (JSON)."""
     orders = json.loads(argv[0])
     try:
-        run_loop(_serve(Orders(tuple(map(float, orders["round_trips"])))))
+        run_loop(_serve(Orders(tuple(map(float, orders["round_trips"])), bool(orders["wire"]))))
     except UserError as error:
         raise SystemExit(error.what) from None
 

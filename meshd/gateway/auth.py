@@ -89,16 +89,17 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def admits(self, headers: Mapping[str, str]) -> bool:
-        """True when `Authorization: Bearer KEY` or `x-api-key: KEY` carries a key of ours."""
+    def match(self, headers: Mapping[str, str]) -> bytes | None:
+        """The digest of the key of ours that `Authorization: Bearer KEY` or `x-api-key: KEY` carries; None:
+        neither does. Empty where no key is asked for."""
         if not self._digests:
-            return True
-        found = False
+            return b""
+        found: bytes | None = None
         for given in _given_keys(headers):
             digest = _digest(given)
             for known in self._digests:
                 # no early exit: the time does not tell which key was close
-                found |= hmac.compare_digest(digest, known)
+                found = known if hmac.compare_digest(digest, known) else found
         return found
 
 

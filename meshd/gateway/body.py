@@ -10,15 +10,16 @@ from aiohttp import web
 from meshd.gateway.failure import Failure, Refusal
 
 BODY_SILENCE_SECONDS = 30.0  # a client that sends nothing for so long holds memory for nothing
+LEAST_RATE = 2048  # bytes a second on average, after those first seconds
 
 
 class Bodies:
     """Reads bodies; together they hold at most `most_together` bytes."""
 
-    def __init__(self, *, most_each: int, most_together: int, silence: float = BODY_SILENCE_SECONDS) -> None:
+    def __init__(self, *, most_each: int, most_together: int, silence: float | None = None) -> None:
         self._most_each = most_each
         self._most_together = max(most_together, most_each)
-        self._silence = silence
+        self._silence = BODY_SILENCE_SECONDS if silence is None else silence
         self.held = 0
 
     @asynccontextmanager
@@ -30,13 +31,15 @@ class Bodies:
         announced = request.content_length
         if announced is not None and announced > self._most_each:
             raise Refusal(self._too_long())
-        counted = 0
+        counted, began = 0, asyncio.get_running_loop().time()
         chunks: list[bytes] = []
         try:
             await _continue(request)
             while chunk := await self._next(request):
                 if counted + len(chunk) > self._most_each:
                     raise Refusal(self._too_long())
+                if asyncio.get_running_loop().time() - began > self._silence + counted / LEAST_RATE:
+                    raise Refusal(Failure(408, "the body comes too slowly", code="body_stalled"))
                 if self.held + len(chunk) > self._most_together:
                     raise Refusal(_too_much())
                 counted += len(chunk)

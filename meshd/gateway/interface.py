@@ -79,6 +79,10 @@ class Upstream(Protocol):
         """Told when a request found llama-server gone."""
         ...
 
+    def generated(self, total: int, *, alone: bool) -> None:
+        """Told while an answer is streamed: it has `total` tokens by now; `alone`: no other is under way."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:

@@ -19,7 +19,7 @@ from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, exact_tokens
 from meshd.gateway.failure import Failure, Refusal
-from meshd.gateway.interface import Upstream
+from meshd.gateway.interface import ModelState, Upstream
 from meshd.gateway.reply import ClientGone, StreamReply
 from meshd.gateway.upstream import open_session
 
@@ -92,7 +92,7 @@ class Proxy:
     async def _forward_stream(
         self, request: web.BaseRequest, call: Call, answer: aiohttp.ClientResponse | None = None
     ) -> web.StreamResponse:
-        reply = StreamReply(request, silence=self._silence, headers=call.headers)
+        reply = StreamReply(request, silence=self._silence, headers=call.headers, notice=self._notice)
         outcome: web.StreamResponse | Failure
         async with Owner() as owner:
             # comments begin before llama-server's headers: those come after the prompt was worked through
@@ -103,6 +103,10 @@ class Proxy:
         if isinstance(outcome, web.StreamResponse):
             return outcome
         return await self._end_with(reply, call, outcome)
+
+    def _notice(self) -> str:
+        now = self._upstream.readiness
+        return now.reason if now.state is ModelState.DEGRADED else ""
 
     async def _outcome(
         self, request: web.BaseRequest, call: Call, reply: StreamReply, answer: aiohttp.ClientResponse | None
@@ -136,7 +140,7 @@ class Proxy:
                     # set before the write, so that no comment falls into an event that is not whole
                     reply.allow_comments(splitter.between_events)
                     # what was generated counts, whether or not the client is still there
-                    self._count_tokens(count.feed(ready) if call.counts else 0)
+                    self._count(count, ready if call.counts else b"")
                     await reply.send(ready)
         except UpstreamLost:
             if not splitter.between_events:
@@ -145,6 +149,12 @@ class Proxy:
         if rest := splitter.rest():
             await reply.send(rest)
         return reply.response
+
+    def _count(self, count: TokenCount, events: bytes) -> None:
+        grown = count.feed(events)
+        self._count_tokens(grown)
+        if grown:
+            self._upstream.generated(count.total, alone=len(self._limits) == 1)
 
     async def _end_with(self, reply: StreamReply, call: Call, failure: Failure) -> web.StreamResponse:
         if not reply.begun:

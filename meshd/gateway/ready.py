@@ -9,7 +9,7 @@ import aiohttp
 from meshd.gateway.interface import ReadyReport
 from meshd.gateway.upstream import open_session
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.02  # asked once `/health` is 200, so that the answer is seldom 503
 _ANSWER_BYTES = 1 << 20
 
 _REQUEST = {
@@ -35,20 +35,6 @@ async def one_token(socket_path: Path, *, poll_seconds: float = POLL_SECONDS) ->
             if report is not None:
                 return report
             await asyncio.sleep(poll_seconds)
-
-
-async def generate(socket_path: Path, tokens: int) -> int:
-    """Generate `tokens` tokens from the same short prompt; returns how many came, 0 when it failed."""
-    async with open_session(socket_path) as session:
-        try:
-            async with session.post(
-                "http://localhost/completion", json={**_REQUEST, "n_predict": tokens}
-            ) as answer:
-                parsed = _parsed(await _body(answer))
-        except (aiohttp.ClientError, OSError):
-            return 0
-    count = parsed.get("tokens_predicted")
-    return count if isinstance(count, int) else 0
 
 
 async def _ask(session: aiohttp.ClientSession) -> ReadyReport | None:

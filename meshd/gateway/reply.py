@@ -1,12 +1,14 @@
 """The client's side of a stream: whole events out, a comment line when nothing was said for a while."""
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import web
 
 from meshd.base.errors import Broken
 
 COMMENT = b": keep-alive\n\n"  # clients drop it (WHATWG HTML, 9.2.6)
+LOOK_SECONDS = 1.0  # between two looks at whether there is something to tell
 
 
 class ClientGone(Broken):
@@ -19,9 +21,18 @@ class StreamReply:
     Writes wait until the client has taken what came before: about 128 KiB are held at most.
     """
 
-    def __init__(self, request: web.BaseRequest, *, silence: float, headers: dict[str, str]) -> None:
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        *,
+        silence: float,
+        headers: dict[str, str],
+        notice: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`notice`: what a comment tells instead, as soon as there is something."""
         self._request = request
         self._silence = silence
+        self._notice = notice
         self._lock = asyncio.Lock()
         self._last = asyncio.get_running_loop().time()
         self._quiet = False
@@ -61,18 +72,23 @@ class StreamReply:
     async def keep_alive(self) -> None:
         """Write a comment after each `silence` seconds without a byte; ends when the client is gone."""
         loop = asyncio.get_running_loop()
+        told = False
         while True:
-            await asyncio.sleep(max(0.0, self._last + self._silence - loop.time()))
+            due = self._last + self._silence - loop.time()
+            await asyncio.sleep(min(LOOK_SECONDS, max(0.0, due)))
             async with self._lock:
-                if loop.time() < self._last + self._silence:
+                notice, is_due = self._notice(), loop.time() >= self._last + self._silence
+                told = told and bool(notice)
+                if not is_due and (told or not notice):
                     continue
                 if self._quiet:
-                    self._last = loop.time()
+                    self._last = loop.time() if is_due else self._last
                     continue
                 try:
-                    await self._write(COMMENT)
+                    await self._write(_comment(notice) if notice else COMMENT)
                 except ClientGone:
                     return  # whoever sends the answer finds it out too
+                told = bool(notice)
 
     async def _write(self, data: bytes) -> None:
         try:
@@ -84,3 +100,8 @@ class StreamReply:
             raise ClientGone("the client hung up") from error
         finally:
             self._last = asyncio.get_running_loop().time()
+
+
+def _comment(text: str) -> bytes:
+    """One line, whatever a name in it is made of."""
+    return f": {' '.join(text.split())}\n\n".encode("utf-8", "replace")

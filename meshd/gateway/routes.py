@@ -9,9 +9,12 @@ from dataclasses import asdict, dataclass
 
 from aiohttp import web
 
+from meshd.base.shares import Share
+from meshd.base.slots import Slots
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies, wants_stream
 from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, preflight_headers
+from meshd.gateway.door import Door, Visitor
 from meshd.gateway.events import StreamForm
 from meshd.gateway.failure import Failure, Refusal
 from meshd.gateway.interface import ModelState, Upstream
@@ -86,6 +89,7 @@ class Router:
         bodies: Bodies,
         tally: Tally,
         max_requests: int,
+        door: Door,
     ) -> None:
         self._upstream = upstream
         self._proxy = proxy
@@ -94,6 +98,8 @@ class Router:
         self._bodies = bodies
         self._tally = tally
         self._max_requests = max_requests
+        self._door = door
+        self._requests = Slots(Share("", max_requests, "node", ""), _of_key(max_requests, keys))
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every refusal is OpenAI's error JSON."""
@@ -130,8 +136,10 @@ class Router:
         path = request.path
         if path in HEALTH_PATHS:
             _demand_method(method, "GET")
+            if not self._keys:
+                self._check_key(request)  # lets the connection stay
             return self._health(extra)
-        self._check_key(request)
+        key = self._check_key(request)
         own = self._own_answer(path)
         if own is not None:
             _demand_method(method, "GET")
@@ -144,18 +152,25 @@ class Router:
         if route.method == "POST" and not is_json(request.headers.get("Content-Type")):
             message = "the body must be JSON: send `Content-Type: application/json`"
             raise Refusal(Failure(415, message, code="unsupported_media_type"))
-        return await self._pass_on(request, path, route, extra)
+        return await self._pass_on(request, path, route, extra, key)
 
-    def _check_key(self, request: web.BaseRequest) -> None:
-        if not self._keys.admits(request.headers):
+    def _check_key(self, request: web.BaseRequest) -> bytes:
+        """The key's digest; empty where none is asked for."""
+        key = self._keys.match(request.headers)
+        if key is None:
             message = "a valid API key is needed: `Authorization: Bearer KEY`"
             raise Refusal(Failure(401, message, type="authentication_error", code="invalid_api_key"))
+        if isinstance(request.protocol, Visitor) and not self._door.know(request.protocol, key):
+            message = "too many connections are open with this key"
+            raise Refusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
+        return key
 
     async def _pass_on(
-        self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str]
+        self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str], key: bytes
     ) -> web.StreamResponse:
         self._check_ready()
-        if self._tally.active >= self._max_requests:
+        release = self._requests.take(key)
+        if release is None:
             message = f"{self._tally.active} requests are under way already"
             raise Refusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
         self._tally.active += 1
@@ -172,6 +187,7 @@ class Router:
                 return await self._proxy.forward(request, call)
         finally:
             self._tally.active -= 1
+            release()
 
     def _check_ready(self) -> None:
         now = self._upstream.readiness
@@ -219,6 +235,11 @@ class Router:
             message = f"the model `{asked[:200]}` is not served here, `{name}` is"
             raise Refusal(Failure(404, message, code="model_not_found"))
         return web.json_response(_model_object(name), headers=extra)
+
+
+def _of_key(most: int, keys: KeyRing) -> Share:
+    """With several keys, none takes all places."""
+    return Share("", most if len(keys) < 2 else max(1, most * 3 // 4), "key", "")
 
 
 def _model_object(name: str) -> dict[str, str | int]:

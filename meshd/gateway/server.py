@@ -13,6 +13,7 @@ from meshd.base.log import get
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies
 from meshd.gateway.browser import BrowserGuard, normal_host
+from meshd.gateway.door import Door, DoorServer
 from meshd.gateway.interface import GatewayConfig, GatewayStatus, ModelState, Upstream
 from meshd.gateway.listen import all_loopback, bind, resolve
 from meshd.gateway.proxy import Proxy
@@ -107,6 +108,7 @@ class Gateway:
         claimed = self._claimed or await ApiPort.claim(config)
         self._port = claimed.port
         bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
+        door = Door()
         proxy = Proxy(self._upstream, silence=config.keepalive_seconds, count_tokens=self._tally.add_tokens)
         router = Router(
             upstream=self._upstream,
@@ -116,17 +118,13 @@ class Gateway:
             bodies=bodies,
             tally=self._tally,
             max_requests=config.max_requests,
+            door=door,
         )
         async with proxy:
-            await self._run(router, proxy, claimed.sockets)
+            await self._run(router, proxy, door, claimed.sockets)
 
-    async def _run(self, router: Router, proxy: Proxy, sockets: list[socket.socket]) -> None:
-        server = web.Server(
-            router.handle,
-            handler_cancellation=True,  # a client that hangs up ends its generation at once
-            access_log=None,
-            keepalive_timeout=IDLE_CONNECTION_SECONDS,
-        )
+    async def _run(self, router: Router, proxy: Proxy, door: Door, sockets: list[socket.socket]) -> None:
+        server = DoorServer(door, router.handle, idle=IDLE_CONNECTION_SECONDS)
         runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
         try:
@@ -134,7 +132,7 @@ class Gateway:
                 await web.SockSite(runner, listener).start()
             _log.info("api_listening", url=self.url)
             self.started.set()
-            await asyncio.get_running_loop().create_future()
+            await door.serve()
         finally:
             self.started.clear()
             proxy.end_all("meshd is stopping")

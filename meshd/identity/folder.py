@@ -117,8 +117,11 @@ class PrivateFolder:
                     f"`{self.path}` is in use by another {holder} (pid {pid})",
                     hint="end it with `meshd stop`, or give this one a folder of its own by MESHD_HOME",
                 ) from None
-            file.truncate(0)
-            file.write(f"{os.getpid()} {purpose}".strip().encode() + b"\n")
+            words = f"{os.getpid()} {purpose}".strip().encode() + b"\n"
+            with suppress(OSError):  # it names the holder to others, no more; the lock holds without
+                file.seek(0)
+                file.write(words)  # over the old one, which takes no room on a full disk
+                file.truncate(len(words))
             self._sweep()
             yield
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
+from meshd.base.hosts import why_no_host
 from meshd.identity.armour import Armour
 from meshd.identity.keys import KEY_BYTES, MeshId, PeerId, to_base32
 from meshd.identity.membership import INVITE_ID_BYTES
@@ -185,7 +186,8 @@ def _relay(value: bytes) -> list[RelayHint]:
     except UnicodeDecodeError:
         return []
     host, colon, port = place.rpartition(":")
-    if not (host and colon and port.isdigit() and place.isprintable() and len(value) > KEY_BYTES):
+    usable = colon and port.isdigit() and not why_no_host(host.removeprefix("[").removesuffix("]"))
+    if not (usable and len(value) > KEY_BYTES):
         return []
     return [RelayHint(place, PeerId(value[:KEY_BYTES]))]
 

@@ -164,6 +164,10 @@ class InviteBook:
         self._entries[invite_id] = entry
         return entry
 
+    def forget(self, invite_id: bytes) -> None:
+        """An invite that nobody was told of."""
+        self._entries.pop(invite_id, None)
+
     def entries(self) -> tuple[InviteEntry, ...]:
         """All that are kept, the oldest first."""
         return tuple(sorted(self._entries.values(), key=lambda entry: (entry.created_at, entry.invite_id)))

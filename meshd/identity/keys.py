@@ -14,11 +14,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from meshd.base.errors import LocalProtocolError, UserError
+from meshd.identity.naming import ID_CHARS, SHORT_CHARS
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
-ID_CHARS = 52  # base32 of 32 bytes without padding
-SHORT_CHARS = 10
 
 _MESH_CONTEXT = b"meshd mesh id v1\0"
 
@@ -134,9 +133,32 @@ class KeyPair:
         return f"KeyPair({self.peer.short})"
 
 
+# Public keys of small order, without the sign bit: anybody can make signatures for them that hold for many
+# messages. RFC 8032 leaves it to the caller to refuse them. The list is that of libsodium.
+_SMALL_ORDER = frozenset(
+    map(
+        bytes.fromhex,
+        (
+            "00" * 32,
+            "01" + "00" * 31,
+            "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+            "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+            "ec" + "ff" * 30 + "7f",
+            "ed" + "ff" * 30 + "7f",
+            "ee" + "ff" * 30 + "7f",
+        ),
+    )
+)
+
+
+def is_small_order(key: bytes) -> bool:
+    """True for a public key for which anybody can sign."""
+    return key[:-1] + bytes([key[-1] & 0x7F]) in _SMALL_ORDER
+
+
 def verify(peer: PeerId, context: str, data: bytes, signature: bytes) -> bool:
-    """True when `peer` signed `data` for `context`."""
-    if len(signature) != SIGNATURE_BYTES:
+    """True when `peer` signed `data` for `context`. Nothing holds of a key for which anybody can sign."""
+    if len(signature) != SIGNATURE_BYTES or is_small_order(peer.raw):
         return False
     try:
         Ed25519PublicKey.from_public_bytes(peer.raw).verify(signature, joined(context.encode(), data))

@@ -16,8 +16,10 @@ from typing import TypeVar
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
 from meshd.identity.armour import Armour
+from meshd.identity.counters import Counters
 from meshd.identity.folder import DAEMON, PrivateFolder, damaged
 from meshd.identity.invite_book import MAX_BOOK_BYTES, InviteBook
+from meshd.identity.keeping import Keeping
 from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
 from meshd.identity.membership import (
     ALL_ROLES,
@@ -33,21 +35,17 @@ from meshd.identity.membership import (
 from meshd.identity.revocation import MAX_SET_BYTES, RevocationSet
 from meshd.wire.message import Fields, pack, unpack
 
-INCARNATION_BYTES = 16
 MAX_BLOB_BYTES = 16 << 20
 PORT_BLOB = "mesh-port"  # the one blob that outlives a membership: it is this machine's, not the mesh's
 
-_IDENTITY, _MEMBERSHIP, _INVITES, _BANS, _COUNTERS = (
+_IDENTITY, _MEMBERSHIP, _INVITES, _BANS = (
     "identity.key",
     "membership",
     "invites",
     "revocations",
-    "counters",
 )
-_COUNTS = ("incarnation", "sequence")
 _BLOB_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _MAX_SMALL = 8 << 10
-_MAX_COUNT = 1 << 62
 
 ROOT_BACKUP = Armour(
     what="root key",
@@ -122,6 +120,8 @@ class Home:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._folder = PrivateFolder(path, mark=_IDENTITY)
+        self.keeping = Keeping()
+        self.counters = Counters(self._folder, self.keeping)
 
     def lock(self, *, daemon: bool = False) -> AbstractContextManager[None]:
         """Held by the one daemon (or verb) that uses this home. Raises UserError naming the holder's pid."""
@@ -269,6 +269,16 @@ class Home:
         """Keep it, before anything else is done about a new ban."""
         self._folder.write(_BANS, revocations.encode())
 
+    def keep_revocations(self, revocations: RevocationSet) -> None:
+        """As `save_revocations`, or as soon as the disk allows: they hold meanwhile (`keeping`)."""
+        data = revocations.encode()
+        self.keeping.keep(_BANS, lambda: self._folder.write(_BANS, data))
+
+    def keep_invites(self, book: InviteBook) -> bool:
+        """As `save_invites`, or as soon as the disk allows; True when it is durable already."""
+        data = book.encode()
+        return self.keeping.keep(_INVITES, lambda: self._folder.write(_INVITES, data))
+
     # -- what other packages keep
 
     def read_blob(self, name: str) -> bytes | None:
@@ -281,21 +291,9 @@ class Home:
             raise LocalProtocolError(f"blob `{name}` of {len(data)} bytes")
         self._folder.write(_blob(name), data)
 
-    def next_incarnation(self, random: Random = os.urandom) -> bytes:
-        """16 bytes, greater at each call: an 8-byte count, then chance (a copied home differs)."""
-        count = self._count("incarnation")
-        return count.to_bytes(8, "big") + random(INCARNATION_BYTES - 8)
-
-    def next_sequence(self) -> int:
-        """A number for this node's next record, greater at each call."""
-        return self._count("sequence")
-
-    def _count(self, name: str) -> int:
-        data = self._folder.read(_COUNTERS, limit=_MAX_SMALL)
-        counts = dict.fromkeys(_COUNTS, 0) if data is None else self._parse(_COUNTERS, data, _read_counts)
-        counts[name] += 1
-        self._folder.write(_COUNTERS, pack(counts))
-        return counts[name]
+    def keep_blob(self, name: str, data: bytes) -> bool:
+        """As `write_blob`, or as soon as the disk allows; True when it is durable already."""
+        return self.keeping.keep(_blob(name), lambda: self.write_blob(name, data))
 
     def _parse(self, name: str, data: bytes, read: Callable[[Fields], T]) -> T:
         return self._decode(name, lambda raw: read(unpack(raw)), data)
@@ -326,10 +324,6 @@ def _read_membership(fields: Fields) -> Membership:
     if found.root_seed is not None and KeyPair.from_seed(found.root_seed).peer != found.root:
         raise RemoteProtocolError("the root key in it is of another mesh", code="message")
     return found
-
-
-def _read_counts(fields: Fields) -> dict[str, int]:
-    return {name: fields.number(name, low=0, high=_MAX_COUNT) for name in _COUNTS}
 
 
 def _blob(name: str) -> str:

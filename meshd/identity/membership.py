@@ -125,6 +125,19 @@ def issue(
     return Certificate.decode(Statement.make(signer, _CONTEXT, body).encode())
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Admitter:
+    """Who let a node in, as its chain says: an inviter, or the root by one of its invites.
+
+    What one of them may fill (shares.py) is counted by this: an inviter can certify any number of keys, and
+    the bearer of a token of the root as many as that token has uses.
+    """
+
+    issuer: PeerId
+    invite: bytes
+    is_root: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """One node's certificates, its own first, and the root's key; nothing is proven before `check_chain`."""
@@ -136,6 +149,13 @@ class Chain:
     def leaf(self) -> Certificate:
         """The certificate of the node itself."""
         return self.certificates[0]
+
+    @property
+    def admitter(self) -> Admitter:
+        """Whose share the node counts in."""
+        leaf = self.leaf
+        is_root = leaf.issuer == self.root
+        return Admitter(leaf.issuer, leaf.invite if is_root else b"", is_root)
 
     def encode(self) -> bytes:
         """At most 1536 bytes, about 600 in fact."""

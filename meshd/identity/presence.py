@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.identity.keys import SIGNATURE_BYTES, KeyPair, MeshId, PeerId, verify
+from meshd.wire.limits import MAX_SEQUENCE
 from meshd.wire.news import PRESENCE_BYTES
 
 _HEAD = struct.Struct(">32sQI")
 assert _HEAD.size + SIGNATURE_BYTES == PRESENCE_BYTES
 CONTEXT = "meshd presence v1"
-_MAX_SEQUENCE = (1 << 62) - 1  # as the records'
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,6 @@ class Presence:
         if len(data) != PRESENCE_BYTES:
             raise RemoteProtocolError(f"a sign of life of {len(data)} bytes", code="message")
         peer, sequence, count = _HEAD.unpack_from(data)
-        if sequence > _MAX_SEQUENCE:
+        if sequence > MAX_SEQUENCE:
             raise RemoteProtocolError("a sign of life with a sequence number out of range", code="message")
         return cls(PeerId(peer), sequence, count, data[_HEAD.size :])

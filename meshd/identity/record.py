@@ -15,10 +15,9 @@ from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
 from meshd.identity.membership import MAX_CHAIN_BYTES, Chain, Member, check_chain
 from meshd.identity.signed import Statement
 from meshd.wire.address import Candidate, pack_candidates, unpack_candidates
-from meshd.wire.limits import MAX_NAME_BYTES, MAX_RECORD_BYTES
+from meshd.wire.limits import MAX_NAME_BYTES, MAX_RECORD_BYTES, MAX_SEQUENCE
 from meshd.wire.message import Fields, pack
 
-MAX_SEQUENCE = 1 << 63
 MAX_RELAYS = 4
 MAX_RELAY_BYTES = 300
 MAX_CAPABILITIES = 32

@@ -5,6 +5,7 @@ else: a relay under that name with another key is refused.
 """
 
 from meshd.base.errors import UserError
+from meshd.base.hosts import why_no_host
 from meshd.identity.invite import MAX_RELAY_PLACE_BYTES, RelayHint
 from meshd.identity.keys import PeerId
 
@@ -40,6 +41,8 @@ def split_place(place: str) -> tuple[str, int]:
         raise _wrong(place, "an IPv6 address stands in brackets")
     if not host or len(place) > MAX_RELAY_PLACE_BYTES or any(char in host for char in "/@[]"):
         raise _wrong(place, "its host is missing or wrong")
+    if why := why_no_host(host):
+        raise _wrong(place, why)
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
         raise _wrong(place, f"port `{port[:16]}` is not between 1 and 65535")
     return host, int(port)

@@ -11,11 +11,12 @@ a total in which the root's come first. What does not fit is decided by hash, th
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
+from meshd.base.journal import Journal
 from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
 from meshd.identity.membership import (
     INVITE_ID_BYTES,
@@ -165,6 +166,11 @@ def _bad(why: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"ban refused: {why}", code="ban")
 
 
+def digest_of(entry: bytes) -> bytes:
+    """The hash by which the set knows an encoded ban."""
+    return hashlib.sha256(entry).digest()
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class _Slot:
     """One ban is kept for each: a second of the same issuer and target says nothing new."""
@@ -181,7 +187,8 @@ class RevocationSet:
     def __init__(self, mesh: MeshId) -> None:
         self.mesh = mesh
         self._kept: dict[_Slot, tuple[bytes, Ban]] = {}
-        self._known: set[bytes] = set()
+        self._known: dict[bytes, _Slot] = {}
+        self.journal: Journal[bytes] = Journal()  # hashes of the bans that came last
         self._per_issuer: Counter[tuple[int, PeerId]] = Counter()
         self._digest: bytes | None = None
         # who is refused: for the whole mesh, and among the admissions of one inviter
@@ -192,7 +199,7 @@ class RevocationSet:
         """Take a ban in; True when the set changed. Raises RemoteProtocolError (code `ban`, `chain`)."""
         if ban.mesh != self.mesh:
             raise _bad("it is of another mesh")
-        digest = hashlib.sha256(ban.encode()).digest()
+        digest = digest_of(ban.encode())
         if digest in self._known:
             return False
         slot = _Slot(_rank(ban), ban.issuer, ban.kind, ban.target)
@@ -212,12 +219,24 @@ class RevocationSet:
 
     def _merge_one(self, entry: bytes) -> bool:
         # known ones cost a hash, no signature check: members send whole sets
-        return hashlib.sha256(entry).digest() not in self._known and self.add(Ban.decode(entry))
+        return digest_of(entry) not in self._known and self.add(Ban.decode(entry))
 
     def entries(self) -> tuple[bytes, ...]:
         """Every ban, encoded; the root's first."""
         kept = sorted((slot.rank, digest, ban) for slot, (digest, ban) in self._kept.items())
         return tuple(ban.encode() for _, _, ban in kept)
+
+    def entry(self, digest: bytes) -> bytes | None:
+        """The ban with that hash (`digest_of`), encoded; None: it is not in the set (any more)."""
+        slot = self._known.get(digest)
+        return None if slot is None else self._kept[slot][1].encode()
+
+    def digests(self) -> Collection[bytes]:
+        """The hashes of all bans."""
+        return self._known.keys()
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     def bans(self) -> tuple[Ban, ...]:
         """Every ban, the oldest (as their issuers say) first."""
@@ -270,7 +289,8 @@ class RevocationSet:
 
     def _keep(self, slot: _Slot, digest: bytes, ban: Ban) -> None:
         self._kept[slot] = (digest, ban)
-        self._known.add(digest)
+        self._known[digest] = slot
+        self.journal.touch(digest)
         self._per_issuer[slot.rank, slot.issuer] += 1
         self._digest = None
         if slot.rank == _INVITER:
@@ -280,7 +300,8 @@ class RevocationSet:
 
     def _drop(self, slot: _Slot) -> None:
         digest, _ = self._kept.pop(slot)
-        self._known.discard(digest)
+        del self._known[digest]
+        self.journal.drop(digest)
         self._per_issuer[slot.rank, slot.issuer] -= 1
         self._digest = None
         if slot.rank == _INVITER:

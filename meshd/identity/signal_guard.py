@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
+from meshd.base.shares import SENDERS_KNOWN
 from meshd.identity.keys import PeerId, joined
 from meshd.identity.signal import Signal
 from meshd.wire.signal import COOKIE_BYTES
@@ -17,7 +18,7 @@ from meshd.wire.signal import COOKIE_BYTES
 COOKIE_SECONDS = 60.0  # a cookie is good in its minute and in the next one
 CLOCKS_AGREE = 60  # seconds by which clocks that are kept may differ
 WINDOW = 128  # sequence numbers by which one signal may overtake another
-MOST_SENDERS = 512
+MOST_SENDERS = SENDERS_KNOWN.most
 
 
 class Verdict(StrEnum):

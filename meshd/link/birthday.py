@@ -10,13 +10,15 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.log import get
+from meshd.base.shares import SEARCHES
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.link.birthday_plan import (
+    GRANT_AGAIN,
     MOST_PROBES,
     PROBES_A_SECOND,
     Part,
@@ -26,7 +28,7 @@ from meshd.link.birthday_plan import (
     ports_to_try,
 )
 from meshd.link.birthday_sockets import LINGER_SECONDS, OpenPorts, Seal, Way, probe
-from meshd.link.interface import DialError, DialFailure, Link, LinkKind, Signals
+from meshd.link.interface import DialError, DialFailure, Link, LinkKind, MayDial, Signals
 from meshd.link.proving import Standing, dial_error
 from meshd.link.quic import QuicDialer
 from meshd.link.quic_listener import QuicListener
@@ -35,13 +37,14 @@ from meshd.link.stun import Question, ask_udp, bound_socket, of_family, resolve
 from meshd.link.talks import Talk, Talks, Yielded
 from meshd.wire.address import Candidate
 from meshd.wire.birthday import KEY_BYTES, Ask, Birthday, Here, Opened, decode, encode, is_outer
+from meshd.wire.dialable import Dialable, Source
 from meshd.wire.netfacts import NetFacts
 from meshd.wire.stun import Endpoint
 
 WORD_SECONDS = 4.0  # for the other side's word: its STUN takes 1.5 at most, the rest is the way
 SEARCH_SECONDS = MOST_PROBES / PROBES_A_SECOND + LINGER_SECONDS + WORD_SECONDS  # of who holds ports open
 LINK_SECONDS = 8.0  # from the way to the proof
-MAX_SEARCHES = 2  # of others' at once: each holds 256 sockets
+MAX_SEARCHES = SEARCHES.most
 
 _log = get("link")
 
@@ -52,7 +55,8 @@ class BirthdayLinks:
     """Dialer and Listener in one: `serve` must run for either, it hears the signals of both.
 
     `facts` is what is known of our network now, `facts_of` what the peer's record says of its own; None or
-    unknown facts: not tried. `servers` gives STUN servers as `host:port`.
+    unknown facts: not tried. `servers` gives STUN servers as `host:port`. Only where `may_dial` allows it are
+    ports opened or tried: at addresses that the peer's own record claims.
     """
 
     def __init__(
@@ -63,12 +67,15 @@ class BirthdayLinks:
         servers: Callable[[], Sequence[str]],
         facts: Callable[[], NetFacts | None],
         facts_of: Callable[[PeerId], NetFacts | None],
+        may_dial: MayDial,
     ) -> None:
         self._standing = standing
         self._servers = servers
         self._facts = facts
         self._facts_of = facts_of
+        self._may_dial = may_dial
         self._patience = Patience()
+        self._granted = Patience(GRANT_AGAIN)
         self._searches = 0
         self._talks: Talks[Birthday] = Talks(
             standing().credentials.key.peer,
@@ -91,13 +98,14 @@ class BirthdayLinks:
     def addresses_changed(self) -> None:
         """This machine is in another network: what did not work may work now."""
         self._patience.forget()
+        self._granted.forget()
 
     @property
     def searches(self) -> int:
         """Of other nodes, that this one takes part in now."""
         return self._searches
 
-    async def dial(self, peer: PeerId, candidates: Sequence[Candidate] = ()) -> Link:
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable] = ()) -> Link:
         """Search a way to `peer`, if these two networks want one; its candidates are not needed.
 
         At most 20 s, and not again within a minute after a search that found nothing. Raises DialError, or
@@ -130,28 +138,35 @@ class BirthdayLinks:
 
     # --- the dialling side
 
+    def _allowed(self, peer: PeerId, place: Endpoint) -> Dialable:
+        """Raises Broken when nothing may be sent there for that peer."""
+        found = self._may_dial(peer, [Candidate(place.host, place.port, "udp", "srflx")], Source.SEARCH)
+        if not found:
+            raise Broken(f"the record of `{peer.short}` does not name `{place.host}`")
+        return found[0]
+
     async def _search_ours(self, talk: Talk[Birthday], mine: NetFacts, does: Part) -> Way:
         key = secrets.token_bytes(KEY_BYTES)
         seal = Seal(talk.id, key)
         if does is Part.OPENS:
             await talk.send(Ask(attempt=talk.id, key=key, facts=mine))
             here, _ = await talk.next(Here, seconds=WORD_SECONDS)
-            return await self._open(talk, mine, here.place, seal)
+            return await self._open(talk, mine, self._allowed(talk.peer, here.place), seal)
         sock, place = await self._one_port()
-        return await _try(talk, sock, seal, Ask(attempt=talk.id, key=key, facts=mine, here=place))
+        return await self._try(talk, sock, seal, Ask(attempt=talk.id, key=key, facts=mine, here=place))
 
     async def _over(self, sock: socket.socket, place: Endpoint, peer: PeerId) -> Link:
         """QUIC over the way that was found; the socket is the link's."""
         taken = False
 
-        def port(candidate: Candidate) -> DialPort:
+        def port(candidate: Dialable) -> DialPort:
             nonlocal taken
             taken = True
             return DialPort(candidate, sock=sock)
 
         try:
             dialer = QuicDialer(self._standing, ports=port, path="punched")
-            return await dialer.dial(peer, [Candidate(place.host, place.port, "udp", "srflx")])
+            return await dialer.dial(peer, [self._allowed(peer, place)])
         finally:
             if not taken:
                 sock.close()
@@ -183,11 +198,28 @@ class BirthdayLinks:
         try:
             seal = Seal(talk.id, ask.key)
             if does is Part.OPENS and ask.here is not None:
-                return await self._open(talk, mine, ask.here, seal)
+                target = self._allowed(talk.peer, ask.here)
+                with self._grant(talk.peer, target.host):
+                    return await self._open(talk, mine, target, seal)
             sock, place = await self._one_port()
-            return await _try(talk, sock, seal, Here(attempt=talk.id, place=place))
+            return await self._try(talk, sock, seal, Here(attempt=talk.id, place=place), grant=True)
         finally:
             self._searches -= 1
+
+    @contextlib.contextmanager
+    def _grant(self, peer: PeerId, host: str) -> Iterator[None]:
+        """A search for `peer` through the ports of `host`: not again soon for either, unless it finds a way.
+
+        Raises Broken.
+        """
+        now = asyncio.get_running_loop().time
+        if wait := max(self._granted.wait(peer, now()), self._granted.wait(host, now())):
+            raise Broken(f"ports were searched for this node in vain; again in {wait:.0f} s")
+        self._granted.failed(peer, now())  # before anything is sent: several may be asked for at once
+        self._granted.failed(host, now())
+        yield
+        self._granted.forget(peer)
+        self._granted.forget(host)
 
     async def _take_in(self, sock: socket.socket, place: Endpoint, peer: PeerId, accept: Accept) -> None:
         """Let the dialler's QUIC in over the way that was found, once."""
@@ -217,7 +249,7 @@ class BirthdayLinks:
 
     # --- both
 
-    async def _open(self, talk: Talk[Birthday], mine: NetFacts, target: Endpoint, seal: Seal) -> Way:
+    async def _open(self, talk: Talk[Birthday], mine: NetFacts, target: Dialable, seal: Seal) -> Way:
         """Hold ports open until the other side has hit one."""
         ports = OpenPorts()
         try:
@@ -229,7 +261,7 @@ class BirthdayLinks:
                 searching = owner.start(ports.search(target, count, seal, SEARCH_SECONDS), name="search")
                 await asyncio.sleep(0)  # the first ports are open before the other side hears of them
                 await talk.send(Opened(attempt=talk.id, seen=seen, step=step, count=count))
-            return ports.keep(searching.result()), target
+            return ports.keep(searching.result()), Endpoint(target.host, target.port)
         except ExceptionGroup as group:
             raise first_error(group) from None
         finally:
@@ -249,17 +281,21 @@ class BirthdayLinks:
             sock.close()
             raise
 
-
-async def _try(talk: Talk[Birthday], sock: socket.socket, seal: Seal, word: Birthday) -> Way:
-    """Name our port by `word`, and try those that the other side then opens towards it."""
-    try:
-        await talk.send(word)
-        opened, _ = await talk.next(Opened, seconds=WORD_SECONDS)
-        ports = ports_to_try(opened, secrets.randbits(64))
-        return sock, await probe(sock, opened.seen.host, ports, seal)
-    except BaseException:
-        sock.close()
-        raise
+    async def _try(
+        self, talk: Talk[Birthday], sock: socket.socket, seal: Seal, word: Birthday, *, grant: bool = False
+    ) -> Way:
+        """Name our port by `word`, and try those that the other side then opens towards it. `grant`: the
+        other side has asked for it."""
+        try:
+            await talk.send(word)
+            opened, _ = await talk.next(Opened, seconds=WORD_SECONDS)
+            place = self._allowed(talk.peer, opened.seen)
+            ports = ports_to_try(opened, secrets.randbits(64))
+            with self._grant(talk.peer, place.host) if grant else contextlib.nullcontext():
+                return sock, await probe(sock, place, ports, seal)
+        except BaseException:
+            sock.close()
+            raise
 
 
 def _not_now(what: str) -> DialError:

@@ -18,19 +18,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from meshd.base.backoff import Backoff
+from meshd.base.shares import PROBES
 from meshd.identity.keys import PeerId
 from meshd.wire.birthday import MAX_OPEN, Opened
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
 
 FIRST_PORT, LAST_PORT = 1024, 65535  # where NATs take their ports from
 OPEN_COUNTING = 16  # ports in a row, for a NAT that counts
-PROBES_A_SECOND = 600
-MOST_PROBES = 2000  # 99.96 % of searches with 256 open ports have ended
+PROBES_A_SECOND = PROBES.per_second
+MOST_PROBES = int(PROBES.burst)  # 99.96 % of searches with 256 open ports have ended
 GUESSES = 64  # ports after the last one that was seen, for a NAT that counts
 NEAR = 512  # ports on either side of the one that was seen: the usual blocks have 512 to 4096
 REPEATED_GUESSES = 2  # a guess is tried again: the port may have been opened after the first try
 
 RETRY = Backoff(first=60.0, factor=3.0, most=3600.0)
+# For who asks us: a little sooner than an honest node asks again.
+GRANT_AGAIN = Backoff(first=45.0, factor=3.0, most=2700.0)
 MAX_REMEMBERED = 256  # peers
 
 
@@ -121,26 +124,27 @@ class _Tried:
 
 
 class Patience:
-    """After a search that found nothing its peer is left alone for a while; longer each time."""
+    """After a search that found nothing its peer (or address) is left alone for a while; longer each time."""
 
-    def __init__(self) -> None:
-        self._tried: dict[PeerId, _Tried] = {}
+    def __init__(self, again: Backoff = RETRY) -> None:
+        self._again = again
+        self._tried: dict[PeerId | str, _Tried] = {}
 
-    def wait(self, peer: PeerId, now: float) -> float:
+    def wait(self, peer: PeerId | str, now: float) -> float:
         """Seconds until the next search is due; 0 when it is."""
         tried = self._tried.get(peer)
         return max(0.0, tried.until - now) if tried is not None else 0.0
 
-    def failed(self, peer: PeerId, now: float) -> None:
+    def failed(self, peer: PeerId | str, now: float) -> None:
         """A search has found nothing."""
         tried = self._tried.pop(peer, None) or _Tried(0, now)
-        tried.until = now + RETRY.delay(tried.failures, 0.5)
+        tried.until = now + self._again.delay(tried.failures, 0.5)
         tried.failures += 1
         while len(self._tried) >= MAX_REMEMBERED:
             del self._tried[next(iter(self._tried))]
         self._tried[peer] = tried
 
-    def forget(self, peer: PeerId | None = None) -> None:
+    def forget(self, peer: PeerId | str | None = None) -> None:
         """It worked, or (without a peer) the network is another one."""
         if peer is None:
             self._tried.clear()

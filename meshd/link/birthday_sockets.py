@@ -15,6 +15,7 @@ from meshd.base.errors import Broken, RemoteProtocolError
 from meshd.base.tasks import Owner
 from meshd.link.birthday_plan import due
 from meshd.link.stun import Question, ask_udp, bound_socket
+from meshd.wire.dialable import Dialable
 from meshd.wire.stun import (
     MAX_STUN_BYTES,
     TRANSACTION_BYTES,
@@ -105,12 +106,13 @@ class OpenPorts:
             raise Broken("no STUN server answers over UDP")
         return seen[-1]
 
-    async def search(self, target: Endpoint, count: int, seal: Seal, seconds: float) -> socket.socket:
-        """Open `count` ports towards `target` and answer its probes until it has chosen one.
+    async def search(self, place: Dialable, count: int, seal: Seal, seconds: float) -> socket.socket:
+        """Open `count` ports towards `place` and answer its probes until it has chosen one.
 
         The first datagrams are out when this waits first. Raises Broken (too few sockets), TimeoutError.
         """
         loop = asyncio.get_running_loop()
+        target = Endpoint(place.host, place.port)
         first = len(self._sockets)
         with contextlib.suppress(OSError):  # too many open files: fewer have to do
             while len(self._sockets) < first + count:
@@ -123,7 +125,7 @@ class OpenPorts:
             loop.add_reader(sock, self._read, sock, target, seal)
         try:
             async with asyncio.timeout(seconds), Owner() as owner:
-                owner.start(_keep_open(mine, target, seal.request(_OPENING)), name="birthday-open")
+                owner.start(_keep_open(mine, place, seal.request(_OPENING)), name="birthday-open")
                 chosen = await self._found
                 owner.cancel()
         finally:
@@ -163,7 +165,7 @@ class OpenPorts:
             self._found.set_result(sock)
 
 
-async def _keep_open(sockets: Sequence[socket.socket], target: Endpoint, opening: bytes) -> None:
+async def _keep_open(sockets: Sequence[socket.socket], target: Dialable, opening: bytes) -> None:
     while True:
         for at, sock in enumerate(sockets):
             with contextlib.suppress(OSError):
@@ -173,9 +175,10 @@ async def _keep_open(sockets: Sequence[socket.socket], target: Endpoint, opening
         await asyncio.sleep(REOPEN_SECONDS)
 
 
-async def probe(sock: socket.socket, host: str, ports: Iterator[int], seal: Seal) -> Endpoint:
-    """Try ports of `host` from `sock` until one answers; it is told so. Raises Broken when none does."""
+async def probe(sock: socket.socket, at: Dialable, ports: Iterator[int], seal: Seal) -> Endpoint:
+    """Try ports of the host of `at` from `sock` until one answers; it is told so. Raises Broken: none did."""
     loop = asyncio.get_running_loop()
+    host = at.host
     found: list[Endpoint] = []
     over = asyncio.Event()
 

@@ -9,6 +9,8 @@ import asyncio
 import ipaddress
 import socket
 
+from meshd.wire.dialable import Dialable
+
 # What IPv4 packets of 1124 bytes carry, the smallest that tunnels in tunnels were seen to leave; and what
 # those of 1280 carry, the least of any IPv6 path (RFC 8200, section 5).
 MAX_SEGMENT_BYTES = 1084
@@ -30,13 +32,14 @@ def limit_segments(sock: socket.socket, host: str) -> None:
         return  # not on this platform: as it was before
 
 
-async def connect(host: str, port: int) -> socket.socket:
-    """A connected, non-blocking socket; `host` is an address. Raises OSError."""
+async def connect(place: Dialable) -> socket.socket:
+    """A connected, non-blocking socket. Raises OSError."""
+    host = place.host
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         limit_segments(sock, host)
-        await asyncio.get_running_loop().sock_connect(sock, (host, port))
+        await asyncio.get_running_loop().sock_connect(sock, (host, place.port))
     except BaseException:
         sock.close()
         raise

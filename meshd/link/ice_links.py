@@ -15,17 +15,20 @@ import string
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import Broken, Closed, MeshdError, RemoteProtocolError
 from meshd.base.log import get
+from meshd.base.rates import Rates
+from meshd.base.shares import ATTEMPTS, OFFERS, OFFERS_OF_PEER
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link import interfaces
 from meshd.link.ice_session import IcePipe, IceSession, OpenSocket
-from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, Signals
+from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, MayDial, Signals
 from meshd.link.proving import (
     ProvenLink,
     Standing,
@@ -38,6 +41,7 @@ from meshd.link.stun import stun_server
 from meshd.link.udp_socket import UdpSocket
 from meshd.link.webrtc_candidates import checkable, path_of
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, Source
 from meshd.wire.offer import (
     ATTEMPT_BYTES,
     MAX_OFFERED,
@@ -55,8 +59,8 @@ if TYPE_CHECKING:
     from meshd.link.webrtc_ice import Pace
 
 ATTEMPT_SECONDS = 10.0  # signals, ICE, DTLS, SCTP and proof together
-MAX_ANSWERING = 64  # attempts of others at once, not proven yet
-MAX_ANSWERING_ONE = 8  # of one peer: the oldest makes room
+MAX_ANSWERING = OFFERS.most
+MAX_ANSWERING_ONE = OFFERS_OF_PEER.most
 MAX_REMEMBERED = 512  # attempts that are not answered twice
 TRICKLE_SECONDS = 0.05  # addresses found within so much of the first go out together
 _LETTERS = string.ascii_letters + string.digits
@@ -85,7 +89,7 @@ class IceLinks(ABC):
 
     `stun`: servers as `host:port` or `host`, asked at once; none: only this machine's own addresses are
     offered. `extra(bases)` may add addresses that lead to `bases` (a port mapping), whenever it has them.
-    `hosts` says which addresses of this machine to use.
+    `hosts` says which addresses of this machine to use, `may_dial` which of the other side's.
     """
 
     def __init__(
@@ -97,8 +101,10 @@ class IceLinks(ABC):
         extra: Extra | None = None,
         hosts: Callable[[], Sequence[str]] = interfaces.hosts,
         open_socket: OpenSocket = UdpSocket,
+        may_dial: MayDial | None = None,
     ) -> None:
         self._standing = standing
+        self._may_dial = may_dial
         self._signals = signals
         self._stun = [stun_server(text) for text in stun]
         self._extra = extra
@@ -108,6 +114,7 @@ class IceLinks(ABC):
         self._dials: dict[tuple[PeerId, bytes], Attempt] = {}
         self._answering: dict[tuple[PeerId, bytes], Attempt] = {}
         self._seen: OrderedDict[tuple[PeerId, bytes], None] = OrderedDict()
+        self._begins = Rates(ATTEMPTS)
         self._paces: dict[PeerId, Pace] = {}
 
     # --- what a kind brings
@@ -133,7 +140,7 @@ class IceLinks(ABC):
 
     # --- dialling
 
-    async def dial(self, peer: PeerId, candidates: Sequence[Candidate] = ()) -> ProvenLink:
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable] = ()) -> ProvenLink:
         """Meet the peer by signals; at most 10 s. The candidates of its record are not used.
 
         Raises Refused when the peer said why not, else DialError.
@@ -213,12 +220,16 @@ class IceLinks(ABC):
             async with Owner() as owner:
                 trickle = owner.start(self._trickle(attempt), name="ice-trickle")
                 terms = await attempt.answer
-                known = tuple(checkable(terms.candidates, hosts=attempt.hosts))
-                await attempt.session.connect(replace(terms, candidates=known))
+                await attempt.session.connect(terms, self._places(attempt, terms.candidates))
                 trickle.cancel()
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
         return self._pipe(attempt.session)
+
+    def _places(self, attempt: Attempt, offered: Sequence[Candidate]) -> Sequence[Dialable]:
+        """Where checks may go. A signed offer may still be malicious."""
+        may_dial = self._may_dial or interfaces.by_interfaces(attempt.hosts)
+        return may_dial(attempt.peer, checkable(offered, hosts=attempt.hosts), Source.SIGNAL)
 
     async def _trickle(self, attempt: Attempt) -> None:
         """Tell what STUN servers and `extra` find, in few messages."""
@@ -259,14 +270,17 @@ class IceLinks(ABC):
             while True:
                 peer, payload = await self._signals.receive()
                 try:
-                    signal = decode_offer(payload)
-                except RemoteProtocolError as error:
+                    with Contained(f"peer {peer.short}", f"{self.kind} offer"):
+                        self._hear(peer, payload, accept, owner)
+                except (RemoteProtocolError, Fault) as error:
                     _log.debug("offer_unreadable", peer=str(peer), why=error.what)
-                    continue
-                if isinstance(signal, Offer):
-                    self._take_offer(peer, signal, accept, owner)
-                elif signal is not None:
-                    self._take(peer, signal)
+
+    def _hear(self, peer: PeerId, payload: bytes, accept: Accept, owner: Owner) -> None:
+        signal = decode_offer(payload)
+        if isinstance(signal, Offer):
+            self._take_offer(peer, signal, accept, owner)
+        elif signal is not None:
+            self._take(peer, signal)
 
     def _take(self, peer: PeerId, signal: OfferSignal) -> None:
         """What concerns an attempt that is there; late ones are dropped."""
@@ -277,7 +291,7 @@ class IceLinks(ABC):
         if isinstance(signal, Answer) and key in self._dials and not attempt.answer.done():
             attempt.answer.set_result(signal.terms)
         elif isinstance(signal, More):
-            attempt.session.ice.add(checkable(signal.candidates, hosts=attempt.hosts))
+            attempt.session.ice.add(self._places(attempt, signal.candidates))
         elif isinstance(signal, Gone):
             if attempt.task is not None:  # we answer; `answer` is for that task to set
                 attempt.task.cancel()
@@ -288,7 +302,7 @@ class IceLinks(ABC):
         """Spare the other side the rest of its ten seconds."""
         if self._owner is not None and self._owner.is_open:
             try:
-                self._owner.start(self._send_gone(attempt), name="ice-gone")
+                self._owner.start_for(f"peer {attempt.peer.short}", self._send_gone(attempt), name="ice-gone")
             except Closed:
                 return  # shutting down
 
@@ -303,6 +317,8 @@ class IceLinks(ABC):
         key = (peer, offer.attempt)
         if key in self._seen or self._standing().credentials.chain is None:
             return
+        if not self._begins.spend(peer, asyncio.get_running_loop().time()):
+            return
         self._seen[key] = None
         if len(self._seen) > MAX_REMEMBERED:
             self._seen.popitem(last=False)
@@ -311,7 +327,7 @@ class IceLinks(ABC):
             oldest.cancel()
         elif len(self._answering) >= MAX_ANSWERING:
             return
-        owner.start(self._welcome(peer, offer, accept), name=f"ice-{peer}")
+        owner.start_for(f"peer {peer.short}", self._welcome(peer, offer, accept), name=f"ice-{peer}")
 
     async def _welcome(self, peer: PeerId, offer: Offer, accept: Accept) -> None:
         """The whole life of one incoming link."""

@@ -8,6 +8,7 @@ from meshd.link.proving import RawPipe
 from meshd.link.quic_socket import Address
 from meshd.link.udp_socket import UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
+from meshd.wire.dialable import Dialable
 from meshd.wire.offer import Terms
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class IceSession(Protocol):
         """Bind sockets; returns their addresses."""
         ...
 
-    async def connect(self, terms: Terms) -> None:
-        """Find a path and encrypt it. Raises Broken; the caller sets the time limit."""
+    async def connect(self, terms: Terms, places: Sequence[Dialable]) -> None:
+        """Find a path to one of `places` and encrypt it. Raises Broken; the caller sets the time limit."""
         ...
 
     def shut(self) -> list[asyncio.Task[None]]:

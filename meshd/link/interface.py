@@ -17,6 +17,7 @@ from meshd.base.errors import MeshdError
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, Source
 
 
 class LinkKind(StrEnum):
@@ -103,6 +104,10 @@ class Link(Protocol):
         ...
 
 
+MayDial = Callable[[PeerId, Sequence[Candidate], Source], Sequence[Dialable]]
+"""Which of the addresses that a source named may be dialled for this peer (wire/dialable.py)."""
+
+
 class Signals(Protocol):
     """Small signed messages to a peer beside any link (offers, answers), for one kind of link."""
 
@@ -121,7 +126,7 @@ class Dialer(Protocol):
     @property
     def kind(self) -> LinkKind: ...
 
-    async def dial(self, peer: PeerId, candidates: Sequence[Candidate]) -> Link:
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> Link:
         """Race the candidates of this kind. Raises DialError, or Refused when the peer said why not."""
         ...
 

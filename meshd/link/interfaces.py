@@ -9,9 +9,15 @@ import ctypes
 import ipaddress
 import socket
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, cast
+
+from meshd.base.boundary import OURS
+from meshd.identity.keys import PeerId
+from meshd.link.interface import MayDial
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, Here, Network, Source, dialable, network_of
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -35,6 +41,9 @@ _VPN = ("tun", "tap", "wg", "utun", "tailscale", "zt", "ppp", "ipsec", "nebula")
 # RFC 1918, RFC 4193. Carrier-grade NAT (100.64/10) is not one site: two of its addresses may be cities apart.
 _SITES = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
 _IFF_UP = 0x1
+_USUAL = {4: 24, 6: 64}  # bits of a network where the system does not tell
+
+_last: "tuple[InterfaceAddress, ...]" = ()  # as they were when the kernel could be asked
 
 # Documentation prefixes (RFC 5737, RFC 3849): never routed anywhere special, so the default route answers.
 _OUTSIDE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
@@ -46,6 +55,7 @@ class InterfaceAddress:
 
     interface: str
     host: str
+    prefix: int = field(default=0, compare=False)  # bits of its network; 0: not known
 
     @property
     def ip(self) -> Address:
@@ -109,12 +119,53 @@ def addresses() -> frozenset[str]:
     )
 
 
+def here(outside: Iterable[str] = (), *, local_only: bool = False) -> Here:
+    """Where this machine is now. `outside`: its public addresses as servers see them."""
+    found = enumerate_addresses()
+    return Here(
+        addresses=frozenset(item.ip for item in found if not item.ip.is_loopback),
+        networks=networks(found),
+        outside=frozenset(ipaddress.ip_address(host) for host in outside),
+        local_only=local_only,
+    )
+
+
+def by_interfaces(own: Sequence[str] | None = None) -> MayDial:
+    """The rules of wire/dialable.py for a node that knows nothing but its interfaces; `own`: the addresses
+    that it offers, where it does not offer them all."""
+    inside = own is not None and all(ipaddress.ip_address(host).is_loopback for host in own)
+
+    def may_dial(_peer: PeerId, told: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
+        return dialable(told, source=source, here=here(local_only=inside))
+
+    return may_dial
+
+
+def networks(found: Iterable[InterfaceAddress]) -> tuple[Network, ...]:
+    """Networks in which other machines may be met: those of the addresses that `choose` offers, and VPNs.
+
+    Not those of containers and virtual machines of this very host, unless there is nothing else.
+    """
+    known = list(found)
+    offered = choose(known)
+    met = [
+        item
+        for item in known
+        if (item.host in offered or item.interface.startswith(_VPN)) and not item.ip.is_loopback
+    ]
+    return tuple(dict.fromkeys(network_of(item.ip, item.prefix or _USUAL[item.ip.version]) for item in met))
+
+
 def enumerate_addresses() -> tuple[InterfaceAddress, ...]:
     """Every address of every interface that is up, loopback too. Asks the kernel; never sends."""
+    global _last
     try:
-        return _getifaddrs()
-    except (OSError, AttributeError):
-        return _sources()
+        _last = _getifaddrs()
+    except (OSError, AttributeError) as error:
+        if isinstance(error, OSError) and error.errno in OURS and _last:
+            return _last  # no descriptor is free: nothing says that they have changed
+        _last = _sources()
+    return _last
 
 
 def path_between(local: str, remote: str) -> str:
@@ -157,7 +208,7 @@ def _in_a_site(address: Address) -> bool:
 
 
 class _Ifaddrs(ctypes.Structure):
-    """The head of `struct ifaddrs` (getifaddrs(3)): all fields up to the address, alike on Linux and macOS.
+    """The head of `struct ifaddrs` (getifaddrs(3)): all fields up to the mask, alike on Linux and macOS.
 
     `next` is a plain address here, so that the end of the list is None.
     """
@@ -167,6 +218,7 @@ class _Ifaddrs(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("flags", ctypes.c_uint),
         ("address", ctypes.c_void_p),
+        ("netmask", ctypes.c_void_p),
     )
 
 
@@ -175,6 +227,7 @@ class _Entry(Protocol):
     name: bytes
     flags: int
     address: int | None
+    netmask: int | None
 
 
 def _getifaddrs() -> tuple[InterfaceAddress, ...]:
@@ -190,11 +243,23 @@ def _getifaddrs() -> tuple[InterfaceAddress, ...]:
             entry = cast(_Entry, _Ifaddrs.from_address(at))
             host = _host(entry.address) if entry.flags & _IFF_UP and entry.address else None
             if host is not None:
-                found.append(InterfaceAddress(entry.name.decode("utf-8", "replace"), host))
+                prefix = _prefix(entry.netmask, ipaddress.ip_address(host).version)
+                found.append(InterfaceAddress(entry.name.decode("utf-8", "replace"), host, prefix))
             at = entry.next
     finally:
         library.freeifaddrs(head)
     return tuple(found)
+
+
+def _prefix(sockaddr: int | None, version: int) -> int:
+    """The bits of a network mask in memory; 0 where there is none.
+
+    Its family is not asked for: BSD leaves it out of masks. The mask stands where an address would.
+    """
+    if not sockaddr:
+        return 0
+    mask = ctypes.string_at(sockaddr + 4, 4) if version == 4 else ctypes.string_at(sockaddr + 8, 16)
+    return int.from_bytes(mask, "big").bit_count()
 
 
 def _host(sockaddr: int) -> str | None:

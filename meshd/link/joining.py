@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from meshd.base.errors import RemoteProtocolError
+from meshd.base.shares import JOINING, JOINING_OF_KEY
+from meshd.base.slots import Slots
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import Link
 from meshd.link.proving import ProvenPipe, RawPipe, Standing, member_of, prove_accepted, prove_dialled
 
-MAX_JOINERS = 16  # at once: each holds a valid invite, but an invite may be in many hands
 JOIN_SECONDS = 30.0  # the inviter's disk and the joiner's start as a member included
 
 
@@ -67,17 +68,17 @@ class JoinDesk:
     def __init__(self, on_joiner: OnJoiner | None, standing: Callable[[], Standing]) -> None:
         self._on_joiner = on_joiner
         self._standing = standing
-        self._busy = 0
+        self._places = Slots(JOINING, JOINING_OF_KEY)  # each holds an invite, which may be in many hands
 
     async def admit(self, joining: Joining) -> Link | None:
         """The link of a joiner that stays. Raises as `Joining.stay`; the pipe stays the caller's to close."""
-        if self._on_joiner is None or self._busy >= MAX_JOINERS:
+        release = self._places.take(joining.peer) if self._on_joiner is not None else None
+        if self._on_joiner is None or release is None:
             return None
-        self._busy += 1
         try:
             async with asyncio.timeout(JOIN_SECONDS):
                 if not await self._on_joiner(joining):
                     return None
                 return await joining.stay(self._standing(), dialled=False)
         finally:
-            self._busy -= 1
+            release()

@@ -6,11 +6,13 @@ import errno
 import socket
 from collections.abc import Callable
 
+from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import UserError
 from meshd.base.listening import listen_at
 from meshd.base.log import get
 from meshd.base.port_holder import port_holder
 
+_NOT_A_LISTENER = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EFAULT, errno.EOPNOTSUPP}
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_SECONDS = 1.0  # until something has been freed
 _TRIES = 8  # for one free port in both families at once
@@ -96,13 +98,18 @@ async def accept_from(server: socket.socket, fresh: Callable[[], asyncio.BasePro
             except (BlockingIOError, InterruptedError, ConnectionError):
                 continue  # it has gone away again
             except OSError as error:
-                if error.errno not in _NO_ROOM:
+                if error.errno in _NOT_A_LISTENER:
                     raise
-                _log.warning("accept_paused", why=(error.strerror or "").lower(), seconds=_PAUSE_SECONDS)
-                await asyncio.sleep(_PAUSE_SECONDS)
-                continue
-            connection.setblocking(False)
-            await loop.connect_accepted_socket(fresh, connection)
+                if error.errno in _NO_ROOM:
+                    _log.warning("accept_paused", why=(error.strerror or "").lower(), seconds=_PAUSE_SECONDS)
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                continue  # else the network's trouble with that one connection, as Linux tells it here
+            try:
+                with Contained("network", "connection"):
+                    connection.setblocking(False)
+                    await loop.connect_accepted_socket(fresh, connection)
+            except Fault:
+                connection.close()
     finally:
         loop.remove_reader(server)
         server.close()

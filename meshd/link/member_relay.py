@@ -7,7 +7,6 @@ direct link pass on, and only to nodes they have a direct link to: nothing is re
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from ssl import SSLContext
@@ -15,6 +14,8 @@ from typing import Protocol
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
+from meshd.base.shares import PASSED_ON, PASSED_ON_OF_PEER, WELCOMED, WELCOMED_BY_PEER
+from meshd.base.slots import Release, Slots
 from meshd.base.tasks import Owner, first_error, first_success
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.keys import PeerId
@@ -32,14 +33,13 @@ from meshd.link.proving import (
 from meshd.link.stream_pipe import Bytes, StreamPipe
 from meshd.link.tls import dialer_context, listener_context
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable
 
 SERVICE = "onward"
 TO, FROM = "to", "from"  # metadata: node ids; `to` asks to pass on, `from` says whose bytes these are
 ATTEMPT_SECONDS = 8.0
 STAGGER_SECONDS = 0.25  # between members that are asked
 MAX_ASKED = 3  # members
-MAX_PASSED_ON = 64  # streams at once
-MAX_PASSED_ON_FOR_ONE = 8
 CODE_ENDED = 1
 LOG = log.get("link")
 
@@ -62,7 +62,7 @@ class Sessions(Protocol):
         service: str,
         handler: Callable[[Bytes], Awaitable[None]],
         *,
-        allow: Callable[[Member, Mapping[str, str | int | bytes]], str | None],
+        allow: Callable[[Member, Mapping[str, str | int | bytes]], str | Release | None],
     ) -> None: ...
 
 
@@ -81,7 +81,8 @@ class MemberRelayLinks:
         self._dialling = dialer_context()
         self._accept: Accept | None = None
         self._owner: Owner | None = None
-        self._passed_on: Counter[PeerId] = Counter()
+        self._passed_on = Slots(PASSED_ON, PASSED_ON_OF_PEER)
+        self._welcomed = Slots(WELCOMED, WELCOMED_BY_PEER)
 
     @property
     def kind(self) -> LinkKind:
@@ -108,7 +109,7 @@ class MemberRelayLinks:
 
     # Dialling.
 
-    async def dial(self, peer: PeerId, candidates: Sequence[Candidate]) -> Link:
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> Link:
         """Through the members that this node has a direct link to. Raises DialError, Refused."""
         sessions = self._sessions if self._owner is not None else None
         members = [one for one in sessions.direct() if one != peer] if sessions is not None else []
@@ -156,7 +157,9 @@ class MemberRelayLinks:
         if self._owner is None:
             raise Broken("this node stops")
         pipe = StreamPipe(stream, context, server_side=server_side)
-        task = self._owner.start(pipe.run(), name=f"through {stream.peer.short}")
+        task = self._owner.start_for(
+            f"peer {stream.peer.short}", pipe.run(), name=f"through {stream.peer.short}"
+        )
         task.add_done_callback(lambda _: pipe.abort())  # it may be cancelled before its first step
         return pipe
 
@@ -175,19 +178,17 @@ class MemberRelayLinks:
 
     # Being called, and passing on.
 
-    def _allow(self, member: Member, metadata: Mapping[str, str | int | bytes]) -> str | None:
+    def _allow(self, member: Member, metadata: Mapping[str, str | int | bytes]) -> str | Release | None:
         sessions, to = self._sessions, metadata.get(TO)
         if to is None:
-            return None if isinstance(metadata.get(FROM), bytes) else "whose bytes these are is not said"
+            if not isinstance(metadata.get(FROM), bytes):
+                return "whose bytes these are is not said"
+            return self._welcomed.take(member.peer) or "too many at once"
         if not self._passes_on:
             return "this node passes nothing on"
         if sessions is None or all(one.raw != to for one in sessions.direct()):
             return "not connected to that node"
-        if self._passed_on.total() >= MAX_PASSED_ON:
-            return "it passes on too much already"
-        if self._passed_on[member.peer] >= MAX_PASSED_ON_FOR_ONE:
-            return "too many at once"
-        return None
+        return self._passed_on.take(member.peer) or "it passes on too much already"
 
     async def _take(self, stream: Bytes) -> None:
         to = stream.metadata.get(TO)
@@ -198,25 +199,20 @@ class MemberRelayLinks:
 
     async def _pass_on(self, stream: Bytes, to: PeerId) -> None:
         assert self._sessions is not None
-        self._passed_on[stream.peer] += 1
+        onward = self._sessions.open_stream(to, SERVICE, metadata={FROM: stream.peer.raw})
+        LOG.info("passing_on", peer=stream.peer.short, node=to.short)
         try:
-            onward = self._sessions.open_stream(to, SERVICE, metadata={FROM: stream.peer.raw})
-            LOG.info("passing_on", peer=stream.peer.short, node=to.short)
-            try:
-                async with Owner() as owner:
-                    owner.start(_copy(stream, onward), name="onward")
-                    owner.start(_copy(onward, stream), name="onward back")
-            except ExceptionGroup as group:
-                error = first_error(group)
-                if not isinstance(error, MeshdError):
-                    raise
-                raise Broken(error.what) from None
-            finally:
-                onward.reset(CODE_ENDED, "the other side is gone")
-                stream.reset(CODE_ENDED, "the other side is gone")
+            async with Owner() as owner:
+                owner.start(_copy(stream, onward), name="onward")
+                owner.start(_copy(onward, stream), name="onward back")
+        except ExceptionGroup as group:
+            error = first_error(group)
+            if not isinstance(error, MeshdError):
+                raise
+            raise Broken(error.what) from None
         finally:
-            self._passed_on[stream.peer] -= 1
-            self._passed_on += Counter()  # drops those at zero
+            onward.reset(CODE_ENDED, "the other side is gone")
+            stream.reset(CODE_ENDED, "the other side is gone")
 
     async def _welcome(self, stream: Bytes) -> None:
         pipe = self._pipe(stream, self._listening, server_side=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from meshd.base.errors import RemoteProtocolError
 from meshd.link.stun import resolve
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable
 from meshd.wire.stun import TRANSACTION_BYTES, Endpoint, StunKind, StunMessage, decode, encode
 
 KEEP_SECONDS = 20.0
@@ -80,7 +81,7 @@ class OuterPort:
             waiting = bool(servers) and not self._seen and rounds <= FIRST_ROUNDS
             await asyncio.sleep(0.5 if waiting else KEEP_SECONDS)
 
-    async def punch(self, candidates: Sequence[Candidate], seconds: float) -> None:
+    async def punch(self, candidates: Sequence[Dialable], seconds: float) -> None:
         """Send small datagrams to these addresses for a while, so that their answers may come in."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds

@@ -15,7 +15,7 @@ from meshd.identity.certificate import make_link_certificate
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link import interfaces
-from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, Signals
+from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, MayDial, Signals
 from meshd.link.proving import ProvenLink, Standing, dial_error, member_of, prove_accepted, prove_dialled
 from meshd.link.punch_port import PunchGround, ground
 from meshd.link.punch_race import PunchRace, Side
@@ -24,6 +24,7 @@ from meshd.link.talks import Talk, Talks, Yielded
 from meshd.link.tcp_pipe import TcpPipe
 from meshd.link.tls import dialer_context, listener_context
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, Source
 from meshd.wire.punching import MAX_WAITED_MS, Go, Knock, Punching, Ready, decode, encode
 
 READY_SECONDS = 4.0  # for the other side's word: its own STUN takes 1.5 at most, the rest is the way
@@ -40,8 +41,8 @@ class PunchLinks:
     """Dialer and Listener in one: `serve` must run for either, it hears the signals of both.
 
     `servers` gives STUN servers that answer over TCP as `host:port` (the relay, public members). `worth`
-    says whether it is of any use to try a peer now (punch_fit.py). `hosts` and `loopback` are for nodes of
-    one machine: addresses to offer, and whether loopback may be connected to.
+    says whether it is of any use to try a peer now (punch_fit.py). `hosts`: addresses to offer, for a node
+    that keeps to this machine. `may_dial` says what of the other side's addresses may be connected to.
     """
 
     def __init__(
@@ -52,13 +53,13 @@ class PunchLinks:
         servers: Callable[[], Sequence[str]],
         worth: Callable[[PeerId], bool] = lambda _peer: True,
         hosts: Sequence[str] | None = None,
-        loopback: bool = False,
+        may_dial: MayDial | None = None,
     ) -> None:
         self._standing = standing
         self._servers = servers
         self._worth = worth
         self._hosts = hosts
-        self._loopback = loopback
+        self._may_dial = may_dial or interfaces.by_interfaces(hosts)
         self._talks: Talks[Punching] = Talks(
             standing().credentials.key.peer,
             signals,
@@ -80,7 +81,7 @@ class PunchLinks:
         """None: an address of an attempt is good for that attempt only."""
         return ()
 
-    async def dial(self, peer: PeerId, candidates: Sequence[Candidate] = ()) -> Link:
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable] = ()) -> Link:
         """Punch to `peer`; its addresses come over signals, so `candidates` are not needed.
 
         At most two rounds, 25 s in all. Raises DialError, or Refused when the peer said why not. When both
@@ -134,7 +135,8 @@ class PunchLinks:
                 return proven
 
             race = PunchRace(Side(context=self._dialling, server=False, prove=prove), talk.peer.short)
-            pipe, proven = await race.run(mine, ready.candidates, loopback=self._loopback)
+            places = self._may_dial(talk.peer, ready.candidates, Source.SIGNAL)
+            pipe, proven = await race.run(mine, places)
             return pipe, proven, _path(pipe, mine.candidates, ready.candidates)
 
     # --- the answering side
@@ -175,7 +177,8 @@ class PunchLinks:
                 return proven
 
             race = PunchRace(Side(context=self._listening, server=True, prove=prove), talk.peer.short)
-            pipe, proven = await race.run(mine, go.candidates, loopback=self._loopback)
+            places = self._may_dial(talk.peer, go.candidates, Source.SIGNAL)
+            pipe, proven = await race.run(mine, places)
             return pipe, proven, _path(pipe, mine.candidates, go.candidates)
 
     @contextlib.asynccontextmanager

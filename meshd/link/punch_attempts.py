@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
+from meshd.base.shares import KNOCKS, KNOCKS_OF_PEER
 from meshd.identity.keys import PeerId
 
-MAX_ANSWERED = 16  # attempts of others at once; each costs some sockets for some seconds
-MAX_ANSWERED_OF_ONE = 8
+MAX_ANSWERED = KNOCKS.most  # each costs some sockets for some seconds
+MAX_ANSWERED_OF_ONE = KNOCKS_OF_PEER.most
 
 M = TypeVar("M")
 

@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from meshd.base.tasks import Owner
 from meshd.link import interfaces
 from meshd.link.connecting import limit_segments
-from meshd.link.stun import ASK_SECONDS, bound_socket, of_family, tcp_mapping
+from meshd.link.stun import ASK_SECONDS, bound_socket, tcp_mapping
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable
 from meshd.wire.punching import MAX_PUNCH_CANDIDATES
 from meshd.wire.stun import Endpoint
 
@@ -51,13 +52,13 @@ class PunchPort:
         v6 = self._family == socket.AF_INET6
         return [Candidate(host, self.port) for host in hosts if (":" in host) == v6 and "%" not in host]
 
-    async def meet(self, targets: Sequence[Endpoint], found: Found) -> None:
+    async def meet(self, targets: Sequence[Dialable], found: Found) -> None:
         """Connect to all targets and accept, until cancelled; each connected socket goes to `found`."""
-        mine = of_family(targets, self._family)
+        mine = [one for one in targets if one.is_v6 == (self._family == socket.AF_INET6)]
         async with Owner() as owner:
             owner.start(self._accept(found), name="punch-accept")
             for target in mine:
-                owner.start(self._connect(target, found, len(targets)), name=f"punch-{target}")
+                owner.start(self._connect(target, found, len(targets)), name=f"punch-{target.place}")
 
     async def _accept(self, found: Found) -> None:
         loop = asyncio.get_running_loop()
@@ -74,7 +75,7 @@ class PunchPort:
             sock.setblocking(False)
             found(sock)
 
-    async def _connect(self, target: Endpoint, found: Found, among: int) -> None:
+    async def _connect(self, target: Dialable, found: Found, among: int) -> None:
         loop = asyncio.get_running_loop()
         pause = FIRST_PAUSE_SECONDS
         while True:
@@ -100,11 +101,10 @@ class PunchGround:
         self._ports = ports
         self.candidates = tuple(candidates)[:MAX_PUNCH_CANDIDATES]
 
-    async def meet(self, others: Sequence[Candidate], found: Found, *, loopback: bool) -> None:
-        """As `PunchPort.meet`, on every port; `loopback` takes targets on this machine too."""
+    async def meet(self, others: Sequence[Dialable], found: Found) -> None:
+        """As `PunchPort.meet`, on every port."""
         own = set(self.candidates)
-        usable = [one for one in others if one not in own and (loopback or not one.is_loopback)]
-        targets = [Endpoint(one.host, one.port) for one in usable if one.proto == "tcp"]
+        targets = [one for one in others if one.proto == "tcp" and one not in own]
         async with Owner() as owner:
             for port in self._ports:
                 owner.start(port.meet(targets[:MAX_PUNCH_CANDIDATES], found), name="punch-meet")

@@ -18,7 +18,7 @@ from meshd.link.interface import DialError, DialFailure, LinkKind
 from meshd.link.proving import PROOF_SECONDS, dial_error
 from meshd.link.punch_port import PunchGround
 from meshd.link.tcp_pipe import TcpPipe
-from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable
 
 MEET_SECONDS = 3.5  # of connecting; one lost SYN is sent again after 1 s
 MAX_CONNECTED = 8  # sockets of one attempt that have not proven anything yet
@@ -49,11 +49,11 @@ class PunchRace:
         self._winner: Reached | None = None
         self._errors: list[MeshdError] = []
 
-    async def run(self, ground: PunchGround, others: Sequence[Candidate], *, loopback: bool) -> Reached:
+    async def run(self, ground: PunchGround, others: Sequence[Dialable]) -> Reached:
         """The first proven pipe; everything else is closed. Raises DialError, Refused."""
         try:
             async with Owner() as owner:
-                meeting = ground.meet(others, lambda sock: self._found(sock, owner), loopback=loopback)
+                meeting = ground.meet(others, lambda sock: self._found(sock, owner))
                 owner.start(meeting, name="punch")
                 await self._until_decided()
                 owner.cancel()
@@ -81,7 +81,7 @@ class PunchRace:
         self._unowned.add(sock)
         self._busy += 1
         try:
-            task = owner.start(self._try(sock), name="punch-try")
+            task = owner.start_for(self._place, self._try(sock), name="punch-try")
         except Closed:  # shutting down
             self._tried()
         else:

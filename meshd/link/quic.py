@@ -29,7 +29,7 @@ from meshd.link.quic_pipe import QuicPipe
 from meshd.link.quic_ports import DialPort, SharedPort
 from meshd.link.racing import dial_order, race
 from meshd.link.tcp import ATTEMPT_SECONDS, CONNECT_SECONDS
-from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable
 
 IDLE_SECONDS = 15.0  # without a sign of life, asked for after a third of it; sessions notice a death in 4.5 s
 _log = get("link")
@@ -37,7 +37,7 @@ _log = get("link")
 Accept = Callable[[Link], Awaitable[None]]
 
 
-Ports = Callable[[Candidate], DialPort | SharedPort]
+Ports = Callable[[Dialable], DialPort | SharedPort]
 
 
 class QuicLink(ProvenLink):
@@ -69,7 +69,7 @@ class QuicDialer:
         """QUIC."""
         return LinkKind.QUIC
 
-    async def dial(self, peer: PeerId, candidates: Sequence[Candidate]) -> QuicLink:
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> QuicLink:
         """Race the UDP candidates, 250 ms apart; 10 s at most for each.
 
         Raises Refused when the peer said why not, else DialError with the failure that came closest.
@@ -93,7 +93,7 @@ class QuicDialer:
 
 
 async def dial_join(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Dialable],
     *,
     standing: Standing,
     inviter: PeerId,
@@ -119,7 +119,7 @@ Reached = tuple[QuicPipe, tuple[Proven, DialPort | SharedPort]]
 
 async def _attempt(
     made: list[QuicPipe],
-    candidate: Candidate,
+    candidate: Dialable,
     *,
     standing: Standing,
     expect: PeerId,

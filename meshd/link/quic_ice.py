@@ -14,13 +14,14 @@ from meshd.identity.certificate import LinkCertificate, make_link_certificate
 from meshd.link import interfaces
 from meshd.link.ice_links import Extra, IceLinks
 from meshd.link.ice_session import IcePipe, IceSession, OpenSocket
-from meshd.link.interface import LinkKind, Signals
+from meshd.link.interface import LinkKind, MayDial, Signals
 from meshd.link.proving import Standing
 from meshd.link.quic import IDLE_SECONDS
 from meshd.link.quic_pipe import Engine, QuicPipe
 from meshd.link.quic_socket import ETHERNET_MTU, Address, Origin
 from meshd.link.udp_socket import UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
+from meshd.wire.dialable import Dialable
 from meshd.wire.offer import Terms
 
 if TYPE_CHECKING:
@@ -41,9 +42,12 @@ class QuicOverIce(IceLinks):
         extra: Extra | None = None,
         hosts: Callable[[], Sequence[str]] = interfaces.hosts,
         open_socket: OpenSocket = UdpSocket,
+        may_dial: MayDial | None = None,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        super().__init__(standing, signals, stun, extra=extra, hosts=hosts, open_socket=open_socket)
+        super().__init__(
+            standing, signals, stun, extra=extra, hosts=hosts, open_socket=open_socket, may_dial=may_dial
+        )
         self._idle_seconds = idle_seconds
         self._certificate = make_link_certificate()
 
@@ -118,11 +122,11 @@ class QuicSession:
         """Bind sockets; returns their addresses."""
         return self.ice.open(hosts, open_socket)
 
-    async def connect(self, terms: Terms) -> None:
+    async def connect(self, terms: Terms, places: Sequence[Dialable]) -> None:
         """Find a path and run the handshake over it. Raises Broken, RemoteProtocolError."""
         ice = self.ice
         ice.remote_username, ice.remote_password = terms.user, terms.password
-        ice.add(terms.candidates)
+        ice.add(places)
         try:
             await ice.connect()
         except ConnectionError as error:

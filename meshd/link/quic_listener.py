@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from meshd.base.boundary import contained
+from meshd.base.doorstep import MAX_UNPROVEN, Doorstep
 from meshd.base.errors import Closed, LocalProtocolError, MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.proof import Proven, Purpose
 from meshd.link import interfaces
-from meshd.link.doorstep import MAX_UNPROVEN, Doorstep
 from meshd.link.interface import LinkKind
 from meshd.link.joining import JoinDesk, OnJoiner
 from meshd.link.proving import PROOF_SECONDS, Standing, prove_accepted
@@ -27,6 +28,7 @@ from meshd.link.quic_pipe import QuicPipe
 from meshd.link.quic_ports import DialPort, Door, SharedPort
 from meshd.link.quic_socket import Origin, bind_udp
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable
 from meshd.wire.limits import MAX_CANDIDATES
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 _log = get("link")
 
+_LOAD_AGAIN_SECONDS = 1.0
 _WAITING_STRANGERS = 16  # first datagrams kept while the library is loaded, once
 
 
@@ -132,7 +135,7 @@ class QuicListener:
                 door.socket.send([data], origin)
                 return
 
-    def dial_port(self, candidate: Candidate) -> DialPort | SharedPort:
+    def dial_port(self, candidate: Dialable) -> DialPort | SharedPort:
         """To dial `candidate` from the port that this listener has, where it has one of that family."""
         self._open_doors()
         for door in self._doors:
@@ -156,8 +159,7 @@ class QuicListener:
             async with Owner() as owner:
                 self._welcome = partial(self._arrive, accept=accept, owner=owner)
                 self._open_doors()
-                await self._loading.wait()  # nobody pays for the library until somebody comes
-                await load()
+                await self._load()
                 from meshd.link import quic_engine, quic_reception
 
                 settings = quic_engine.listener_settings(self._certificate, idle_seconds=self._idle_seconds)
@@ -169,6 +171,18 @@ class QuicListener:
                 await asyncio.Event().wait()
         finally:
             self.close()
+
+    async def _load(self) -> None:
+        """Nobody pays for the library until somebody comes. Without a free descriptor it cannot be had."""
+        while True:
+            await self._loading.wait()
+            try:
+                await contained(load(), source="this machine", name="load QUIC")
+            except MeshdError:
+                self._loading.clear()
+                await asyncio.sleep(_LOAD_AGAIN_SECONDS)
+            else:
+                return
 
     def _stranger(self, door: Door, data: bytes, origin: Origin) -> None:
         if not data or not data[0] & 0x40:
@@ -194,9 +208,10 @@ class QuicListener:
 
     def _arrive(self, pipe: QuicPipe, door: Door, *, accept: Accept, owner: Owner) -> None:
         origin = pipe.origin
-        self._doorstep.arrive(pipe, host=origin.address[0] if origin else "", send_away=pipe.abort)
+        host = origin.address[0] if origin else ""
+        self._doorstep.arrive(pipe, host=host, send_away=pipe.abort)
         try:
-            task = owner.start(self._live(pipe, door, accept), name=f"quic-{pipe.remote}")
+            task = owner.start_for(host, self._live(pipe, door, accept), name=f"quic-{pipe.remote}")
         except Closed:  # shutting down
             self._part(pipe)
         else:

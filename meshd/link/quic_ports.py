@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from meshd.link.quic_pipe import QuicPipe
 from meshd.link.quic_socket import Origin, UdpSocket
-from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable
 
 ID_BYTES = 8  # of the connection ids that we choose
 
@@ -14,7 +14,7 @@ ID_BYTES = 8  # of the connection ids that we choose
 class DialPort:
     """The socket of one connection that we make: a new one, or `sock`, bound to what the peer expects."""
 
-    def __init__(self, candidate: Candidate, *, sock: socket.socket | None = None) -> None:
+    def __init__(self, candidate: Dialable, *, sock: socket.socket | None = None) -> None:
         family = socket.AF_INET6 if candidate.is_v6 else socket.AF_INET
         fresh = sock is None
         sock = sock or socket.socket(family, socket.SOCK_DGRAM)
@@ -155,7 +155,7 @@ class SharedPort:
     nodes that dial each other so at the same time need nothing else to get through most NATs.
     """
 
-    def __init__(self, door: Door, candidate: Candidate) -> None:
+    def __init__(self, door: Door, candidate: Dialable) -> None:
         self._door = door
         self.pipe: QuicPipe | None = None
         self.origin = Origin((candidate.host, candidate.port))

@@ -10,7 +10,8 @@ from typing import Protocol, TypeVar
 from meshd.base.errors import Refused
 from meshd.base.tasks import first_success
 from meshd.link.interface import DialError, DialFailure, LinkKind
-from meshd.wire.address import Candidate, Proto, order
+from meshd.wire.address import Proto, order
+from meshd.wire.dialable import Dialable
 from meshd.wire.limits import MAX_CANDIDATES
 
 STAGGER_SECONDS = 0.25  # between two addresses (RFC 8305 5: "Connection Attempt Delay")
@@ -25,10 +26,10 @@ class Pipe(Protocol):
 
 P = TypeVar("P", bound=Pipe)
 X = TypeVar("X")  # what the attempt found out beside
-Attempt = Callable[[list[P], Candidate], Coroutine[object, object, tuple[P, X]]]
+Attempt = Callable[[list[P], Dialable], Coroutine[object, object, tuple[P, X]]]
 
 
-def dial_order(candidates: Sequence[Candidate], proto: Proto) -> list[Candidate]:
+def dial_order(candidates: Sequence[Dialable], proto: Proto) -> list[Dialable]:
     """Those of `proto` in the order to try: near before far, families in turn, loopback last.
 
     Loopback last, although it is the nearest: in a token from another machine it means somebody else.
@@ -39,7 +40,7 @@ def dial_order(candidates: Sequence[Candidate], proto: Proto) -> list[Candidate]
     return sorted(ordered, key=lambda candidate: candidate.is_loopback)[:MAX_CANDIDATES]
 
 
-async def race(places: Sequence[Candidate], attempt: Attempt[P, X], *, kind: LinkKind) -> tuple[P, X]:
+async def race(places: Sequence[Dialable], attempt: Attempt[P, X], *, kind: LinkKind) -> tuple[P, X]:
     """The first pipe that is proven; all others are closed, whatever happens.
 
     An attempt adds its pipe to the list that it is given as soon as there is one. Raises Refused, DialError.

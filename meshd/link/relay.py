@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from meshd.base.doorstep import Doorstep
 from meshd.base.errors import Closed, MeshdError, Refused
 from meshd.base.log import get
 from meshd.base.tasks import Owner, first_error, first_success
@@ -17,7 +18,6 @@ from meshd.identity.certificate import make_link_certificate
 from meshd.identity.invite import JoinKeys, RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
-from meshd.link.doorstep import Doorstep
 from meshd.link.interface import DialError, DialFailure, LinkInfo, LinkKind
 from meshd.link.joining import JoinDesk, Joining, OnJoiner
 from meshd.link.proving import (
@@ -36,6 +36,7 @@ from meshd.link.relay_pipe import RelayPipe
 from meshd.link.tcp import Accept
 from meshd.link.tls import dialer_context, listener_context
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, trusted
 from meshd.wire.relay import Mail, Ring
 
 BOX_PAUSES = (0.7, 3.0)  # before a joiner asks again for a mailbox; a relay drops who asks four times
@@ -111,7 +112,7 @@ class RelayLinks:
         """None: where a node is relayed stands in its record's `relays` (`RelayClient.urls`)."""
         return ()
 
-    async def dial(self, peer: PeerId, candidates: Sequence[Candidate]) -> RelayLink:
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> RelayLink:
         """Through the relays of the peer, those that we share first; candidates are of no use here.
 
         Raises Refused when the peer said why not, else DialError.
@@ -138,7 +139,9 @@ class RelayLinks:
 
             def rung(control: Control, ring: Ring) -> bool:
                 try:
-                    task = owner.start(self._welcome(control, ring, accept), name="relayed")
+                    task = owner.start_for(
+                        f"relay {control.relay.place}", self._welcome(control, ring, accept), name="relayed"
+                    )
                 except Closed:  # shutting down
                     return False
 
@@ -180,7 +183,9 @@ class RelayLinks:
         pipe: RelayPipe | None = None
         try:
             async with asyncio.timeout(self._proof_seconds + WELCOME_SECONDS - PROOF_SECONDS):
-                pipe = await RelayPipe.open(control.relay, self._client.context, self._client.environ)
+                pipe = await RelayPipe.open(
+                    control.relay, self._client.context, self._client.environ, control.allow
+                )
                 await pipe.enter(
                     ring.ticket, self._listening, server_side=True, relay_binding=control.binding
                 )
@@ -254,7 +259,9 @@ async def _attempt_join(
     context = dialer_context()
     try:
         async with asyncio.timeout(ATTEMPT_SECONDS), Owner() as owner:
-            control = await Control.open(way, standing, _Deaf(), context=context, environ=environ)
+            control = await Control.open(
+                way, standing, _Deaf(), context=context, environ=environ, allow=trusted
+            )
             owner.start(control.run(), name="relay control")
             try:
                 pipe, proven = await _call(
@@ -340,7 +347,9 @@ async def _ticket_and_pipe(
     ticket = b""
     try:
         async with Owner() as owner:
-            opening = owner.start(RelayPipe.open(control.relay, outer, environ), name="relay pipe")
+            opening = owner.start(
+                RelayPipe.open(control.relay, outer, environ, control.allow), name="relay pipe"
+            )
             ticket = await _ticket(control, to, pauses=pauses)
             pipe = await opening
     except BaseException as error:

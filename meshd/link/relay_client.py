@@ -7,28 +7,31 @@ when one of those is called, and left after a while.
 import asyncio
 import os
 import random
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.base.backoff import Backoff
+from meshd.base.boundary import contained
 from meshd.base.errors import Broken, MeshdError, Refused
+from meshd.base.fair import FairQueue
 from meshd.base.log import get
+from meshd.base.shares import MAIL_WAITING, RELAY_VISITS
 from meshd.base.tasks import Owner
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.relay_url import relay_url
 from meshd.link.proving import Standing
 from meshd.link.relay_control import Control, RelayTrouble
+from meshd.link.relay_proxy import Allow
 from meshd.link.tls import dialer_context
+from meshd.wire.dialable import trusted
 from meshd.wire.relay import MAX_BOX_SECONDS, MAX_MAIL_BYTES, Mail, Ring
 
 BACKOFF = Backoff(first=0.25, factor=2.0, most=8.0, jitter=0.5)
 REPLACED_SECONDS = 30.0  # another process has our key: do not fight about the place
 REACH_SECONDS = 6.0  # that a caller waits for a connection
 VISIT_SECONDS = 60.0  # without use
-MAX_VISITS = 16  # relays of others, at once
-MAX_MAIL = 128  # letters that wait for `receive_mail`; the oldest are dropped
+MAX_VISITS = RELAY_VISITS.most
 STEADY_SECONDS = 10.0  # a connection that held this long was a good one
 
 _log = get("relay")
@@ -54,10 +57,6 @@ class RelayState:
     why: str
 
 
-def _nowhere(peer: PeerId) -> Sequence[RelayHint]:
-    return ()
-
-
 class _Line:
     """One relay and the connection to it, when there is one."""
 
@@ -79,26 +78,31 @@ class _Line:
 
 
 class RelayClient:
-    """`relays`: our own. `relays_of`: those of a peer's record. `serve` must run for anything to work."""
+    """`relays`: our own. `relays_of`: those of a peer's record, at addresses that `allow` lets pass.
+
+    `serve` must run for anything to work.
+    """
 
     def __init__(
         self,
         relays: Sequence[RelayHint],
         standing: Callable[[], Standing],
         *,
-        relays_of: Callable[[PeerId], Sequence[RelayHint]] = _nowhere,
+        relays_of: Callable[[PeerId], Sequence[RelayHint]] = lambda _peer: (),
+        allow: Allow = lambda _told: (),
         environ: Mapping[str, str] = os.environ,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.own = tuple(dict.fromkeys(relays))
         self._standing = standing
         self._relays_of = relays_of
+        self._allow = allow
         self.environ = environ
         self._chance = chance
         self.context = dialer_context()
         self._lines: dict[RelayHint, _Line] = {}
         self._owner: Owner | None = None
-        self._mail: deque[Letter] = deque(maxlen=MAX_MAIL)
+        self._mail: FairQueue[Letter] = FairQueue(MAIL_WAITING.most)
         self._has_mail = asyncio.Event()
         self._boxes: dict[bytes, float] = {}  # until, in loop time
         self.on_ring: Callable[[Control, Ring], bool] | None = None  # False: nobody takes the call
@@ -170,7 +174,7 @@ class RelayClient:
         while not self._mail:
             self._has_mail.clear()
             await self._has_mail.wait()
-        return self._mail.popleft()
+        return self._mail.pop()
 
     async def set_boxes(self, boxes: Mapping[bytes, float]) -> None:
         """The mailboxes to keep open at our own relays, with the seconds that each shall live from now.
@@ -227,7 +231,8 @@ class RelayClient:
 
     def mail(self, control: Control, mail: Mail) -> None:
         """A letter came."""
-        self._mail.append(Letter(PeerId(mail.sender), mail.box, mail.blob, control.relay))
+        letter = Letter(PeerId(mail.sender), mail.box, mail.blob, control.relay)
+        self._mail.put(letter.sender, letter)
         self._has_mail.set()
 
     # --- inside
@@ -247,7 +252,7 @@ class RelayClient:
         if not own and sum(not line.own for line in self._lines.values()) >= MAX_VISITS:
             raise RelayTrouble("too many relays of other nodes are in use")
         line = self._lines[relay] = _Line(relay, own=own)
-        self._owner.start(self._keep(line), name=f"relay {relay.place}")
+        self._owner.start_for(f"relay {relay.place}", self._keep(line), name=f"relay {relay.place}")
         return line
 
     async def _keep(self, line: _Line) -> None:
@@ -258,7 +263,7 @@ class RelayClient:
             while True:
                 line.wanted.clear()
                 began = loop.time()
-                rest = await self._connection(line)
+                rest = await self._one_try(line)
                 if not line.own and (rest or loop.time() - line.used_at > VISIT_SECONDS):
                     return
                 attempt = 0 if loop.time() - began > STEADY_SECONDS else attempt + 1
@@ -273,11 +278,25 @@ class RelayClient:
             self._lines.pop(line.relay, None)
             line.tell(None, line.why)
 
+    async def _one_try(self, line: _Line) -> float:
+        """As `_connection`; what fails unforeseen is a failure of that relay, which is tried again."""
+        try:
+            place = f"relay {line.relay.place}"
+            return await contained(self._connection(line), source=place, name="connection")
+        except MeshdError as error:
+            line.tell(None, error.what)
+            return 0.0 if line.own else 1.0
+
     async def _connection(self, line: _Line) -> float:
         """One connection, from its attempt to its end; returns how long to keep away at least."""
         try:
             control = await Control.open(
-                line.relay, self._standing(), self, context=self.context, environ=self.environ
+                line.relay,
+                self._standing(),
+                self,
+                context=self.context,
+                environ=self.environ,
+                allow=trusted if line.own else self._allow,
             )
         except (MeshdError, OSError, TimeoutError) as error:
             why = _reason(error)

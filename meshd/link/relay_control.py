@@ -12,6 +12,7 @@ from meshd.identity.invite import RelayHint
 from meshd.identity.proof import Purpose
 from meshd.link.proving import Standing, prove_dialled
 from meshd.link.relay_pipe import RelayPipe
+from meshd.link.relay_proxy import Allow
 from meshd.wire.lengths import LengthParser, framed
 from meshd.wire.relay import (
     MAX_RELAY_MESSAGE_BYTES,
@@ -58,8 +59,11 @@ class Ears(Protocol):
 class Control:
     """Made by `open`; `run` reads until it breaks. Any number of tasks may call and post."""
 
-    def __init__(self, relay: RelayHint, pipe: RelayPipe, ears: Ears, *, leftover: bytes) -> None:
+    def __init__(
+        self, relay: RelayHint, pipe: RelayPipe, ears: Ears, *, leftover: bytes, allow: Allow
+    ) -> None:
         self.relay = relay
+        self.allow = allow  # which addresses of the relay may be dialled
         self.binding = pipe.binding()
         self.ready: Ready | None = None
         self.replaced = False
@@ -84,15 +88,16 @@ class Control:
         *,
         context: ssl.SSLContext,
         environ: Mapping[str, str],
+        allow: Allow,
     ) -> "Control":
         """Connect, have the relay prove its key and prove ours. Raises OSError, TimeoutError, MeshdError."""
-        pipe = await RelayPipe.open(relay, context, environ)
+        pipe = await RelayPipe.open(relay, context, environ, allow)
         try:
             proven = await prove_dialled(
                 pipe, standing=standing, expect=relay.key, purpose=Purpose.RELAY, binding=pipe.binding()
             )
             pipe.widen()
-            control = cls(relay, pipe, ears, leftover=proven.leftover)
+            control = cls(relay, pipe, ears, leftover=proven.leftover, allow=allow)
             async with asyncio.timeout(ANSWER_SECONDS):
                 while control.ready is None:
                     await control._read()

@@ -10,7 +10,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.identity.invite import RelayHint
 from meshd.identity.relay_url import split_place
 from meshd.link.relay_engine import NestedEngine
-from meshd.link.relay_proxy import connect
+from meshd.link.relay_proxy import Allow, connect
 from meshd.link.tcp_pipe import TcpPipe
 from meshd.link.tls import TlsEngine
 from meshd.wire.relay import TICKET_MAGIC
@@ -22,15 +22,20 @@ class RelayPipe(TcpPipe):
     """A TcpPipe to a relay, which after `enter` is one to the node at the other end of a circuit."""
 
     @classmethod
-    async def open(cls, relay: RelayHint, context: ssl.SSLContext, environ: Mapping[str, str]) -> Self:
-        """Connect and secure. Raises OSError, TimeoutError, MeshdError; nothing is left open then."""
+    async def open(
+        cls, relay: RelayHint, context: ssl.SSLContext, environ: Mapping[str, str], allow: Allow
+    ) -> Self:
+        """Connect and secure; `allow` as in relay_proxy.connect.
+
+        Raises OSError, TimeoutError, MeshdError; nothing is left open then.
+        """
         pipe = cls(context, server_side=False)
         name = split_place(relay.place)[0]
         if not _is_address(name):  # said to the network, as browsers do: some let nothing else pass
             pipe._engine = TlsEngine(context, server_side=False, server_hostname=name)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                sock = await connect(relay.place, environ)
+                sock = await connect(relay.place, environ, allow)
                 await asyncio.get_running_loop().create_connection(lambda: pipe, sock=sock)
                 await pipe.secure()
         except BaseException:

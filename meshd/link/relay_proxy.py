@@ -9,18 +9,22 @@ import contextlib
 import ipaddress
 import socket
 import urllib.parse
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from meshd.base.errors import Broken, UserError
+from meshd.base.errors import Broken, LocalProtocolError, UserError
 from meshd.base.tasks import first_success
 from meshd.identity.relay_url import split_place
 from meshd.link import connecting
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, trusted
 
 MAX_REPLY_BYTES = 8 << 10  # of a proxy, to CONNECT
 MAX_ADDRESSES = 8  # of one name
 STAGGER_SECONDS = 0.25  # RFC 8305 5
+
+Allow = Callable[[Sequence[Candidate]], Sequence[Dialable]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +80,20 @@ def _excepted(host: str, port: int, without: str) -> bool:
     return False
 
 
-async def connect(place: str, environ: Mapping[str, str]) -> socket.socket:
-    """A connected, non-blocking socket that leads to `place`. Raises OSError, Broken, UserError."""
+async def connect(place: str, environ: Mapping[str, str], allow: Allow) -> socket.socket:
+    """A connected, non-blocking socket that leads to `place`; `allow` says which addresses of its name may be
+    dialled. Raises OSError, Broken, UserError.
+
+    A proxy looks up the name of a relay that this node was told by its user. Of any other relay it is told an
+    address that `allow` has let pass: what the proxy reaches may be out of reach for the peer that names it.
+    """
     host, port = split_place(place)
     proxy = proxy_for(host, port, environ)
     if proxy is None:
-        return await _reach(host, port)
-    sock = await _reach(proxy.host, proxy.port)
+        return await _reach(host, port, allow)
+    if allow is not trusted:
+        place = (await _allowed(host, port, allow))[0].place
+    sock = await _reach(proxy.host, proxy.port, trusted)
     try:
         await _ask(sock, place, proxy)
     except BaseException:
@@ -91,24 +102,41 @@ async def connect(place: str, environ: Mapping[str, str]) -> socket.socket:
     return sock
 
 
-async def _reach(host: str, port: int) -> socket.socket:
+async def _reach(host: str, port: int, allow: Allow) -> socket.socket:
     """RFC 8305: every address of the name, staggered; the first that answers."""
+    starts: list[tuple[float, Callable[[], Coroutine[object, object, socket.socket]]]] = [
+        (at * STAGGER_SECONDS, partial(connecting.connect, place))
+        for at, place in enumerate(await _allowed(host, port, allow))
+    ]
+    try:
+        return await first_success(starts, discard=_discard)
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def _allowed(host: str, port: int, allow: Allow) -> Sequence[Dialable]:
+    """The addresses of a name that may be dialled, at least one. Raises OSError."""
     try:
         found = [str(ipaddress.ip_address(host))]
     except ValueError:
         loop = asyncio.get_running_loop()
         answers = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         found = list(dict.fromkeys(str(address[0]) for *_, address in answers))
-    starts: list[tuple[float, Callable[[], Coroutine[object, object, socket.socket]]]] = [
-        (at * STAGGER_SECONDS, partial(connecting.connect, address, port))
-        for at, address in enumerate(found[:MAX_ADDRESSES])
-    ]
-    if not starts:
-        raise OSError(f"no address is known for {host}")
-    try:
-        return await first_success(starts, discard=_discard)
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+    places = _places(found, port)
+    allowed = allow(places)[:MAX_ADDRESSES]
+    if not allowed:
+        why = "it has no address that may be dialled" if places else "no address is known"
+        raise OSError(f"{host}: {why}")
+    return allowed
+
+
+def _places(addresses: Sequence[str], port: int) -> list[Candidate]:
+    """Those that one machine can have."""
+    places = []
+    for address in addresses:
+        with contextlib.suppress(LocalProtocolError):
+            places.append(Candidate(address, port))
+    return places
 
 
 async def _discard(sock: socket.socket) -> None:

@@ -10,8 +10,11 @@ import secrets
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Generic, Protocol, TypeVar
 
+from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import Broken, Closed, RemoteProtocolError
 from meshd.base.log import get
+from meshd.base.rates import Rates
+from meshd.base.shares import ATTEMPTS
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.link.interface import DialError, DialFailure, LinkKind, Signals
@@ -95,6 +98,7 @@ class Talks(Generic[M]):
         self._encode = encode
         self._attempts: Attempts[M | No] = Attempts(own)
         self._yielded: dict[PeerId, set[asyncio.Event]] = {}  # dials that wait for that peer's own attempt
+        self._begins = Rates(ATTEMPTS)
         self._owner: Owner | None = None  # while `serve` runs
 
     async def serve(self, answer: Answer[M]) -> None:
@@ -105,16 +109,21 @@ class Talks(Generic[M]):
                 while True:
                     peer, payload = await self._signals.receive()
                     try:
-                        message = self._decode(payload)
-                    except RemoteProtocolError as error:
+                        with Contained(f"peer {peer.short}", f"{self._kind} signal"):
+                            self._hear(peer, payload, answer, owner)
+                    except (RemoteProtocolError, Fault) as error:
                         _log.debug("signal_refused", peer=peer.short, why=error.what)
-                        continue
-                    if isinstance(message, self._first):
-                        self._begun(peer, message, answer, owner)
-                    else:
-                        self._attempts.heard(peer, message.attempt, message)
         finally:
             self._owner = None
+
+    def _hear(self, peer: PeerId, payload: bytes, answer: Answer[M], owner: Owner) -> None:
+        message = self._decode(payload)
+        if not isinstance(message, self._first):
+            self._attempts.heard(peer, message.attempt, message)
+        elif self._begins.spend(peer, asyncio.get_running_loop().time()):
+            self._begun(peer, message, answer, owner)
+        else:
+            self._say(peer, No(attempt=message.attempt, code=Verdict.BUSY))
 
     @contextlib.contextmanager
     def ours(self, peer: PeerId) -> Iterator[Talk[M | No]]:
@@ -177,7 +186,9 @@ class Talks(Generic[M]):
         if isinstance(verdict, Verdict):
             self._say(peer, No(attempt=talk.id, code=verdict))
         elif isinstance(verdict, Attempt):
-            task = owner.start(answer(talk, message), name=f"{self._kind}-{peer.short}")
+            task = owner.start_for(
+                f"peer {peer.short}", answer(talk, message), name=f"{self._kind}-{peer.short}"
+            )
             # a task that is cancelled before its first step never comes to its own clean-up
             task.add_done_callback(lambda _: self.over(talk))
 
@@ -193,4 +204,4 @@ class Talks(Generic[M]):
 
         if self._owner is not None:
             with contextlib.suppress(Closed):  # shutting down
-                self._owner.start(say(), name="talk-no")
+                self._owner.start_for(f"peer {peer.short}", say(), name="talk-no")

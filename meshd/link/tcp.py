@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from meshd.base.doorstep import Doorstep
 from meshd.base.errors import Closed, LocalProtocolError, MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
@@ -21,7 +22,6 @@ from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link import interfaces
 from meshd.link.connecting import connect
-from meshd.link.doorstep import Doorstep
 from meshd.link.interface import Link, LinkInfo, LinkKind
 from meshd.link.joining import JoinDesk, Joining, OnJoiner
 from meshd.link.listening import accept_from, listen
@@ -38,6 +38,7 @@ from meshd.link.racing import dial_order, race
 from meshd.link.tcp_pipe import TcpPipe
 from meshd.link.tls import dialer_context, listener_context
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable
 from meshd.wire.limits import MAX_CANDIDATES
 
 CONNECT_SECONDS = 3.0  # one lost SYN is sent again after 1 s, a second one after 3 s
@@ -65,7 +66,7 @@ class TcpDialer:
         """TCP."""
         return LinkKind.TCP
 
-    async def dial(self, peer: PeerId, candidates: Sequence[Candidate]) -> TcpLink:
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> TcpLink:
         """Race the TCP candidates, 250 ms apart; 10 s at most for each.
 
         Raises Refused when the peer said why not, else DialError with the failure that came closest.
@@ -84,7 +85,7 @@ class TcpDialer:
 
 
 async def dial_join(
-    candidates: Sequence[Candidate], *, standing: Standing, inviter: PeerId, join: JoinKeys
+    candidates: Sequence[Dialable], *, standing: Standing, inviter: PeerId, join: JoinKeys
 ) -> Joining:
     """Reach the inviter of a token and prove that we hold it; what is said then is rendezvous/join.py's.
 
@@ -191,7 +192,7 @@ class TcpListener:
     def _arrive(self, pipe: TcpPipe, accept: Accept, owner: Owner) -> None:
         self._doorstep.arrive(pipe, host=pipe.remote_host, send_away=pipe.abort)
         try:
-            task = owner.start(self._welcome(pipe, accept), name=f"tcp-{pipe.remote}")
+            task = owner.start_for(pipe.remote_host, self._welcome(pipe, accept), name=f"tcp-{pipe.remote}")
         except Closed:  # shutting down
             self._part(pipe)
         else:
@@ -236,7 +237,7 @@ class TcpListener:
 async def _attempt(
     context: ssl.SSLContext,
     made: list[TcpPipe],
-    candidate: Candidate,
+    candidate: Dialable,
     *,
     standing: Standing,
     expect: PeerId,
@@ -251,7 +252,7 @@ async def _attempt(
     try:
         async with asyncio.timeout(ATTEMPT_SECONDS):
             async with asyncio.timeout(CONNECT_SECONDS):
-                sock = await connect(candidate.host, candidate.port)
+                sock = await connect(candidate)
                 await loop.create_connection(lambda: pipe, sock=sock)
             await pipe.secure()
             proven = await prove_dialled(

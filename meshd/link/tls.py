@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshd.base.errors import EndOfStream, RemoteProtocolError
+from meshd.base.errors import EndOfStream, RemoteProtocolError, UserError
 from meshd.identity.certificate import LinkCertificate
 
 RECORD_BYTES = 16 << 10  # plain bytes of one TLS record at most (RFC 8446 5.1)
@@ -21,7 +21,22 @@ _JOIN_BELOW = 4 << 10  # pieces smaller than this share a record: sealing one co
 
 
 def listener_context(certificate: LinkCertificate) -> ssl.SSLContext:
-    """A server context with `certificate`. Blocking: the standard library takes it from a file only."""
+    """A server context with `certificate`. Blocking: the standard library takes it from a file only.
+
+    Raises UserError when no file can be made for it.
+    """
+    try:
+        return _listener_context(certificate)
+    except OSError as error:
+        if isinstance(error, ssl.SSLError):
+            raise
+        raise UserError(
+            f"cannot make a file in `{tempfile.gettempdir()}`: {(error.strerror or str(error)).lower()}",
+            hint="free space on that disk, or name another folder by TMPDIR",
+        ) from error
+
+
+def _listener_context(certificate: LinkCertificate) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # resumption would skip the certificate, which the proof is bound to

@@ -9,23 +9,15 @@ from meshd.wire.offer import MAX_OFFERED
 
 
 def checkable(offered: Iterable[Candidate], *, hosts: Sequence[str]) -> list[Candidate]:
-    """Addresses to send checks to, best first: UDP, of a family that one of `hosts` (ours) has.
+    """Addresses of use for checks, best first: UDP, of a family that one of `hosts` (ours) has.
 
-    A signed offer may still be malicious: nobody makes us send to our own loopback. Only a node that has
-    nothing but loopback (tests, one machine) checks loopback, and then nothing else. Relays' ports are
-    another kind of link. Multicast and unspecified addresses are no Candidates at all.
+    Which of them may be sent to is for wire/dialable.py to say. Relays' ports are another kind of link.
     """
-    ours = [ipaddress.ip_address(host) for host in hosts]
-    inside = bool(ours) and all(address.is_loopback for address in ours)
-    families = {address.version for address in ours}
+    families = {ipaddress.ip_address(host).version for host in hosts}
     return [
         candidate
         for candidate in order(offered)
-        if candidate.proto == "udp"
-        and candidate.kind != "relay"
-        and candidate.ip.version in families
-        and candidate.is_loopback == inside
-        and not (candidate.is_v6 and candidate.is_link_local)
+        if candidate.proto == "udp" and candidate.kind != "relay" and candidate.ip.version in families
     ][:MAX_OFFERED]
 
 

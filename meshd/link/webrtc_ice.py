@@ -21,20 +21,22 @@ from aioice.candidate import candidate_foundation, candidate_priority
 from aioice.ice import ICE_FAILED, CandidatePair, StunProtocol, candidate_pair_priority
 from aioice.stun import Class, Message, Method, TransactionFailed, TransactionTimeout
 
+from meshd.base.shares import CHECKED, CHECKS
 from meshd.base.tasks import Owner
 from meshd.link.ice_session import OpenSocket
 from meshd.link.quic_socket import Address
 from meshd.link.udp_socket import UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
+from meshd.wire.dialable import Dialable
 
-CHECKS_PER_SECOND = 50
+CHECKS_PER_SECOND = CHECKS.per_second
 FIRST_REPEAT_SECONDS = 0.07
 MOST_REPEAT_SECONDS = 0.5
 CHECK_SECONDS = 12.0  # longer than an attempt: a pair is given up with the attempt
 CONSENT_SECONDS = 2.0
 STUN_SECONDS = 2.5  # five requests to a server that does not answer
 MAX_EARLY = 64  # datagrams before anybody reads them; each at most 2 KiB
-MAX_REMOTE = 48  # addresses of the other side, those that checks came from included
+MAX_REMOTE = CHECKED.most
 
 
 class Pace:
@@ -209,7 +211,7 @@ class IcePath(Connection):
         if (candidate.host, candidate.port) != _local(one):
             found(candidate)
 
-    def add(self, candidates: Iterable[Candidate]) -> None:
+    def add(self, candidates: Iterable[Dialable]) -> None:
         """Addresses of the other side, best first."""
         for rank, candidate in enumerate(candidates):
             if len(self._remote_candidates) < MAX_REMOTE and not self._closing:

@@ -19,6 +19,7 @@ from meshd.link.quic_socket import Address
 from meshd.link.sctp_association import Association
 from meshd.link.webrtc_ice import IcePath
 from meshd.wire.address import Candidate, CandidateKind
+from meshd.wire.dialable import Dialable
 from meshd.wire.offer import Terms
 
 READ_BYTES = 2048  # of one DTLS record
@@ -117,11 +118,11 @@ class Session:
         """Bind sockets; returns their addresses. None: this machine has none that can be used."""
         return self.ice.open(hosts, open_socket)
 
-    async def connect(self, terms: Terms) -> None:
+    async def connect(self, terms: Terms, places: Sequence[Dialable]) -> None:
         """Find a path, encrypt it, begin the association. Raises Broken; the caller sets the time limit."""
         ice = self.ice
         ice.remote_username, ice.remote_password = terms.user, terms.password
-        ice.add(terms.candidates)
+        ice.add(places)
         try:
             await ice.connect()
         except ConnectionError as error:

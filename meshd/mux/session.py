@@ -317,13 +317,18 @@ class Session:
             state.events.append(SessionLost(why))
         return state.drain_events()
 
+    def links(self) -> tuple[LinkStatus, ...]:
+        """As `status` has them, whatever the number of streams."""
+        state = self._state
+        return tuple(_link_status(link, link.link_id == state.data_link) for link in state.links.values())
+
     def status(self) -> SessionStatus:
         """The whole session as plain values."""
         state = self._state
         return SessionStatus(
             session_id=state.session_id,
             data_link=state.data_link,
-            links=tuple(_link_status(link, link.link_id == state.data_link) for link in state.links.values()),
+            links=self.links(),
             streams=tuple(_stream_status(stream) for stream in state.streams.values()),
             sent=state.sent,
             received=state.credit.received,

@@ -6,6 +6,7 @@ Holds no state of the session: it moves bytes between `Session` and `Link`, and 
 import asyncio
 from collections.abc import Callable
 
+from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import Broken, Closed, RemoteProtocolError
 from meshd.base.tasks import Owner, cancel_and_wait, first_error
 from meshd.link.interface import Link
@@ -29,6 +30,7 @@ class Carrier:
         dispatch: Callable[[Session, list[Event]], None],
         deliver: Callable[[Session, int, bytes], None],
         rearm: Callable[[float], None],
+        contained: Contained,
     ) -> None:
         self.link = link
         self.link_id = link_id
@@ -38,12 +40,13 @@ class Carrier:
         self._dispatch = dispatch
         self._deliver = deliver
         self._rearm = rearm
+        self._contained = contained
         self._wake = asyncio.Event()
         self._ending = asyncio.Event()
         self.why = ""
         self._parked = False
         self._taking = self._wanted = False
-        self._fault: RemoteProtocolError | None = None
+        self._fault: RemoteProtocolError | Fault | None = None
         self._held: list[bytes | memoryview] = []
 
     def wake(self) -> None:
@@ -143,8 +146,9 @@ class Carrier:
         if self._ending.is_set():
             return True  # of a link that is being closed
         try:
-            self._take(data)
-        except RemoteProtocolError as error:
+            with self._contained:  # nobody is below but the event loop
+                self._take(data)
+        except (RemoteProtocolError, Fault) as error:
             self._fault = error
             self.end(error.what)
         return True

@@ -10,8 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from meshd.base import log
-from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
+from meshd.base.boundary import Contained, Fault
+from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
+from meshd.base.shares import LINKS
+from meshd.base.slots import Slots
 from meshd.base.tasks import Owner
+from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.link.interface import Link
@@ -21,7 +25,7 @@ from meshd.mux.session import Session
 from meshd.peer.alarm import Alarm
 from meshd.peer.attempts import Present
 from meshd.peer.carrier import Carrier
-from meshd.peer.greeting import greet
+from meshd.peer.greeting import greet, turn_away
 from meshd.peer.interface import MetadataValue, PathStatus, PeerState, PeerStatus
 from meshd.peer.links import Links
 from meshd.peer.node import Node
@@ -47,6 +51,7 @@ class PeerConnection:
         self._streams: Streams | None = None
         self._session_id = b""
         self._fresh = node.random(agree.HALF_BYTES)
+        self._room = Slots(LINKS)
         self._links = Links(peer=peer, leads=self._leader, now=node.now)
         self._incarnation = b""
         self._alarm = Alarm(self._ring)
@@ -64,7 +69,8 @@ class PeerConnection:
         self.resumes = 0
         self.last_error = ""
         self.says_banned = ""
-        self._fault: RemoteProtocolError | None = None
+        self._fault: MeshdError | None = None
+        self._contained = Contained(f"peer {peer.short}", "link", self.blame)
         self.clock_offset: float | None = None
         self.dialling = False
         self.on_links: Callable[[], None] = lambda: None  # one came, went, fell silent, or is used now
@@ -105,7 +111,12 @@ class PeerConnection:
     def test_links(self) -> None:
         """End those that do not answer at once: they may be dead without knowing it."""
         if self._owner is not None and self._streams is not None:
-            self._owner.start(self._links.test(self._look_again), name="test links")
+            self._owner.start_for(
+                f"peer {self.peer.short}",
+                self._links.test(self._look_again),
+                name="test links",
+                blame=self.blame,
+            )
 
     def carries(self, link: Link) -> bool:
         """True once `link` is attached."""
@@ -171,7 +182,11 @@ class PeerConnection:
             self.says_banned = error.what
             self._node.changed()
 
-    def take_fault(self) -> RemoteProtocolError | None:
+    def blame(self, _fault: Fault) -> None:
+        """Something that the peer caused failed here in a way that nobody foresaw."""
+        self._node.faults.blame(self.peer, self._node.now())
+
+    def take_fault(self) -> MeshdError | None:
         """What the peer broke since this was asked last; a new link would most likely end the same way."""
         fault, self._fault = self._fault, None
         return fault
@@ -190,6 +205,18 @@ class PeerConnection:
                 self._drop_session("this node stops", PeerState.KNOWN)
 
     async def run_link(self, link: Link) -> None:
+        """As `_live_on`, for one of few links at once: one more is closed."""
+        release = self._room.take(self.peer)
+        if release is None:
+            LOG.info("link_surplus", peer=self.peer.short, link=link.info.kind.value)
+            await link.aclose()
+            return
+        try:
+            await self._live_on(link)
+        finally:
+            release()
+
+    async def _live_on(self, link: Link) -> None:
         """Own `link`: greet, attach, carry; returns when it has ended.
 
         Raises Refused when either side says no, RemoteProtocolError when the peer broke the rules.
@@ -202,28 +229,34 @@ class PeerConnection:
             agreed = self._settle(mine, theirs)
 
         try:
-            await self._begun.wait()
-            hello, rest = await greet(link, self, leader=self._leader, settle=settle)
-            self.check_banned(link)  # a ban may have come during the last flight
-            carrier = self._new_carrier(link, agreed)
-            self._attach(carrier, hello)
-            await carrier.carry(rest)
+            if self._node.faults.refuses(self.peer, self._node.now()):
+                await turn_away(link, _too_many_faults())
+            with self._contained:
+                await self._begun.wait()
+                hello, rest = await greet(link, self, leader=self._leader, settle=settle)
+                self.check_banned(link)  # a ban may have come during the last flight
+                carrier = self._new_carrier(link, agreed)
+                self._attach(carrier, hello)
+                await carrier.carry(rest)
+        except (RemoteProtocolError, Fault) as error:
+            self.last_error = error.what
+            self._fault = error
+            if isinstance(error, RemoteProtocolError):
+                LOG.warning("peer_broke_protocol", peer=self.peer.short, why=error.what)
+            if carrier is not None and self._streams and carrier.session is self._streams.session:
+                self._end_session(f"protocol error: {error.what}", PeerState.KNOWN)
+            raise
         except (Broken, EndOfStream) as error:
             self.last_error = error.what
         except Refused as error:
             self.last_error = error.what
             raise
-        except RemoteProtocolError as error:
-            self.last_error = error.what
-            self._fault = error
-            LOG.warning("peer_broke_protocol", peer=self.peer.short, why=error.what)
-            if carrier is not None and self._streams and carrier.session is self._streams.session:
-                self._end_session(f"protocol error: {error.what}", PeerState.KNOWN)
-            raise
         finally:
-            if carrier is not None:
-                self._detach(carrier)
-            await link.aclose()
+            try:
+                if carrier is not None:
+                    self._detach(carrier)
+            finally:
+                await link.aclose()
 
     def _ring(self) -> None:
         """A timer of the session is due."""
@@ -282,9 +315,9 @@ class PeerConnection:
         """See greeting.Parley."""
         return self._node.bans.entries()
 
-    def learn_bans(self, entries: Sequence[bytes]) -> None:
+    def learn_bans(self, entries: Sequence[bytes]) -> int:
         """See greeting.Parley."""
-        self._node.learn_bans(entries)
+        return self._node.learn_bans(entries)
 
     def check_banned(self, link: Link) -> None:
         """See greeting.Parley."""
@@ -322,6 +355,7 @@ class PeerConnection:
             owner=self._owner,
             wake=self._links.wake,
             pass_on=partial(self._links.pass_on, session),
+            blame=self.blame,
         )
         self._unlinked_until = self._node.now() + min(theirs.grace, mine.grace)
         self._set_state(PeerState.CONNECTING)
@@ -339,6 +373,7 @@ class PeerConnection:
             dispatch=self._dispatch,
             deliver=self._deliver,
             rearm=self._rearm,
+            contained=self._contained,
         )
 
     def _compare(self, native: NativeVersion) -> None:
@@ -352,7 +387,7 @@ class PeerConnection:
     def _attach(self, carrier: Carrier, hello: Hello) -> None:
         link = carrier.link
         happened = self._links.attach(carrier)
-        self.name, self.role = hello.name, hello.role
+        self.name, self.role = naming.shown(hello.name), hello.role
         self._compare(hello.native)
         self.software = hello.software
         self.member = link.info.member
@@ -467,3 +502,11 @@ class PeerConnection:
             self._state = state
             self._since = self._node.now()
             self._node.changed()
+
+
+def _too_many_faults() -> Refused:
+    return Refused(
+        "too much of this node's work failed at the other one",
+        code="faults",
+        hint="read the log of the other node (`meshd logs`); it accepts links again after one minute",
+    )

@@ -5,11 +5,13 @@ needed any more is given up; a link that it made is not, the leader of the pair 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from meshd.base import log
+from meshd.base.boundary import Fault, contained
 from meshd.base.errors import Broken, Closed, MeshdError, Refused, RemoteProtocolError
+from meshd.base.shares import DIALS, RETRIES
 from meshd.base.tasks import Owner
 from meshd.link.interface import Dialer, DialError, DialFailure, Link, LinkKind
 from meshd.peer.attempts import Facts, Plan, Schedule, ways
@@ -18,9 +20,15 @@ from meshd.peer.interface import Book
 from meshd.peer.node import Node
 from meshd.peer.paths import fragile
 from meshd.peer.reasons import Failed, last_error
+from meshd.wire.address import Proto
+from meshd.wire.dialable import Dialable, Source
 from meshd.wire.netfacts import CAPABILITY, NetFacts
 
 ATTEMPT_SECONDS = 30.0  # for a dialler that knows no end
+_PLAIN: Mapping[LinkKind, Proto] = {
+    LinkKind.TCP: "tcp",
+    LinkKind.QUIC: "udp",
+}  # first of its kind: by address
 LOG = log.get("peer")
 
 
@@ -40,6 +48,7 @@ class Connector:
         self._connection = connection
         self._book = book
         self._dialers = dialers
+        self._source = f"peer {connection.peer.short}"
         self._chance = chance
         self._schedule = Schedule(ways([dialer.kind for dialer in dialers]))
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -49,6 +58,8 @@ class Connector:
         self._test = False
         self._stopped = False
         self._wanted = True
+        self._dials = DIALS.bucket(node.now())
+        self._retries = RETRIES.bucket(node.now())
         connection.on_links = self._wake.set
         connection.why_not_direct = self.why_not_direct
 
@@ -60,6 +71,12 @@ class Connector:
         self._schedule.changed(self._facts(), again=although_connected)
         self._test = self._test or although_connected
         self._wake.set()
+
+    def told(self) -> None:
+        """Others said something new of the peer: dial now, unless they do so too often."""
+        if self._retries.spend(1, self._node.now()):
+            self.poke()
+        self._wake.set()  # there may be something to dial for the first time
 
     @property
     def wanted(self) -> bool:
@@ -97,21 +114,46 @@ class Connector:
                     self._tasks[index].cancel()
                 for index in plan.start:
                     self._schedule.began(index)
-                    self._tasks[index] = owner.start(
-                        self._attempt(index, owner), name=f"dial {self._connection.peer.short}"
+                    self._tasks[index] = owner.start_for(
+                        self._source,
+                        self._attempt(index, owner),
+                        name=f"dial {self._connection.peer.short}",
+                        blame=self._connection.blame,
                     )
                 self._connection.dialling = self._schedule.running
                 await self._until(plan.at)
 
     def _facts(self) -> Facts:
         peer = self._connection.peer
-        present, candidates = self._connection.present(), self._book.candidates(peer)
+        present, candidates = self._connection.present(), self._places()
         return Facts(
             present,
             possible=bool(candidates) or self._book.record(peer) is not None,
             leads=self._connection.leads,
             near=not present and self._node.is_near(candidates),
         )
+
+    def _places(self) -> list[Dialable]:
+        """Where the peer may be dialled, best first."""
+        peer = self._connection.peer
+        found = [
+            place
+            for source, told in self._book.told(peer)
+            for place in self._node.may_dial(peer, told, source)
+        ]
+        return list(dict.fromkeys(found))
+
+    def _affordable(self, index: int) -> list[Dialable]:
+        """What this attempt may dial: each address that nobody but the peer names counts against its rate."""
+        way, places = self._schedule.ways[index], self._places()
+        proto = _PLAIN.get(way.kind) if way.nth == 0 else None
+        if proto is None:
+            return places
+        peer, now = self._connection.peer, self._node.now()
+        sure = {one for source, told in self._book.told(peer) if source is Source.GIVEN for one in told}
+        return [
+            place for place in places if place.proto == proto and (place in sure or self._dials.spend(1, now))
+        ]
 
     def _plan(self) -> Plan:
         if self._stopped or not self._wanted:
@@ -142,7 +184,12 @@ class Connector:
         dialer, peer = self._dialers[index], self._connection.peer
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
-                link = await dialer.dial(peer, self._book.candidates(peer))
+                link = await contained(
+                    dialer.dial(peer, self._affordable(index)),
+                    source=self._source,
+                    name=f"dial {dialer.kind.value}",
+                    blame=self._connection.blame,
+                )
         except TimeoutError:
             what = f"no link within {ATTEMPT_SECONDS:.0f} s"
             self._fell_through(index, DialError(what, kind=dialer.kind, failure=DialFailure.TIMEOUT))
@@ -161,7 +208,12 @@ class Connector:
         self._greeting[index] = link
         self._schedule.dialled(index)
         try:
-            owner.start(self._run(index, link), name=f"link to {link.info.peer.short}")
+            owner.start_for(
+                self._source,
+                self._run(index, link),
+                name=f"link to {link.info.peer.short}",
+                blame=self._connection.blame,
+            )
         except Closed:  # everything ends
             await link.aclose()
 
@@ -191,7 +243,8 @@ class Connector:
         failure = error.failure if isinstance(error, DialError) else None
         nth = self._schedule.ways[index].nth
         self._failed[index] = Failed(dialer.kind, nth, failure, error.what)
-        refused = isinstance(error, Refused)  # a peer that broke the rules: see take_fault
+        # what fails in a way that nobody foresaw fails again; a peer that broke the rules: see take_fault
+        refused = isinstance(error, Refused | Fault)
         self._schedule.failed(index, self._node.now(), self._chance(), refused=refused)
         if not connection.linked and (refused or index == min(self._failed)):
             connection.last_error = error.what

@@ -1,36 +1,29 @@
-"""Who of the mesh is there, and with whom this node keeps a session: for meshes of any size.
+"""With whom this node keeps a session, in a mesh of any size; and whom of the others it takes to be there.
 
 In a small mesh (up to nine) everybody is connected with everybody, and nothing here does anything. In a
-larger one each node signs that it is there every 20 s (identity/presence.py), which the news carry along,
-and standing.py tells from that with whom to keep a session. Others are connected on demand.
+larger one lives.py knows who is there, and standing.py tells from that with whom to keep a session. Others
+are connected on demand. A node that should have a session with another one, and has none, says so to all.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 
-from meshd.identity.keys import KeyPair, MeshId, PeerId
-from meshd.identity.presence import Presence
+from meshd.identity.keys import PeerId
 from meshd.peer.interface import Book
+from meshd.peer.lives import Lives, Signer
 from meshd.peer.node import Node
 from meshd.peer.standing import DEGREE, wanted
 
-SIGN_SECONDS = 20.0
-FRESH_SECONDS = 60.0  # three signs of life missed: not there any more
-NEW_SECONDS = 75.0  # a member that we have just heard of is taken to be there
+LOSS_SECONDS = 6.0  # without a link to one whom we had a session with, until we say that it is away
+VAIN_SECONDS = 30.0  # the same where there never was one: ways through NATs take their time
+AGAIN_SECONDS, MAX_AGAIN_SECONDS = 60.0, 3600.0  # until it is said again of one that has refuted it
+NEW_SECONDS = 75.0  # a member that is known by address only is taken to be there
+ALONE_SECONDS = 30.0  # without any session: of nobody is known whether it is there
 DEMAND_SECONDS = 120.0  # a session that somebody asked for, from its last use
 FEW = 3  # with fewer sessions than this, others are tried as well
 LOOK_SECONDS = (
     15.0  # how long one who is not wanted is tried: when we have few, or to find a mesh that was cut in two
 )
 ALONE_TRIES, AWAY_TRIES = 4, 1
-
-
-@dataclass(frozen=True, slots=True)
-class Signer:
-    """What signs our own signs of life."""
-
-    key: KeyPair
-    mesh: MeshId
 
 
 class Crowd:
@@ -41,7 +34,12 @@ class Crowd:
         self._book = book
         self._signer = signer
         self._chance = chance
-        self._heard: dict[PeerId, tuple[Presence, float]] = {}
+        self.lives = Lives(
+            me=node.peer,
+            own=lambda: node.my_record().sequence,
+            book=book,
+            signer=signer,
+        )
         self._met: dict[PeerId, float] = {}
         self._demanded: dict[PeerId, float] = {}
         self._tried: frozenset[PeerId] = frozenset()
@@ -49,108 +47,134 @@ class Crowd:
         self._wanted: frozenset[PeerId] = frozenset()
         self._roles: Mapping[PeerId, str] = {}  # of those who are there, by which that was told
         self._members: frozenset[PeerId] = frozenset()
-        self._count = 0
-        self._signed_at = -SIGN_SECONDS
+        self._away: list[PeerId] = []
+        self._seen: tuple[object, ...] = ()  # what `_roles` were made of
+        self._look_at = 0.0  # when they change by themselves
+        self._missed: dict[PeerId, tuple[float, float]] = {}  # since when, and after how long that is said
+        self._said: dict[
+            PeerId, tuple[float, float]
+        ] = {}  # until when it is not said again; the wait after that
+        self._met_anybody: float | None = None  # when there was a session the last time, or we began
         self.large = False
 
     def tick(self, connected: Collection[PeerId]) -> None:
         """Look who is there. `connected`: with whom there is a session now."""
         now = self._node.now()
+        self._look_at_members(now)
+        for peer in [peer for peer, until in self._demanded.items() if until <= now]:
+            del self._demanded[peer]
+        if connected or self._met_anybody is None:
+            self._met_anybody = now
+        if not self.large:
+            return
+        if self.lives.refute(now):
+            self._node.changed()
+        self._look_who_is_there(frozenset(connected), now)
+        self._miss(connected, now)
+        self._try_others(now, len(connected))
+
+    def _look_at_members(self, now: float) -> None:
+        if self._seen[:1] == (self._book.version,):
+            return
         self._members = frozenset(self._book.peers())
         self.large = self._signer is not None and len(self._members) > DEGREE
         for peer in self._members - self._met.keys():
             self._met[peer] = now
         for gone in self._met.keys() - self._members:
-            self._met.pop(gone)
-            self._heard.pop(gone, None)
-        for peer in [peer for peer, until in self._demanded.items() if until <= now]:
-            del self._demanded[peer]
-        if not self.large:
+            self.forget(gone)
+
+    def _look_who_is_there(self, connected: frozenset[PeerId], now: float) -> None:
+        seen = (self._book.version, self.lives.journal.mark, connected)
+        if seen == self._seen and now < self._look_at:
             return
-        self._sign(now)
-        there = {peer for peer in self._members if peer in connected or self._is_new_or_fresh(peer, now)}
+        self._seen = seen
+        there = {peer for peer in self._members if peer in connected or self._is_there(peer, now)}
+        self._away = [peer for peer in self._members if peer not in there]
+        unproven = (met + NEW_SECONDS for peer, met in self._met.items() if self._book.record(peer) is None)
+        dates = [date for date in unproven if date > now]
+        verdict = self.lives.next_verdict(now)
+        self._look_at = min([*dates, *([verdict] if verdict is not None else [])], default=float("inf"))
         roles = {peer: self._role(peer) for peer in there}
         if roles != self._roles:
             self._roles = roles
             self._wanted = wanted(self._node.peer, self._node.facts.role, roles)
-        self._try_others(now, len(connected), there)
+
+    def wishes(self) -> Collection[PeerId]:
+        """With whom a session is to be kept, or made."""
+        if not self.large:
+            return self._members
+        return (self._wanted | self._demanded.keys() | self._tried) & self._members
 
     def wants(self, peer: PeerId) -> bool:
         """Is a session with it to be kept, or made?"""
-        if not self.large or peer not in self._members:
-            return True
-        return peer in self._wanted or peer in self._demanded or peer in self._tried
+        return self.keeps(peer) or peer in self._demanded or peer in self._tried
+
+    def keeps(self, peer: PeerId) -> bool:
+        """Is one kept by the rule, whatever anybody does?"""
+        return peer in (self._wanted if self.large else self._members)
 
     def demand(self, peer: PeerId) -> None:
         """Somebody wants to talk to it now."""
         self._demanded[peer] = self._node.now() + DEMAND_SECONDS
 
     def present(self, peer: PeerId) -> bool:
-        """Heard of a moment ago, though maybe from others."""
-        return self.large and self._is_fresh(peer, self._node.now())
+        """There, as far as the others know; False as well while this node hears from nobody."""
+        return self.large and not self._is_alone() and self._is_there(peer, self._node.now())
 
-    def last_heard(self, peer: PeerId) -> float | None:
-        """Loop time; None: never."""
-        heard = self._heard.get(peer)
-        return heard[1] if heard is not None else None
+    def away_since(self, peer: PeerId) -> float | None:
+        """Loop time; None: it is not known to be away."""
+        away = self.lives.away_since(peer, self._node.now())
+        return self._met_anybody if away is None and self._is_alone() else away
+
+    def met(self, peer: PeerId) -> float:
+        """Loop time at which it was first known here."""
+        return self._met.get(peer, self._node.now())
+
+    def forget(self, peer: PeerId) -> None:
+        """It is no member any more."""
+        self._met.pop(peer, None)
+        self._missed.pop(peer, None)
+        self._said.pop(peer, None)
+        self.lives.forget(peer)
+
+    def parted(self, peer: PeerId) -> None:
+        """It said goodbye: whether it comes back is not waited for."""
+        if peer in self._wanted:
+            self._missed[peer] = self._node.now(), 0.0
+
+    def _is_alone(self) -> bool:
+        return self._met_anybody is None or self._node.now() - self._met_anybody >= ALONE_SECONDS
 
     def _role(self, peer: PeerId) -> str:
         record = self._book.record(peer)
         return record.role if record is not None else ""
 
-    def _is_fresh(self, peer: PeerId, now: float) -> bool:
-        heard = self._heard.get(peer)
-        return heard is not None and now - heard[1] < FRESH_SECONDS
+    def _is_there(self, peer: PeerId, now: float) -> bool:
+        if self._book.record(peer) is None:
+            return now - self._met.get(peer, now) < NEW_SECONDS
+        return self.lives.away_since(peer, now) is None
 
-    def _is_new_or_fresh(self, peer: PeerId, now: float) -> bool:
-        return now - self._met[peer] < NEW_SECONDS or self._is_fresh(peer, now)
+    def _miss(self, connected: Collection[PeerId], now: float) -> None:
+        """Say of those with whom a session is to be kept, and is not, that they are away."""
+        for peer in self._missed.keys() - self._wanted:
+            del self._missed[peer]
+        for peer in self._wanted:
+            if peer in connected:
+                self._missed[peer] = now, LOSS_SECONDS
+                self._said.pop(peer, None)
+                continue
+            since, patience = self._missed.setdefault(peer, (now, VAIN_SECONDS))
+            until, wait = self._said.get(peer, (0.0, AGAIN_SECONDS))
+            if now - since >= patience and now >= until and self.lives.report(peer, now):
+                self._said[peer] = now + wait, min(2 * wait, MAX_AGAIN_SECONDS)
+                self._node.changed()
 
-    def _try_others(self, now: float, sessions: int, there: Collection[PeerId]) -> None:
+    def _try_others(self, now: float, sessions: int) -> None:
         """Some more while we have few sessions; and now and then one who seems to be away."""
         if now < self._tried_until:
             return
         self._tried_until = now + LOOK_SECONDS
-        away = [peer for peer in self._members if peer not in there]
         alone = sessions < FEW
-        pool = [*self._members] if alone else away
+        pool = [*self._members] if alone else self._away
         picked = (pool[int(self._chance() * len(pool))] for _ in range(ALONE_TRIES if alone else AWAY_TRIES))
         self._tried = frozenset(picked) if pool else frozenset()
-
-    # Signs of life.
-
-    def _sign(self, now: float) -> None:
-        if self._signer is None or now - self._signed_at < SIGN_SECONDS:
-            return
-        self._signed_at = now
-        self._count += 1
-        sequence = self._node.my_record().sequence
-        own = Presence.sign(self._signer.key, mesh=self._signer.mesh, sequence=sequence, count=self._count)
-        self._heard[self._node.peer] = (own, now)
-
-    def newer(self, told: dict[PeerId, tuple[int, int]], *, to: PeerId) -> list[bytes]:
-        """Signs of life that `to` has not been told; they are noted in `told` as such."""
-        found: list[bytes] = []
-        for peer, (presence, _) in self._heard.items():
-            if peer != to and told.get(peer, (-1, -1)) < presence.order:
-                told[peer] = presence.order
-                found.append(presence.to_bytes())
-        return found
-
-    def learn(self, entries: Iterable[bytes], told: dict[PeerId, tuple[int, int]]) -> None:
-        """Take in what a peer told. Those of nobody known, old ones and forged ones are dropped.
-
-        Raises RemoteProtocolError for what cannot be read.
-        """
-        for raw in entries:
-            presence = Presence.from_bytes(raw)
-            known = self._heard.get(presence.peer)
-            if known is not None and presence.order <= known[0].order:
-                told[presence.peer] = max(told.get(presence.peer, (-1, -1)), presence.order)
-                continue
-            if self._signer is None or presence.peer == self._node.peer:
-                continue
-            record = self._book.record(presence.peer)
-            if record is None or record.sequence > presence.sequence or not presence.holds(self._signer.mesh):
-                continue
-            told[presence.peer] = presence.order
-            self._heard[presence.peer] = (presence, self._node.now())

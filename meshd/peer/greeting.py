@@ -6,15 +6,18 @@ pair (higher PeerId) does, so that racing links agree on one session (mux/agree.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NoReturn, Protocol
 
-from meshd.base.errors import Broken, Refused, RemoteProtocolError
+from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
+from meshd.base.shares import GREETED_FAULTS
 from meshd.base.tasks import Owner, first_error
 from meshd.link.interface import Link
 from meshd.wire.hello import Bans, Go, Greeting, Hello, Refusal, decode
 from meshd.wire.lengths import LengthParser, framed
 
+TURN_AWAY_SECONDS = 1.0
 GREETING_SECONDS = 10.0  # a few round trips, and the 2 s challenge of another place that has our identity
 BANS_PER_MESSAGE = 12  # 4 KiB each at most, so that a message stays under MAX_CONTROL_BYTES
 
@@ -31,7 +34,10 @@ class Parley(Protocol):
         ...
 
     def ban_entries(self) -> Sequence[bytes]: ...
-    def learn_bans(self, entries: Sequence[bytes]) -> None: ...
+    def learn_bans(self, entries: Sequence[bytes]) -> int:
+        """Take them in; says how many do not hold."""
+        ...
+
     def check_banned(self, link: Link) -> None:
         """After both sets are known. Raises Refused (code `banned`)."""
         ...
@@ -80,6 +86,16 @@ async def greet(
     return theirs, wire.parser.rest()
 
 
+async def turn_away(link: Link, refusal: Refused) -> NoReturn:
+    """Say no before anything else, and raise it."""
+    await _tell(_Wire(link), refusal)
+    with suppress(TimeoutError, Broken, EndOfStream):  # what it is saying would else reset ours away
+        async with asyncio.timeout(TURN_AWAY_SECONDS):
+            while True:
+                await link.receive()
+    raise refusal
+
+
 async def _exchange(
     wire: _Wire, parley: Parley, *, leader: bool, settle: Callable[[Hello, Hello], None]
 ) -> Hello:
@@ -116,7 +132,7 @@ async def _send_bans(wire: _Wire, entries: Sequence[bytes]) -> None:
 
 
 async def _receive_bans(wire: _Wire, parley: Parley, announced: int) -> None:
-    received = 0
+    received = invalid = 0
     while True:
         message = await wire.receive()
         if not isinstance(message, Bans):
@@ -124,7 +140,10 @@ async def _receive_bans(wire: _Wire, parley: Parley, announced: int) -> None:
         received += len(message.entries)
         if received > announced:
             raise RemoteProtocolError("greeting: more bans than announced", code="greeting")
-        parley.learn_bans(message.entries)
+        invalid += parley.learn_bans(message.entries)
+        if invalid > GREETED_FAULTS.most:
+            raise RemoteProtocolError("greeting: bans that do not hold", code="greeting")
+        await asyncio.sleep(0)  # others have their turn
         if message.last:
             return
 

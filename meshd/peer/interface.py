@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from meshd.base.journal import Journal
+from meshd.base.slots import Release
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.identity.record import PeerRecord
 from meshd.link.interface import LinkInfo
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import Source
 from meshd.wire.native import NativeVersion
 
 MetadataValue = str | int | bytes
@@ -118,8 +121,12 @@ class Stream(Protocol):
 
 
 Handler = Callable[[Stream], Awaitable[None]]
-Allow = Callable[[Member, Mapping[str, MetadataValue]], str | None]
-"""Why a member may not use a service with this metadata, or None if it may."""
+Allow = Callable[[Member, Mapping[str, MetadataValue]], str | Release | None]
+"""Why a member may not use a service with this metadata, or None if it may.
+
+One that counts what it lets in reserves the place here, and returns what gives it back: that is called when
+the stream's handler has ended, or was never begun.
+"""
 
 
 class Mesh(Protocol):
@@ -146,6 +153,20 @@ class Mesh(Protocol):
 class Book(Protocol):
     """Where peers may be found (rendezvous/book.py)."""
 
+    @property
+    def journal(self) -> Journal[PeerId]:
+        """Whose records changed last."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Another one whenever anything in it has changed."""
+        ...
+
+    def newest(self, peer: PeerId) -> PeerRecord | None:
+        """What others are told of a node: its record, or its last word."""
+        ...
+
     def records(self) -> Sequence[PeerRecord]:
         """To be passed on: those of members, then the last words of nodes that have left."""
         ...
@@ -162,8 +183,8 @@ class Book(Protocol):
         """True if it was new (an unknown peer, or a higher sequence number)."""
         ...
 
-    def candidates(self, peer: PeerId) -> Sequence[Candidate]:
-        """Addresses worth a try, best first."""
+    def told(self, peer: PeerId) -> Sequence[tuple[Source, Sequence[Candidate]]]:
+        """Addresses worth a try, best first, and who named them."""
         ...
 
     def worked(self, peer: PeerId, remote: str) -> None:

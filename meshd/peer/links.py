@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from meshd.base import log
+from meshd.base.boundary import Contained
 from meshd.base.errors import Broken, Closed
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
@@ -73,6 +74,7 @@ class Links:
         dispatch: Callable[[Session, list[Event]], None],
         deliver: Callable[[Session, int, bytes], None],
         rearm: Callable[[float], None],
+        contained: Contained,
     ) -> Carrier:
         """The carrier for a link whose greeting is over; not attached yet."""
         number = self._next
@@ -86,6 +88,7 @@ class Links:
             dispatch=dispatch,
             deliver=deliver,
             rearm=rearm,
+            contained=contained,
         )
 
     def attach(self, carrier: Carrier) -> list[Event]:
@@ -123,7 +126,7 @@ class Links:
         return None
 
     def _numbers(self, session: Session) -> list[LinkStatus]:
-        return [numbers for numbers in session.status().links if numbers.link_id in self._carriers]
+        return [numbers for numbers in session.links() if numbers.link_id in self._carriers]
 
     def _status(self, numbers: LinkStatus) -> PathStatus:
         return PathStatus(
@@ -151,20 +154,20 @@ class Links:
 
     def choose(self, session: Session) -> list[Event]:
         """The choice of the link that carries data, if this side leads, and the end of those not needed."""
-        status = session.status()
-        self._note_rates(status.links)
+        links, data_link = session.links(), session.data_link
+        self._note_rates(links)
         if not self._leads:
             self._leave_suspects(session)
             return []
         now = self._now()
         if session is not self._chosen_for:
             self._chosen_for, self._chooser = session, Chooser()
-        paths = [self._path(numbers) for numbers in status.links if numbers.link_id in self._carriers]
-        choice = self._chooser.choose(paths, status.data_link, now)
+        paths = [self._path(numbers) for numbers in links if numbers.link_id in self._carriers]
+        choice = self._chooser.choose(paths, data_link, now)
         if choice.link_id is None:
             return []
         happened: list[Event] = []
-        if choice.link_id != status.data_link:
+        if choice.link_id != data_link:
             happened = session.switch_to(choice.link_id, now)
             LOG.info("path_chosen", peer=self._peer.short, why=choice.why)
         if choice.link_id != self._why_of:

@@ -1,20 +1,24 @@
 """All peers of this node: the table of connections, and what keeps them connected."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from meshd.base import log
-from meshd.base.errors import Broken, MeshdError, RemoteProtocolError, UserError
+from meshd.base.boundary import Contained, Fault, contained
+from meshd.base.errors import Broken, MeshdError, RemoteProtocolError
+from meshd.base.shares import TABLED_ADMITTED, TABLED_PEERS
 from meshd.base.tasks import Owner
+from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.identity.membership import Member
+from meshd.identity.membership import Admitter, Member
 from meshd.identity.record import PeerRecord
 from meshd.link.interface import Dialer, Link, LinkInfo, LinkKind
 from meshd.mux.events import Code
 from meshd.peer.connection import PeerConnection
 from meshd.peer.connector import Connector
-from meshd.peer.crowd import Crowd, Signer
+from meshd.peer.crowd import Crowd
 from meshd.peer.interface import (
     Allow,
     Book,
@@ -25,6 +29,8 @@ from meshd.peer.interface import (
     PeerStatus,
     Stream,
 )
+from meshd.peer.lives import Signer
+from meshd.peer.naming import find
 from meshd.peer.news import News
 from meshd.peer.node import Node, Service
 from meshd.peer.streams import OF_THE_MESH
@@ -32,23 +38,21 @@ from meshd.peer.wake import boot_seconds, watch_sleep
 from meshd.wire.hello import Hello
 from meshd.wire.news import NEWS_SERVICE
 
-MAX_PEERS = 256
 LOOK_SECONDS = 2.0  # how often a large mesh is looked at
 IDLE_SECONDS = 60.0  # without a stream, until a session that neither end keeps is ended
+AGAIN_SECONDS = 5.0  # after something failed that nobody foresaw, until a peer is looked after again
 FAREWELL_SECONDS = 3.0  # for the goodbye to a node that is dropped; then its links are cut
 LOG = log.get("peer")
-
-
-class UnknownPeer(UserError):
-    """No peer has that name or id."""
 
 
 @dataclass(slots=True)
 class _Entry:
     connection: PeerConnection
     connector: Connector
+    admitter: Admitter | None = None  # of one that called us
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    news_session: bytes = b""  # the session in which we opened the news stream
+    news_session: bytes = b""  # the session in which we keep a news stream open
+    news: asyncio.Task[None] | None = None  # what keeps it open
     used_at: float = 0.0  # when it was wanted, or a stream was open, the last time that we looked
 
 
@@ -74,17 +78,41 @@ class PeerMesh:
         self._owner: Owner | None = None
         self._leaving = False
         self._crowd = Crowd(node=node, book=book, signer=signer, chance=chance)
-        self._news = News(node, book, self._crowd, heard=self._heard)
+        self._news = News(node, book, self._crowd.lives, heard=self._heard)
         node.on_link = self._link_made
         node.on_goodbye = self._said_goodbye
         node.on_bans = lambda _entries: self._drop_banned()
-        self.handle(NEWS_SERVICE, self._news.talk, allow=lambda _member, _metadata: None)
+        node.services[NEWS_SERVICE] = Service(self._news.talk, lambda _member, _metadata: None, once=True)
 
     # Mesh.
 
     def peers(self) -> Sequence[PeerStatus]:
         """See Mesh; members that are only known from their record come as `known`."""
-        return [self._shown(entry.connection.status()) for entry in self._peers.values()]
+        found = [entry.connection.status() for entry in self._peers.values()]
+        found += [self._known(peer) for peer in self._book.peers() if peer not in self._peers]
+        ids = sorted(str(peer) for peer in (self._node.peer, *(status.peer for status in found)))
+        return [self._named(self._shown(status), ids) for status in found]
+
+    def _named(self, status: PeerStatus, ids: Sequence[str]) -> PeerStatus:
+        name = naming.shown_among(status.name, str(status.peer), ids)
+        return status if name == status.name else replace(status, name=name)
+
+    def _known(self, peer: PeerId) -> PeerStatus:
+        """Of a member with which this node has nothing now."""
+        record = self._book.record(peer)
+        return PeerStatus(
+            peer=peer,
+            name=naming.shown(record.name) if record is not None else "",
+            role=record.role if record is not None else "",
+            state=PeerState.KNOWN,
+            paths=(),
+            native=None,
+            software="",
+            resumes=0,
+            since=self._crowd.met(peer),
+            last_error="",
+            clock_offset=None,
+        )
 
     def _shown(self, status: PeerStatus) -> PeerStatus:
         """Of a peer that is not connected because nobody needs it, news tell whether it is there."""
@@ -93,8 +121,8 @@ class PeerMesh:
         if self._crowd.present(status.peer):
             away = status.state is PeerState.LOST  # from here only
             return replace(status, state=PeerState.KNOWN if away else status.state, present=True)
-        heard = self._crowd.last_heard(status.peer)
-        return status if heard is None else replace(status, state=PeerState.LOST, since=heard)
+        since = self._crowd.away_since(status.peer)
+        return status if since is None else replace(status, state=PeerState.LOST, since=since)
 
     def member(self, peer: PeerId) -> Member | None:
         """See Mesh."""
@@ -105,11 +133,9 @@ class PeerMesh:
         self, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
     ) -> Stream:
         """See Mesh."""
-        entry = self._peers.get(peer)
+        entry = self._peers.get(peer) if service in OF_THE_MESH else self._demand(peer)
         if entry is None:
             raise Broken(f"unknown peer {peer.short}")
-        if service not in OF_THE_MESH:
-            self._demand(entry)
         return entry.connection.open_stream(service, metadata, bulk=bulk)
 
     def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
@@ -142,25 +168,22 @@ class PeerMesh:
 
     async def ping(self, peer: PeerId, within: float) -> tuple[float, PathStatus]:
         """Round trip in seconds, and the path it took. Raises Broken."""
-        entry = self._peers.get(peer)
-        if entry is None:
-            raise Broken(f"unknown peer {peer.short}")
         began = self._node.now()
-        await self._reach(entry, within)
+        entry = await self._reach(peer, within)
         return await entry.connection.ping(max(0.01, began + within - self._node.now()))
 
     async def reach(self, peer: PeerId, within: float) -> None:
         """Have a session with a member that is not connected because nobody needed it. Raises Broken."""
-        entry = self._peers.get(peer)
+        await self._reach(peer, within)
+
+    async def _reach(self, peer: PeerId, within: float) -> _Entry:
+        """Returns at once where a session is kept anyway, connected or not."""
+        kept = self._peers.get(peer)
+        if kept is not None and kept.connector.wanted:
+            return kept
+        entry = self._demand(peer)
         if entry is None:
             raise Broken(f"unknown peer {peer.short}")
-        await self._reach(entry, within)
-
-    async def _reach(self, entry: _Entry, within: float) -> None:
-        """Returns at once where a session is kept anyway, connected or not."""
-        if entry.connector.wanted:
-            return
-        self._demand(entry)
         try:
             async with asyncio.timeout(within):
                 seen = -1
@@ -169,28 +192,33 @@ class PeerMesh:
         except TimeoutError:
             why = entry.connection.last_error
             raise Broken(f"not connected to {entry.connection.label}: {why or 'no link yet'}") from None
+        return entry
 
-    def _demand(self, entry: _Entry) -> None:
-        self._crowd.demand(entry.connection.peer)
-        entry.connector.wanted = True
-        entry.used_at = self._node.now()
+    def _demand(self, peer: PeerId) -> _Entry | None:
+        """Somebody needs a session with a member now. None: it is unknown."""
+        entry = self._peers.get(peer)
+        if entry is None:
+            if peer not in self._book.peers():
+                return None
+            self._crowd.demand(peer)
+            entry = self._entry(peer)
+        if entry is not None:
+            self._crowd.demand(peer)
+            entry.connector.wanted = True
+            entry.used_at = self._node.now()
+        return entry
 
-    def find(self, text: str) -> PeerId:
-        """A peer by its name, its id, or the beginning of its id. Raises UnknownPeer, or UserError when it
-        is this node, or fits several."""
+    def find(self, text: str, also: Iterable[PeerId] = ()) -> PeerId:
+        """The peer that `text` means, or one of `also`, which need not be peers now. Raises UnknownPeer, or
+        UserError when it is this node, or fits several."""
         me = self._node.facts
-        known = {me.peer: me.name, **{peer: entry.connection.name for peer, entry in self._peers.items()}}
-        names = [peer for peer, name in known.items() if name == text]
-        ids = [peer for peer in known if len(text) >= 4 and str(peer).startswith(text.lower())]
-        found = names or ids
-        if not found:
-            raise UnknownPeer(f"no node `{text}` is known", hint="`meshd peers` lists names and ids")
-        if len(found) > 1:
-            shown = ", ".join("this node" if peer == me.peer else str(peer)[:10] for peer in found)
-            raise UserError(f"`{text}` fits {len(found)} nodes: {shown}", hint="give the beginning of its id")
-        if found == [me.peer]:
-            raise UserError(f"`{text}` is this node itself", hint="give the name or id of another one")
-        return found[0]
+        names = dict.fromkeys(also, "") | self._names()
+        return find(text, me=me.peer, names=names | {me.peer: me.name})
+
+    def _names(self) -> dict[PeerId, str]:
+        records = ((peer, self._book.record(peer)) for peer in self._book.peers())
+        told = {peer: naming.shown(record.name) if record is not None else "" for peer, record in records}
+        return told | {peer: entry.connection.name for peer, entry in self._peers.items()}
 
     # Life.
 
@@ -201,8 +229,7 @@ class PeerMesh:
                 self._owner = owner
                 self._crowd.tick(())
                 owner.start(self._keep_sessions(), name="sessions")
-                for peer in self._book.peers():
-                    self.expect(peer)
+                self._add_wanted()
                 await watch_sleep(self._woke, boot=self._boot)  # until cancelled
         finally:
             self._owner = None
@@ -216,8 +243,8 @@ class PeerMesh:
 
     async def accept(self, link: Link) -> None:
         """Own a link that a listener took in."""
-        entry = self._entry(link.info.peer)
-        if entry is None or self._leaving:
+        entry = None if self._leaving else self._entry(link.info.peer, caller=link.info.member.chain.admitter)
+        if entry is None:
             await link.aclose()
             return
         try:
@@ -227,13 +254,14 @@ class PeerMesh:
 
     def expect(self, peer: PeerId) -> None:
         """Begin to connect to a peer that is known by address only (from a token)."""
-        self._entry(peer)
+        self._crowd.tick(self.reachable())
+        self._wish(peer)
 
     def seen_nearby(self, peer: PeerId) -> None:
         """It was just seen in one of our networks: dial now, unless it is connected."""
-        entry = self._entry(peer)
+        entry = self._wish(peer)
         if entry is not None:
-            entry.connector.poke()
+            entry.connector.told()
 
     def addresses_changed(self) -> None:
         """Our own addresses are others now: old links may be dead without knowing it."""
@@ -259,39 +287,84 @@ class PeerMesh:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._crowd.tick(self.reachable())
+            self._add_wanted()
             now = self._node.now()
             for peer, entry in list(self._peers.items()):
                 entry.connector.wanted = self._crowd.wants(peer)
                 if entry.connection.in_use:
                     self._crowd.demand(peer)
-                if entry.connector.wanted or entry.connection.in_use or not entry.connection.linked:
+                if entry.connector.wanted or entry.connection.in_use:
                     entry.used_at = now
-                elif entry.connection.leads and now - entry.used_at >= IDLE_SECONDS:
+                elif now - entry.used_at < IDLE_SECONDS:
+                    continue
+                elif not entry.connection.linked and not entry.connection.session_id:
+                    self._retire(peer, entry)
+                elif entry.connection.linked and entry.connection.leads:
                     entry.connection.close(Code.IDLE, "nobody needs it now")
 
-    def _entry(self, peer: PeerId) -> _Entry | None:
+    def _add_wanted(self) -> None:
+        for peer in self._crowd.wishes():
+            self._entry(peer)
+
+    def _wish(self, peer: PeerId) -> _Entry | None:
+        """What there is with a peer; begun where a session with it is to be kept."""
         entry = self._peers.get(peer)
-        if entry is None:
-            if self._owner is None or peer == self._node.peer or len(self._peers) >= MAX_PEERS:
-                return None
-            connection = PeerConnection(self._node, peer)
-            connector = Connector(
-                node=self._node,
-                connection=connection,
-                book=self._book,
-                dialers=self._dialers,
-                chance=self._chance,
-            )
-            entry = _Entry(connection, connector, used_at=self._node.now())
-            self._crowd.tick(self.reachable())  # with one more member others may be next to us
-            connector.wanted = self._crowd.wants(peer)
-            self._name_from_record(connection)
-            self._peers[peer] = entry
-            self._owner.start(self._live(entry), name=f"peer {peer.short}")
-            self._node.changed()
+        if entry is None and peer in self._book.peers() and self._crowd.wants(peer):
+            entry = self._entry(peer)
         return entry
 
+    def _entry(self, peer: PeerId, *, caller: Admitter | None = None) -> _Entry | None:
+        """What there is with a peer, made if there is nothing yet; None: there is no room for it."""
+        entry = self._peers.get(peer)
+        if entry is not None:
+            return entry
+        if self._owner is None or peer == self._node.peer or not self._has_room(peer, caller):
+            return None
+        connection = PeerConnection(self._node, peer)
+        connector = Connector(
+            node=self._node,
+            connection=connection,
+            book=self._book,
+            dialers=self._dialers,
+            chance=self._chance,
+        )
+        entry = _Entry(connection, connector, admitter=caller, used_at=self._node.now())
+        connector.wanted = self._crowd.wants(peer)
+        self._name_from_record(connection)
+        self._peers[peer] = entry
+        self._owner.start_for(f"peer {peer.short}", self._live(entry), name=f"peer {peer.short}")
+        self._node.changed()
+        return entry
+
+    def _has_room(self, peer: PeerId, caller: Admitter | None) -> bool:
+        if len(self._peers) >= TABLED_PEERS.most:
+            return False
+        if caller is None or self._crowd.keeps(peer):
+            return True
+        alike = (other for other, entry in self._peers.items() if entry.admitter == caller)
+        return sum(not self._crowd.keeps(other) for other in alike) < TABLED_ADMITTED.most
+
+    def _retire(self, peer: PeerId, entry: _Entry) -> None:
+        """Nothing is left with a member that nobody needs: what is known of it stands in the book."""
+        del self._peers[peer]
+        entry.connector.stop()
+        entry.gone.set()
+
     async def _live(self, entry: _Entry) -> None:
+        """Until the peer is dropped. If its life fails in a way that nobody foresaw, another one begins."""
+        peer = entry.connection.peer
+        source, blame = f"peer {peer.short}", entry.connection.blame
+        try:
+            await contained(self._one_life(entry), source=source, name="connection", blame=blame)
+        except MeshdError:
+            if self._peers.get(peer) is entry:
+                del self._peers[peer]
+            with suppress(Fault), Contained(source, "connection", blame):
+                entry.connection.close(Code.NONE, "it failed here")  # the links that others own
+            await asyncio.sleep(AGAIN_SECONDS)
+            self._wish(peer)
+
+    async def _one_life(self, entry: _Entry) -> None:
         """Until the peer is dropped, and the goodbye to it is out."""
         connection = entry.connection
         async with Owner() as owner:
@@ -311,6 +384,7 @@ class PeerMesh:
     def _drop(self, peer: PeerId, code: Code, why: str) -> None:
         """A peer is no member any more: forget where it is, end what there is with it, show it no longer."""
         self._book.forget(peer)
+        self._crowd.forget(peer)
         entry = self._peers.pop(peer, None)
         if entry is not None:
             entry.connector.stop()
@@ -320,47 +394,70 @@ class PeerMesh:
 
     def _heard(self, record: PeerRecord) -> None:
         if record.has_left:
-            LOG.info("peer_left", peer=record.peer.short, name=record.name)
+            LOG.info("peer_left", peer=record.peer.short, name=naming.shown(record.name))
             self._drop(record.peer, Code.NONE, "it has left the mesh")
             return
-        entry = self._entry(record.peer)
+        if not self._crowd.large:  # else others may be next to us now: see _keep_sessions
+            self._crowd.tick(self.reachable())
+        entry = self._wish(record.peer)
         if entry is not None:
             self._name_from_record(entry.connection)
-            entry.connector.poke()
+            entry.connector.told()
 
     def _name_from_record(self, connection: PeerConnection) -> None:
         record = self._book.record(connection.peer)
         if record is not None and not connection.linked:
-            connection.name, connection.role = record.name, record.role
+            connection.name, connection.role = naming.shown(record.name), record.role
 
     def _link_made(self, peer: PeerId, hello: Hello, _info: LinkInfo) -> None:
-        try:
-            record = PeerRecord.decode(hello.record)
-            if record.peer == peer and self._book.add(record):
-                self._node.changed()
-                if record.has_left:
-                    self._drop(peer, Code.NONE, "it has left the mesh")
-        except RemoteProtocolError as error:
-            LOG.warning("record_refused", peer=peer.short, why=error.what)
+        """Raises RemoteProtocolError where the peer shows no good record: it would never be a member here."""
+        record = PeerRecord.decode(hello.record)
+        if record.peer != peer:
+            raise RemoteProtocolError("a greeting with the record of another node", code="record")
+        if self._book.add(record):
+            self._node.changed()
+            if record.has_left:
+                self._drop(peer, Code.NONE, "it has left the mesh")
+            elif not self._crowd.large:
+                self._crowd.tick(self.reachable())
         entry = self._peers.get(peer)
         if entry is None:
             return  # dropped while it greeted
         if entry.connection.leads and entry.news_session != entry.connection.session_id and self._owner:
-            entry.news_session = entry.connection.session_id
-            stream = entry.connection.open_stream(NEWS_SERVICE, {}, bulk=False)
-            self._owner.start(self._news.talk(stream), name=f"news {peer.short}")
+            self._keep_news(entry, self._owner)
+
+    def _keep_news(self, entry: _Entry, owner: Owner) -> None:
+        """Speak of news with the peer for as long as its session of now lasts."""
+        connection = entry.connection
+        session = entry.news_session = connection.session_id
+
+        def open_stream() -> Stream:
+            if connection.session_id != session:
+                raise Broken("the session has ended")
+            return connection.open_stream(NEWS_SERVICE, {}, bulk=False)
+
+        if entry.news is not None:
+            entry.news.cancel()  # of the session before: it waits
+        entry.news = owner.start_for(
+            f"peer {connection.peer.short}",
+            self._news.keep(open_stream, self._chance),
+            name=f"news {connection.peer.short}",
+            blame=connection.blame,
+        )
 
     def _said_goodbye(self, peer: PeerId, code: int) -> None:
         if code != Code.IDLE:
             LOG.info("peer_left", peer=peer.short, code=code)
+            self._crowd.parted(peer)
         if code == Code.LEFT:
             self._drop(peer, Code.NONE, "it has left the mesh")
 
     def _drop_banned(self) -> None:
         bans = self._node.bans
-        for peer, entry in list(self._peers.items()):
-            record = self._book.record(peer)
-            chain = entry.connection.member.chain if entry.connection.member else record and record.chain
+        for peer in dict.fromkeys([*self._peers, *self._book.peers()]):
+            entry, record = self._peers.get(peer), self._book.record(peer)
+            member = entry.connection.member if entry is not None else None
+            chain = member.chain if member is not None else record and record.chain
             why = bans.why_banned(chain) if chain else bans.why_node_banned(peer)
             if why is not None:
                 LOG.warning("peer_banned", peer=peer.short, why=why)

@@ -1,54 +1,112 @@
-"""News between connected members: records and bans, told once to each, over one durable stream a pair.
+"""News between connected members: records, bans and who is there, over one durable stream a pair.
 
-Each side keeps what it has told the other; whatever is newer is told when anything changes. Nothing is
-queued: the book and the revocation set are the queue.
+What changes is told once to each. Nothing is queued: what there is is the queue, and each stream reads its
+journal with a mark of its own (peer/outbox.py). At first, and each minute in which nothing happens, the two
+compare a hash of everything, and tell each other what one of them lacks (peer/ledger.py).
+
+What a member tells is read at a pace: whoever tells more waits, and whoever tells what does not hold is not
+listened to for long (peer/hearing.py).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from meshd.base import log
-from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
+from meshd.base.backoff import Backoff
+from meshd.base.boundary import Contained, Fault
+from meshd.base.errors import Broken, Busy, EndOfStream, Refused, RemoteProtocolError
+from meshd.base.shares import NEWS_HEARD
 from meshd.base.tasks import Owner
+from meshd.identity.away import Away
 from meshd.identity.keys import PeerId
+from meshd.identity.presence import Presence
 from meshd.identity.record import PeerRecord
-from meshd.peer.crowd import Crowd
+from meshd.identity.revocation import digest_of
+from meshd.peer.hearing import KNOWN_COST, NEW_BAN_COST, NEW_COST, Hearing, Hearings
 from meshd.peer.interface import Book, Stream
+from meshd.peer.ledger import Ledger
+from meshd.peer.lives import Lives
 from meshd.peer.messages import MessageStream
 from meshd.peer.node import Node
-from meshd.wire.news import MAX_PRESENCES, BanNews, PresenceNews, RecordNews, decode
+from meshd.peer.outbox import BanItem, Item, LifeItem, Outbox
+from meshd.wire.news import AwayNews, BanNews, BucketsNews, DigestNews, PresenceNews, RecordNews, decode
 
-# Signs of life travel together; eight steps of this are half of what they are fresh for.
-PRESENCE_SECONDS = 4.0
+COMPARE_SECONDS = 60.0  # from one comparison to the next, while both sides have the same
+MAX_COMPARE_SECONDS = 3600.0  # while they never come to have the same: it is doubled each time
+QUIET_SECONDS = 5.0  # after a change until hashes are compared: it may be on its way
+AGAIN = Backoff(first=5.0, most=300.0)  # until a stream that was lost is opened again
+LASTING_SECONDS = 600.0  # one that was open for so long was no failure
+AT_ONCE = 16  # signs of life that are checked before others have a turn
+Order = tuple[int, ...]
 LOG = log.get("peer")
 
 
 @dataclass(slots=True)
 class _Told:
-    """What the other side of a stream has been told, or has told us."""
+    """What the other side of a stream has told us, and what the two have compared."""
 
-    records: dict[PeerId, int] = field(default_factory=dict)
-    bans: set[bytes] = field(default_factory=set)
-    presences: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
+    heard: dict[Item, Order] = field(default_factory=dict)
+    asked: list[Item] = field(default_factory=list)  # what the other side seems to lack
+    compared_at: float = 0.0
+    pause: float = COMPARE_SECONDS
+    begun: bool = False  # the first comparison is over: later ones wait for quiet
+
+    def hear(self, item: Item, order: Order) -> None:
+        """It need not be told back."""
+        self.heard.pop(item, None)
+        self.heard[item] = order
+        if len(self.heard) > NEWS_HEARD.most:
+            del self.heard[next(iter(self.heard))]
+
+    def knows(self, item: Item, order: Order) -> bool:
+        """Has the other side told us this itself?"""
+        return self.heard.get(item, (-1,)) >= order
 
 
 class News:
     """Speaks with every connected member."""
 
-    def __init__(self, node: Node, book: Book, crowd: Crowd, *, heard: Callable[[PeerRecord], None]) -> None:
+    def __init__(self, node: Node, book: Book, lives: Lives, *, heard: Callable[[PeerRecord], None]) -> None:
         self._node = node
         self._book = book
-        self._crowd = crowd
+        self._lives = lives
         self._heard = heard
+        self._outbox = Outbox(me=node.peer, book=book, bans=node.bans, lives=lives.journal)
+        self._ledger = Ledger(me=node.peer, book=book, bans=node.bans, lives=lives)
+        self._hearings = Hearings()
+        self._marks: tuple[int, ...] = ()
+        self._changed_at = 0.0
+
+    async def keep(self, open_stream: Callable[[], Stream], chance: Callable[[], float]) -> None:
+        """Talk for as long as `open_stream` does not raise Broken: a stream that is lost is opened again.
+
+        Later each time, unless it lasted: the other side may not listen for a while.
+        """
+        lost = 0
+        while True:
+            began = self._node.now()
+            try:
+                await self.talk(open_stream())
+            except Broken:
+                return
+            except Busy as error:
+                LOG.info("news_refused", why=error.what)
+            if self._node.now() - began >= LASTING_SECONDS:
+                lost = 0
+            await asyncio.sleep(AGAIN.delay(lost, chance()))
+            lost += 1
 
     async def talk(self, stream: Stream) -> None:
         """Tell and listen until the stream ends."""
         messages, told = MessageStream(stream), _Told()
+        hearing = self._hearings.of(stream.peer, self._node.now())
         try:
             async with Owner() as owner:
                 owner.start(self._tell(messages, stream.peer, told), name=f"news to {stream.peer.short}")
-                await self._listen(messages, told)
+                await self._listen(messages, stream.peer, told, hearing)
                 owner.cancel()
         except* (Broken, EndOfStream):
             pass
@@ -58,56 +116,183 @@ class News:
             LOG.warning("news_refused", peer=stream.peer.short, why=str(group.exceptions[0]))
             stream.reset(1, "news that cannot be read")
 
-    async def _tell(self, messages: MessageStream, peer: PeerId, told: "_Told") -> None:
-        seen = -1
+    # Telling.
+
+    async def _tell(self, messages: MessageStream, peer: PeerId, told: _Told) -> None:
+        self._collect()
+        mark = self._outbox.journal.mark  # what there is already is compared
+        await self._tell_digest(messages, told)
         while True:
-            if self._node.version != seen:
-                seen = self._node.version
-                await self._tell_changes(messages, peer, told)
-            if self._crowd.large:
-                entries = self._crowd.newer(told.presences, to=peer)
-                for at in range(0, len(entries), MAX_PRESENCES):
-                    batch = tuple(entries[at : at + MAX_PRESENCES])
-                    await messages.send(PresenceNews(batch).encode())
+            seen = self._node.version
+            self._collect()
+            items, mark = self._outbox.journal.since(mark), self._outbox.journal.mark
+            asked, told.asked = told.asked, []
+            for item in dict.fromkeys([*items, *asked]):
+                for message in self._words(item, peer, told):
+                    await messages.send(message)
+            if self._node.now() >= told.compared_at + told.pause and self._is_quiet():
+                await self._tell_digest(messages, told)
+            await self._until_changed(seen, told)
+
+    def _collect(self) -> None:
+        own, now = self._node.my_record().sequence, self._node.now()
+        marks = self._ledger.marks(own)
+        if marks != self._marks:
+            self._marks, self._changed_at = marks, now
+        self._outbox.collect(own, now)
+
+    def _is_quiet(self) -> bool:
+        return self._node.now() >= self._changed_at + QUIET_SECONDS
+
+    async def _tell_digest(self, messages: MessageStream, told: _Told) -> None:
+        told.compared_at = self._node.now()
+        await messages.send(DigestNews(self._ledger.digest(self._node.my_record().sequence)).encode())
+
+    async def _until_changed(self, seen: int, told: _Told) -> None:
+        """Or until it is the turn of something that changed too often, or time to compare."""
+        due = max(told.compared_at + told.pause, self._changed_at + QUIET_SECONDS)
+        if self._outbox.due is not None:
+            due = min(due, self._outbox.due)
+        try:
+            async with asyncio.timeout_at(due):
+                await self._node.wait_changed(seen)
+        except TimeoutError:
+            pass
+
+    def _words(self, item: Item, peer: PeerId, told: _Told) -> Iterator[bytes]:
+        """How it is told, unless it is gone, or `peer` has told it itself."""
+        if isinstance(item, BanItem):
+            entry = self._node.bans.entry(item.digest)
+            if entry is not None and not told.knows(item, (0,)):
+                yield BanNews(entry).encode()
+        elif isinstance(item, LifeItem):
+            sign, away = self._lives.statements(item.peer)
+            if told.knows(item, self._lives.mark_of(item.peer)):
+                return
+            if sign is not None and item.peer != peer:
+                yield PresenceNews((sign.to_bytes(),)).encode()
+            if away is not None:
+                yield AwayNews(away.to_bytes()).encode()
+        else:
+            record = self._node.my_record() if item == self._node.peer else self._book.newest(item)
+            if record is not None and item != peer and not told.knows(item, (record.sequence,)):
+                yield RecordNews(record.encode()).encode()
+
+    # Listening.
+
+    async def _listen(self, messages: MessageStream, peer: PeerId, told: _Told, hearing: Hearing) -> None:
+        while True:
+            message = await messages.receive()
             try:
-                async with asyncio.timeout(PRESENCE_SECONDS if self._crowd.large else None):
-                    await self._node.wait_changed(seen)
-            except TimeoutError:
-                pass
-
-    async def _tell_changes(self, messages: MessageStream, peer: PeerId, told: "_Told") -> None:
-        for entry in self._node.bans.entries():
-            if entry not in told.bans:
-                told.bans.add(entry)
-                await messages.send(BanNews(entry).encode())
-        for record in (self._node.my_record(), *self._book.records()):
-            if record.peer != peer and told.records.get(record.peer, -1) < record.sequence:
-                told.records[record.peer] = record.sequence
-                await messages.send(RecordNews(record.encode()).encode())
-
-    async def _listen(self, messages: MessageStream, told: "_Told") -> None:
-        while True:
-            match decode(await messages.receive()):
+                news = decode(message)
+            except RemoteProtocolError as error:  # whole, so the next one can be read
+                hearing.fault(error.what)
+                news = None
+            match news:
                 case BanNews(ban=ban):
-                    told.bans.add(ban)
-                    self._node.learn_bans([ban])
+                    await hearing.pause(self._learn_ban(ban, told, hearing))
                 case RecordNews(record=raw):
-                    self._learn_record(raw, told)
+                    await hearing.pause(self._learn_record(raw, told, hearing))
                 case PresenceNews(entries=entries):
-                    self._crowd.learn(entries, told.presences)
+                    for at in range(0, len(entries), AT_ONCE):
+                        part = entries[at : at + AT_ONCE]
+                        await hearing.pause(sum(self._learn_sign(raw, told, hearing) for raw in part))
+                case AwayNews(away=raw):
+                    await hearing.pause(self._learn_away(raw, peer, told, hearing))
+                case DigestNews(digest=digest):
+                    await hearing.pause(KNOWN_COST)
+                    await self._compare(digest, messages, told)
+                case BucketsNews(hashes=hashes):
+                    await hearing.pause(NEW_COST)
+                    if hearing.compares(self._node.now()):
+                        told.asked = self._ledger.differing(hashes, self._node.my_record().sequence)
+                        self._node.changed()
                 case None:
-                    continue
+                    await hearing.pause(KNOWN_COST)
 
-    def _learn_record(self, raw: bytes, told: "_Told") -> None:
-        """A record that does not hold is skipped: the teller may not know yet that its node is banned."""
+    async def _compare(self, digest: bytes, messages: MessageStream, told: _Told) -> None:
+        """What the other side has told us last: is it what we have?"""
+        own = self._node.my_record().sequence
+        self._collect()
+        if digest == self._ledger.digest(own):
+            told.pause = COMPARE_SECONDS
+        elif not told.begun or self._is_quiet():
+            if told.begun:
+                told.pause = min(2 * told.pause, MAX_COMPARE_SECONDS)
+            await messages.send(BucketsNews(self._ledger.buckets(own)).encode())
+        told.begun = True
+
+    def _learn_ban(self, ban: bytes, told: _Told, hearing: Hearing) -> float:
+        """Returns what it cost. Raises RemoteProtocolError when too many did not hold."""
+        item = BanItem(digest_of(ban))
+        if self._node.bans.entry(item.digest) is not None:
+            told.hear(item, (0,))
+            return KNOWN_COST
+        if self._node.learn_bans([ban]):
+            hearing.fault("a ban that does not hold")
+        told.hear(item, (0,))
+        return NEW_BAN_COST
+
+    def _learn_record(self, raw: bytes, told: _Told, hearing: Hearing) -> float:
+        """As `_learn_ban`. A record of a node that is banned is no fault: the teller may not know yet."""
         try:
             record = PeerRecord.decode(raw)
-            new = self._book.add(record)
-            # who told it need not be told
-            told.records[record.peer] = max(told.records.get(record.peer, -1), record.sequence)
         except RemoteProtocolError as error:
-            LOG.info("record_dropped", why=error.what)
-            return
-        if new:
+            hearing.fault(error.what)
+            return NEW_COST
+        try:
+            with Contained(f"peer {record.peer.short}", "record"):
+                new = self._book.add(record)
+        except Fault as error:
+            hearing.fault(error.what)  # the teller's: that the node itself signed it is not known
+            return NEW_COST
+        except RemoteProtocolError as error:
+            if error.code != "banned":
+                hearing.fault(error.what)
+            return NEW_COST
+        told.hear(record.peer, (record.sequence,))
+        if not new:
+            return KNOWN_COST
+        with (
+            suppress(Fault),  # counted for its signer: who told it may know no better
+            Contained(f"peer {record.peer.short}", "record", partial(self._blame, record.peer)),
+        ):
             self._heard(record)
             self._node.changed()
+        return NEW_COST
+
+    def _blame(self, peer: PeerId, _fault: Fault) -> None:
+        self._node.faults.blame(peer, self._node.now())
+
+    def _learn_sign(self, raw: bytes, told: _Told, hearing: Hearing) -> float:
+        """As `_learn_ban`."""
+        try:
+            sign = Presence.from_bytes(raw)
+        except RemoteProtocolError as error:
+            hearing.fault(error.what)
+            return NEW_COST
+        new = self._lives.hear_sign(sign)
+        told.hear(LifeItem(sign.peer), (*sign.order, 0))
+        return self._judge(new, hearing, "a sign of life that does not hold")
+
+    def _learn_away(self, raw: bytes, peer: PeerId, told: _Told, hearing: Hearing) -> float:
+        """As `_learn_ban`."""
+        try:
+            away = Away.from_bytes(raw)
+        except RemoteProtocolError as error:
+            hearing.fault(error.what)
+            return NEW_COST
+        new = self._lives.hear_away(away, self._node.now(), teller=peer)
+        told.hear(LifeItem(away.peer), (*away.order, 1))
+        if new and self._lives.refute(self._node.now()):
+            self._node.changed()
+        return self._judge(new, hearing, "a statement of absence that does not hold")
+
+    def _judge(self, new: bool | None, hearing: Hearing, fault: str) -> float:
+        if new is None:
+            return KNOWN_COST
+        if new:
+            self._node.changed()
+        else:
+            hearing.fault(fault)
+        return NEW_COST

@@ -7,16 +7,19 @@ from dataclasses import dataclass, field, replace
 
 from meshd import __version__
 from meshd.base import log
+from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import RemoteProtocolError
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet
-from meshd.link.interface import LinkInfo
+from meshd.link.interface import LinkInfo, MayDial
 from meshd.mux.config import MuxConfig, NodeBudget
+from meshd.peer.faults import Faults
 from meshd.peer.interface import Allow, Handler
 from meshd.peer.reasons import plain_why
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, Here, Source, dialable
 from meshd.wire.hello import WIRE_VERSION, Hello
 from meshd.wire.limits import MAX_FRAME_BYTES
 from meshd.wire.native import NativeVersion
@@ -38,13 +41,21 @@ class NodeFacts:
     software: str = __version__
 
 
+def _as_a_stranger(_peer: PeerId, told: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
+    return dialable(told, source=source, here=Here())
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service of this node, and who may use it. `quiet`: a refusal is nothing that anybody need know of."""
+    """A service of this node, and who may use it. `quiet`: a refusal is nothing that anybody need know of.
+
+    `once`: a peer has one stream of it at a time, and not many in turn.
+    """
 
     handler: Handler
     allow: Allow
     quiet: bool = False
+    once: bool = False
 
 
 @dataclass(slots=True)
@@ -62,10 +73,12 @@ class Node:
     my_record: Callable[[], PeerRecord]
     config: MuxConfig = field(default_factory=MuxConfig)
     services: dict[str, Service] = field(default_factory=dict)
+    faults: Faults = field(default_factory=Faults)
     on_link: Callable[[PeerId, Hello, LinkInfo], None] = lambda _peer, _hello, _info: None
     on_goodbye: Callable[[PeerId, int], None] = lambda _peer, _code: None
     why_not_direct: Callable[[NetFacts | None, str], str] = plain_why  # the peer's network, the last error
     is_near: Callable[[Sequence[Candidate]], bool] = lambda _: False  # on this machine, or in one LAN
+    may_dial: MayDial = _as_a_stranger
     on_wake: Callable[[], None] = lambda: None  # this node slept: ports, mappings and relays may be gone
     on_bans: Callable[[Sequence[bytes]], None] = lambda _entries: None
     version: int = 0
@@ -103,27 +116,31 @@ class Node:
             native=facts.native,
             largest_frame=MAX_FRAME_BYTES,
             grace=facts.grace,
-            bans_count=len(self.bans.entries()),
+            bans_count=len(self.bans),
             bans_digest=self.bans.digest(),
             clock=self.wall_clock(),
             record=self.my_record().encode(),
         )
 
-    def learn_bans(self, entries: Sequence[bytes]) -> None:
-        """Take verified bans in, persist them, then tell the rest of the node.
+    def learn_bans(self, entries: Sequence[bytes]) -> int:
+        """Take verified bans in, persist them, then tell the rest of the node; says how many are invalid.
 
-        Entries that are invalid are skipped: one damaged ban must not keep the others out.
+        Those are skipped: one damaged ban must not keep the others out.
         """
         new = []
+        invalid = 0
         for entry in entries:
             try:
-                if self.bans.merge([entry]):
-                    new.append(entry)
-            except RemoteProtocolError as error:
-                LOG.warning("ban_refused", why=error.what)
+                with Contained("ban", "ban"):
+                    if self.bans.merge([entry]):
+                        new.append(entry)
+            except (RemoteProtocolError, Fault) as error:
+                invalid += 1
+                LOG.debug("ban_refused", why=error.what)  # who told it is named by whoever counts them
         if new:
             self.save_bans()
             self.on_bans(new)
+        return invalid
 
     def why_banned(self, member: Member) -> str | None:
         """Why a member is out, or None."""

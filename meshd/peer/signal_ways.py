@@ -13,13 +13,14 @@ from typing import Protocol, TypeVar
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, MeshdError
+from meshd.base.shares import SIGNALS_SENT
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Allow, Handler, MetadataValue, Stream
 from meshd.wire.signal import SIGNAL_SERVICE
 
 MAX_PEERS = 256  # of whom anything is remembered
-MAX_UNDER_WAY = 64  # ways being tried at once
+MAX_UNDER_WAY = SIGNALS_SENT.most
 FORWARDERS = 3  # members asked at once to pass a signal on
 WAY_SECONDS = 3.0  # that a way may take; then it counts as none
 TO = "to"  # metadata of a stream whose signal is to be passed on: the node id
@@ -94,7 +95,9 @@ class SignalWays:
         """Own `work`, unless there is too much already."""
         if self._owner is not None and self._under_way < MAX_UNDER_WAY:
             with contextlib.suppress(Closed):
-                self._owner.start(self._counted(work), name=f"signal to {peer.short}")
+                self._owner.start_for(
+                    f"peer {peer.short}", self._counted(work), name=f"signal to {peer.short}"
+                )
                 self._under_way += 1
 
     async def _counted(self, work: Work) -> None:
@@ -121,7 +124,7 @@ class SignalWays:
         race = _Race(len(ways))
         try:
             for way in ways:
-                owner.start(self._try(way, race), name=f"signal to {peer.short}")
+                owner.start_for(f"peer {peer.short}", self._try(way, race), name=f"signal to {peer.short}")
                 self._under_way += 1
         except Closed as error:
             raise Broken(f"no way to signal to {peer.short}: {error.what}") from error

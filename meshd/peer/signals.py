@@ -6,10 +6,11 @@ reads no more than from whom and to whom.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from functools import partial
 
 from meshd.base import log
+from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import (
     Broken,
     EndOfStream,
@@ -17,6 +18,19 @@ from meshd.base.errors import (
     Refused,
     RemoteProtocolError,
 )
+from meshd.base.fair import FairQueue
+from meshd.base.rates import Rates
+from meshd.base.shares import (
+    COOKIES_TOLD,
+    SIGNAL_MAIL_RATE,
+    SIGNAL_RATE,
+    SIGNAL_WAY_RATE,
+    SIGNALS,
+    SIGNALS_FORWARDED,
+    SIGNALS_OF_PEER,
+    SIGNALS_WAITING,
+)
+from meshd.base.slots import Release, Slots
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Chain, Member
 from meshd.identity.signal import Signal
@@ -24,18 +38,12 @@ from meshd.identity.signal_guard import SignalGuard, Verdict
 from meshd.link.interface import Signals
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.peer.node import Node
-from meshd.peer.rates import Rates
 from meshd.peer.signal_ways import TO, WAY_SECONDS, Carriers, Mail, SignalWays, bounded
 from meshd.wire.signal import MAX_PAYLOAD_BYTES, MAX_SIGNAL_BYTES, SIGNAL_SERVICE, SignalBody
 
-MAX_WAITING = 64  # signals of one topic that nobody has received yet: 256 KiB
 STREAM_SECONDS = 10.0  # for a signal of 6 KiB to come in
 LIFE = 30  # seconds that a signal is good for: an offer is answered within, or made anew
 REPEATS = 4  # of the last signals to a peer, sent again when it tells its cookie
-RATE, BURST = 20.0, 60  # of one sender; ICE and punching need a handful for each attempt
-FORWARD_RATE, FORWARD_BURST = 10.0, 40  # that one member may have passed on
-TELL_RATE = 0.5  # cookies told to one peer
-THROUGH_RATE, THROUGH_BURST = 60.0, 200  # that come in by one way: checking costs
 LOG = log.get("peer")
 
 
@@ -51,14 +59,16 @@ class SignalService:
         self._mail = mail
         self._ways = SignalWays(mail)
         self._guard = SignalGuard(node.random(16))
+        self._coming = Slots(SIGNALS, SIGNALS_OF_PEER)
         self._sequence = 0
         self._boxes: dict[str, _Box] = {}
         self._echoes: dict[PeerId, bytes] = {}  # their cookies, as last heard
         self._sent: dict[PeerId, deque[_Sent]] = {}
-        self._senders = Rates(rate=RATE, burst=BURST)
-        self._ways_in = Rates(rate=THROUGH_RATE, burst=THROUGH_BURST)
-        self._forwarded = Rates(rate=FORWARD_RATE, burst=FORWARD_BURST)
-        self._told = Rates(rate=TELL_RATE, burst=2)
+        self._senders = Rates(SIGNAL_RATE)
+        self._ways_in = Rates(SIGNAL_WAY_RATE)  # checking costs
+        self._by_mail = Rates(SIGNAL_MAIL_RATE)
+        self._forwarded = Rates(SIGNALS_FORWARDED)
+        self._told = Rates(COOKIES_TOLD)
 
     def topic(self, name: str) -> Signals:
         """The signals of one kind of link: the same object for dialler and listener, received by one task."""
@@ -103,9 +113,11 @@ class SignalService:
 
     # Receiving.
 
-    def _allow(self, _member: Member, metadata: Mapping[str, MetadataValue]) -> str | None:
+    def _allow(self, member: Member, metadata: Mapping[str, MetadataValue]) -> str | Release:
         to = metadata.get(TO)
-        return None if to is None or self._ways.reaches(to) else "not connected to that node"
+        if to is not None and not self._ways.reaches(to):
+            return "not connected to that node"
+        return self._coming.take(member.peer) or "too many signals at once"
 
     async def _take_stream(self, stream: Stream) -> None:
         blob = bytearray()
@@ -121,7 +133,7 @@ class SignalService:
             raise Broken("a signal that does not end") from None
         signal = Signal.decode(bytes(blob))
         if signal.to == self._key.peer:
-            self._take(signal, through=stream.peer)
+            self._take(signal, through=stream.peer, by=stream.peer)
         else:
             await self._pass_on(signal, stream)
 
@@ -129,7 +141,7 @@ class SignalService:
         """One hop, from the sender itself to a peer of ours."""
         if signal.sender != stream.peer or stream.metadata.get(TO) != signal.to.raw:
             raise RemoteProtocolError("a signal of somebody else is not passed on", code="signal")
-        if not self._forwarded.take(signal.sender, self._node.now()):
+        if not self._forwarded.spend(signal.sender, self._node.now()):
             raise Refused("too many signals to pass on", code="busy")
         try:
             async with asyncio.timeout(WAY_SECONDS):
@@ -139,18 +151,24 @@ class SignalService:
 
     async def _take_mail(self, mail: Mail) -> None:
         while True:
-            _, blob = await mail.receive_mail()
+            sender, blob = await mail.receive_mail()
+            if not self._by_mail.spend("", self._node.now()):
+                continue
             try:
-                signal = Signal.decode(blob)
-                if signal.to == self._key.peer:
-                    self._take(signal, through=None)
-            except RemoteProtocolError as error:
+                with Contained("relay", "signal"):
+                    signal = Signal.decode(blob)
+                    if signal.to == self._key.peer:
+                        self._take(signal, through=None, by=("mail", sender))
+            except (RemoteProtocolError, Fault) as error:
                 LOG.info("signal_dropped", why=error.what)
 
-    def _take(self, signal: Signal, *, through: PeerId | None) -> None:
-        """Check a signal to this node and give it to its topic. Raises RemoteProtocolError."""
+    def _take(self, signal: Signal, *, through: PeerId | None, by: Hashable) -> None:
+        """Check a signal to this node and give it to its topic; `by`: who brought it.
+
+        Raises RemoteProtocolError.
+        """
         sender, now = signal.sender, self._node.now()
-        if not (self._ways_in.take(through, now) and self._senders.take((sender, through), now)):
+        if not (self._ways_in.spend(by, now) and self._senders.spend((sender, by), now)):
             LOG.info("signal_dropped", peer=sender.short, why="too many of them")
             return
         member = signal.verify(self._chain().leaf.mesh)
@@ -178,7 +196,7 @@ class SignalService:
 
     def _tell(self, peer: PeerId, cookie: bytes) -> None:
         """Our cookie, to who cannot know it: its next signals prove by it that they are new."""
-        if self._told.take(peer, self._node.now()):
+        if self._told.spend(peer, self._node.now()):
             blob = self._signed(peer, "", b"", echo=cookie)
             self._ways.start(partial(self._ways.hand, peer, blob), peer)
 
@@ -215,7 +233,7 @@ class _Box:
     ) -> None:
         self._name = name
         self._hand = send
-        self._waiting: deque[tuple[PeerId, bytes]] = deque(maxlen=MAX_WAITING)
+        self._waiting: FairQueue[tuple[PeerId, bytes]] = FairQueue(SIGNALS_WAITING.most)
         self._came = asyncio.Event()
 
     async def send(self, peer: PeerId, payload: bytes) -> None:
@@ -227,8 +245,8 @@ class _Box:
         while not self._waiting:
             self._came.clear()
             await self._came.wait()
-        return self._waiting.popleft()
+        return self._waiting.pop()
 
     def put(self, peer: PeerId, payload: bytes) -> None:
-        self._waiting.append((peer, payload))
+        self._waiting.put(peer, (peer, payload))
         self._came.set()

@@ -4,7 +4,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from meshd.base import log
+from meshd.base.boundary import Blame, Contained, Fault
+from meshd.base.bucket import TokenBucket
 from meshd.base.errors import Broken, Busy, Closed, EndOfStream, MeshdError, RemoteProtocolError
+from meshd.base.shares import NEWS_STREAMS
+from meshd.base.slots import Release
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
@@ -20,6 +24,7 @@ from meshd.wire.signal import SIGNAL_SERVICE
 
 OF_THE_MESH = frozenset({NEWS_SERVICE, SIGNAL_SERVICE})  # services that keep no session alive
 MAX_REASON = 200  # characters of a reset's reason
+FAILED = "this node failed at it"  # what went wrong here is nothing to tell
 LOG = log.get("peer")
 
 
@@ -35,6 +40,7 @@ class Streams:
         owner: Owner,
         wake: Callable[[], None],
         pass_on: Callable[[int, bytes], bool],
+        blame: Blame,
     ) -> None:
         self.session = session
         self._peer = peer
@@ -42,7 +48,10 @@ class Streams:
         self._owner = owner
         self._wake = wake
         self._pass_on = pass_on
+        self._blame = blame
         self._streams: dict[int, MeshStream] = {}
+        self._once: set[str] = set()  # services of which the peer has its one stream now
+        self._paces: dict[str, TokenBucket] = {}  # of those: how often it may have another one
 
     def open(self, service: str, metadata: Mapping[str, MetadataValue], *, bulk: bool) -> MeshStream:
         """Raises Busy when too many streams are open, Broken when the session is over."""
@@ -94,19 +103,52 @@ class Streams:
             reason = f"no service `{event.service}` here"
             self.session.reset(event.stream_id, Code.UNKNOWN_SERVICE, reason[:MAX_REASON])
             return
-        why = service.allow(member, event.metadata)
-        if why is not None:
-            say = LOG.debug if service.quiet else LOG.warning
+        if service.once and not self._may_have(event.service):
+            why: str | Release | None = f"a session has one stream of `{event.service}`"
+        else:
+            why = self._why_not(service, member, event)
+        if isinstance(why, str):
+            say = LOG.debug if service.quiet or service.once else LOG.warning
             say("stream_refused", peer=self._peer.short, service=event.service, why=why)
             self.session.reset(event.stream_id, Code.REFUSED, why[:MAX_REASON])
             return
         self.session.accept(event.stream_id)
         stream = self._add(event.stream_id, event.service, event.metadata)
-        self._owner.start(self._handle(stream, service), name=f"stream {event.service}")
+        task = self._owner.start_for(
+            f"peer {self._peer.short}",
+            self._handle(stream, service),
+            name=f"stream {event.service}",
+            blame=self._blame,
+        )
+        if service.once:
+            self._once.add(event.service)
+            task.add_done_callback(lambda _: self._once.discard(event.service))
+        if why is not None:  # a place of its own, given back even by a handler that never began
+            release = why
+            task.add_done_callback(lambda _: release())
+
+    def _why_not(self, service: Service, member: Member, event: events.StreamOpened) -> str | Release | None:
+        try:
+            with self._contained(event.service):
+                return service.allow(member, event.metadata)
+        except Fault:
+            return FAILED
+
+    def _may_have(self, service: str) -> bool:
+        """One at a time; another one after it, at a pace."""
+        now = self._node.now()
+        pace = self._paces.setdefault(service, NEWS_STREAMS.bucket(now))
+        return service not in self._once and pace.spend(1, now)
+
+    def _contained(self, service: str) -> Contained:
+        return Contained(f"peer {self._peer.short}", f"stream {service}", self._blame)
 
     async def _handle(self, stream: MeshStream, service: Service) -> None:
         try:
-            await service.handler(stream)
+            with self._contained(stream.service):
+                await service.handler(stream)
+        except Fault:
+            stream.reset(Code.BROKEN, FAILED)
         except (Broken, EndOfStream, RemoteProtocolError, Busy) as error:
             LOG.debug("stream_ended", peer=self._peer.short, service=stream.service, why=error.what)
             stream.reset(Code.BROKEN, error.what[:MAX_REASON])

@@ -6,6 +6,7 @@ end take time, and only `serve` does that. Every settled state wakes every waite
 """
 
 import asyncio
+import signal
 from collections.abc import Callable
 
 from meshd.base import log
@@ -37,6 +38,7 @@ from meshd.process.output import show_tail
 from meshd.process.run import Run, cannot_start, split_code
 
 PROBE_FIRST = 0.02  # seconds between the first probes: an rpc-server is ready in 30 ms
+PROBE_SHARE = 0.05  # of what the start took so far: so much later than it was ready a child is seen to be
 PROBE_MOST = 0.25
 
 logger = log.get("process")
@@ -107,6 +109,11 @@ class OwnedChild(Child):
         """See Child."""
         if not self._closed:
             await self._ask(StopAsked(), self._stoppers)
+
+    def kill(self) -> None:
+        """See Child."""
+        if self._run is not None:
+            self._run.signal(signal.SIGKILL)
 
     async def wait_changed(self, seen: ChildStatus) -> ChildStatus:
         """See Child."""
@@ -249,10 +256,11 @@ class OwnedChild(Child):
             raise
 
     async def _probe(self, probe: ReadyProbe) -> None:
-        pause = PROBE_FIRST
+        clock = asyncio.get_running_loop().time
+        began = clock()
         while not await probe():
+            pause = min(PROBE_MOST, max(PROBE_FIRST, PROBE_SHARE * (clock() - began)))
             await asyncio.sleep(pause)
-            pause = min(PROBE_MOST, pause * 1.5)
         self._feed(ProbePassed())
 
     def _close(self) -> None:

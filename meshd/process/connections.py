@@ -1,16 +1,19 @@
 """Whose is a connection on loopback? For programs that can show no secret (a stock llama-server, a browser).
 
 Linux tells through /proc: the connection's inode in /proc/net/tcp (proc(5)) must be one of the process's own
-descriptors. Elsewhere nobody tells, and the answer is None.
+descriptors. Elsewhere nobody tells, and the answer is None. Where Linux cannot be asked just now (no free
+descriptor, /proc not mounted or closed to us) the answer is no: keeping us from looking lets nobody in.
 """
 
 import contextlib
 import sys
 from pathlib import Path
 
+from meshd.base import log
 from meshd.base.port_holder import proc_address
 
 ESTABLISHED = "01"
+LOG = log.get("process")
 
 
 def owns_connection(pid: int, client: tuple[str, int], server: tuple[str, int]) -> bool | None:
@@ -20,8 +23,9 @@ def owns_connection(pid: int, client: tuple[str, int], server: tuple[str, int]) 
     wanted = f"{proc_address(client[0])}:{client[1]:04X}", f"{proc_address(server[0])}:{server[1]:04X}"
     try:
         inode = find_inode(Path("/proc/net/tcp").read_text(encoding="ascii"), *wanted)
-    except OSError:
-        return None
+    except OSError as error:
+        _warn_unreadable(error)
+        return False
     if inode is None:
         return False
     for link in _descriptors(pid):
@@ -38,9 +42,14 @@ def user_has_connection(uid: int, client: tuple[str, int], server: tuple[str, in
     wanted = f"{proc_address(client[0])}:{client[1]:04X}", f"{proc_address(server[0])}:{server[1]:04X}"
     try:
         table = Path("/proc/net/tcp6" if ":" in client[0] else "/proc/net/tcp").read_text(encoding="ascii")
-    except OSError:
-        return None
+    except OSError as error:
+        _warn_unreadable(error)
+        return False
     return find_user(table, *wanted) in (uid, 0)
+
+
+def _warn_unreadable(error: OSError) -> None:
+    LOG.warning("connection_owner_unreadable", path=str(error.filename), why=(error.strerror or "").lower())
 
 
 def find_user(table: str, local: str, remote: str) -> int | None:

@@ -15,6 +15,7 @@ from typing import Self
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
+from meshd.base.open_files import lower_for
 from meshd.process.interface import ChildSpec
 from meshd.process.orphans import Guard, group_lives
 
@@ -129,6 +130,7 @@ class Group:
         except BaseException:
             await _leave_nothing(guard, guard.pid, None, spec.name)
             raise
+        lower_for(process.pid)
         return cls(guard, process, spec.name)
 
     @property

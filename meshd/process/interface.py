@@ -112,6 +112,10 @@ class Child(Protocol):
         """
         ...
 
+    def kill(self) -> None:
+        """KILL to the whole group, if there is one: it ends as by any other signal."""
+        ...
+
     async def wait_changed(self, seen: ChildStatus) -> ChildStatus:
         """Returns as soon as the status differs from `seen`."""
         ...

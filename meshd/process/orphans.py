@@ -27,6 +27,7 @@ from typing import Self
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
+from meshd.base.replaced_file import replace_file
 
 SHELL = "/bin/sh"
 SCRIPT = """trap '' HUP INT QUIT TERM PIPE ALRM USR1 USR2 TSTP TTIN TTOU
@@ -179,7 +180,10 @@ def group_lives(group: int) -> bool:
     if sys.platform != "linux":
         return True
     # Linux counts zombies too, and a container's first process may reap them late or never
-    return any(_lives_in(entry, group) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+    try:
+        return any(_lives_in(entry, group) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+    except OSError:  # no descriptor is free
+        return True
 
 
 def _lives_in(entry: Path, group: int) -> bool:
@@ -206,8 +210,8 @@ class PidRecord:
 def write_pid_file(path: Path, record: PidRecord) -> None:
     """Note who runs. Failing to is no reason to fail."""
     with contextlib.suppress(OSError):
-        path.touch(mode=0o600)
-        path.write_text(f"{record.pid} {record.group} {record.owner} {record.name}\n", encoding="utf-8")
+        text = f"{record.pid} {record.group} {record.owner} {record.name}\n"
+        replace_file(path, text.encode())
 
 
 def remove_pid_file(path: Path) -> None:

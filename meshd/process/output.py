@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from meshd.base import log
+from meshd.base.boundary import OURS
 from meshd.base.errors import UserError
 from meshd.base.rotated_file import RotatedFile
 
@@ -197,6 +198,8 @@ class Output:
                 self.note(f"{self._left_out} bytes of output left out: it printed too much")
                 self._left_out = 0
             self._file.write(data)
+            if lost := self._file.take_lost():
+                self.note(f"{lost} lines were lost: the log could not be written")
         else:
             self._left_out += len(data)
         if self._on_line is not None:
@@ -211,6 +214,8 @@ def _open_log(path: Path, limit: int) -> RotatedFile:
     try:
         file.open()
     except OSError as error:
+        if error.errno in OURS:
+            return file  # the disk is full, say: the child runs, and what it prints is lost meanwhile
         raise UserError(
             f"cannot write log `{path}`: {error.strerror}",
             hint="choose another state folder, or mend its owner and mode",

@@ -10,9 +10,9 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from meshd.base.doorstep import origin
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.identity.exchange import MAGIC as PROOF_MAGIC
-from meshd.link.doorstep import origin
 from meshd.link.tls import TlsEngine
 from meshd.relay.stage import Exchange, Hold, Stage, tune
 from meshd.wire.limits import MAX_UNPROVEN_BYTES

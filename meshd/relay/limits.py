@@ -35,7 +35,9 @@ class Limits:
     join_seconds: float = 45.0
     mail_seconds: float = 60.0
     mail_of_one: int = 32  # letters that wait for one key or box
-    mail_bytes: int = 8 << 20  # that wait, in all
+    mail_of_sender: int = 64  # letters of one key that wait
+    mail_bytes_of_host: int = 1 << 20
+    mail_bytes: int = 8 << 20  # that wait, in all, with 512 for each letter
     messages_rate: float = 50.0  # a second, of one control connection
     messages_burst: float = 200.0
     silent_seconds: float = 40.0  # a node pings every few seconds

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import ipaddress
-import resource
 import secrets
 import signal
 import socket
@@ -12,8 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshd.base import log
+from meshd.base.boundary import watch_loop
 from meshd.base.errors import UserError
 from meshd.base.hosts import is_loopback
+from meshd.base.open_files import raise_limit
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.keystore import Home
@@ -64,12 +65,12 @@ def limits_for(settings: RelaySettings, *, files: int) -> Limits:
     )
 
 
-def run(settings: RelaySettings, out: Callable[[str], None], note: Callable[[str], None]) -> int:
+def run(settings: RelaySettings, out: Callable[[str], None]) -> int:
     """Relay until stopped; returns the exit code. `out` gets the URL. Raises MeshdError."""
     log.set_up(level=settings.log_level, form=settings.log_format)
     settings.home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     home = Home(settings.home)
-    with home.lock():
+    with home.lock(), log.in_background() as note:
         key = home.load_or_create_identity(secrets.token_bytes)
         try:
             return asyncio.run(_Relay(settings, key, out, note).main())
@@ -83,7 +84,7 @@ class _Relay:
         settings: RelaySettings,
         key: KeyPair,
         out: Callable[[str], None],
-        note: Callable[[str], None],
+        note: Callable[[str], object],
     ) -> None:
         self._settings = settings
         self._key = key
@@ -95,6 +96,7 @@ class _Relay:
     async def main(self) -> int:
         """Until a signal."""
         loop = asyncio.get_running_loop()
+        watch_loop(loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop, 0)
         loop.add_signal_handler(signal.SIGINT, self._stop, 130)
         settings = self._settings
@@ -104,7 +106,7 @@ class _Relay:
             host=settings.host,
             port=settings.port,
             meshes=settings.meshes,
-            limits=limits_for(settings, files=_raise_files()),
+            limits=limits_for(settings, files=raise_limit()),
             first_host=first,
             second_host=second,
         )
@@ -184,16 +186,3 @@ def _is_global(host: str) -> bool:
         return ipaddress.ip_address(host).is_global
     except ValueError:
         return True  # a name
-
-
-def _raise_files() -> int:
-    """As many descriptors as the system lets this process have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
-    if soft < wanted:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            return wanted
-        except (OSError, ValueError):
-            return soft
-    return soft

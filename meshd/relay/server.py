@@ -10,6 +10,8 @@ import secrets
 import socket
 import ssl
 
+from meshd.base.bucket import TokenBucket
+from meshd.base.doorstep import Doorstep
 from meshd.base.errors import Closed, LocalProtocolError, MeshdError, UserError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
@@ -18,11 +20,9 @@ from meshd.identity.exchange import Credentials, Proven, Purpose
 from meshd.identity.invite import JoinKeys, RelayHint
 from meshd.identity.keys import MeshId
 from meshd.identity.proof import ListenProof
-from meshd.link.doorstep import Doorstep
 from meshd.link.listening import accept_from, listen
 from meshd.link.proving import run_proof
 from meshd.link.tls import listener_context
-from meshd.relay.bucket import TokenBucket
 from meshd.relay.connection import Connection, Spaces
 from meshd.relay.limits import SMALL, Limits
 from meshd.relay.stage import Hold, Stage
@@ -210,7 +210,9 @@ class RelayServer:
         if self._owner is None:
             return
         try:
-            task = self._owner.start(self._welcome(connection), name=f"relay {connection.remote}")
+            task = self._owner.start_for(
+                connection.host, self._welcome(connection), name=f"relay {connection.remote}"
+            )
         except Closed:
             connection.abort()
         else:

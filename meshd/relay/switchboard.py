@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from meshd.relay.bucket import TokenBucket
+from meshd.base.bucket import TokenBucket
 from meshd.relay.limits import Limits
 from meshd.relay.mailroom import Mailroom
 from meshd.relay.states import Action, Box, Circuit, Client, Cut, Drop, Identity, Tell
@@ -277,7 +277,7 @@ class Switchboard:
         self.counts["mail"] += 1
         if at is not None:
             return [Tell(at, mail), Tell(client, Posted(post.number, True))]
-        self._mail.keep(post.to if box is not None else to, mail, now)
+        self._mail.keep(post.to if box is not None else to, mail, now, host=state.host)
         return [Tell(client, Posted(post.number, False))]
 
     def _is_guest_of(self, owner: Identity, peer: bytes) -> bool:

@@ -2,44 +2,57 @@
 
 Of two records of one node the higher sequence number wins (clocks lie). The book is kept on disk, so that
 a restarted node finds its mesh without a token.
+
+The book is bounded. Whoever admits members fills its own share of it: an inviter has a fixed one, and of a
+full book the largest share gives way. Which record goes is decided by a hash of its node, the same on every
+node: else two nodes would tell each other for ever what the other one has just dropped.
 """
 
+import functools
+import hashlib
 from collections.abc import Callable, Sequence
 
 from meshd.base import log
+from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import RemoteProtocolError, UserError
+from meshd.base.journal import Journal
+from meshd.base.shares import BOOK_RECORDS, INVITER_RECORDS
 from meshd.identity.keys import PeerId
+from meshd.identity.membership import Admitter
 from meshd.identity.record import PeerRecord
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import Source
 from meshd.wire.limits import MAX_ITEMS, MAX_RECORD_BYTES
 from meshd.wire.message import Fields, Value, pack, unpack
 
-MAX_PEERS = 256
+MAX_PEERS = BOOK_RECORDS.most
 MAX_HINTS = 4  # addresses of a peer that are not in its record: from the token, or where it called from
-MAX_BOOK_BYTES = 4 << 20
+MAX_BOOK_BYTES = 16 << 20
 LOG = log.get("rendezvous")
 
 
 class AddressBook:
     """Implements peer.interface.Book.
 
-    `verify` raises RemoteProtocolError for a record that is not to be trusted; `save` keeps the book.
+    `verify` raises RemoteProtocolError for a record that is not to be trusted; `save` is told that the book
+    has changed, and keeps what `encode` gives when it sees fit.
     """
 
-    def __init__(
-        self, *, me: PeerId, verify: Callable[[PeerRecord], None], save: Callable[[bytes], None]
-    ) -> None:
+    def __init__(self, *, me: PeerId, verify: Callable[[PeerRecord], None], save: Callable[[], None]) -> None:
         self._me = me
         self._verify = verify
         self._save = save
         self._records: dict[PeerId, PeerRecord] = {}
+        self._admitted: dict[Admitter, set[PeerId]] = {}  # whose records there are, by who let them in
+        self.version = 0
+        self.journal: Journal[PeerId] = Journal()  # whose record changed last
         self._hints: dict[PeerId, list[Candidate]] = {}
         self._nearby: dict[PeerId, tuple[Candidate, ...]] = {}  # not kept: it holds for this network and now
         self._forgotten: dict[PeerId, int] = {}  # the sequence number that others may still tell of
 
     def load(self, blob: bytes | None, *, file: str = "") -> None:
-        """Take in what `save` was given at an earlier start; records that no longer hold are dropped, and
-        so is whatever is above the limits. `file` is its name for the error. Raises UserError."""
+        """Take in what `encode` gave at an earlier start; records that no longer hold are dropped, and so
+        is whatever is above the limits. `file` is its name for the error. Raises UserError."""
         if blob is None:
             return
         try:
@@ -56,12 +69,14 @@ class AddressBook:
 
     def _load_record(self, raw: bytes) -> None:
         try:
-            record = PeerRecord.decode(raw)
-            self._verify(record)
-        except RemoteProtocolError as error:
+            with Contained("address book", "record"):  # one that cannot be read must not end every start
+                record = PeerRecord.decode(raw)
+                self._verify(record)
+        except (RemoteProtocolError, Fault) as error:
             LOG.info("record_dropped", why=error.what)
             return
-        self._records[record.peer] = record
+        if self._has_room(record):
+            self._put(record)
 
     def _load_hints(self, entry: Fields) -> None:
         peer = PeerId(entry.raw("peer", exact=32))
@@ -73,12 +88,17 @@ class AddressBook:
                 continue
         self._hints[peer] = hints
 
-    def _keep(self) -> None:
+    def _changed(self) -> None:
+        self.version += 1
+        self._save()
+
+    def encode(self) -> bytes:
+        """For the disk; `load` reads it."""
         hints: list[Value] = [
             {"peer": peer.raw, "at": [str(candidate) for candidate in candidates]}
             for peer, candidates in self._hints.items()
         ]
-        self._save(pack({"records": [record.encode() for record in self._records.values()], "hints": hints}))
+        return pack({"records": [record.encode() for record in self._records.values()], "hints": hints})
 
     # Book.
 
@@ -96,6 +116,10 @@ class AddressBook:
         record = self._records.get(peer)
         return None if record is None or record.has_left else record
 
+    def newest(self, peer: PeerId) -> PeerRecord | None:
+        """See Book."""
+        return self._records.get(peer)
+
     def add(self, record: PeerRecord) -> bool:
         """See Book. Raises RemoteProtocolError when the record is not to be trusted."""
         if record.peer == self._me:
@@ -103,23 +127,66 @@ class AddressBook:
         known = self._records.get(record.peer)
         if record.sequence <= (known.sequence if known else self._forgotten.get(record.peer, -1)):
             return False
-        if known is None and len(self._records) >= MAX_PEERS and not self._make_room():
-            LOG.warning("book_full", count=len(self._records))
+        if known is None and not self._has_room(record):
             return False
         self._verify(record)
-        self._records[record.peer] = record
+        self._put(record)
         if record.has_left:
             self._hints.pop(record.peer, None)
             self._nearby.pop(record.peer, None)
-        self._keep()
+        self._changed()
         return True
 
-    def _make_room(self) -> bool:
-        """The oldest last word goes: whoever still tells of that node is long behind."""
-        gone = next((peer for peer, record in self._records.items() if record.has_left), None)
-        if gone is not None:
-            del self._records[gone]
-        return gone is not None
+    def _put(self, record: PeerRecord) -> None:
+        """Keep it; what it displaces goes."""
+        admitter = record.chain.admitter
+        known = self._records.get(record.peer)
+        if known is not None and known.chain.admitter == admitter:
+            self._records[record.peer] = record
+            self.journal.touch(record.peer)
+            return
+        self._take_out(record.peer)
+        displaced = self._displaced(admitter) if len(self._records) >= MAX_PEERS else None
+        self._admitted.setdefault(admitter, set()).add(record.peer)
+        self._records[record.peer] = record
+        self.journal.touch(record.peer)
+        if not admitter.is_root and len(self._admitted[admitter]) > INVITER_RECORDS.most:
+            self._take_out(max(self._admitted[admitter], key=_place))
+        elif displaced is not None:
+            self._take_out(displaced)
+
+    def _has_room(self, record: PeerRecord) -> bool:
+        """Would it stay? What would not is not even verified."""
+        mine = self._admitted.get(record.chain.admitter, set())
+        if not record.chain.admitter.is_root and len(mine) >= INVITER_RECORDS.most:
+            return _place(record.peer) < max(map(_place, mine))
+        if len(self._records) < MAX_PEERS:
+            return True
+        if record.has_left:
+            return False  # the last word of somebody unknown keeps nobody out
+        victim = self._displaced(record.chain.admitter)
+        return victim not in mine or self._records[victim].has_left or _place(record.peer) < _place(victim)
+
+    def _displaced(self, newcomer: Admitter) -> PeerId:
+        """Who goes from a full book: one of the largest share; there one that has left, if there is any.
+
+        A newcomer of a share as large as the largest displaces one of its own.
+        """
+        most = max(len(peers) for peers in self._admitted.values())
+        shares = [who for who, peers in self._admitted.items() if len(peers) == most]
+        share = newcomer if newcomer in shares else min(shares)
+        gone = [peer for peer in self._admitted[share] if self._records[peer].has_left]
+        return max(gone or self._admitted[share], key=_place)
+
+    def _take_out(self, peer: PeerId) -> None:
+        record = self._records.pop(peer, None)
+        if record is None:
+            return
+        self.journal.drop(peer)
+        share = self._admitted[record.chain.admitter]
+        share.discard(peer)
+        if not share:
+            del self._admitted[record.chain.admitter]
 
     def hint(self, peer: PeerId, candidates: Sequence[Candidate]) -> None:
         """Addresses from a token: tried after those of the record."""
@@ -141,14 +208,22 @@ class AddressBook:
         self._hints[peer] = list(dict.fromkeys(candidates))[:MAX_HINTS]
         if len(self._hints) > MAX_PEERS:
             del self._hints[next(iter(self._hints))]
-        self._keep()
+        self._changed()
 
-    def candidates(self, peer: PeerId) -> Sequence[Candidate]:
+    def told(self, peer: PeerId) -> Sequence[tuple[Source, Sequence[Candidate]]]:
         """See Book: what worked last, then where it is seen, then the record's, then hints."""
         record = self.record(peer)
         hints = self._hints.get(peer, [])
-        told = record.candidates if record else ()
-        return tuple(dict.fromkeys([*hints[:1], *self._nearby.get(peer, ()), *told, *hints[1:]]))
+        return (
+            (Source.GIVEN, hints[:1]),
+            (Source.NEARBY, self._nearby.get(peer, ())),
+            (Source.RECORD, record.candidates if record else ()),
+            (Source.GIVEN, hints[1:]),
+        )
+
+    def candidates(self, peer: PeerId) -> Sequence[Candidate]:
+        """All of them, without who named them."""
+        return tuple(dict.fromkeys(candidate for _, told in self.told(peer) for candidate in told))
 
     def worked(self, peer: PeerId, remote: str) -> None:
         """See Book: the next dial begins there."""
@@ -165,9 +240,15 @@ class AddressBook:
         self._nearby.pop(peer, None)
         record = self.record(peer)
         if record is not None:
-            del self._records[peer]
+            self._take_out(peer)
             self._forgotten[peer] = record.sequence
             if len(self._forgotten) > MAX_PEERS:
                 del self._forgotten[next(iter(self._forgotten))]
         if self._hints.pop(peer, None) is not None or record is not None:
-            self._keep()
+            self._changed()
+
+
+@functools.lru_cache(maxsize=2 * MAX_PEERS)
+def _place(peer: PeerId) -> bytes:
+    """Its place among those of one share: the last ones go first. Nobody chooses it, short of many keys."""
+    return hashlib.sha256(peer.raw).digest()

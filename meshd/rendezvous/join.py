@@ -11,6 +11,7 @@ from typing import Protocol
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
+from meshd.identity import naming
 from meshd.identity.invite_book import InviteBook
 from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.keystore import Membership
@@ -96,11 +97,12 @@ class Inviter:
         membership: Membership,
         book: InviteBook,
         bans: RevocationSet,
-        save: Callable[[], None],
+        save: Callable[[], bool],
         records: Callable[[], Sequence[PeerRecord]],
         random: Callable[[int], bytes],
         wall_clock: Callable[[], int],
     ) -> None:
+        """`save` keeps `book`, and says whether it is durable: nobody is certified before."""
         self._key = key
         self._membership = membership
         self._book = book
@@ -124,7 +126,7 @@ class Inviter:
                 answer = self.decide(joiner, invite_id)
                 await talk.send(answer)
                 if isinstance(answer, Welcome):
-                    LOG.info("member_admitted", peer=joiner.short, name=request.name)
+                    LOG.info("member_admitted", peer=joiner.short, name=naming.shown(request.name))
                     return True
                 LOG.info("joiner_refused", peer=joiner.short, why=answer.text)
                 await pipe.receive()  # the joiner closes when it has the answer
@@ -146,7 +148,8 @@ class Inviter:
         decision = self._book.reserve(invite_id, joiner, self._wall_clock())
         if not decision.ok or decision.entry is None:
             return NotAdmitted(decision.code, decision.text, decision.hint)
-        self._save()
+        if not self._save():
+            return _not_kept()
         if decision.certificate is not None:
             chain = self._membership.chain_of(decision.certificate)
         else:
@@ -159,9 +162,18 @@ class Inviter:
                 now=self._wall_clock(),
             )
             self._book.certify(invite_id, joiner, chain.leaf)
-            self._save()
+            if not self._save():
+                return _not_kept()
         records = _fitting((record.encode() for record in self._records()), RECORD_ROOM)
         return Welcome(chain.encode(), records[:MAX_RECORDS], _fitting(self._bans.entries(), BAN_ROOM))
+
+
+def _not_kept() -> NotAdmitted:
+    return NotAdmitted(
+        "disk",
+        "the inviter cannot write down who joins",
+        "free space on the inviter's disk (its `meshd status` says more), then try again with the same token",
+    )
 
 
 def _fitting(entries: Iterable[bytes], room: int) -> tuple[bytes, ...]:

@@ -113,7 +113,9 @@ class Mdns:
                     sign=self._sign(place),
                     random=self._random,
                 )
-                task = owner.start(network.serve(), name=f"mdns {place.interface}")
+                task = owner.start_for(
+                    f"network {place.interface}", network.serve(), name=f"mdns {place.interface}"
+                )
                 self._networks[place.interface] = _Joined(network, task)
 
     def _sign(self, place: Place) -> Sign | None:

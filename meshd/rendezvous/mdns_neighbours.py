@@ -6,12 +6,13 @@ Bounded, whatever the network says: who is seen, how many addresses each has, an
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from meshd.base.shares import NEARBY, NEARBY_OF_PEER
 from meshd.identity.keys import MeshId, PeerId
 from meshd.rendezvous.mdns_text import Sign, nearby
 from meshd.wire.address import Candidate
 
-MAX_SEEN = 256  # records of this mesh that are kept; the oldest goes
-MAX_CANDIDATES_PER_PEER = 8
+MAX_SEEN = NEARBY.most
+MAX_CANDIDATES_PER_PEER = NEARBY_OF_PEER.most
 TELL_SECONDS = 5.0  # a peer is told of at most that often: records that change all the time cost nothing more
 
 

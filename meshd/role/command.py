@@ -72,12 +72,12 @@ def llama_server(program: str, head: Head) -> list[str]:
 
     `-nr` (no repacking) keeps a split's text equal to one node's: repacked kernels of the head round
     otherwise than a worker's. `--cache-ram 0`: the prompt cache in RAM aborts a head with RPC in some
-    builds, and takes 8 GiB by default. `--no-warmup` with workers: it is one more pass through all of them,
-    and the first token is asked for before anybody is told that the model is ready (role/head.py).
+    builds, and takes 8 GiB by default. `--no-warmup`: it is one more pass through the whole model, and the
+    first token is asked for before anybody is told that the model is ready (role/head.py).
     """
-    argv = [program, "-m", head.model, "--host", head.socket, "--alias", head.alias, "--no-webui"]
+    argv = [program, "-m", head.model, "--host", head.socket, "--alias", head.alias, "--no-webui", NO_WARMUP]
     if head.endpoints:
-        argv += ["--rpc", ",".join(head.endpoints), NO_WARMUP]
+        argv += ["--rpc", ",".join(head.endpoints)]
     argv += [*head.plan, "-lm", head.load_mode, "--cache-ram", "0", "-nr"]
     return [*argv, *head.extra]
 
@@ -97,6 +97,7 @@ CALM_THREADS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
 # Weights and caches of llama-server in pages of 2 MiB, where the kernel gives them to who asks, as glibc does
 # since 2.35. A patched rpc-server lays its weights together after the load: before it, that may hold it up.
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+REPORT_VARIABLE = "GGML_RPC_REPORT_FD"
 SOCKETS = "GGML_RPC_SOCKETS"  # the folder of endpoints `unix:NAME`
 
 
@@ -117,7 +118,7 @@ def head_environment(
         "GGML_RPC_WEIGHTS_FD": weights,
         "GGML_RPC_SECRETS_FD": secrets,
         "GGML_RPC_PEERS_FD": peers,
-        "GGML_RPC_REPORT_FD": report,
+        REPORT_VARIABLE: report,
     }
     fixed = CALM_THREADS | LARGE_PAGES | {"GGML_RPC_ACTIVATIONS": activations, SOCKETS: sockets}
     return fixed | {name: str(descriptor) for name, descriptor in given.items() if descriptor >= 0}

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from meshd.base import log
-from meshd.base.errors import MeshdError, Refused
+from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.gateway.interface import WorkerLoad
+from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers
 from meshd.model.operations import operations
@@ -15,6 +16,7 @@ from meshd.model.plan import Plan
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
+from meshd.role.asking import Asking, not_ready
 from meshd.role.extra import read_extra
 from meshd.role.fitness import Fitness
 from meshd.role.interface import Kit
@@ -33,23 +35,23 @@ from meshd.role.plan import (
     without_idle,
 )
 from meshd.role.pushing import Pushing
+from meshd.role.reserving import Reserving
 from meshd.role.server import LlamaServer, Over
-from meshd.role.token_cost import measure_token
+from meshd.role.token_cost import TokenCost, crossed
 from meshd.role.unable import Trial, Unable
 from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import TunnelStatus
-from meshd.wire.lease import RPC_SERVER_CRASHED, Acquire
+from meshd.wire.lease import RPC_SERVER_CRASHED, Acquire, Lost
 
 LEASE_WORD_SECONDS = 1.0  # llama-server sees the loss of a worker; the lease tells why, a moment later
-SHOWN_WEIGHTS = 12  # by name in the log; status has all
 LOG = log.get("serve")
 
 
 class HeadRun:
     """Run once. `told` gets what it is waiting for, `on_loaded` is called when a real token came.
 
-    What the next life should know is left in `blamed`, `server_died`, `started`, and in `unable` and
-    `fitness`, which all lives share.
+    What the next life should know is left in `blamed`, `server_died`, `started`, and in `unable`, `fitness`
+    and `slow` (asking.py), which all lives share.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class HeadRun:
         plain: Sequence[PlainRpc],
         unable: Unable,
         fitness: Fitness,
+        slow: set[PeerId],
         socket: Path,
         alias: str,
         told: Callable[[str], None],
@@ -82,6 +85,7 @@ class HeadRun:
         self._pushing = Pushing(allowed=options.push)
         self._trial = Trial(unable)
         self._fitness = fitness
+        self._slow = slow
         shape = read_extra(options.extra).shape(layers, tokens=options.ctx_size)
         self._operations = operations(file.headers, shape)
         self._server = LlamaServer(
@@ -95,6 +99,7 @@ class HeadRun:
         )
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
+        self.token_cost = TokenCost(lambda: crossed(kit.mesh, self.workers))
         self.started = False
         self.loaded = False
         self.blamed: dict[PeerId, str] = {}
@@ -122,19 +127,26 @@ class HeadRun:
         return [lender.tunnel.status for lender in self._lenders if lender.tunnel is not None]
 
     async def run(self, workers: Sequence[PeerStatus]) -> str:
+        """One life; returns why it ended, a lack of descriptors or disk included. Raises MeshdError."""
+        try:
+            return await self._live(workers)
+        except OSError as error:  # no descriptor is free, the disk is full: that may pass
+            return f"the model cannot be run: {(error.strerror or str(error)).lower()}"
+
+    async def _live(self, workers: Sequence[PeerStatus]) -> str:
         """From asking the workers to the first loss; returns why it ended. Raises MeshdError."""
         began = asyncio.get_running_loop().time()
         try:
             plan, lent = await self._plan(workers)
             LOG.info("plan", why=plan.why)
             async with Owner() as owner:
-                await self._reserve(plan, lent, owner)
+                self._weights_of = plan.weights_of
+                reserving = self._reserving()
+                granted = await reserving.begin(lent, reservations(plan, lent), self._server.report, owner)
                 if self._kit.native.patched:
                     await self._pushing.introduce(plan, self._lenders)
                 self._server.start(plan, self._lenders, self._plain, owner)
-                self.started = True
-                self._told("loading the model")
-                owner.start(self._run_server(plan, began), name="load")
+                owner.start(self._run_server(plan, granted, began), name="load")
                 why = await self._lost
                 owner.cancel()
             return why
@@ -155,18 +167,19 @@ class HeadRun:
     async def _plan(self, workers: Sequence[PeerStatus]) -> tuple[Plan, list[Lent]]:
         """A plan, and the offers that it uses; the other workers are sent home. Raises MeshdError."""
         refusals: list[MeshdError] = []
-        lent = await self._ask(workers, refusals)
-        own, own_unable = await own_devices(
-            self._kit, self._options, self._fitness, self._operations, self._tell_own
-        )
-        planned = make_plan(
-            self._layers,
-            lent=lent,
-            plain=self._plain,
-            own=own,
-            options=self._options,
-            own_unable=own_unable,
-        )
+        async with Owner() as owner:
+            listed = own_devices(self._kit, self._options, self._fitness, self._operations, self._tell_own)
+            mine = owner.start(listed, name="own devices")
+            lent = await self._ask(workers, refusals)
+        own, unable = mine.result()
+        try:
+            planned = make_plan(
+                self._layers, lent=lent, plain=self._plain, own=own, options=self._options, own_unable=unable
+            )
+        except UserError as error:
+            if late := not_ready(refusals):
+                raise Refused(error.what, code="workers", hint=late) from None
+            raise
         plan, used = without_idle(planned, lent)
         reasons = [error.what for error in refusals]
         for lender in list(self._lenders):
@@ -185,34 +198,26 @@ class HeadRun:
         return plan, used
 
     async def _ask(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> list[Lent]:
-        """Ask all at once; who says no is left out as long as enough remain."""
-        version = self._kit.native.version
-        acquire = Acquire(
-            incarnation=self._options.incarnation,
-            model=self._alias[:100],
-            fingerprint=self._index.fingerprint,
-            native_pin=version.pin,
-            native_patches=version.patches,
-            operations=self._operations,
-        )
+        """The offers of those that take part. Raises MeshdError when too few remain."""
         self._told(f"asking {len(workers)} workers" if workers else "planning")
+        taken = [self._options.node_name, *(server.endpoint for server in self._plain)]
+        called = naming.labels({str(worker.peer): worker.name for worker in workers}, taken)
         saved = self._server.saved()
-        async with Owner() as owner:
-            for worker in workers:
-                if (unfit := why_unfit(version, worker)) is not None:
-                    refusals.append(unfit)
-                    continue
-                lender = Lender(
-                    self._kit,
-                    peer=worker.peer,
-                    name=self._label(worker, workers),
-                    owner_pid=self._server_pid,
-                    saved=saved,
-                    told=self._told,
-                )
-                self._lenders.append(lender)
-                owner.start(self._ask_one(lender, acquire, refusals), name=f"ask {worker.name}")
-        self._lenders = [lender for lender in self._lenders if lender.offer is not None]
+        for worker in workers:
+            if (unfit := why_unfit(self._kit.native.version, worker)) is not None:
+                refusals.append(unfit)
+                continue
+            lender = Lender(
+                self._kit,
+                peer=worker.peer,
+                name=called[str(worker.peer)],
+                owner_pid=self._server_pid,
+                saved=saved,
+                told=self._told,
+            )
+            self._lenders.append(lender)
+        asking = Asking(self._lenders, enough=self._options.min_workers, slow=self._slow, blamed=self.blamed)
+        self._lenders = await asking.ask(self._acquire(), refusals)
         if len(self._lenders) < self._options.min_workers and refusals:
             raise refusals[0]
         ways = {status.peer: way_to(status.paths) for status in self._kit.mesh.peers()}
@@ -224,44 +229,39 @@ class HeadRun:
             lent.append(Lent(lender.name, lender.offer, ways.get(lender.peer), unable))
         return lent
 
+    def _acquire(self) -> Acquire:
+        version = self._kit.native.version
+        return Acquire(
+            incarnation=self._options.incarnation,
+            model=self._alias[:100],
+            fingerprint=self._index.fingerprint,
+            native_pin=version.pin,
+            native_patches=version.patches,
+            operations=self._operations,
+        )
+
     def _server_pid(self) -> int | None:
         status = self._server.status
         return status.pid if status is not None else None
 
-    def _label(self, worker: PeerStatus, workers: Sequence[PeerStatus]) -> str:
-        """Its name, with the id where two nodes of this split have the same one."""
-        names = [other.name for other in workers] + [self._options.node_name]
-        return worker.name if names.count(worker.name) == 1 else f"{worker.name}-{worker.peer.short[:4]}"
-
-    async def _ask_one(self, lender: Lender, acquire: Acquire, refusals: list[MeshdError]) -> None:
-        try:
-            await lender.ask(acquire)
-        except MeshdError as error:
-            LOG.warning("worker_left_out", peer=lender.peer.short, name=lender.name, why=error.what)
-            lender.release()
-            refusals.append(error)
-            if not isinstance(error, Refused):  # it said nothing, or what makes no sense
-                self.blamed[lender.peer] = error.what
-
     async def _tell_own(self, text: str) -> None:
         self._told(f"{self._options.node_name}: {text}")
 
-    async def _reserve(self, plan: Plan, lent: Sequence[Lent], owner: Owner) -> None:
-        self._weights_of = plan.weights_of
-        for lender, item, wanted in zip(self._lenders, lent, reservations(plan, lent), strict=True):
-            self._trial.uses(lender.peer, item.offer.devices, wanted)
-            self._told(f"{lender.name}: starting its rpc-server")
-            try:
-                tunnel = await lender.reserve(wanted)
-            except MeshdError as error:
-                self.blamed[lender.peer] = error.what
-                raise
-            self._server.report.names[tunnel.endpoint] = lender.name
-            owner.start(tunnel.serve(), name=f"tunnel {lender.name}")
-            owner.start(self._watch_lease(lender), name=f"lease {lender.name}")
+    def _reserving(self) -> Reserving:
+        return Reserving(
+            self._lenders,
+            trial=self._trial,
+            blamed=self.blamed,
+            told=self._told,
+            granted=self._all_granted,
+            ended=self._lease_ended,
+        )
 
-    async def _watch_lease(self, lender: Lender) -> None:
-        lost = await lender.until_lost()
+    def _all_granted(self) -> None:
+        self.started = True
+        self._told("loading the model")
+
+    def _lease_ended(self, lender: Lender, lost: Lost) -> None:
         if not self.loaded and lost.code == RPC_SERVER_CRASHED:
             self._trial.crashed(lender.peer, lost.text)
         elif not self.loaded:
@@ -282,11 +282,11 @@ class HeadRun:
 
     # llama-server.
 
-    async def _run_server(self, plan: Plan, began: float) -> None:
+    async def _run_server(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         over = await self._server.until_ready()
         if over is None:
             async with Owner() as owner:  # the first token is asked for as long as there is a server
-                owner.start(self._load(plan, began), name="first token")
+                owner.start(self._load(plan, granted, began), name="first token")
                 over = await self._server.until_over()
                 owner.cancel()
         await self._server_lost(over, plan)
@@ -315,9 +315,12 @@ class HeadRun:
     def _lender_at(self, endpoint: str) -> Lender | None:
         return next((lender for lender in self._lenders if endpoint and lender.endpoint == endpoint), None)
 
-    async def _load(self, plan: Plan, began: float) -> None:
+    async def _load(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         report = self._server.report
         ready = await self._kit.one_token(self._socket)
+        await asyncio.wait([granted])  # it was said before the token came, though in another stream
+        if not self.started:
+            return  # one has refused
         if not ready.ready:
             await self._server_lost(Over(ready.reason), plan)
             return
@@ -327,15 +330,10 @@ class HeadRun:
         if not self._kit.native.patched:  # it reports nothing itself; the tunnels do
             plain = {server.endpoint for server in self._plain}
             report.network_bytes += sum(s.weights for s in plan.shares if s.device.node in plain)
-        per_token = await measure_token(self._kit, self._socket, {lender.peer for lender in self._lenders})
         now = asyncio.get_running_loop().time()
-        for weight in report.from_network[:SHOWN_WEIGHTS]:
-            LOG.warning("weight_from_network", tensor=weight.name, node=weight.node, why=weight.reason)
-        if len(report.from_network) > SHOWN_WEIGHTS:
-            LOG.warning("weights_from_network", count=len(report.from_network))
         self.loaded = True
         self._pushing.tell()
-        self._server.tell_unrounded()
+        self._server.tell()
         for lender in self._lenders:
             await lender.say_loaded()
         self._on_loaded(
@@ -343,7 +341,6 @@ class HeadRun:
                 seconds=now - began,
                 why=plan.why,
                 split=self._pushing.parts(split_of(plan)),
-                bytes_per_token=per_token,
                 report=report,
             )
         )

@@ -15,8 +15,9 @@ from meshd.gateway.interface import ReadyReport, WorkerLoad
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
+from meshd.rpc.owed import Outward
 from meshd.store.interface import StoreStatus
-from meshd.tunnel.interface import Inspector, LocalWeights, SavedWeights, Target, TunnelStatus
+from meshd.tunnel.interface import Flow, Inspector, LocalWeights, SavedWeights, Target, TunnelStatus
 from meshd.wire.native import NativeVersion
 
 
@@ -46,7 +47,8 @@ class MakeTunnel(Protocol):
 
     With `saved` the client is a stock llama-server, whose weights stay here where the worker has them.
     `compressed`: the version of compressed streams that the peer takes, 0 for none; whether they are used is
-    decided by the path of each, unless the one for whom this is done wants that `always`.
+    decided by the path of each, unless the one for whom this is done wants that `always`. `outward` sees what
+    goes to the peer; then there is one connection.
     """
 
     def __call__(
@@ -61,13 +63,14 @@ class MakeTunnel(Protocol):
         on_broken: Callable[[MeshdError], None],
         compressed: int = 0,
         always: bool = False,
+        outward: Outward | None = None,
     ) -> Tunnel: ...
 
 
 class ConnectThrough(Protocol):
     """Connects a peer's stream to a local place, `secret` first, past `inspector` (tunnel/expose.py).
 
-    With `weights` that is a stock rpc-server, which is given tensors from them.
+    With `weights` that is a stock rpc-server, which is given tensors from them. `flow` is told who waits.
     """
 
     async def __call__(
@@ -77,6 +80,7 @@ class ConnectThrough(Protocol):
         *,
         secret: bytes,
         inspector: Inspector,
+        flow: Flow | None,
         weights: LocalWeights | None,
         on_broken: Callable[[MeshdError], None],
     ) -> None: ...
@@ -143,10 +147,10 @@ class Kit:
     free_port: Callable[[], int]
     """One that nobody had on loopback a moment ago, for a program that takes no descriptor."""
     one_token: Callable[[Path], Awaitable[ReadyReport]]
-    complete: Callable[[Path, int], Awaitable[int]]
-    """Generate n tokens on llama-server's socket; returns how many came."""
     is_stopped: Callable[[int], bool]
     """A process stands still by a signal, so that it never answers and is not seen to end."""
+    spent: Callable[[int], tuple[float, int] | None]
+    """CPU time of a process in seconds, and bytes that it has read; None where nobody tells."""
     random: Callable[[int], bytes]
     logs: Path
     run_dir: Path
@@ -214,8 +218,8 @@ class RoleStatus:
     """What somebody should know of the model files, a line each."""
     unfit: tuple[str, ...] = ()
     """Devices that failed their trial, a line each."""
-    refused: tuple[str, ...] = ()
-    """The last requests of heads that broke the rules of RPC, a line each."""
+    refused: tuple[tuple[str, str], ...] = ()
+    """The last messages that broke the rules of RPC: what happened, and what to do."""
     store: StoreStatus | None = None
     """What a worker keeps of weights that came over the network."""
 

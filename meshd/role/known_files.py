@@ -87,9 +87,10 @@ class KnownFiles:
                 await self._follow()
                 await self._know()
                 self._unknown = ""
-            except UserError as error:  # cut short, say: the weights come over the network then
-                LOG.warning("weights_unknown", why=error.what, hint=error.hint)
-                self._unknown = f"{error.what}: its weights come over the network"
+            except (UserError, OSError) as error:  # cut short, say: the weights come over the network then
+                hint = error.hint if isinstance(error, UserError) else ""
+                LOG.warning("weights_unknown", why=str(error), hint=hint)
+                self._unknown = f"{error}: its weights come over the network"
 
     async def take(
         self, outgoing: Outgoing, told: Callable[[str], Awaitable[None]], *, peer: str

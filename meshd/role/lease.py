@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from meshd.base.shares import LEASES, LEASES_OF_PEER
 from meshd.identity.keys import PeerId
 from meshd.wire.lease import Device
 
-MAX_LEASES = 8
+MAX_LEASES = LEASES.most
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,15 @@ class Ledger:
         taken = sum(lease.memory.get(device.name, 0) for lease in self.leases)
         return max(0, allowed - taken)
 
-    def why_not(self, offered: Sequence[Device], wanted: Sequence[int], *, before: "Ledger") -> str | None:
-        """Why this reservation cannot be had of what was offered, or None; `before` made the offer."""
+    def why_not(
+        self, offered: Sequence[Device], wanted: Sequence[int], *, before: "Ledger", peer: PeerId
+    ) -> str | None:
+        """Why `peer` cannot have this reservation of what was offered, or None; `before` made the offer."""
         if len(self.leases) >= MAX_LEASES:
             return f"{MAX_LEASES} heads use this worker already"
+        # a head needs one lease, and for a moment another: the one before ends only when its process is gone
+        if sum(lease.peer == peer for lease in self.leases) >= LEASES_OF_PEER.most:
+            return f"this head has {LEASES_OF_PEER.most} leases of this worker already"
         if len(wanted) != len(offered) or not any(wanted):
             return "the reservation does not fit the offer"
         known = {lease.lease_id for lease in before.leases}

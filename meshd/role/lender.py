@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
+from meshd.base.shares import PROGRESS_SHOWN
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerStatus
 from meshd.peer.messages import MessageStream
@@ -33,6 +34,10 @@ from meshd.wire.native import NativeVersion, difference
 
 PLAIN_DEVICE = "CPU"  # upstream's name of it; BLAS and AMX are CPUs as well, with buffers of their own
 ANSWER_SECONDS = 30.0  # without a word of progress
+OFFER_SECONDS = (
+    600.0  # with it: what a worker does meanwhile, hashing above all, goes on when it is asked again
+)
+GRANT_SECONDS = 120.0  # with it: an rpc-server is given up after 60 s
 LOG = log.get("serve")
 
 
@@ -47,7 +52,7 @@ def why_unfit(mine: NativeVersion, worker: PeerStatus) -> Refused | None:
 
 
 class Lender:
-    """One worker as this head uses it. `until_lost` runs after `reserve`."""
+    """One worker as this head uses it. `until_lost` runs after `until_granted`."""
 
     def __init__(
         self,
@@ -68,6 +73,8 @@ class Lender:
         self.peer = peer
         self.name = name
         self.offer: Offer | None = None
+        self.progress = "it has not answered"  # its last word
+        self._words = PROGRESS_SHOWN.bucket(asyncio.get_running_loop().time())
         self.tunnel: Tunnel | None = None
         self.unreached: dict[int, str] = {}  # neighbours to which it has no way, and why
         self._lease_id = b""
@@ -85,31 +92,45 @@ class Lender:
         stream = self._kit.mesh.open_stream(self.peer, LEASE_SERVICE, metadata={})
         self._messages = MessageStream(stream)
         await self._messages.send(acquire.encode())
-        answer = await self._answer()
+        answer = await self._answer(OFFER_SECONDS)
         if not isinstance(answer, Offer):
             raise RemoteProtocolError("lease: expected `offer`", code="lease")
         self.offer = answer
         return answer
 
-    async def reserve(self, bytes_per_device: tuple[int, ...]) -> Tunnel:
-        """Take a part of the offer; returns the tunnel to its rpc-server. Raises Refused, Broken."""
-        assert self._messages is not None
+    async def reserve(self, bytes_per_device: tuple[int, ...]) -> None:
+        """Take a part of the offer. Raises Broken.
+
+        The tunnel is there at once where the worker has told the lease's id: what goes through it waits there
+        for the rpc-server.
+        """
+        assert self._messages is not None and self.offer is not None
         await self._messages.send(Reserve(bytes_per_device).encode())
-        answer = await self._answer()
+        if self.offer.lease_id:
+            self._open_tunnel(self.offer.lease_id, self.offer.compressed)
+
+    async def until_granted(self) -> None:
+        """The tunnel is there. Raises Refused, Broken."""
+        answer = await self._answer(GRANT_SECONDS)
         if not isinstance(answer, Grant):
             raise RemoteProtocolError("lease: expected `grant`", code="lease")
-        self._lease_id, self._compressed = answer.lease_id, answer.compressed
+        if self.tunnel is None:
+            self._open_tunnel(answer.lease_id, answer.compressed)
+        elif answer.lease_id != self._lease_id:
+            raise RemoteProtocolError("lease: granted is another than was offered", code="lease")
+
+    def _open_tunnel(self, lease_id: bytes, compressed: int) -> None:
+        self._lease_id, self._compressed = lease_id, compressed
         self.tunnel = self._kit.make_tunnel(
             peer=self.peer,
             service=RPC_SERVICE,
-            metadata={"lease": answer.lease_id},
+            metadata={"lease": lease_id},
             secret=self.secret,
             owner_pid=self._owner_pid,
             saved=self._saved_here(),
             on_broken=self._tunnel_broken,
-            compressed=answer.compressed,
+            compressed=compressed,
         )
-        return self.tunnel
 
     def _saved_here(self) -> SavedWeights | None:
         if self._saved is None or self.offer is None:
@@ -163,14 +184,18 @@ class Lender:
                 match decode(await self._messages.receive()):
                     case Lost() as lost:
                         return lost
-                    case Reached(number=number, why_not=why) if why and number in self._introduced:
-                        self.unreached[number] = why
+                    case Reached() as reached:
+                        self._reached(reached)
                     case _:
                         continue
         except EndOfStream:
             return Lost("ended", "the worker ended the lease")
         except MeshdError as error:
             return Lost("broken", error.what)
+
+    def _reached(self, reached: Reached) -> None:
+        if reached.why_not and reached.number in self._introduced:
+            self.unreached[reached.number] = reached.why_not
 
     def release(self) -> None:
         """Give the lease back: the worker ends its rpc-server."""
@@ -180,7 +205,15 @@ class Lender:
             self._messages.stream.write_eof()
             self._messages = None
 
-    async def _answer(self) -> LeaseMessage:
+    async def _answer(self, most: float) -> LeaseMessage:
+        """The next that is not about progress, within `most` seconds. Raises Refused, Broken."""
+        try:
+            async with asyncio.timeout(most):
+                return await self._next_answer()
+        except TimeoutError:
+            raise Broken(f"{self.name} is not ready after {most:.0f} s: {self.progress}") from None
+
+    async def _next_answer(self) -> LeaseMessage:
         assert self._messages is not None
         while True:
             try:
@@ -192,8 +225,12 @@ class Lender:
                 raise Broken(f"{self.name} ended the lease") from None
             match message:
                 case Progress(text=text):
-                    self._told(f"{self.name}: {text}")
+                    self.progress = text
+                    if self._words.spend(1, asyncio.get_running_loop().time()):
+                        self._told(f"{self.name}: {text}")
                 case Lost(code=code, text=text, hint=hint):
                     raise Refused(f"{self.name}: {text}", code=code, hint=hint)
+                case Reached() as reached:  # it may have been introduced before its rpc-server was there
+                    self._reached(reached)
                 case _:
                     return message

@@ -13,7 +13,6 @@ class Loaded:
     seconds: float | None = None
     why: str = ""
     split: tuple[SplitPart, ...] = ()
-    bytes_per_token: float | None = None
     report: WeightsReport = field(default_factory=lambda: WeightsReport({}))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from meshd.base import log
 from meshd.base.backoff import Backoff
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, Refused, RemoteProtocolError
+from meshd.base.shares import NEIGHBOURS
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.mux.events import Code
@@ -19,10 +20,11 @@ from meshd.peer.messages import MessageStream
 from meshd.role import command
 from meshd.role.interface import Kit, Orders, Tunnel
 from meshd.rpc.protocol import SECRET_BYTES
+from meshd.rpc.watch import Watch
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached
 
-MAX_NEIGHBOURS = 64  # of one lease in either direction: a head has no use for more workers
+MAX_NEIGHBOURS = NEIGHBOURS.most
 REACH_SECONDS = 8.0  # until a session with it is there; the head's RPC waits 10 s for the answer
 GONE_SECONDS = 20.0  # without a session for so long, though both wanted one: it is not waited for as long
 GONE_REACH_SECONDS = 1.0
@@ -34,8 +36,9 @@ LOG = log.get("worker")
 class Neighbours:
     """`keep` runs in tasks of the lease. `orders` lead to its rpc-server, `messages` to its head."""
 
-    def __init__(self, kit: Kit, orders: Orders, messages: MessageStream) -> None:
+    def __init__(self, kit: Kit, orders: Orders, messages: MessageStream, watch: Watch) -> None:
         self._kit = kit
+        self._watch = watch
         self._orders = orders
         self._messages = messages
         self._known: set[int] = set()
@@ -111,6 +114,7 @@ class Neighbours:
 
     async def _lead(self, peer: PeerId, neighbour: Neighbour, asked: Stream) -> None:
         secret = self._kit.random(SECRET_BYTES)
+        outward = self._watch.neighbour()
 
         def broken(error: MeshdError) -> None:
             LOG.warning("push_broken", peer=peer.short, why=error.what)
@@ -126,8 +130,10 @@ class Neighbours:
                 on_broken=broken,
                 compressed=neighbour.compressed,
                 always=neighbour.always,
+                outward=outward,
             )
         except MeshdError as error:
+            self._watch.close_neighbour(outward)
             await self._none(peer, neighbour.number, error.what)
             return
         self._tunnels.append(tunnel)
@@ -142,6 +148,7 @@ class Neighbours:
         finally:
             tunnel.close()
             self._tunnels.remove(tunnel)
+            self._watch.close_neighbour(outward)
             self._order(command.no_way(neighbour.number))
 
     def _order(self, line: str) -> None:

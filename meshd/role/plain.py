@@ -54,7 +54,7 @@ async def _devices(endpoint: str, protocol: str) -> tuple[Device, ...]:
         return await reader.readexactly(size)
 
     try:
-        version = probe.read_hello((await ask(probe.hello()))[:4])
+        version = probe.read_hello(await ask(probe.hello())).version
         mine = tuple(int(part) for part in protocol.split("."))
         if version[0] != mine[0] or version[1] > mine[1]:
             theirs = ".".join(map(str, version))

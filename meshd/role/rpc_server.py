@@ -20,11 +20,11 @@ from meshd.role.weights_report import count_of
 from meshd.rpc.firewall import Firewall
 from meshd.rpc.keeping import Keeping
 from meshd.rpc.protocol import SECRET_BYTES
+from meshd.rpc.watch import LOOK_SECONDS, Watch
 from meshd.tunnel.interface import Target, TunnelStatus
 
 READY_LINE = r"^  transport +:"  # the last of rpc-server's banner, flushed when it takes connections
 PROGRESS_SECONDS = 2.0
-LOOK_SECONDS = 2.0  # between two looks at whether it stands still; its end is told at once
 SHOWN_MISSES = 12  # by name in the log: a worker without a file misses all; the head's status names them
 CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")  # none of these comes from somebody else
 LOG = log.get("worker")
@@ -46,11 +46,13 @@ class RpcServer:
         messages: MessageStream,
         devices: Sequence[str],
         threads: int | None,
+        on_cpu: bool,
         weights: Weights | None,
         outgoing: Outgoing,
         log_path: Path,
     ) -> None:
-        """`outgoing` holds the descriptors of `weights`, `messages` lead to the head. Raises MeshdError."""
+        """`outgoing` holds the descriptors of `weights`, `messages` lead to the head; `on_cpu`: none of the
+        `devices` is a GPU. Raises MeshdError."""
         self._kit = kit
         self._devices = devices
         self._threads = threads
@@ -63,6 +65,7 @@ class RpcServer:
         self._orders: Orders | None = None
         self._target: Target = ("", 0)
         self.lease = lease
+        self.watch = Watch(on_cpu=on_cpu)
         self.loaded_bytes = 0
         self.open_weights: OpenWeights | None = None  # for a stock server, which cannot read them itself
         self.missed = 0
@@ -76,7 +79,7 @@ class RpcServer:
             if not self._stock:
                 self._orders = kit.make_orders()
                 outgoing.add(self._orders.child_end)
-                self.neighbours = Neighbours(kit, self._orders, messages)
+                self.neighbours = Neighbours(kit, self._orders, messages, self.watch)
         except OSError as error:
             self.close()
             raise MeshdError(f"no rpc-server can be started: {error.strerror}") from None
@@ -112,7 +115,8 @@ class RpcServer:
         )
 
     def model_loaded(self) -> None:
-        """The head has sent all of its weights."""
+        """The head has sent all of its weights, and has a first token."""
+        self.watch.loaded = True
         if self._weights is not None and self._weights.shelf is not None:
             self._weights.shelf.done()
 
@@ -166,16 +170,23 @@ class RpcServer:
                 await told("starting the rpc-server")
 
     async def until_ended(self) -> str:
-        """Why it is of no use any more: it ended, or stands still."""
+        """Why it is of no use any more: it ended, or stands still; then it is killed."""
         status = self.child.status
         while status.is_up:
             try:
                 async with asyncio.timeout(LOOK_SECONDS):
                     status = await self.child.wait_changed(status)
             except TimeoutError:
-                if status.pid is not None and self._kit.is_stopped(status.pid):
-                    return "it was stopped by a signal, and does not answer"
+                if status.pid is not None and (why := self._why_still(status.pid)):
+                    LOG.warning("rpc_server_killed", peer=self.lease.peer.short, pid=status.pid, why=why)
+                    self.child.kill()
+                    return why
         return status.reason
+
+    def _why_still(self, pid: int) -> str:
+        if self._kit.is_stopped(pid):
+            return "it was stopped by a signal, and does not answer"
+        return self.watch.look(asyncio.get_running_loop().time(), self._kit.spent(pid))
 
     async def read_report(self, loaded: Callable[[int], None]) -> None:
         """Count what it says; `loaded` gets the bytes of weights that are in its memory now."""

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
+from meshd.base.boundary import Fault, contained
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.gateway.interface import ModelState, Readiness
+from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role as MemberRole
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.weights_index import WeightsIndex
@@ -26,6 +28,7 @@ from meshd.role.interface import Kit, ModelStatus, RoleStatus
 from meshd.role.life import Loaded, ServerDied
 from meshd.role.plain import ask_plain
 from meshd.role.plan import HeadOptions, PlainRpc
+from meshd.role.silence import as_reached
 from meshd.role.standing import Standings
 from meshd.role.unable import Unable
 from meshd.store.interface import HashProgress, WeightsFile
@@ -56,6 +59,7 @@ class Serve:
         self._failures = 0
         self._standings = Standings()
         self._unable = Unable()
+        self._slow: set[PeerId] = set()
         self._fitness = Fitness(
             kit.native, kit.run_to_end, logs=kit.logs, kept=kit.passed_trials, machine=options.machine
         )
@@ -76,10 +80,11 @@ class Serve:
         """See Upstream. While the weights of workers are loaded it says how far they are."""
         loads = self._run.loads if self._run is not None and not self._run.loaded else ()
         if self._readiness.state is not ModelState.LOADING or not loads:
-            return self._readiness
+            used = self._run.workers if self._run is not None else ()
+            return as_reached(self._readiness, self._kit.mesh, used)
         reason = "; ".join([self._readiness.reason, *(load.text for load in loads)])
-        total = sum(load.total_bytes for load in loads)
-        done = sum(load.share * load.total_bytes for load in loads) / max(1, total)
+        done = sum(load.share * load.total_bytes for load in loads)
+        done /= max(1, sum(load.total_bytes for load in loads))
         return replace(self._readiness, reason=reason, progress=done, workers=loads)
 
     @property
@@ -93,6 +98,11 @@ class Serve:
             LOG.warning("upstream_broke", why=why)
             self._tell(ModelState.LOADING, why)
             self._run.lose(why)
+
+    def generated(self, total: int, *, alone: bool) -> None:
+        """See Upstream."""
+        if self._run is not None:
+            self._run.token_cost.generated(total, alone=alone)
 
     # Role.
 
@@ -117,12 +127,18 @@ class Serve:
             weights_local_bytes=loaded.report.local_bytes,
             weights_network_bytes=loaded.report.network_bytes,
             tensors_from_network=loaded.report.from_network,
-            bytes_per_token=loaded.bytes_per_token,
+            bytes_per_token=self._bytes_per_token(),
             split=loaded.split,
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),
         )
         return RoleStatus(children=children, tunnels=tunnels, model=model, unfit=self._fitness.notes)
+
+    def _bytes_per_token(self) -> float | None:
+        run = self._run
+        if run is not None and run.loaded and not run.workers:
+            return 0.0
+        return run.token_cost.bytes_per_token if run is not None else None
 
     def _dead_server(self, died: ServerDied) -> ChildStatus:
         return ChildStatus(
@@ -178,12 +194,12 @@ class Serve:
             return await self._failed(error)
         run = self._run = self._new_run(plain)
         try:
-            why = await run.run(workers)
+            why = await contained(run.run(workers), source="workers", name="model")
+        except Fault as error:  # of what a worker said, most likely: another life may do without it
+            return f"the model cannot be run: {error.what}"
         except MeshdError as error:
             self._end_run(run, workers)
             return _text(error) if run.blamed else await self._failed(error)
-        except OSError as error:  # no descriptor is free, the disk is full: that may pass
-            return f"the model cannot be run: {(error.strerror or str(error)).lower()}"
         finally:
             self._end_run(run, workers)
         tried_enough = self._server_failures_same >= SERVER_TRIES or self._server_failures >= SERVER_TRIES_ANY
@@ -202,6 +218,7 @@ class Serve:
             plain=plain,
             unable=self._unable,
             fitness=self._fitness,
+            slow=self._slow,
             socket=self.socket_path,
             alias=self.model_name,
             told=lambda text: self._tell(ModelState.LOADING, text),

@@ -26,6 +26,7 @@ from meshd.tunnel.interface import SavedWeights
 LOST = "lost "  # a line of the report: the connection to this endpoint is lost for good, and why
 LOG = log.get("serve")
 SHOWN_LINES = 3  # of its output, where it ended
+SHOWN_WEIGHTS = 12  # by name in the log; status has all
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +179,12 @@ class LlamaServer:
         except (EndOfStream, Closed, Broken):
             return
 
-    def tell_unrounded(self) -> None:
-        """Into the log, once a load: who gets hidden states in f32 although f16 was asked for."""
+    def tell(self) -> None:
+        """Into the log, once a load: weights that crossed, and who gets hidden states in f32 all the same."""
+        for weight in self.report.from_network[:SHOWN_WEIGHTS]:
+            LOG.warning("weight_from_network", tensor=weight.name, node=weight.node, why=weight.reason)
+        if len(self.report.from_network) > SHOWN_WEIGHTS:
+            LOG.warning("weights_from_network", count=len(self.report.from_network))
         if self._options.activations == "f32":
             return
         if not self._kit.native.patched:

@@ -19,6 +19,7 @@ from meshd.base.errors import (
     RemoteProtocolError,
     UserError,
 )
+from meshd.base.shares import LEASES_ASKED, LEASES_ASKED_OF_PEER
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
@@ -30,7 +31,7 @@ from meshd.role.fitness import Fitness
 from meshd.role.interface import Kit, RoleStatus
 from meshd.role.known_files import KnownFiles, Weights
 from meshd.role.lease import MAX_LEASES, Lease, Ledger
-from meshd.role.lent_streams import NO_USE, LentStreams
+from meshd.role.lent_streams import NO_USE, Lending, LentStreams
 from meshd.role.listing import Listing
 from meshd.role.outgoing import Outgoing
 from meshd.role.rpc_server import RpcServer, has_crashed
@@ -55,8 +56,8 @@ from meshd.wire.lease import (
 
 UNKNOWN_PIN = "unknown"
 ANSWER_SECONDS = 60.0  # the head plans in milliseconds; a silent one must not hold an offer open
-MAX_ASKING = 8  # leases that are negotiated at once: each may hold descriptors of all files
-MAX_ASKING_PEER = 2
+MAX_ASKING = LEASES_ASKED.most  # each may hold descriptors of all files
+MAX_ASKING_PEER = LEASES_ASKED_OF_PEER.most
 LOG = log.get("worker")
 
 
@@ -103,7 +104,7 @@ class Worker:
         )
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, RpcServer] = {}
-        self._streams = LentStreams(kit, self._running)
+        self._streams = LentStreams(kit)
         self._asking: Counter[PeerId] = Counter()
         self._logs: deque[int] = deque(range(1, MAX_LEASES + 1))
         kit.mesh.handle(LEASE_SERVICE, self._serve_lease, allow=self._may_lease)
@@ -148,12 +149,14 @@ class Worker:
     async def _serve_lease(self, stream: Stream) -> None:
         messages = MessageStream(stream)
         outgoing = Outgoing()
+        lease_id = self._kit.random(LEASE_ID_BYTES)
         try:
-            agreed = await self._negotiate(messages, outgoing)
-            try:
-                await self._run_lease(messages, agreed, outgoing)
-            finally:
-                self._ledger = self._ledger.release(agreed.lease.lease_id)
+            with self._streams.lend(lease_id, stream.peer) as lending:
+                agreed = await self._negotiate(messages, outgoing, lease_id)
+                try:
+                    await self._run_lease(messages, agreed, lending, outgoing)
+                finally:
+                    self._ledger = self._ledger.release(lease_id)
         except Broken:
             return  # the head has gone, and everything of its lease with it
         except EndOfStream:
@@ -170,7 +173,7 @@ class Worker:
             outgoing.close()
         stream.write_eof()
 
-    async def _negotiate(self, messages: MessageStream, outgoing: Outgoing) -> "_Agreed":
+    async def _negotiate(self, messages: MessageStream, outgoing: Outgoing, lease_id: bytes) -> "_Agreed":
         """Agree on a lease; few are negotiated at once. Raises Refused."""
         peer = messages.stream.peer
         if self._asking[peer] >= MAX_ASKING_PEER or self._asking.total() >= MAX_ASKING:
@@ -179,18 +182,19 @@ class Worker:
             )
         self._asking[peer] += 1
         try:
-            return await self._agree(messages, outgoing)
+            return await self._agree(messages, outgoing, lease_id)
         finally:
             self._asking[peer] -= 1
             self._asking += Counter()  # drops those at zero
 
-    async def _agree(self, messages: MessageStream, outgoing: Outgoing) -> "_Agreed":
+    async def _agree(self, messages: MessageStream, outgoing: Outgoing, lease_id: bytes) -> "_Agreed":
+        peer = messages.stream.peer
         acquire = await _within(messages)
         if not isinstance(acquire, Acquire):
             raise RemoteProtocolError("lease: expected `acquire`", code="lease")
         self._check_version(acquire)
         try:
-            weights = await self._files.take(outgoing, _teller(messages), peer=messages.stream.peer.short)
+            weights = await self._files.take(outgoing, _teller(messages), peer=str(peer))
         except OSError as error:
             raise MeshdError(f"no lease can be made: {error.strerror}") from None
         before = self._ledger  # looked at before the devices: see Ledger.offer
@@ -203,12 +207,14 @@ class Worker:
             machine=self._options.machine,
             push=self._kit.native.patched,
             unfit=unfit if any(unfit) else (),
+            lease_id=lease_id,
+            compressed=self._kit.compressed,
         )
         await messages.send(offer.encode())
         reserve = await _within(messages)
         if not isinstance(reserve, Reserve):
             raise RemoteProtocolError("lease: expected `reserve`", code="lease")
-        why_not = self._ledger.why_not(devices, reserve.bytes_per_device, before=before)
+        why_not = self._ledger.why_not(devices, reserve.bytes_per_device, before=before, peer=peer)
         if why_not is not None:
             raise Refused(why_not, code="memory", hint="ask again: what is free has changed")
         memory = {
@@ -216,9 +222,10 @@ class Worker:
             for device, count in zip(devices, reserve.bytes_per_device, strict=True)
             if count
         }
-        lease = Lease(self._kit.random(LEASE_ID_BYTES), messages.stream.peer, memory)
+        lease = Lease(lease_id, peer, memory)
         self._ledger = self._ledger.take(lease)
-        return _Agreed(lease, tuple(memory), weights)
+        on_cpu = all(device.kind == "cpu" for device in devices if device.name in memory)
+        return _Agreed(lease, tuple(memory), weights, on_cpu)
 
     def _check_version(self, acquire: Acquire) -> None:
         mine = self._kit.native.version
@@ -230,7 +237,9 @@ class Worker:
                 hint="install the same version of meshd on both and run `meshd native build`",
             )
 
-    async def _run_lease(self, messages: MessageStream, agreed: "_Agreed", outgoing: Outgoing) -> None:
+    async def _run_lease(
+        self, messages: MessageStream, agreed: "_Agreed", lending: Lending, outgoing: Outgoing
+    ) -> None:
         lease = agreed.lease
         number = self._logs.popleft()  # there is one for each lease: none is shared with a live one
         try:
@@ -240,36 +249,40 @@ class Worker:
                 messages=messages,
                 devices=agreed.devices,
                 threads=self._options.threads,
+                on_cpu=agreed.on_cpu,
                 weights=agreed.weights,
                 outgoing=outgoing,
                 log_path=self._kit.logs / f"rpc-server-{number}.log",
             )
+            lending.server = server
             try:
-                await self._lend(messages, server)
+                await self._lend(messages, server, lending)
             finally:
+                lending.over()
                 server.close()
                 self._running.pop(lease.lease_id, None)
                 LOG.info("lease_ended", peer=lease.peer.short)
         finally:
             self._logs.append(number)
 
-    async def _lend(self, messages: MessageStream, server: RpcServer) -> None:
+    async def _lend(self, messages: MessageStream, server: RpcServer, lending: Lending) -> None:
         """From the start of its process to the end of the lease, whoever ends it."""
         try:
             async with Owner() as owner:
                 owner.start(server.child.serve(), name="rpc-server")
                 owner.start(server.read_report(self._count_loaded(server.lease)), name="rpc-server report")
                 released = owner.start(self._until_released(messages, server, owner), name="lease release")
-                ended = owner.start(self._serve_head(messages, server), name="rpc-server end")
+                ended = owner.start(self._serve_head(messages, server, lending), name="rpc-server end")
                 await asyncio.wait([ended, released], return_when=asyncio.FIRST_COMPLETED)
                 owner.cancel()
         except ExceptionGroup as group:
             raise first_error(group) from None
 
-    async def _serve_head(self, messages: MessageStream, server: RpcServer) -> None:
+    async def _serve_head(self, messages: MessageStream, server: RpcServer, lending: Lending) -> None:
         lease = server.lease
         await server.until_ready(_teller(messages))
         self._running[lease.lease_id] = server
+        lending.up()
         LOG.info("lease_granted", peer=lease.peer.short, pid=server.child.status.pid)
         await messages.send(Grant(lease.lease_id, compressed=self._kit.compressed).encode())
         why = await server.until_ended()
@@ -308,6 +321,7 @@ class _Agreed:
     lease: Lease
     devices: tuple[str, ...]
     weights: Weights | None
+    on_cpu: bool
 
 
 def _teller(messages: MessageStream) -> Callable[[str], Awaitable[None]]:

@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 
 from meshd.rpc import protocol as rpc
-from meshd.rpc.frames import Messages
+from meshd.rpc.frames import HEAD, WORKER, Messages
 from meshd.rpc.tensors import dense_strides
 
 _TENSOR = struct.Struct("<QIQ4I4I168xQ64s4x")  # id, type, buffer, ne, nb, data, name
@@ -50,8 +50,8 @@ class Filling:
     """One connection. It trusts what it reads: the firewall stands before it."""
 
     def __init__(self) -> None:
-        self._requests = Messages(rpc.REQUEST.size)
-        self._answers = Messages(rpc.ANSWER.size)
+        self._requests = Messages(rpc.REQUEST.size, HEAD)
+        self._answers = Messages(rpc.ANSWER.size, WORKER)
         self._asked = 0  # requests that are answered
         self._answered = 0
         self._loads: list[tuple[int, int, Load]] = []  # where they lie in what is fed

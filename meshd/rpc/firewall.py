@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import protocol as rpc
-from meshd.rpc.frames import Messages
+from meshd.rpc.frames import HEAD, WORKER, Messages
 from meshd.rpc.graph import check_asked_ops, check_graph
 from meshd.rpc.keeping import Keeping
 from meshd.rpc.tensors import Buffer, Remembered, check_half_rows, check_load_entry, find, place_of, refused
@@ -42,8 +42,8 @@ class Firewall:
         """
         self._memory = memory
         self._keeping = keeping
-        self._requests = Messages(rpc.REQUEST.size)
-        self._answers = Messages(rpc.ANSWER.size)
+        self._requests = Messages(rpc.REQUEST.size, HEAD)
+        self._answers = Messages(rpc.ANSWER.size, WORKER)
         self._buffers: dict[int, Buffer] = {}
         self._unanswered: deque[tuple[int, int, int]] = deque()  # command, bytes of the answer, said
         # Of rpc_tensors whose place was checked, the bytes they have; of SET_TENSORs up to their data, the

@@ -5,6 +5,7 @@ beginning is held, the rest flows through unseen.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
 
@@ -16,13 +17,32 @@ Then it is asked again, with those. Raises RemoteProtocolError.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Whose bytes go one way, and what to do where they may not pass."""
+
+    who: str
+    hint: str
+
+
+_ONE_VERSION = "install one version of meshd on both nodes, and run `meshd native build` on both"
+HEAD = Sender("the head's llama-server", _ONE_VERSION)
+WORKER = Sender(
+    "the worker's rpc-server",
+    "it does not answer as the head's llama-server expects: on the worker run `meshd native build` and leave "
+    "--native-bin away, or name a folder there with the programs of one build",
+)
+NEIGHBOUR = Sender("another worker's rpc-server", _ONE_VERSION)
+
+
 class Messages:
     """One direction. Holds no more than a `look` ever asks for, and one chunk."""
 
-    __slots__ = ("_flowing", "_header", "_held", "_need", "_refused")
+    __slots__ = ("_flowing", "_header", "_held", "_need", "_refused", "_sender")
 
-    def __init__(self, header_bytes: int) -> None:
+    def __init__(self, header_bytes: int, sender: Sender) -> None:
         self._header = header_bytes
+        self._sender = sender
         self._flowing = 0  # bytes of a judged message that have not come yet
         self._held = bytearray()
         self._need = 0
@@ -45,7 +65,7 @@ class Messages:
             self._flowing -= size
             return data
         if self._refused is not None:
-            raise RemoteProtocolError(self._refused[0], code=self._refused[1])
+            raise self._error(*self._refused)
         if self._held:
             self._held += data
             if len(self._held) < self._need:
@@ -55,11 +75,15 @@ class Messages:
             passed = self._judge(data, look)
         except RemoteProtocolError as error:
             self._refused = error.what, error.code
-            raise
+            raise self._error(error.what, error.code) from None
         if passed >= len(data):
             return data
         self._held += data[passed:]
         return memoryview(data)[:passed] if passed else b""
+
+    def _error(self, why: str, code: str) -> RemoteProtocolError:
+        what = f"{self._sender.who} sent what may not pass: {why}"
+        return RemoteProtocolError(what, code=code, hint=self._sender.hint)
 
     def _judge(self, data: bytes | memoryview, look: Look) -> int:
         """How many bytes of `data` may go on."""

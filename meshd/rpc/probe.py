@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc.protocol import (
     CAPS_BYTES,
+    CAPS_OWN,
     DEVICE_COUNT,
+    EXTENSION_MAGIC,
     GET_DEVICE_MEMORY,
     HELLO,
     MAX_DEVICES,
@@ -26,9 +28,17 @@ class Memory:
     total: int
 
 
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a server is: its protocol's version, and whether it has meshd's patches."""
+
+    version: tuple[int, int, int]
+    patched: bool
+
+
 def hello() -> bytes:
-    """The first request of a client without extensions."""
-    return _request(HELLO, bytes(CAPS_BYTES))
+    """The first request of a client that knows meshd's extensions, and uses none of them."""
+    return _request(HELLO, bytes(CAPS_OWN) + EXTENSION_MAGIC + bytes(CAPS_BYTES - CAPS_OWN - 2))
 
 
 def device_count() -> bytes:
@@ -41,10 +51,10 @@ def device_memory(device: int) -> bytes:
     return _request(GET_DEVICE_MEMORY, struct.pack("<I", device))
 
 
-def read_hello(answer: bytes) -> tuple[int, int, int]:
-    """The server's protocol version. Raises RemoteProtocolError."""
+def read_hello(answer: bytes) -> Greeting:
+    """Raises RemoteProtocolError."""
     major, minor, patch, _ = _unpack("<4B", answer[:4], "HELLO")
-    return major, minor, patch
+    return Greeting((major, minor, patch), answer[4 + CAPS_OWN :][:2] == EXTENSION_MAGIC)
 
 
 def read_count(answer: bytes) -> int:

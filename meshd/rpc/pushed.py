@@ -5,7 +5,8 @@ tensor goes is what the head says to the server that receives it.
 """
 
 from meshd.rpc import protocol as rpc
-from meshd.rpc.frames import Messages
+from meshd.rpc.frames import NEIGHBOUR, WORKER, Messages
+from meshd.rpc.owed import Arrived
 from meshd.rpc.tensors import refused
 
 
@@ -16,11 +17,15 @@ class PushFilter:
     message carries flows through.
     """
 
-    def __init__(self) -> None:
-        self._requests = Messages(rpc.REQUEST.size)
-        self._answers = Messages(rpc.ANSWER.size)
+    def __init__(self, arrived: Arrived | None = None) -> None:
+        """`arrived` is told which tensors have come, once the server has said that it serves them."""
+        self._arrived = arrived
+        self._coming: int | None = None  # token of the tensor whose last byte has not come yet
+        self._requests = Messages(rpc.REQUEST.size, NEIGHBOUR)
+        self._answers = Messages(rpc.ANSWER.size, WORKER)
         self._greeted = False
         self._answered = False
+        self._served = False
 
     @property
     def held_bytes(self) -> int:
@@ -29,13 +34,25 @@ class PushFilter:
 
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """Messages. See Inspector."""
-        return self._requests.feed(data, self._look_message)
+        if self._arrived is not None:
+            self._arrived.bytes += len(data)
+        passed = self._requests.feed(data, self._look_message)
+        if self._requests.between:
+            self._note()
+        return passed
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """The one answer. See Inspector."""
         return self._answers.feed(data, self._look_answer)
 
+    def _note(self) -> None:
+        """What was coming is whole: a neighbour that stops before accuses nobody, the server has to wait."""
+        if self._arrived is not None and self._coming is not None and self._served:
+            self._arrived.add(self._coming)
+        self._coming = None
+
     def _look_message(self, data: bytes | memoryview, at: int, have: int) -> int:
+        self._note()
         number, size = rpc.REQUEST.unpack_from(data, at)
         if number == rpc.PEER_HELLO:
             return self._hello(int(size), have)
@@ -45,6 +62,10 @@ class PushFilter:
             raise refused("PEER_DATA before PEER_HELLO")
         if not rpc.PEER_DATA_HEAD_BYTES <= size <= rpc.MAX_PEER_DATA_BYTES:
             raise refused(f"PEER_DATA of {size} bytes")
+        if self._arrived is not None:
+            if have < rpc.REQUEST.size + rpc.PEER_DATA_HEAD_BYTES:
+                return -(rpc.REQUEST.size + rpc.PEER_DATA_HEAD_BYTES)
+            (self._coming,) = rpc.U64.unpack_from(data, at + rpc.REQUEST.size)
         return rpc.REQUEST.size + int(size)
 
     def _hello(self, size: int, have: int) -> int:
@@ -57,11 +78,13 @@ class PushFilter:
         self._greeted = True
         return rpc.REQUEST.size + size
 
-    def _look_answer(self, data: bytes | memoryview, at: int, _have: int) -> int:
+    def _look_answer(self, data: bytes | memoryview, at: int, have: int) -> int:
         (size,) = rpc.ANSWER.unpack_from(data, at)
         if self._answered or not self._greeted:
             raise refused("an answer to nothing")
         if size != 1:
             raise refused(f"PEER_HELLO: an answer of {size} bytes")
-        self._answered = True
+        if have < rpc.ANSWER.size + 1:
+            return -(rpc.ANSWER.size + 1)
+        self._answered, self._served = True, data[at + rpc.ANSWER.size] == 1
         return rpc.ANSWER.size + 1

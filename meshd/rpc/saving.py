@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from meshd.model.weights_index import TensorEntry
 from meshd.rpc import protocol as rpc
 from meshd.rpc.answers import CHANGES_MEMORY, QUESTIONS, Answers
-from meshd.rpc.frames import Messages
+from meshd.rpc.frames import HEAD, WORKER, Messages
 from meshd.rpc.tensors import TYPES, dense_strides, refused
 
 ANNOUNCED = rpc.FEATURE_LOAD | rpc.FEATURE_INFO
@@ -85,8 +85,8 @@ class Saving:
         """`tensors` by name; `answers` are shared by all connections to this worker."""
         self._tensors = tensors
         self._answers = answers
-        self._requests = Messages(rpc.REQUEST.size)
-        self._replies = Messages(rpc.ANSWER.size)
+        self._requests = Messages(rpc.REQUEST.size, HEAD)
+        self._replies = Messages(rpc.ANSWER.size, WORKER)
         self._seen: list[tuple[int, int, int, bytes | Begin]] = []  # where in what is fed, command, more
         self._unsettled = False
         self._left = 0  # bytes of a weight that have yet to come

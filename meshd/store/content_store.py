@@ -17,6 +17,7 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner, in_thread
+from meshd.identity.naming import SHORT_CHARS
 from meshd.store.folder import StoreFolder
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.hashes import hash_tensors
@@ -295,12 +296,12 @@ def _seal(shelf: Shelf, writer: PackWriter) -> Sealed | None:
     try:
         sealed = writer.seal()
     except OSError as error:
-        LOG.warning("weights_not_kept", peer=shelf.peer, why=error.strerror or str(error))
+        LOG.warning("weights_not_kept", peer=shelf.peer[:SHORT_CHARS], why=error.strerror or str(error))
         writer.abandon()
         return None
     if sealed is not None:
         count = len(sealed.table.tensors)
-        LOG.info("weights_kept", peer=shelf.peer, count=count, bytes=sealed.state.size)
+        LOG.info("weights_kept", peer=shelf.peer[:SHORT_CHARS], count=count, bytes=sealed.state.size)
     return sealed
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 from meshd.base import log
+from meshd.identity.naming import SHORT_CHARS
 from meshd.model.weights_index import TensorEntry, WeightsIndex
 from meshd.rpc.keeping import Missed
 from meshd.store.folder import StoreFolder
@@ -176,7 +177,7 @@ class Shelf:
         self._release_unused()
         if self._lost:
             why = "the disk is too slow" if self._taken <= self._most else "more than the lease has memory"
-            LOG.warning("weights_not_kept", peer=self.peer, count=self._lost, why=why)
+            LOG.warning("weights_not_kept", peer=self.peer[:SHORT_CHARS], count=self._lost, why=why)
         self._books.queue(Job(self))
 
     def close(self) -> None:
@@ -232,7 +233,7 @@ class Shelf:
 
     def _stop(self, why: str) -> None:
         if not self._stopped:
-            LOG.warning("weights_not_kept", peer=self.peer, why=why)
+            LOG.warning("weights_not_kept", peer=self.peer[:SHORT_CHARS], why=why)
         self._stopped = why
 
     def _finish(self) -> None:

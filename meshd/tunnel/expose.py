@@ -10,7 +10,7 @@ from meshd.mux.events import Code
 from meshd.peer.interface import Stream
 from meshd.tunnel.compressed import as_agreed
 from meshd.tunnel.filled import FilledCopy
-from meshd.tunnel.interface import Inspector, LocalWeights, Target
+from meshd.tunnel.interface import Flow, Inspector, LocalWeights, Target
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, pump, run_both
 
@@ -24,6 +24,7 @@ async def connect_through(
     secret: bytes = b"",
     counter: Counter | None = None,
     inspector: Inspector | None = None,
+    flow: Flow | None = None,
     weights: LocalWeights | None = None,
     on_broken: Callable[[MeshdError], None] = lambda _error: None,
 ) -> None:
@@ -45,10 +46,10 @@ async def connect_through(
         if secret:
             await local.write(secret)
         if inspector is not None and weights is not None:
-            copy = FilledCopy(local, stream, counter=counter, inspector=inspector, weights=weights)
+            copy = FilledCopy(local, stream, counter=counter, inspector=inspector, weights=weights, flow=flow)
             await run_both(local, stream, copy.keep_sending(), copy.keep_receiving(), on_broken)
         else:
-            await pump(local, stream, counter=counter, inspector=inspector, on_broken=on_broken)
+            await pump(local, stream, counter=counter, inspector=inspector, flow=flow, on_broken=on_broken)
         await local.wait_closed()
     except Broken as error:
         stream.reset(Code.BROKEN, error.what)

@@ -6,12 +6,13 @@ Slower than the pump (no short cut, and each tensor crosses a local socket), but
 import asyncio
 
 from meshd.base.errors import EndOfStream
+from meshd.model.weights_index import TensorEntry
 from meshd.peer.interface import Stream
 from meshd.rpc import protocol as rpc
 from meshd.rpc.filling import Filling, Load, Wanted, loaded
-from meshd.tunnel.interface import Inspector, LocalWeights
+from meshd.tunnel.interface import Flow, Inspector, LocalWeights
 from meshd.tunnel.local import LocalSocket
-from meshd.tunnel.pump import Counter
+from meshd.tunnel.pump import Counter, Unwatched
 
 PIECE_BYTES = 4 << 20  # of a tensor: what is read, and held by us and by the server at once
 
@@ -27,12 +28,14 @@ class FilledCopy:
         counter: Counter,
         inspector: Inspector,
         weights: LocalWeights,
+        flow: Flow | None = None,
     ) -> None:
         self._local = local
         self._stream = stream
         self._counter = counter
         self._inspector = inspector
         self._weights = weights
+        self._flow = flow or Unwatched()
         self._filling = Filling()
         self._sending = False
         self._sent = asyncio.Event()
@@ -50,7 +53,7 @@ class FilledCopy:
                 if isinstance(part, Load):
                     await self._load(part)
                 elif len(part):
-                    await self._local.write(part)
+                    await self._write(part)
             self._stream.consumed(len(data))
 
     async def keep_sending(self) -> None:
@@ -69,7 +72,21 @@ class FilledCopy:
     async def _send(self, data: bytes | memoryview) -> None:
         passed = self._inspector.to_peer(data)
         self._counter.sent += len(passed)
+        self._flow.peer_waits(True)
         await self._stream.write(passed)
+        self._flow.peer_waits(False)
+
+    async def _write(self, data: bytes | memoryview) -> None:
+        self._flow.target_waits(True)
+        await self._local.write(data)
+        self._flow.target_waits(False)
+
+    async def _read(self, tensor: TensorEntry, offset: int, size: int) -> bytes:
+        self._flow.peer_waits(True)  # the server has nothing to do until this is read
+        try:
+            return await self._weights.read(tensor, offset, size)
+        finally:
+            self._flow.peer_waits(False)
 
     async def _load(self, load: Load) -> None:
         while self._sending or not self._filling.has_answered(load.answers_before):
@@ -91,10 +108,10 @@ class FilledCopy:
         for offset in range(0, wanted.size, PIECE_BYTES):
             size = min(PIECE_BYTES, wanted.size - offset)
             try:
-                data = await self._weights.read(tensor, offset, size)
+                data = await self._read(tensor, offset, size)
             except OSError:
                 return rpc.UNREADABLE
             if len(data) != size:
                 return rpc.UNREADABLE
-            await self._local.write(wanted.piece(offset, data))
+            await self._write(wanted.piece(offset, data))
         return rpc.LOADED

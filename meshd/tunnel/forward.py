@@ -16,7 +16,7 @@ from meshd.base.unix_peer import allowed, peer_of
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue
 from meshd.tunnel.compressed import COMPRESSED, CompressedStream
-from meshd.tunnel.interface import Inspector, IsOurs, SavedWeights, Target, TunnelStatus
+from meshd.tunnel.interface import Flow, Inspector, IsOurs, SavedWeights, Target, TunnelStatus
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter, pump
@@ -47,6 +47,7 @@ class Forward:
         secret: bytes = b"",
         is_ours: IsOurs | None = None,
         inspect: Callable[[], Inspector] | None = None,
+        flow: Flow | None = None,
         on_broken: Callable[[MeshdError], None] = lambda _error: None,
         listen: Target = ("127.0.0.1", 0),
         bulk: bool = False,
@@ -57,7 +58,7 @@ class Forward:
         socket in it. Raises UserError when it cannot be had.
 
         `saved`: the client is a stock llama-server, and its bytes are not inspected. `compresses` is asked
-        before each stream; the peer must be known to take compressed ones.
+        before each stream; the peer must be known to take compressed ones. `flow` is told of what is pumped.
         """
         self._mesh = mesh
         self._peer = peer
@@ -66,6 +67,7 @@ class Forward:
         self._secret = secret
         self._is_ours = is_ours
         self._inspect = inspect
+        self._flow = flow
         self._on_broken = on_broken
         self._counter = Counter()
         self._streams = 0
@@ -119,7 +121,7 @@ class Forward:
                         continue
                     self._streams += 1
                     self._fresh.add(client)
-                    owner.start(self._client(client), name=f"tunnel {self._service}")
+                    owner.start_for("local client", self._client(client), name=f"tunnel {self._service}")
         finally:
             for client in self._fresh:
                 client.close()
@@ -185,7 +187,14 @@ class Forward:
         if self._saver is not None:
             await self._saver.carry(self.endpoint, local, stream, self._counter, self._on_broken)
         else:
-            await pump(local, stream, counter=self._counter, inspector=inspector, on_broken=self._on_broken)
+            await pump(
+                local,
+                stream,
+                counter=self._counter,
+                inspector=inspector,
+                flow=self._flow,
+                on_broken=self._on_broken,
+            )
         await local.wait_closed()
 
     def _is_this_users(self, client: socket.socket) -> bool:

@@ -34,6 +34,18 @@ class Inspector(Protocol):
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview: ...
 
 
+class Flow(Protocol):
+    """Told when one end of a tunnel takes nothing more now, and when it does again."""
+
+    def target_waits(self, waits: bool) -> None:
+        """The local end."""
+        ...
+
+    def peer_waits(self, waits: bool) -> None:
+        """The peer, or what leads to it; or the tunnel itself has to do something first."""
+        ...
+
+
 class LocalWeights(Protocol):
     """Tensors of this node's model files, by content."""
 

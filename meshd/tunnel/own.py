@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshd.base import log
+from meshd.base.boundary import Fault, contained
 from meshd.base.errors import Broken, MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.base.hosts import is_loopback
+from meshd.base.shares import TUNNELLED, TUNNELLED_OF_PEER
+from meshd.base.slots import Release, Slots
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
@@ -24,7 +27,6 @@ from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter
 
 TUNNEL_SERVICE = "tunnel"
-MAX_CONNECTIONS = 128  # to one exposed service at once
 ASK_SECONDS = 5.0
 AGAIN_SECONDS = 10.0  # a listener whose port is taken at the start is tried again after that
 LOG = log.get("tunnel")
@@ -33,6 +35,7 @@ LOG = log.get("tunnel")
 @dataclass(slots=True)
 class _Service:
     exposed: Exposed
+    places: Slots = field(default_factory=lambda: Slots(TUNNELLED, TUNNELLED_OF_PEER))
     counter: Counter = field(default_factory=Counter)
     streams: set[Stream] = field(default_factory=set)
 
@@ -48,7 +51,7 @@ class _Tunnel:
 class OwnTunnels:
     """All of one node. `save` keeps what `load` gets at the next start; `serve` must run for any of it."""
 
-    def __init__(self, *, mesh: Mesh, save: Callable[[bytes], None], is_ours: IsOurs | None = None) -> None:
+    def __init__(self, *, mesh: Mesh, save: Callable[[bytes], object], is_ours: IsOurs | None = None) -> None:
         """`is_ours` says whether a client on loopback is a program of this OS user."""
         self._mesh = mesh
         self._save = save
@@ -133,14 +136,13 @@ class OwnTunnels:
             stream.reset(Code.REFUSED, "the service is not exposed any more")
         self._keep()
 
-    def _why_not(self, member: Member, metadata: Mapping[str, MetadataValue]) -> str | None:
+    def _why_not(self, member: Member, metadata: Mapping[str, MetadataValue]) -> str | Release:
         service = self._find(member.peer, metadata)
         if service is None:
             name = str(metadata.get("name", ""))[:64]
             return f"no service `{name}` is exposed to this node"
-        if len(service.streams) >= MAX_CONNECTIONS:
-            return f"`{service.exposed.name}` has {MAX_CONNECTIONS} connections already"
-        return None
+        release = service.places.take(member.peer)
+        return release or f"`{service.exposed.name}` has as many connections as it may have"
 
     def _find(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> _Service | None:
         service = self._services.get(str(metadata.get("name", "")))
@@ -218,9 +220,24 @@ class OwnTunnels:
 
     def _start(self, tunnel: _Tunnel) -> None:
         if self._owner is not None:
-            tunnel.task = self._owner.start(self._run(tunnel), name=f"tunnel to {tunnel.opened.service}")
+            tunnel.task = self._owner.start_for(
+                f"peer {tunnel.opened.peer.short}",
+                self._run(tunnel),
+                name=f"tunnel to {tunnel.opened.service}",
+            )
 
     async def _run(self, tunnel: _Tunnel) -> None:
+        while True:
+            await self._listen_patiently(tunnel)
+            assert tunnel.forward is not None
+            try:
+                source, name = f"peer {tunnel.opened.peer.short}", f"tunnel to {tunnel.opened.service}"
+                await contained(tunnel.forward.serve(), source=source, name=name)
+            except Fault as error:
+                tunnel.forward, tunnel.last_error = None, error.what
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _listen_patiently(self, tunnel: _Tunnel) -> None:
         while tunnel.forward is None:
             try:
                 self._listen(tunnel)
@@ -229,7 +246,6 @@ class OwnTunnels:
                 LOG.warning("tunnel_waits", service=tunnel.opened.service, why=error.what)
                 await asyncio.sleep(AGAIN_SECONDS)
         tunnel.last_error = ""
-        await tunnel.forward.serve()
 
     def _listen(self, tunnel: _Tunnel) -> None:
         opened = tunnel.opened

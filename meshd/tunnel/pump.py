@@ -11,7 +11,7 @@ from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemotePr
 from meshd.base.tasks import Owner, first_error
 from meshd.mux.events import Code
 from meshd.peer.interface import Stream
-from meshd.tunnel.interface import Inspector
+from meshd.tunnel.interface import Flow, Inspector
 from meshd.tunnel.local import LocalSocket
 
 
@@ -29,10 +29,11 @@ async def pump(
     *,
     counter: Counter,
     inspector: Inspector | None = None,
+    flow: Flow | None = None,
     on_broken: Callable[[MeshdError], None] = lambda _error: None,
 ) -> None:
     """Copy both ways until both have ended, or one has broken: then both are reset."""
-    copy = _Copy(local, stream, counter, inspector or _Same())
+    copy = _Copy(local, stream, counter, inspector or _Same(), flow or Unwatched())
     local.divert(copy.out)
     stream.divert(copy.inward)
     await run_both(local, stream, copy.keep_sending(), copy.keep_receiving(), on_broken)
@@ -75,6 +76,16 @@ class _Same:
         return data
 
 
+class Unwatched:
+    """A Flow that nobody asks."""
+
+    def target_waits(self, waits: bool) -> None:
+        pass
+
+    def peer_waits(self, waits: bool) -> None:
+        pass
+
+
 class _Copy:
     """Both directions. `out` and `inward` are a short cut: they hand chunks on as they arrive while neither
     side is full, and no task has to wake for them.
@@ -84,11 +95,14 @@ class _Copy:
     again, so the task meets what the short cut met.
     """
 
-    def __init__(self, local: LocalSocket, stream: Stream, counter: Counter, inspector: Inspector) -> None:
+    def __init__(
+        self, local: LocalSocket, stream: Stream, counter: Counter, inspector: Inspector, flow: Flow
+    ) -> None:
         self._local = local
         self._stream = stream
         self._counter = counter
         self._inspector = inspector
+        self._flow = flow
         self._passed: bytes | memoryview | None = None  # of the chunk that is read next: inspected, not sent
 
     def out(self, data: bytes) -> int:
@@ -127,7 +141,9 @@ class _Copy:
             else:
                 data = self._inspector.to_peer(data)
             self._counter.sent += len(data)
+            self._flow.peer_waits(True)
             await self._stream.write(data)
+            self._flow.peer_waits(False)
 
     async def keep_receiving(self) -> None:
         while True:
@@ -138,5 +154,8 @@ class _Copy:
                 return
             size = len(data)
             self._counter.received += size
-            await self._local.write(self._inspector.from_peer(data))
+            passed = self._inspector.from_peer(data)
+            self._flow.target_waits(True)
+            await self._local.write(passed)
+            self._flow.target_waits(False)
             self._stream.consumed(size)

@@ -8,7 +8,7 @@ IPv6 zones (`%eth0`), which mean nothing on another machine.
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
 from meshd.wire.limits import MAX_CANDIDATES
@@ -186,13 +186,16 @@ def _rank(candidate: Candidate) -> int:
     return 0 if candidate.is_private else 1
 
 
-def order(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+C = TypeVar("C", bound=Candidate)
+
+
+def order(candidates: Iterable[C]) -> tuple[C, ...]:
     """The order in which to try: near before far, loopback late, the families in turn (RFC 8305).
 
     Duplicates are dropped; the order given is kept among equals.
     """
     unique = list(dict.fromkeys(candidates))
-    result: list[Candidate] = []
+    result: list[C] = []
     for rank in range(7):
         equals = [candidate for candidate in unique if _rank(candidate) == rank]
         sixes = [candidate for candidate in equals if candidate.is_v6]

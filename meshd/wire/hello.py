@@ -142,7 +142,7 @@ def _hello(fields: Fields) -> Hello:
         native=NativeVersion(*native),
         largest_frame=fields.number("largest_frame", low=1024, high=16 << 20),
         grace=fields.number("grace", low=1, high=24 * 3600),
-        bans_count=fields.number("bans_count", low=0, high=1 << 20),
+        bans_count=fields.number("bans_count", low=0, high=MAX_ITEMS),
         bans_digest=fields.raw("bans_digest", most=64),
         clock=fields.number("clock", low=0, high=1 << 40),
         record=fields.raw("record", most=MAX_RECORD_BYTES),

@@ -4,9 +4,12 @@ The head opens the stream and asks (Acquire); the worker says what it could lend
 takes a part (Reserve); the worker starts an rpc-server held to that (Grant). Progress may come before any
 answer, Lost at any time. Once its model is loaded the head says so (Loaded): all memory is taken then.
 
-Workers that may send to one another directly (Offer.push) are introduced by the head once all have granted:
-the one that receives is told from whom (Admit), the one that sends is told to whom (Neighbour), and says
-what came of it (Reached). The lease lives exactly as long as the stream: ended, reset or lost, it is over.
+With the id in the offer the head need not wait for the grant: streams that name it wait at the worker until
+the rpc-server is there. Then all of Reserve, Admit, Neighbour and the first RPC requests cross together.
+
+Workers that may send to one another directly (Offer.push) are introduced by the head: the one that receives
+is told from whom (Admit), the one that sends is told to whom (Neighbour), and says what came of it (Reached).
+The lease lives exactly as long as the stream: ended, reset or lost, it is over.
 """
 
 import re
@@ -80,7 +83,8 @@ class Offer:
 
     `machine` is the same for nodes on one machine (which share its memory) and says nothing else. `push`: it
     understands Admit and Neighbour. `unfit`: for each device why it may not be used, empty where it may; or
-    nothing at all.
+    nothing at all. `lease_id`: streams may name it once the head has reserved; empty: only once it is
+    granted. `compressed` as in Grant.
     """
 
     devices: tuple[Device, ...]
@@ -88,6 +92,8 @@ class Offer:
     machine: str
     push: bool = False
     unfit: tuple[str, ...] = ()
+    lease_id: bytes = b""
+    compressed: int = 0
 
     def encode(self) -> bytes:
         return pack(
@@ -101,6 +107,8 @@ class Offer:
                 "machine": self.machine,
                 "push": self.push,
                 "unfit": [plain(why) for why in self.unfit],
+                **({"lease_id": self.lease_id} if self.lease_id else {}),
+                "compressed": self.compressed,
             }
         )
 
@@ -230,7 +238,9 @@ def decode(data: bytes) -> LeaseMessage:
             raise RemoteProtocolError("field `devices` names a device twice", code="message")
         push = fields.flag("push", default=False)
         has_model, machine = fields.flag("has_model"), fields.text("machine", most=64)
-        return Offer(devices, has_model, machine, push, _unfit(fields, len(devices)))
+        unfit, early = _unfit(fields, len(devices)), "lease_id" in fields
+        lease_id = fields.raw("lease_id", exact=LEASE_ID_BYTES) if early else b""
+        return Offer(devices, has_model, machine, push, unfit, lease_id, _compressed(fields))
     if kind == "reserve":
         return Reserve(fields.numbers("bytes", low=0, high=(1 << 60) - 1, count=MAX_DEVICES))
     if kind == "grant":

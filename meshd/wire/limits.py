@@ -9,5 +9,6 @@ MAX_NAME_BYTES = 64  # a node's name, a service's name
 MAX_CANDIDATES = 32  # addresses of one peer
 MAX_RECORD_BYTES = 4 << 10  # a signed record of a node
 MAX_BAN_BYTES = 3 << 10  # a signed ban; one by an inviter with its evidence has about 1100
+MAX_SEQUENCE = (1 << 62) - 1  # of a node's record, and so of what is said of its life
 MAX_NESTING = 8  # depth of a msgpack value
 MAX_ITEMS = 4096  # entries of one msgpack list or map

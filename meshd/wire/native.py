@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-UNKNOWN = "unknown"  # pin of binaries that meshd did not build
+UNKNOWN = "unknown"  # pin of binaries that meshd did not build, and their patches where they have any
 STOCK = "stock"  # in place of the patches' hash: upstream as it is
 _PATCHES_SHOWN = 12  # digits of the hash that a short form keeps
 
@@ -60,6 +60,8 @@ def _by_patches(ours: str, others: str) -> Difference | None:
             what=f"{who} a llama.cpp without meshd's patches",
             hint="it works, weights come from local files; `meshd native build` makes a faster one",
         )
+    if UNKNOWN in (ours, others):
+        return None
     return Difference(
         fits=True,
         what=f"has other patches of llama.cpp ({others}) than this node ({ours})",

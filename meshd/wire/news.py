@@ -1,4 +1,5 @@
-"""News between connected members: signed records, bans and signs of life, over a stream of service `news`."""
+"""News between connected members, over a stream of service `news`: signed records, bans, signs of life and
+statements that somebody is away; and hashes, by which two find out that one of them lacks something."""
 
 from dataclasses import dataclass
 
@@ -8,6 +9,9 @@ from meshd.wire.message import pack, unpack
 
 NEWS_SERVICE = "news"
 PRESENCE_BYTES = 108
+AWAY_BYTES = 140
+DIGEST_BYTES = 16
+BUCKETS, BUCKET_BYTES = 256, 8
 MAX_PRESENCES = 256  # in one message
 
 
@@ -41,7 +45,37 @@ class PresenceNews:
         return pack({"type": "presence", "all": b"".join(self.entries)})
 
 
-News = RecordNews | BanNews | PresenceNews
+@dataclass(frozen=True, slots=True)
+class AwayNews:
+    """A statement that a member is away (identity/away.py)."""
+
+    away: bytes
+
+    def encode(self) -> bytes:
+        return pack({"type": "away", "away": self.away})
+
+
+@dataclass(frozen=True, slots=True)
+class DigestNews:
+    """A hash of all that the sender tells (peer/ledger.py); who has another one says `buckets`."""
+
+    digest: bytes
+
+    def encode(self) -> bytes:
+        return pack({"type": "digest", "digest": self.digest})
+
+
+@dataclass(frozen=True, slots=True)
+class BucketsNews:
+    """A hash for each of 256 parts of it; the receiver tells what it has in those that differ."""
+
+    hashes: tuple[bytes, ...]
+
+    def encode(self) -> bytes:
+        return pack({"type": "buckets", "all": b"".join(self.hashes)})
+
+
+News = RecordNews | BanNews | PresenceNews | AwayNews | DigestNews | BucketsNews
 
 
 def decode(data: bytes) -> News | None:
@@ -52,6 +86,13 @@ def decode(data: bytes) -> News | None:
         return RecordNews(fields.raw("record", most=MAX_RECORD_BYTES))
     if kind == "ban":
         return BanNews(fields.raw("ban", most=MAX_BAN_BYTES))
+    if kind == "away":
+        return AwayNews(fields.raw("away", exact=AWAY_BYTES))
+    if kind == "digest":
+        return DigestNews(fields.raw("digest", exact=DIGEST_BYTES))
+    if kind == "buckets":
+        whole = fields.raw("all", exact=BUCKETS * BUCKET_BYTES)
+        return BucketsNews(tuple(whole[at : at + BUCKET_BYTES] for at in range(0, len(whole), BUCKET_BYTES)))
     if kind == "presence":
         joined = fields.raw("all", most=MAX_PRESENCES * PRESENCE_BYTES)
         if len(joined) % PRESENCE_BYTES:

@@ -25,6 +25,7 @@ from meshd.link.webrtc import WebRtcLinks
 from meshd.relay.limits import WIDE
 from meshd.relay.server import RelayServer
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import trusted
 
 from tests.conformance.channel_link import ChannelDialer, ChannelEndpoint, ChannelListener
 from tests.conformance.data_channel import Fabric, Post
@@ -55,7 +56,7 @@ class Ends:
 
     async def dial(self) -> Link:
         """A link from near to far; its other end goes to `accepted`."""
-        return await self.dialer.dial(self.far.peer, self.candidates)
+        return await self.dialer.dial(self.far.peer, trusted(self.candidates))
 
     async def pair(self) -> tuple[Link, Link]:
         """Both ends of a new link: the dialled one first."""

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from meshd.base.errors import MeshdError, Refused
+from meshd.base.slots import Release
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, check_chain
@@ -13,7 +14,7 @@ from tests.conformance.nodes import Node
 
 Metadata = Mapping[str, str | int | bytes]
 Handler = Callable[[Bytes], Awaitable[None]]
-Allow = Callable[[Member, Metadata], str | None]
+Allow = Callable[[Member, Metadata], str | Release | None]
 
 
 class MemoryStream:
@@ -81,10 +82,12 @@ class Crowd:
         chain = node.standing.credentials.chain
         assert chain is not None
         why = allow(check_chain(chain, node.standing.mesh, node.peer), metadata)
-        if why is not None:
+        if isinstance(why, str):
             ours.refused = Refused(why, code="refused")
             return ours
-        self._owner.start(_handle(handler, theirs), name=f"stream {service}")
+        task = self._owner.start(_handle(handler, theirs), name=f"stream {service}")
+        if (release := why) is not None:
+            task.add_done_callback(lambda _: release())
         return ours
 
 

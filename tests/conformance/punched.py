@@ -74,4 +74,4 @@ class ThroughProxies:
 
 def punching(node: Node, signals: Signals) -> PunchLinks:
     """Links of a node on this machine alone."""
-    return PunchLinks(node.now, signals, servers=lambda: (), hosts=[LOOPBACK], loopback=True)
+    return PunchLinks(node.now, signals, servers=lambda: (), hosts=[LOOPBACK])

@@ -17,6 +17,7 @@ from meshd.link.relay_client import RelayClient
 from meshd.relay.connection import Connection
 from meshd.relay.limits import WIDE, Limits
 from meshd.relay.server import RelayServer
+from meshd.wire.dialable import trusted
 
 from tests.conformance.nodes import Node, TestMesh, fresh_key
 from tests.conformance.run import run, until
@@ -54,7 +55,7 @@ def make_party(
     node: Node, relays: Sequence[RelayHint], environ: Mapping[str, str] = MappingProxyType({})
 ) -> Party:
     """A party; `serve` is the caller's to run."""
-    client = RelayClient(relays, node.now, environ=environ)
+    client = RelayClient(relays, node.now, allow=trusted, environ=environ)
     party: Party
 
     async def joiner(joining: Joining) -> bool:

@@ -6,7 +6,10 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TypeVar
 
+from meshd.base.shares import Rate
+
 T = TypeVar("T")
+ANY_RATE = Rate("anything", 1e9, 1e9, "peer", "nothing")  # for tests of something else than rates
 
 DEADLINE = 60.0  # seconds; generous: it ends tests that hang, it measures nothing
 

@@ -5,18 +5,21 @@ Nothing filters here, so that openings come through at once; the odds are the ma
 
 import asyncio
 import contextlib
+import ipaddress
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
+from meshd.base.backoff import Backoff
 from meshd.base.errors import Refused
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
-from meshd.link import birthday, birthday_sockets
+from meshd.link import birthday, birthday_sockets, talks
 from meshd.link.birthday import BirthdayLinks
 from meshd.link.interface import DialError, DialFailure, Link, LinkKind
 from meshd.wire import birthday as words
 from meshd.wire.birthday import Ask, Opened, decode, encode
+from meshd.wire.dialable import Here, dialable, trusted
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
 from meshd.wire.punching import No
 from meshd.wire.stun import Endpoint
@@ -24,7 +27,7 @@ from meshd.wire.stun import Endpoint
 from tests.conformance.data_channel import Post
 from tests.conformance.links import serving
 from tests.conformance.nodes import Node, TestMesh
-from tests.conformance.run import run, ticks, until
+from tests.conformance.run import ANY_RATE, run, ticks, until
 from tests.unit.link.test_stun import udp_server
 
 RESTRICTED = NetFacts(udp=Udp.WORKS, mapping=Mapping.INDEPENDENT, filtering=Filtering.ADDRESS_PORT)
@@ -66,6 +69,7 @@ async def pair(
                 servers=lambda: places,
                 facts=lambda: mine,
                 facts_of=lambda _: theirs,
+                may_dial=lambda _peer, told, _source: trusted(told),
             )
 
         low_links = links(low, low_facts, RESTRICTED)
@@ -238,8 +242,61 @@ def test_no_more_searches_than_two_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     run(work())
 
 
+async def ask_for_a_search(ends: Pair, asker: PeerId, number: int, host: str) -> str:
+    """Have `high` try ports of a host on behalf of `asker`; gives why that came to nothing."""
+    signals = ends.post.signals(asker)
+    attempt = number.to_bytes(16, "big")
+    await signals.send(ends.high.peer, encode(Ask(attempt=attempt, key=bytes(32), facts=SYMMETRIC)))
+    while True:
+        word = decode((await signals.receive())[1])
+        if isinstance(word, words.Here):
+            opened = Opened(attempt=attempt, seen=Endpoint(host, 4000), step=0, count=256)
+            await signals.send(ends.high.peer, encode(opened))
+        elif isinstance(word, No):
+            return word.text
+
+
+def test_who_asks_for_searches_that_find_nothing_waits_longer_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For the node that asks, and for the address: another node cannot go on with the same one."""
+    monkeypatch.setattr(birthday_sockets, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(birthday, "ports_to_try", lambda opened, seed: iter(range(2000, 2020)))
+
+    async def work() -> None:
+        async with pair() as ends:
+            hostile, friend = PeerId(b"x" * 32), PeerId(b"y" * 32)
+            assert "none answered" in await ask_for_a_search(ends, hostile, 1, "127.0.0.1")
+            for number in range(2, 8):
+                assert "in vain; again in" in await ask_for_a_search(ends, hostile, number, "127.0.0.2")
+                assert "in vain; again in" in await ask_for_a_search(ends, friend, number + 20, "127.0.0.1")
+            assert "none answered" in await ask_for_a_search(ends, friend, 50, "127.0.0.3")
+
+    run(work())
+
+
+def test_nobody_is_searched_whom_the_record_does_not_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_probe(*_given: object) -> Endpoint:
+        raise AssertionError("nothing is to be sent")
+
+    monkeypatch.setattr(birthday, "probe", no_probe)
+
+    async def work() -> None:
+        async with pair() as ends:
+            ends.high_links._may_dial = lambda _peer, told, source: dialable(
+                told, source=source, here=Here(), claims=[ipaddress.ip_address("198.51.100.7")]
+            )
+            why = await ask_for_a_search(ends, PeerId(b"x" * 32), 1, "203.0.113.5")
+            assert "does not name `203.0.113.5`" in why
+
+    run(work())
+
+
 @pytest.mark.parametrize("dials", ["low", "high"])
 def test_cancelled_anywhere_it_leaves_nothing(dials: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talks, "ATTEMPTS", ANY_RATE)  # one for each turn of the loop
+    monkeypatch.setattr(birthday, "GRANT_AGAIN", Backoff(first=0.0, factor=1.0, most=0.0))
+
     async def work() -> None:
         async with pair() as ends:
             links, peer = (

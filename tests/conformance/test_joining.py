@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from meshd.base.errors import EndOfStream, MeshdError, Refused
+from meshd.base.shares import JOINING
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import derive
 from meshd.identity.proof import Credentials
 from meshd.link import joining as joining_module
 from meshd.link import quic, relay, tcp
 from meshd.link.interface import Link, LinkKind
-from meshd.link.joining import MAX_JOINERS, Joining, OnJoiner
+from meshd.link.joining import Joining, OnJoiner
 from meshd.link.quic_listener import QuicListener
 from meshd.link.relay import RelayLinks
 from meshd.link.relay_client import RelayClient
@@ -20,6 +21,7 @@ from meshd.link.tcp import TcpListener
 from meshd.relay.limits import WIDE
 from meshd.relay.server import RelayServer
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import trusted
 
 from tests.conformance.links import serving
 from tests.conformance.nodes import Node, TestMesh, fresh_key
@@ -47,7 +49,10 @@ async def inviting(
     try:
         async with serving(listener) as (accepted, _):
             place = Candidate(LOOPBACK, listener.port, "tcp" if kind is LinkKind.TCP else "udp")
-            yield lambda guest: dial([place], standing=guest.now(), inviter=far.peer, join=KEYS), accepted
+            yield (
+                lambda guest: dial(trusted([place]), standing=guest.now(), inviter=far.peer, join=KEYS),
+                accepted,
+            )
     finally:
         listener.close()
 
@@ -135,13 +140,13 @@ def test_who_does_not_stay_costs_nothing(kind: LinkKind, let_in: bool) -> None:
             return await admitted(joining) and let_in
 
         async with inviting(kind, far, decide) as (dial, accepted):
-            for _ in range(MAX_JOINERS + 1):  # no place at the desk is lost
+            for _ in range(JOINING.most + 1):  # no place at the desk is lost
                 pipe = await asks(await dial(guest))
                 if not let_in:
                     with pytest.raises((EndOfStream, MeshdError)):
                         await pipe.receive()
                 await pipe.aclose()
-            await until(lambda: len(seen) == MAX_JOINERS + 1)
+            await until(lambda: len(seen) == JOINING.most + 1)
             assert accepted.empty()
 
     run(work())

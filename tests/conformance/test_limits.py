@@ -8,10 +8,11 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from meshd.link.doorstep import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
+from meshd.base.doorstep import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
 from meshd.link.tcp import TcpDialer, TcpListener
 from meshd.link.tls import dialer_context
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import trusted
 
 from tests.conformance.links import serving
 from tests.conformance.nodes import Node, TestMesh
@@ -48,7 +49,8 @@ class House:
         return await asyncio.open_connection(LOOPBACK, self.listener.port, ssl=dialer_context())
 
     async def honest_dial(self) -> None:
-        link = await TcpDialer(self.near.now).dial(self.far.peer, [Candidate(LOOPBACK, self.listener.port)])
+        place = Candidate(LOOPBACK, self.listener.port)
+        link = await TcpDialer(self.near.now).dial(self.far.peer, trusted([place]))
         await link.aclose()
 
 

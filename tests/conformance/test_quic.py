@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from meshd.base.doorstep import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
 from meshd.base.errors import MeshdError, Refused
 from meshd.identity.invite import derive
 from meshd.identity.proof import Purpose
-from meshd.link.doorstep import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
 from meshd.link.interface import DialError, DialFailure, Link
 from meshd.link.joining import Joining, OnJoiner
 from meshd.link.quic import QuicDialer, dial_join
@@ -23,6 +23,7 @@ from meshd.link.quic_reception import start_dialling
 from meshd.link.quic_socket import Origin
 from meshd.link.tcp import CONNECT_SECONDS
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import trusted
 from meshd.wire.offer import Answer, decode_offer, encode_offer
 
 from tests.conformance.data_channel import Post
@@ -70,10 +71,10 @@ def test_refusals_say_why() -> None:
         async with listening(far) as (listener, accepted):
             banned = mesh.node()
             far.ban(banned.peer)
-            error = await failure(QuicDialer(banned.now).dial(far.peer, place(listener)))
+            error = await failure(QuicDialer(banned.now).dial(far.peer, trusted(place(listener))))
             assert isinstance(error, Refused)
             assert error.code == "banned"
-            error = await failure(QuicDialer(near.now).dial(mesh.node().peer, place(listener)))
+            error = await failure(QuicDialer(near.now).dial(mesh.node().peer, trusted(place(listener))))
             assert isinstance(error, DialError)
             assert error.failure is DialFailure.WRONG_PEER
             assert accepted.empty()
@@ -89,10 +90,10 @@ def test_nobody_listens() -> None:
             free.bind((LOOPBACK, 0))
             port = free.getsockname()[1]
         dialer = QuicDialer(mesh.node().now)
-        error = await failure(dialer.dial(mesh.root.peer, [Candidate(LOOPBACK, port, "udp")]))
+        error = await failure(dialer.dial(mesh.root.peer, trusted([Candidate(LOOPBACK, port, "udp")])))
         assert isinstance(error, DialError)
         assert error.failure is DialFailure.REFUSED
-        error = await failure(dialer.dial(mesh.root.peer, [Candidate(LOOPBACK, port)]))
+        error = await failure(dialer.dial(mesh.root.peer, trusted([Candidate(LOOPBACK, port)])))
         assert isinstance(error, DialError)
         assert error.failure is DialFailure.UNREACHABLE
 
@@ -107,7 +108,7 @@ def test_an_address_that_never_answers_does_not_hold_up_the_next() -> None:
             silent.bind((LOOPBACK, 0))
             async with listening(far) as (listener, accepted):
                 first = Candidate(LOOPBACK, silent.getsockname()[1], "udp")
-                link = await QuicDialer(near.now).dial(far.peer, [first, *place(listener)])
+                link = await QuicDialer(near.now).dial(far.peer, trusted([first, *place(listener)]))
                 assert link.info.remote == f"{LOOPBACK}:{listener.port}"
                 assert link.info.path == (await accepted.get()).info.path == "loopback"
                 await link.aclose()
@@ -121,7 +122,7 @@ def test_both_families_on_one_port() -> None:
         near, far = mesh.node(), mesh.node()
         async with listening(far, host="") as (listener, accepted):
             for host in (LOOPBACK, "::1") if has_ipv6() else (LOOPBACK,):
-                link = await QuicDialer(near.now).dial(far.peer, place(listener, host))
+                link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener, host)))
                 assert host in (await accepted.get()).info.local
                 await link.aclose()
 
@@ -136,7 +137,7 @@ def test_the_answer_comes_from_the_address_that_was_asked() -> None:
         mesh = TestMesh()
         near, far = mesh.node(), mesh.node()
         async with listening(far, host="") as (listener, accepted):
-            link = await QuicDialer(near.now).dial(far.peer, place(listener, "127.0.0.7"))
+            link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener, "127.0.0.7")))
             assert (await accepted.get()).info.local.startswith("127.0.0.7:")
             await link.aclose()
 
@@ -149,7 +150,7 @@ def test_a_dial_from_the_listeners_own_port() -> None:
         near, far = mesh.node(), mesh.node()
         async with listening(far) as (listener, accepted), listening(near, host="") as (own, _):
             dialer = QuicDialer(near.now, ports=own.dial_port)
-            link = await dialer.dial(far.peer, place(listener))
+            link = await dialer.dial(far.peer, trusted(place(listener)))
             assert (await accepted.get()).info.remote == f"{LOOPBACK}:{own.port}"
             await link.aclose()
 
@@ -171,7 +172,7 @@ def test_a_joiner_is_handed_over() -> None:
 
         async with listening(far, on_joiner=on_joiner) as (listener, accepted):
             standing = mesh.stranger().standing
-            pipe = await dial_join(place(listener), standing=standing, inviter=far.peer, join=keys)
+            pipe = await dial_join(trusted(place(listener)), standing=standing, inviter=far.peer, join=keys)
             await pipe.send([b"me"])
             assert await pipe.receive() == b"welcome me"
             await pipe.aclose()
@@ -208,7 +209,7 @@ def test_few_strangers_wait_at_once() -> None:
                 await ticks(200)
                 # beyond half of the places strangers are asked to come again with a token; these never do
                 assert MAX_UNPROVEN // 2 <= listener.unproven <= MAX_UNPROVEN
-                link = await QuicDialer(near.now).dial(far.peer, place(listener))
+                link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener)))
                 await link.aclose()
 
     run(work())
@@ -237,7 +238,7 @@ def test_noise_makes_no_connection() -> None:
                     sock.sendto(data, (LOOPBACK, listener.port))
                 await ticks(50)
                 assert listener.unproven == 0
-            link = await QuicDialer(near.now).dial(far.peer, place(listener))
+            link = await QuicDialer(near.now).dial(far.peer, trusted(place(listener)))
             await link.aclose()
 
     run(work())
@@ -269,7 +270,7 @@ def test_a_node_without_a_mesh_lets_nobody_in() -> None:
         near, far = mesh.node(), mesh.node()
         far.standing = TestMesh().stranger().standing
         async with listening(far) as (listener, accepted):
-            error = await failure(QuicDialer(near.now).dial(far.peer, place(listener)))
+            error = await failure(QuicDialer(near.now).dial(far.peer, trusted(place(listener))))
             assert isinstance(error, DialError)
             assert accepted.empty()
 
@@ -285,7 +286,7 @@ def test_a_link_outlives_its_address() -> None:
         data = random.Random(4).randbytes(3_000_000)
         async with listening(far) as (listener, accepted), udp_proxy(listener.port) as wire:
             dialer = QuicDialer(near.now, idle_seconds=QUIC_IDLE_SECONDS)
-            link = await dialer.dial(far.peer, [Candidate(LOOPBACK, wire.port, "udp")])
+            link = await dialer.dial(far.peer, trusted([Candidate(LOOPBACK, wire.port, "udp")]))
             other = await accepted.get()
             got = bytearray()
             sending = asyncio.get_running_loop().create_task(send_all(link, data))
@@ -317,7 +318,7 @@ def test_a_narrow_path_carries_all(most: int) -> None:
         near, far = mesh.node(), mesh.node()
         async with listening(far) as (listener, accepted), udp_proxy(listener.port) as wire:
             wire.most_bytes = most
-            link = await QuicDialer(near.now).dial(far.peer, [Candidate(LOOPBACK, wire.port, "udp")])
+            link = await QuicDialer(near.now).dial(far.peer, trusted([Candidate(LOOPBACK, wire.port, "udp")]))
             other = await accepted.get()
             sending = asyncio.get_running_loop().create_task(send_all(link, bytes(1_000_000)))
             count = 0

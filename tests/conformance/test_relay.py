@@ -18,6 +18,7 @@ from meshd.link.tls import dialer_context
 from meshd.relay.connection import Connection
 from meshd.relay.limits import SMALL, WIDE
 from meshd.relay.server import RelayServer
+from meshd.wire.dialable import trusted
 from meshd.wire.relay import TICKET_MAGIC
 
 from tests.conformance.relays import LOOPBACK, House, Party, in_house, stranger_key
@@ -445,7 +446,7 @@ def test_nothing_of_a_circuit_is_kept_when_it_is_over() -> None:
 def test_a_ticket_that_is_guessed_leads_nowhere() -> None:
     async def work(home: House) -> None:
         relay = home.start()
-        pipe = await RelayPipe.open(home.hint, dialer_context(), {})
+        pipe = await RelayPipe.open(home.hint, dialer_context(), {}, trusted)
         await pipe.send([TICKET_MAGIC + bytes(16)])
         with pytest.raises(Broken):
             await pipe.receive()

@@ -11,6 +11,7 @@ from meshd.link.interface import DialError, DialFailure
 from meshd.link.relay_control import Control
 from meshd.link.relay_pipe import RelayPipe
 from meshd.link.tls import dialer_context, listener_context
+from meshd.wire.dialable import trusted
 from meshd.wire.relay import Mail, Ring
 
 from tests.conformance.relays import House, Party, Tampering, in_house, read_exactly
@@ -163,7 +164,9 @@ def test_a_man_in_the_middle_cannot_pass_a_proof_on() -> None:
         ann, bob = await home.parties(2)
         middle, ears = home.mesh.node(), _Silent()
         context = dialer_context()
-        control = await Control.open(home.hint, middle.now(), ears, context=context, environ={})
+        control = await Control.open(
+            home.hint, middle.now(), ears, context=context, environ={}, allow=trusted
+        )
         async with Owner() as owner:
             owner.start(control.run(), name="middle")
             relay.instead = next(
@@ -175,14 +178,14 @@ def test_a_man_in_the_middle_cannot_pass_a_proof_on() -> None:
             ring = await ears.rings.get()
             relay.instead = 0
             certificate = make_link_certificate()
-            to_ann = await RelayPipe.open(home.hint, context, {})
+            to_ann = await RelayPipe.open(home.hint, context, {}, trusted)
             await to_ann.enter(
                 ring.ticket,
                 listener_context(certificate),
                 server_side=True,
                 relay_binding=control.binding,
             )
-            to_bob = await RelayPipe.open(home.hint, context, {})
+            to_bob = await RelayPipe.open(home.hint, context, {}, trusted)
             ticket = await control.call(bob.node.peer.raw)
             await to_bob.enter(ticket, context, server_side=False, relay_binding=control.binding)
             for pipe in (to_ann, to_bob):

@@ -18,6 +18,7 @@ from meshd.link.tcp import ATTEMPT_SECONDS, TcpDialer, TcpListener, dial_join
 from meshd.link.tcp_pipe import MAX_SEND_BYTES, TcpPipe
 from meshd.link.tls import dialer_context, listener_context
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import trusted
 
 from tests.conformance.links import has_ipv6, serving
 from tests.conformance.nodes import Node, TestMesh
@@ -55,19 +56,19 @@ def test_refusals_say_why() -> None:
             places = [Candidate(LOOPBACK, listener.port)]
             banned = mesh.node()
             far.ban(banned.peer)
-            error = await failure(TcpDialer(banned.now).dial(far.peer, places))
+            error = await failure(TcpDialer(banned.now).dial(far.peer, trusted(places)))
             assert isinstance(error, Refused)
             assert error.code == "banned"
             foreigner = TestMesh().node()
-            error = await failure(TcpDialer(foreigner.now).dial(far.peer, places))
+            error = await failure(TcpDialer(foreigner.now).dial(far.peer, trusted(places)))
             assert isinstance(error, Refused)
             assert error.code == "mesh"
             assert error.hint
-            error = await failure(TcpDialer(near.now).dial(mesh.node().peer, places))
+            error = await failure(TcpDialer(near.now).dial(mesh.node().peer, trusted(places)))
             assert isinstance(error, DialError)
             assert error.failure is DialFailure.WRONG_PEER
             near.ban(far.peer)
-            error = await failure(TcpDialer(near.now).dial(far.peer, places))
+            error = await failure(TcpDialer(near.now).dial(far.peer, trusted(places)))
             assert isinstance(error, DialError)
             assert error.failure is DialFailure.HANDSHAKE
             assert accepted.empty()
@@ -81,11 +82,11 @@ def test_nobody_listens() -> None:
         with socket.create_server((LOOPBACK, 0)) as taken:
             port = taken.getsockname()[1]
         dialer = TcpDialer(mesh.node().now)
-        error = await failure(dialer.dial(mesh.root.peer, [Candidate(LOOPBACK, port)]))
+        error = await failure(dialer.dial(mesh.root.peer, trusted([Candidate(LOOPBACK, port)])))
         assert isinstance(error, DialError)
         assert error.failure is DialFailure.REFUSED
         assert f"`{LOOPBACK}:{port}`" in error.what
-        error = await failure(dialer.dial(mesh.root.peer, [Candidate(LOOPBACK, port, "udp")]))
+        error = await failure(dialer.dial(mesh.root.peer, trusted([Candidate(LOOPBACK, port, "udp")])))
         assert isinstance(error, DialError)
         assert error.failure is DialFailure.UNREACHABLE
 
@@ -99,8 +100,8 @@ def test_an_address_that_accepts_and_never_answers_does_not_hold_up_the_next() -
         with socket.create_server((LOOPBACK, 0)) as silent:
             async with listening(far) as (listener, accepted):
                 places = [Candidate(LOOPBACK, silent.getsockname()[1]), Candidate(LOOPBACK, listener.port)]
-                assert dial_order(places, "tcp") == places
-                link = await TcpDialer(near.now).dial(far.peer, places)
+                assert dial_order(trusted(places), "tcp") == places
+                link = await TcpDialer(near.now).dial(far.peer, trusted(places))
                 assert link.info.remote == f"{LOOPBACK}:{listener.port}"
                 await (await accepted.get()).aclose()
                 await link.aclose()
@@ -125,10 +126,10 @@ def test_what_the_peer_said_wins_over_other_failures() -> None:
         async with listening(far) as (listener, _), listening(other) as (elsewhere, _):
             places = [Candidate(LOOPBACK, number) for number in (port, elsewhere.port, listener.port)]
             for order in (places, places[::-1]):
-                error = await failure(TcpDialer(near.now).dial(far.peer, order))
+                error = await failure(TcpDialer(near.now).dial(far.peer, trusted(order)))
                 assert isinstance(error, Refused)
                 assert error.code == "banned"
-            error = await failure(TcpDialer(near.now).dial(far.peer, places[:2]))
+            error = await failure(TcpDialer(near.now).dial(far.peer, trusted(places[:2])))
             assert isinstance(error, DialError)
             assert error.failure is DialFailure.WRONG_PEER  # it came further than "refused"
 
@@ -146,11 +147,11 @@ def test_both_families_on_one_port() -> None:
             assert set(hosts[-2:]) == {LOOPBACK, "::1"}
             assert {candidate.port for candidate in listener.candidates()} == {listener.port}
             for host in (LOOPBACK, "::1"):
-                link = await TcpDialer(near.now).dial(far.peer, [Candidate(host, listener.port)])
+                link = await TcpDialer(near.now).dial(far.peer, trusted([Candidate(host, listener.port)]))
                 assert link.info.path == "loopback"
                 assert link.info.remote == Candidate(host, listener.port).place
                 await link.aclose()
-            link = await TcpDialer(near.now).dial(far.peer, listener.candidates())
+            link = await TcpDialer(near.now).dial(far.peer, trusted(listener.candidates()))
             await link.aclose()
 
     run(work())
@@ -217,19 +218,21 @@ def test_a_man_in_the_middle_cannot_pass_the_proof_on() -> None:
         listener.open()
         async with serving(listener) as (accepted, _), man_in_the_middle(listener.port) as port:
             there = [Candidate(LOOPBACK, port)]
-            error = await failure(TcpDialer(near.now).dial(far.peer, there))
+            error = await failure(TcpDialer(near.now).dial(far.peer, trusted(there)))
             assert isinstance(error, Refused)
             assert error.code == "signature"
             guest = mesh.stranger()
-            error = await failure(dial_join(there, standing=guest.standing, inviter=far.peer, join=keys))
+            error = await failure(
+                dial_join(trusted(there), standing=guest.standing, inviter=far.peer, join=keys)
+            )
             assert isinstance(error, Refused)
             assert error.code == "signature"
             assert accepted.empty()
             assert not joined
             # the same dials without somebody in between
             here = [Candidate(LOOPBACK, listener.port)]
-            await (await TcpDialer(near.now).dial(far.peer, here)).aclose()
-            joining = await dial_join(here, standing=guest.standing, inviter=far.peer, join=keys)
+            await (await TcpDialer(near.now).dial(far.peer, trusted(here))).aclose()
+            joining = await dial_join(trusted(here), standing=guest.standing, inviter=far.peer, join=keys)
             await joining.aclose()
 
     run(work())
@@ -253,7 +256,9 @@ def test_a_listener_with_another_key_is_found_out() -> None:
         chain = far.standing.credentials.chain
         fake = Standing(credentials=Credentials(Impostor(), chain), mesh=mesh.mesh)  # type: ignore[arg-type]
         async with listening(Node(far.key, fake)) as (listener, _):
-            error = await failure(TcpDialer(near.now).dial(far.peer, [Candidate(LOOPBACK, listener.port)]))
+            error = await failure(
+                TcpDialer(near.now).dial(far.peer, trusted([Candidate(LOOPBACK, listener.port)]))
+            )
             assert isinstance(error, DialError)
             assert error.failure is DialFailure.WRONG_PEER
 
@@ -279,7 +284,7 @@ def test_joining(known: bool) -> None:
         listener.open()
         async with serving(listener):
             places = [Candidate(LOOPBACK, listener.port)]
-            joining = dial_join(places, standing=guest.standing, inviter=inviter.peer, join=keys)
+            joining = dial_join(trusted(places), standing=guest.standing, inviter=inviter.peer, join=keys)
             if not known:
                 error = await failure(joining)
                 assert isinstance(error, Refused)
@@ -309,7 +314,7 @@ def test_data_right_behind_the_proof_is_not_lost() -> None:
         near, far = mesh.node(), mesh.node()
         async with listening(far) as (listener, accepted):
             for _ in range(20):
-                link = await TcpDialer(near.now).dial(far.peer, [Candidate(LOOPBACK, listener.port)])
+                link = await TcpDialer(near.now).dial(far.peer, trusted([Candidate(LOOPBACK, listener.port)]))
                 await link.send([b"first"])
                 await link.send([b"second"])
                 other = await accepted.get()
@@ -337,7 +342,7 @@ def test_an_accept_that_fails_ends_its_link_only() -> None:
         async with Owner() as owner:
             owner.start(listener.serve(accept), name="serve")
             for word, answer in ((b"fail", b""), (b"work", b"fine")):
-                link = await TcpDialer(near.now).dial(far.peer, [Candidate(LOOPBACK, listener.port)])
+                link = await TcpDialer(near.now).dial(far.peer, trusted([Candidate(LOOPBACK, listener.port)]))
                 await link.send([word])
                 got = b""
                 with contextlib.suppress(EndOfStream):
@@ -358,7 +363,7 @@ def test_connections_wait_for_serve() -> None:
         assert listener.candidates() == ()
         listener.open()
         dialling = asyncio.get_running_loop().create_task(
-            TcpDialer(near.now).dial(far.peer, listener.candidates())
+            TcpDialer(near.now).dial(far.peer, trusted(listener.candidates()))
         )
         await asyncio.sleep(0)
         async with serving(listener):
@@ -377,7 +382,7 @@ def test_too_much_in_one_send_is_our_own_fault() -> None:
         mesh = TestMesh()
         near, far = mesh.node(), mesh.node()
         async with listening(far) as (listener, _):
-            link = await TcpDialer(near.now).dial(far.peer, listener.candidates())
+            link = await TcpDialer(near.now).dial(far.peer, trusted(listener.candidates()))
             with pytest.raises(LocalProtocolError):
                 await link.send([bytes(MAX_SEND_BYTES), b"x"])
             await link.aclose()
@@ -401,7 +406,7 @@ def test_a_reader_that_stops_leaves_a_bounded_heap() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(TcpPipe, "widen", spy)
             async with listening(far) as (listener, accepted):
-                link = await TcpDialer(near.now).dial(far.peer, listener.candidates())
+                link = await TcpDialer(near.now).dial(far.peer, trusted(listener.candidates()))
                 await accepted.get()
                 await until(lambda: len(pipes) == 2)
                 try:

@@ -9,11 +9,12 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 SILENCE_SECONDS = 240.0  # a machine under other work is slow, not stuck
 RETRY_SECONDS = 0.05
+KEEP_ALIVE = ": keep-alive"
 
 Connect = Callable[[], socket.socket]
 
@@ -29,12 +30,16 @@ class Answer:
 
 @dataclass(slots=True)
 class Streamed:
-    """What a stream has brought so far; `error` is the message of its error event, `done` its end."""
+    """What a stream has brought so far; `error` is the message of its error event, `done` its end.
+
+    `comments`: what they said, but for those that only keep the connection alive.
+    """
 
     text: str = ""
     pieces: int = 0
     error: str = ""
     done: bool = False
+    comments: list[str] = field(default_factory=list)
 
 
 def generation(prompt: str, tokens: int, *, stream: bool = False) -> dict[str, object]:
@@ -117,7 +122,7 @@ class Api:
             connection.request("POST", "/completion", body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             assert answer.status == 200, answer.read(1000)
-            for event in _events(answer):
+            for event in _events(answer, streamed.comments):
                 if (error := event.get("error")) is not None:
                     streamed.error = str(error)
                 else:
@@ -130,10 +135,12 @@ class Api:
         return streamed
 
 
-def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, object]]:
-    """The JSON of each event; comment lines keep a silent stream alive and are left out."""
+def _events(answer: http.client.HTTPResponse, comments: list[str]) -> Iterator[dict[str, object]]:
+    """The JSON of each event."""
     for raw in answer:
         line = raw.decode().strip()
+        if line.startswith(":") and line != KEEP_ALIVE:
+            comments.append(line[1:].strip())
         for name in ("data: ", "error: "):
             if line.startswith(name) and line != "data: [DONE]":
                 parsed = json.loads(line.removeprefix(name))

@@ -44,24 +44,24 @@ async def bare_node(
     with place.lock():
         key = place.load_or_create_identity()
         doorway = Doorway(asked=config.links.listen, home=place)
-        entered = await enter(place, key, config, "client", doorway=doorway)
-        estate = Estate(
-            config=config,
-            home=place,
-            key=key,
-            entered=entered,
-            role="client",
-            native=NativeVersion(rpc="", pin="", patches="", backend=""),
-            doorway=doorway,
-        )
         try:
+            entered = await enter(place, key, config, "client", doorway=doorway)
+            estate = Estate(
+                config=config,
+                home=place,
+                key=key,
+                entered=entered,
+                role="client",
+                native=NativeVersion(rpc="", pin="", patches="", backend=""),
+                doorway=doorway,
+            )
             async with Owner() as owner:
                 owner.start(estate.serve(), name="peers")
                 yield estate
                 estate.mesh.say_goodbye("the test is over")
                 owner.cancel()
         finally:
-            estate.doorway.close()
+            doorway.close()
 
 
 async def connected(estate: Estate, name: str) -> PeerId:

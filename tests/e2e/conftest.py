@@ -1,14 +1,18 @@
 """For the end-to-end tests: with fewer patches if asked for, and the sums of lost workers at the end."""
 
 from dataclasses import replace
+from datetime import date
+from pathlib import Path
 
 import pytest
 
 from tests.e2e import models
-from tests.e2e.losses import noted_losses, table
+from tests.e2e.cutter import SEED
+from tests.e2e.losses import noted_losses, page, table
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--losses", metavar="FILE", help="write the sums of lost workers there, as a page")
     parser.addoption(
         "--patches",
         type=int,
@@ -26,9 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
         vars(models)["patched"] = lambda: found  # the tests import the name later
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     losses = noted_losses()
     if losses:
         terminalreporter.section("lost workers")
         for line in table(losses):
             terminalreporter.write_line(line)
+        if (target := config.getoption("--losses", None)) is not None:
+            Path(target).write_text(page(losses, seed=SEED, today=date.today()), encoding="utf-8")
+    terminalreporter.write_line(f"links were cut by MESHD_SEED={SEED}")

@@ -1,14 +1,24 @@
 """What became of each run in which a worker was lost: facts that tests note, and the table of their sums."""
 
+import math
+import os
+import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from itertools import groupby
 
 STATES = ("load", "prompt", "decode", "idle", "shutdown")
 HANG_SECONDS = 10.0
 _NOTED: list["Loss"] = []
+_HEAD = """# Lost workers
+
+How each kind of loss ended, for those who change what notices one. `make soak` writes this page, and
+[testing.md](testing.md) says what it does. Aborts, hangs, wrong tokens and failures must be 0. Times are the
+slowest of a row, in seconds: until a client was told, and until the next right answer.
+"""
 
 
 @dataclass(slots=True)
@@ -16,7 +26,7 @@ class Loss:
     """`place`: what has to notice it.
 
     `seconds`: how long a client waited to be told or answered, or a line needed to come back, once it could.
-    `again`: until the next right answer, or the end of this one.
+    `again`: until the next right answer, or the end of this one; `again_within` is what was promised.
 
     `wrong`: a client got a token that one node alone would not have made.
     """
@@ -29,10 +39,16 @@ class Loss:
     aborted: bool = False
     wrong: bool = False
     failed: bool = False
+    told_within: float = HANG_SECONDS
+    again_within: float = math.inf
 
     @property
     def hung(self) -> bool:
-        return self.seconds > HANG_SECONDS
+        return self.seconds > self.told_within
+
+    @property
+    def late(self) -> bool:
+        return self.again > self.again_within
 
     def since(self, moment: float) -> None:
         """It is known now; `moment` is of time.monotonic(). Earlier than that counts as at once."""
@@ -40,9 +56,9 @@ class Loss:
 
 
 @contextmanager
-def noted(place: str, state: str, kind: str) -> Iterator[Loss]:
-    """One run. It is noted however it ends; afterwards none of the three may have happened."""
-    loss = Loss(place, state, kind)
+def noted(place: str, state: str, kind: str, *, told_within: float = HANG_SECONDS) -> Iterator[Loss]:
+    """One run. It is noted however it ends; afterwards none of the four may have happened."""
+    loss = Loss(place, state, kind, told_within=told_within)
     _NOTED.append(loss)
     began = time.monotonic()
     try:
@@ -52,12 +68,25 @@ def noted(place: str, state: str, kind: str) -> Iterator[Loss]:
         if isinstance(error, TimeoutError):
             loss.since(began)
         raise
-    assert not (loss.aborted or loss.wrong or loss.hung), loss
+    assert not (loss.aborted or loss.wrong or loss.hung or loss.late), loss
 
 
 def noted_losses() -> Sequence[Loss]:
     """Of this process, so far."""
     return _NOTED
+
+
+def page(losses: Sequence[Loss], *, seed: int, today: date) -> str:
+    """What docs/soak.md says of a run on this machine."""
+    counted = [line.rstrip() for line in table(losses)]
+    load = ", ".join(f"{number:.0f}" for number in os.getloadavg())
+    counts = "full" if os.environ.get("MESHD_SOAK") == "1" else "short"
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, load {load} at the end"
+    return (
+        f"{_HEAD}\n{today:%Y-%m-%d}, {machine}, the {counts} counts, `MESHD_SEED={seed}`.\n\n```\n"
+        + "\n".join(counted)
+        + "\n```\n"
+    )
 
 
 def table(losses: Sequence[Loss]) -> list[str]:
@@ -87,4 +116,4 @@ def _sums(place: str, kind: str, state: str, losses: Sequence[Loss]) -> str:
 
 
 def _line(place: str, kind: str, state: str, *numbers: str) -> str:
-    return f"{place:<13} {kind:<10} {state:<9}" + "".join(f"{number:>10}" for number in numbers)
+    return f"{place:<13} {kind:<15} {state:<9}" + "".join(f"{number:>10}" for number in numbers)

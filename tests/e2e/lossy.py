@@ -13,10 +13,10 @@ from tests.e2e.cutter import Counts, Cutter, Rules
 from tests.e2e.loop_thread import LoopThread
 from tests.e2e.native_rig import DEADLINE, Worker, wait_until
 
-KILLED, RESET, STOPPED, SILENT = "kill -9", "reset", "kill -STOP", "silence"
+KILLED, RESET, STOPPED, SILENT = "kill -9", "reset", "STOP, closed", "silent, closed"
 KINDS = (KILLED, RESET, STOPPED, SILENT)
 QUIET = (STOPPED, SILENT)  # nobody is told: whoever watches the worker has to close its connection
-NOTICED_AFTER = 1.0  # seconds, by whoever watches; meshd takes a second or two
+NOTICED_AFTER = 1.0  # seconds: then this closes the connection, for nothing else here would
 
 
 class Lossy:

@@ -22,7 +22,7 @@ from meshd.build.interface import LLAMA_QUANTIZE, LLAMA_SERVER, NativeInfo, Prog
 from meshd.config.tree import find_cache
 from meshd.model.gguf import Header, TensorInfo, read_header
 
-from tests.e2e.native_rig import Head
+from tests.e2e.native_rig import PROMPT, Head
 
 _VERSION = "1"  # of what the makers make
 
@@ -62,13 +62,24 @@ def smollm2() -> Path:
 
 
 @cache
-def text_alone(model: Path) -> str:
-    """What one node by itself answers."""
+def greedy(model: Path, tokens: int = 24, prompt: str = PROMPT, extra: tuple[str, ...] = ()) -> str:
+    """What upstream's llama-server answers on one machine, without meshd; and ours by itself the same."""
+    theirs, ours = (_complete(build, model, tokens, prompt, extra) for build in (stock(), patched()))
+    assert ours == theirs, f"the patches change what {model.name} answers to `{prompt[:40]}`"
+    return theirs
+
+
+def _complete(build: NativeInfo, model: Path, tokens: int, prompt: str, extra: tuple[str, ...]) -> str:
     with (
         tempfile.TemporaryDirectory() as folder,
-        Head(patched().binaries[LLAMA_SERVER], Path(folder), model, []) as head,
+        Head(build.binaries[LLAMA_SERVER], Path(folder), model, [], extra=extra) as head,
     ):
-        return head.complete()
+        return head.complete(prompt, tokens)
+
+
+def text_alone(model: Path) -> str:
+    """What one node by itself answers."""
+    return greedy(model)
 
 
 def copy_to(model: Path, folder: Path, name: str) -> Path:

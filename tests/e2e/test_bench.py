@@ -36,16 +36,19 @@ def meshd(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_stock_and_meshd_at_a_distance(tmp_path: Path) -> None:
-    """One cell: both loaded and answered the same, and meshd's link was as far as it should be."""
+    """One cell: both loaded and answered the same, and meshd's link was as far as it should be.
+
+    Once: how often is asked for, and three times is usual.
+    """
     patched(), stock(), smollm2()
     picture = tmp_path / "curve.svg"
     where = ("--workers", "1", "--rtt", f"{RTT_MS:g}")
-    done = meshd(tmp_path, "bench", "latency", *where, "--svg", str(picture), "--json")
+    done = meshd(tmp_path, "bench", "latency", *where, "--pairs", "1", "--svg", str(picture), "--json")
     assert done.returncode in (0, 1), done.stderr  # 1: a promise was not kept, which a busy machine may cause
     found = json.loads(done.stdout)
     runs = {run["way"]: run for run in found["runs"] if run["token"]}
     loads = Counter(run["way"] for run in found["runs"])
-    assert loads == {"stock": 1, "meshd": 3, "local": 3}
+    assert loads == {"stock": 1, "meshd": 1, "local": 1}
     assert found["ways"][f"{RTT_MS:g}"] > 0.9 * RTT_MS / 2000, "no way is shorter than it was asked to be"
     assert set(runs) == {"stock", "meshd", "local"}
     assert runs["stock"]["text"] == runs["meshd"]["text"] == runs["local"]["text"] != ""

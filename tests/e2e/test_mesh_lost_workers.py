@@ -1,8 +1,10 @@
 """A worker lost in every way and state, through the mesh: an error or a pause, no abort, no wrong token.
 
 By whom it is noticed: the worker's daemon sees that its rpc-server is gone, or stands still by a signal, and
-ends the lease. A connection between the daemons that is reset, or brings nothing any more, is no loss but a
-pause: its streams are kept for two minutes, and what was held goes on over the next connection.
+ends the lease (one that hangs: test_mesh_hung.py). A connection between the daemons that is reset, or brings
+nothing for some seconds, is no loss but a pause: its streams are kept for the grace, and what was held goes
+on over the next connection. One that brings nothing for good is told after ten seconds, and ends with the
+grace.
 """
 
 import asyncio
@@ -20,10 +22,30 @@ from meshd.fleet.node import LocalNode
 from tests.e2e import spaces
 from tests.e2e.alone import alone
 from tests.e2e.apart import Apart, apart
+from tests.e2e.api_client import Streamed, generation
 from tests.e2e.losses import STATES, noted
-from tests.e2e.mesh_losses import LONG_PROMPT, TOKENS, Scene, Texts, crashes, resumes
+from tests.e2e.mesh_losses import (
+    LONG_PROMPT,
+    POLL_SECONDS,
+    TOKENS,
+    Scene,
+    Texts,
+    again_within,
+    crashes,
+    resumes,
+)
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, SOAK, Fleet, api_of, child_pid, counts, play
+from tests.e2e.nodes import (
+    PROMPT,
+    SAME_THREADS,
+    SOAK,
+    Fleet,
+    api_of,
+    child_pid,
+    counts,
+    model_of,
+    play,
+)
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(6000)]
 
@@ -45,21 +67,27 @@ async def _with_a_process(folder: Path, number: signal.Signals, texts: Texts) ->
     async with Fleet(folder) as fleet:
         worker = await fleet.worker("worker", model=smollm2())
         token = await worker.token()
+        began = time.monotonic()
         head = await fleet.head(smollm2(), *SAME_THREADS, token=token)
         api = api_of(await fleet.ready(head))
+        assert await api.complete(PROMPT, TOKENS) == texts.short
+        within = again_within(began)
 
         async def lose() -> float:
             os.kill(child_pid(await worker.status(), "rpc-server"), number)
             return time.monotonic()
 
-        yield Scene(worker, head, api, texts, lose, goes_on=False)
+        yield Scene(worker, head, api, texts, lose, goes_on=False, again_within=within)
 
 
 @asynccontextmanager
 async def _with_a_line(folder: Path, kind: str, texts: Texts) -> AsyncIterator[Scene]:
     """Something happens to the only connection between the two daemons."""
     async with apart(folder, smollm2(), worker_has=smollm2(), options=SAME_THREADS, seed=0) as place:
+        began = time.monotonic()
         await place.fleet.ready(place.head)
+        assert await place.api.complete(PROMPT, TOKENS) == texts.short
+        within = again_within(began)
 
         async def reset() -> float:
             for cutter in place.cutters:
@@ -71,7 +99,7 @@ async def _with_a_line(folder: Path, kind: str, texts: Texts) -> AsyncIterator[S
             return time.monotonic()
 
         lose = reset if kind == "reset" else silence
-        yield Scene(place.worker, place.head, place.api, texts, lose, goes_on=True)
+        yield Scene(place.worker, place.head, place.api, texts, lose, goes_on=True, again_within=within)
 
 
 async def _silent(place: Apart, seconds: float) -> None:
@@ -93,6 +121,7 @@ async def _again_and_again(scene: Scene, kind: str, state: str) -> None:
     for number in range(TIMES):
         crashed, resumed = crashes(scene.head), await resumes(scene.head)
         with noted("mesh", state, kind) as loss:
+            loss.again_within = scene.again_within
             await acts[state](number, loss)
             loss.aborted = crashes(scene.head) > crashed
         if state == "shutdown":
@@ -135,22 +164,84 @@ def test_the_line_to_a_worker_is_lost(tmp_path: Path, kind: str, state: str) -> 
     play(check(), seconds=SECONDS)
 
 
+GRACE = 120 if SOAK else 25
+TOLD_SECONDS = 15.5  # a link is dead after 4.5 s, then ten without any; and a look each second
+
+
+async def _one_who_asks_now(place: Apart) -> None:
+    """Is refused, with the reason, and does not wait in line."""
+    asked = time.monotonic()
+    refused = await place.api.ask("POST", "/completion", generation(PROMPT, 1))
+    assert time.monotonic() - asked < TOLD_SECONDS, "it waited in line"
+    assert refused.status == 503
+    assert refused.retry_after
+    assert "no connection to worker worker for " in str(refused.body["error"])
+    health = await place.api.ask("GET", "/health")
+    assert (health.status, health.body["status"]) == (503, "degraded")
+    assert model_of(await place.head.status()).state == "degraded"
+
+
+async def _silenced(place: Apart, tokens: int) -> tuple[asyncio.Task[Streamed], Streamed]:
+    """An answer under way, and from its tenth piece on a line that brings nothing any more."""
+    loop, ten, so_far = asyncio.get_running_loop(), asyncio.Event(), Streamed()
+
+    def told(streamed: Streamed) -> None:
+        so_far.comments = streamed.comments
+        if streamed.pieces == 10:
+            loop.call_soon_threadsafe(ten.set)
+
+    answer = asyncio.create_task(place.api.stream(PROMPT, tokens, told=told))
+    await ten.wait()
+    place.rules.flowing.clear()
+    return answer, so_far
+
+
 @NEEDS_SPACES
-@pytest.mark.skipif(not SOAK, reason="two minutes of silence: MESHD_SOAK=1")
-def test_a_line_that_is_silent_for_good_is_an_error_after_two_minutes(tmp_path: Path) -> None:
+def test_a_line_that_is_silent_for_good_is_told_and_then_an_error(tmp_path: Path) -> None:
+    """Nothing is closed and nothing comes: each side only misses the other."""
     reference = alone(smollm2(), TOKENS)
+    options = ("--grace", str(GRACE), *SAME_THREADS)
+
+    async def check() -> None:
+        async with apart(tmp_path, smollm2(), worker_has=smollm2(), options=options, seed=0) as place:
+            await place.fleet.ready(place.head)
+            with noted("mesh", "decode", "silent", told_within=TOLD_SECONDS) as loss:
+                answer, _ = await _silenced(place, 400)
+                began = time.monotonic()
+                await place.head.until(lambda status: model_of(status).state == "degraded")
+                loss.since(began)
+                await _one_who_asks_now(place)
+                streamed = await answer
+                assert streamed.error
+                assert not streamed.done
+                assert any("no connection to worker worker for 1" in said for said in streamed.comments)
+                place.rules.flowing.set()
+                text, _ = await place.api.complete_through_503(PROMPT, TOKENS, seconds=60.0)
+                loss.wrong = text != reference
+                loss.again = time.monotonic() - began
+            assert crashes(place.head) == 0
+
+    play(check(), seconds=400.0 if SOAK else 280.0)
+
+
+@NEEDS_SPACES
+def test_a_line_that_comes_back_after_ten_seconds_needs_no_load(tmp_path: Path) -> None:
+    reference = alone(smollm2(), 200)
 
     async def check() -> None:
         async with apart(tmp_path, smollm2(), worker_has=smollm2(), options=SAME_THREADS, seed=0) as place:
-            await place.fleet.ready(place.head)
-            answer = asyncio.ensure_future(place.api.stream(PROMPT, TOKENS))
-            place.rules.flowing.clear()
-            streamed = await answer
-            assert reference.startswith(streamed.text)
-            assert streamed.error
+            server = child_pid(await place.fleet.ready(place.head), "llama-server")
+            answer, so_far = await _silenced(place, 200)
+            await place.head.until(lambda status: model_of(status).state == "degraded")
+            while not so_far.comments:  # noqa: ASYNC110 - a thread gets them
+                await asyncio.sleep(POLL_SECONDS)
+            await _one_who_asks_now(place)
             place.rules.flowing.set()
-            text, _ = await place.api.complete_through_503(PROMPT, TOKENS, seconds=60.0)
-            assert text == reference
-            assert crashes(place.head) == 0
+            streamed = await answer
+            assert (streamed.text, streamed.error) == (reference, "")
+            assert any("no connection to worker worker for 1" in said for said in streamed.comments)
+            after = await place.head.status()
+            assert model_of(after).state == "ready"
+            assert child_pid(after, "llama-server") == server
 
-    play(check(), seconds=400.0)
+    play(check())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from meshd.rpc import protocol as rpc
 
-from tests.e2e.models import smollm2
+from tests.e2e.models import greedy, smollm2
 from tests.e2e.native_rig import Head
 from tests.e2e.nodes import counts
 from tests.e2e.push_rig import SECRET, Chain, pushing
@@ -27,9 +27,8 @@ WORKERS = 3
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with pushing(tmp_path_factory.mktemp("reference"), smollm2(), WORKERS) as (head, _):
-        return head.complete(tokens=200)
+def reference() -> str:
+    return greedy(smollm2(), 200)
 
 
 def _generate(head: Head, after: int, act: Callable[[], object]) -> tuple[str, str]:

@@ -241,7 +241,12 @@ TARGETS = (
     _target(
         "news",
         _messages(
-            news.RecordNews(b"record" * 60), news.BanNews(b"ban" * 90), news.PresenceNews((b"p" * 108,) * 3)
+            news.RecordNews(b"record" * 60),
+            news.BanNews(b"ban" * 90),
+            news.PresenceNews((b"p" * 108,) * 3),
+            news.AwayNews(b"a" * 140),
+            news.DigestNews(b"d" * 16),
+            news.BucketsNews((b"8 bytes!",) * 256),
         ),
         _reader(news.decode),
         3,

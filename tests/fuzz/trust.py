@@ -9,6 +9,7 @@ from typing import cast
 
 import msgpack
 from meshd.base.errors import MeshdError, Refused, RemoteProtocolError
+from meshd.identity.away import Away
 from meshd.identity.exchange import MAGIC, ProofFailed
 from meshd.identity.keys import KeyPair
 from meshd.identity.membership import Chain, Role, check_chain
@@ -191,9 +192,23 @@ _SIGNAL = Signal.sign(
 _PRESENCE = Presence.sign(GUEST, mesh=MESH, sequence=7, count=1)
 
 
-def _make_presence(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    broken = flip(chance, chance.choice(samples), samples)
-    return broken[:108].ljust(108, b"\0") if chance.random() < 0.7 else broken
+_AWAY = Away.sign(GUEST, mesh=MESH, peer=FOUNDER.peer, order=(7, 1))
+
+
+def _sized(size: int) -> Make:
+    """Broken, and mostly of the size that is read at all."""
+
+    def make(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+        broken = flip(chance, chance.choice(samples), samples)
+        return broken[:size].ljust(size, b"\0") if chance.random() < 0.7 else broken
+
+    return make
+
+
+def _feed_away(data: bytes) -> None:
+    away = Away.from_bytes(data)
+    assert away.to_bytes() == data
+    assert not away.holds(MESH) or away == _AWAY, "forged"
 
 
 def _feed_presence(data: bytes) -> None:
@@ -216,6 +231,7 @@ TARGETS = (
         4,
     ),
     _target("record", (_RECORD.encode(),), _statements((GUEST,), "meshd record v1"), _feed_record, 4),
-    _target("presence", (_PRESENCE.to_bytes(),), _make_presence, _feed_presence, 2),
+    _target("presence", (_PRESENCE.to_bytes(),), _sized(108), _feed_presence, 2),
+    _target("away", (_AWAY.to_bytes(),), _sized(140), _feed_away, 2),
     _target("signal", (_SIGNAL.encode(),), _statements((GUEST,), "meshd signal v1"), _feed_signal, 4),
 )

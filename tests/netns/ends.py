@@ -14,7 +14,7 @@ from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Link, Signals
-from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable
 
 from tests.conformance.nodes import Node, TestMesh
 from tests.netns.world import Host
@@ -107,7 +107,7 @@ class Inside(threading.Thread):
 class Both(Protocol):
     """A kind of link that dials and listens in one object, over signals."""
 
-    async def dial(self, peer: PeerId, candidates: Sequence[Candidate] = ()) -> Link: ...
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable] = ()) -> Link: ...
 
     async def serve(self, accept: Callable[[Link], Awaitable[None]]) -> None: ...
 

@@ -6,7 +6,7 @@ import pytest
 from meshd.identity.keys import PeerId
 from meshd.link.birthday import BirthdayLinks
 from meshd.link.interface import Link, Signals
-from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, trusted
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
 
 from tests.conformance.nodes import Node
@@ -39,7 +39,7 @@ SYMMETRIC = {Kind.SYMMETRIC_RANDOM: RANDOM, Kind.SYMMETRIC_COUNTING: COUNTING}
 class Impatient(BirthdayLinks):
     """Searches again at once after one in vain, so that each try counts."""
 
-    async def dial(self, peer: PeerId, candidates: Sequence[Candidate] = ()) -> Link:
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable] = ()) -> Link:
         self.addresses_changed()
         return await super().dial(peer, candidates)
 
@@ -49,7 +49,12 @@ def searching(mine: NetFacts, theirs: NetFacts, servers: Sequence[str]) -> Make:
 
     def make(node: Node, signals: Signals) -> Impatient:
         return Impatient(
-            node.now, signals, servers=lambda: servers, facts=lambda: mine, facts_of=lambda _: theirs
+            node.now,
+            signals,
+            servers=lambda: servers,
+            facts=lambda: mine,
+            facts_of=lambda _: theirs,
+            may_dial=lambda _peer, told, _source: trusted(told),
         )
 
     return make

@@ -13,6 +13,9 @@ from tests.netns.sites import Kind, site
 from tests.netns.world import Host, World
 
 NAME = "relay.test"
+# How soon a path that is dark is left (5 s), and a better one is taken (60 s), is shown on a virtual clock by
+# tests/sim/test_ways.py. Here real nodes in real networks do it at all: these are deadlines, no promises.
+LEFT_DEADLINE, DIRECT_DEADLINE = 20.0, 75.0
 DIRECT = ("lan", "public", "mapped", "punched")
 
 
@@ -86,10 +89,10 @@ def test_a_direct_path_that_is_dark_one_way_is_left(
             "table ip dark { chain c { type filter hook forward priority filter; "
             f"ip saddr {by} ip daddr {to} drop; }}; }}"
         )
-        joiner.connected("relayed", seconds=20.0)
-        founder.connected("relayed", seconds=20.0)
+        joiner.connected("relayed", seconds=LEFT_DEADLINE)
+        founder.connected("relayed", seconds=LEFT_DEADLINE)
         joiner.echo()
         assert joiner.ask("beaten")["ended"] == ""
         world.core.nft("delete table ip dark")
-        joiner.connected(*DIRECT, seconds=75.0)
+        joiner.connected(*DIRECT, seconds=DIRECT_DEADLINE)
         joiner.echo()

@@ -160,9 +160,13 @@ class FakeUpstream:
     model_name: str = "tiny"
     readiness: Readiness = field(default_factory=lambda: Readiness(ModelState.READY, ""))
     broke: list[str] = field(default_factory=list)
+    told: list[tuple[int, bool]] = field(default_factory=list)  # tokens of an answer so far, and alone
 
     def upstream_broke(self, why: str) -> None:
         self.broke.append(why)
+
+    def generated(self, total: int, *, alone: bool) -> None:
+        self.told.append((total, alone))
 
 
 @dataclass

@@ -130,6 +130,22 @@ def test_stop_kills_a_child_that_ignores_term(tmp_path: Path) -> None:
     play(scene)
 
 
+def test_kill_ends_it_at_once_as_any_signal_does(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with owned(Maker(tmp_path, "--ignore-term", stop_timeout=60.0)) as child:
+            child.kill()  # nothing is there
+            await child.ensure_ready()
+            pid = pid_of(child)
+            os.kill(pid, signal.SIGSTOP)
+            status = child.status
+            child.kill()
+            status = await child.wait_changed(status)
+            assert "was ended by SIGKILL" in status.reason
+            assert not living({pid})
+
+    play(scene)
+
+
 def test_stop_of_a_forking_wrapper_reaps_the_grandchild(tmp_path: Path) -> None:
     async def scene() -> None:
         maker = Maker(tmp_path, "--wrapper")

@@ -1,11 +1,17 @@
 """Whose connection it is, asked of the real kernel."""
 
+import errno
 import os
+import resource
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from meshd.daemon import tunnels
 from meshd.process.connections import find_inode, find_user, owns_connection, user_has_connection
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a connection is")
@@ -70,3 +76,47 @@ def test_a_connection_that_nobody_holds_any_more_is_nobodys() -> None:
     assert find_user(row.format(0, 77), "L", "R") == 0
     assert find_user(row.format(0, 0), "L", "R") is None  # the kernel shows it as root's
     assert find_user(row.format(1000, 77), "R", "L") is None
+
+
+@contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    """As when somebody else's links have used them up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.open("/", os.O_RDONLY)
+    os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_without_a_free_descriptor_nobody_is_taken_for_ours() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        here, there = client.getsockname(), server.getsockname()
+        with no_free_descriptor():
+            assert owns_connection(os.getpid(), here, there) is False
+            assert user_has_connection(os.getuid(), here, there) is False
+            assert tunnels._of_this_user(here, there) is False
+        assert tunnels._of_this_user(here, there) is True
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.ENOENT, errno.EIO])
+def test_what_linux_does_not_show_now_counts_as_no(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self: Path, **_how: object) -> str:
+        raise OSError(number, os.strerror(number), str(self))
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert owns_connection(os.getpid(), ("127.0.0.1", 1), ("127.0.0.1", 2)) is False
+    assert user_has_connection(os.getuid(), ("127.0.0.1", 1), ("127.0.0.1", 2)) is False
+    assert tunnels._of_this_user(("127.0.0.1", 1), ("127.0.0.1", 2)) is False
+
+
+def test_a_system_that_does_not_tell_at_all_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert owns_connection(os.getpid(), ("127.0.0.1", 1), ("127.0.0.1", 2)) is None
+    assert user_has_connection(os.getuid(), ("127.0.0.1", 1), ("127.0.0.1", 2)) is None
+    assert tunnels._of_this_user(("127.0.0.1", 1), ("127.0.0.1", 2)) is True

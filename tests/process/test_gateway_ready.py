@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from meshd.gateway.interface import ReadyReport
-from meshd.gateway.ready import generate, one_token
+from meshd.gateway.ready import one_token
 
 from tests.process.gateway_fake import Answer, FakeServer, die, listening, says
 
@@ -112,12 +112,11 @@ def test_giving_up_closes_the_connection() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("ask", [1, 7])
-def test_an_answer_in_pieces_is_read_to_its_end(ask: int) -> None:
+def test_an_answer_in_pieces_is_read_to_its_end() -> None:
     async def in_pieces(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        data = json.dumps({"content": "x" * 1000, "tokens_predicted": ask}).encode()
+        data = json.dumps({"content": "x" * 1000, "tokens_predicted": 1}).encode()
         for start in range(0, len(data), 100):
             await response.write(data[start : start + 100])
             await asyncio.sleep(0)
@@ -127,6 +126,5 @@ def test_an_answer_in_pieces_is_read_to_its_end(ask: int) -> None:
     async def scenario() -> None:
         async with server_at(in_pieces) as (_, path):
             assert (await one_token(path, poll_seconds=0.001)).ready
-            assert await generate(path, ask) == ask
 
     asyncio.run(scenario())

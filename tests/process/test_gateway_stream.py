@@ -5,7 +5,7 @@ import json
 
 from aiohttp import ClientResponse, web
 from meshd.gateway.events import HELD_BYTES
-from meshd.gateway.interface import GatewayConfig
+from meshd.gateway.interface import GatewayConfig, ModelState, Readiness
 
 from tests.process.gateway_fake import (
     DONE,
@@ -42,6 +42,7 @@ def test_each_event_is_passed_on_before_the_next_is_made() -> None:
                 assert await reply.content.readuntil(b"\n\n") == chunk(str(number))
                 read.release()
             assert await reply.read() == DONE
+            assert here.upstream.told == [(number, True) for number in range(1, 21)]
 
     asyncio.run(scenario())
 
@@ -66,6 +67,10 @@ def test_bytes_are_unchanged_however_they_are_cut() -> None:
 
 
 QUICK = GatewayConfig(port=0, keepalive_seconds=0.02)
+
+
+def is_keep_alive(event: bytes) -> bool:
+    return event == b": keep-alive\n\n"
 
 
 def is_comment(event: bytes) -> bool:
@@ -100,6 +105,40 @@ def in_steps(*steps: bytes) -> Answer:
         return response or web.Response()
 
     return answer
+
+
+def test_a_silent_path_is_told_in_streams_refused_to_others_and_over_once_it_is_back() -> None:
+    why = "no connection to worker\nanna for 10 s"
+    told = b": no connection to worker anna for 10 s\n\n"
+
+    async def scenario() -> None:
+        config = GatewayConfig(port=0, keepalive_seconds=1.5)
+        async with world(in_steps(chunk("a"), b"data: {", b"}\n\n"), config=config) as here:
+            reply = await here.chat(stream=True)
+            here.server.let_go.set()
+            assert await next_but_comments(reply) == chunk("a")
+            ready = here.upstream.readiness
+            here.upstream.readiness = Readiness(ModelState.DEGRADED, why)
+            for _ in range(2):
+                assert await reply.content.readuntil(b"\n\n") == told
+            refused = await here.chat()
+            assert refused.status == 503
+            assert refused.headers["Retry-After"]
+            assert (await refused.json())["error"]["code"] == "model_degraded"
+            async with here.http.get(f"{here.url}/health") as health:
+                said = await health.json()
+                assert (health.status, said["status"], said["reason"]) == (503, "degraded", why)
+            assert len(here.server.seen) == 1, "nothing waits in line behind the first"
+            here.upstream.readiness = ready
+            assert is_keep_alive(await reply.content.readuntil(b"\n\n"))
+            here.server.let_go.set()
+            await here.server.until_written(len(chunk("a")) + 1)
+            here.upstream.readiness = Readiness(ModelState.DEGRADED, why)
+            here.server.let_go.set()
+            assert await next_but_comments(reply) == b"data: {}\n\n", "no comment within an event"
+            reply.close()
+
+    asyncio.run(scenario())
 
 
 def test_silence_is_filled_with_comments_before_the_first_byte_between_and_never_within_events() -> None:

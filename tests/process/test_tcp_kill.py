@@ -17,6 +17,7 @@ from meshd.link.interface import DialError, Link
 from meshd.link.proving import Standing
 from meshd.link.tcp import TcpDialer, TcpListener
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import trusted
 
 from tests.conformance.nodes import Node, TestMesh
 from tests.conformance.run import run
@@ -62,7 +63,7 @@ async def echoed(link: Link, data: bytes) -> None:
 
 def test_a_killed_peer_is_broken_at_once() -> None:
     async def work(child: "subprocess.Popen[str]", near: Node, far: Node, place: Candidate) -> None:
-        link = await TcpDialer(near.now).dial(far.peer, [place])
+        link = await TcpDialer(near.now).dial(far.peer, trusted([place]))
         await echoed(link, bytes(300_000))
         waiting = asyncio.get_running_loop().create_task(link.receive())
         await asyncio.sleep(0)
@@ -74,7 +75,7 @@ def test_a_killed_peer_is_broken_at_once() -> None:
         await link.aclose()
         await asyncio.to_thread(child.wait)
         with pytest.raises(DialError):
-            await TcpDialer(near.now).dial(far.peer, [place])
+            await TcpDialer(near.now).dial(far.peer, trusted([place]))
 
     mesh = TestMesh()
     near, far = mesh.node(), mesh.node()
@@ -85,7 +86,7 @@ def test_a_killed_peer_is_broken_at_once() -> None:
 
 def test_a_clean_end_is_told_from_a_kill() -> None:
     async def work(near: Node, far: Node, place: Candidate) -> None:
-        link = await TcpDialer(near.now).dial(far.peer, [place])
+        link = await TcpDialer(near.now).dial(far.peer, trusted([place]))
         await link.send([b"bye"])
         with pytest.raises(EndOfStream):
             await link.receive()
@@ -99,12 +100,14 @@ def test_a_clean_end_is_told_from_a_kill() -> None:
 
 def test_a_stopped_process_does_not_hold_up_closing_nor_dialling() -> None:
     async def work(child: "subprocess.Popen[str]", near: Node, far: Node, place: Candidate) -> None:
-        link = await TcpDialer(near.now).dial(far.peer, [place])
+        link = await TcpDialer(near.now).dial(far.peer, trusted([place]))
         await echoed(link, b"well")
         os.kill(child.pid, signal.SIGSTOP)
         await link.send([bytes(100_000)])  # the kernel of the stopped side takes it
         await link.aclose()
-        dialling = asyncio.get_running_loop().create_task(TcpDialer(near.now).dial(far.peer, [place]))
+        dialling = asyncio.get_running_loop().create_task(
+            TcpDialer(near.now).dial(far.peer, trusted([place]))
+        )
         await asyncio.sleep(0)
         os.kill(child.pid, signal.SIGCONT)
         link = await dialling

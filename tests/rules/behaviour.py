@@ -30,6 +30,24 @@ DYNAMIC = frozenset({"eval", "exec", "__import__", "compile"})
 DYNAMIC_MODULES = frozenset({"importlib", "pickle", "marshal", "shelve", "runpy"})
 FIND_SPEC_ALLOWED = frozenset({"meshd/build/fetch.py"})  # asks whether pip is there, loads nothing
 
+# Tasks that begin later than their owner's block and are the daemon's own work all the same:
+# (file, beginning of the task's name). All others are `start_for`.
+OWN_WORK = frozenset(
+    {
+        ("meshd/base/tasks.py", ""),  # `start_for` itself
+        # parts of one life of the model, which ends as a whole (role/serve.py holds the boundary)
+        ("meshd/role/reserving.py", "grants"),
+        ("meshd/role/reserving.py", "tunnel"),
+        ("meshd/role/reserving.py", "lease"),
+        ("meshd/role/server.py", "llama-server"),
+        ("meshd/role/server.py", "llama-server report"),
+        # a part of a lease, which ends as a whole (the handler of its stream is inside the boundary)
+        ("meshd/role/worker.py", "neighbour"),
+        ("meshd/relay/stun.py", "relay stun"),  # closes its sockets at the end
+    }
+)
+OWN_PACKAGES = ("meshd/bench/", "meshd/demo/", "meshd/fleet/", "meshd/build/", "meshd/cli/")  # no daemons
+
 PROCESS_MAKERS = frozenset(
     {"create_subprocess_exec", "create_subprocess_shell", "posix_spawn", "fork", "system"}
 )
@@ -52,6 +70,7 @@ WALL_CLOCK_ALLOWED = frozenset(
         # unix seconds in invites, certificates and bans, and what people read
         "meshd/bench/gpu.py",
         "meshd/bench/performance.py",
+        "meshd/bench/readiness.py",
         "meshd/cli/invite.py",
         "meshd/cli/leave.py",
         "meshd/cli/mesh.py",
@@ -82,7 +101,7 @@ PURE_FILES = frozenset(
         "meshd/link/punch_fit.py",
         "meshd/peer/attempts.py",
         "meshd/peer/standing.py",
-        "meshd/peer/rates.py",
+        "meshd/peer/naming.py",
         "meshd/peer/reasons.py",
         "meshd/process/lifecycle.py",
         "meshd/rendezvous/mdns_neighbours.py",
@@ -98,12 +117,17 @@ PURE_FILES = frozenset(
         "meshd/identity/invite.py",
         "meshd/identity/invite_book.py",
         "meshd/identity/membership.py",
+        "meshd/identity/naming.py",
         "meshd/identity/presence.py",
         "meshd/identity/proof.py",
         "meshd/identity/exchange.py",
         "meshd/identity/record.py",
         "meshd/identity/relay_url.py",
-        "meshd/relay/bucket.py",
+        "meshd/base/bucket.py",
+        "meshd/base/fair.py",
+        "meshd/base/rates.py",
+        "meshd/base/slots.py",
+        "meshd/base/shares.py",
         "meshd/relay/limits.py",
         "meshd/relay/mailroom.py",
         "meshd/relay/states.py",
@@ -131,6 +155,53 @@ def owned_tasks(source: Source) -> Iterator[Fault]:
             yield source.fault(node, "tasks", f"`{end}`: start it with an Owner (meshd.base.tasks)")
         if end in TIMERS and source.path not in TIMERS_ALLOWED:
             yield source.fault(node, "timers", f"`{end}`: sleep in an owned task")
+
+
+def contained_tasks(source: Source) -> Iterator[Fault]:
+    """What somebody else causes is work of its own, which ends alone: `Owner.start_for`.
+
+    A task that an `async with Owner()` block starts on its straight way is a part of the block: its failure
+    is the block's. One that is started later (by a stored or a passed owner, from a nested function, in an
+    endless loop) is started because something has happened, and that is most often a peer's doing.
+    """
+    if source.path.startswith(OWN_PACKAGES):
+        return
+    straight = set(_started_straight(source.tree, frozenset()))
+    for call, name in source.calls():
+        if last_part(name) != "start" or call in straight:
+            continue
+        given = next((word.value for word in call.keywords if word.arg == "name"), None)
+        if given is None or (source.path, _beginning(given)) in OWN_WORK:
+            continue
+        yield source.fault(call, "boundary", f"`{name}`: work for somebody else is started by `start_for`")
+
+
+def _started_straight(node: ast.AST, owners: frozenset[str]) -> Iterator[ast.Call]:
+    """Calls of `OWNER.start` in the block of that owner, in its own function and in no endless loop."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.While):
+        owners = frozenset()
+    if isinstance(node, ast.AsyncWith):
+        owners |= {
+            item.optional_vars.id
+            for item in node.items
+            if isinstance(item.optional_vars, ast.Name) and _is_owner(item.context_expr)
+        }
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        of = node.func.value
+        if isinstance(of, ast.Name) and of.id in owners:
+            yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _started_straight(child, owners)
+
+
+def _is_owner(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and last_part(dotted(node.func)) == "Owner"
+
+
+def _beginning(name: ast.expr) -> str:
+    """The part of a task's name that is always the same."""
+    first = name.values[0] if isinstance(name, ast.JoinedStr) and name.values else name
+    return str(first.value).strip() if isinstance(first, ast.Constant) else ""
 
 
 def bounded_queues(source: Source) -> Iterator[Fault]:

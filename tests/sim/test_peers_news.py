@@ -6,7 +6,7 @@ import pytest
 from meshd.base.errors import Broken, UserError
 from meshd.mux.events import Code
 from meshd.peer.interface import PeerState, Stream
-from meshd.peer.mesh import UnknownPeer
+from meshd.peer.naming import UnknownPeer
 
 from tests.sim.loop import run
 from tests.sim.world import World, WorldNode, pair
@@ -66,7 +66,7 @@ def test_a_ban_travels_along_a_line() -> None:
             stranger = world.node("dora")
             one.node.learn_bans([world.ban(stranger)])
             await other.until(lambda: bool(other.bans.entries()))
-            assert middle.saved and other.saved  # kept before anything else
+            assert middle.bans_blob and other.bans_blob  # kept before anything else
             assert other.bans.why_banned(stranger.chain) is not None
 
     run(main())
@@ -267,5 +267,42 @@ def test_a_node_is_found_by_name_or_id_and_never_by_guessing() -> None:
             one.mesh._peers[other.peer].connection.name = "anna"
             with pytest.raises(UserError, match="fits 2 nodes: this node, "):
                 find("anna")
+
+    run(main())
+
+
+def test_a_member_that_takes_the_id_of_another_one_for_its_name_is_not_found_by_it() -> None:
+    async def main() -> None:
+        async with World() as world:
+            one, victim = world.node("anna"), world.node("bert")
+            whole = str(victim.peer)
+            impostors = [world.node(text) for text in (whole, whole[:10], whole[:4])]
+            victim.knows(one)
+            for node in (one, victim):
+                node.start()
+            for node in impostors:
+                node.knows(one)
+                node.start()
+                await one.sees(node, PeerState.CONNECTED)
+            await one.sees(victim, PeerState.CONNECTED)
+            for text in (whole, whole.upper(), whole[:10], whole[:20], "bert"):
+                assert one.mesh.find(text) == victim.peer
+            with pytest.raises(UserError, match="fits 2 nodes"):
+                one.mesh.find(whole[:4])
+            assert {peer.name for peer in one.mesh.peers()} == {
+                "bert",
+                *(f"?{node.name}" for node in impostors),
+            }
+            for node in impostors:
+                with pytest.raises(UnknownPeer):
+                    one.mesh.find(f"?{node.name}")
+                assert one.mesh.find(str(node.peer)) == node.peer
+            one.node.learn_bans([world.ban(victim)])
+            await one.until(lambda: one.book.record(victim.peer) is None)
+            for text in (whole, whole[:10]):  # nobody takes its place
+                with pytest.raises(UnknownPeer):
+                    one.mesh.find(text)
+            with pytest.raises(UserError, match="fits 2 nodes"):  # it is remembered elsewhere, say as a grant
+                one.mesh.find(whole[:4], [victim.peer])
 
     run(main())

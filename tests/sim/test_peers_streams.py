@@ -10,6 +10,7 @@ from meshd.base.errors import Broken, Busy, EndOfStream, Refused
 from meshd.identity.membership import Role
 from meshd.mux.config import MuxConfig
 from meshd.mux.events import Code
+from meshd.mux.status import StreamStatus
 from meshd.peer.interface import PeerState, Stream
 
 from tests.sim.echo import serve_echo
@@ -68,7 +69,8 @@ def test_who_may_not_use_a_service_is_told_why() -> None:
             unknown = one.mesh.open_stream(other.peer, "x" * 64, metadata={})
             with pytest.raises(Refused, match="no service `xxx"):
                 await unknown.accepted()
-            welcome = other.mesh.open_stream(one.peer, "news", metadata={})
+            serve_echo(one)
+            welcome = other.mesh.open_stream(one.peer, "echo", metadata={})
             await welcome.accepted()
 
     run(main())
@@ -79,8 +81,9 @@ def test_a_reset_reaches_the_other_side_and_nothing_else() -> None:
         async with World() as world:
             leader, follower = await pair(world)
             sink = Sink(follower)
+            serve_echo(follower)
             stream = leader.mesh.open_stream(follower.peer, "sink", metadata={})
-            beside = leader.mesh.open_stream(follower.peer, "news", metadata={})
+            beside = leader.mesh.open_stream(follower.peer, "echo", metadata={})
             await stream.write(b"something")
             await sink.stream
             stream.reset(Code.CANCELLED, "its user went away")
@@ -240,5 +243,24 @@ def test_cancel_at_every_turn_leaves_the_session_whole() -> None:
                 assert streams is not None
                 assert {s.service for s in streams.session.status().streams} == {"news"}
                 assert len(streams._streams) == 1
+
+    run(main())
+
+
+def test_who_is_connected_costs_the_same_however_many_streams_a_member_opens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def looked_at(_stream: object) -> StreamStatus:
+        raise AssertionError("a stream is looked at to tell what links there are")
+
+    async def main() -> None:
+        async with World() as world:
+            leader, follower = await pair(world)
+            for _ in range(50):
+                leader.mesh.open_stream(follower.peer, "nothing", metadata={})
+            monkeypatch.setattr("meshd.mux.session._stream_status", looked_at)
+            assert leader.mesh.direct() == [follower.peer]
+            assert follower.mesh.direct() == [leader.peer]
+            assert leader.status_of(follower).paths
 
     run(main())

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import Broken
+from meshd.base.shares import SIGNAL_RATE, SIGNALS_FORWARDED, SIGNALS_WAITING
 from meshd.identity.keys import PeerId
 from meshd.identity.signal import Signal
 from meshd.peer.interface import PeerState
-from meshd.peer.signals import BURST, FORWARD_BURST, MAX_WAITING
 
 from tests.sim.loop import run
 from tests.sim.world import World, WorldNode, pair
@@ -225,7 +225,7 @@ def test_a_flood_is_held_to_its_rate_and_its_queue() -> None:
             waiting = []
             while not await silent(follower):
                 waiting.append(1)
-            assert BURST - 1 <= len(waiting) + 1 <= MAX_WAITING
+            assert SIGNAL_RATE.burst - 1 <= len(waiting) + 1 <= SIGNALS_WAITING.most
             assert box is follower.signals.topic("webrtc")
 
     run(main())
@@ -248,7 +248,7 @@ def test_signals_of_others_are_not_passed_on_nor_too_many() -> None:
             await ways._by_member(carl.peer, bert.peer, blob)
             assert await silent(bert)
             sent = 0
-            for number in range(3 * FORWARD_BURST):
+            for number in range(3 * int(SIGNALS_FORWARDED.burst)):
                 await anna.signals.topic("webrtc").send(bert.peer, b"%d" % number)
                 sent += 1
             await asyncio.sleep(1)
@@ -256,7 +256,7 @@ def test_signals_of_others_are_not_passed_on_nor_too_many() -> None:
             got = 0
             while not await silent(bert):
                 got += 1
-            assert FORWARD_BURST - 1 <= got + 1 <= FORWARD_BURST + 2 < sent
+            assert SIGNALS_FORWARDED.burst - 1 <= got + 1 <= SIGNALS_FORWARDED.burst + 2 < sent
 
     run(main())
 

@@ -20,8 +20,8 @@ from meshd.identity.revocation import RevocationSet, ban
 from meshd.link.interface import DialError, DialFailure, Link, LinkKind
 from meshd.link.proving import Standing
 from meshd.mux.config import MuxConfig, NodeBudget
-from meshd.peer.crowd import Signer
 from meshd.peer.interface import PeerState, PeerStatus
+from meshd.peer.lives import Signer
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node, NodeFacts
 from meshd.peer.signal_ways import Mail
@@ -169,9 +169,10 @@ class WorldNode:
         )
         self.chain = Chain((certificate,), world.root.root.peer)
         self.bans = RevocationSet(world.root.mesh)
-        self.saved: list[bytes] = []
-        self.book_blob: bytes | None = None
-        host = f"10.0.0.{len(world.nodes) + 1}"
+        self.bans_blob: bytes | None = None  # the bans as they were last written
+        self._book_blob: bytes | None = None
+        number = len(world.nodes) + 1
+        host = f"10.0.{number >> 8}.{number & 255}"
         self.places = {kind: Candidate(host, _PORTS[kind]) for kind in PATHS}
         self.place = self.places[LinkKind.TCP]
         self.dialers = {kind: WorldDialer(self, kind) for kind in kinds}
@@ -180,6 +181,7 @@ class WorldNode:
         self._listeners: dict[LinkKind, MemoryListener] = {}
         self._role, self._grace = role, grace
         self._starts = 0
+        self._book_is_new = False
         self._task: asyncio.Task[None] | None = None
         self.mail: Mail | None = None
         self.book, self.node, self.mesh, self.signals = self._build()
@@ -187,6 +189,17 @@ class WorldNode:
     @property
     def peer(self) -> PeerId:
         return self.key.peer
+
+    @property
+    def book_blob(self) -> bytes | None:
+        """The book as it was last written."""
+        if self._starts and self._book_is_new:
+            self._book_blob, self._book_is_new = self.book.encode(), False
+        return self._book_blob
+
+    @book_blob.setter
+    def book_blob(self, blob: bytes | None) -> None:
+        self._book_blob, self._book_is_new = blob, False
 
     def standing(self) -> Standing:
         """What its links show and check."""
@@ -219,12 +232,17 @@ class WorldNode:
             raise RemoteProtocolError(why, code="banned")
 
     def _build(self) -> tuple[AddressBook, Node, PeerMesh, SignalService]:
-        def save(blob: bytes) -> None:
-            self.book_blob = blob
+        def save() -> None:
+            self._book_is_new = True
 
+        def save_bans() -> None:
+            self.bans_blob = self.bans.encode()
+
+        blob = self.book_blob
         self._starts += 1
+        self._book_is_new = False
         book = AddressBook(me=self.peer, verify=self._verify, save=save)
-        book.load(self.book_blob)
+        book.load(blob)
         record = self.record(self._starts)
         node = Node(
             facts=NodeFacts(
@@ -238,9 +256,9 @@ class WorldNode:
             bans=self.bans,
             budget=NodeBudget(64 << 20),
             random=self.world.random,
-            save_bans=lambda: self.saved.append(self.bans.encode()),
+            save_bans=save_bans,
             my_record=lambda: record,
-            config=MuxConfig(),
+            config=self.world.config,
         )
         signals = SignalService(node=node, key=self.key, chain=lambda: self.chain, mail=self.mail)
         mesh = PeerMesh(
@@ -318,7 +336,8 @@ class WorldNode:
 class World:
     """Nodes of one mesh and the cables between them; an async context manager that ends them all."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: MuxConfig | None = None) -> None:
+        self.config = config or MuxConfig()
         self.root = TestMesh()
         self.nodes: dict[str, WorldNode] = {}
         self.listeners = MemoryNet().listeners

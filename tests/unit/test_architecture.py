@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rules import behaviour, shape
+from tests.rules import behaviour, reach, shape
 from tests.rules.source import ROOT, Fault, Rule, Source, sources
 
 EVERYWHERE: tuple[Rule, ...] = (
@@ -20,6 +20,7 @@ PACKAGE_ONLY: tuple[Rule, ...] = (
     shape.interface_holds,
     shape.no_any,
     behaviour.owned_tasks,
+    behaviour.contained_tasks,
     behaviour.bounded_queues,
     behaviour.caught_errors,
     behaviour.pure,
@@ -27,9 +28,16 @@ PACKAGE_ONLY: tuple[Rule, ...] = (
     behaviour.dynamic,
     behaviour.processes,
     behaviour.wall_clock,
+    reach.dialables,
+    reach.connects,
+    reach.limits,
 )
 
 BODY_OF_61 = "def f():\n" + "    x = 1\n" * 60
+
+LATER = (
+    "async def f():\n    async with Owner() as owner:\n        {}:\n            owner.start(f(), name='x')\n"
+)
 
 # rule, where the sample pretends to lie, sample, line of the fault
 BAD: tuple[tuple[Rule, str, str, int], ...] = (
@@ -42,10 +50,19 @@ BAD: tuple[tuple[Rule, str, str, int], ...] = (
     (shape.interface_holds, "meshd/x/interface.py", "def f(): ...\n", 1),
     (shape.interface_holds, "meshd/x/interface.py", "class A:\n    pass\n", 1),
     (shape.interface_holds, "meshd/x/interface.py", "@dataclass(frozen=True)\nclass A:\n    x: int\n", 2),
+    (reach.dialables, "meshd/x.py", "places = [Dialable(one) for one in told]\n", 1),
+    (reach.dialables, "meshd/x.py", "places = cast(list[Dialable], told)\n", 1),
+    (reach.connects, "meshd/link/x.py", "loop.sock_connect(sock, (host, port))\n", 1),
+    (reach.limits, "meshd/peer/x.py", "MAX_THINGS = 64\n", 1),
+    (reach.connects, "meshd/peer/x.py", "asyncio.open_connection(host, port)\n", 1),
     (behaviour.owned_tasks, "meshd/x.py", "import asyncio\nasyncio.create_task(f())\n", 2),
     (behaviour.owned_tasks, "meshd/x.py", "asyncio.get_running_loop().create_task(f())\n", 1),
     (behaviour.owned_tasks, "meshd/x.py", "asyncio.gather(f(), g())\n", 1),
     (behaviour.owned_tasks, "meshd/x.py", "loop.call_later(1, f)\n", 1),
+    (behaviour.contained_tasks, "meshd/x.py", "self._owner.start(f(), name='x')\n", 1),
+    (behaviour.contained_tasks, "meshd/x.py", "def f(owner):\n    owner.start(g(), name='x')\n", 2),
+    (behaviour.contained_tasks, "meshd/x.py", LATER.format("while True"), 4),
+    (behaviour.contained_tasks, "meshd/x.py", LATER.format("def arrived(link)"), 4),
     (behaviour.bounded_queues, "meshd/x.py", "q = asyncio.Queue()\n", 1),
     (behaviour.bounded_queues, "meshd/x.py", "q: Q = asyncio.Queue[bytes](maxsize=0)\n", 1),
     (behaviour.caught_errors, "meshd/x.py", "try:\n    f()\nexcept Exception:\n    pass\n", 3),
@@ -83,9 +100,15 @@ GOOD: tuple[tuple[Rule, str, str], ...] = (
         "@dataclass(frozen=True, slots=True)\nclass D: ...\n",
     ),
     (behaviour.owned_tasks, "meshd/x.py", "owner.start(f(), name='x')\n"),
+    (behaviour.contained_tasks, "meshd/x.py", LATER.format("for sock in sockets")),
+    (behaviour.contained_tasks, "meshd/x.py", "self._owner.start_for('peer', f(), name='x')\n"),
+    (behaviour.contained_tasks, "meshd/x.py", "sock.start(self)\n"),
     (behaviour.bounded_queues, "meshd/x.py", "asyncio.Queue(8)\nasyncio.Queue(maxsize=8)\n"),
     (behaviour.caught_errors, "meshd/x.py", "try:\n    f()\nexcept BaseException:\n    close()\n    raise\n"),
     (behaviour.pure, "meshd/link/x.py", "import time\n"),
+    (reach.dialables, "meshd/x.py", "dial(trusted(told))\n"),
+    (reach.limits, "meshd/peer/x.py", "MAX_THINGS = THINGS.most\nMAX_BLOB_BYTES = 64\n"),
+    (reach.connects, "meshd/link/x.py", "loop.create_connection(make, sock=sock)\n"),
     (behaviour.wall_clock, "meshd/x.py", "loop.time()\n"),
 )
 
@@ -118,6 +141,15 @@ def test_a_rule_lets_a_good_sample_pass(rule: Rule, path: str, text: str) -> Non
 
 def test_every_rule_has_a_bad_sample() -> None:
     assert set(EVERYWHERE + PACKAGE_ONLY) == {rule for rule, *_ in BAD}
+
+
+def test_own_work_is_still_there() -> None:
+    """A listed task that is gone, or started straight, leaves the list."""
+    for path, beginning in sorted(behaviour.OWN_WORK):
+        elsewhere = Source.of("meshd/x.py", (ROOT / path).read_text(encoding="utf-8"))
+        found = [fault.line for fault in behaviour.contained_tasks(elsewhere)]
+        lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+        assert any(beginning in line for at in found for line in lines[at - 1 : at + 4]), (path, beginning)
 
 
 EXCEPTIONS: tuple[tuple[Rule, frozenset[str]], ...] = (

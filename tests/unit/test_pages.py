@@ -144,8 +144,9 @@ def test_every_page_is_in_the_index() -> None:
     for page in sorted((ROOT / "docs").glob("*.md")):
         assert page.name == "index.md" or f"({page.name})" in index, page.name
     decisions = (ROOT / "docs/decisions/index.md").read_text(encoding="utf-8")
-    for page in sorted((ROOT / "docs/decisions").glob("0*.md")):
-        assert f"({page.name})" in decisions, page.name
+    pages = sorted(page.name for page in (ROOT / "docs/decisions").glob("0*.md"))
+    assert re.findall(r"\]\((0\d{3}-[^)]*)\)", decisions) == pages, "each once, in order"
+    assert len({page[:4] for page in pages}) == len(pages), "a number has one page"
 
 
 def test_decisions_that_are_named_exist() -> None:

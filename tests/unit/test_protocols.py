@@ -36,12 +36,13 @@ from meshd.role.open_weights import OpenWeights
 from meshd.role.serve import Serve
 from meshd.role.worker import Worker
 from meshd.rpc.firewall import Firewall
+from meshd.rpc.owed import Owed
 from meshd.store import content_store as content_store_module
 from meshd.store import shelf as store_shelf
 from meshd.store.interface import ContentStore, Shelf, WeightsFile
 from meshd.store.model_file import ModelFile
 from meshd.tunnel.forward import Forward
-from meshd.tunnel.interface import Inspector, LocalWeights, NamedWeights
+from meshd.tunnel.interface import Flow, Inspector, LocalWeights, NamedWeights
 
 from tests.rules.source import dotted, last_part, sources
 
@@ -142,6 +143,10 @@ def inspector(one: Firewall) -> Inspector:
     return one
 
 
+def flow(one: Owed) -> Flow:
+    return one
+
+
 def demo_output(one: Output) -> DemoOutput:
     return one
 
@@ -178,6 +183,7 @@ FITS: tuple[Callable[..., object], ...] = (
     net_check,
     signals,
     inspector,
+    flow,
     local_weights,
     named_weights,
     shelf,

@@ -109,6 +109,13 @@ def test_the_reason_and_the_names_are_told() -> None:
     assert "blk.3.ffn_up.weight" in told.what and "hash" in told.hint
 
 
+def test_a_file_that_the_disk_does_not_take_is_told_with_the_remedy() -> None:
+    [told] = examine(calm(), unwritten={"book.blob": "no space left on device"}).warnings
+    assert (told.code, told.severity) == ("disk", "error")
+    assert "book.blob" in told.what and "no space left" in told.what
+    assert "free space" in told.hint
+
+
 def test_every_code_is_listed_and_tested() -> None:
     assert {code for code, _ in CASES} | {
         "native_mismatch",
@@ -117,6 +124,7 @@ def test_every_code_is_listed_and_tested() -> None:
         "model_file",
         "rpc_refused",
         "device_unfit",
+        "disk",
     } == warning_codes()
 
 
@@ -126,8 +134,14 @@ def test_warnings_of_before_are_replaced() -> None:
 
 
 def test_a_refused_request_is_shown() -> None:
-    (told,) = examine(calm(), refused=("a request of `ab` was refused: command 99",)).warnings
-    assert told.code == "rpc_refused" and "command 99" in told.what and "revoke" in told.hint
+    (told,) = examine(
+        calm(), refused=(("a connection of `ab` was ended: command 99", "build both"),)
+    ).warnings
+    assert (
+        told.code == "rpc_refused"
+        and "command 99" in told.what
+        and told.hint.startswith("build both; `meshd revoke`")
+    )
 
 
 def test_a_device_that_failed_its_trial_is_shown() -> None:

@@ -3,6 +3,8 @@
 import pytest
 from meshd.bench.figures import (
     BARE,
+    DEFAULTS,
+    ENDS,
     LOCAL,
     MESHD,
     STOCK,
@@ -12,6 +14,7 @@ from meshd.bench.figures import (
     Run,
     cell_table,
     count_table,
+    defaults_table,
     near_table,
     promise_table,
     promises,
@@ -74,21 +77,26 @@ def test_one_worker_at_a_distance_has_no_share() -> None:
     assert held(run(STOCK, 1, 20.0, 1.0, 0.1), run(MESHD, 1, 20.0, 1.0, 0.2)) == {}
 
 
-@pytest.mark.parametrize(("token", "kept"), [(0.0619, True), (0.0621, False)])
+@pytest.mark.parametrize(("token", "kept"), [(0.0599, True), (0.0601, False)])
 def test_a_token_takes_computing_and_the_ways(token: float, kept: bool) -> None:
-    near = run(STOCK, 4, 0.0, 1.0, 0.01), run(MESHD, 4, 0.0, 1.0, 0.01)
+    """Computing is what one node takes alone: meshd's own time at no distance is not given to it."""
+    near = run(STOCK, 4, 0.0, 1.0, 0.03), run(MESHD, 4, 0.0, 1.0, 0.03)
     far = run(STOCK, 4, 20.0, 1.0, 0.1), run(MESHD, 4, 20.0, 1.0, token)
-    found = held(*near, *far)
-    assert found["token, 4 workers, RTT 20: at RTT 0 + 5 ways of 10 ms + 2 ms"] is kept
+    found = held(ALONE, *near, *far)
+    assert found["token, 4 workers, RTT 20: one node alone + 5 ways of 10 ms + 2 ms"] is kept
 
 
-@pytest.mark.parametrize(("token", "kept"), [(0.0629, True), (0.0631, False)])
+def test_where_the_ends_are_on_the_processor_computing_is_measured_so() -> None:
+    ends = run(ENDS, 0, 0.0, 0.3, 0.02)
+    assert (Figures((ALONE,)).compute, Figures((ALONE, ends)).compute) == (0.008, 0.02)
+
+
+@pytest.mark.parametrize(("token", "kept"), [(0.0609, True), (0.0611, False)])
 def test_a_way_takes_what_it_was_measured_to_take(token: float, kept: bool) -> None:
-    near = run(STOCK, 4, 0.0, 1.0, 0.01), run(MESHD, 4, 0.0, 1.0, 0.01)
     far = run(STOCK, 4, 20.0, 1.0, 0.1), run(MESHD, 4, 20.0, 1.0, token)
-    found = promises(Figures((*near, *far), ways={20.0: 0.0102}))
-    law = next(one for one in found if "RTT 20: at RTT 0" in one.what)
-    assert law.what == "token, 4 workers, RTT 20: at RTT 0 + 5 ways of 10.2 ms + 2 ms"
+    found = promises(Figures((ALONE, *far), ways={20.0: 0.0102}))
+    law = next(one for one in found if "one node alone" in one.what)
+    assert law.what == "token, 4 workers, RTT 20: one node alone + 5 ways of 10.2 ms + 2 ms"
     assert law.held is kept
 
 
@@ -119,6 +127,17 @@ def test_another_text_is_told() -> None:
     same, other = run(MESHD, 2, 0.0, 1.0, 1.0, "sea"), run(STOCK, 4, 20.0, 1.0, 1.0, "see")
     assert Figures((ALONE, same)).texts_differ() == []
     assert Figures((ALONE, same, other)).texts_differ() == ["stock, 4 workers, 20 ms"]
+
+
+def test_several_runs_show_their_spread() -> None:
+    runs = [run(STOCK, 2, 20.0, load, 0.05) for load in (2.0, 3.0, 2.5)]
+    found = Figures((*runs, run(MESHD, 2, 20.0, 0.5, 0.04), run(DEFAULTS, 2, 20.0, 4.0, 0.06)))
+    assert cell_table(found)[1][0][2:5] == ["2.5 (2 to 3)", "0.5", "0.20"]
+    assert defaults_table(found)[1] == [["2", "20", "4", "2.5 (2 to 3)", "0.5", "60", "50 (50 to 50)", "40"]]
+
+
+def test_upstreams_defaults_may_round_otherwise() -> None:
+    assert Figures((ALONE, run(DEFAULTS, 2, 0.0, 1.0, 1.0, "see"))).texts_differ() == []
 
 
 def test_the_table_of_cells() -> None:

@@ -2,12 +2,29 @@
 
 from dataclasses import replace
 
+import pytest
+from meshd.base.errors import UserError
 from meshd.bench.figures import LOCAL, MESHD, STOCK, Counted, Figures, Run
-from meshd.bench.page import Made, delayed_table, markdown, page, reported_table
+from meshd.bench.page import (
+    Made,
+    delayed_table,
+    markdown,
+    page,
+    ready_section,
+    reported_table,
+    with_ready_section,
+)
+from meshd.bench.ready_figures import Readiness, Ready
 from meshd.bench.reported import DELAYED, NOT_HERE
 from meshd.fleet.rpc_count import RpcCounts
 
 MADE = Made(when="2026-01-02", machine="a machine", pin="a pin", pairs=3, picture="p.svg")
+READY = Readiness(
+    tuple(
+        Ready(workers=workers, rtt_ms=rtt, seconds=seconds)
+        for workers, rtt, seconds in ((0, 0.0, 0.3), (2, 0.0, 0.4), (2, 50.0, 0.69))
+    )
+)
 RPC = ("WHAT", "MESHD"), [("decode", "80")]
 
 
@@ -23,7 +40,7 @@ def figures(text: str = "sea") -> Figures:
 
 
 def test_a_page_says_when_where_and_how() -> None:
-    text = page(MADE, figures(), Figures(()), RPC)
+    text = page(MADE, figures(), Figures(()), RPC, READY)
     for part in ("2026-01-02", "a machine", "a pin", "3 of each", "(p.svg)", "--workers 2 --rtt 20", "80"):
         assert part in text
     assert "All wrote the same text" in text
@@ -32,19 +49,37 @@ def test_a_page_says_when_where_and_how() -> None:
 
 def test_what_was_not_held_is_counted() -> None:
     slow = Figures((*figures().runs, *(run(MESHD, 2, 20.0, 0.1) for _ in range(3))))
-    assert "1 of 2 not held" in page(MADE, slow, Figures(()), RPC)
+    assert "2 of 3 not held" in page(MADE, slow, Figures(()), RPC, READY)
 
 
 def test_a_short_run_says_so() -> None:
-    text = page(replace(MADE, short=True), figures(), Figures(()), RPC)
+    text = page(replace(MADE, short=True), figures(), Figures(()), RPC, READY)
     assert "short run" in text
-    assert "short run" not in page(MADE, figures(), Figures(()), RPC)
+    assert "short run" not in page(MADE, figures(), Figures(()), RPC, READY)
 
 
 def test_another_text_is_said() -> None:
     assert "Another text than one node's: meshd, 2 workers, 20 ms" in page(
-        MADE, figures("see"), Figures(()), RPC
+        MADE, figures("see"), Figures(()), RPC, READY
     )
+
+
+def test_the_section_of_readiness_says_what_it_is_and_can_be_made_anew() -> None:
+    whole = page(MADE, figures(), Figures(()), RPC, READY)
+    for part in (
+        "meshd bench ready --workers 2 --rtt 0,50",
+        "All bounds held",
+        "≤ 0.700",
+        "first real token",
+    ):
+        assert part in whole
+    slower = Readiness((*READY.runs, Ready(workers=2, rtt_ms=50.0, seconds=0.73)))
+    again = with_ready_section(whole, ready_section(replace(MADE, when="2027-03-04"), slower))
+    assert "1 of 1 bounds not held" in again and "2027-03-04" in again
+    assert again.split("## Over a distance")[1] == whole.split("## Over a distance")[1]
+    assert again.count("## From asking to ready") == 1
+    with pytest.raises(UserError, match="no section"):
+        with_ready_section("# Another page", ready_section(MADE, READY))
 
 
 def test_their_delays_stand_beside_ours() -> None:

@@ -19,9 +19,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """The daemon is replaced by a list of what it would have been started with."""
     seen: Started = []
 
-    def run(config: Config, role: str, out: Callable[[str], None], note: Callable[[str], None]) -> int:
+    def run(config: Config, role: str, out: Callable[[str], None]) -> int:
         seen.append((config, role))
-        note("a remark")
         out("meshd1token")
         return 0
 
@@ -43,7 +42,7 @@ def test_a_worker(started: Started, model: Path, home: Path) -> None:
         *("--stun", "none", "--relay", "https://r", "--no-mdns", "--log-format", "json"),
         *("--log-level", "debug", "--join", "meshd1abc"),
     )
-    assert (ran.code, ran.out, ran.err) == (0, "meshd1token\n", "a remark\n")
+    assert (ran.code, ran.out, ran.err) == (0, "meshd1token\n", "")
     config, role = started[0]
     assert role == "worker"
     assert config.worker.models == (model,) * 3
@@ -105,7 +104,7 @@ def test_what_cannot_be_is_said_before_anything_starts(started: Started) -> None
 
 
 def test_an_error_of_the_daemon_is_printed_in_one_place(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    def run(config: Config, role: str, out: Callable[[str], None], note: Callable[[str], None]) -> int:
+    def run(config: Config, role: str, out: Callable[[str], None]) -> int:
         raise UserError("port 17430 is taken", hint="end process 7")
 
     monkeypatch.setattr("meshd.daemon.run", run)

@@ -9,7 +9,11 @@ from .shell import meshd, refused
 
 def test_a_service_is_exposed_to_the_nodes_named(daemon: FakeControl) -> None:
     ran = meshd("expose", "web", "127.0.0.1:8000", "--to", "garage", "attic", "--to", "desk")
-    assert (ran.code, ran.out, ran.err) == (0, "web  127.0.0.1:8000  to garage, attic, desk\n", "")
+    assert (ran.code, ran.out, ran.err) == (
+        0,
+        "web  127.0.0.1:8000  to garage (garage), attic (attic), desk (desk)\n",
+        "",
+    )
     assert daemon.asked == [("expose", "web", "127.0.0.1:8000", ("garage", "attic", "desk"))]
 
 

@@ -60,6 +60,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "links.stun": ("stun.example.org:3478", ("stun.example.org:3478",)),
     "links.relays": ("https://r/1,https://r/2", ("https://r/1", "https://r/2")),
     "links.max_upload": ("20Mbit", 2_500_000),
+    "links.grace": ("30", 30),
     "links.no_mdns": ("true", True),
     "links.no_portmap": ("true", True),
     "links.no_relaying": ("true", True),

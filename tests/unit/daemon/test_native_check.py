@@ -24,6 +24,10 @@ def main(argv):
                 client.sendall(ANSWER)
 """
 LISTS = "import sys; print('Available devices:', '  RPC0: a device', sep=chr(10))"
+REPORTS = (
+    f"import os; os.write(int(os.environ['GGML_RPC_REPORT_FD']), b'worker 127.0.0.1:1 patched\\n')\n{LISTS}"
+)
+STAMPED = NativeVersion("7.0.0", "0c1e57098", "cdd189b23d80", "cpu")
 
 
 def _script(path: Path, text: str) -> Path:
@@ -36,16 +40,26 @@ def _answers(answer: bytes) -> str:
     return f"{SERVER}\nANSWER = {answer!r}\nmain(sys.argv)"
 
 
-def _hello(major: int, minor: int) -> bytes:
-    return (28).to_bytes(8, "little") + bytes((major, minor, 2, 0)) + bytes(24)
+def _hello(major: int, minor: int, caps: bytes = bytes(24)) -> bytes:
+    return (28).to_bytes(8, "little") + bytes((major, minor, 2, 0)) + caps
 
 
-def _check(folder: Path, server: str, head: str | None = LISTS) -> Native:
+PATCHED = bytes(20) + b"MD\x3f\0"
+
+
+def _check(
+    folder: Path,
+    server: str,
+    head: str | None = LISTS,
+    *,
+    patched: bool = False,
+    version: NativeVersion = UNKNOWN,
+) -> Native:
     native = Native(
         _script(folder / "ggml-rpc-server", server),
         _script(folder / "llama-server", head or ""),
-        patched=False,
-        version=UNKNOWN,
+        patched=patched,
+        version=version,
     )
     return run(check_native(native, protocol="7.1.0", logs=folder, head=head is not None))
 
@@ -57,6 +71,40 @@ def test_a_build_that_can_take_part_tells_its_protocol(tmp_path: Path, minor: in
 
 def test_a_worker_needs_no_llama_server(tmp_path: Path) -> None:
     assert _check(tmp_path, _answers(_hello(7, 0)), head=None).version.rpc == "7.0.2"
+
+
+@pytest.mark.parametrize("head", [REPORTS, None], ids=["head", "worker"])
+def test_programs_without_a_stamp_say_that_they_have_patches(tmp_path: Path, head: str | None) -> None:
+    native = _check(tmp_path, _answers(_hello(7, 0, PATCHED)), head=head)
+    assert native.patched
+    assert native.version.patches == "unknown"
+
+
+def test_what_the_programs_say_counts_and_a_stamp_tells_which_patches(tmp_path: Path) -> None:
+    native = _check(tmp_path, _answers(_hello(7, 0, PATCHED)), REPORTS, patched=True, version=STAMPED)
+    assert native.patched
+    assert native.version.patches == STAMPED.patches
+    native = _check(tmp_path, _answers(_hello(7, 0)), patched=True, version=STAMPED)
+    assert not native.patched
+    assert native.version.patches == "stock"
+
+
+@pytest.mark.parametrize(
+    ("caps", "head", "with_patches", "without"),
+    [
+        (PATCHED, LISTS, "ggml-rpc-server", "llama-server"),
+        (bytes(24), REPORTS, "llama-server", "ggml-rpc-server"),
+    ],
+    ids=["stock head", "stock worker"],
+)
+def test_programs_of_two_builds_are_not_used_together(
+    tmp_path: Path, caps: bytes, head: str, with_patches: str, without: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        _check(tmp_path, _answers(_hello(7, 0, caps)), head)
+    assert f"{with_patches}` has meshd's patches" in caught.value.what
+    assert f"{without}` does not" in caught.value.what
+    assert "one build" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -81,20 +81,20 @@ def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:
 def test_exactly_the_keys_open(keys: list[str], draw: st.DataObject) -> None:
     ring = KeyRing(keys)
     key = draw.draw(st.sampled_from(keys))
-    assert ring.admits({"Authorization": f"Bearer {key}"})
-    assert ring.admits({"X-Api-Key": key})
+    assert ring.match({"Authorization": f"Bearer {key}"}) is not None
+    assert ring.match({"X-Api-Key": key}) is not None
     other = draw.draw(KEYS.filter(lambda text: text not in keys))
-    assert not ring.admits({"Authorization": f"Bearer {other}"})
-    assert not ring.admits({"X-Api-Key": other})
-    assert not ring.admits({"Authorization": f"Bearer {key[:-1]}"})
-    assert not ring.admits({"Authorization": key})
+    assert ring.match({"Authorization": f"Bearer {other}"}) is None
+    assert ring.match({"X-Api-Key": other}) is None
+    assert ring.match({"Authorization": f"Bearer {key[:-1]}"}) is None
+    assert ring.match({"Authorization": key}) is None
 
 
 @given(st.text(), st.text())
 def test_any_header_can_be_judged(authorization: str, key: str) -> None:
     headers = {"Authorization": authorization, "X-Api-Key": key}
-    assert not KeyRing(["sk-never-guessed-0123456789"]).admits(headers)
-    assert KeyRing([]).admits(headers)
+    assert KeyRing(["sk-never-guessed-0123456789"]).match(headers) is None
+    assert KeyRing([]).match(headers) is not None
 
 
 def test_keys_do_not_show() -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import LocalProtocolError, UserError
+from meshd.identity import keys
 from meshd.identity.keys import KeyPair, MeshId, PeerId, from_base32, joined, to_base32, verify
 
 from tests.unit.identity.cast import FOUNDER, GUEST, brief, thorough
@@ -100,3 +101,13 @@ def test_the_secret_half_is_not_shown() -> None:
     assert FOUNDER.peer.short in shown
     assert FOUNDER.seed.hex() not in shown
     assert "founder" not in shown  # the seed of the test key, as text
+
+
+@pytest.mark.parametrize("sign", [0, 0x80])
+@pytest.mark.parametrize("key", sorted(keys._SMALL_ORDER), ids=bytes.hex)
+def test_nothing_holds_of_a_key_for_which_anybody_can_sign(key: bytes, sign: int) -> None:
+    """With S = 0 the equation is R = -hA, which is one of eight points whatever the message is."""
+    key = key[:-1] + bytes([key[-1] | sign])
+    for r in sorted(keys._SMALL_ORDER):
+        for number in range(32):
+            assert not verify(PeerId(key), "context", bytes([number]), r + bytes(32))

@@ -50,7 +50,7 @@ def test_a_damaged_file_is_named_and_nothing_is_made_anew(home: Home, name: str)
     membership = home.found_mesh(now=NOW)
     home.save_invites(InviteBook(membership.mesh))
     home.save_revocations(RevocationSet(membership.mesh))
-    home.next_sequence()
+    home.counters.next_incarnation()
     path = home.path / name
     raw = path.read_bytes()
     path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
@@ -59,7 +59,7 @@ def test_a_damaged_file_is_named_and_nothing_is_made_anew(home: Home, name: str)
         "membership": home.load_membership,
         "invites": lambda: home.load_invites(membership.mesh),
         "revocations": lambda: home.load_revocations(membership.mesh),
-        "counters": home.next_sequence,
+        "counters": home.counters.last_sequence,
     }
     with pytest.raises(UserError, match="damaged") as caught:
         read[name]()
@@ -72,7 +72,7 @@ def test_a_whole_file_with_other_content_is_damage_too(home: Home) -> None:
     for name in ("identity.key", "membership", "counters"):
         home._folder.write(name, b"\x80")
         with pytest.raises(UserError, match=f"{name}` is damaged"):
-            home.load_membership() if name != "counters" else home.next_sequence()
+            home.load_membership() if name != "counters" else home.counters.last_sequence()
 
 
 def test_a_lost_key_of_a_member_is_damage_not_a_first_start(home: Home) -> None:
@@ -318,20 +318,20 @@ def test_a_blob_is_bounded(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_incarnation_and_sequence_is_greater(home: Home) -> None:
-    incarnations = [home.next_incarnation(), home.next_incarnation()]
-    sequences = [home.next_sequence(), Home(home.path).next_sequence()]
-    incarnations.append(Home(home.path).next_incarnation())
+    incarnations = [home.counters.next_incarnation(), home.counters.next_incarnation()]
+    assert home.counters.reserve_sequences(7)
+    incarnations.append(Home(home.path).counters.next_incarnation())
     assert incarnations == sorted(set(incarnations))
     assert all(len(item) == 16 for item in incarnations)
-    assert sequences == [1, 2]
+    assert home.counters.last_sequence() == Home(home.path).counters.last_sequence() == 7
 
 
 def test_a_copied_home_gets_another_incarnation(home: Home) -> None:
-    home.next_incarnation()
+    home.counters.next_incarnation()
     state = (home.path / "counters").read_bytes()
-    one = home.next_incarnation()
+    one = home.counters.next_incarnation()
     (home.path / "counters").write_bytes(state)
-    two = home.next_incarnation()
+    two = home.counters.next_incarnation()
     assert one[:8] == two[:8]
     assert one != two
 

@@ -9,7 +9,7 @@ from meshd.identity.membership import Chain
 from meshd.identity.record import PeerRecord
 from meshd.identity.signed import Statement
 from meshd.wire.address import Candidate
-from meshd.wire.limits import MAX_CANDIDATES, MAX_RECORD_BYTES
+from meshd.wire.limits import MAX_CANDIDATES, MAX_RECORD_BYTES, MAX_SEQUENCE
 from meshd.wire.message import Value, pack
 
 from tests.unit.identity.cast import GUEST, GUEST_CHAIN, MESH, STRANGER, damaged, thorough
@@ -67,7 +67,7 @@ def test_the_largest_record_is_bounded() -> None:
         chain=GUEST_CHAIN,
         name="n" * 64,
         role="worker",
-        sequence=1 << 62,
+        sequence=MAX_SEQUENCE,
         candidates=many,
         relays=("r" * 290,) * 4,
     )

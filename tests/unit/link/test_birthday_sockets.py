@@ -11,6 +11,8 @@ from meshd.base.tasks import Owner
 from meshd.link import birthday_sockets
 from meshd.link.birthday_sockets import OpenPorts, Seal, probe
 from meshd.link.stun import bound_socket
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, trusted
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
 
 from tests.conformance.run import run
@@ -27,6 +29,10 @@ def one_port() -> Iterator[tuple[socket.socket, Endpoint]]:
         yield sock, Endpoint(LOOPBACK, sock.getsockname()[1])
 
 
+def dialled(place: Endpoint) -> Dialable:
+    return trusted([Candidate(place.host, place.port, "udp")])[0]
+
+
 @contextlib.asynccontextmanager
 async def searching(
     target: Endpoint, seal: Seal = SEAL
@@ -34,7 +40,7 @@ async def searching(
     ports = OpenPorts(host=LOOPBACK)
     try:
         async with Owner() as owner:
-            task = owner.start(ports.search(target, COUNT, seal, 20.0), name="search")
+            task = owner.start(ports.search(dialled(target), COUNT, seal, 20.0), name="search")
             await asyncio.sleep(0)
             yield ports, task
             task.cancel()
@@ -59,7 +65,7 @@ def test_a_port_that_is_hit_answers_and_both_sides_know(monkeypatch: pytest.Monk
             async with searching(here) as (ports, task):
                 there = await openings(sock)
                 dead = [1025, 1026, 1027]
-                found = await probe(sock, LOOPBACK, iter([*dead, there[3].port]), SEAL)
+                found = await probe(sock, dialled(Endpoint(LOOPBACK, 1)), iter([*dead, there[3].port]), SEAL)
                 assert found == there[3]
                 chosen = ports.keep(await task)
                 assert Endpoint(LOOPBACK, chosen.getsockname()[1]) == found
@@ -76,7 +82,7 @@ def test_an_opening_that_comes_through_is_as_good_as_an_answer() -> None:
     async def work() -> None:
         with one_port() as (sock, here):
             async with searching(here) as (ports, task):
-                found = await probe(sock, LOOPBACK, iter([1025] * 50), SEAL)
+                found = await probe(sock, dialled(Endpoint(LOOPBACK, 1)), iter([1025] * 50), SEAL)
                 with ports.keep(await task) as chosen:
                     assert chosen.getsockname()[1] == found.port
 
@@ -135,7 +141,7 @@ def test_answers_of_strangers_are_not_believed(monkeypatch: pytest.MonkeyPatch) 
             stranger.sendto(OTHER.request(b"o"), (LOOPBACK, here.port))
             stranger.sendto(b"\xc0 noise", (LOOPBACK, here.port))
             with pytest.raises(Broken, match=r"2 ports of `127\.0\.0\.1` were tried, and none answered"):
-                await probe(sock, LOOPBACK, iter([place.port, 1025]), SEAL)
+                await probe(sock, dialled(Endpoint(LOOPBACK, 1)), iter([place.port, 1025]), SEAL)
 
     run(work())
 
@@ -145,7 +151,7 @@ def test_a_search_has_its_time() -> None:
         with one_port() as (_, here):
             ports = OpenPorts(host=LOOPBACK)
             with pytest.raises(TimeoutError):
-                await ports.search(here, COUNT, SEAL, 0.02)
+                await ports.search(dialled(here), COUNT, SEAL, 0.02)
             ports.close()
 
     run(work())
@@ -167,7 +173,7 @@ def test_too_few_files_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
         with one_port() as (_, here):
             ports = OpenPorts(host=LOOPBACK)
             with pytest.raises(Broken, match="only 20 sockets"):
-                await ports.search(here, 256, SEAL, 1.0)
+                await ports.search(dialled(here), 256, SEAL, 1.0)
             ports.close()
 
     run(work())
@@ -179,7 +185,7 @@ def test_cancelled_anywhere_it_leaves_nothing(turns: int) -> None:
         with one_port() as (sock, here):
             async with searching(here) as (_, task):
                 trying = asyncio.get_running_loop().create_task(
-                    probe(sock, LOOPBACK, iter(range(2000, 9000)), OTHER)
+                    probe(sock, dialled(Endpoint(LOOPBACK, 1)), iter(range(2000, 9000)), OTHER)
                 )
                 for _ in range(turns):
                     await asyncio.sleep(0)

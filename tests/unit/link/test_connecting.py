@@ -5,6 +5,8 @@ import socket
 
 import pytest
 from meshd.link.connecting import MAX_SEGMENT_BYTES, MAX_SEGMENT_BYTES_V6, connect, limit_segments
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import trusted
 
 
 @pytest.mark.parametrize(
@@ -33,11 +35,12 @@ def test_a_connection_is_made_or_its_socket_closed() -> None:
     async def check() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             place = server.getsockname()
-            sock = await connect(*place)
+            to = trusted([Candidate(*place)])[0]
+            sock = await connect(to)
             with sock:
                 assert sock.getpeername() == place
                 assert not sock.getblocking()
         with pytest.raises(ConnectionRefusedError):
-            await connect(*place)
+            await connect(to)
 
     asyncio.run(check())

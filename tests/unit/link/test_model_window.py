@@ -38,7 +38,7 @@ def test_alone_it_makes_no_long_queue(rtt: float) -> None:
     assert sum(calm) / len(calm) < 0.25 * rtt + 0.01
 
 
-@pytest.mark.parametrize("rtt", [0.02, 0.05])
+@pytest.mark.parametrize("rtt", [0.02, 0.05, 0.1])
 def test_a_flow_that_was_there_first_keeps_a_share(rtt: float) -> None:
     cubic, ours = Flow(Cubic()), Flow(model(), start=3.0)
     path = Path([cubic, ours], rtt=rtt)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from meshd.base.tasks import Owner
 from meshd.link.outer_port import OuterPort
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import trusted
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
 
 SERVER, OTHER = Endpoint("127.0.0.1", 3478), Endpoint("127.0.0.2", 3478)
@@ -81,6 +82,6 @@ def test_answers_of_others_say_nothing() -> None:
 def test_punching_sends_small_datagrams_to_each_address() -> None:
     wire = Wire()
     targets = [Candidate("198.51.100.7", 40000, "udp"), Candidate("198.51.100.8", 40001, "udp")]
-    asyncio.run(wire.outer([]).punch(targets, 0.3))
+    asyncio.run(wire.outer([]).punch(trusted(targets), 0.3))
     assert {to for _, to in wire.sent} == {Endpoint(one.host, one.port) for one in targets}
     assert {message.kind for message, _ in wire.sent} == {StunKind.INDICATION}

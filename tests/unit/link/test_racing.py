@@ -11,6 +11,7 @@ from meshd.link.interface import DialError, DialFailure, LinkKind
 from meshd.link.racing import STAGGER_SECONDS, closest, dial_order, race
 from meshd.link.tcp_pipe import TcpPipe
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import trusted
 
 from tests.conformance.nodes import TestMesh
 from tests.conformance.run import run
@@ -29,7 +30,7 @@ def test_families_in_turn_loopback_last_tcp_only() -> None:
         Candidate("8.8.8.8", 1, "tcp", "relay"),
         Candidate("192.168.1.1", 1),
     ]
-    assert [candidate.host for candidate in dial_order(given_order, "tcp")] == [
+    assert [candidate.host for candidate in dial_order(trusted(given_order), "tcp")] == [
         "fd00::1",
         "192.168.1.1",
         "10.0.0.1",
@@ -49,7 +50,7 @@ def test_families_in_turn_loopback_last_tcp_only() -> None:
     )
 )
 def test_at_most_thirty_two_each_once(candidates: list[Candidate]) -> None:
-    ordered = dial_order(candidates, "tcp")
+    ordered = dial_order(trusted(candidates), "tcp")
     assert len(ordered) == len(set(ordered)) <= 32
     assert all(candidate.proto == "tcp" and candidate in candidates for candidate in ordered)
 
@@ -99,7 +100,7 @@ def test_a_race_that_is_cancelled_with_a_winner_in_hand_drops_it() -> None:
             raise AssertionError
 
         places = [Candidate("10.0.0.1", 1), Candidate("10.0.0.2", 2)]
-        racing = asyncio.get_running_loop().create_task(race(places, attempt, kind=LinkKind.TCP))
+        racing = asyncio.get_running_loop().create_task(race(trusted(places), attempt, kind=LinkKind.TCP))
         await asyncio.sleep(2 * STAGGER_SECONDS)  # the winner is there, the loser does not let go
         assert not racing.done()
         racing.cancel()

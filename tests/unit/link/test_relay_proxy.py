@@ -3,11 +3,14 @@
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from ipaddress import ip_address
 
 import pytest
 from meshd.base.errors import Broken, UserError
 from meshd.link.relay_proxy import Proxy, connect, proxy_for, read_reply
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, Here, Source, dialable, trusted
 
 from tests.conformance.run import run
 
@@ -104,7 +107,7 @@ def test_a_connection_through_a_proxy() -> None:
         heard: list[bytes] = []
         async with proxy(b"HTTP/1.1 200 OK\r\n\r\n", heard) as port:
             environ = {"https_proxy": f"http://me:secret@{LOOPBACK}:{port}"}
-            sock = await connect("relay.example.org:443", environ)
+            sock = await connect("relay.example.org:443", environ, trusted)
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(sock, b"hello")
             assert await loop.sock_recv(sock, 100) == b"hello"
@@ -117,12 +120,34 @@ def test_a_connection_through_a_proxy() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("place", ["169.254.169.254:80", "10.0.0.5:22", "[fd00:ec2::254]:80"])
+def test_a_proxy_is_not_asked_for_what_may_not_be_dialled(place: str) -> None:
+    """What it reaches need not be in reach of the peer whose record names it."""
+
+    def may_dial(told: Sequence[Candidate]) -> Sequence[Dialable]:
+        return dialable(told, source=Source.RECORD, here=Here(outside=frozenset({ip_address("203.0.113.1")})))
+
+    async def work() -> None:
+        heard: list[bytes] = []
+        async with proxy(b"HTTP/1.1 200 OK\r\n\r\n", heard) as port:
+            environ = {"https_proxy": f"http://{LOOPBACK}:{port}"}
+            with pytest.raises(OSError, match="may be dialled"):
+                await connect(place, environ, may_dial)
+            assert heard == []
+            sock = await connect("198.51.100.7:443", environ, lambda told: trusted(told))  # noqa: PLW0108
+            sock.close()
+        assert heard[0].startswith(b"CONNECT 198.51.100.7:443 HTTP/1.1\r\n")
+
+    run(work())
+
+
 @pytest.mark.parametrize("reply", [b"HTTP/1.1 403 Forbidden\r\n\r\n", b"", b"x" * 9000])
 def test_a_proxy_that_does_not_want_to(reply: bytes) -> None:
     async def work() -> None:
         async with proxy(reply, []) as port:
             with pytest.raises(Broken):
-                await connect("relay.example.org:443", {"https_proxy": f"http://{LOOPBACK}:{port}"})
+                environ = {"https_proxy": f"http://{LOOPBACK}:{port}"}
+                await connect("relay.example.org:443", environ, trusted)
 
     run(work())
 
@@ -130,7 +155,7 @@ def test_a_proxy_that_does_not_want_to(reply: bytes) -> None:
 def test_a_name_is_looked_up_and_every_address_tried() -> None:
     async def work() -> None:
         async with proxy(b"HTTP/1.1 200 OK\r\n\r\n", []) as port:
-            sock = await connect(f"localhost:{port}", {})
+            sock = await connect(f"localhost:{port}", {}, trusted)
             sock.close()
 
     run(work())

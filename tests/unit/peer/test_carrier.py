@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
+from meshd.base.boundary import Contained
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.link.interface import Link
@@ -66,6 +67,7 @@ def _talking() -> tuple[Two, Wire, int, HalfLink, Carrier]:
         dispatch=lambda _session, _events: None,
         deliver=lambda _session, _stream, _data: None,
         rearm=lambda _at: None,
+        contained=Contained("peer", "link"),
     )
     return two, wire, stream, link, carrier
 

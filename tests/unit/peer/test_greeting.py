@@ -94,8 +94,9 @@ class Side:
     def ban_entries(self) -> Sequence[bytes]:
         return self.bans
 
-    def learn_bans(self, entries: Sequence[bytes]) -> None:
+    def learn_bans(self, entries: Sequence[bytes]) -> int:
         self.learned += entries
+        return sum(entry.startswith(b"bad") for entry in entries)
 
     def check_banned(self, link: Link) -> None:
         self.notes.append("banned?")

@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 from meshd.link.interface import Link, LinkInfo
 from meshd.mux.session import Session
-from meshd.mux.status import LinkStatus, SessionStatus
+from meshd.mux.status import LinkStatus
 from meshd.peer.carrier import Carrier
 from meshd.peer.links import Links
 
@@ -39,8 +39,12 @@ class OneLink:
     def link_up(self, _link_id: int, _now: float) -> list[object]:
         return []
 
-    def status(self) -> SessionStatus:
-        return SessionStatus(b"", NUMBER, (self._numbers,), (), 0, 0, 0, 0, 0, 0)
+    @property
+    def data_link(self) -> int:
+        return NUMBER
+
+    def links(self) -> tuple[LinkStatus, ...]:
+        return (self._numbers,)
 
 
 @pytest.mark.parametrize("leads", [True, False])

@@ -1,12 +1,16 @@
 """The address book: newest record wins, addresses in order, limits, what was kept and what was damaged."""
 
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError, UserError
+from meshd.base.shares import INVITER_RECORDS
 from meshd.identity.keys import KeyPair
 from meshd.identity.membership import Chain
 from meshd.identity.record import LEFT, PeerRecord
+from meshd.rendezvous import book as book_module
 from meshd.rendezvous.book import MAX_HINTS, MAX_PEERS, AddressBook
 from meshd.wire.address import Candidate
 from meshd.wire.message import pack
@@ -16,6 +20,8 @@ from tests.unit.identity.cast import (
     FOUNDER_CHAIN,
     GUEST,
     GUEST_CHAIN,
+    INVITER,
+    INVITER_CHAIN,
     MESH,
     ROOT,
     WORKER,
@@ -32,13 +38,25 @@ class Shelf:
     """A book, what it saved, and whom it does not trust."""
 
     def __init__(self) -> None:
-        self.blob: bytes | None = None
+        self._blob: bytes | None = None
+        self._is_old = False
         self.saves = 0
         self.distrusted: set[object] = set()
         self.book = AddressBook(me=FOUNDER.peer, verify=self.verify, save=self.save)
 
-    def save(self, blob: bytes) -> None:
-        self.blob = blob
+    @property
+    def blob(self) -> bytes | None:
+        """What is on the disk."""
+        if self._is_old:
+            self.blob = self.book.encode()
+        return self._blob
+
+    @blob.setter
+    def blob(self, blob: bytes | None) -> None:
+        self._blob, self._is_old = blob, False
+
+    def save(self) -> None:
+        self._is_old = True
         self.saves += 1
 
     def verify(self, record: PeerRecord) -> None:
@@ -198,6 +216,7 @@ def test_a_record_that_no_longer_holds_is_dropped_at_the_start() -> None:
 def test_a_full_book_takes_no_new_member_but_news_of_old_ones() -> None:
     shelf = Shelf()
     keys = [key(f"node {number}") for number in range(MAX_PEERS + 1)]
+    keys.sort(key=lambda one: hashlib.sha256(one.peer.raw).digest())  # the last would have to go
     chains = [Chain((certificate(ROOT, one),), ROOT.peer) for one in keys]
     for one, chain in zip(keys[:-1], chains, strict=False):
         assert shelf.book.add(record(one, 1, HERE, chain=chain))
@@ -255,3 +274,52 @@ def test_where_a_peer_is_seen_is_tried_and_not_kept() -> None:
     shelf.book.nearby(WORKER.peer, [seen])
     shelf.book.forget(WORKER.peer)
     assert shelf.book.candidates(WORKER.peer) == ()
+
+
+def _admitted(count: int, *, by: KeyPair, chain: Chain | None, name: str) -> list[PeerRecord]:
+    """Records of so many keys that `by` has certified; `chain` is its own, None for the root."""
+    found = []
+    for number in range(count):
+        one = key(f"{name} {number}")
+        leaf = certificate(by, one)
+        above = chain.certificates if chain is not None else ()
+        found.append(record(one, 1, HERE, chain=Chain((leaf, *above), ROOT.peer)))
+    return found
+
+
+def test_an_inviter_displaces_its_own_admissions_only() -> None:
+    shelf = Shelf()
+    mine = _admitted(INVITER_RECORDS.most + 40, by=INVITER, chain=INVITER_CHAIN, name="sybil")
+    honest = _admitted(20, by=ROOT, chain=None, name="honest")
+    for one in (*honest[:10], *mine, *honest[10:]):
+        shelf.book.add(one)
+    kept = {one.peer for one in shelf.book.records()}
+    assert {one.peer for one in honest} <= kept
+    assert len(kept & {one.peer for one in mine}) == INVITER_RECORDS.most
+    other = Shelf()
+    for one in (*reversed(mine), *honest):
+        other.book.add(one)
+    assert {one.peer for one in other.book.records()} == kept, "whatever the order: else it never ends"
+    assert {one.peer for one in shelf.again().records()} == kept
+
+
+def test_in_a_full_book_the_largest_share_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book_module, "MAX_PEERS", 60)
+    shelf = Shelf()
+    mine = _admitted(80, by=INVITER, chain=INVITER_CHAIN, name="sybil")
+    honest = _admitted(30, by=ROOT, chain=None, name="honest")
+    for one in (*mine, *honest):
+        shelf.book.add(one)
+    kept = {one.peer for one in shelf.book.records()}
+    assert len(kept) == 60 and {one.peer for one in honest} <= kept
+
+
+def test_the_journal_tells_whose_record_changed() -> None:
+    shelf = Shelf()
+    shelf.book.add(record(WORKER, 1, HERE))
+    mark = shelf.book.journal.mark
+    shelf.book.add(record(GUEST, 1, THERE, chain=GUEST_CHAIN))
+    shelf.book.add(record(WORKER, 2, HERE))
+    assert shelf.book.journal.since(mark) == [GUEST.peer, WORKER.peer]
+    shelf.book.forget(GUEST.peer)
+    assert shelf.book.journal.since(mark) == [WORKER.peer]

@@ -51,16 +51,20 @@ class Desk:
         self.disk = self.book.encode()
         self.saves = 0
         self.crash_at: int | None = None
+        self.full = False  # the disk
         self.now = NOW
         self.serial = 0
         self.records: list[PeerRecord] = []
         self.inviter = self.begin()
 
-    def save(self) -> None:
+    def save(self) -> bool:
         self.saves += 1
         if self.saves == self.crash_at:
             raise KeyboardInterrupt
+        if self.full:
+            return False
         self.disk = self.book.encode()
+        return True
 
     def random(self, count: int) -> bytes:
         self.serial += 1
@@ -119,15 +123,25 @@ def test_a_crash_between_reserve_and_certify_costs_nothing(crash_at: int) -> Non
     assert desk.refusal(STRANGER).code == "used_up"
 
 
+def test_on_a_full_disk_nobody_is_let_in_and_the_same_token_works_later() -> None:
+    desk = Desk(uses=1)
+    desk.full = True
+    assert desk.refusal(GUEST).code == "disk"
+    assert "inviter" in desk.refusal(GUEST).hint
+    desk.full = False
+    assert desk.welcome(GUEST).chain
+    assert desk.refusal(STRANGER).code == "used_up"
+
+
 def test_nothing_is_certified_that_was_not_written_first() -> None:
     desk = Desk()
     seen: list[tuple[bool, ...]] = []
     plain = desk.save
 
-    def save() -> None:
+    def save() -> bool:
         (entry,) = desk.book.entries()
         seen.append(tuple(use.certificate is not None for use in entry.used))
-        plain()
+        return plain()
 
     desk.save = save  # type: ignore[method-assign]
     desk.begin()

@@ -15,13 +15,15 @@ from meshd.model.gguf import Header
 from meshd.model.weights_index import WeightsIndex
 from meshd.mux.events import Code
 from meshd.peer.interface import Allow, Handler, MetadataValue, PeerState, PeerStatus, Stream
+from meshd.peer.stream import MeshStream
 from meshd.process.handover import OrderPipe, ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec, ChildState, ChildStatus, Ended
 from meshd.process.ports import listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.role.interface import Kit, Native, Tunnel
+from meshd.rpc.owed import Outward
 from meshd.store.interface import HashProgress, ProgressCallback
-from meshd.tunnel.interface import Inspector, LocalWeights, SavedWeights, Target, TunnelStatus
+from meshd.tunnel.interface import Flow, Inspector, LocalWeights, SavedWeights, Target, TunnelStatus
 from meshd.wire.native import NativeVersion
 
 from tests.gguf_bytes import gguf, language_model, parse
@@ -59,7 +61,9 @@ class StubChild(Child):
         self.status_now = ChildStatus(name, ChildState.STOPPED, None, 0, "", ())
         self.refuses: MeshdError | None = None
         self.start_seconds = 0.0
+        self._ready_at = 0.0  # once it was asked for: who asks again does not wait anew
         self.ended = False
+        self.killed = False
         self.told = b""
 
     @property
@@ -74,7 +78,9 @@ class StubChild(Child):
             self.ended = True
 
     async def ensure_ready(self) -> None:
-        await asyncio.sleep(self.start_seconds)
+        if not self._ready_at:
+            self._ready_at = asyncio.get_running_loop().time() + self.start_seconds
+        await asyncio.sleep(self._ready_at - asyncio.get_running_loop().time())
         if self.refuses is not None:
             raise self.refuses
         try:
@@ -86,6 +92,10 @@ class StubChild(Child):
 
     async def stop(self) -> None:
         self._end(ChildState.STOPPED, "stopped")
+
+    def kill(self) -> None:
+        self.killed = True
+        self._end(ChildState.FAILED, "ended by SIGKILL")
 
     async def wait_changed(self, seen: ChildStatus) -> ChildStatus:
         while self.status_now == seen:
@@ -148,6 +158,7 @@ class StubTunnel:
         secret: bytes,
         compressed: int,
         always: bool,
+        outward: Outward | None,
     ) -> None:
         StubTunnel.made += 1
         self.peer = peer
@@ -156,6 +167,7 @@ class StubTunnel:
         self.metadata = metadata
         self.compressed = compressed
         self.always = always
+        self.outward = outward
         self.endpoint = f"127.0.0.1:{10_000 + StubTunnel.made % 50_000}"
         self.closed = False
         self.sent = 0
@@ -216,17 +228,29 @@ class FakeMesh:
         other = self.net.meshes.get(peer)
         if other is None or other.state is not PeerState.CONNECTED:
             raise Broken("not connected")
-        near, far, _, _ = streams()
+        near, far, _, _ = streams(one_way=self.net.one_way)
         far._peer, far._service, far._metadata = self.key.peer, service, metadata
         self.streams.append(near)
+        if self.net.one_way:
+            self.net.owner.start(self._later(other, service, near, far), name=f"{service} to {other.name}")
+        else:
+            self._opened(other, service, near, far)
+        return near
+
+    async def _later(self, other: "FakeMesh", service: str, near: MeshStream, far: MeshStream) -> None:
+        await asyncio.sleep(self.net.one_way)
+        self._opened(other, service, near, far)
+
+    def _opened(self, other: "FakeMesh", service: str, near: MeshStream, far: MeshStream) -> None:
         handler, allow = other.services[service]
-        why = allow(self.member_here, metadata)
-        if why is not None:
+        why = allow(self.member_here, far.metadata)
+        if isinstance(why, str):
             near._accepted = False
             near.feed_reset(Code.REFUSED, why)
-            return near
-        self.net.owner.start(self._handle(handler, far), name=f"{service} at {other.name}")
-        return near
+            return
+        task = self.net.owner.start(self._handle(handler, far), name=f"{service} at {other.name}")
+        if (release := why) is not None:
+            task.add_done_callback(lambda _: release())
 
     async def _handle(self, handler: Handler, stream: Stream) -> None:
         try:
@@ -254,10 +278,11 @@ class FakeMesh:
 
 
 class Net:
-    """All nodes of one test."""
+    """All nodes of one test, `one_way` seconds apart."""
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
+        self.one_way = 0.0
         self.meshes: dict[PeerId, FakeMesh] = {}
 
     def mesh(self, name: str, role: str = "worker", *, roles: frozenset[Role] = frozenset(Role)) -> FakeMesh:
@@ -279,6 +304,7 @@ class Bench:
         self.weights: LocalWeights | None = None  # that a tunnel was given
         self.inspectors: list[Inspector] = []
         self.head_says = b""  # over the connection to an rpc-server
+        self.head_stays = False  # on it, for ever
         self.device_lines: Sequence[str] = DEVICE_LINES
         self.child_refuses: MeshdError | None = None
         self.start_seconds = 0.0
@@ -289,9 +315,11 @@ class Bench:
         self.trial_ended: Ended | None = Ended(0, None, ())  # None: never
         self.trial_seconds = 0.0
         self.stopped: set[int] = set()
+        self.spent: tuple[float, int] | None = (0.0, 0)  # of any process
         self.report_fails = False
         self.hand_over_fails_at: int | None = None
         self.ready: asyncio.Future[ReadyReport] | None = None
+        self.tokens_asked = 0
         self._drawn = 0
         self._handed = 0
         self.kit = Kit(
@@ -310,13 +338,18 @@ class Bench:
             listening=self._listening,
             free_port=_free_port,
             one_token=self._one_token,
-            complete=self._complete,
             is_stopped=self.stopped.__contains__,
+            spent=lambda _pid: self.spent,
             random=self._random,
             logs=folder,
             run_dir=folder,
             compressed=COMPRESSED_VERSION,
         )
+
+    def forget(self) -> None:
+        """Drop what was made with it, which a long run has no use for."""
+        for made in (self.children, self.tunnels, self.saved, self.connected, self.inspectors, self.trials):
+            made.clear()
 
     def _make_child(self, spec: Callable[[], ChildSpec], name: str) -> Child:
         child = StubChild(spec, name)
@@ -364,8 +397,9 @@ class Bench:
         on_broken: Callable[[MeshdError], None],
         compressed: int = 0,
         always: bool = False,
+        outward: Outward | None = None,
     ) -> Tunnel:
-        tunnel = StubTunnel(peer, service, metadata, secret, compressed, always)
+        tunnel = StubTunnel(peer, service, metadata, secret, compressed, always, outward)
         self.saved.append(saved)
         self.tunnels.append(tunnel)
         return tunnel
@@ -377,6 +411,7 @@ class Bench:
         *,
         secret: bytes,
         inspector: Inspector,
+        flow: Flow | None,
         weights: LocalWeights | None,
         on_broken: Callable[[MeshdError], None],
     ) -> None:
@@ -387,6 +422,8 @@ class Bench:
             inspector.from_peer(self.head_says)
         except RemoteProtocolError as error:
             on_broken(error)
+        if self.head_stays:
+            await asyncio.Event().wait()
         stream.write_eof()
 
     def _hand_over(self, data: bytes) -> int:
@@ -401,12 +438,10 @@ class Bench:
         return ReportPipe()
 
     async def _one_token(self, _socket: Path) -> ReadyReport:
+        self.tokens_asked += 1
         if self.ready is None:
             return ReadyReport(True, "", 0.1)
         return await self.ready
-
-    async def _complete(self, _socket: Path, tokens: int) -> int:
-        return tokens
 
     def _listening(self) -> tuple[int, Path]:
         sock = listening_socket()  # in place of a unix socket: a test's folder may be too deep for one

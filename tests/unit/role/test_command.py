@@ -37,7 +37,7 @@ def test_alone_there_is_no_rpc() -> None:
     alone = Head("m", "s", "a", (), (), "none", ())
     argv = command.llama_server("llama", alone)
     assert "--rpc" not in argv
-    assert "--no-warmup" not in argv  # there it costs nothing that crosses a wire
+    assert "--no-warmup" in argv  # the first token, which is asked for, is the warm-up
 
 
 def test_the_users_override_replaces_the_plans() -> None:

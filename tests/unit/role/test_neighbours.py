@@ -78,8 +78,11 @@ def test_only_who_was_admitted_pushes_and_past_the_filter(tmp_path: Path) -> Non
             _, (same_port, clients) = it.bench.connected
             assert port == same_port
             assert len(secret) == len(clients) == 32 and secret != clients
-            assert it.worker.status.refused[0].endswith("command 14 between servers")
-            assert f"`{neighbour.key.peer.short}`" in it.worker.status.refused[0]
+            what, _ = it.worker.status.refused[0]
+            assert what.endswith(
+                "another worker's rpc-server sent what may not pass: command 14 between servers"
+            )
+            assert f"`{neighbour.key.peer.short}`" in what
             await call.release()
             await refused(push(neighbour, it, grant))
 
@@ -141,6 +144,7 @@ def test_a_neighbour_is_asked_then_told_to_the_server_and_kept(tmp_path: Path) -
             (child,) = it.bench.children
             assert child.orders() == [f"peer 3 {tunnel.endpoint} {tunnel.secret.hex()}"]
             assert len(tunnel.secret) == 32
+            assert tunnel.outward is not None, "what is pushed is seen"
             (asked,) = other.asked
             assert dict(asked.metadata) == {"lease": LEASE, "ask": 1}
             await asyncio.sleep(1000)

@@ -38,6 +38,7 @@ class Scene:
         self.bench = Bench(net.mesh("head", "serve"), folder)
         self.file = FakeFile()
         self.workers: dict[str, Bench] = {}
+        self.roles: dict[str, Worker] = {}
         self.serve = Serve(self.bench.kit, self.file, options)
         self.task: asyncio.Task[None] | None = None
 
@@ -48,7 +49,7 @@ class Scene:
             native = bench.kit.native
             version = NativeVersion(NATIVE.rpc, pin, NATIVE.patches, NATIVE.backend)
             object.__setattr__(native, "version", version)
-        role = Worker(bench.kit, [], WorkerOptions())
+        role = self.roles[name] = Worker(bench.kit, [], WorkerOptions())
         self.net.owner.start(role.serve(), name=name)
         mesh.say(PeerState.CONNECTED if there else PeerState.KNOWN)
         return mesh
@@ -109,6 +110,30 @@ def test_it_waits_for_a_worker_then_loads_and_is_ready(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_worker_out_of_reach_is_told_after_ten_seconds_and_needs_no_load(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            anna = it.worker("anna")
+            it.start()
+            await it.until(ModelState.READY)
+            ready, llama = it.serve.readiness, it.llama
+            anna.since = began = asyncio.get_running_loop().time()
+            anna.say(PeerState.SUSPENDED)
+            await asyncio.sleep(9.9)
+            assert it.serve.readiness == ready
+            await it.until(ModelState.DEGRADED, "no connection to worker anna for 10 s", seconds=1)
+            assert asyncio.get_running_loop().time() - began == pytest.approx(10.0, abs=0.01)
+            model = it.serve.status.model
+            assert model is not None
+            assert (model.state, model.reason) == ("degraded", "no connection to worker anna for 10 s")
+            assert model.split, "what is loaded is shown"
+            anna.say(PeerState.CONNECTED)
+            assert it.serve.readiness == ready
+            assert it.llama is llama
+
+    run(main())
+
+
 def test_two_workers_in_the_order_of_their_names(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as it:
@@ -119,6 +144,25 @@ def test_two_workers_in_the_order_of_their_names(tmp_path: Path) -> None:
             assert it.argument("--rpc") == ",".join(tunnel.endpoint for tunnel in it.bench.tunnels)
             names = [it.net.meshes[tunnel.peer].name for tunnel in it.bench.tunnels]
             assert names == ["anna", "zoe"]
+
+    run(main())
+
+
+def test_workers_whose_names_are_made_to_look_alike_are_told_apart(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            one, other, third = (it.worker(name) for name in ("one", "two", "three"))
+            one.name = other.name = "w"
+            third.name = f"w-{one.key.peer.short[:4]}"
+            it.start()
+            await it.until(ModelState.READY)
+            assert it.serve.status.model is not None
+            assert {part.node for part in it.serve.status.model.split} == {
+                f"w ({one.key.peer.short})",
+                f"w ({other.key.peer.short})",
+                third.name,
+                "head",
+            }
 
     run(main())
 
@@ -262,7 +306,7 @@ def test_what_came_over_the_network_is_in_the_status(tmp_path: Path) -> None:
                 "anna",
                 "other bytes",
             )
-            assert model.bytes_per_token == 0.0
+            assert model.bytes_per_token is None, "nobody has asked for anything yet"
 
     run(main())
 

@@ -77,12 +77,14 @@ def test_a_request_that_breaks_the_rules_is_told_and_the_lease_goes_on(tmp_path:
                 call.rpc(grant)
                 await asyncio.sleep(1)
             refused = it.worker.status.refused
-            assert [why.rpartition(": ")[2] for why in refused] == [
+            assert [what.rpartition(": ")[2] for what, _ in refused] == [
                 "command 101",
                 "command 102",
                 "command 103",
             ]
-            assert f"`{call.head.key.peer.short}`" in refused[0]
+            what, hint = refused[0]
+            assert f"`{call.head.key.peer.short}` was ended: the head's llama-server sent" in what
+            assert "one version of meshd" in hint
             assert [status.state for status in it.worker.status.children] == [ChildState.READY]
 
     run(main())
@@ -116,7 +118,7 @@ def test_a_stock_server_gets_no_descriptors_and_its_tunnel_the_weights(tmp_path:
             call.rpc(grant)
             await asyncio.sleep(1)
             assert it.bench.connected == [(("127.0.0.1", int(port)), b"")]
-            assert "of 314572800 lent" in it.worker.status.refused[0]
+            assert "of 314572800 lent" in it.worker.status.refused[0][0]
             weights = it.bench.weights
             assert weights is not None and weights.unchanged()
             call.stream.write_eof()

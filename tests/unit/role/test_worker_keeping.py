@@ -104,7 +104,7 @@ def test_a_lease_is_given_what_is_kept_and_keeps_what_comes(
             grant = await call.hears()
             assert isinstance(grant, Grant)
             [shelf] = store.shelves
-            assert store.served and store.peers == [call.head.key.peer.short]
+            assert store.served and store.peers == [str(call.head.key.peer)]
             assert shelf.happened == ["handed over", 300 * MIB]
             spec = it.bench.children[0].spec
             assert spec is not None

@@ -4,6 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
+from meshd.base.shares import LEASES_OF_PEER
 from meshd.model.weights_index import FileEntry, WeightsIndex
 from meshd.mux.events import Code
 from meshd.store.interface import ProgressCallback
@@ -42,6 +43,24 @@ def test_the_third_of_one_head_has_to_wait(tmp_path: Path) -> None:
             answer = await third.hears()
             assert isinstance(answer, Lost) and answer.code == "busy"
             await it.call("another").lease()
+
+    run(main())
+
+
+def test_one_head_cannot_take_all_leases_of_a_worker(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            held = [it.call() for _ in range(LEASES_OF_PEER.most)]
+            for call in held:
+                await call.lease(1)
+            more = it.call()
+            await more.offer()
+            await more.says(Reserve((MIB,)))
+            answer = await more.hears()
+            assert isinstance(answer, Lost) and "2 leases of this worker already" in answer.text
+            await it.call("another").lease()
+            await held[0].release()
+            await it.call().lease()  # a head that starts over
 
     run(main())
 

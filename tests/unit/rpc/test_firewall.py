@@ -345,8 +345,17 @@ def test_buffers_are_counted_before_they_are_answered() -> None:
 
 def test_answers_are_those_that_were_asked_for() -> None:
     it = Talk()
-    with pytest.raises(RemoteProtocolError, match="an answer to nothing"):
+    with pytest.raises(RemoteProtocolError, match="an answer to nothing") as caught:
         it.hear(talk.answer(b""))
+    assert caught.value.what.startswith("the worker's rpc-server sent")
+    assert "on the worker run `meshd native build`" in caught.value.hint
+
+
+def test_a_refused_request_names_the_head() -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        Talk().say(talk.request(99))
+    assert caught.value.what == "the head's llama-server sent what may not pass: command 99"
+    assert "one version of meshd" in caught.value.hint
 
 
 @pytest.mark.parametrize(

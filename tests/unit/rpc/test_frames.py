@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
-from meshd.rpc.frames import Messages
+from meshd.rpc.frames import Messages, Sender
 
 HEADER = struct.Struct("<BI")
 HELD = 3  # bytes of a body that `Judge` wants to see, or all if there are fewer
 MOST = 1000
+SENDER = Sender("somebody", "say something else")
 
 
 class Judge:
@@ -19,7 +20,7 @@ class Judge:
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, int, bytes]] = []
-        self.messages = Messages(HEADER.size)
+        self.messages = Messages(HEADER.size, SENDER)
 
     def feed(self, data: bytes | memoryview) -> bytes | memoryview:
         return self.messages.feed(data, self._look)
@@ -101,9 +102,9 @@ def test_nothing_of_a_chunk_with_a_refused_message_goes_on() -> None:
 
 def test_who_has_refused_refuses_all_that_comes() -> None:
     judge = Judge()
-    with pytest.raises(RemoteProtocolError):
-        judge.feed(message(9, b""))
-    for data in (message(9, b""), message(1, b"good")):
-        with pytest.raises(RemoteProtocolError, match="not this one"):
+    for data in (message(9, b""), message(9, b""), message(1, b"good")):
+        with pytest.raises(RemoteProtocolError) as caught:
             judge.feed(data)
+        assert caught.value.what == "somebody sent what may not pass: not this one"
+        assert caught.value.hint == "say something else"
     assert judge.seen == []

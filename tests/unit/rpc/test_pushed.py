@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import protocol as rpc
 from meshd.rpc.firewall import Firewall
+from meshd.rpc.owed import Arrived
 from meshd.rpc.pushed import PushFilter
 
 from tests.unit.rpc import talk
@@ -91,8 +92,8 @@ def test_without_the_feature_there_are_no_neighbours() -> None:
 # One server to the next.
 
 
-def greeted() -> PushFilter:
-    it = PushFilter()
+def greeted(arrived: Arrived | None = None) -> PushFilter:
+    it = PushFilter(arrived)
     it.from_peer(talk.peer_hello())
     it.to_peer(YES)
     return it
@@ -165,6 +166,41 @@ def test_there_is_one_answer() -> None:
     for it in (PushFilter(), greeted()):
         with pytest.raises(RemoteProtocolError, match="an answer to nothing"):
             it.to_peer(YES)
+
+
+def test_a_tensor_has_arrived_with_its_last_byte() -> None:
+    arrived = Arrived()
+    it = greeted(arrived)
+    message = talk.peer_data(bytes(100))
+    for byte in range(len(message) - 1):
+        it.from_peer(message[byte : byte + 1])
+        assert 77 not in arrived
+    it.from_peer(message[-1:] + talk.peer_data(bytes(9), token=78)[:-1])
+    assert 77 in arrived
+    assert 78 not in arrived
+
+
+@pytest.mark.parametrize("answer", [b"", NO, YES[:-1]])
+def test_nothing_arrives_before_the_server_has_said_that_it_serves_the_session(answer: bytes) -> None:
+    arrived = Arrived()
+    it = PushFilter(arrived)
+    it.from_peer(talk.peer_hello())
+    if answer:
+        it.to_peer(answer)
+    it.from_peer(talk.peer_data())
+    assert 77 not in arrived
+
+
+@given(st.sets(st.integers(0, 500), max_size=10))
+def test_what_has_arrived_does_not_depend_on_how_it_is_cut(cuts: set[int]) -> None:
+    arrived = Arrived()
+    it = greeted(arrived)
+    data = b"".join(talk.peer_data(bytes(size), token=size) for size in (0, 300, 1, 40))
+    at = 0
+    for cut in [*sorted(cuts), len(data)]:
+        it.from_peer(data[at:cut])
+        at = max(at, cut)
+    assert all(token in arrived for token in (0, 300, 1, 40))
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=60))

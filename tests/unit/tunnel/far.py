@@ -1,6 +1,7 @@
 """Two ends of a mesh stream without a mesh between them: what one writes the other reads, with a window."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -15,9 +16,11 @@ PEER = KeyPair.from_seed(bytes(31) + b"p").peer
 
 
 class Port:
-    """A MuxPort whose bytes go to another MeshStream, in chunks of at most `most`, at once."""
+    """A MuxPort whose bytes go to another MeshStream, at most `most` at once, `one_way` seconds later."""
 
-    def __init__(self, *, window: int, most: int) -> None:
+    def __init__(self, *, window: int, most: int, one_way: float = 0.0) -> None:
+        self.one_way = one_way
+        self._under_way: deque[Callable[[], None]] = deque()
         self.window = window
         self.most = most
         self.far: MeshStream | None = None
@@ -26,24 +29,37 @@ class Port:
         self.sent = bytearray()
         self.resets: list[tuple[int, str]] = []
 
+    def _arrive(self, feed: Callable[[], None]) -> None:
+        if not self.one_way:
+            feed()
+            return
+        self._under_way.append(feed)  # timers of one moment may fire in any order
+        asyncio.get_running_loop().call_later(self.one_way, self._next_arrives)
+
+    def _next_arrives(self) -> None:
+        self._under_way.popleft()()
+
     def write(self, _stream_id: int, data: bytes | memoryview) -> int:
         assert self.far is not None
         taken = min(len(data), self.window - self.unread)
         self.unread += taken
         self.sent += data[:taken]
         whole = bytes(data[:taken])
+        far = self.far
         for at in range(0, taken, self.most):
-            self.far.feed(whole[at : at + self.most])
+            piece = whole[at : at + self.most]
+            self._arrive(lambda piece=piece: far.feed(piece))  # type: ignore[misc]
         return taken
 
     def write_eof(self, _stream_id: int) -> None:
         assert self.far is not None
-        self.far.feed_eof()
+        self._arrive(self.far.feed_eof)
 
     def reset(self, _stream_id: int, code: int, reason: str) -> None:
         assert self.far is not None
         self.resets.append((code, reason))
-        self.far.feed_reset(code, reason)
+        far = self.far
+        self._arrive(lambda: far.feed_reset(code, reason))
 
     def consumed(self, _stream_id: int, count: int) -> bool:
         assert self.back is not None
@@ -61,9 +77,11 @@ def streams(
     window: int = 256 << 10,
     most: int = 64 << 10,
     metadata: Mapping[str, MetadataValue] = MappingProxyType({}),
+    one_way: float = 0.0,
 ) -> tuple[MeshStream, MeshStream, Port, Port]:
     """Both ends, and the port of each."""
-    ports = Port(window=window, most=most), Port(window=window, most=most)
+    near, far = (Port(window=window, most=most, one_way=one_way) for _ in range(2))
+    ports = near, far
     made = [
         MeshStream(
             port=port,

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 from meshd.base.errors import Broken, Refused, UserError
+from meshd.base.shares import TUNNELLED, TUNNELLED_OF_PEER
+from meshd.base.slots import Release
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import check_chain
@@ -15,14 +17,15 @@ from meshd.peer.interface import Allow, Handler, MetadataValue, Stream
 from meshd.peer.stream import MeshStream
 from meshd.tunnel import own
 from meshd.tunnel.kept import Kept, Opened
-from meshd.tunnel.own import MAX_CONNECTIONS, TUNNEL_SERVICE, OwnTunnels
+from meshd.tunnel.own import TUNNEL_SERVICE, OwnTunnels
 
 from tests.conformance.run import run, ticks, until
-from tests.unit.identity.cast import GUEST, MESH, WORKER, WORKER_CHAIN
+from tests.unit.identity.cast import GUEST, GUEST_CHAIN, MESH, WORKER, WORKER_CHAIN
 from tests.unit.tunnel.far import FarMesh, Port, streams
 
 ME = check_chain(WORKER_CHAIN, MESH, WORKER.peer)
 THEM = GUEST.peer
+OTHER = check_chain(GUEST_CHAIN, MESH, GUEST.peer)
 
 
 class Serving(FarMesh):
@@ -38,15 +41,19 @@ class Serving(FarMesh):
     def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
         self.services[service] = handler, allow
 
-    def begin(self, far: MeshStream, metadata: Mapping[str, MetadataValue]) -> None:
-        """A stream comes in, and is served."""
+    def begin(
+        self, far: MeshStream, metadata: Mapping[str, MetadataValue], release: Release | None = None
+    ) -> None:
+        """A stream that was let in is served."""
         assert self.far is not None
         handler, _ = self.far.services[TUNNEL_SERVICE]
 
         async def serve() -> None:
             await handler(Named(far, WORKER.peer, metadata))
 
-        self.owner.start(serve(), name="far handler")
+        task = self.owner.start(serve(), name="far handler")
+        if release is not None:
+            task.add_done_callback(lambda _: release())
 
     def open_stream(
         self, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
@@ -58,7 +65,7 @@ class Serving(FarMesh):
         _, allow = self.far.services[service]
         near, far, _, _ = streams()
         why = allow(ME, metadata)
-        if why is not None:
+        if isinstance(why, str):
             near = MeshStream(
                 port=Port(window=0, most=1),
                 wake=lambda: None,
@@ -71,7 +78,7 @@ class Serving(FarMesh):
             )
             near.feed_reset(Code.REFUSED, why)
             return near
-        self.begin(far, metadata)
+        self.begin(far, metadata, why)
         return near
 
 
@@ -323,10 +330,18 @@ def test_connections_to_a_service_are_counted() -> None:
         async with both() as it:
             it.expose()
             _, allow = it.far_mesh.services[TUNNEL_SERVICE]
-            for _ in range(MAX_CONNECTIONS):
-                it.near_mesh.begin(streams()[1], {"name": "web"})
-            await until(lambda: it.far.exposed()[0].streams == MAX_CONNECTIONS)
-            assert allow(ME, {"name": "web"}) == f"`web` has {MAX_CONNECTIONS} connections already"
+            it.far.expose("web", host="127.0.0.1", port=it.port, peers=[WORKER.peer, GUEST.peer])
+            asked = [allow(ME, {"name": "web"}) for _ in range(2 * TUNNELLED.most)]  # before any is served
+            let_in = [release for release in asked if callable(release)]
+            assert len(let_in) == TUNNELLED_OF_PEER.most
+            assert asked[-1] == "`web` has as many connections as it may have"
+            assert callable(allow(OTHER, {"name": "web"}))  # one peer does not keep out another
+            for release in let_in:
+                it.near_mesh.begin(streams()[1], {"name": "web"}, release)
+            await until(lambda: it.far.exposed()[0].streams == TUNNELLED_OF_PEER.most)
+            it.far.unexpose("web")  # ends them
+            it.expose()
+            await until(lambda: callable(allow(ME, {"name": "web"})))
 
     run(main())
 

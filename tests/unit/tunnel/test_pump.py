@@ -15,7 +15,7 @@ from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.mux.events import Code
 from meshd.peer.interface import Stream
 from meshd.peer.stream import MeshStream
-from meshd.tunnel.interface import Inspector
+from meshd.tunnel.interface import Flow, Inspector
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, pump
 
@@ -36,13 +36,14 @@ class Scene:
         self.broken: list[MeshdError] = []
         self.task: asyncio.Task[None] | None = None
 
-    def pump(self, owner: Owner, inspector: Inspector | None = None) -> None:
+    def pump(self, owner: Owner, inspector: Inspector | None = None, flow: Flow | None = None) -> None:
         self.task = owner.start(
             pump(
                 self.local,
                 self.near,
                 counter=self.counter,
                 inspector=inspector,
+                flow=flow,
                 on_broken=self.broken.append,
             ),
             name="pump",
@@ -394,5 +395,44 @@ def test_what_the_peer_sends_may_end_it_by_the_short_cut() -> None:
             assert it.broken[0].what == "an x"
             with pytest.raises(Broken, match="an x"):
                 await it.far.read()
+
+    run(main())
+
+
+class Waits:
+    """A Flow that notes who waits now."""
+
+    def __init__(self) -> None:
+        self.target = self.peer = False
+
+    def target_waits(self, waits: bool) -> None:
+        self.target = waits
+
+    def peer_waits(self, waits: bool) -> None:
+        self.peer = waits
+
+
+def test_a_side_that_takes_nothing_more_is_told_of_until_it_does() -> None:
+    async def main() -> None:
+        async with scene(window=64 << 10) as (it, owner):
+            waits = Waits()
+            it.pump(owner, flow=waits)
+            sending = owner.start(it.client_sends(bytes(8 << 20)), name="client")
+            await until(lambda: waits.peer)
+            assert not waits.target
+            received = 0
+            while received < 8 << 20:
+                chunk = await it.far.read()
+                received += len(chunk)
+                it.far.consumed(len(chunk))
+            await sending
+            await until(lambda: not waits.peer)
+            writing = owner.start(it.far.write(bytes(8 << 20)), name="far")
+            await until(lambda: waits.target)
+            received = 0
+            while received < 8 << 20:
+                received += len(await asyncio.get_running_loop().sock_recv(it.client, 1 << 16))
+            await writing
+            await until(lambda: not waits.target)
 
     run(main())

@@ -24,7 +24,7 @@ from meshd.wire.lease import (
     Reserve,
 )
 from meshd.wire.native import NativeVersion
-from meshd.wire.news import BanNews, RecordNews
+from meshd.wire.news import AwayNews, BanNews, BucketsNews, DigestNews, PresenceNews, RecordNews
 
 from tests.unit.identity.cast import damaged
 
@@ -61,6 +61,7 @@ MESSAGES: list[tuple[Decode, object]] = [
     (lease.decode, Acquire(bytes(16), "model", "f" * 64, "pin", "patches", ("rms_norm:64", "rope:64:9:64"))),
     (lease.decode, Offer((CPU,), has_model=True, machine="m", unfit=("its trial stood still",))),
     (lease.decode, Offer((CPU,), has_model=True, machine="m")),
+    (lease.decode, Offer((CPU,), has_model=True, machine="m", lease_id=bytes(16), compressed=3)),
     (lease.decode, Offer((CPU,), has_model=True, machine="m", push=True)),
     (lease.decode, Admit(bytes(range(32)))),
     (lease.decode, Neighbour(65_535, bytes(range(32)), bytes(16))),
@@ -74,6 +75,10 @@ MESSAGES: list[tuple[Decode, object]] = [
     (lease.decode, Lost("failed", "it died", "start it again")),
     (news.decode, RecordNews(b"record")),
     (news.decode, BanNews(b"ban")),
+    (news.decode, PresenceNews((b"p" * 108, b"q" * 108))),
+    (news.decode, AwayNews(b"a" * 140)),
+    (news.decode, DigestNews(b"d" * 16)),
+    (news.decode, BucketsNews(tuple(bytes([part]) * 8 for part in range(256)))),
 ]
 
 
@@ -87,7 +92,7 @@ def changed(message: object, fields: Mapping[str, object]) -> bytes:
     return made
 
 
-OPTIONAL = ("hint", "software", "push", "compressed", "always", "cards", "operations", "unfit")
+OPTIONAL = ("hint", "software", "push", "compressed", "always", "cards", "operations", "unfit", "lease_id")
 
 
 @pytest.mark.parametrize(("decode", "message"), MESSAGES)

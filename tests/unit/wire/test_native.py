@@ -19,6 +19,7 @@ MINE = NativeVersion("7.0.0", "0c1e57098bba43ac", "cdd189b23d80d5d8", "cpu")
         replace(MINE, pin="unknown"),
         replace(MINE, rpc=""),
         replace(MINE, patches=MINE.patches[:12]),
+        replace(MINE, patches="unknown", pin="unknown"),
     ],
 )
 def test_what_works_together_is_not_spoken_of(theirs: NativeVersion) -> None:
@@ -61,7 +62,7 @@ VERSIONS = st.builds(
     NativeVersion,
     st.sampled_from(["7.0.0", "7.1.0", "8.0.0", "", "x.y", "7", "٧.٠.٠", "9" * 50 + ".0"]),
     st.sampled_from(["unknown", "aaaa", "bbbb"]),
-    st.sampled_from(["stock", "aaaa", "bbbb"]),
+    st.sampled_from(["stock", "aaaa", "bbbb", "unknown"]),
     st.just("cpu"),
 )
 

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.link.doorstep import Doorstep
+from meshd.base.doorstep import Doorstep
 
 
 class Guests:

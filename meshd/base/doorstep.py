@@ -8,8 +8,10 @@ since an honest dialler needs some milliseconds.
 import ipaddress
 from collections.abc import Callable
 
-MAX_UNPROVEN = 32
-MAX_UNPROVEN_OF_ONE = 8
+from meshd.base.shares import STRANGERS, STRANGERS_OF_ADDRESS
+
+MAX_UNPROVEN = STRANGERS.most
+MAX_UNPROVEN_OF_ONE = STRANGERS_OF_ADDRESS.most
 
 
 class Doorstep:

@@ -1,0 +1,224 @@
+"""The boundary around work that somebody else causes: a peer, a relay, a router, a client of the API.
+
+Whatever goes wrong there, foreseen or not, ends that work and never the daemon. A failure that nobody foresaw
+leaves the boundary as a `Fault`; it is logged as an error, at a bounded rate for each source and kind, and
+`blame` counts it against the source. Bugs outside such work still end the process: nothing here catches them.
+"""
+
+import asyncio
+import errno
+import time
+import traceback
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeVar
+
+from meshd.base import log
+from meshd.base.bucket import TokenBucket
+from meshd.base.errors import Broken, LocalProtocolError, MeshdError
+from meshd.base.shares import FAULT_LINES, FAULT_LINES_IN_ALL
+
+T = TypeVar("T")
+Blame = Callable[["Fault"], object]
+
+KEEP_UP_SECONDS = 10.0
+MAX_KINDS = 256  # of failures whose lines are counted
+# What this machine lacks is nobody's fault but ours: logged, and not counted against the source.
+OURS = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOBUFS,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EIO,
+        errno.EACCES,
+    }
+)
+LOG = log.get("boundary")
+
+
+class Fault(Broken):
+    """Work that somebody else caused failed in a way that nobody foresaw. `is_theirs`: it counts."""
+
+    def __init__(self, what: str, *, is_theirs: bool) -> None:
+        super().__init__(what)
+        self.is_theirs = is_theirs
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Of one kind of failure of one source."""
+
+    bucket: TokenBucket
+    left_out: int = 0
+
+
+class _Ledger:
+    """Which failures were logged lately: one for the process, as the log is."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, str], _Lines] = {}
+        self._all: TokenBucket | None = None
+
+    def may_say(self, source: str, kind: str, now: float) -> int | None:
+        """How many like it were left out before; None: leave this one out, too."""
+        if self._all is None:
+            self._all = FAULT_LINES_IN_ALL.bucket(now)
+        lines = self._kinds.pop((source, kind), None) or _Lines(FAULT_LINES.bucket(now))
+        self._kinds[source, kind] = lines
+        if len(self._kinds) > MAX_KINDS:
+            del self._kinds[next(iter(self._kinds))]
+        if not (lines.bucket.spend(1, now) and self._all.spend(1, now)):
+            lines.left_out += 1
+            return None
+        left_out, lines.left_out = lines.left_out, 0
+        return left_out
+
+    def forget(self) -> None:
+        """As at the start of the process."""
+        self._kinds.clear()
+        self._all = None
+
+
+_ledger = _Ledger()
+forget = _ledger.forget  # for tests
+
+
+class Contained:
+    """Context manager: what its block raises unforeseen, no MeshdError or a bug, leaves it as a `Fault`.
+
+    It may be entered again and again. `source` is whom the work is for, `name` what it is. Cancellation and
+    the end of the process pass.
+    """
+
+    __slots__ = ("_blame", "_name", "_source")
+
+    def __init__(self, source: str, name: str, blame: Blame | None = None) -> None:
+        self._source = source
+        self._name = name
+        self._blame = blame
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception):
+            return
+        unforeseen = next((one for one in leaves(error) if not _is_foreseen(one)), None)
+        if unforeseen is None:
+            if isinstance(error, ExceptionGroup):
+                raise next(leaves(error)) from None
+            return
+        if unforeseen.__traceback__ is None:
+            unforeseen.__traceback__ = error.__traceback__
+        raise fault(unforeseen, source=self._source, name=self._name, blame=self._blame) from error
+
+
+async def contained(
+    work: Coroutine[object, object, T], *, source: str, name: str, blame: Blame | None = None
+) -> T:
+    """What `work` returns. Raises MeshdError only, what nobody foresaw as `Fault`."""
+    with Contained(source, name, blame):
+        return await work
+
+
+async def ended(
+    work: Coroutine[object, object, T], *, source: str, name: str, blame: Blame | None = None
+) -> T | None:
+    """As `contained`; None when it failed, which ends this work and nothing else."""
+    try:
+        return await contained(work, source=source, name=name, blame=blame)
+    except Fault:
+        return None  # it is logged
+    except MeshdError as error:
+        LOG.debug("work_ended", cause=source, name=name, why=error.what)
+        return None
+
+
+async def kept_up(
+    work: Callable[[], Coroutine[object, object, None]],
+    *,
+    source: str,
+    name: str,
+    pause: float = KEEP_UP_SECONDS,
+) -> None:
+    """Run `work` to its end; when it fails in a way that nobody foresaw, again after `pause` seconds.
+
+    For what this node does all the time with what others answer: a router, STUN servers, neighbours.
+    """
+    while True:
+        try:
+            await contained(work(), source=source, name=name)
+        except Fault:
+            await asyncio.sleep(pause)
+        else:
+            return
+
+
+def fault(error: Exception, *, source: str, name: str, blame: Blame | None = None) -> Fault:
+    """Log an error that nobody foresaw, count it, and make of it what its caller may raise."""
+    is_theirs = not (isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OURS))
+    found = Fault(f"{name}: {_words(error)}", is_theirs=is_theirs)
+    note(error, source=source, name=name)
+    if blame is not None and is_theirs:
+        blame(found)
+    return found
+
+
+def note(error: BaseException, *, source: str, name: str) -> None:
+    """Log a failure that nobody foresaw, unless too many like it were logged lately."""
+    place = _place(error)
+    now = time.monotonic()
+    left_out = _ledger.may_say(source, f"{name} {type(error).__name__} {place}", now)
+    if left_out is not None:
+        LOG.error("work_failed", cause=source, name=name, why=_words(error), place=place, left_out=left_out)
+
+
+def watch_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """What goes wrong in a callback of the loop (a socket's, a library's) is logged here as well."""
+
+    def handle(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, BaseException):
+            error = RuntimeError(str(context.get("message")))
+        note(error, source="event loop", name=str(context.get("message"))[:80])
+
+    loop.set_exception_handler(handle)
+
+
+def leaves(error: BaseException) -> Iterator[Exception]:
+    """The plain exceptions in (nested) groups, or the one that it is."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from leaves(one)
+    elif isinstance(error, Exception):
+        yield error
+
+
+def _is_foreseen(error: Exception) -> bool:
+    return isinstance(error, MeshdError) and not isinstance(error, LocalProtocolError)
+
+
+def _words(error: BaseException) -> str:
+    text = str(error)[:300]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _place(error: BaseException) -> str:
+    """Where in the source it was raised, as far as that is ours: `file.py:123`, and the library's frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    shown: list[str] = []
+    for frame in reversed(frames):
+        where = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
+        if "/meshd/" in frame.filename and not frame.filename.endswith("/base/boundary.py"):
+            shown.append(where)
+            break
+        if not shown:
+            shown.append(where)
+    return " < ".join(shown)

@@ -1,0 +1,37 @@
+"""A token bucket: whoever takes too much owes, and pauses (`take`) or is told no (`spend`). Pure."""
+
+
+class TokenBucket:
+    """`rate` units a second, at most `burst` saved up; `now` is a clock in seconds that never goes back."""
+
+    def __init__(self, *, rate: float, burst: float, now: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._level = burst
+        self._at = now
+
+    def take(self, amount: float, now: float) -> float:
+        """Take `amount`; returns for how many seconds the taker then has to pause (0: not at all)."""
+        self._fill(now)
+        self._level -= amount
+        return -self._level / self._rate if self._level < 0 else 0.0
+
+    def spend(self, amount: float, now: float) -> bool:
+        """Take `amount` if that much is there; False, and nothing is taken, if it is not."""
+        if not self.has(amount, now):
+            return False
+        self._level -= amount
+        return True
+
+    def has(self, amount: float, now: float) -> bool:
+        """Would `spend` say yes? Nothing is taken."""
+        self._fill(now)
+        return self._level >= amount
+
+    def full(self, now: float) -> bool:
+        """True when nothing is owed: it can be forgotten and made anew."""
+        return self._level + (now - self._at) * self._rate >= self._burst
+
+    def _fill(self, now: float) -> None:
+        self._level = min(self._burst, self._level + (now - self._at) * self._rate)
+        self._at = now

@@ -1,0 +1,40 @@
+"""How many files and connections this process may have open: as many as the system allows.
+
+Links, streams and files are bounded one by one; the soft limit that shells give (256 to 1024) is lower.
+"""
+
+import resource
+import sys
+from contextlib import suppress
+
+_MOST = (1 << 20, 65_536, 10_240)  # the last: what macOS takes although it says that there is no limit
+
+_before: int | None = None  # the soft limit that this process was given
+
+
+def raise_limit() -> int:
+    """Raise the soft limit to the hard one; returns what it is now."""
+    global _before
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _before is None:
+        _before = soft
+    for most in _MOST:
+        wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        if soft >= wanted:
+            break
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+    return soft
+
+
+def lower_for(pid: int) -> None:
+    """Give a child the soft limit that this process was given: a program may not be made for more.
+
+    Where the system cannot do that (macOS) it keeps ours.
+    """
+    if _before is None or sys.platform != "linux":
+        return
+    with suppress(OSError, ValueError):  # it has ended already
+        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (_before, hard))

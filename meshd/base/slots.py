@@ -1,0 +1,44 @@
+"""Places for work that comes from elsewhere, counted when it is let in and not when it begins. Pure.
+
+Work that is checked and then started in a task of its own can come in any number before the first task runs:
+the check has to reserve the place.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+
+from meshd.base.shares import Share
+
+Release = Callable[[], None]
+
+
+class Slots:
+    """`share` for all together, `of_one` for each that comes."""
+
+    def __init__(self, share: Share, of_one: Share | None = None) -> None:
+        self._most = share.most
+        self._most_of_one = share.most if of_one is None else of_one.most
+        self._taken: Counter[Hashable] = Counter()
+        self._total = 0
+
+    def __len__(self) -> int:
+        return self._total
+
+    def take(self, who: Hashable) -> Release | None:
+        """A place for `who` until the returned function is called (once or more often); None: no place."""
+        if self._total >= self._most or self._taken.get(who, 0) >= self._most_of_one:
+            return None
+        self._taken[who] += 1
+        self._total += 1
+        held = True
+
+        def release() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._total -= 1
+                self._taken[who] -= 1
+                if not self._taken[who]:
+                    del self._taken[who]
+
+        return release

@@ -1,0 +1,129 @@
+"""A load without meshd: upstream's binaries or ours, with a distance before each rpc-server (see far.py)."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from meshd.base.errors import MeshdError
+from meshd.base.tasks import Owner
+from meshd.bench.cells import LOAD_SECONDS, Cell, Loaded, Rig
+from meshd.bench.llama import changed, clock, first_token, started_at
+from meshd.bench.memory import give_back, take_memory
+from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
+from meshd.fleet.proxy import Counts, DelayingProxy, Rules, connect_to
+from meshd.fleet.rpc_count import RpcCounts
+from meshd.process.child import OwnedChild
+from meshd.process.interface import ChildSpec
+from meshd.process.ports import listening_socket
+from meshd.process.ready import port_open
+from meshd.role.command import CALM_THREADS, LARGE_PAGES, NO_WARMUP
+
+_NOT_STOCK = ("-ot", "-lm")  # of meshd's plan: where the output is, how the file is read
+_RPC = ("--rpc", "-dev", "-ts", "-ngl")
+_OWN_CHOICE = (NO_WARMUP, "-nr")  # and `--cache-ram 0`: what upstream does otherwise unless it is told
+
+
+class Plain:
+    """Binaries without meshd, with a distance before each rpc-server."""
+
+    def __init__(
+        self, rig: Rig, native: NativeInfo, cell: Cell, folder: Path, owner: Owner, counted: bool
+    ) -> None:
+        self._rig = rig
+        self._native = native
+        self._cell = cell
+        self._folder = folder
+        self._owner = owner
+        self._counted = counted
+        self.counts = Counts()
+
+    async def worker(self, number: int) -> str:
+        """Its endpoint as a head sees it."""
+        port = _free_port()
+        program = str(self._native.binaries[RPC_SERVER])
+        argv = (program, "-H", "127.0.0.1", "-p", str(port), *self._rig.device(number))
+        child = OwnedChild(
+            ChildSpec(
+                name=f"rpc-server {number}",
+                argv=argv,
+                log=self._folder / f"plain-rpc-{number}.log",
+                env={} if self._cell.defaults else CALM_THREADS,
+                probe=port_open(port),
+            )
+        )
+        self._owner.start(child.serve(), name="rpc-server")
+        await child.ensure_ready()
+        seconds = self._cell.rtt_ms / 1000
+        compute = seconds if self._cell.compute_only else 0.0
+        if not seconds and not self._counted:
+            return f"127.0.0.1:{port}"
+        listener = listening_socket()
+        rules = Rules(one_way=0.0 if compute else seconds / 2, compute=compute, rpc=self._counted)
+        proxy = DelayingProxy(
+            listener, partial(connect_to, "127.0.0.1", port), rules=rules, counts=self.counts
+        )
+        self._owner.start(proxy.serve(), name="distance")
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+    async def llama(self, argv: list[str]) -> Loaded:
+        """Loaded; `argv` but for the socket."""
+        place = self._folder / "plain.sock"
+        self._owner.start(give_back(await take_memory(), place), name="memory")
+        argv = changed(argv, {"--host": str(place)})
+        child = OwnedChild(
+            ChildSpec(
+                name="llama-server",
+                argv=(str(self._native.binaries[LLAMA_SERVER]), *argv),
+                log=self._folder / "plain-llama.log",
+                env={} if self._cell.defaults else CALM_THREADS | LARGE_PAGES,
+            )
+        )
+        self._owner.start(child.serve(), name="llama-server")
+        await child.ensure_ready()
+        pid = child.status.pid or 0
+        loaded = self._owner.start(first_token(place), name="load")
+        ended = self._owner.start(child.wait_changed(child.status), name="end")
+        await asyncio.wait([loaded, ended], timeout=LOAD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        ready_at = clock()
+        if not loaded.done():
+            tail = "\n".join(child.status.tail[-8:])
+            raise MeshdError(f"llama-server did not load: {child.status.reason}", hint=tail)
+        seconds = ready_at - started_at(pid)
+        return Loaded(place, argv, seconds, self.count, await self.count(), self.counts.up + self.counts.down)
+
+    async def count(self) -> RpcCounts:
+        """What was said so far."""
+        return replace(self.counts.rpc)
+
+
+@asynccontextmanager
+async def plain(
+    rig: Rig, native: NativeInfo, cell: Cell, argv: list[str], folder: Path, counted: bool
+) -> AsyncIterator[Loaded]:
+    async with Owner() as owner:
+        one = Plain(rig, native, cell, folder, owner, counted)
+        endpoints = [await one.worker(number) for number in range(cell.workers)]
+        without: dict[str, str | None] = dict.fromkeys(_NOT_STOCK)
+        if cell.defaults:
+            argv = [word for word in argv if word not in _OWN_CHOICE]
+            without["--cache-ram"] = None
+        if endpoints:
+            given = changed(argv, {**without, "--rpc": ",".join(endpoints)})
+        else:
+            threads = str(max(1, (os.cpu_count() or 2) // 2))  # as many as an rpc-server takes
+            gone = {} if cell.ends else without
+            alone = changed(argv, {"-lm": None, **gone, **dict.fromkeys(_RPC)})
+            on_gpu = ["-ngl", "999", "-dev", *rig.devices[:1]]
+            given = [*alone, *(on_gpu if rig.devices else ["-ngl", "0", "-dev", "none", "-t", threads])]
+        yield await one.llama(given)
+        owner.cancel()
+
+
+def _free_port() -> int:
+    """Stock rpc-server takes a number only; nobody else is expected to take it in the next moment."""
+    with listening_socket() as sock:
+        return int(sock.getsockname()[1])

@@ -1,0 +1,158 @@
+"""`meshd bench ready`: how long `meshd serve` takes from asking its workers until `/health` is 200.
+
+One machine alone, and connected workers at a distance that TCP sees (fleet/wire.py), in turns. All are real
+daemons that load the model and generate the first token, once when they begin, while links are still being
+made, and then as often as llama-server is ended. The beginning is in the head's log, the end is what a client
+sees.
+"""
+
+import asyncio
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.errors import MeshdError
+from meshd.base.tasks import Owner, first_error
+from meshd.bench.distance import machine
+from meshd.bench.figures import count_of
+from meshd.bench.interface import BenchOutput, ReadyArgs
+from meshd.bench.llama import until_served
+from meshd.bench.memory import give_back, take_memory
+from meshd.bench.ready_figures import Readiness, Ready, asked_at, promises, table
+from meshd.build.demo_model import demo_model
+from meshd.build.interface import Progress
+from meshd.build.native import build
+from meshd.fleet.fleet import Fleet, FleetSpec
+from meshd.fleet.networks import need_namespaces
+from meshd.fleet.node import LocalNode
+
+LOOK_SECONDS = 0.02  # for the beginning of a start, which the log dates
+READY_SECONDS = 300.0
+REMOTE = ("--device", "none")  # the head computes nothing but what is always its own: each token crosses
+
+
+def run(args: ReadyArgs, out: BenchOutput) -> int:
+    """Returns 0 when every promise was kept, else 1. Raises MeshdError."""
+    log.set_up(level="error")
+    found = measure(args, out)
+    kept = promises(found)
+    if args.as_json:
+        promised = [{**asdict(one), "held": one.held} for one in kept]
+        out.json({"machine": machine(), "runs": [asdict(one) for one in found.runs], "promises": promised})
+    else:
+        out.table(*table(found))
+        out.note(f"{machine()}; medians")
+    return 0 if all(one.held for one in kept) else 1
+
+
+def measure(args: ReadyArgs, out: BenchOutput) -> Readiness:
+    """All cells. Raises MeshdError."""
+    need_namespaces()
+    try:
+        return Readiness(tuple(asyncio.run(_runs(args, out))))
+    except ExceptionGroup as group:
+        raise first_error(group) from None
+
+
+async def _runs(args: ReadyArgs, out: BenchOutput) -> Sequence[Ready]:
+    def progress(step: Progress) -> None:
+        out.progress(step.text, step.done / step.total if step.total else None)
+
+    await build(args.cache, progress=progress)
+    model = args.model if args.model is not None else await demo_model(args.cache, progress)
+    runs: list[Ready] = []
+    with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
+        async with Owner() as owner:
+            alone = await _Serving.start(owner, _fleet(args, model, Path(name), 0, 0.0))
+            for workers in args.workers:
+                for rtt in args.round_trips:
+                    runs += await _cell(args, model, workers, rtt, alone, out)
+            owner.cancel()
+    return runs
+
+
+async def _cell(
+    args: ReadyArgs, model: Path, workers: int, rtt: float, alone: "_Serving", out: BenchOutput
+) -> list[Ready]:
+    """The nodes stay and their links are up; the model is started over each time, and alone after it."""
+    found: list[Ready] = []
+    with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
+        async with Owner() as owner:
+            far = await _Serving.start(owner, _fleet(args, model, Path(name), workers, rtt))
+            first = far.first_seconds
+            for number in range(args.runs):
+                out.progress(f"ready: {count_of(workers, 'worker')}, {rtt:g} ms, {number + 1} of {args.runs}")
+                seconds = await far.again()
+                found.append(Ready(workers=workers, rtt_ms=rtt, seconds=seconds, first=first))
+                seconds = await alone.again()
+                found.append(Ready(workers=0, rtt_ms=0.0, seconds=seconds, first=alone.first_seconds))
+            owner.cancel()
+    return found
+
+
+def _fleet(args: ReadyArgs, model: Path, folder: Path, workers: int, rtt: float) -> Fleet:
+    return Fleet(
+        FleetSpec(
+            folder=folder,
+            cache=args.cache,
+            model=model,
+            worker_model=model,
+            round_trips=[rtt / 1000] * workers,
+            head_options=REMOTE if workers else (),
+            wire=workers > 0,
+        )
+    )
+
+
+class _Serving:
+    """A head that serves, with its workers."""
+
+    def __init__(self, head: LocalNode, url: str) -> None:
+        self._head = head
+        self._url = url
+        self._starts = 0
+        self.first_seconds = 0.0
+
+    @classmethod
+    async def start(cls, owner: Owner, fleet: Fleet) -> "_Serving":
+        """Ready for the first time. Raises MeshdError."""
+        if fleet.spec.round_trips:
+            await fleet.start_workers(owner)
+        held = await take_memory()
+        head = await fleet.start_head(owner)
+        owner.start(give_back(held, head.spec.home / "llama.sock"), name="memory")
+        status = await head.until(lambda status: bool(fleet.api_url(status)))
+        serving = cls(head, fleet.api_url(status))
+        serving.first_seconds = await serving._until_ready()
+        return serving
+
+    async def again(self) -> float:
+        """End llama-server: seconds from the next asking until it is ready again. Raises MeshdError."""
+        status = await self._head.status()
+        [pid] = [child.pid for child in status.children if child.name == "llama-server"]
+        if pid is None:
+            raise MeshdError("the head has no llama-server")
+        os.kill(pid, signal.SIGKILL)
+        return await self._until_ready()
+
+    async def _until_ready(self) -> float:
+        async with asyncio.timeout(READY_SECONDS):
+            asked = await asyncio.to_thread(self._asked)
+            while len(asked) <= self._starts:
+                await asyncio.sleep(LOOK_SECONDS)
+                asked = await asyncio.to_thread(self._asked)
+            await until_served(self._url)
+        ready_at = time.time()
+        self._starts = len(asked)
+        again = await asyncio.to_thread(self._asked)
+        if len(again) != self._starts:
+            raise MeshdError("the head had to start over: something else went wrong")
+        return ready_at - asked[-1]
+
+    def _asked(self) -> list[float]:
+        return asked_at((self._head.spec.home / "node.log").read_text(encoding="utf-8"))

@@ -1,0 +1,21 @@
+"""What the disk did not take is tried again, with back-off, for as long as the daemon runs."""
+
+import asyncio
+
+from meshd.base.backoff import Backoff
+from meshd.base.tasks import in_thread
+from meshd.identity.keeping import Keeping
+
+RETRY = Backoff(first=1.0, factor=2.0, most=30.0, jitter=0.0)
+
+
+async def write_again(keeping: Keeping) -> None:
+    """Until cancelled; then once more, for what this node knows dies with it."""
+    tries = 0
+    try:
+        while True:
+            await asyncio.sleep(RETRY.delay(tries, 0.0))
+            if keeping.waiting:
+                tries = 0 if await in_thread(keeping.retry) else tries + 1
+    finally:
+        keeping.retry()

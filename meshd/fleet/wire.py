@@ -1,0 +1,97 @@
+"""IP packets between the networks of a fleet, each as late as the distance says: TCP sees the distance.
+
+`Packets` decides and is pure; `Wire` reads and writes the TUN devices (tun.py).
+"""
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+NETWORK, NETMASK = "10.77.0.", "255.255.255.0"
+PACKET_BYTES = 1 << 16
+BATCH = 64  # packets read at once from one device, before the others have their turn
+MOST_UNDER_WAY = 1 << 16  # packets; more are lost, as in a full queue of a router
+_IPV4, _DESTINATION = 4, slice(16, 20)  # RFC 791, 3.1
+
+
+def host_of(node: int) -> str:
+    """The address of a node."""
+    return f"{NETWORK}{node + 1}"
+
+
+class Packets:
+    """Those that are under way. `now` is in seconds of any clock that only goes forward."""
+
+    def __init__(self, nodes: int, one_way: Callable[[int, int], float]) -> None:
+        """`one_way`: seconds from a node to another."""
+        self._nodes = {socket.inet_aton(host_of(node)): node for node in range(nodes)}
+        self._one_way = one_way
+        self._under_way: list[tuple[float, int, int, bytes]] = []
+        self._number = itertools.count()
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next arrives; None: nothing is under way."""
+        return self._under_way[0][0] if self._under_way else None
+
+    def put(self, source: int, packet: bytes, now: float) -> None:
+        """One that a node sent; what is for nobody here is dropped."""
+        there = self._nodes.get(packet[_DESTINATION]) if packet and packet[0] >> 4 == _IPV4 else None
+        if there is None or there == source or len(self._under_way) >= MOST_UNDER_WAY:
+            return
+        arrives = now + self._one_way(source, there)
+        heapq.heappush(self._under_way, (arrives, next(self._number), there, packet))
+
+    def take(self, now: float) -> list[tuple[int, bytes]]:
+        """Those that have arrived by now, and where, in order."""
+        arrived = []
+        while self._under_way and self._under_way[0][0] <= now:
+            _, _, there, packet = heapq.heappop(self._under_way)
+            arrived.append((there, packet))
+        return arrived
+
+
+class Wire:
+    """The devices of all nodes. It wants a loop with a fine clock (proxy.run_loop)."""
+
+    def __init__(self, devices: Sequence[int], packets: Packets) -> None:
+        """Owns the descriptors."""
+        self._devices = devices
+        self._packets = packets
+        self._came = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Carry packets until cancelled."""
+        loop = asyncio.get_running_loop()
+        try:
+            for node, device in enumerate(self._devices):
+                loop.add_reader(device, self._read, node)
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._packets.next_at):
+                        await self._came.wait()
+                self._came.clear()
+                self._write(loop.time())
+        finally:
+            for device in self._devices:
+                loop.remove_reader(device)
+                os.close(device)
+
+    def _read(self, node: int) -> None:
+        now = asyncio.get_running_loop().time()
+        for _ in range(BATCH):
+            try:
+                packet = os.read(self._devices[node], PACKET_BYTES)
+            except OSError:
+                break
+            self._packets.put(node, packet, now)
+        self._came.set()
+
+    def _write(self, now: float) -> None:
+        for node, packet in self._packets.take(now):
+            with contextlib.suppress(OSError):  # its network has gone
+                os.write(self._devices[node], packet)

@@ -1,0 +1,123 @@
+"""Who is connected to the API: strangers, few and not for long, and those who have shown a key.
+
+Anybody who reaches the port can connect. A connection is a stranger's until a request on it was let in (with
+a key, where keys are asked for). When strangers are too many the oldest goes, of the same address first: a
+client with a key sends it at once, and is a stranger for some milliseconds.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from meshd.base.doorstep import Doorstep
+from meshd.base.hosts import is_loopback
+from meshd.base.shares import API_CLIENTS, API_CLIENTS_OF_KEY, API_STRANGERS, API_STRANGERS_OF_ADDRESS
+from meshd.base.slots import Release, Slots
+
+STRANGER_SECONDS = 10.0  # for a whole request head
+SWEEP_SECONDS = 1.0
+LINE_BYTES = 4096  # of a request line, or one header
+MAX_HEADERS = 64
+READ_BYTES = 64 << 10  # of a body that nobody reads yet
+LINGER_SECONDS = 2.0  # for the rest of a body that nobody wants
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Door:
+    """All connections of one API."""
+
+    def __init__(self) -> None:
+        self._strangers = Doorstep(most=API_STRANGERS.most, most_of_one=API_STRANGERS_OF_ADDRESS.most)
+        self._since: dict[Visitor, float] = {}
+        self._places = Slots(API_CLIENTS, API_CLIENTS_OF_KEY)
+
+    def arrive(self, visitor: "Visitor", transport: asyncio.BaseTransport) -> None:
+        """A new connection."""
+        host, port = _address(transport)
+        # one machine has many users: what counts as one address is meant for those of a network
+        place = f"{host} {port}" if is_loopback(host) else host
+        self._since[visitor] = asyncio.get_running_loop().time()
+        self._strangers.arrive(visitor, host=place, send_away=visitor.send_away)
+
+    def know(self, visitor: "Visitor", key: bytes) -> bool:
+        """A request on it was let in with `key`; False when those of that key, or all, are too many."""
+        if visitor.release is None:
+            visitor.release = self._places.take(key)
+            if visitor.release is None:
+                return False
+            self._since.pop(visitor, None)
+            self._strangers.leave(visitor)
+        return True
+
+    def leave(self, visitor: "Visitor") -> None:
+        """It is gone."""
+        self._since.pop(visitor, None)
+        self._strangers.leave(visitor)
+        if visitor.release is not None:
+            visitor.release()
+
+    async def serve(self) -> None:
+        """Send strangers away who take too long, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            late = asyncio.get_running_loop().time() - STRANGER_SECONDS
+            for visitor in [one for one, since in self._since.items() if since < late]:
+                visitor.send_away()
+
+
+class Visitor(web.RequestHandler):
+    """One connection."""
+
+    def __init__(
+        self, door: Door, server: web.Server, *, loop: asyncio.AbstractEventLoop, idle: float
+    ) -> None:
+        super().__init__(
+            server,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]  # as aiohttp itself passes it on
+            keepalive_timeout=idle,
+            lingering_time=LINGER_SECONDS,
+            read_bufsize=READ_BYTES,
+            max_line_size=LINE_BYTES,
+            max_field_size=LINE_BYTES,
+            max_headers=MAX_HEADERS,
+        )
+        self._door = door
+        self._wire: asyncio.BaseTransport | None = None
+        self.release: Release | None = None  # of its place among those who are known
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._wire = transport
+        super().connection_made(transport)
+        self._door.arrive(self, transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See asyncio.Protocol."""
+        self._door.leave(self)
+        super().connection_lost(exc)
+
+    def send_away(self) -> None:
+        """End it at once."""
+        if isinstance(self._wire, asyncio.Transport):
+            self._wire.abort()
+
+
+class DoorServer(web.Server):
+    """As aiohttp's, with visitors who are counted."""
+
+    def __init__(self, door: Door, handler: Handler, *, idle: float) -> None:
+        super().__init__(handler, handler_cancellation=True)
+        self._door = door
+        self._idle = idle
+
+    def __call__(self) -> Visitor:
+        """For a new connection."""
+        return Visitor(self._door, self, loop=asyncio.get_running_loop(), idle=self._idle)
+
+
+def _address(transport: asyncio.BaseTransport) -> tuple[str, int]:
+    name = transport.get_extra_info("peername")
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else ("", 0)

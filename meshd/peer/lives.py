@@ -1,0 +1,179 @@
+"""Who of a large mesh is there, by what the members say: nobody repeats it while nothing changes. Pure.
+
+A member is there until somebody says that it is away: one that should have a session with it, and has none.
+That is told to all, and so to the member itself, which refutes it with a later sign of life if it lives; a
+statement that nobody has refuted for a while is believed. Of the statements about a member the greatest
+counts: (sequence of its record, count of its sign of life, away or not). So all nodes come to the same, in
+whatever order they hear it, and only the member itself can raise the number against which others speak.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshd.base.bucket import TokenBucket
+from meshd.base.journal import Journal
+from meshd.base.shares import AWAY_OF_ONE, REFUTATIONS
+from meshd.identity.away import Away
+from meshd.identity.keys import KeyPair, MeshId, PeerId
+from meshd.identity.membership import Admitter
+from meshd.identity.presence import Presence
+from meshd.peer.interface import Book
+
+SUSPECT_SECONDS = 8.0  # in which a node that lives refutes what is said of it
+MANY_REPORTERS = 64  # that are remembered before those that owe nothing are forgotten
+
+Order = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """What signs our own signs of life."""
+
+    key: KeyPair
+    mesh: MeshId
+
+
+@dataclass(slots=True)
+class _Life:
+    sign: Presence | None = None
+    away: Away | None = None
+    since: float = 0.0  # loop time at which `away` was heard
+
+
+class Lives:
+    """Of all members in `book`; `now` is loop time in seconds."""
+
+    def __init__(self, *, me: PeerId, own: Callable[[], int], book: Book, signer: Signer | None) -> None:
+        """`own` gives the sequence number of our record."""
+        self._me = me
+        self._own = own
+        self._book = book
+        self._signer = signer
+        self._of: dict[PeerId, _Life] = {}
+        self.journal: Journal[PeerId] = Journal()  # of whom something was heard last
+        self._reporters: dict[PeerId | Admitter, TokenBucket] = {}
+        self._refutations = REFUTATIONS.bucket(0.0)
+        self._accused = False
+
+    # Questions.
+
+    def order(self, peer: PeerId) -> Order:
+        """Of its last sign of life that is known here: a record is one as well."""
+        record, life = self._book.record(peer), self._of.get(peer)
+        told = (record.sequence if record is not None else -1, 0)
+        if peer == self._me:
+            told = self._own(), 0
+        return max(told, life.sign.order) if life is not None and life.sign is not None else told
+
+    def statements(self, peer: PeerId) -> tuple[Presence | None, Away | None]:
+        """What others are told of its life, beside the record: those that count."""
+        life = self._of.get(peer)
+        if life is None:
+            return None, None
+        order = self.order(peer)
+        sign = life.sign if life.sign is not None and life.sign.order == order else None
+        away = life.away if life.away is not None and life.away.order == order else None
+        return sign, away
+
+    def mark_of(self, peer: PeerId) -> tuple[int, int, int]:
+        """The greater is the newer, of what is told of one node's life."""
+        return *self.order(peer), self.statements(peer)[1] is not None
+
+    def away_since(self, peer: PeerId, now: float) -> float | None:
+        """Loop time at which it was said to be away, and nobody refuted that; None: it is there."""
+        if self.statements(peer)[1] is None:
+            return None
+        since = self._of[peer].since
+        return since if now - since >= SUSPECT_SECONDS else None
+
+    def next_verdict(self, now: float) -> float | None:
+        """When somebody who is suspected now will be taken to be away."""
+        dates = (life.since + SUSPECT_SECONDS for life in self._of.values() if life.away is not None)
+        return min((date for date in dates if date > now), default=None)
+
+    # What others say.
+
+    def hear_sign(self, sign: Presence) -> bool | None:
+        """A sign of life. False: it does not hold; None: nothing new, or of nobody known."""
+        if self._signer is None or sign.peer == self._me:
+            return None
+        record = self._book.record(sign.peer)
+        if record is None or record.sequence > sign.sequence or sign.order <= self.order(sign.peer):
+            return None
+        if not sign.holds(self._signer.mesh):
+            return False
+        self._of.setdefault(sign.peer, _Life()).sign = sign
+        self.journal.touch(sign.peer)
+        return True
+
+    def hear_away(self, away: Away, now: float, *, teller: PeerId) -> bool | None:
+        """A statement that somebody is away; as `hear_sign`. One about us is refuted by `tick`.
+
+        Who has no session with us does not tell us so itself: that is one who wants to keep us busy.
+        """
+        about_us = away.peer == self._me
+        if (
+            self._signer is None
+            or away.order != self.order(away.peer)
+            or (about_us and teller == away.reporter)
+        ):
+            return None
+        reporter = self._book.record(away.reporter)
+        if reporter is None or away.reporter in (away.peer, self._me):
+            return None
+        if not about_us and self.statements(away.peer)[1] is not None:
+            return None
+        admitter = reporter.chain.admitter
+        pace = self._pace_of(away.reporter if admitter.is_root else admitter, now)
+        if not pace.has(1, now):
+            return None
+        if not away.holds(self._signer.mesh):
+            return False
+        pace.spend(1, now)  # not before it is known to be the reporter's word
+        if about_us:
+            self._accused = True
+            return True
+        self._keep(away, now)
+        return True
+
+    def _pace_of(self, who: PeerId | Admitter, now: float) -> TokenBucket:
+        if len(self._reporters) >= MANY_REPORTERS:
+            self._reporters = {one: pace for one, pace in self._reporters.items() if not pace.full(now)}
+        return self._reporters.setdefault(who, AWAY_OF_ONE.bucket(now))
+
+    def _keep(self, away: Away, now: float) -> None:
+        life = self._of.setdefault(away.peer, _Life())
+        life.away, life.since = away, now
+        self.journal.touch(away.peer)
+
+    # What we say.
+
+    def refute(self, now: float) -> bool:
+        """Say that we live where somebody says that we do not; True: there is something to tell."""
+        if self._signer is None or not self._accused or not self._refutations.spend(1, now):
+            return False
+        self._accused = False
+        sequence, count = self.order(self._me)
+        sign = Presence.sign(self._signer.key, mesh=self._signer.mesh, sequence=sequence, count=count + 1)
+        self._of.setdefault(self._me, _Life()).sign = sign
+        self.journal.touch(self._me)
+        return True
+
+    def report(self, peer: PeerId, now: float) -> bool:
+        """Say that a member is away, unless that is said already, or too much was."""
+        if self._signer is None or self._book.record(peer) is None or self.statements(peer)[1] is not None:
+            return False
+        if not self._pace_of(self._me, now).spend(1, now):
+            return False
+        signer = self._signer
+        self._keep(Away.sign(signer.key, mesh=signer.mesh, peer=peer, order=self.order(peer)), now)
+        return True
+
+    def forget(self, peer: PeerId) -> None:
+        """It is no member any more: what it said of others does not count any more either."""
+        self._of.pop(peer, None)
+        self.journal.drop(peer)
+        for other, life in self._of.items():
+            if life.away is not None and life.away.reporter == peer:
+                life.away = None
+                self.journal.touch(other)

@@ -1,0 +1,196 @@
+"""What may be dialled for whom: the one function that turns an address somebody named into one to connect to.
+
+A member may name any address in its signed record and its signals. A node that connected to all of them would
+scan its own loopback and its LAN for that member, or flood a stranger. So whatever connects or sends to a
+candidate takes `Dialable`, and only `dialable` makes one. Pure.
+"""
+
+import ipaddress
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+from meshd.base.shares import ADDRESSES, MACHINE_PORTS, ROUTED, SIGNAL_PORTS
+from meshd.wire.address import Address, Candidate, order
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Dialable = NewType("Dialable", Candidate)
+
+LEAST_PORT = 1024  # on this machine: no mesh port is below, but the system's own services are
+
+
+class Source(StrEnum):
+    """Who named an address."""
+
+    GIVEN = "given"  # a person (a token, a setting), or a link to this very peer was proven there
+    NEARBY = "nearby"  # mDNS: anybody in the LAN
+    RECORD = "record"  # the peer's signed record
+    SIGNAL = "signal"  # the peer, for one attempt
+    SEARCH = "search"  # the peer, for a search through the ports of its NAT
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Where this node is: its addresses (loopback left out), the networks of its interfaces, and its public
+    addresses as servers see them. `local_only`: it listens on loopback only."""
+
+    addresses: frozenset[Address] = frozenset()
+    networks: tuple[Network, ...] = ()
+    outside: frozenset[Address] = frozenset()
+    local_only: bool = False
+
+
+def _networks(*texts: str) -> tuple[Network, ...]:
+    return tuple(map(ipaddress.ip_network, texts))
+
+
+# Cloud providers answer there with credentials of the machine; the rest is no address of one machine.
+_NEVER = _networks(
+    "0.0.0.0/8",
+    "169.254.169.254/32",  # AWS, Azure, Google, OpenStack and others
+    "169.254.170.2/32",  # AWS, for containers
+    "169.254.170.23/32",
+    "100.100.100.200/32",  # Alibaba
+    "168.63.129.16/32",  # Azure
+    "192.0.0.0/24",  # protocol assignments, Oracle's metadata among them
+    "224.0.0.0/4",
+    "240.0.0.0/4",
+    "::/128",
+    "fd00:ec2::/32",  # AWS
+    "fd20:ce::254/128",  # Google
+    "fe80::/10",  # needs a zone, which means nothing elsewhere
+    "ff00::/8",
+    "100::/64",
+)
+_LOOPBACK = _networks("127.0.0.0/8", "::1/128")
+_PRIVATE = _networks(
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "100.64.0.0/10",
+    "169.254.0.0/16",
+    "198.18.0.0/15",
+    "fc00::/7",
+    "fec0::/10",
+)
+# IPv6 addresses that lead to an IPv4 address: NAT64 (RFC 6052, 8215), 6to4, Teredo, and the deprecated
+# IPv4-compatible and IPv4-translated forms. No node offers one; they would lead round the rules for IPv4.
+_EMBEDDED = _networks(
+    "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96", "::ffff:0:0/96", "::ffff:0:0:0/96"
+)
+_CARRIER = ipaddress.ip_network("100.64.0.0/10")
+
+
+class _Place(StrEnum):
+    NEVER = "never"
+    MACHINE = "machine"
+    LINK = "link"
+    SITE = "site"
+    PUBLIC = "public"
+
+
+def dialable(
+    told: Iterable[Candidate], *, source: Source, here: Here, claims: Iterable[Address] = ()
+) -> list[Dialable]:
+    """Those of `told` that this node may connect or send to, in the order given.
+
+    `claims` are all addresses by which the peer says it can be reached, beside `told`. Rules:
+
+    - metadata services, multicast, broadcast and whatever hides an IPv4 address: never;
+    - this machine (loopback, and our own addresses) only at one port, for a peer that names an address of
+      ours, or when both keep to loopback; four ports for a signal, one for each of its addresses;
+    - private and carrier addresses in a network of ours; beyond, two of them, if the peer is seen at our own
+      public address or neither of us is seen at any: networks of one site, routed to each other;
+    - by mDNS only what is in a network of ours; for a search only a public address that the record claims;
+    - 8 addresses of each protocol at most.
+
+    What a person gave, or a link was proven at, is only kept from what is never dialled.
+    """
+    unique = list(dict.fromkeys(told))
+    claimed = frozenset(claims)
+    if source in (Source.RECORD, Source.SIGNAL, Source.NEARBY):
+        claimed |= {candidate.ip for candidate in unique}
+    places = {candidate: _place(candidate.ip, here) for candidate in unique}
+    if source is Source.GIVEN:
+        good = {one for one in unique if places[one] is not _Place.NEVER}
+        return [Dialable(one) for one in unique if one in good]
+    good = {one for one in unique if places[one] is _Place.PUBLIC and source is not Source.NEARBY}
+    if source is Source.SEARCH:
+        return [Dialable(one) for one in unique if one in good and one.ip in claimed]
+    good |= {one for one in unique if places[one] is _Place.LINK}
+    good |= _on_machine([one for one in unique if places[one] is _Place.MACHINE], source, here, claimed)
+    if source is not Source.NEARBY and _one_site(here, claimed):
+        good |= _share([one for one in unique if places[one] is _Place.SITE], ROUTED.most)
+    kept = _share([one for one in unique if one in good], ADDRESSES.most)
+    return [Dialable(one) for one in unique if one in kept]
+
+
+def trusted(told: Iterable[Candidate]) -> list[Dialable]:
+    """What a person gave: a token, a reply code, a setting."""
+    return dialable(told, source=Source.GIVEN, here=Here())
+
+
+def _place(address: Address, here: Here) -> _Place:
+    if _in(address, _LOOPBACK):
+        return _Place.MACHINE
+    if _in(address, (*_NEVER, *_EMBEDDED)) or _is_broadcast(address, here.networks):
+        return _Place.NEVER
+    if address in here.addresses:
+        return _Place.MACHINE
+    if _in(address, here.networks):
+        return _Place.LINK
+    return _Place.SITE if _in(address, _PRIVATE) else _Place.PUBLIC
+
+
+def _on_machine(
+    told: Sequence[Candidate], source: Source, here: Here, claimed: frozenset[Address]
+) -> set[Candidate]:
+    """A node has one port for each protocol; a record that names several means to have them scanned."""
+    beside = bool(claimed & here.addresses)
+    inside = here.local_only and all(_in(address, _LOOPBACK) for address in claimed)
+    most = SIGNAL_PORTS.most if source is Source.SIGNAL else MACHINE_PORTS.most
+    if not (beside or inside) or len({one.port for one in told}) > most:
+        return set()
+    loopback = inside or source is not Source.SIGNAL  # who signals knows our addresses, and offers its own
+    return {one for one in told if one.port >= LEAST_PORT and (loopback or not _in(one.ip, _LOOPBACK))}
+
+
+def _one_site(here: Here, claimed: frozenset[Address]) -> bool:
+    """Behind one NAT, or in a site that nobody outside has seen."""
+    public = {address for address in claimed if _place(address, here) is _Place.PUBLIC}
+    return bool(public & here.outside) if public or here.outside else True
+
+
+def _share(candidates: Sequence[Candidate], most: int) -> set[Candidate]:
+    """`most` of each protocol, of every kind in turn: no kind of address keeps out the others."""
+    kept: set[Candidate] = set()
+    for proto in ("tcp", "udp"):
+        ordered = order(one for one in candidates if one.proto == proto)
+        kinds = dict.fromkeys((one.kind, one.is_v6) for one in ordered)
+        queues = [[one for one in ordered if (one.kind, one.is_v6) == kind] for kind in kinds]
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*queues))
+        kept.update([one for one in turns if one is not None][:most])
+    return kept
+
+
+def _in(address: Address, networks: Iterable[Network]) -> bool:
+    return any(address.version == network.version and address in network for network in networks)
+
+
+def _is_broadcast(address: Address, networks: Iterable[Network]) -> bool:
+    return any(
+        address.version == network.version == 4
+        and network.prefixlen < 31
+        and address in (network.network_address, network.broadcast_address)
+        for network in networks
+    )
+
+
+def network_of(address: Address, prefix: int) -> Network:
+    """The network that an interface with this address is in; a lone carrier address (a VPN that numbers its
+    nodes so) stands for its whole range."""
+    if prefix == 32 and address.version == 4 and address in _CARRIER:
+        return _CARRIER
+    return ipaddress.ip_network((address, prefix), strict=False)

@@ -1,0 +1,101 @@
+"""Binaries whose rpc-server can be made to stand still in a graph: nothing ends, and nothing answers.
+
+The rpc-server runs under a preloaded library that replaces the entry of OpenMP, which each graph of more than
+one thread calls. Once a file is there it sleeps in it for ever, as a thread in a driver that never returns;
+or it computes for long, once. Every connection stays open, and no signal is involved. Needs Linux and cc.
+"""
+
+import json
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
+
+from tests.e2e.models import patched
+
+_SOURCE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+
+void GOMP_parallel(void (*work)(void *), void * data, unsigned threads, unsigned flags) {
+    static parallel real;
+    if (!real) {
+        real = (parallel) dlsym(RTLD_NEXT, "GOMP_parallel");
+    }
+    while (access(FOLDER "/stop", F_OK) == 0) {
+        close(open(FOLDER "/stands", O_CREAT | O_WRONLY, 0600));
+        pause();
+    }
+    if (unlink(FOLDER "/slow") == 0) {
+        const clock_t end = clock() + 35*CLOCKS_PER_SEC;
+        while (clock() < end) {
+        }
+    }
+    real(work, data, threads, flags);
+}
+"""
+
+
+def why_not() -> str:
+    """Why this cannot be done here; empty when it can."""
+    if sys.platform != "linux" or shutil.which("cc") is None:
+        return "needs Linux and a C compiler"
+    listed = subprocess.run(
+        ["ldd", str(patched().binaries[RPC_SERVER])], check=False, capture_output=True, text=True
+    )
+    return "" if "libgomp" in listed.stdout else "the build has no OpenMP that a library could stand before"
+
+
+class Frozen:
+    """A build in `folder` that is the patched one but for this; `stop` ends all progress of its servers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        library = folder / "stands.so"
+        source = folder / "stands.c"
+        source.write_text(_SOURCE)
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", f'-DFOLDER="{folder}"', "-o", library, source, "-ldl"],
+            check=True,
+        )
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        real = patched()
+        wrapper = self.bin / real.binaries[RPC_SERVER].name
+        wrapper.write_text(f'#!/bin/sh\nLD_PRELOAD={library} exec {real.binaries[RPC_SERVER]} "$@"\n')
+        wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+        server = self.bin / real.binaries[LLAMA_SERVER].name
+        shutil.copyfile(real.binaries[LLAMA_SERVER], server)
+        server.chmod(0o755)
+        stamp = json.loads((real.bin_dir.parent / "stamp.json").read_text())
+        stamp["binaries"] = {
+            name: [path.name, path.stat().st_size]
+            for name, path in ((RPC_SERVER, wrapper), (LLAMA_SERVER, server))
+        }
+        (folder / "stamp.json").write_text(json.dumps(stamp))
+
+    def stop(self) -> None:
+        """From the next graph on."""
+        (self._folder / "stop").touch()
+
+    def since(self) -> float:
+        """When the first server stood still, of time.monotonic()."""
+        return time.monotonic() - (time.time() - (self._folder / "stands").stat().st_mtime)
+
+    def go_on(self) -> None:
+        """For servers that are started later; those that stand still do so for good."""
+        (self._folder / "stop").unlink()
+
+    def be_slow(self) -> None:
+        """The next graph takes 35 s of CPU time more."""
+        (self._folder / "slow").touch()

@@ -1,0 +1,134 @@
+"""An rpc-server that hangs in a graph with its connection open: an error for the client, and a new start.
+
+No signal and no closed connection tells of it. The worker's daemon sees that requests wait, and that nothing
+comes of them (decisions/0032): it kills the process and ends the lease. Shown for each of two workers, since
+the first one owes no answer but a push; and for one alone, in each state.
+"""
+
+import time
+from pathlib import Path
+
+import pytest
+from meshd.fleet.node import LocalNode
+
+from tests.e2e.alone import alone
+from tests.e2e.api_client import Streamed
+from tests.e2e.frozen import Frozen, why_not
+from tests.e2e.losses import noted
+from tests.e2e.mesh_losses import LONG_PROMPT, TOKENS, crashes
+from tests.e2e.models import smollm2
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, gone, play
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
+
+FOUND_SECONDS = 30.0  # what is promised; a step like those before is missed sooner
+TWO_THREADS = ("--threads", "2")  # OpenMP's entry is passed by more than one only
+HUNG = "it hangs: requests wait"
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Frozen:
+    if why := why_not():
+        pytest.skip(why)
+    folder = tmp_path / "frozen"
+    folder.mkdir()
+    return Frozen(folder)
+
+
+def _says_why(worker: LocalNode) -> bool:
+    return HUNG in (worker.spec.home / "node.log").read_text(errors="replace")
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["first", "last"])
+def test_one_of_two_workers_hangs_in_an_answer(tmp_path: Path, frozen: Frozen, which: int) -> None:
+    """And the other one, which waits for it, is not accused."""
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            plain = await fleet.worker("plain", model=smollm2())
+            token = await plain.token()
+            name = "another" if which == 0 else "somebody"  # the split takes them by name
+            hangs = await fleet.worker(
+                name, "--native-bin", str(frozen.bin), *TWO_THREADS, model=smollm2(), token=token
+            )
+            options = ("--min-workers", "2", "--tensor-split", "1,1", *SAME_THREADS)
+            head = await fleet.head(smollm2(), *options, token=token)
+            api = api_of(await fleet.ready(head))
+            server = child_pid(await hangs.status(), "rpc-server")
+
+            def told(streamed: Streamed) -> None:
+                if streamed.pieces == 10:
+                    frozen.stop()
+
+            with noted("mesh", "decode", f"hangs {which}", told_within=FOUND_SECONDS) as loss:
+                streamed = await api.stream(PROMPT, 400, told=told)
+                loss.since(frozen.since())
+                assert streamed.error, "the stream ended without an error event"
+                assert not streamed.done
+                frozen.go_on()
+                await gone({server})
+                text, _ = await api.complete_through_503(PROMPT, TOKENS, seconds=FOUND_SECONDS)
+                loss.again = time.monotonic() - frozen.since()
+                loss.wrong = text != reference
+            assert _says_why(hangs)
+            assert not _says_why(plain)
+            assert crashes(head) == 0
+
+    play(check())
+
+
+@pytest.mark.parametrize("state", ["load", "prompt", "idle"])
+def test_the_only_worker_hangs(tmp_path: Path, frozen: Frozen, state: str) -> None:
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            options = ("--native-bin", str(frozen.bin), *TWO_THREADS)
+            worker = await fleet.worker("worker", *options, model=smollm2())
+            if state == "load":
+                frozen.stop()
+            head = await fleet.head(smollm2(), *SAME_THREADS, token=await worker.token())
+            with noted("mesh", state, "hangs", told_within=FOUND_SECONDS) as loss:
+                if state == "load":
+                    await worker.until(lambda status: bool(status.children))
+                    server = child_pid(await worker.status(), "rpc-server")
+                    await gone({server}, seconds=FOUND_SECONDS + 5.0)
+                else:
+                    api = api_of(await fleet.ready(head))
+                    server = child_pid(await worker.status(), "rpc-server")
+                    frozen.stop()
+                    streamed = await api.stream(LONG_PROMPT if state == "prompt" else PROMPT, TOKENS)
+                    assert (streamed.text, streamed.done) == ("", False)
+                    assert streamed.error
+                loss.since(frozen.since())
+                frozen.go_on()
+                await gone({server})
+                api = api_of(await head.status())
+                text, _ = await api.complete_through_503(PROMPT, TOKENS, seconds=FOUND_SECONDS)
+                loss.wrong = text != reference
+                loss.again = time.monotonic() - frozen.since()
+            assert _says_why(worker)
+
+    play(check())
+
+
+def test_a_step_that_takes_long_is_not_taken_for_that(tmp_path: Path, frozen: Frozen) -> None:
+    """Longer than any hang is allowed to last: the process uses its processor, so it computes."""
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            options = ("--native-bin", str(frozen.bin), *TWO_THREADS)
+            worker = await fleet.worker("worker", *options, model=smollm2())
+            head = await fleet.head(smollm2(), *SAME_THREADS, token=await worker.token())
+            api = api_of(await fleet.ready(head))
+            server = child_pid(await worker.status(), "rpc-server")
+            frozen.be_slow()
+            began = time.monotonic()
+            streamed = await api.stream(PROMPT, TOKENS)
+            assert (streamed.text, streamed.error) == (reference, "")
+            assert time.monotonic() - began > FOUND_SECONDS, "the step was not long at all"
+            assert child_pid(await worker.status(), "rpc-server") == server
+
+    play(check())

@@ -1,0 +1,121 @@
+"""How the hostile member comes to a victim: a session where it gets one, streams on it, a count of all."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshd.base.errors import MeshdError
+from meshd.base.tasks import Owner
+from meshd.wire.lengths import framed
+
+from tests.hostile.draw import Draw, Pool
+from tests.hostile.member import Mallory, Talk, Target
+from tests.hostile.signed import Pen
+from tests.hostile.words import Speech
+
+VOLLEY = 40
+FLOOD = 400
+TOPICS = ("webrtc", "quic", "punch", "birthday")
+EXPOSED = "db"  # a service that the hostile member may use
+Metadata = dict[str, str | int | bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds after a volley, and until it comes again where it is not wanted."""
+
+    rest: float
+    away: float
+
+
+VIRTUAL = Pace(rest=0.5, away=20.0)
+
+
+class NotHeard(Exception):
+    """A victim takes no link of the hostile member now."""
+
+
+class Approach:
+    """The hostile member's dealings with both victims. `sent` counts what it said, by kind."""
+
+    def __init__(
+        self, mallory: Mallory, targets: Sequence[Target], owner: Owner, *, pace: Pace = VIRTUAL
+    ) -> None:
+        self._mallory = mallory
+        self._targets = targets
+        self._chance = chance = mallory.chance
+        self._owner = owner
+        self._pace = pace
+        ids = tuple(target.peer for target in targets)
+        blobs = (*(one.raw for one in ids), mallory.key.peer.raw, mallory.chain.encode(), mallory.record)
+        names = (*(target.name for target in targets), EXPOSED, *TOPICS, "record", "lease")
+        self._draw = Draw(chance, Pool(blobs=blobs, texts=names))
+        self.speech = Speech(chance, self._draw)
+        self._pen = Pen(
+            chance,
+            self._draw,
+            self.speech,
+            key=mallory.key,
+            chain=mallory.chain,
+            mesh=mallory.mesh,
+            victims=ids,
+        )
+        self._talks: dict[str, Talk] = {}
+        self._news: dict[str, int] = {}
+        self.sent: Counter[str] = Counter()
+        self.closed: deque[str] = deque(maxlen=20)  # why victims ended a session
+
+    # Getting in.
+
+    def _target(self) -> Target:
+        return self._chance.choice(self._targets)
+
+    async def _talk(self, victim: Target) -> Talk:
+        """The session that there is, or a new one. Raises what the victim's no looks like."""
+        talk = self._talks.get(victim.name)
+        if talk is not None and not talk.over:
+            return talk
+        if talk is not None:
+            self.closed.append(talk.over)
+            self._news.pop(victim.name, None)
+        try:
+            talk = await self._mallory.greeted(victim)
+        except (MeshdError, TimeoutError) as error:
+            self.closed.append(str(error))
+            await asyncio.sleep(self._pace.away)
+            raise NotHeard from error
+        self._talks[victim.name] = talk
+        # one that breaks a rule is soon not listened to any more: now and then it keeps them for a while
+        self._pen.broken = self.speech.broken = self._chance.choice((0.0, 0.02, 0.6))
+        self._owner.start(talk.run(), name=f"hostile talk with {victim.name}")
+        await asyncio.sleep(0.05)
+        return talk
+
+    def _count(self, name: str) -> None:
+        self.sent[name] += 1
+
+    def _said(self, name: str) -> bytes:
+        self._count(name)
+        return self.speech.say(name)
+
+    def _framed(self, message: bytes) -> bytes:
+        """Behind its length, which is nearly always true."""
+        if self._chance.random() < 0.995:
+            return framed(message)
+        return self._chance.choice((0, 1, len(message) + 1, 1 << 17, 0xFFFFFFFF)).to_bytes(4, "big") + message
+
+    def _volley(self) -> int:
+        return VOLLEY // 4 if self._chance.random() < 0.95 else FLOOD
+
+    async def _open_all(self, victim: Target, service: str, asked: list[Metadata], words: bytes) -> int:
+        """So many streams in one breath, and a word on each; most are reset after a while."""
+        talk = await self._talk(victim)
+        opened = [number for one in asked if (number := talk.open(service, one)) is not None]
+        for number in opened:
+            await talk.write(number, words)
+        await asyncio.sleep(self._chance.choice((0.0, 0.1)))
+        for number in opened:
+            if number in talk.live and self._chance.random() < 0.9:
+                talk.session.reset(number, 1, "enough")
+        return len(asked)

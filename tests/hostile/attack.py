@@ -1,0 +1,79 @@
+"""The hostile member as a process: `python -m tests.hostile.attack HOME SEED SECONDS NODE...`.
+
+It joins with the ordinary token in MESHD_JOIN, waits until it knows the nodes of these names, and then says
+whatever it can (doors.py) over real links. Prints `ready`, waits for a line, and prints how many messages
+that were.
+"""
+
+import asyncio
+import os
+import random
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.tasks import Owner
+from meshd.config.tree import HostPort, LinksConfig
+from meshd.identity.keys import PeerId
+from meshd.link.interface import Link
+from meshd.link.proving import Standing
+from meshd.link.tcp import TcpDialer
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import trusted
+
+from tests.e2e.bare_node import bare_node, connected
+from tests.hostile.approach import Pace
+from tests.hostile.damage import Damage
+from tests.hostile.doors import Visit
+from tests.hostile.honest import say
+from tests.hostile.member import Mallory, Target
+
+SERVICES = ("news", "signal", "onward", "tunnel", "lease", "rpc", "push")
+PACE = Pace(rest=0.0, away=1.0)
+
+
+def _dialling(standing: Standing, peer: PeerId, place: Candidate) -> Callable[[], Awaitable[Link]]:
+    async def dial() -> Link:
+        return await TcpDialer(lambda: standing).dial(peer, trusted([place]))
+
+    return dial
+
+
+async def _attack(home: Path, seed: int, seconds: float, names: list[str]) -> None:
+    links = LinksConfig(
+        listen=HostPort("127.0.0.1", 0), stun=(), no_mdns=True, no_portmap=True, kinds=("tcp",)
+    )
+    async with bare_node(home, token=os.environ["MESHD_JOIN"], name="mallory", links=links) as estate:
+        targets, standing = [], estate.standing()
+        for name in names:
+            peer = await connected(estate, name)
+            record = estate.book.record(peer)
+            assert record is not None
+            place = next(one for one in record.candidates if one.proto == "tcp")
+            targets.append(Target(name, peer, lambda: SERVICES, _dialling(standing, peer, place)))
+        mallory = Mallory(
+            estate._key,
+            estate.membership.chain,
+            estate.membership.mesh,
+            estate._record.encode(),
+            random.Random(seed),
+        )
+    say("ready")
+    await asyncio.to_thread(sys.stdin.readline)
+    loop = asyncio.get_running_loop()
+    async with Owner() as owner:
+        visit = Visit(mallory, targets, owner, pace=PACE)
+        until, count = loop.time() + seconds, 0
+        try:
+            while loop.time() < until:
+                count += await visit.once()
+            say(f"said {count}")
+        except Damage as damage:
+            say(str(damage))
+        owner.cancel()
+
+
+if __name__ == "__main__":
+    log.set_up(level="error")
+    asyncio.run(_attack(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]))

@@ -1,0 +1,49 @@
+"""What no honest node may do, however it is treated; and how that is seen from outside of it."""
+
+import contextlib
+import ctypes
+import gc
+import io
+import re
+from collections import Counter
+from pathlib import Path
+
+_EVENT = re.compile(r"\] (\w+)")
+_PAGE = 4096
+
+
+class Damage(AssertionError):
+    """What an honest node did that it must not."""
+
+
+class Lines(io.StringIO):
+    """What the honest nodes log: counted by event, and failures that were contained but not foreseen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.failures: list[str] = []
+
+    def write(self, text: str) -> int:
+        """A line."""
+        found = _EVENT.search(text)
+        event = found[1] if found else text[:40]
+        self.counts[event] += 1
+        if event == "work_failed":
+            self.failures.append(text.rstrip())
+        return len(text)
+
+
+def resident_bytes() -> int:
+    """Of this process; 0 where /proc is not."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
+    except OSError:
+        return 0
+
+
+def trim() -> None:
+    """Give back what is free: what a burst took and left shall not count as kept. glibc's; else nothing."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

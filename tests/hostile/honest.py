@@ -1,0 +1,112 @@
+"""An honest node as a process: `python -m tests.hostile.honest HOME NAME`, with MESHD_JOIN for a token.
+
+Built as the daemon builds itself, with its tunnels, without llama.cpp. Says `token WORDS` once it is there.
+Then it does what it is told, a line each: `expose NODE` (an echo server), `use NODE` (through a tunnel, for
+ever), `look` (prints how that goes, as JSON). It ends with its input.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.tasks import Owner
+from meshd.config.tree import HostPort, LinksConfig
+from meshd.daemon.estate import Estate
+from meshd.tunnel.own import OwnTunnels
+
+from tests.e2e.bare_node import bare_node, connected
+
+SERVICE = "live"
+BEAT_SECONDS = 0.05
+BEAT = 1024  # bytes
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(BEAT):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+class _Node:
+    """What it has beside its mesh."""
+
+    def __init__(self, estate: Estate, tunnels: OwnTunnels, owner: Owner) -> None:
+        self._estate = estate
+        self._tunnels = tunnels
+        self._owner = owner
+        self._longest = 0.0
+        self._beats = 0
+        self._wrong = ""
+
+    async def expose(self, name: str) -> None:
+        """The echo server, to that node."""
+        server = await asyncio.start_server(_echo, "127.0.0.1", 0)
+        self._owner.start(server.serve_forever(), name="echo")
+        port = server.sockets[0].getsockname()[1]
+        peer = await connected(self._estate, name)
+        self._tunnels.expose(SERVICE, host="127.0.0.1", port=port, peers=[peer])
+
+    async def use(self, name: str) -> None:
+        """The service of that node, from here on."""
+        peer = await connected(self._estate, name)
+        opened = await self._tunnels.open(peer, SERVICE, host="127.0.0.1", port=0)
+        self._owner.start(self._beat(int(opened.listen.rpartition(":")[2])), name="beat")
+
+    async def _beat(self, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                said, began = os.urandom(BEAT), loop.time()
+                writer.write(said)
+                if await reader.readexactly(BEAT) != said:
+                    self._wrong = "other bytes came back"
+                self._beats += 1
+                self._longest = max(self._longest, loop.time() - began)
+                await asyncio.sleep(BEAT_SECONDS)
+        except (OSError, EOFError) as error:
+            self._wrong = f"the stream ended: {error!r}"
+        finally:
+            writer.close()
+
+    def look(self) -> str:
+        """How it goes; the longest turn is counted anew from here on."""
+        longest, self._longest = self._longest, 0.0
+        return json.dumps({"beats": self._beats, "longest": longest, "wrong": self._wrong})
+
+
+def say(text: str) -> None:
+    """A line to whoever has started this process."""
+    os.write(1, f"{text}\n".encode())
+
+
+async def _live(home: Path, name: str) -> None:
+    links = LinksConfig(listen=HostPort("127.0.0.1", 0), stun=(), no_mdns=True, no_portmap=True)
+    async with bare_node(home, name=name, token=os.environ.get("MESHD_JOIN", ""), links=links) as estate:
+        tunnels = OwnTunnels(mesh=estate.mesh, save=lambda _blob: None)
+        async with Owner() as owner:
+            owner.start(tunnels.serve(), name="tunnels")
+            node = _Node(estate, tunnels, owner)
+            say(f"token {estate.printed_token() or ''}")
+            while words := (await asyncio.to_thread(sys.stdin.readline)).split():
+                match words:
+                    case ["expose", other]:
+                        await node.expose(other)
+                        say("done")
+                    case ["use", other]:
+                        await node.use(other)
+                        say("done")
+                    case ["look"]:
+                        say(node.look())
+            owner.cancel()
+
+
+if __name__ == "__main__":
+    log.set_up(level="info", stream=Path(sys.argv[1]).with_suffix(".log").open("w", encoding="utf-8"))
+    asyncio.run(_live(Path(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,303 @@
+"""Two honest nodes with a live stream between them, and a third that is not honest.
+
+The honest ones are real: mesh, news, book, signals, the lease's side of a worker, tunnels, circuits, relay
+client, TCP. Children are stubs, the clock is virtual, and outside is a network that answers nothing.
+"""
+
+import asyncio
+import ipaddress
+import random
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from meshd.base.errors import EndOfStream, MeshdError, UserError
+from meshd.base.shares import PASSED_ON_OF_PEER, TUNNELLED
+from meshd.base.tasks import Owner
+from meshd.identity.invite import RelayHint
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Role
+from meshd.identity.relay_url import parse_relay_url
+from meshd.link.interface import Link, LinkKind
+from meshd.link.member_relay import MemberRelayLinks
+from meshd.link.relay import RelayLinks
+from meshd.link.relay_client import RelayClient
+from meshd.link.tcp import TcpDialer
+from meshd.peer.interface import PeerState, Stream
+from meshd.role.worker import Worker, WorkerOptions
+from meshd.tunnel.own import OwnTunnels
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, Here, Source, dialable
+
+from tests.conformance.memory_link import MemoryDialer, MemoryNet
+from tests.hostile.approach import EXPOSED, TOPICS
+from tests.hostile.damage import Damage, Lines, resident_bytes, trim
+from tests.hostile.member import Mallory, Target
+from tests.hostile.network import Dial, OutsideLoop
+from tests.sim.test_signals import PostOffice
+from tests.sim.world import World, WorldNode, apart
+from tests.unit.role.rig import Bench, Net
+
+LIVE = "live"
+EXPOSED_PORT = 5432  # and the next
+MOST_STALL_SECONDS = 1.0  # virtual
+MOST_GROWTH_BYTES = 16 << 20  # of one honest node
+MOST_LATER_BYTES = 16 << 20  # of the process, once all that has a bound is full
+JOIN_SECONDS = 60.0
+_STEP = 0.1
+
+
+class Victim:
+    """An honest node with everything that members reach."""
+
+    def __init__(self, node: WorldNode, folder: Path, owner: Owner, office: PostOffice) -> None:
+        self.node = node
+        node.mail = office.of(node.peer)
+        node.reborn()
+        self._relays = RelayClient((), node.standing, relays_of=self._relays_of, allow=_named, environ={})
+        self.members = MemberRelayLinks(node.standing)
+        self._dial_outside()
+        self.tunnels = OwnTunnels(mesh=node.mesh, save=lambda _blob: None)
+        self.bench = Bench(Net(owner).mesh(node.name), folder)
+        kit = replace(self.bench.kit, mesh=node.mesh)
+        self.worker = Worker(kit, [], WorkerOptions(machine="m", memory=1 << 30))
+
+    def _dial_outside(self) -> None:
+        node = self.node
+        relayed = RelayLinks(self._relays, node.standing)
+        node.mesh._dialers = (*node.mesh._dialers, TcpDialer(node.standing), relayed, self.members)
+        for topic in TOPICS:
+            node.signals.topic(topic)
+
+    def _relays_of(self, peer: PeerId) -> tuple[RelayHint, ...]:
+        """As daemon/ways.py reads them."""
+        record = self.node.book.record(peer)
+        hints = []
+        for url in record.relays if record is not None else ():
+            try:
+                hints.append(parse_relay_url(url))
+            except UserError:
+                continue
+        return tuple(hints)
+
+    def start(self, owner: Owner, hostile: PeerId, port: int) -> None:
+        """Live, with a service that is exposed to the hostile one."""
+        self.node.start()
+        self.members.attach(self.node.mesh)
+        self.tunnels.expose(EXPOSED, host="127.0.0.1", port=port, peers=[hostile])
+        owner.start(self._relays.serve(), name=f"relays of {self.node.name}")
+        owner.start(self.members.serve(self.node.mesh.accept), name=f"members of {self.node.name}")
+        owner.start(self.tunnels.serve(), name=f"tunnels of {self.node.name}")
+        owner.start(self.worker.serve(), name=f"worker of {self.node.name}")
+
+
+def _named(told: Iterable[Candidate]) -> list[Dialable]:
+    """As daemon/ways.py has it, for a node that knows nothing of its networks."""
+    return dialable(told, source=Source.RECORD, here=Here())
+
+
+async def _echo(stream: Stream) -> None:
+    try:
+        while True:
+            data = await stream.read()
+            await stream.write(bytes(data))
+            stream.consumed(len(data))
+    except EndOfStream:
+        stream.write_eof()
+
+
+class Live:
+    """A stream from one honest node to the other and back, that always has something on its way."""
+
+    def __init__(self, near: Victim, far: Victim) -> None:
+        self._near, self._far = near, far
+        self.longest = 0.0
+        self.echoed = 0
+
+    async def run(self) -> None:
+        """Raises Damage when other bytes come back, or none for too long."""
+        loop = asyncio.get_running_loop()
+        try:
+            stream = self._near.node.mesh.open_stream(self._far.node.peer, LIVE, metadata={})
+            number = 0
+            while True:
+                number += 1
+                sent = number.to_bytes(8, "big") * 128
+                began, came = loop.time(), bytearray()
+                await stream.write(sent)
+                async with asyncio.timeout(60):
+                    while len(came) < len(sent):
+                        data = await stream.read()
+                        came += data
+                        stream.consumed(len(data))
+                if came != sent:
+                    raise Damage("the live stream gave other bytes than were sent")
+                self.longest = max(self.longest, loop.time() - began)
+                self.echoed += len(sent)
+                if self.longest > MOST_STALL_SECONDS:
+                    raise Damage(f"the live stream stood still for {self.longest:.1f} s")
+                await asyncio.sleep(_STEP)
+        except (MeshdError, TimeoutError) as error:
+            raise Damage(f"the live stream ended: {error!r}") from error
+
+
+class Scene:
+    """All three; `check` raises Damage."""
+
+    def __init__(
+        self, world: World, victims: tuple[Victim, Victim], hostile: WorldNode, office: PostOffice
+    ) -> None:
+        self.world = world
+        self.victims = victims
+        self.hostile = hostile
+        self.office = office
+        self.live = Live(*victims)
+        self.strange: list[str] = []  # what the loop was told of, and what no task may end with
+        self.lines: Lines | None = None
+        self._resident = self._most = 0
+
+    def target(self, victim: Victim) -> Target:
+        """As the hostile member sees it."""
+        node, hostile = victim.node, self.hostile
+
+        async def dial() -> Link:
+            net = MemoryNet()  # with a wire for this link alone, which goes with it
+            net.listeners = self.world.listeners
+            return await MemoryDialer(net, hostile.standing).dial(node.peer, [node.place])
+
+        def post(blob: bytes) -> None:
+            box = self.office.boxes[node.peer]
+            if not box.full():
+                box.put_nowait(blob)
+
+        return Target(node.name, node.peer, lambda: node.node.services, dial, post)
+
+    def mallory(self, chance: random.Random) -> Mallory:
+        """The hostile member itself."""
+        node = self.hostile
+        return Mallory(node.key, node.chain, self.world.root.mesh, node.record(1).encode(), chance)
+
+    def settle(self, *, full: bool) -> None:
+        """From here on memory is compared; `full`: whatever may be kept of members is there already."""
+        trim()
+        self._most = MOST_LATER_BYTES if full else len(self.victims) * MOST_GROWTH_BYTES
+        self._resident = resident_bytes()
+
+    @property
+    def growth(self) -> int:
+        """Bytes of the process since `settle`."""
+        return resident_bytes() - self._resident if self._resident else 0
+
+    def check(self) -> None:
+        """Both alive and whole, nothing dialled that may not be, memory in its bounds. Raises Damage."""
+        if self.strange:
+            raise Damage(self.strange[0])
+        for victim in self.victims:
+            task = victim.node._task
+            if task is None or task.done():
+                raise Damage(f"{victim.node.name} has ended")
+        self._check_dials()
+        self._forget()
+        if self.growth > self._most:
+            trim()
+            if self.growth > self._most:
+                raise Damage(f"the process grew by {self.growth >> 20} MiB")
+        for victim in self.victims:
+            self._check_shares(victim)
+        if self.lines is not None and self.lines.failures:
+            raise Damage(f"a failure that nobody foresaw: {self.lines.failures[0]}")
+
+    def _forget(self) -> None:
+        """Drop what the stubs and the loop have written down: no honest node has that."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, OutsideLoop)
+        loop.dials.clear()
+        self.office.seen.clear()
+        for victim in self.victims:
+            victim.bench.forget()
+
+    def _check_dials(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, OutsideLoop)
+        for dial in loop.dials:
+            if dial in loop.slow:
+                continue
+            why = why_forbidden(dial.host)
+            if why:
+                raise Damage(f"a node dialled {dial.proto} {dial.host}:{dial.port}, {why}")
+        most = max(loop.most_waiting.values(), default=0)
+        if most > TUNNELLED.most:
+            raise Damage(f"{most} connections to an exposed service at once")
+
+    def _check_shares(self, victim: Victim) -> None:
+        node, other = victim.node, self.victims[victim is self.victims[0]].node
+        try:
+            meant = node.mesh.find(str(other.peer))
+        except UserError as error:
+            raise Damage(f"an id is not known any more: {error.what}") from error
+        if meant != other.peer:
+            raise Damage(f"the id of {other.name} means {meant.short}")
+        passed_on = victim.members._passed_on._taken[self.hostile.peer]
+        if passed_on > PASSED_ON_OF_PEER.most:
+            raise Damage(f"{passed_on} circuits of one member")
+
+
+def why_forbidden(host: str) -> str:
+    """Where nobody has to be sent, by addresses alone: the nodes have 10.0.0.0/24 and the Internet."""
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address in ipaddress.ip_network("64:ff9b::/96"):
+        return "which hides another one"
+    if address.is_loopback:
+        return "which is its own machine"
+    if address.is_multicast or address.is_unspecified or str(address) == "255.255.255.255":
+        return "which is no node's address"
+    if str(address) in ("169.254.169.254", "fd00:ec2::254"):
+        return "where clouds keep secrets"
+    return ""
+
+
+@asynccontextmanager
+async def scene(folder: Path) -> AsyncIterator[Scene]:
+    """Connected, and the stream running."""
+    loop = asyncio.get_running_loop()
+    async with World() as world:
+        office = PostOffice()
+        near, far = apart(world, kinds=(LinkKind.TCP,))
+        hostile = world.node("mallory", roles=frozenset({Role.USE, Role.WORK, Role.INVITE}))
+        victims = (
+            Victim(near, folder, world.owner, office),
+            Victim(far, folder, world.owner, office),
+        )
+        it = Scene(world, victims, hostile, office)
+        assert isinstance(loop, OutsideLoop)
+        loop.slow = {Dial("tcp", "127.0.0.1", EXPOSED_PORT + number) for number in range(2)}
+        loop.set_exception_handler(lambda _loop, context: it.strange.append(_shown(context)))
+        far.mesh.handle(
+            LIVE, _echo, allow=lambda member, _metadata: None if member.peer == near.peer else "no"
+        )
+        for number, (victim, other) in enumerate((victims, victims[::-1])):
+            victim.node.knows(other.node, hostile)
+            victim.start(world.owner, hostile.peer, EXPOSED_PORT + number)
+        await near.sees(far, PeerState.CONNECTED)
+        await far.sees(near, PeerState.CONNECTED)
+        world.owner.start(it.live.run(), name="live stream")
+        yield it
+
+
+async def newcomer(scene: Scene) -> None:
+    """After all that an honest node joins, and both take it. Raises Damage."""
+    fresh = scene.world.node("carla")
+    fresh.knows(*(victim.node for victim in scene.victims))
+    fresh.start()
+    for victim in scene.victims:
+        try:
+            await fresh.sees(victim.node, PeerState.CONNECTED, seconds=JOIN_SECONDS)
+        except TimeoutError as error:
+            raise Damage(f"{victim.node.name} takes no newcomer") from error
+
+
+def _shown(context: dict[str, object]) -> str:
+    return f"{context.get('message')}: {context.get('exception')!r}"

@@ -1,0 +1,85 @@
+"""A hostile worker against the head's side of a lease: whatever it says, the head goes on or gives up."""
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from meshd.base.errors import MeshdError
+from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import Stream
+from meshd.peer.messages import MessageStream
+from meshd.role.lender import Lender
+from meshd.wire.lease import LEASE_SERVICE, Acquire
+
+from tests.hostile.draw import Draw, Pool
+from tests.hostile.words import Speech
+from tests.sim.loop import run
+from tests.unit.role.rig import Bench, Net
+
+LEASES = 1500
+ACQUIRE = Acquire(bytes(16), "tiny", "f" * 64, "pin", "patches")
+ORDER = ("lease.Offer", "lease.Grant", "lease.Reached", "lease.Lost")
+MOST_WORDS = 8
+
+
+def test_a_head_bears_any_worker(tmp_path: Path) -> None:
+    seed = random.randrange(1_000_000)
+    print(f"seed {seed}")  # noqa: T201
+    chance = random.Random(seed)
+    speech = Speech(chance, Draw(chance, Pool(blobs=(bytes(16), bytes(32)))))
+    ends: Counter[str] = Counter()
+
+    async def worker(stream: Stream) -> None:
+        """Its lines in their order or in none, and then silence or the end."""
+        messages = MessageStream(stream)
+        speech.broken = chance.choice((0.0, 0.1, 0.6))
+        for at in range(chance.randrange(MOST_WORDS)):
+            await asyncio.sleep(chance.choice((0.0, 0.0, 1.0)))
+            named = ORDER[at] if at < len(ORDER) and chance.random() < 0.7 else speech.of("lease")
+            await messages.send(speech.say(named))
+        if chance.random() < 0.8:
+            stream.write_eof()
+        else:
+            stream.reset(chance.randrange(1 << 32), "enough")
+
+    async def lease(bench: Bench, peer: PeerId) -> None:
+        lender = Lender(
+            bench.kit,
+            peer=peer,
+            name="w",
+            owner_pid=None,
+            saved=None,
+            told=lambda _text: None,
+        )
+        stage = "asked"
+        try:
+            offer = await lender.ask(ACQUIRE)
+            stage = "offered"
+            assert len({device.name for device in offer.devices}) == len(offer.devices)
+            await lender.reserve(tuple(device.free_bytes for device in offer.devices))
+            stage = "granted"
+            await lender.say_loaded()
+            async with asyncio.timeout(200):
+                await lender.until_lost()
+            stage = "lost"
+        finally:
+            ends[stage] += 1
+            lender.release()
+
+    async def main() -> None:
+        async with Owner() as owner:
+            net = Net(owner)
+            head, hostile = net.mesh("head", "serve"), net.mesh("hostile")
+            hostile.handle(LEASE_SERVICE, worker, allow=lambda _member, _metadata: None)
+            bench = Bench(head, tmp_path)
+            for _ in range(LEASES):
+                with suppress(MeshdError, TimeoutError):
+                    await lease(bench, hostile.key.peer)
+            owner.cancel()
+
+    run(main())
+    assert ends.total() == LEASES
+    assert all(ends[stage] > LEASES / 100 for stage in ("asked", "lost")), ends

@@ -1,0 +1,254 @@
+"""What is near: STUN servers, a home router and neighbours in the network, each of which answers anything."""
+
+import asyncio
+import random
+import socket
+from collections.abc import Callable
+
+import pytest
+from meshd.base.errors import RemoteProtocolError
+from meshd.link.stun import Question, ask_udp, bound_socket, tcp_mapping
+from meshd.portmap.interface import NotMapped, Route, Router
+from meshd.portmap.natpmp import NatPmpRouter
+from meshd.portmap.pcp import PcpRouter
+from meshd.portmap.upnp import UpnpRouter
+from meshd.rendezvous.book import MAX_PEERS
+from meshd.rendezvous.mdns_neighbours import MAX_SEEN, Neighbours
+from meshd.rendezvous.mdns_text import NONCE_BYTES, Sign
+from meshd.wire.portmap import Granted, Wish
+from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
+
+from tests.fuzz.mutate import flip
+from tests.hostile.draw import HOSTS, Draw, Pool
+from tests.hostile.words import Speech, catalogue
+from tests.unit.identity.cast import FOUNDER, GUEST, MESH, STRANGER
+from tests.unit.portmap.gateways import HERE, Igd, Table, igd, listening, natpmp, pcp
+
+ROUTE = Route(HERE, HERE)
+WISH = Wish(proto="tcp", internal_port=17430, external_port=17430, lifetime=7200)
+ROUNDS = 60  # asked at once in each of them
+AT_ONCE = 8
+SECONDS = 0.3  # a server that says nothing that can be read is given up after that
+
+
+def _chance() -> random.Random:
+    seed = random.randrange(1_000_000)
+    print(f"seed {seed}")  # noqa: T201
+    return random.Random(seed)
+
+
+# STUN.
+
+
+def _stun_answers(chance: random.Random, request: bytes) -> list[bytes]:
+    """True ones, of other transactions, broken ones and any other message; many or none."""
+    word = next(word for word in catalogue() if word.kind is StunMessage)
+    speech = Speech(chance, Draw(chance, Pool()), [word])
+    asked = decode(request)
+    found = []
+    for _ in range(chance.choice((0, 1, 3, 20))):
+        good = encode(
+            StunMessage(
+                kind=StunKind.SUCCESS,
+                transaction=asked.transaction if chance.random() < 0.7 else chance.randbytes(12),
+                mapped=Endpoint(chance.choice(HOSTS), chance.randrange(65536)),
+            )
+        )
+        luck = chance.random()
+        found.append(
+            good if luck < 0.3 else flip(chance, good, (request,)) if luck < 0.7 else speech.say(word.name)
+        )
+    return found
+
+
+def test_a_stun_server_tells_an_address_or_nothing() -> None:
+    chance = _chance()
+
+    async def ask(port: int) -> int:
+        sock = bound_socket(socket.AF_INET, socket.SOCK_DGRAM, host=HERE)
+        try:
+            question = Question(server=Endpoint(HERE, port))
+            answers = await ask_udp(sock, [question] * 4, seconds=SECONDS)
+        finally:
+            sock.close()
+        return sum(answer is not None for answer in answers)
+
+    async def main() -> None:
+        told = 0
+        async with listening(lambda data: _stun_answers(chance, data)) as port:
+            for _ in range(ROUNDS // 4):
+                told += sum(await asyncio.gather(*(ask(port) for _ in range(AT_ONCE))))
+        assert told, "no answer was taken: only the door is tested"
+
+    asyncio.run(main())
+
+
+def test_a_stun_server_over_tcp_is_hung_up_on() -> None:
+    chance = _chance()
+    serving: set[asyncio.Task[None] | None] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        serving.add(task)
+        try:
+            request = await reader.read(1500)
+            for answer in _stun_answers(chance, request):
+                writer.write(answer)
+            await writer.drain()
+            if chance.random() < 0.5:
+                await reader.read()
+        except (OSError, RemoteProtocolError):
+            pass
+        finally:
+            writer.close()
+            serving.discard(task)
+
+    async def main() -> None:
+        server = await asyncio.start_server(serve, HERE, 0)
+        async with server:
+            place = Endpoint(HERE, server.sockets[0].getsockname()[1])
+            for _ in range(ROUNDS):
+                async with tcp_mapping(
+                    0, [place], family=socket.AF_INET, seconds=SECONDS, grace=0
+                ) as mapping:
+                    assert len(mapping.answers) <= 1
+            await asyncio.gather(*(task for task in serving if task))  # the client has hung up on each
+
+    asyncio.run(main())
+
+
+# A home router.
+
+
+def _broken(chance: random.Random, answer: Callable[[bytes], list[bytes]]) -> Callable[[bytes], list[bytes]]:
+    def answers(question: bytes) -> list[bytes]:
+        good = answer(question)
+        found = []
+        for _ in range(chance.choice((1, 1, 2, 20))):
+            luck = chance.random()
+            if luck < 0.3:
+                found += good
+            elif luck < 0.9:
+                found += [flip(chance, one, (question,)) for one in good]
+            else:
+                found.append(chance.randbytes(chance.choice((0, 1, 8, 60, 1400))))
+        return found
+
+    return answers
+
+
+async def _try(router: Router) -> int:
+    """Everything that is asked of a router; how often it answered so that it can be read."""
+    held: list[Granted] = []
+
+    async def all_of_it() -> None:
+        await router.probe()
+        held.append(await router.map(WISH))
+        assert 0 < held[0].external_port < 65536
+        await router.pulse(held)
+        await router.unmap(held[0])
+
+    try:
+        async with asyncio.timeout(SECONDS):
+            await all_of_it()
+    except (NotMapped, TimeoutError):
+        pass
+    return len(held)
+
+
+async def _rounds(make: Callable[[], Router]) -> int:
+    mapped = 0
+    for _ in range(ROUNDS // AT_ONCE):
+        mapped += sum(await asyncio.gather(*(_try(make()) for _ in range(AT_ONCE))))
+    return mapped
+
+
+@pytest.mark.parametrize("language", ["pcp", "natpmp"])
+def test_a_router_maps_or_does_not(language: str) -> None:
+    chance, table = _chance(), Table()
+
+    async def main() -> None:
+        answer = pcp(table) if language == "pcp" else natpmp(table)
+        async with listening(_broken(chance, answer)) as port:
+
+            def make() -> Router:
+                if language == "pcp":
+                    return PcpRouter(ROUTE, secret=b"s" * 16, port=port)
+                return NatPmpRouter(ROUTE, port=port)
+
+            assert await _rounds(make), "nothing was ever mapped: only the door is tested"
+
+    asyncio.run(main())
+
+
+class _Lying(Igd):
+    """A UPnP router whose HTTP, description and answers are broken in places."""
+
+    chance = random.Random(1)
+
+    def search_answer(self, data: bytes) -> list[bytes]:
+        good = Igd.search_answer(self, data)
+        return good if self.chance.random() < 0.8 else [flip(self.chance, one, (data,)) for one in good]
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.chance.random() < 0.6:
+            await Igd.converse(self, reader, writer)
+            return
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            text = flip(self.chance, self.description.encode(), (b"<a>" * 500, b"\xff\xfe", b"&lol;"))
+            size = self.chance.choice((len(text), len(text) + 1, 0, 1 << 40, -1))
+            head = (
+                f"HTTP/1.1 {self.chance.choice((200, 500, 999))} X\r\nContent-Length: {size}\r\n\r\n".encode()
+            )
+            writer.write(flip(self.chance, head, ()) + text)
+            await writer.drain()
+        except (OSError, EOFError, asyncio.LimitOverrunError):
+            pass
+        finally:
+            writer.close()
+
+
+def test_a_router_that_speaks_upnp_is_never_followed_elsewhere() -> None:
+    _Lying.chance = _chance()
+
+    async def main() -> None:
+        router = _Lying(Table())
+        async with igd(router) as port:
+
+            def make() -> Router:
+                return UpnpRouter(ROUTE, name="meshd", chance=lambda: 5000, ssdp_port=port)
+
+            assert await _rounds(make), "nothing was ever mapped: only the door is tested"
+
+    asyncio.run(main())
+
+
+# Neighbours.
+
+
+def test_neighbours_tell_few_private_places_of_those_that_are_known() -> None:
+    chance, neighbours = _chance(), Neighbours(MESH, FOUNDER.peer)
+    known = (GUEST.peer, STRANGER.peer)
+    neighbours.know(known)
+    own = ("192.168.77.9", "fd00::9")
+    refused = 0
+    for number in range(5_000):
+        who = chance.choice((FOUNDER, GUEST, STRANGER))
+        text = Sign.of(
+            MESH, who.peer, nonce=chance.randbytes(NONCE_BYTES), udp_port=chance.randrange(1, 65536)
+        ).encode()
+        if chance.random() < 0.5:
+            text = flip(chance, text, ())
+        hosts = chance.choices((*HOSTS, "192.168.77.1", "\0", "x" * 99), k=chance.randrange(20))
+        where = (chance.choice(("eth0", "wlan0")), f"name {chance.randrange(2 * MAX_SEEN)}")
+        try:
+            neighbours.saw(where, text, hosts=hosts, port=chance.randrange(65536), own=own, now=float(number))
+        except RemoteProtocolError:
+            refused += 1
+        for peer, candidates in neighbours.tell(float(number)):
+            assert peer in known
+            assert all(one.is_private or one.is_link_local for one in candidates)
+            assert not any(one.is_loopback for one in candidates)
+        assert len(neighbours._seen) <= MAX_SEEN <= MAX_PEERS * 4
+    assert 0 < refused < 5_000

@@ -1,0 +1,94 @@
+"""A relay that has the key it should have, and says and passes on anything."""
+
+import asyncio
+import random
+
+from meshd.base import log
+from meshd.base.errors import MeshdError
+from meshd.base.shares import MAIL_WAITING
+from meshd.link.interface import Link
+from meshd.wire.lengths import framed
+
+from tests.conformance.relays import House, Party, Tampering, in_house
+from tests.conformance.run import until
+from tests.fuzz.mutate import flip
+from tests.hostile.damage import Lines
+from tests.hostile.draw import Draw, Pool
+from tests.hostile.words import Speech
+
+MESSAGES = 2000
+VOLLEY = 12
+DIALS = 6
+
+
+class Lying(Tampering):
+    """The real server, whose every answer is followed, and at times replaced, by whatever it can say."""
+
+    chance = random.Random(1)
+    speech: Speech
+    said = 0
+
+    def _tell(self, client: int, data: bytes, *, may_drop: bool) -> None:
+        words = [
+            framed(self.speech.say(self.speech.of("relay"))) for _ in range(self.chance.randrange(VOLLEY))
+        ]
+        if b"ready" in data or self.chance.random() < 0.5:
+            words.insert(0, data)
+        if self.chance.random() < 0.05:
+            words.append(flip(self.chance, data, words))
+        type(self).said += len(words)
+        super()._tell(client, b"".join(words), may_drop=may_drop)
+
+    def tamper(self, number: int, data: bytes) -> list[bytes]:
+        return [flip(self.chance, data, ())] if self.chance.random() < 0.2 else [data]
+
+
+async def _use(one: Party, other: Party) -> None:
+    """As the daemon does: letters, boxes, calls; no answer is a surprise."""
+    for number in range(DIALS):
+        try:
+            async with asyncio.timeout(1.0):
+                await one.client.send_mail(other.node.peer, b"letter" * number)
+                await one.client.set_boxes({number.to_bytes(16, "big"): 60.0})
+                link = await one.links.dial(other.node.peer, ())
+                await link.aclose()
+        except (MeshdError, TimeoutError):
+            continue
+
+
+def test_what_a_relay_says_ends_its_line_at_most() -> None:
+    seed = random.randrange(1_000_000)
+    print(f"seed {seed}")  # noqa: T201
+    Lying.chance = random.Random(seed)
+    Lying.said = 0
+    lines = Lines()
+
+    async def work(home: House) -> None:
+        peers = tuple(home.mesh.node() for _ in range(2))
+        pool = Pool(blobs=(*(one.peer.raw for one in peers), bytes(16)))
+        Lying.speech = Speech(Lying.chance, Draw(Lying.chance, pool))
+        home.start(kind=Lying)
+        one, other = [await home.party(node) for node in peers]
+        strange: list[str] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: strange.append(str(context)))
+        while Lying.said < MESSAGES:
+            await until(lambda: one.client.in_use and other.client.in_use)
+            await asyncio.gather(_use(one, other), _use(other, one))
+            one.client.addresses_changed()
+            other.client.addresses_changed()
+        assert not strange
+        assert not lines.failures
+        assert all(len(party.client._mail) <= MAIL_WAITING.most for party in (one, other))
+        # nobody came in who has not proven to be the one, and a true relay is used again at once
+        assert all(link.info.peer in (one.node.peer, other.node.peer) for link in _accepted(one, other))
+
+    log.set_up(level="info", stream=lines)
+    try:
+        in_house(work)
+    finally:
+        log.set_up(level="warning")
+
+
+def _accepted(*parties: Party) -> list[Link]:
+    return [party.accepted.get_nowait() for party in parties for _ in range(party.accepted.qsize())]

@@ -1,0 +1,129 @@
+"""A disk that does not take chosen files: opening, writing, syncing or replacing them fails."""
+
+import errno
+import io
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+from unittest import mock
+
+from meshd.base.replaced_file import NEW_PREFIX
+
+ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.EIO)
+STAGES = ("open", "write", "sync", "replace")
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+Path_ = str | os.PathLike[str]
+
+
+class FailingDisk:
+    """`hits` counts what failed. `concerned` says of a path whether it is one of those files."""
+
+    def __init__(self, concerned: Callable[[Path], bool], number: int, stage: str) -> None:
+        self.hits = 0
+        self._concerned = concerned
+        self._number = number
+        self._stage = stage
+        self._files: dict[int, Path] = {}
+        self._open, self._fdopen, self._write = os.open, os.fdopen, os.write
+        self._fsync, self._replace, self._close = os.fsync, os.replace, os.close
+        self._io_open = io.open
+
+    def _fail(self, stage: str) -> None:
+        if stage == self._stage:
+            self.hits += 1
+            raise OSError(self._number, os.strerror(self._number))
+
+    def open(self, path: Path_, flags: int, mode: int = 0o777, **more: int) -> int:
+        """As os.open."""
+        writes = bool(flags & _WRITES)
+        if writes and self._concerned(Path(path)):
+            self._fail("open")
+        descriptor = self._open(path, flags, mode, **more)
+        self._files.pop(descriptor, None)  # of one that a file object closed
+        if writes and self._concerned(Path(path)):
+            self._files[descriptor] = Path(path)
+        return descriptor
+
+    def close(self, descriptor: int) -> None:
+        """As os.close."""
+        self._files.pop(descriptor, None)
+        self._close(descriptor)
+
+    def fdopen(self, descriptor: int, mode: str = "r", **more: bool) -> IO[bytes]:
+        """As os.fdopen; half of what is written arrives before a write fails."""
+        file: IO[bytes] = self._fdopen(descriptor, mode, **more)  # type: ignore[call-overload]
+        if descriptor not in self._files:
+            return file
+        plain = file.write
+
+        def write(data: bytes) -> int:
+            if self._stage == "write":
+                plain(data[: len(data) // 2])
+                file.flush()
+            self._fail("write")
+            return plain(data)
+
+        file.write = write  # type: ignore[method-assign,assignment]
+        return file
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        """As os.write; a full disk takes half first."""
+        if descriptor in self._files:
+            if self._stage == "write" and self._number == errno.ENOSPC:
+                self.hits += 1
+                return self._write(descriptor, data[: len(data) // 2])
+            self._fail("write")
+        return self._write(descriptor, data)
+
+    def fsync(self, descriptor: int) -> None:
+        """As os.fsync."""
+        if descriptor in self._files:
+            self._fail("sync")
+        self._fsync(descriptor)
+
+    def replace(self, source: Path_, target: Path_) -> None:
+        """As os.replace."""
+        if self._concerned(Path(target)):
+            self._fail("replace")
+        self._replace(source, target)
+
+    def io_open(self, file: Path_ | int, mode: str = "r", *args: object, **more: object) -> IO[str]:
+        """As io.open, by which pathlib opens."""
+        if not isinstance(file, int) and mode[0] in "wax" and self._concerned(Path(file)):
+            self._fail("open")
+        opened: IO[str] = self._io_open(file, mode, *args, **more)  # type: ignore[call-overload]
+        return opened
+
+
+@contextmanager
+def failing(concerned: Callable[[Path], bool], number: int, stage: str) -> Iterator[FailingDisk]:
+    """While the block runs each `stage` of a concerned file fails with errno `number`."""
+    disk = FailingDisk(concerned, number, stage)
+    with (
+        mock.patch("os.open", disk.open),
+        mock.patch("os.close", disk.close),
+        mock.patch("os.fdopen", disk.fdopen),
+        mock.patch("os.write", disk.write),
+        mock.patch("os.fsync", disk.fsync),
+        mock.patch("os.replace", disk.replace),
+        mock.patch("io.open", disk.io_open),
+    ):
+        yield disk
+
+
+def one_file(name: str) -> Callable[[Path], bool]:
+    """It, what it is written as before it is replaced, and its older part."""
+
+    def concerned(path: Path) -> bool:
+        fresh = name.endswith(".pid") and path.name.startswith(NEW_PREFIX)  # base/replaced_file.py
+        return fresh or path.name in (name, f"{name}.1") or path.name.startswith((f".{name}.", f"{name}."))
+
+    return concerned
+
+
+def below(folder: Path) -> Callable[[Path], bool]:
+    """Every file there."""
+    return lambda path: folder in path.parents

@@ -1,0 +1,330 @@
+"""Every file in the home of a daemon: how it comes to be written, and what a disk that takes nothing does.
+
+`python -m tests.process.state_files` prints the table of docs/troubleshooting.md; a test compares the two.
+"""
+
+import asyncio
+import errno
+import io
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd.admin.authority import save_addresses
+from meshd.base import log
+from meshd.base.errors import UserError
+from meshd.daemon.estate import Estate
+from meshd.daemon.port import _keep
+from meshd.daemon.surroundings import _kept_secret
+from meshd.daemon.tunnels import make_tunnels
+from meshd.identity.invite_book import InviteEntry
+from meshd.identity.keys import KeyPair, PeerId
+from meshd.identity.keystore import Home
+from meshd.link.tcp import TcpListener
+from meshd.process.interface import ChildSpec
+from meshd.process.run import Run
+from meshd.wire.address import Candidate
+from meshd.wire.joining import NotAdmitted, Welcome
+
+from tests.e2e.bare_node import bare_node
+from tests.process.failing_disk import ERRNOS, STAGES, FailingDisk, failing, one_file
+
+LATER = "kept in memory, written later"
+REFUSED = "joiners and `meshd invite` are refused, later taken"
+NO_START = "the start fails, exit code 1"
+WITHOUT = "not written"
+LOST = "lines lost and counted"
+
+
+def new_key() -> KeyPair:
+    return KeyPair.from_seed(random.randbytes(32))
+
+
+def new_peer() -> PeerId:
+    return new_key().peer
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A node in `folder`, without its tasks: nothing is written but by the case itself."""
+
+    estate: Estate
+    folder: Path
+
+    @classmethod
+    def made(cls, estate: Estate, folder: Path) -> "Scene":
+        """With an invite that many may use, and something in each file."""
+        scene = cls(estate, folder)
+        _invite(scene, uses=100)
+        _expose(scene)
+        (folder / "logs").mkdir(mode=0o700, exist_ok=True)
+        for name in ("meshd.log", "child.log"):
+            (folder / "logs" / name).write_text("x" * 100 + "\n")
+        return scene
+
+    @property
+    def home(self) -> Home:
+        return self.estate._home
+
+    def content(self, name: str) -> bytes | None:
+        path = self.folder / name
+        return path.read_bytes() if path.exists() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One file of the home, by its name there."""
+
+    name: str
+    what: str
+    result: str
+    change: Callable[[Scene], object] | None = None  # writes it with other content than before
+
+
+def _change_book(scene: Scene) -> None:
+    scene.estate.book.hint(new_peer(), (Candidate("192.0.2.1", random.randint(1, 60000)),))
+    scene.estate._write_book()
+
+
+def _ban(scene: Scene) -> None:
+    scene.estate.authority.revoke_node(new_peer(), now=1)
+
+
+def _say_addresses(scene: Scene) -> None:
+    save_addresses(scene.home, (Candidate("192.0.2.1", random.randint(1, 60000)),))
+
+
+def _number_records(scene: Scene) -> None:
+    numbering = scene.estate._numbering
+    before = scene.estate._record.sequence
+    numbering._end += 1
+    numbering._next = numbering._end  # as after thousands of records
+    record = scene.estate._sign_record()
+    if scene.home.keeping.waiting:
+        assert record.sequence == before, "a number that is not reserved was used"
+    else:
+        assert record.sequence > before
+
+
+def _expose(scene: Scene) -> None:
+    tunnels = make_tunnels(scene.estate.mesh, scene.home)
+    tunnels.expose(f"s{random.randint(1, 1 << 30)}", host="127.0.0.1", port=1, peers=[new_peer()])
+
+
+def _take_port(scene: Scene) -> None:
+    with closing(TcpListener(scene.estate.standing, host="127.0.0.1")) as listener:
+        listener.open()
+        _keep(scene.home, listener)
+
+
+def _make_secret(scene: Scene) -> None:
+    (scene.folder / "portmap.blob").unlink()
+    _kept_secret(scene.home)
+
+
+CASES = (
+    Case("book.blob", "who is in the mesh, and where", LATER, _change_book),
+    Case("revocations", "bans", LATER, _ban),
+    Case("addresses.blob", "where this node is reached", LATER, _say_addresses),
+    Case("counters", "numbers of starts and records", LATER, _number_records),
+    Case("tunnels.blob", "services and tunnels", LATER, _expose),
+    Case("mesh-port.blob", "the mesh port", LATER, _take_port),
+    Case("portmap.blob", "what shows the router that it is us", LATER, _make_secret),
+    Case("invites", "invites, and who came by them", REFUSED),
+    Case("identity.key", "the node's key, at the first start", NO_START),
+    Case("membership", "the place in a mesh, at the first start", NO_START),
+    Case("lock", "who uses the home", f"opened: {NO_START}; written: {WITHOUT}"),
+    Case("logs/meshd.log", "the log", LOST),
+    Case("logs/child.log", "what a child prints", LOST),
+    Case("logs/child.pid", "who runs", WITHOUT),
+)
+
+
+async def outcome(case: Case, scene: Scene, number: int, stage: str) -> str | None:
+    """What the node does when this stage of this file fails; None: there is no such stage."""
+    name = case.name.rpartition("/")[2]
+    with failing(one_file(name), number, stage) as disk:
+        before = scene.content(case.name)
+        play = _PLAYS.get(case.name, _play_kept)
+        result = await play(case, scene, disk)
+        if not disk.hits:
+            return None
+        now = scene.content(case.name)
+        gone = now is None and case.change is _make_secret  # which removes it first
+        whole = before is None or now == before or stage == "sync" or case.result == LOST or gone
+        assert whole, f"{case.name}, {stage}: neither the old content nor the new"
+    await _AFTERWARDS.get(case.name, _written_later)(case, scene, before)
+    return result
+
+
+async def _play_kept(case: Case, scene: Scene, disk: FailingDisk) -> str:
+    assert case.change is not None
+    case.change(scene)
+    return LATER if case.name in scene.home.keeping.waiting else "written"
+
+
+async def _written_later(case: Case, scene: Scene, before: bytes | None) -> None:
+    if case.change is None:
+        return
+    assert scene.home.keeping.retry()
+    assert not scene.home.keeping.waiting
+    assert scene.content(case.name) != before, case.name
+    scene.home._folder.read(case.name, limit=1 << 24)  # whole: its checksum holds
+
+
+async def _play_join(_case: Case, scene: Scene, disk: FailingDisk) -> str:
+    estate, joiner = scene.estate, new_key().peer
+    entry = _open_invite(scene)
+    answer = estate._inviter.decide(joiner, entry.invite_id)
+    if not disk.hits:
+        return "written"
+    assert isinstance(answer, NotAdmitted) and answer.code == "disk"
+    count = len(estate.invites.entries())
+    try:
+        _invite(scene)
+    except UserError as error:
+        assert "invites" in error.what
+    else:
+        raise AssertionError("a token was given that a restart forgets")
+    assert len(estate.invites.entries()) == count
+    return REFUSED
+
+
+def _invite(scene: Scene, uses: int = 1) -> None:
+    scene.estate.authority.invite(
+        now=int(time.time()),
+        expires_s=600,
+        uses=uses,
+        roles=("use",),
+        secret=random.randbytes(16),
+        candidates=(),
+    )
+
+
+def _open_invite(scene: Scene) -> InviteEntry:
+    return next(entry for entry in scene.estate.invites.entries() if entry.left)
+
+
+async def _invites_later(_case: Case, scene: Scene, _before: bytes | None) -> None:
+    estate = scene.estate
+    assert scene.home.keeping.retry()
+    entry = _open_invite(scene)
+    reserved = entry.used[-1].node if entry.used else new_peer()
+    assert isinstance(estate._inviter.decide(reserved, entry.invite_id), Welcome)
+    kept = scene.home.load_invites(estate.membership.mesh).get(entry.invite_id)
+    assert kept is not None and kept.used[-1].certificate is not None
+
+
+async def _play_first_start(case: Case, scene: Scene, disk: FailingDisk) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Home(Path(folder) / "home")
+        try:
+            home.load_or_create_identity()
+            home.found_mesh(now=1)
+        except UserError as error:
+            assert case.name in error.what and error.hint
+            return NO_START
+    return "written"
+
+
+async def _play_lock(_case: Case, scene: Scene, disk: FailingDisk) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Home(Path(folder) / "home")
+        try:
+            with home.lock(daemon=True):
+                return WITHOUT
+        except UserError as error:
+            assert "lock" in error.what and error.hint
+            return NO_START
+
+
+async def _play_log(case: Case, scene: Scene, disk: FailingDisk) -> str:
+    path = scene.folder / case.name
+    log.set_up(level="info", stream=io.StringIO(), file=path)
+    try:
+        assert log._file is not None
+        log._file._most = 50  # so that each line begins another file
+        for _ in range(3):
+            log.get("test").info("stopping", why="a line")
+        told = log.unwritten()
+        return LOST if told == {str(path): os.strerror(disk._number).lower()} else f"written {told}"
+    finally:
+        log.set_up(level="warning")
+
+
+async def _log_later(case: Case, scene: Scene, _before: bytes | None) -> None:
+    path = scene.folder / case.name
+    log.set_up(level="info", stream=io.StringIO(), file=path)
+    log.get("test").info("stopping", why="the last line")
+    log.set_up(level="warning")
+    lines = path.read_text().splitlines()
+    assert "the last line" in lines[-1]
+    assert all(line.startswith(("2", "x")) for line in lines), "half a line was left"
+
+
+async def _play_child(case: Case, scene: Scene, disk: FailingDisk) -> str:
+    spec = ChildSpec(name="child", argv=("/bin/echo", "a line"), log=scene.folder / "logs" / "child.log")
+    told, before = io.StringIO(), scene.content(case.name)
+    log.set_up(level="warning", stream=told)
+    try:
+        async with Run(spec) as run:
+            assert await run.exited() == 0
+    finally:
+        log.set_up(level="warning")
+    if (scene.content(case.name) or None) != before:
+        return "written"
+    if case.name.endswith(".log"):
+        return LOST if "child_log_lost" in told.getvalue() else "lost, and nobody is told"
+    return WITHOUT
+
+
+_PLAYS = {
+    "invites": _play_join,
+    "identity.key": _play_first_start,
+    "membership": _play_first_start,
+    "lock": _play_lock,
+    "logs/meshd.log": _play_log,
+    "logs/child.log": _play_child,
+    "logs/child.pid": _play_child,
+}
+_AFTERWARDS = {"invites": _invites_later, "logs/meshd.log": _log_later}
+
+
+async def result(case: Case, scene: Scene, number: int) -> str:
+    """What became of a file with this errno, at all stages that it has."""
+    found: dict[str, list[str]] = {}
+    for stage in STAGES:
+        became = await outcome(case, scene, number, stage)
+        if became is not None:
+            found.setdefault(became, []).append(stage)
+    stages = [stage for these in found.values() for stage in these]
+    assert {"open", "write"} <= set(stages), f"{case.name}: not every stage was met: {stages}"
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{'opened' if 'open' in these else 'written'}: {it}" for it, these in found.items())
+
+
+def table(results: Sequence[Sequence[str]]) -> str:
+    """As in the docs: one row for each file, one column for each errno."""
+    names = " | ".join(f"`{errno.errorcode[number]}`" for number in ERRNOS)
+    lines = [f"| file | holds | {names} |", "|---|---|" + "---|" * len(ERRNOS)]
+    for case, cells in zip(CASES, results, strict=True):
+        lines.append(f"| `{case.name}` | {case.what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+async def _found(folder: Path) -> list[list[str]]:
+    async with bare_node(folder, name="node") as estate:
+        scene = Scene.made(estate, folder)
+        return [[await result(case, scene, number) for number in ERRNOS] for case in CASES]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        sys.stdout.write(table(asyncio.run(_found(Path(place) / "home"))) + "\n")

@@ -1,0 +1,159 @@
+"""A disk that takes nothing: the node lives on, nothing is half written, and all is written in the end."""
+
+import asyncio
+import errno
+import io
+from pathlib import Path
+
+import pytest
+from meshd.base import log
+from meshd.base.errors import MeshdError
+from meshd.config.tree import HostPort, LinksConfig
+from meshd.daemon.numbering import BLOCK, Numbering
+from meshd.identity.keeping import Keeping
+from meshd.identity.keys import KeyPair
+from meshd.wire.address import Candidate
+
+from tests.conformance.run import run, until
+from tests.e2e.bare_node import bare_node, connected
+from tests.process.failing_disk import ERRNOS, STAGES, below, failing
+from tests.process.state_files import CASES, Case, Scene, result, table
+
+PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+LINKS = LinksConfig(listen=HostPort("127.0.0.1", 0), kinds=("tcp",), stun=(), no_mdns=True)
+PLACE = (Candidate("192.0.2.1", 17430),)
+
+by_errno = pytest.mark.parametrize("number", ERRNOS, ids=lambda number: errno.errorcode[number])
+
+
+@by_errno
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_file_and_errno(case: Case, number: int, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with bare_node(tmp_path / "home", name="node", links=LINKS) as estate:
+            assert await result(case, Scene.made(estate, tmp_path / "home"), number) == case.result
+
+    run(work())
+
+
+def test_the_table_in_the_docs_is_what_was_found() -> None:
+    """By the test above; `python -m tests.process.state_files` prints it."""
+    assert table([[case.result] * len(ERRNOS) for case in CASES]) in PAGE.read_text(encoding="utf-8")
+
+
+def test_every_file_that_a_node_writes_is_in_the_table(tmp_path: Path) -> None:
+    """A new one needs a case in state_files.py."""
+
+    async def work() -> set[str]:
+        home = tmp_path / "home"
+        async with bare_node(home, name="node", links=LINKS) as estate:
+            Scene.made(estate, home)
+            estate.book.hint(KeyPair.from_seed(bytes(32)).peer, PLACE)
+            estate.candidates_changed()
+        return {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
+
+    written = run(work())
+    assert written <= {case.name for case in CASES}
+    assert len(written) > 8
+
+
+@by_errno
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_node_whose_disk_takes_nothing_serves_on(number: int, stage: str, tmp_path: Path) -> None:
+    stranger = KeyPair.from_seed(bytes(32)).peer
+    banned = KeyPair.from_seed(bytes([1]) * 32).peer
+
+    async def work() -> None:
+        home = tmp_path / "home"
+        async with bare_node(home, name="node", links=LINKS) as node:
+            token = node.printed_token()
+            assert token
+            async with bare_node(tmp_path / "other", name="other", token=token, links=LINKS) as other:
+                await connected(other, "node")
+                with failing(below(home), number, stage) as disk:
+                    node.book.hint(stranger, PLACE)
+                    node.authority.revoke_node(banned, now=1)
+                    node.bans_changed()
+                    node.candidates_changed()
+                    with pytest.raises(MeshdError, match="the inviter cannot write down"):
+                        async with bare_node(tmp_path / "late", name="late", token=token, links=LINKS):
+                            pass
+                    await until(lambda: {"book.blob", "revocations"} <= set(node._home.keeping.waiting))
+                    await other.mesh.ping(await connected(other, "node"), 5.0)
+                    await until(lambda: other.bans.why_node_banned(banned) is not None)
+                    assert disk.hits
+                await until(lambda: not node._home.keeping.waiting, seconds=20.0)
+                async with bare_node(tmp_path / "late", name="late", token=token, links=LINKS) as late:
+                    await connected(late, "node")
+        assert not list(home.glob(".*.tmp"))
+        async with bare_node(home, name="node", links=LINKS) as node:
+            assert stranger in node.book.peers()
+            assert node.bans.why_node_banned(banned) is not None
+
+    run(work())
+
+
+def test_a_restart_on_a_disk_that_takes_nothing(tmp_path: Path) -> None:
+    """Its record is newer all the same: what others know of it is not believed any more."""
+
+    async def work() -> None:
+        home = tmp_path / "home"
+        async with bare_node(home, name="node", links=LINKS) as node:
+            before = node._record.sequence
+        await asyncio.sleep(1.1)  # the clock has to move on: it is what the numbers come from then
+        with failing(below(home), errno.ENOSPC, "write"):
+            async with bare_node(home, name="node", links=LINKS) as node:
+                assert node._record.sequence > before
+                assert "counters" in node._home.keeping.waiting
+
+    run(work())
+
+
+def test_a_number_is_never_given_out_twice_whatever_the_disk_does() -> None:
+    noted = [0]
+    takes = True
+
+    def reserve(number: int) -> bool:
+        if takes:
+            noted[0] = max(noted[0], number)
+        return takes
+
+    given: list[int] = []
+    for start in range(4):
+        takes = True
+        numbering = Numbering(reserve, last=noted[0], now=1000)  # a clock that stands still
+        takes = start % 2 == 0
+        for _ in range(3 * BLOCK):
+            number = numbering.take()
+            if number is None:
+                assert not takes
+                break
+            given.append(number)
+    assert len(given) == len(set(given)) > 6 * BLOCK
+    assert given == sorted(given)
+
+
+def test_the_newest_content_is_written_and_trouble_is_logged_once() -> None:
+    stream = io.StringIO()
+    log.set_up(level="info", stream=stream)
+    written: list[int] = []
+    full = True
+
+    def write(number: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        written.append(number)
+
+    keeping = Keeping()
+    try:
+        for number in range(100):
+            assert not keeping.keep("book", lambda number=number: write(number))  # type: ignore[misc]
+            assert not keeping.retry()
+        assert "no space" in keeping.waiting["book"]
+        full = False
+        assert keeping.retry()
+        assert written == [99]
+        assert not keeping.waiting
+        assert stream.getvalue().count("state_not_written") == stream.getvalue().count("state_written") == 1
+    finally:
+        log.set_up(level="warning")

@@ -1,0 +1,131 @@
+"""Connections to the API that show no key: few, not for long, and never in the way of those with one."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from meshd.base.shares import API_STRANGERS
+from meshd.gateway import body, door
+from meshd.gateway.interface import GatewayConfig
+
+from tests.process.gateway_fake import World, says, world
+
+KEY = "sk-a-key-of-this-test"
+KEYED = GatewayConfig(port=0, api_keys=(KEY, "sk-another-key-of-it"))
+HALF = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
+
+
+class Stranger:
+    """Half a request, which never ends."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def is_cut(self, within: float) -> bool:
+        """Whether the connection ends in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                try:
+                    return await self.reader.read() == b""
+                except ConnectionError:
+                    return True
+        return False
+
+
+@contextlib.asynccontextmanager
+async def strangers(it: World, count: int) -> AsyncIterator[list[Stranger]]:
+    made = []
+    for _ in range(count):
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+        with contextlib.suppress(ConnectionError):
+            writer.write(HALF)
+            await writer.drain()
+        made.append(Stranger(reader, writer))
+    try:
+        yield made
+    finally:
+        for one in made:
+            one.writer.transport.abort()
+        await asyncio.sleep(0)
+
+
+async def models(it: World, key: str = KEY) -> int:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with it.http.get(f"{it.url}/v1/models", headers=headers) as answer:
+        await answer.read()
+        return answer.status
+
+
+def test_a_client_with_a_key_gets_in_while_strangers_fill_the_door() -> None:
+    async def scenario() -> None:
+        async with world(says(200, {}), config=KEYED) as it, strangers(it, 4 * API_STRANGERS.most) as made:
+            assert await models(it) == 200
+            assert await models(it, key="") == 401
+            cut = sum(await asyncio.gather(*(one.is_cut(1.0) for one in made)))
+            assert cut >= 3 * API_STRANGERS.most
+            assert await models(it) == 200
+
+    asyncio.run(scenario())
+
+
+def test_half_a_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "STRANGER_SECONDS", 0.5)
+    monkeypatch.setattr(door, "SWEEP_SECONDS", 0.1)
+
+    async def scenario() -> None:
+        async with world(says(200, {}), config=KEYED) as it, strangers(it, 1) as (slow,):
+            for _ in range(40):  # a byte now and then keeps nothing alive
+                with contextlib.suppress(ConnectionError):
+                    slow.writer.write(b"x")
+                if await slow.is_cut(0.1):
+                    break
+            assert slow.reader.at_eof() or slow.reader.exception() is not None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+def test_a_connection_that_was_let_in_stays(monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]) -> None:
+    """Also without keys, as on loopback."""
+    monkeypatch.setattr(door, "STRANGER_SECONDS", 0.3)
+    monkeypatch.setattr(door, "SWEEP_SECONDS", 0.1)
+    ask = f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+
+    async def scenario() -> None:
+        config = GatewayConfig(port=0, api_keys=keys)
+        async with world(says(200, {}), config=config) as it, strangers(it, 0):
+            reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+            for _ in range(2):
+                writer.write(ask)
+                assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+                await reader.readuntil(b"]}")
+                await asyncio.sleep(0.8)
+            assert not reader.at_eof()
+            writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        config = GatewayConfig(port=0, api_keys=(KEY,))
+        async with world(says(200, {}), config=config) as it:
+            reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
+                "Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+            )
+            writer.write(head.encode())
+            said = asyncio.get_running_loop().create_task(reader.readuntil(b"\r\n"))
+            for _ in range(60):
+                if said.done():
+                    break
+                writer.write(b" ")
+                await asyncio.sleep(0.1)
+            assert (await said).startswith(b"HTTP/1.1 408")
+            writer.transport.abort()
+
+    monkeypatch.setattr(body, "BODY_SILENCE_SECONDS", 0.5)
+    asyncio.run(scenario())

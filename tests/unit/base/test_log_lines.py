@@ -1,0 +1,43 @@
+"""One peer fills no log: it has its share of the lines, and what was left out is counted."""
+
+import io
+
+from meshd.base import log
+from meshd.base.log_lines import MAX_PEERS, LineShares
+from meshd.base.shares import PEER_LINES, PEER_LINES_IN_ALL
+
+
+def test_beyond_its_share_lines_are_left_out_and_counted() -> None:
+    shares, burst = LineShares(), int(PEER_LINES.burst)
+    said = [shares.may_say("mallory", 0.0) for _ in range(burst + 100)]
+    assert said == [0] * burst + [None] * 100
+    assert shares.may_say("anna", 0.0) == 0, "another peer is heard all the while"
+    assert shares.may_say("mallory", 1 / PEER_LINES.per_second) == 100
+    assert shares.may_say("mallory", 1 / PEER_LINES.per_second) is None
+
+
+def test_many_peers_have_one_share_together() -> None:
+    shares = LineShares()
+    said = [shares.may_say(f"sybil {number}", 0.0) for number in range(10_000)]
+    assert said.count(0) == PEER_LINES_IN_ALL.burst
+    assert len(shares._peers) == MAX_PEERS
+
+
+def test_the_log_keeps_to_it_and_errors_pass() -> None:
+    stream = io.StringIO()
+    log.set_up(stream=stream)
+    try:
+        logger = log.get("peer")
+        for _ in range(500):
+            logger.warning("stream_refused", peer="mallory", why="no")
+        for _ in range(5):
+            logger.error("work_failed", peer="mallory", why="a bug")
+        logger.warning("stream_refused", peer="anna", why="no")
+        logger.info("api_listening", url="http://127.0.0.1")
+    finally:
+        log.set_up(level="warning")
+    lines = stream.getvalue().splitlines()
+    assert sum("stream_refused" in line and "mallory" in line for line in lines) == PEER_LINES.burst
+    assert sum("work_failed" in line for line in lines) == 5
+    assert sum("peer=anna" in line for line in lines) == 1
+    assert "api_listening" in lines[-1]

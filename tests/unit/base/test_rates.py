@@ -1,0 +1,22 @@
+"""A bucket for each, and a bounded number of them."""
+
+from meshd.base.rates import Rates
+from meshd.base.shares import Rate
+
+SLOW = Rate("things", 1.0, 3.0, "peer", "no more")
+
+
+def test_each_has_its_burst_and_then_its_rate() -> None:
+    rates = Rates(SLOW)
+    assert [rates.spend("anna", 0.0) for _ in range(5)] == [True, True, True, False, False]
+    assert rates.spend("bert", 0.0)
+    assert rates.spend("anna", 1.0)
+    assert not rates.spend("anna", 1.0)
+
+
+def test_of_too_many_the_one_silent_longest_is_forgotten() -> None:
+    rates = Rates(SLOW, most=2)
+    for who in ("anna", "bert", "anna", "carl"):
+        assert rates.spend(who, 0.0)
+    assert not rates.spend("anna", 0.0, 2.0)  # still known: it has one left
+    assert len(rates._buckets) == 2

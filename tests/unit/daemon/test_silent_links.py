@@ -1,0 +1,46 @@
+"""Many proven links of one member that say nothing, over real TCP."""
+
+import asyncio
+from pathlib import Path
+
+from meshd.base.shares import LINKS
+from meshd.base.tasks import Owner
+from meshd.identity.proof import Credentials
+from meshd.link.proving import Standing
+from meshd.link.tcp import TcpDialer
+from meshd.wire.dialable import trusted
+
+from tests.conformance.run import open_files, run, until
+from tests.unit.daemon.test_joining import Machine, token_of
+
+MANY = 48
+
+
+def test_silent_links_of_one_member_hold_few_descriptors(tmp_path: Path) -> None:
+    async def work() -> None:
+        founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")
+        async with founder.live() as victim:
+            member = await guest.enter(token_of(victim))
+            member.doorway.close()
+            credentials = Credentials(guest.key, member.membership.chain)
+            standing = Standing(credentials=credentials, mesh=member.membership.mesh)
+            places = trusted(victim.doorway.listener.candidates())
+            before = open_files()
+            async with Owner() as owner:
+
+                async def silent() -> None:
+                    link = await TcpDialer(lambda: standing).dial(founder.key.peer, places)
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        await link.aclose()
+
+                for _ in range(MANY):
+                    owner.start(silent(), name="silent")
+                    await asyncio.sleep(0.02)  # fewer at the door than it has places for strangers
+                # our ends stay open; of theirs there are few
+                await until(lambda: open_files() <= before + MANY + LINKS.most, seconds=5.0)
+                assert victim.mesh.peers()
+                owner.cancel()
+
+    run(work())

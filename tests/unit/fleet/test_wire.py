@@ -1,0 +1,78 @@
+"""Packets between networks: each arrives where it is meant for, as late as the distance says, in order."""
+
+import socket
+
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.fleet.wire import MOST_UNDER_WAY, Packets, host_of
+
+HEADER = 20
+
+
+def packet(to: int, mark: bytes = b"") -> bytes:
+    """An IPv4 packet for a node, as far as this looks at one."""
+    return b"\x45" + bytes(15) + socket.inet_aton(host_of(to)) + mark
+
+
+def far(here: int, there: int) -> float:
+    """Seconds between two of three nodes."""
+    return (here + there) / 8
+
+
+def test_each_is_as_late_as_its_own_way_says() -> None:
+    packets = Packets(3, far)
+    packets.put(0, packet(2, b"a"), 10.0)
+    packets.put(0, packet(1, b"b"), 10.0)
+    assert packets.next_at == 10.125
+    assert packets.take(10.0) == []
+    assert packets.take(10.125) == [(1, packet(1, b"b"))]
+    assert packets.take(10.25) == [(2, packet(2, b"a"))]
+    assert packets.next_at is None
+
+
+def test_what_is_for_nobody_here_is_dropped() -> None:
+    packets = Packets(2, far)
+    others = [
+        b"",
+        b"\x45",
+        packet(7),
+        packet(0),
+        b"\x60" + packet(1)[1:],
+        b"\x45" + bytes(15) + b"\xe0\0\0\xfb",
+    ]
+    for one in others:
+        packets.put(0, one, 0.0)
+    assert packets.next_at is None
+
+
+def test_no_more_than_so_many_are_under_way() -> None:
+    packets = Packets(2, far)
+    for _ in range(MOST_UNDER_WAY + 5):
+        packets.put(0, packet(1), 0.0)
+    assert len(packets.take(1.0)) == MOST_UNDER_WAY
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.floats(0, 0.1)), max_size=40))
+def test_nothing_is_lost_and_each_pair_keeps_its_order(sent: list[tuple[int, int, float]]) -> None:
+    packets, now = Packets(3, far), 0.0
+    expected: dict[tuple[int, int], list[bytes]] = {}
+    got: dict[tuple[int, int], list[bytes]] = {}
+    arrived: list[tuple[int, bytes]] = []
+    for number, (here, there, pause) in enumerate(sent):
+        now += pause
+        data = packet(there, bytes([here, number]))
+        packets.put(here, data, now)
+        if here != there:
+            expected.setdefault((here, there), []).append(data)
+        arrived += packets.take(now)
+    arrived += packets.take(now + 1.0)
+    for there, data in arrived:
+        got.setdefault((data[HEADER], there), []).append(data)
+    assert got == expected
+
+
+@given(st.binary(max_size=60), st.integers(0, 1))
+def test_no_packet_is_too_odd(data: bytes, source: int) -> None:
+    packets = Packets(2, far)
+    packets.put(source, data, 0.0)
+    assert all(there == 1 - source for there, _ in packets.take(1.0))

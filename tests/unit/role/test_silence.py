@@ -1,0 +1,46 @@
+"""From when on a worker in use counts as out of reach."""
+
+import pytest
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import PeerState, PeerStatus
+from meshd.role.silence import SILENT_SECONDS, why_degraded
+
+ONE, OTHER = PeerId(bytes([1]) * 32), PeerId(bytes([2]) * 32)
+USED = {ONE, OTHER}
+
+
+def _peer(peer: PeerId, name: str, state: PeerState = PeerState.CONNECTED, since: float = 0.0) -> PeerStatus:
+    return PeerStatus(
+        peer=peer,
+        name=name,
+        role="worker",
+        state=state,
+        paths=(),
+        native=None,
+        software="",
+        resumes=0,
+        since=since,
+        last_error="",
+        clock_offset=None,
+    )
+
+
+def test_a_short_pause_is_not_told() -> None:
+    peers = [_peer(ONE, "one", PeerState.SUSPENDED, 100.0), _peer(OTHER, "other")]
+    assert why_degraded(peers, USED, 100.0 + SILENT_SECONDS - 0.1) == ""
+    assert why_degraded(peers, USED, 100.0 + SILENT_SECONDS) == "no connection to worker one for 10 s"
+
+
+def test_each_that_is_silent_is_named() -> None:
+    peers = [_peer(ONE, "one", PeerState.SUSPENDED, 100.0), _peer(OTHER, "other", PeerState.SUSPENDED, 90.0)]
+    told = "no connection to worker one for 12 s; no connection to worker other for 22 s"
+    assert why_degraded(peers, USED, 112.4) == told
+
+
+def test_others_than_those_in_use_do_not_matter() -> None:
+    assert why_degraded([_peer(ONE, "one", PeerState.SUSPENDED)], {OTHER}, 500.0) == ""
+
+
+@pytest.mark.parametrize("state", [state for state in PeerState if state is not PeerState.SUSPENDED])
+def test_a_worker_with_a_connection_or_without_a_session_is_not_silent(state: PeerState) -> None:
+    assert why_degraded([_peer(ONE, "one", state)], USED, 500.0) == ""

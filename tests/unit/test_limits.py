@@ -1,0 +1,37 @@
+"""The table of limits: whole, and as docs/security.md shows it."""
+
+from pathlib import Path
+
+import pytest
+from meshd.base import shares
+from meshd.base.shares import TABLE, Rate, Share
+
+from tests.limits import BEGIN, END, with_table
+from tests.rules.source import ROOT
+
+
+def test_every_limit_is_in_the_table_once() -> None:
+    known = [one for one in vars(shares).values() if isinstance(one, Share | Rate)]
+    assert set(known) == set(TABLE)
+    assert len(TABLE) == len(set(TABLE))
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.what)
+def test_a_limit_limits(row: Share | Rate) -> None:
+    if isinstance(row, Share):
+        assert row.most > 0
+    else:
+        assert row.per_second > 0
+        assert row.burst >= 1
+    assert row.what and row.beyond
+
+
+def test_the_page_shows_the_table_as_it_is() -> None:
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    assert with_table(page) == page, "run `python -m tests.limits --write docs/security.md`"
+
+
+def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs"):
+        with_table("# Security")
+    assert with_table(f"{BEGIN}old{END}").count(TABLE[0].what) == 1
