@@ -2,9 +2,14 @@
 
 Timers fire in order and at exactly their time, so runs repeat. A test that waits for something that will
 never happen fails at once instead of hanging.
+
+asyncio fires timers up to its clock's resolution before their time. This clock, which only timers move,
+would then stand for ever while whoever set one finds that it is not yet time, and sets it again: so its
+resolution is the least step that its number can make.
 """
 
 import asyncio
+import math
 import selectors
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
@@ -44,6 +49,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._now = 1000.0
         super().__init__(_JumpSelector(self._jump))
+        self._clock_resolution = math.ulp(self._now)
 
     def time(self) -> float:
         """Virtual seconds."""
@@ -53,6 +59,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if timeout is None:
             raise RuntimeError("everything waits, and no timer is set: this would hang for ever")
         self._now += timeout
+        self._clock_resolution = math.ulp(self._now)
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
