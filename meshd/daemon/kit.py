@@ -22,7 +22,7 @@ from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue
 from meshd.process.child import OwnedChild
-from meshd.process.connections import owns_connection
+from meshd.process.connections import Address, ConnectionOwners
 from meshd.process.handover import OrderPipe, ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec, ReadyProbe
 from meshd.process.ports import HOST, listening_socket
@@ -35,7 +35,7 @@ from meshd.rpc.owed import Outward
 from meshd.tunnel.compressed import VERSION
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
-from meshd.tunnel.interface import Inspector, SavedWeights
+from meshd.tunnel.interface import Inspector, IsOurs, SavedWeights
 from meshd.tunnel.slow import judge
 from meshd.wire.native import NativeVersion
 
@@ -72,6 +72,7 @@ def machine_id(mesh: bytes) -> str:
 def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
     """All of it, for one daemon."""
     run_dir = _folder_of_sockets(config.paths.home)
+    owners = ConnectionOwners()
 
     def make_tunnel(
         *,
@@ -92,7 +93,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
             service=service,
             metadata=metadata,
             secret=secret,
-            is_ours=None if secret or owner_pid is None else _owned_by(owner_pid),
+            is_ours=None if secret or owner_pid is None else _owned_by(owner_pid, owners),
             listen=run_dir if secret else (HOST, 0),  # who shows a secret is patched, and knows both
             saved=saved,
             inspect=_only(outward) if outward is not None else None,
@@ -169,15 +170,15 @@ async def _one_token(place: Path) -> ReadyReport:
     return await one_token(place)
 
 
-def _owned_by(pid: Callable[[], int | None]) -> Callable[[tuple[str, int], tuple[str, int]], bool]:
+def _owned_by(pid: Callable[[], int | None], owners: ConnectionOwners) -> IsOurs:
     """For a stock llama-server, which shows no secret: the system must say that the connection is its own.
 
     Where it does not tell, whoever reaches the loopback port is taken for it, and that is said once.
     """
 
-    def is_ours(client: tuple[str, int], server: tuple[str, int]) -> bool:
+    async def is_ours(client: Address, server: Address) -> bool:
         child = pid()
-        owns = child is not None and owns_connection(child, client, server)
+        owns = child is not None and await owners.process_has(child, client, server)
         if owns is None:
             _warn_owner_unknown()
         return owns is not False

@@ -16,8 +16,8 @@ from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.naming import UnknownPeer
-from meshd.process.connections import user_has_connection
-from meshd.tunnel.interface import TunnelStatus
+from meshd.process.connections import Address, ConnectionOwners
+from meshd.tunnel.interface import IsOurs, TunnelStatus
 from meshd.tunnel.own import OwnTunnels
 
 TUNNELS_BLOB = "tunnels"
@@ -28,18 +28,23 @@ LOG = log.get("tunnel")
 def make_tunnels(mesh: PeerMesh, home: Home) -> OwnTunnels:
     """As they were at the last stop. Raises UserError when their file is damaged."""
     tunnels = OwnTunnels(
-        mesh=mesh, save=lambda data: home.keep_blob(TUNNELS_BLOB, data), is_ours=_of_this_user
+        mesh=mesh, save=lambda data: home.keep_blob(TUNNELS_BLOB, data), is_ours=of_this_user()
     )
     tunnels.load(home.read_blob(TUNNELS_BLOB), file=str(home.path / f"{TUNNELS_BLOB}.blob"))
     return tunnels
 
 
-def _of_this_user(client: tuple[str, int], server: tuple[str, int]) -> bool:
+def of_this_user() -> IsOurs:
     """A tunnel on loopback is for the programs of whoever runs this daemon, as its control socket is."""
-    owns = user_has_connection(os.getuid(), client, server)
-    if owns is None:
-        _warn_user_unknown()
-    return owns is not False
+    owners = ConnectionOwners()
+
+    async def is_ours(client: Address, server: Address) -> bool:
+        owns = await owners.user_has(os.getuid(), client, server)
+        if owns is None:
+            _warn_user_unknown()
+        return owns is not False
+
+    return is_ours
 
 
 @functools.cache  # once a daemon

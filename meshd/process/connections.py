@@ -3,26 +3,53 @@
 Linux tells through /proc: the connection's inode in /proc/net/tcp (proc(5)) must be one of the process's own
 descriptors. Elsewhere nobody tells, and the answer is None. Where Linux cannot be asked just now (no free
 descriptor, /proc not mounted or closed to us) the answer is no: keeping us from looking lets nobody in.
+
+The table has a line for each connection of the whole machine, so it is read in a thread, up to the line that
+is wanted, by one asker at a time.
 """
 
+import asyncio
 import contextlib
 import sys
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from meshd.base import log
 from meshd.base.port_holder import proc_address
+from meshd.base.tasks import in_thread
 
 ESTABLISHED = "01"
+Address = tuple[str, int]
 LOG = log.get("process")
 
 
-def owns_connection(pid: int, client: tuple[str, int], server: tuple[str, int]) -> bool | None:
-    """Whether process `pid` holds the client's end of this connection; None: this system does not tell."""
-    if sys.platform != "linux":
-        return None
-    wanted = f"{proc_address(client[0])}:{client[1]:04X}", f"{proc_address(server[0])}:{server[1]:04X}"
+class ConnectionOwners:
+    """Asks the system. However many ask, one thread looks at a time, and the others wait for their turn."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def process_has(self, pid: int, client: Address, server: Address) -> bool | None:
+        """Whether process `pid` holds the client's end of a connection; None: this system does not tell."""
+        return await self._ask(partial(owns_connection, pid, client, server))
+
+    async def user_has(self, uid: int, client: Address, server: Address) -> bool | None:
+        """Whether a process of user `uid`, or root's, holds the client's end; None: it does not tell."""
+        return await self._ask(partial(user_has_connection, uid, client, server))
+
+    async def _ask(self, look: Callable[[], bool]) -> bool | None:
+        if sys.platform != "linux":
+            return None
+        async with self._turn:
+            return await in_thread(look)
+
+
+def owns_connection(pid: int, client: Address, server: Address) -> bool:
+    """See ConnectionOwners. Takes long where there are many connections."""
     try:
-        inode = find_inode(Path("/proc/net/tcp").read_text(encoding="ascii"), *wanted)
+        with Path("/proc/net/tcp").open(encoding="ascii") as table:
+            inode = find_inode(table, _end(client), _end(server))
     except OSError as error:
         _warn_unreadable(error)
         return False
@@ -35,47 +62,49 @@ def owns_connection(pid: int, client: tuple[str, int], server: tuple[str, int]) 
     return False
 
 
-def user_has_connection(uid: int, client: tuple[str, int], server: tuple[str, int]) -> bool | None:
-    """Whether a process of user `uid`, or root's, holds the client's end; None: this system does not tell."""
-    if sys.platform != "linux":
-        return None
-    wanted = f"{proc_address(client[0])}:{client[1]:04X}", f"{proc_address(server[0])}:{server[1]:04X}"
+def user_has_connection(uid: int, client: Address, server: Address) -> bool:
+    """See ConnectionOwners. Takes long where there are many connections."""
+    name = "/proc/net/tcp6" if ":" in client[0] else "/proc/net/tcp"
     try:
-        table = Path("/proc/net/tcp6" if ":" in client[0] else "/proc/net/tcp").read_text(encoding="ascii")
+        with Path(name).open(encoding="ascii") as table:
+            return find_user(table, _end(client), _end(server)) in (uid, 0)
     except OSError as error:
         _warn_unreadable(error)
         return False
-    return find_user(table, *wanted) in (uid, 0)
+
+
+def _end(address: Address) -> str:
+    return f"{proc_address(address[0])}:{address[1]:04X}"
 
 
 def _warn_unreadable(error: OSError) -> None:
     LOG.warning("connection_owner_unreadable", path=str(error.filename), why=(error.strerror or "").lower())
 
 
-def find_user(table: str, local: str, remote: str) -> int | None:
-    """Owner of the connection from `local` to `remote`, both as the table writes them.
+def find_user(table: Iterable[str], local: str, remote: str) -> int | None:
+    """Owner of the connection from `local` to `remote`, both as the table has them.
 
     One that no process has open any more is shown as root's, with inode 0: it counts as nobody's.
     """
-    for line in table.splitlines()[1:]:
-        fields = line.split()
-        if (
-            len(fields) >= 10
-            and fields[1:3] == [local, remote]
-            and fields[9] != "0"
-            and fields[7].isdecimal()
-        ):
+    for fields in _lines_with(table, local, remote):
+        if fields[9] != "0" and fields[7].isdecimal():
             return int(fields[7])
     return None
 
 
-def find_inode(table: str, local: str, remote: str) -> int | None:
-    """Inode of the established connection from `local` to `remote`, both as the table writes them."""
-    for line in table.splitlines()[1:]:
-        fields = line.split()
-        if len(fields) >= 10 and fields[1:4] == [local, remote, ESTABLISHED] and fields[9].isdecimal():
+def find_inode(table: Iterable[str], local: str, remote: str) -> int | None:
+    """Inode of the established connection from `local` to `remote`, both as the table has them."""
+    for fields in _lines_with(table, local, remote):
+        if fields[3] == ESTABLISHED and fields[9].isdecimal():
             return int(fields[9])
     return None
+
+
+def _lines_with(table: Iterable[str], local: str, remote: str) -> Iterable[list[str]]:
+    wanted = f" {local} {remote} "
+    for line in table:
+        if wanted in line and len(fields := line.split()) >= 10 and fields[1:3] == [local, remote]:
+            yield fields
 
 
 def _descriptors(pid: int) -> list[Path]:

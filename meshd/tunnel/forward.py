@@ -161,7 +161,7 @@ class Forward:
     async def _tunnel(self, local: LocalSocket) -> None:
         if self.path is None and not local.peername[1]:
             return  # it has gone already: nobody can tell whose it was, nor needs to
-        if self._is_ours is not None and not self._is_ours(local.peername, local.sockname):
+        if self._is_ours is not None and not await self._is_ours(local.peername, local.sockname):
             LOG.warning("tunnel_foreign_client", service=self._service, remote=local.remote)
             return
         try:

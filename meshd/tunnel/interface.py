@@ -7,7 +7,7 @@ reset: there it is an end, both ways). An *inspector* may look at what passes (R
 before it goes on.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +15,7 @@ from typing import Protocol
 from meshd.identity.keys import PeerId
 from meshd.model.weights_index import TensorEntry
 
-IsOurs = Callable[[tuple[str, int], tuple[str, int]], bool]
+IsOurs = Callable[[tuple[str, int], tuple[str, int]], Awaitable[bool]]
 """Whether a connection on loopback, from client to server (host, port), may use a tunnel."""
 
 

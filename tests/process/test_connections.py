@@ -1,20 +1,40 @@
 """Whose connection it is, asked of the real kernel."""
 
+import asyncio
 import errno
 import os
 import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from meshd.daemon import tunnels
-from meshd.process.connections import find_inode, find_user, owns_connection, user_has_connection
+from meshd.process import connections
+from meshd.process.connections import (
+    Address,
+    ConnectionOwners,
+    find_inode,
+    find_user,
+    owns_connection,
+    user_has_connection,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a connection is")
+
+
+def asked(client: Address, server: Address) -> bool:
+    """What the tunnels of users make of it."""
+
+    async def ask() -> bool:
+        return await tunnels.of_this_user()(client, server)
+
+    return asyncio.run(ask())
 
 
 def test_our_own_connection_is_ours_and_nobody_elses() -> None:
@@ -50,11 +70,11 @@ def test_the_connection_of_another_process_is_not_ours() -> None:
 
 @pytest.mark.parametrize("table", ["", "header only\n", "h\n 0: A B\n", "h\n 0: L R 06 0 0 0 0 0 77\n"])
 def test_a_table_without_the_connection_names_no_inode(table: str) -> None:
-    assert find_inode(table, "L", "R") is None
+    assert find_inode(table.splitlines(), "L", "R") is None
 
 
 def test_the_inode_stands_in_the_tenth_column() -> None:
-    assert find_inode("h\n 0: L R 01 0 0 0 0 0 77 x\n", "L", "R") == 77
+    assert find_inode(["h", " 0: L R 01 0 0 0 0 0 77 x"], "L", "R") == 77
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -71,11 +91,13 @@ def test_the_user_of_a_connection_is_told(host: str) -> None:
 
 
 def test_a_connection_that_nobody_holds_any_more_is_nobodys() -> None:
-    row = "h\n 0: L R 04 0 0 0 {} 0 {} x\n"
-    assert find_user(row.format(1000, 77), "L", "R") == 1000
-    assert find_user(row.format(0, 77), "L", "R") == 0
-    assert find_user(row.format(0, 0), "L", "R") is None  # the kernel shows it as root's
-    assert find_user(row.format(1000, 77), "R", "L") is None
+    def rows(user: int, inode: int) -> list[str]:
+        return ["h", " 0: R L 01 0 0 0 7 0 7 x", f" 1: L R 04 0 0 0 {user} 0 {inode} x"]
+
+    assert find_user(rows(1000, 77), "L", "R") == 1000
+    assert find_user(rows(0, 77), "L", "R") == 0
+    assert find_user(rows(0, 0), "L", "R") is None  # the kernel shows it as root's
+    assert find_user(rows(1000, 77)[:2], "L", "R") is None
 
 
 @contextmanager
@@ -100,23 +122,99 @@ def test_without_a_free_descriptor_nobody_is_taken_for_ours() -> None:
         with no_free_descriptor():
             assert owns_connection(os.getpid(), here, there) is False
             assert user_has_connection(os.getuid(), here, there) is False
-            assert tunnels._of_this_user(here, there) is False
-        assert tunnels._of_this_user(here, there) is True
+        assert user_has_connection(os.getuid(), here, there) is True
+
+
+def test_a_tunnel_of_a_daemon_without_a_free_descriptor_is_closed_to_all() -> None:
+    async def main() -> None:
+        is_ours = tunnels.of_this_user()
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()) as client,
+        ):
+            here, there = client.getsockname(), server.getsockname()
+            with no_free_descriptor():
+                assert await is_ours(here, there) is False
+            assert await is_ours(here, there) is True
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.ENOENT, errno.EIO])
 def test_what_linux_does_not_show_now_counts_as_no(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(self: Path, **_how: object) -> str:
+    def refuse(self: Path, **_how: object) -> NoReturn:
         raise OSError(number, os.strerror(number), str(self))
 
-    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(Path, "open", refuse)
     assert owns_connection(os.getpid(), ("127.0.0.1", 1), ("127.0.0.1", 2)) is False
     assert user_has_connection(os.getuid(), ("127.0.0.1", 1), ("127.0.0.1", 2)) is False
-    assert tunnels._of_this_user(("127.0.0.1", 1), ("127.0.0.1", 2)) is False
+    assert asked(("127.0.0.1", 1), ("127.0.0.1", 2)) is False
 
 
 def test_a_system_that_does_not_tell_at_all_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert owns_connection(os.getpid(), ("127.0.0.1", 1), ("127.0.0.1", 2)) is None
-    assert user_has_connection(os.getuid(), ("127.0.0.1", 1), ("127.0.0.1", 2)) is None
-    assert tunnels._of_this_user(("127.0.0.1", 1), ("127.0.0.1", 2)) is True
+
+    async def ask() -> list[bool | None]:
+        owners, here, there = ConnectionOwners(), ("127.0.0.1", 1), ("127.0.0.1", 2)
+        return [await owners.process_has(1, here, there), await owners.user_has(1, here, there)]
+
+    assert asyncio.run(ask()) == [None, None]
+    assert asked(("127.0.0.1", 1), ("127.0.0.1", 2)) is True
+
+
+def _seen(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> None:
+    """While a table is read, `look` runs where that is done."""
+
+    def find(*_of: object) -> None:
+        look()
+
+    for name in ("find_inode", "find_user"):
+        monkeypatch.setattr(connections, name, find)
+
+
+def test_the_loop_runs_on_while_a_table_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran_on = threading.Event()
+    _seen(monkeypatch, lambda: heard.append(ran_on.wait(5)))
+    heard: list[bool] = []
+
+    async def main() -> None:
+        owners, here, there = ConnectionOwners(), ("127.0.0.1", 1), ("127.0.0.1", 2)
+        for ask in (owners.process_has(1, here, there), owners.user_has(1, here, there)):
+            ran_on.clear()
+            asyncio.get_running_loop().call_soon(ran_on.set)
+            assert await ask is False
+
+    asyncio.run(main())
+    assert heard == [True, True]
+
+
+def test_of_many_askers_one_looks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order in which they came; whoever goes away leaves its turn to the next."""
+    begun, gate = asyncio.Event(), asyncio.Event()
+    now = most = 0
+
+    async def look(_look: Callable[[], bool]) -> bool:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        begun.set()
+        try:
+            await gate.wait()
+            return False
+        finally:
+            now -= 1
+
+    monkeypatch.setattr(connections, "in_thread", look)
+
+    async def main() -> None:
+        owners, here, there = ConnectionOwners(), ("127.0.0.1", 1), ("127.0.0.1", 2)
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            asking = [group.create_task(owners.user_has(1, here, there)) for _ in range(100)]
+            await begun.wait()
+            for one in asking[:2]:
+                one.cancel()
+            gate.set()
+        assert [one.result() for one in asking[2:]] == [False] * 98
+
+    asyncio.run(main())
+    assert most == 1

@@ -16,6 +16,7 @@ from meshd.config import Config, Paths
 from meshd.daemon import kit
 from meshd.identity.keys import KeyPair
 from meshd.peer.interface import Mesh, PathStatus, PeerStatus
+from meshd.process.connections import Address, ConnectionOwners
 from meshd.role.interface import Native
 from meshd.wire.native import NativeVersion
 
@@ -23,6 +24,17 @@ from tests.unit.admin.test_snapshot import NODE, path, peer
 
 OTHER = KeyPair.from_seed(bytes(31) + b"o")
 HERE = ("127.0.0.1", 1), ("127.0.0.1", 2)
+
+
+class Telling(ConnectionOwners):
+    """A system that says the same of every connection."""
+
+    def __init__(self, told: bool | None) -> None:
+        super().__init__()
+        self._told = told
+
+    async def process_has(self, pid: int, client: Address, server: Address) -> bool | None:
+        return self._told
 
 
 @pytest.fixture
@@ -35,19 +47,22 @@ def logged(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("told", "taken"), [(True, True), (False, False), (None, True)])
-def test_a_system_that_does_not_tell_is_named_once(
-    logged: Path, monkeypatch: pytest.MonkeyPatch, told: bool | None, taken: bool
-) -> None:
-    monkeypatch.setattr(kit, "owns_connection", lambda _pid, _client, _server: told)
-    for _ in range(2):
-        is_ours = kit._owned_by(lambda: 1)
-        assert [is_ours(*HERE) for _ in range(3)] == [taken] * 3
+def test_a_system_that_does_not_tell_is_named_once(logged: Path, told: bool | None, taken: bool) -> None:
+    async def ask() -> None:
+        for _ in range(2):
+            is_ours = kit._owned_by(lambda: 1, Telling(told))
+            assert [await is_ours(*HERE) for _ in range(3)] == [taken] * 3
+
+    asyncio.run(ask())
     text = logged.read_text() if logged.exists() else ""
     assert text.count("tunnel_owner_unknown") == (told is None)
 
 
 def test_without_a_child_no_connection_is_its_own() -> None:
-    assert not kit._owned_by(lambda: None)(*HERE)
+    async def ask() -> bool:
+        return await kit._owned_by(lambda: None, Telling(True))(*HERE)
+
+    assert asyncio.run(ask()) is False
 
 
 def test_the_models_socket_is_closed_to_others() -> None:

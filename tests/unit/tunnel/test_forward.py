@@ -18,6 +18,7 @@ from meshd.peer.interface import Stream
 from meshd.tunnel import forward as module
 from meshd.tunnel.compressed import COMPRESSED, as_agreed
 from meshd.tunnel.forward import MAX_CONNECTIONS, Forward
+from meshd.tunnel.interface import IsOurs
 
 from tests.conformance.run import run, until
 from tests.unit.tunnel.far import PEER, FarMesh, echo
@@ -55,7 +56,7 @@ class Tunnel:
 async def tunnel(
     *,
     secret: bytes = b"",
-    is_ours: Callable[[tuple[str, int], tuple[str, int]], bool] | None = None,
+    is_ours: IsOurs | None = None,
     error: MeshdError | None = None,
     inspect: Callable[[], "Upper"] | None = None,
     compresses: Callable[[], bool] = lambda: False,
@@ -213,7 +214,7 @@ def test_a_client_that_leaves_before_its_secret_is_forgotten() -> None:
 def test_a_client_of_somebody_else_is_reset() -> None:
     asked: list[tuple[tuple[str, int], tuple[str, int]]] = []
 
-    def is_ours(client: tuple[str, int], listener: tuple[str, int]) -> bool:
+    async def is_ours(client: tuple[str, int], listener: tuple[str, int]) -> bool:
         asked.append((client, listener))
         return False
 

@@ -107,7 +107,7 @@ class Both:
         self.ours = True
         self.tasks = [owner.start(one.serve(), name="tunnels") for one in (self.near, self.far)]
 
-    def is_ours(self, client: tuple[str, int], server: tuple[str, int]) -> bool:
+    async def is_ours(self, client: tuple[str, int], server: tuple[str, int]) -> bool:
         assert client[0] == server[0] == "127.0.0.1" and client[1] != server[1]
         return self.ours
 
