@@ -1,7 +1,10 @@
-"""`make soak` runs every test that does more where there is time."""
+"""`make soak` runs every test that does more where there is time, and its page is as the code writes it."""
 
 import re
+from datetime import date
 from pathlib import Path
+
+from tests.e2e.losses import Loss, page
 
 ROOT = Path(__file__).parents[2]
 MORE = re.compile(r"^from tests\.e2e\.nodes import (\([^)]*|[^(\n]*)\b(counts|SOAK)\b", re.MULTILINE)
@@ -26,3 +29,13 @@ def test_whatever_does_more_is_in_it() -> None:
     assert all((ROOT / path).exists() for path in given)
     left_out = {path for path in more if not any(path.is_relative_to(one) for one in given)}
     assert not left_out
+
+
+def test_the_page_is_of_the_code_all_but_its_figures() -> None:
+    """Only a run writes it (`--losses docs/soak.md`): words that are changed there are lost with the next."""
+    made = page([Loss("mesh", "load", "reset")], seed=1, today=date(2026, 1, 2))
+    written = (ROOT / "docs" / "soak.md").read_text(encoding="utf-8")
+    head = made.partition("2026-01-02")[0]
+    columns = next(line for line in made.splitlines() if line.startswith("place"))
+    assert "# Lost workers" in head
+    assert re.match(re.escape(head) + r"\d{4}-\d\d-\d\d, .*\n\n```\n" + re.escape(columns), written)
