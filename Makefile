@@ -32,7 +32,7 @@ check: $(INSTALLED) ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: build ## measure stock beside meshd, and write docs/performance.md (Linux, about 25 minutes)
+bench: build ## measure stock beside meshd, and write docs/performance.md (Linux, about half an hour)
 	@$(BIN)/python -m meshd.bench.performance --write docs/performance.md
 
 soak: build ## the long runs: workers lost a thousand times, links cut for a thousand tokens, fifty nodes, a thousand on a virtual clock

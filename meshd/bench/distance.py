@@ -2,6 +2,7 @@
 
 import os
 import platform
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -74,6 +75,7 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
     )
     runs: list[Run] = []
     counted: list[Counted] = []
+    ways: dict[float, list[float]] = {}
     for number in range(args.pairs):
         alone = True
         for workers in args.workers:
@@ -91,11 +93,14 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
                 if alone:
                     runs.append(await run_stock(rig, Cell(0, 0.0), argv))
                     alone = False
+        if rig.speed and not args.compute_only:
+            for rtt, way in (await measure_ways(args.round_trips)).items():
+                ways.setdefault(rtt, []).append(way)
     for workers in args.workers if args.count else ():
         out.progress(f"counting what is said, {count_of(workers, 'worker')}")
         counted += await count_both(rig, workers)
-    ways = await measure_ways(args.round_trips) if rig.speed and not args.compute_only else {}
-    return Figures(tuple(runs), tuple(counted), ways)
+    middle = {rtt: statistics.median(measured) for rtt, measured in ways.items()}
+    return Figures(tuple(runs), tuple(counted), middle)
 
 
 def show(figures: Figures, kept: Sequence[Promise], out: BenchOutput) -> None:

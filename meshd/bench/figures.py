@@ -88,11 +88,8 @@ class Figures:
 
     def shown(self, way: str, workers: int, rtt_ms: float, what: str, factor: float) -> str:
         """The median and, of several runs, the least and the most; empty: not measured."""
-        values = self.values(way, workers, rtt_ms, what)
-        middle = _number(self.median(way, workers, rtt_ms, what), factor)
-        if len(values) < 2 or what == "load_bytes":
-            return middle
-        return f"{middle} ({_number(values[0], factor)} to {_number(values[-1], factor)})"
+        values = [value * factor for value in self.values(way, workers, rtt_ms, what)]
+        return with_spread([statistics.median(values)] if what == "load_bytes" and values else values)
 
     @property
     def compute(self) -> float | None:
@@ -271,7 +268,9 @@ def near_table(figures: Figures) -> Table:
         values = [figures.median(way, workers, 0.0, "token") for way in (STOCK, BARE, THROUGH, MESHD)]
         stock, bare, through, ours = values
         if stock and bare and through and ours:
-            shown = [_number(value, 1000.0) for value in values]
+            shown = [
+                figures.shown(way, workers, 0.0, "token", 1000.0) for way in (STOCK, BARE, THROUGH, MESHD)
+            ]
             ratios = f"{bare / stock:.2f}", f"{ours / through:.2f}"
             rows.append([str(workers), *shown[:2], ratios[0], *shown[2:], ratios[1]])
     return headers, rows
@@ -321,5 +320,8 @@ def promise_table(kept: Sequence[Promise]) -> Table:
     return ("PROMISE", "MEASURED", "BOUND", "HELD"), rows
 
 
-def _number(value: float | None, factor: float) -> str:
-    return "" if value is None else f"{value * factor:.3g}"
+def with_spread(values: Sequence[float], form: str = ".3g") -> str:
+    """The median and, of several, the least and the most in brackets; empty for none."""
+    if len(values) < 2:
+        return "".join(f"{value:{form}}" for value in values)
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"

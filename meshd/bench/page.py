@@ -1,5 +1,6 @@
 """The page docs/performance.md, made of what was measured. Pure."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from meshd.bench.figures import (
     near_table,
     promise_table,
     promises,
+    with_spread,
 )
 from meshd.bench.ready_figures import Readiness
 from meshd.bench.ready_figures import promises as ready_promises
@@ -69,9 +71,9 @@ No distance; the same binaries (`meshd bench rpc`). The bare TLS pump is any two
 
 ## Beside what others reported
 
-Tokens a second, one start of each and the median of three answers, while each request for computing is held
-back, as by a worker that takes longer. Theirs: GLM-4.7-Flash on an Apple M4 Max. Ours: SmolLM2 here, so
-compare how each falls (SHARE). Their model on their machine, {not_here}: {delayed_command}.
+Tokens a second while each request for computing is held back, as by a worker that takes longer; {pairs}
+starts of each, as above. Theirs: GLM-4.7-Flash on an Apple M4 Max. Ours: SmolLM2 here, so compare how each
+falls (SHARE). Their model on their machine, {not_here}: {delayed_command}.
 
 {delayed}
 
@@ -87,7 +89,8 @@ _READY = """\
 moment a head asks its connected workers until its `/health` is 200, which is after the first real token:
 llama-server was ended {runs} times for each cell, and that of one machine alone after each (first row).
 Packets are delayed between the nodes, so TCP sees the distance. A round trip on the path is what a cell takes
-longer than at RTT 0. FIRST is the start of `meshd serve` itself, while its links are still being made.
+longer than at RTT 0. FIRST is the start of `meshd serve` itself, while its links are still being
+made: one for each cell, for those after it are no first ones.
 {verdict}:
 
 {table}
@@ -179,16 +182,14 @@ def delayed_table(delayed: Figures) -> Table:
     rows: list[Sequence[str]] = []
     first: dict[str, float] = {}
     for one in DELAYED:
-        speeds = {"theirs": one.tokens_a_second}
+        speeds = {"theirs": [one.tokens_a_second]}
         for way in (STOCK, MESHD):
-            token = delayed.median(way, one.nodes - 1, one.ms, "token")
-            if token:
-                speeds[way] = 1 / token
+            speeds[way] = [1 / token for token in delayed.values(way, one.nodes - 1, one.ms, "token")]
         row = [str(one.nodes), f"{one.ms:g}"]
-        for way in ("theirs", STOCK, MESHD):
-            speed = speeds.get(way)
-            share = "" if speed is None else f"{speed / first.setdefault(way, speed):.2f}"
-            row += [NOT_HERE if speed is None else f"{speed:.1f}", share]
+        for way, measured in speeds.items():
+            middle = statistics.median(measured) if measured else 0.0
+            share = f"{middle / first.setdefault(way, middle):.2f}" if measured else ""
+            row += [with_spread(measured, ".1f") or NOT_HERE, share]
         rows.append(row)
     return ("NODES", "DELAY ms", "THEIRS", "SHARE", "STOCK", "SHARE", "MESHD", "SHARE"), rows
 

@@ -79,8 +79,8 @@ def main(argv: Sequence[str]) -> int:
             args.write.write_text(section, encoding="utf-8")
             return _code(ready)
         far = distance.measure(asked, out)
-        delayed = _delayed(replace(asked, pairs=1), out, short=args.short)
-        rows = rpc.measure_all(RpcBenchArgs(model=None, cache=cache, pairs=1 if args.short else 3), out)
+        delayed = _delayed(asked, out, short=args.short)
+        rows = rpc.measure_all(RpcBenchArgs(model=None, cache=cache, pairs=args.pairs), out)
     except MeshdError as error:
         raise SystemExit(f"error: {error.what}\n\nhint: {error.hint}") from None
     args.write.write_text(page(made, far, delayed, rpc.as_table(rows), ready), encoding="utf-8")

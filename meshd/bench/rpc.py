@@ -15,7 +15,7 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.tasks import first_error
-from meshd.bench.figures import Table
+from meshd.bench.figures import Table, with_spread
 from meshd.bench.interface import BenchOutput, RpcBenchArgs
 from meshd.bench.llama import measure
 from meshd.bench.rig import Trio, trio
@@ -32,18 +32,23 @@ LOGITS_ON_WORKER = ("-ot", "^no such tensor$=CPU")  # replaces the plan's own: t
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison. `ours` and `theirs` in `unit`, medians; `ratio` is the median of the pairs' ratios.
+    """One comparison. `ours` and `theirs` in `unit`, `ratios` of the pairs; each in the order of the runs.
 
     `bound` None: the row is there to compare with.
     """
 
     what: str
     unit: str
-    ours: float
-    theirs: float
-    ratio: float
+    ours: Sequence[float]
+    theirs: Sequence[float]
+    ratios: Sequence[float]
     bound: float | None
     at_most: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """The median of the pairs' ratios."""
+        return statistics.median(self.ratios)
 
     @property
     def held(self) -> bool:
@@ -79,9 +84,9 @@ def as_table(rows: Sequence[Row]) -> Table:
     cells: list[Sequence[str]] = [
         (
             row.what,
-            f"{row.ours:.4g} {row.unit}",
-            f"{row.theirs:.4g} {row.unit}",
-            f"{row.ratio:.3f}",
+            f"{with_spread(row.ours)} {row.unit}",
+            f"{with_spread(row.theirs)} {row.unit}",
+            with_spread(row.ratios, ".3f"),
             "" if row.bound is None else f"{'≤' if row.at_most else '≥'} {row.bound}",
             "" if row.bound is None else "yes" if row.held else "no",
         )
@@ -94,8 +99,8 @@ def _as_json(row: Row) -> dict[str, str | float | bool | None]:
     return {
         "what": row.what,
         "unit": row.unit,
-        "meshd": row.ours,
-        "without": row.theirs,
+        "meshd": statistics.median(row.ours),
+        "without": statistics.median(row.theirs),
         "ratio": row.ratio,
         "bound": row.bound,
         "at_most": row.at_most,
@@ -116,16 +121,11 @@ async def _rows(args: RpcBenchArgs, out: BenchOutput) -> list[Row]:
 
 
 def _tunnel_rows(result: TunnelResult) -> list[Row]:
-    def median(values: list[float]) -> float:
-        return statistics.median(values)
-
-    ours = median([way.rate for way in result.meshd]) / 1e6
-    theirs = median([way.rate for way in result.bare]) / 1e6
-    added = (median([way.round_trip for way in result.meshd]) - result.plain.round_trip) * 1e6
-    added_bare = (median([way.round_trip for way in result.bare]) - result.plain.round_trip) * 1e6
+    ours, theirs = ([way.rate / 1e6 for way in ways] for ways in (result.meshd, result.bare))
+    added, added_bare = ([seconds * 1e6 for seconds in one] for one in result.added)
     return [
-        Row("tunnel, bytes (bare: TLS pump)", "MB/s", ours, theirs, result.rate_ratio, 0.6),
-        Row("tunnel, added round trip", "µs", added, added_bare, result.added_ratio, 1.5, at_most=True),
+        Row("tunnel, bytes (bare: TLS pump)", "MB/s", ours, theirs, result.rate_ratios, 0.6),
+        Row("tunnel, added round trip", "µs", added, added_bare, result.added_ratios, 1.5, at_most=True),
     ]
 
 
@@ -164,11 +164,4 @@ async def _decode(ways: Trio, pairs: int, what: str, bound: float, out: BenchOut
 def _row(what: str, ours: list[float], theirs: list[float], bound: float | None) -> Row:
     """Without the first pair, which warmed things up."""
     ratios = [mine / other for mine, other in zip(ours[1:], theirs[1:], strict=True)]
-    return Row(
-        what,
-        "tok/s",
-        statistics.median(ours[1:]),
-        statistics.median(theirs[1:]),
-        statistics.median(ratios),
-        bound,
-    )
+    return Row(what, "tok/s", ours[1:], theirs[1:], ratios, bound)

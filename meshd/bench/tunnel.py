@@ -4,7 +4,7 @@ import asyncio
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,27 +28,30 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class TunnelResult:
-    """Pairs in the order in which they were run; `plain` is a direct TCP connection."""
+    """In the order in which they were run; `plain`, of a direct TCP connection, is a round trip alone."""
 
     meshd: tuple[Way, ...]
     bare: tuple[Way, ...]
-    plain: Way
+    plain: tuple[float, ...]
 
     @property
-    def rate_ratio(self) -> float:
-        """meshd's throughput by the bare pump's, median of the pairs."""
-        return statistics.median(
-            ours.rate / bare.rate for ours, bare in zip(self.meshd, self.bare, strict=True)
-        )
+    def rate_ratios(self) -> list[float]:
+        """meshd's throughput by the bare pump's, of each pair."""
+        return [ours.rate / bare.rate for ours, bare in zip(self.meshd, self.bare, strict=True)]
 
     @property
-    def added_ratio(self) -> float:
-        """What meshd adds to a round trip by what the bare pump adds, median of the pairs."""
-        plain = self.plain.round_trip
-        return statistics.median(
-            (ours.round_trip - plain) / (bare.round_trip - plain)
-            for ours, bare in zip(self.meshd, self.bare, strict=True)
-        )
+    def added(self) -> tuple[list[float], list[float]]:
+        """What meshd adds to a round trip, and what the bare pump adds: seconds, of each pair."""
+        return _above(self.meshd, self.plain), _above(self.bare, self.plain)
+
+    @property
+    def added_ratios(self) -> list[float]:
+        """The one by the other."""
+        return [ours / bare for ours, bare in zip(*self.added, strict=True)]
+
+
+def _above(ways: Sequence[Way], plain: Sequence[float]) -> list[float]:
+    return [way.round_trip - seconds for way, seconds in zip(ways, plain, strict=True)]
 
 
 async def measure(pairs: int) -> TunnelResult:
@@ -64,13 +67,14 @@ async def measure(pairs: int) -> TunnelResult:
             program("mesh-far", str(folder / "far"), str(target)) as token,
             program("mesh-near", str(folder / "near"), token) as mesh_near,
         ):
-            plain = await _way(target)
+            plain: list[float] = []
             meshd: list[Way] = []
             bare: list[Way] = []
             for _ in range(pairs):
                 meshd.append(await _way(int(mesh_near)))
                 bare.append(await _way(int(tls_near)))
-    return TunnelResult(tuple(meshd), tuple(bare), plain)
+                plain.append(await _ping(target))
+    return TunnelResult(tuple(meshd), tuple(bare), tuple(plain))
 
 
 async def _way(port: int) -> Way:

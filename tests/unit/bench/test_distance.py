@@ -1,10 +1,18 @@
-"""Which curves are drawn of what was measured."""
+"""How often a cell and its way are measured, and which curves are drawn of that."""
 
+import asyncio
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from meshd.bench import distance
+from meshd.bench.cells import Cell, Rig
 from meshd.bench.distance import as_json, picture
 from meshd.bench.figures import LOCAL, MESHD, STOCK, Figures, Run, promises
+from meshd.bench.interface import DistanceArgs
+from meshd.bench.performance import _Console
+from meshd.build.interface import NativeInfo
 
 SVG = "{http://www.w3.org/2000/svg}"
 RUNS = (
@@ -44,3 +52,35 @@ def test_json_has_what_the_tables_have() -> None:
     assert len(runs) == len(RUNS)
     assert isinstance(kept, list)
     assert all({"what", "value", "most", "unit", "held"} == set(one) for one in kept if isinstance(one, dict))
+
+
+def test_a_way_is_measured_as_often_as_the_cells_that_are_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, its moment would decide over all."""
+    measured: Iterator[float] = iter((0.03, 0.011, 0.012))
+
+    async def build(_cache: Path, **_how: object) -> NativeInfo:
+        return NativeInfo("pin", "patches", "cpu", Path(), {})
+
+    async def run_meshd(_rig: Rig, cell: Cell) -> tuple[Run, list[str]]:
+        return await run_stock(_rig, cell, []), []
+
+    async def run_stock(_rig: Rig, cell: Cell, _argv: list[str]) -> Run:
+        return Run(way=MESHD, workers=cell.workers, rtt_ms=cell.rtt_ms, load=1.0)
+
+    async def ways(round_trips: Iterable[float]) -> dict[float, float]:
+        return {rtt: next(measured) for rtt in round_trips}
+
+    for name, value in (
+        ("build", build),
+        ("run_meshd", run_meshd),
+        ("run_stock", run_stock),
+        ("measure_ways", ways),
+        ("need_namespaces", lambda: None),
+    ):
+        monkeypatch.setattr(distance, name, value)
+    asked = DistanceArgs(
+        what="latency", model=Path(), cache=Path(), workers=(1,), round_trips=(20.0,), pairs=3, count=False
+    )
+    figures = asyncio.run(distance._figures(asked, _Console()))
+    assert figures.ways == {20.0: 0.012}
+    assert len(figures.values(MESHD, 1, 20.0, "load")) == 6

@@ -1,5 +1,7 @@
 """What follows from measurements: medians, promises, tables."""
 
+from dataclasses import replace
+
 import pytest
 from meshd.bench.figures import (
     BARE,
@@ -70,6 +72,8 @@ def test_what_the_binaries_and_what_the_tunnels_cost_is_told_apart() -> None:
     }
     assert near_table(Figures(tuple(runs)))[1] == [["2", "100", "104", "1.04", "150", "140", "0.93"]]
     assert near_table(Figures(tuple(runs[:1])))[1] == [], "not measured"
+    again = [replace(one, token=2 * one.token) for one in runs]
+    assert near_table(Figures((*runs, *again)))[1][0][1] == "150 (100 to 200)"
     assert Figures(tuple(runs)).cells() == [(2, 0.0)]
 
 

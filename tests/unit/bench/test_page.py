@@ -88,14 +88,14 @@ def test_their_delays_stand_beside_ours() -> None:
         (
             run(STOCK, first.nodes - 1, first.ms, 0.02),
             run(MESHD, first.nodes - 1, first.ms, 0.025),
-            run(MESHD, second.nodes - 1, second.ms, 0.05),
+            *(run(MESHD, second.nodes - 1, second.ms, token) for token in (0.1, 0.05, 0.04)),
         )
     )
     headers, rows = delayed_table(delayed)
     assert len(rows) == len(DELAYED)
     assert {len(row) for row in rows} == {len(headers)}
     assert list(rows[0]) == ["3", "0", "60.2", "1.00", "50.0", "1.00", "40.0", "1.00"]
-    assert list(rows[1]) == ["3", "5", "30.1", "0.50", NOT_HERE, "", "20.0", "0.50"]
+    assert list(rows[1]) == ["3", "5", "30.1", "0.50", NOT_HERE, "", "20.0 (10.0 to 25.0)", "0.50"]
 
 
 def test_every_reported_row_has_a_command() -> None:

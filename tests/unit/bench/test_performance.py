@@ -1,0 +1,33 @@
+"""`make bench`: every figure of the page is measured as often as its neighbours."""
+
+from pathlib import Path
+
+import pytest
+from meshd.bench import distance, performance, readiness, rpc
+from meshd.bench.figures import Figures
+from meshd.bench.interface import BenchOutput, DistanceArgs, ReadyArgs, RpcBenchArgs
+from meshd.bench.ready_figures import Readiness
+from meshd.bench.rpc import Row
+
+
+def test_each_part_of_the_page_is_measured_as_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def far(args: DistanceArgs, _out: BenchOutput) -> Figures:
+        asked.append(args.pairs)
+        return Figures(())
+
+    def direct(args: RpcBenchArgs, _out: BenchOutput) -> list[Row]:
+        asked.append(args.pairs)
+        return []
+
+    def ready(args: ReadyArgs, _out: BenchOutput) -> Readiness:
+        asked.append(args.runs)
+        return Readiness(())
+
+    monkeypatch.setattr(distance, "measure", far)
+    monkeypatch.setattr(rpc, "measure_all", direct)
+    monkeypatch.setattr(readiness, "measure", ready)
+    assert performance.main(["--write", str(tmp_path / "page.md"), "--pairs", "4"]) == 0
+    assert len(asked) > 4
+    assert set(asked) == {4}
