@@ -12,11 +12,13 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from meshd.base.errors import UserError
+from meshd.build.cache import told_of_the_disk
 
 HEAD = 128  # elements of an attention head: what every GPU kernel has
 _ALIGNMENT = 32
@@ -71,12 +73,22 @@ def random_model(name: str, folder: Path) -> Path:
         raise UserError(f"there is no model `{name}`", hint=f"a GGUF file, or one of: {', '.join(SHAPES)}")
     place = folder / f"random-{name}-Q4_0.gguf"
     if not place.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        part = place.with_suffix(".part")
-        with part.open("wb") as file:
-            write_model(file, SHAPES[name], name=f"random {name}")
-        part.replace(place)
+        with told_of_the_disk(folder.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+            _make(place, SHAPES[name], name)
     return place
+
+
+def _make(place: Path, shape: Shape, name: str) -> None:
+    part = place.with_suffix(".part")
+    try:
+        with part.open("wb") as file:
+            write_model(file, shape, name=f"random {name}")
+        part.replace(place)
+    except BaseException:  # gigabytes that are of no use, on a disk that may be full
+        with suppress(OSError):
+            part.unlink()
+        raise
 
 
 def write_model(file: BinaryIO, shape: Shape, *, name: str) -> None:

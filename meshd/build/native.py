@@ -1,6 +1,7 @@
 """Find, build and describe the native binaries. Words and types: interface.py."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 from meshd.base.errors import UserError
@@ -69,23 +70,28 @@ async def build(
     folder = cache / "native" / key.name
     info = await asyncio.to_thread(builds.load, folder, key)
     if info is None or not targets.keys() <= info.binaries.keys():
-        async with builds.locked(cache / "native" / "lock", progress):
-            info = await asyncio.to_thread(builds.load, folder, key)  # the one we waited for may have made it
-            if info is None or not targets.keys() <= info.binaries.keys():
-                tree = Tree(cache / "native" / f"tree-{backend}-{key.cpu}")
-                need_compiler()
-                await _fill(tree, pin, cache, source, progress)
-                await asyncio.to_thread(tree.patch, pin.patches if patched else ())
-                await compile_tree(
-                    tree,
-                    backend=backend,
-                    targets=list(targets.values()),
-                    progress=progress,
-                )
-                built = {name: tree.build / "bin" / target for name, target in targets.items()}
-                info = await asyncio.to_thread(builds.store, folder, key, built)
-                await asyncio.to_thread(builds.prune, cache / "native", tree=tree.folder)
+        with builds.told_of_the_disk(cache):
+            async with builds.locked(cache / "native" / "lock", progress):
+                info = await asyncio.to_thread(builds.load, folder, key)  # the one we waited for may have it
+                if info is None or not targets.keys() <= info.binaries.keys():
+                    need_compiler()
+                    tree = Tree(cache / "native" / f"tree-{backend}-{key.cpu}")
+                    await _fill(tree, pin, cache, source, progress)
+                    info = await _make(tree, pin, key, folder, targets, progress)
     progress(Progress(Stage.DONE, f"the native part is ready ({key.name})"))
+    return info
+
+
+async def _make(
+    tree: Tree, pin: Pin, key: Key, folder: Path, targets: Mapping[str, str], progress: ProgressCallback
+) -> NativeInfo:
+    """Patch, compile, and store what came of it. Raises UserError, OSError."""
+    patched = key.patches_sha256 != STOCK
+    await asyncio.to_thread(tree.patch, pin.patches if patched else ())
+    await compile_tree(tree, backend=key.backend, targets=list(targets.values()), progress=progress)
+    built = {name: tree.build / "bin" / target for name, target in targets.items()}
+    info = await asyncio.to_thread(builds.store, folder, key, built)
+    await asyncio.to_thread(builds.prune, tree.folder.parent, tree=tree.folder)
     return info
 
 

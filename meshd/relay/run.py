@@ -68,7 +68,13 @@ def limits_for(settings: RelaySettings, *, files: int) -> Limits:
 def run(settings: RelaySettings, out: Callable[[str], None]) -> int:
     """Relay until stopped; returns the exit code. `out` gets the URL. Raises MeshdError."""
     log.set_up(level=settings.log_level, form=settings.log_format)
-    settings.home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        settings.home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"`{settings.home.parent}` cannot be made: {(error.strerror or '').lower()}",
+            hint="make room, or name another folder by MESHD_HOME",
+        ) from None
     home = Home(settings.home)
     with home.lock(), log.in_background() as note:
         key = home.load_or_create_identity(secrets.token_bytes)

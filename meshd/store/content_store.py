@@ -133,9 +133,12 @@ class ContentStore:
                 if (pack := self._open(name)) is not None:
                     packs.append(pack)
             empty = None if packs else tempfile.TemporaryFile(dir=self._folder.path)  # noqa: SIM115 - kept
+        except OSError as error:  # the disk is full, say: this lease does without what is kept
+            _close_all(packs)
+            self._folder.unusable(error.strerror or str(error))
+            return None
         except BaseException:
-            for pack in packs:
-                pack.close()
+            _close_all(packs)
             raise
         shelf = Shelf(self, packs, peer=peer, empty=empty)
         self._shelves.append(shelf)
@@ -285,6 +288,11 @@ class ContentStore:
                 self._writers.popleft()
             self._sealed.set()
             self._sealed = asyncio.Event()
+
+
+def _close_all(packs: Sequence[OpenPack]) -> None:
+    for pack in packs:
+        pack.close()
 
 
 def _write(batch: Sequence[Job]) -> None:

@@ -36,12 +36,16 @@ class StoreFolder:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             about = self.path.lstat()
         except OSError as error:
-            LOG.warning("weights_store_unusable", path=str(self.path), why=str(error))
+            self.unusable(str(error))
             return False
         private = about.st_uid == os.geteuid() and stat.S_ISDIR(about.st_mode) and not about.st_mode & 0o077
         if not private:
-            LOG.warning("weights_store_unusable", path=str(self.path), why="others can enter it")
+            self.unusable("others can enter it")
         return private
+
+    def unusable(self, why: str) -> None:
+        """Say so, once for each lease that does without it."""
+        LOG.warning("weights_store_unusable", path=str(self.path), why=why)
 
     def packs(self) -> list[tuple[str, int]]:
         """Names and sizes."""

@@ -10,6 +10,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,7 +105,8 @@ class HashCache:
                 data = file.read(MAX_ENTRY_BYTES)
             digests = _decode(data, state, header)
             if digests is not None:
-                os.utime(path)  # the least recently used goes first
+                with suppress(OSError):  # a disk that takes nothing: it is read all the same
+                    os.utime(path)  # the least recently used goes first
         except OSError:
             return None
         return digests

@@ -104,9 +104,13 @@ def read_table(descriptor: int) -> Table:
 
 
 def locked(path: Path, *, alone: bool) -> int | None:
-    """A descriptor of the file, locked until it is closed; None when it is gone, or used otherwise."""
+    """A descriptor of the file, locked until it is closed; None when it is gone, or used otherwise.
+
+    Held with others it is for reading, which a disk that takes nothing allows.
+    """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        access = os.O_RDWR if alone else os.O_RDONLY
+        descriptor = os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
     try:

@@ -2,7 +2,8 @@
 
 No signal and no closed connection tells of it. The worker's daemon sees that requests wait, and that nothing
 comes of them (decisions/0032): it kills the process and ends the lease. Shown for each of two workers, since
-the first one owes no answer but a push; and for one alone, in each state.
+the first one owes no answer but a push; and for one alone, in each state. A library that sleeps in a graph
+makes it stand still (frozen.py); in one test the freezer of the kernel, which stops all threads (freezer.py).
 """
 
 import time
@@ -13,6 +14,8 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.alone import alone
 from tests.e2e.api_client import Streamed
+from tests.e2e.freezer import freezer
+from tests.e2e.freezer import why_not as why_no_freezer
 from tests.e2e.frozen import Frozen, why_not
 from tests.e2e.losses import noted
 from tests.e2e.mesh_losses import LONG_PROMPT, TOKENS, crashes
@@ -109,6 +112,42 @@ def test_the_only_worker_hangs(tmp_path: Path, frozen: Frozen, state: str) -> No
                 loss.wrong = text != reference
                 loss.again = time.monotonic() - frozen.since()
             assert _says_why(worker)
+
+    play(check())
+
+
+def test_the_kernel_freezes_the_only_worker(tmp_path: Path) -> None:
+    """No thread of it runs, and its state says neither stopped nor traced."""
+    if why := why_no_freezer():
+        pytest.skip(why)
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            worker = await fleet.worker("worker", model=smollm2())
+            head = await fleet.head(smollm2(), *SAME_THREADS, token=await worker.token())
+            api = api_of(await fleet.ready(head))
+            server = child_pid(await worker.status(), "rpc-server")
+            frozen_at = 0.0
+
+            def told(streamed: Streamed) -> None:
+                nonlocal frozen_at
+                if streamed.pieces >= 10 and not frozen_at:
+                    frozen_at = cold.freeze(server)
+
+            with (
+                freezer() as cold,
+                noted("mesh", "decode", "frozen", told_within=FOUND_SECONDS) as loss,
+            ):
+                streamed = await api.stream(PROMPT, 400, told=told)
+                loss.since(frozen_at)
+                assert frozen_at and streamed.error and not streamed.done
+                await gone({server})
+                text, _ = await api.complete_through_503(PROMPT, TOKENS, seconds=FOUND_SECONDS)
+                loss.again = time.monotonic() - frozen_at
+                loss.wrong = text != reference
+            assert _says_why(worker)
+            assert crashes(head) == 0
 
     play(check())
 

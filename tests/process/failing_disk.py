@@ -1,4 +1,7 @@
-"""A disk that does not take chosen files: opening, writing, syncing or replacing them fails."""
+"""A disk that does not take chosen files: opening, writing, syncing or replacing them fails.
+
+Making a folder counts as opening, what changes a file's size or times as writing.
+"""
 
 import errno
 import io
@@ -6,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, AnyStr
 from unittest import mock
 
 from meshd.base.replaced_file import NEW_PREFIX
@@ -29,6 +32,8 @@ class FailingDisk:
         self._files: dict[int, Path] = {}
         self._open, self._fdopen, self._write = os.open, os.fdopen, os.write
         self._fsync, self._replace, self._close = os.fsync, os.replace, os.close
+        self._pwrite, self._sendfile, self._truncate = os.pwrite, os.sendfile, os.ftruncate
+        self._utime, self._mkdir = os.utime, os.mkdir
         self._io_open = io.open
 
     def _fail(self, stage: str) -> None:
@@ -38,10 +43,13 @@ class FailingDisk:
 
     def open(self, path: Path_, flags: int, mode: int = 0o777, **more: int) -> int:
         """As os.open."""
+        named = path
         writes = bool(flags & _WRITES)
+        if flags & os.O_TMPFILE == os.O_TMPFILE:  # a file without a name in this folder
+            path = Path(path) / NEW_PREFIX
         if writes and self._concerned(Path(path)):
             self._fail("open")
-        descriptor = self._open(path, flags, mode, **more)
+        descriptor = self._open(named, flags, mode, **more)
         self._files.pop(descriptor, None)  # of one that a file object closed
         if writes and self._concerned(Path(path)):
             self._files[descriptor] = Path(path)
@@ -57,9 +65,14 @@ class FailingDisk:
         file: IO[bytes] = self._fdopen(descriptor, mode, **more)  # type: ignore[call-overload]
         if descriptor not in self._files:
             return file
+        self._halve(file)
+        return file
+
+    def _halve(self, file: IO[AnyStr]) -> None:
+        """Half of what is written to it arrives before a write fails."""
         plain = file.write
 
-        def write(data: bytes) -> int:
+        def write(data: AnyStr) -> int:
             if self._stage == "write":
                 plain(data[: len(data) // 2])
                 file.flush()
@@ -67,7 +80,6 @@ class FailingDisk:
             return plain(data)
 
         file.write = write  # type: ignore[method-assign,assignment]
-        return file
 
     def write(self, descriptor: int, data: bytes) -> int:
         """As os.write; a full disk takes half first."""
@@ -77,6 +89,38 @@ class FailingDisk:
                 return self._write(descriptor, data[: len(data) // 2])
             self._fail("write")
         return self._write(descriptor, data)
+
+    def pwrite(self, descriptor: int, data: bytes, offset: int) -> int:
+        """As os.pwrite; half of it arrives before it fails."""
+        if descriptor in self._files and self._stage == "write":
+            self._pwrite(descriptor, data[: len(data) // 2], offset)
+            self._fail("write")
+        return self._pwrite(descriptor, data, offset)
+
+    def sendfile(self, to: int, source: int, offset: int, count: int) -> int:
+        """As os.sendfile, by which shutil copies; half of it arrives before it fails."""
+        if to in self._files and self._stage == "write":
+            self._sendfile(to, source, offset, os.fstat(source).st_size // 2)
+            self._fail("write")
+        return self._sendfile(to, source, offset, count)
+
+    def ftruncate(self, descriptor: int, length: int) -> None:
+        """As os.ftruncate. To make a file shorter is always possible."""
+        if descriptor in self._files and length > os.fstat(descriptor).st_size:
+            self._fail("write")
+        self._truncate(descriptor, length)
+
+    def utime(self, path: Path_ | int, *times: object, **more: object) -> None:
+        """As os.utime."""
+        if not isinstance(path, int) and self._concerned(Path(path)) and Path(path).exists():
+            self._fail("write")
+        self._utime(path, *times, **more)  # type: ignore[arg-type]
+
+    def mkdir(self, path: Path_, mode: int = 0o777) -> None:
+        """As os.mkdir."""
+        if self._concerned(Path(path)) and not Path(path).exists() and Path(path).parent.exists():
+            self._fail("open")
+        self._mkdir(path, mode)
 
     def fsync(self, descriptor: int) -> None:
         """As os.fsync."""
@@ -91,10 +135,16 @@ class FailingDisk:
         self._replace(source, target)
 
     def io_open(self, file: Path_ | int, mode: str = "r", *args: object, **more: object) -> IO[str]:
-        """As io.open, by which pathlib opens."""
-        if not isinstance(file, int) and mode[0] in "wax" and self._concerned(Path(file)):
+        """As io.open, by which pathlib and shutil open; for itself it opens by none of the others."""
+        writes = not isinstance(file, int) and mode[0] in "wax" and self._concerned(Path(file))
+        if writes:
             self._fail("open")
         opened: IO[str] = self._io_open(file, mode, *args, **more)  # type: ignore[call-overload]
+        if not isinstance(file, int):
+            self._files.pop(opened.fileno(), None)  # of one that a file object closed
+        if writes:
+            self._files[opened.fileno()] = Path(str(file))
+            self._halve(opened)
         return opened
 
 
@@ -108,8 +158,15 @@ def failing(concerned: Callable[[Path], bool], number: int, stage: str) -> Itera
         mock.patch("os.fdopen", disk.fdopen),
         mock.patch("os.write", disk.write),
         mock.patch("os.fsync", disk.fsync),
+        mock.patch("os.pwrite", disk.pwrite),
+        mock.patch("os.sendfile", disk.sendfile),
+        mock.patch("os.ftruncate", disk.ftruncate),
+        mock.patch("os.utime", disk.utime),
+        mock.patch("os.mkdir", disk.mkdir),
         mock.patch("os.replace", disk.replace),
+        mock.patch("os.rename", disk.replace),
         mock.patch("io.open", disk.io_open),
+        mock.patch("builtins.open", disk.io_open),
     ):
         yield disk
 

