@@ -215,8 +215,12 @@ ARRIVED = Share(
     "the oldest is forgotten",
 )
 
-PEER_LINES = Rate("log lines about one peer", 1.0, 60, "peer", "they are counted in the next line")
-PEER_LINES_IN_ALL = Rate("log lines about peers", 10.0, 600, "node", "they are counted in the next line")
+# The log holds 8 MiB, some 60,000 lines: one peer alone needs days to push out what others said.
+PEER_LINES = Rate("log lines about one peer", 0.2, 60, "peer", "they are counted in the next line")
+PEER_LINES_IN_ALL = Rate("log lines about peers", 2.0, 600, "node", "they are counted in the next line")
+KIND_LINES = Rate(
+    "log lines of one kind that name no peer", 0.2, 60, "node", "they are counted in the next line"
+)
 
 TABLE: tuple[Share | Rate, ...] = (
     LINKS,
@@ -294,4 +298,5 @@ TABLE: tuple[Share | Rate, ...] = (
     ARRIVED,
     PEER_LINES,
     PEER_LINES_IN_ALL,
+    KIND_LINES,
 )

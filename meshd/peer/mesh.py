@@ -440,7 +440,7 @@ class PeerMesh:
             entry.news.cancel()  # of the session before: it waits
         entry.news = owner.start_for(
             f"peer {connection.peer.short}",
-            self._news.keep(open_stream, self._chance),
+            self._news.keep(connection.peer, open_stream, self._chance),
             name=f"news {connection.peer.short}",
             blame=connection.blame,
         )
