@@ -39,6 +39,14 @@ class Rate:
 
 # Links and what comes before them.
 LINKS = Share("links, those that are greeting included", 8, "peer", "a further link is closed")
+CALLS = Rate("links that it begins", 1.0, 64, "peer", "the link is refused before anything is signed")
+CALLS_FAILED = Rate(
+    "connections that prove nothing, or are turned away",
+    2.0,
+    64,
+    "address",
+    "connections from there are not listened to",
+)
 FAULTS = Rate(
     "failures of its work that nobody foresaw", 1 / 60, 5, "peer", "its links are refused for a minute"
 )
@@ -224,6 +232,8 @@ KIND_LINES = Rate(
 
 TABLE: tuple[Share | Rate, ...] = (
     LINKS,
+    CALLS,
+    CALLS_FAILED,
     FAULTS,
     FAULT_LINES,
     FAULT_LINES_IN_ALL,
