@@ -116,6 +116,7 @@ class News:
             LOG.info("news_refused", peer=stream.peer.short, why=str(group.exceptions[0]))
         except* RemoteProtocolError as group:
             LOG.warning("news_refused", peer=stream.peer.short, why=str(group.exceptions[0]))
+            self._node.faults.broke(stream.peer, self._node.now(), str(group.exceptions[0]))
             stream.reset(1, "news that cannot be read")
 
     # Telling.
@@ -263,8 +264,8 @@ class News:
             self._node.changed()
         return NEW_COST
 
-    def _blame(self, peer: PeerId, _fault: Fault) -> None:
-        self._node.faults.blame(peer, self._node.now())
+    def _blame(self, peer: PeerId, fault: Fault) -> None:
+        self._node.faults.blame(peer, self._node.now(), fault.what)
 
     def _learn_sign(self, raw: bytes, told: _Told, hearing: Hearing) -> float:
         """As `_learn_ban`."""
