@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from meshd.base.errors import MeshdError
+from meshd.base.errors import MeshdError, Refused
 from meshd.base.shares import CALLS, CALLS_FAILED
+from meshd.identity.keys import PeerId
 from meshd.link.callers import Callers
+from meshd.link.interface import DialError
 from meshd.link.quic import QuicDialer
 from meshd.link.quic_listener import QuicListener
 from meshd.link.tcp import TcpDialer, TcpListener
@@ -19,6 +21,7 @@ from meshd.wire.stun import StunKind, StunMessage, encode
 
 from tests.conformance.links import serving
 from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.relays import House, in_house
 from tests.conformance.run import run, until
 
 LOOPBACK = "127.0.0.1"
@@ -26,18 +29,24 @@ NONSENSE = b"GET / HTTP/1.1\r\n\r\n"
 CALLS_MADE = 300
 
 
-def _frozen(callers: Callers) -> Callers:
+class _Frozen(Callers):
     """Time stands still for it: nothing is forgiven while a test is at work."""
-    hears, failed, why_not, came = callers.hears, callers.failed, callers.why_not, callers.came
-    callers.hears = lambda host, _now: hears(host, 0.0)  # type: ignore[method-assign]
-    callers.failed = lambda host, _now: failed(host, 0.0)  # type: ignore[method-assign]
-    callers.why_not = lambda peer, _now: why_not(peer, 0.0)  # type: ignore[method-assign]
-    callers.came = lambda peer, _now: came(peer, 0.0)  # type: ignore[method-assign]
-    return callers
+
+    def hears(self, host: str, now: float) -> bool:
+        return super().hears(host, 0 * now)
+
+    def failed(self, host: str, now: float) -> None:
+        super().failed(host, 0 * now)
+
+    def why_not(self, peer: PeerId, now: float) -> str | None:
+        return super().why_not(peer, 0 * now)
+
+    def came(self, peer: PeerId, now: float) -> bool:
+        return super().came(peer, 0 * now)
 
 
 def _guarded(node: Node) -> Callers:
-    callers = _frozen(Callers())
+    callers = _Frozen()
     node.standing = replace(node.standing, callers=callers)
     return callers
 
@@ -146,6 +155,27 @@ def test_datagrams_whose_sender_has_not_answered_count_against_nobody() -> None:
                 await QuicDialer(near.now).dial(far.peer, place)
 
     run(work())
+
+
+def test_a_caller_by_a_relay_counts_by_its_key_there() -> None:
+    async def work(home: House) -> None:
+        home.start()
+        ann, bob, eve = await home.parties(3)
+        callers = _guarded(bob.node)
+        bob.node.ban(eve.node.peer)
+        with pytest.raises(Refused, match="banned by a test"):
+            await eve.links.dial(bob.node.peer, ())
+        await until(lambda: len(callers._addresses._buckets) == 1)
+        [hers] = callers._addresses._buckets
+        for _ in range(int(CALLS_FAILED.burst)):
+            callers.failed(str(hers), 0.0)
+        with pytest.raises(DialError):
+            await eve.links.dial(bob.node.peer, ())
+        mine, _ = await ann.pair(bob)
+        await mine.aclose()
+        assert set(callers._addresses._buckets) == {hers}
+
+    in_house(work)
 
 
 async def _first_datagram(near: Node, far: Node) -> bytes:
