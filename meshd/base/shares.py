@@ -47,6 +47,9 @@ CALLS_FAILED = Rate(
     "address",
     "connections from there are not listened to",
 )
+CALLERS_KNOWN = Share(
+    "addresses whose failed connections are counted", 4096, "node", "the one silent longest goes"
+)
 FAULTS = Rate(
     "failures of its work that nobody foresaw", 1 / 60, 5, "peer", "its links are refused for a minute"
 )
@@ -234,6 +237,7 @@ TABLE: tuple[Share | Rate, ...] = (
     LINKS,
     CALLS,
     CALLS_FAILED,
+    CALLERS_KNOWN,
     FAULTS,
     FAULT_LINES,
     FAULT_LINES_IN_ALL,

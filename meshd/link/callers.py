@@ -8,10 +8,10 @@ key, and only who was reached at an address counts for it, so nobody uses up ano
 
 from meshd.base.doorstep import origin
 from meshd.base.rates import Rates
-from meshd.base.shares import CALLS, CALLS_FAILED
+from meshd.base.shares import CALLERS_KNOWN, CALLS, CALLS_FAILED
 from meshd.identity.keys import PeerId
 
-MOST_ADDRESSES = 4096
+MOST_ADDRESSES = CALLERS_KNOWN.most
 OFTEN = "this node's links have come and gone too often"
 
 

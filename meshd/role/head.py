@@ -37,7 +37,7 @@ from meshd.role.plan import (
 from meshd.role.pushing import Pushing
 from meshd.role.reserving import Reserving
 from meshd.role.server import LlamaServer, Over
-from meshd.role.silence import Patience
+from meshd.role.silence import give_up
 from meshd.role.token_cost import TokenCost, crossed
 from meshd.role.unable import Trial, Unable
 from meshd.store.interface import WeightsFile
@@ -148,7 +148,7 @@ class HeadRun:
                     await self._pushing.introduce(plan, self._lenders)
                 self._server.start(plan, self._lenders, self._plain, owner)
                 owner.start(self._run_server(plan, granted, began), name="load")
-                owner.start(self._lose_patience(), name="patience")
+                owner.start(give_up(self, self._kit.mesh, self._options.grace), name="patience")
                 why = await self._lost
                 owner.cancel()
             return why
@@ -163,13 +163,6 @@ class HeadRun:
         """End this life; the first reason stays."""
         if not self._lost.done():
             self._lost.set_result(why)
-
-    async def _lose_patience(self) -> None:
-        patience = Patience(self._options.grace, asyncio.get_running_loop().time())
-        worker = await patience.end(self._kit.mesh, lambda: self.workers)
-        if not self.loaded:
-            self.blamed[worker.peer] = patience.why
-        self.lose(f"worker {worker.name} is lost: {patience.why}")
 
     # Asking and planning.
 

@@ -6,7 +6,8 @@ grace, and keep the model degraded for ever: so its gaps count together, until i
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 from meshd.gateway.interface import ModelState, Readiness
 from meshd.identity.keys import PeerId
@@ -56,15 +57,31 @@ class Patience:
                 return peer
         return None
 
-    async def end(self, mesh: Mesh, used: Callable[[], Collection[PeerId]]) -> PeerStatus:
-        """Returns such a worker when there is one."""
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            lost = self.look(mesh.peers(), used(), asyncio.get_running_loop().time())
-            if lost is not None:
-                return lost
+
+class Life(Protocol):
+    """One life of the model (role/head.py)."""
+
+    blamed: dict[PeerId, str]
 
     @property
-    def why(self) -> str:
-        """For people, of a worker that was lost."""
-        return f"no connection that lasted, {self._grace:.0f} s without any in sum"
+    def workers(self) -> Sequence[PeerId]:
+        """Those that take part."""
+        ...
+
+    def lose(self, why: str) -> None:
+        """End it."""
+        ...
+
+
+async def give_up(life: Life, mesh: Mesh, grace: float) -> None:
+    """End `life` for a worker that was out of reach for too long in sum, when there is one."""
+    loop = asyncio.get_running_loop()
+    patience = Patience(grace, loop.time())
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        worker = patience.look(mesh.peers(), life.workers, loop.time())
+        if worker is not None:
+            why = f"no connection that lasted, {grace:.0f} s without any in sum"
+            life.blamed[worker.peer] = why
+            life.lose(f"worker {worker.name} is lost: {why}")
+            return
