@@ -17,6 +17,10 @@ AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, 
 MAX_NAMED = 3
 _FILE_HINT = "if that was not meant, put the right file there: the next lease takes what lies there then"
 _REVOKE_HINT = "; `meshd revoke` keeps out a node that means harm"
+_FAULTS_HINT = (
+    "install the same version of meshd on both nodes; if it lasts, `meshd logs` has each of them: please "
+    "report what it calls `work_failed`."
+)
 _UNFIT_HINT = (
     "another driver may help; `meshd logs device-trial` has all. It is tried again after ten minutes; "
     "`--device CPU` does without it"
@@ -139,6 +143,15 @@ def _peer(
             severity="warning",
             what=f"no link to {who} could be made{_because(peer.last_error)}",
             hint="is it running, and does a firewall let its mesh port through",
+        )
+    if peer.faults:
+        times = "once" if peer.faults == 1 else f"{peer.faults} times"
+        yield HealthWarning(
+            code="peer_faults",
+            severity="warning",
+            what=f"{who} broke the protocol, or made work fail here, {times} in the last hour; the last time"
+            f"{_because(peer.last_fault)}",
+            hint=f"{_FAULTS_HINT} `meshd revoke {peer.id[:10]}` keeps it out if it means harm",
         )
     yield from _versions(peer, who, status, native)
     offset = clocks.get(peer.id, 0.0)

@@ -110,6 +110,8 @@ def peer_view(peer: PeerStatus, *, now: float, wall: float) -> PeerView:
         last_error=peer.last_error,
         says_banned=peer.says_banned,
         present=peer.present,
+        faults=peer.faults,
+        last_fault=peer.last_fault,
     )
 
 

@@ -72,6 +72,8 @@ class PeerView:
     last_error: str = ""
     says_banned: str = ""  # the peer's words when it holds this node for banned
     present: bool = False  # there, though not connected: in a large mesh sessions are made when needed
+    faults: int = 0  # how often it broke the protocol's rules, or made work fail here, in the last hour
+    last_fault: str = ""  # what it was the last time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,11 +55,14 @@ _shares = LineShares()
 
 
 def _share(_logger: object, method: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:
-    """Leave out what a peer causes beyond its share; errors and what was asked for (debug) pass."""
-    peer = event.get("peer")
-    if not isinstance(peer, str) or method not in ("info", "warning"):
+    """Leave out what is beyond the share of a peer, or of a kind of line; errors and debug pass."""
+    if method not in ("info", "warning"):
         return event
-    left_out = _shares.may_say(peer, time.monotonic())
+    peer, now = event.get("peer"), time.monotonic()
+    if isinstance(peer, str):
+        left_out = _shares.may_say(peer, now)
+    else:
+        left_out = _shares.may_say_kind(str(event.get("event")), now)
     if left_out is None:
         raise structlog.DropEvent
     if left_out:

@@ -16,6 +16,11 @@ class Rates:
         self._most = most
         self._buckets: dict[Hashable, TokenBucket] = {}
 
+    def has(self, key: Hashable, now: float) -> bool:
+        """Would `spend` say yes? Nothing is taken, nor remembered."""
+        bucket = self._buckets.get(key)
+        return bucket is None or bucket.has(1.0, now)
+
     def spend(self, key: Hashable, now: float, amount: float = 1.0) -> bool:
         """True when `key` may have that much now. Of too many keys the one silent longest is forgotten."""
         bucket = self._buckets.pop(key, None)

@@ -39,6 +39,17 @@ class Rate:
 
 # Links and what comes before them.
 LINKS = Share("links, those that are greeting included", 8, "peer", "a further link is closed")
+CALLS = Rate("links that it begins", 1.0, 64, "peer", "the link is refused before anything is signed")
+CALLS_FAILED = Rate(
+    "connections that prove nothing, or are turned away",
+    2.0,
+    64,
+    "address",
+    "connections from there are not listened to",
+)
+CALLERS_KNOWN = Share(
+    "addresses whose failed connections are counted", 4096, "node", "the one silent longest goes"
+)
 FAULTS = Rate(
     "failures of its work that nobody foresaw", 1 / 60, 5, "peer", "its links are refused for a minute"
 )
@@ -215,11 +226,18 @@ ARRIVED = Share(
     "the oldest is forgotten",
 )
 
-PEER_LINES = Rate("log lines about one peer", 1.0, 60, "peer", "they are counted in the next line")
-PEER_LINES_IN_ALL = Rate("log lines about peers", 10.0, 600, "node", "they are counted in the next line")
+# The log holds 8 MiB, some 60,000 lines: one peer alone needs days to push out what others said.
+PEER_LINES = Rate("log lines about one peer", 0.2, 60, "peer", "they are counted in the next line")
+PEER_LINES_IN_ALL = Rate("log lines about peers", 2.0, 600, "node", "they are counted in the next line")
+KIND_LINES = Rate(
+    "log lines of one kind that name no peer", 0.2, 60, "node", "they are counted in the next line"
+)
 
 TABLE: tuple[Share | Rate, ...] = (
     LINKS,
+    CALLS,
+    CALLS_FAILED,
+    CALLERS_KNOWN,
     FAULTS,
     FAULT_LINES,
     FAULT_LINES_IN_ALL,
@@ -294,4 +312,5 @@ TABLE: tuple[Share | Rate, ...] = (
     ARRIVED,
     PEER_LINES,
     PEER_LINES_IN_ALL,
+    KIND_LINES,
 )

@@ -19,6 +19,7 @@ from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
 from meshd.identity.proof import Credentials
 from meshd.identity.record import LEFT, PeerRecord
+from meshd.link.callers import Callers
 from meshd.link.joining import Joining
 from meshd.link.proving import Standing
 from meshd.mux.config import NodeBudget
@@ -74,6 +75,7 @@ class Estate:
         self._numbering = Numbering(
             home.counters.reserve_sequences, last=home.counters.last_sequence(), now=int(time.time())
         )
+        self._callers = Callers()
         self.doorway = doorway
         self.node = self._make_node(native)
         self.ways = Ways(
@@ -137,6 +139,7 @@ class Estate:
             why_banned=self.bans.why_banned,
             why_node_banned=lambda node: self.bans.why_node_banned(node, issuer=self._key.peer),
             invites=self.invites.join_keys,
+            callers=self._callers,
         )
 
     def candidates(self) -> tuple[Candidate, ...]:

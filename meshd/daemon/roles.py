@@ -62,6 +62,7 @@ async def build_role(
             machine=machine,
             node_name=config.node.name,
             incarnation=estate.node.facts.incarnation,
+            grace=float(config.links.grace),
         ),
     )
     assert claims.api is not None

@@ -229,3 +229,12 @@ def refuse_banned(why: str | None) -> None:
         raise RemoteProtocolError(
             why, code="banned", hint="a banned node comes back with a new key and a new invite only"
         )
+
+
+def refuse_often(why: str | None) -> None:
+    if why is not None:
+        raise RemoteProtocolError(
+            why,
+            code="often",
+            hint="it is let in again within seconds, by itself; if that lasts, look at what ends its links",
+        )

@@ -43,6 +43,7 @@ from meshd.identity.exchange import (
     never_banned,
     read_chain,
     refuse_banned,
+    refuse_often,
 )
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import KEY_BYTES, MeshId, PeerId
@@ -159,7 +160,8 @@ class ListenProof(Exchange):
     """The listener's side. `binding`: SHA-256 of its own certificate; `nonce`: 32 random bytes.
 
     `invites` gives the keys of an invite id, or None. `mesh` None takes members of any mesh (a relay that
-    serves all); `purposes` are those it takes. `why_node_banned` refuses joiners whose key is banned.
+    serves all); `purposes` are those it takes. `why_node_banned` refuses joiners whose key is banned,
+    `why_not_now` members by the key that they say is theirs, before anything is signed.
     """
 
     def __init__(
@@ -172,6 +174,7 @@ class ListenProof(Exchange):
         invites: Callable[[bytes], JoinKeys | None],
         why_banned: Callable[[Chain], str | None] = never_banned,
         why_node_banned: Callable[[PeerId], str | None] | None = None,
+        why_not_now: Callable[[PeerId], str | None] | None = None,
         purposes: frozenset[Purpose] = frozenset({Purpose.JOIN, Purpose.MEMBER}),
     ) -> None:
         super().__init__(magic=MAGIC)
@@ -185,6 +188,7 @@ class ListenProof(Exchange):
         self._invites = invites
         self._why_banned = why_banned
         self._why_node_banned = why_node_banned
+        self._why_not_now = why_not_now
         self._purposes = purposes
         self._transcript: Transcript | None = None
         self._shown: tuple[Member | None, bytes | None] | None = None
@@ -213,9 +217,9 @@ class ListenProof(Exchange):
             low=low,
             high=high,
             version=min(high, HIGHEST_VERSION),
-            purpose=self._check_target(fields),
+            purpose=(purpose := self._check_target(fields)),
             mesh=self._check_mesh(fields),
-            dialler=self._check_dialler(fields),
+            dialler=self._check_dialler(fields, purpose),
             listener=self._credentials.key.peer,
             binding=self._binding,
             dial_nonce=fields.raw("nonce", exact=NONCE_BYTES),
@@ -244,7 +248,7 @@ class ListenProof(Exchange):
             )
         return mesh
 
-    def _check_dialler(self, fields: Fields) -> PeerId:
+    def _check_dialler(self, fields: Fields, purpose: Purpose) -> PeerId:
         dialler = PeerId(fields.raw("from", exact=KEY_BYTES))
         if dialler == self._credentials.key.peer:
             raise RemoteProtocolError(
@@ -252,6 +256,8 @@ class ListenProof(Exchange):
                 code="self",
                 hint="this invite or address is the node's own; if its state was copied, leave and join anew",
             )
+        if purpose is Purpose.MEMBER and self._why_not_now is not None:
+            refuse_often(self._why_not_now(dialler))
         return dialler
 
     def _on_proof(self, fields: Fields, transcript: Transcript) -> bytes:

@@ -24,6 +24,7 @@ from meshd.identity.proof import (
     Purpose,
     never_banned,
 )
+from meshd.link.callers import OFTEN, Callers
 from meshd.link.interface import DialError, DialFailure, LinkInfo, LinkKind
 from meshd.wire.limits import MAX_UNPROVEN_BYTES
 
@@ -70,6 +71,7 @@ class Standing:
     why_banned: Callable[[Chain], str | None] = never_banned
     why_node_banned: Callable[[PeerId], str | None] | None = None
     invites: Callable[[bytes], JoinKeys | None] = _no_invites
+    callers: Callers | None = None  # None: anybody may call as often as it likes
 
 
 class ProvenPipe:
@@ -146,6 +148,7 @@ async def prove_accepted(
     pipe: RawPipe, *, standing: Standing, binding: bytes, seconds: float = PROOF_SECONDS
 ) -> Proven:
     """Have the dialler prove who it is, and prove ourselves to it. Raises as `prove_dialled`."""
+    callers, now = standing.callers, asyncio.get_running_loop().time
     proof = ListenProof(
         credentials=standing.credentials,
         mesh=standing.mesh,
@@ -154,8 +157,12 @@ async def prove_accepted(
         invites=standing.invites,
         why_banned=standing.why_banned,
         why_node_banned=standing.why_node_banned,
+        why_not_now=None if callers is None else lambda peer: callers.why_not(peer, now()),
     )
-    return await run_proof(pipe, proof, seconds=seconds)
+    proven = await run_proof(pipe, proof, seconds=seconds)
+    if callers is not None and proven.purpose is Purpose.MEMBER and not callers.came(proven.peer, now()):
+        raise RemoteProtocolError(OFTEN, code="often")  # others of its links were quicker
+    return proven
 
 
 async def run_proof(

@@ -194,7 +194,9 @@ class QuicListener:
                 self._waiting.append((door, data, origin))
                 self._loading.set()
             return
-        now = asyncio.get_running_loop().time()
+        now, callers = asyncio.get_running_loop().time(), self._standing().callers
+        if callers is not None and not callers.hears(origin.address[0], now):
+            return
         answer = self._reception.first(data, origin, now, busy=2 * len(self._doorstep) >= MAX_UNPROVEN)
         if isinstance(answer, bytes):
             door.send([answer], origin)
@@ -224,9 +226,13 @@ class QuicListener:
 
     async def _live(self, pipe: QuicPipe, door: Door, accept: Accept) -> None:
         """The whole life of one incoming connection."""
+        reached = ""  # who has not answered may be anywhere, whatever its datagrams say
+        proven: Proven | None = None
+        standing = self._standing()
         try:
             async with asyncio.timeout(self._proof_seconds):
                 await pipe.secure()
+                reached = pipe.origin.address[0] if pipe.origin else ""
                 standing = self._standing()
                 if standing.credentials.chain is None:
                     return  # not a member of any mesh yet: nothing to prove, nobody to let in
@@ -235,6 +241,8 @@ class QuicListener:
             pipe.widen()
             await self._hand_over(pipe, proven, door, accept)
         except (MeshdError, TimeoutError) as error:
+            if proven is None and reached and standing.callers is not None:
+                standing.callers.failed(reached, asyncio.get_running_loop().time())
             _log.debug("link_ended", remote=pipe.remote, why=str(error) or "timed out")
         finally:
             await pipe.aclose()

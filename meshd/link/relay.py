@@ -18,6 +18,7 @@ from meshd.identity.certificate import make_link_certificate
 from meshd.identity.invite import JoinKeys, RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
+from meshd.link.callers import Callers
 from meshd.link.interface import DialError, DialFailure, LinkInfo, LinkKind
 from meshd.link.joining import JoinDesk, Joining, OnJoiner
 from meshd.link.proving import (
@@ -138,6 +139,9 @@ class RelayLinks:
         async with Owner() as owner:
 
             def rung(control: Control, ring: Ring) -> bool:
+                callers, now = self._standing().callers, asyncio.get_running_loop().time()
+                if callers is not None and not callers.hears(_caller(control, ring), now):
+                    return False
                 try:
                     task = owner.start_for(
                         f"relay {control.relay.place}", self._welcome(control, ring, accept), name="relayed"
@@ -181,6 +185,8 @@ class RelayLinks:
     async def _welcome(self, control: Control, ring: Ring, accept: Accept) -> None:
         """The whole life of one circuit on the side that was called."""
         pipe: RelayPipe | None = None
+        callers: Callers | None = None  # what fails before the caller is there counts against nobody
+        proven: Proven | None = None
         try:
             async with asyncio.timeout(self._proof_seconds + WELCOME_SECONDS - PROOF_SECONDS):
                 pipe = await RelayPipe.open(
@@ -192,6 +198,7 @@ class RelayLinks:
                 standing = self._standing()
                 if standing.credentials.chain is None:
                     return  # not a member of any mesh yet: nothing to prove, nobody to let in
+                callers = standing.callers
                 proven = await prove_accepted(
                     pipe, standing=standing, binding=self._certificate.sha256, seconds=self._proof_seconds
                 )
@@ -199,6 +206,8 @@ class RelayLinks:
             pipe.widen()
             await self._hand_over(pipe, proven, control.relay, accept)
         except (MeshdError, OSError, TimeoutError) as error:
+            if proven is None and callers is not None:
+                callers.failed(_caller(control, ring), asyncio.get_running_loop().time())
             _log.debug("link_ended", remote=control.relay.place, why=str(error) or "timed out")
         finally:
             if pipe is not None:
@@ -214,6 +223,11 @@ class RelayLinks:
             link = await self._desk.admit(joining)
             if link is not None:
                 await accept(link)
+
+
+def _caller(control: Control, ring: Ring) -> str:
+    """Stands for an address: the key that the caller has shown to that relay."""
+    return f"{control.relay.place} {ring.caller.hex()}"
 
 
 async def dial_join(

@@ -190,6 +190,10 @@ class TcpListener:
             self.close()
 
     def _arrive(self, pipe: TcpPipe, accept: Accept, owner: Owner) -> None:
+        callers = self._standing().callers
+        if callers is not None and not callers.hears(pipe.remote_host, asyncio.get_running_loop().time()):
+            pipe.abort()
+            return
         self._doorstep.arrive(pipe, host=pipe.remote_host, send_away=pipe.abort)
         try:
             task = owner.start_for(pipe.remote_host, self._welcome(pipe, accept), name=f"tcp-{pipe.remote}")
@@ -205,6 +209,8 @@ class TcpListener:
 
     async def _welcome(self, pipe: TcpPipe, accept: Accept) -> None:
         """The whole life of one incoming connection."""
+        proven: Proven | None = None
+        standing = self._standing()
         try:
             async with asyncio.timeout(self._proof_seconds):
                 await pipe.secure()
@@ -216,6 +222,8 @@ class TcpListener:
             pipe.widen()
             await self._hand_over(pipe, proven, accept)
         except (MeshdError, TimeoutError) as error:
+            if proven is None and standing.callers is not None and not pipe.asked_where:
+                standing.callers.failed(pipe.remote_host, asyncio.get_running_loop().time())
             _log.debug("link_ended", remote=pipe.remote, why=str(error) or "timed out")
         finally:
             await pipe.aclose()

@@ -254,6 +254,11 @@ class TcpPipe(asyncio.BufferedProtocol):
         if self._secured:
             self._readable.set()
 
+    @property
+    def asked_where(self) -> bool:
+        """The other side wanted to know its own address, and no link."""
+        return self._stun is not None
+
     def _is_stun(self) -> bool:
         """Whether STUN is spoken here: TLS never begins with a zero, a binding request always does."""
         first = self._server_side and not self._handshake_bytes and self.remote_host

@@ -182,9 +182,9 @@ class PeerConnection:
             self.says_banned = error.what
             self._node.changed()
 
-    def blame(self, _fault: Fault) -> None:
+    def blame(self, fault: Fault) -> None:
         """Something that the peer caused failed here in a way that nobody foresaw."""
-        self._node.faults.blame(self.peer, self._node.now())
+        self._node.faults.blame(self.peer, self._node.now(), fault.what)
 
     def take_fault(self) -> MeshdError | None:
         """What the peer broke since this was asked last; a new link would most likely end the same way."""
@@ -243,6 +243,7 @@ class PeerConnection:
             self._fault = error
             if isinstance(error, RemoteProtocolError):
                 LOG.warning("peer_broke_protocol", peer=self.peer.short, why=error.what)
+                self._node.faults.broke(self.peer, self._node.now(), error.what)
             if carrier is not None and self._streams and carrier.session is self._streams.session:
                 self._end_session(f"protocol error: {error.what}", PeerState.KNOWN)
             raise

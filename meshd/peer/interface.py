@@ -69,6 +69,8 @@ class PeerStatus:
     says_banned: str = ""  # its words when it holds this node for banned
     present: bool = False  # without a session, but heard of a moment ago: connected when it is needed
     why_not_direct: str = ""  # one sentence, while a relay carries the data
+    faults: int = 0  # how often it broke the rules, or made work fail here, in the last hour
+    last_fault: str = ""
 
 
 class Stream(Protocol):

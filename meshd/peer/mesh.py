@@ -91,7 +91,11 @@ class PeerMesh:
         found = [entry.connection.status() for entry in self._peers.values()]
         found += [self._known(peer) for peer in self._book.peers() if peer not in self._peers]
         ids = sorted(str(peer) for peer in (self._node.peer, *(status.peer for status in found)))
-        return [self._named(self._shown(status), ids) for status in found]
+        return [self._named(self._blamed(self._shown(status)), ids) for status in found]
+
+    def _blamed(self, status: PeerStatus) -> PeerStatus:
+        count, what = self._node.faults.told(status.peer, self._node.now())
+        return replace(status, faults=count, last_fault=what) if count else status
 
     def _named(self, status: PeerStatus, ids: Sequence[str]) -> PeerStatus:
         name = naming.shown_among(status.name, str(status.peer), ids)
@@ -440,7 +444,7 @@ class PeerMesh:
             entry.news.cancel()  # of the session before: it waits
         entry.news = owner.start_for(
             f"peer {connection.peer.short}",
-            self._news.keep(open_stream, self._chance),
+            self._news.keep(connection.peer, open_stream, self._chance),
             name=f"news {connection.peer.short}",
             blame=connection.blame,
         )

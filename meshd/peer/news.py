@@ -80,8 +80,10 @@ class News:
         self._marks: tuple[int, ...] = ()
         self._changed_at = 0.0
 
-    async def keep(self, open_stream: Callable[[], Stream], chance: Callable[[], float]) -> None:
-        """Talk for as long as `open_stream` does not raise Broken: a stream that is lost is opened again.
+    async def keep(
+        self, peer: PeerId, open_stream: Callable[[], Stream], chance: Callable[[], float]
+    ) -> None:
+        """Talk with `peer` until `open_stream` raises Broken: a stream that is lost is opened again.
 
         Later each time, unless it lasted: the other side may not listen for a while.
         """
@@ -93,7 +95,7 @@ class News:
             except Broken:
                 return
             except Busy as error:
-                LOG.info("news_refused", why=error.what)
+                LOG.info("news_refused", peer=peer.short, why=error.what)
             if self._node.now() - began >= LASTING_SECONDS:
                 lost = 0
             await asyncio.sleep(AGAIN.delay(lost, chance()))
@@ -114,6 +116,7 @@ class News:
             LOG.info("news_refused", peer=stream.peer.short, why=str(group.exceptions[0]))
         except* RemoteProtocolError as group:
             LOG.warning("news_refused", peer=stream.peer.short, why=str(group.exceptions[0]))
+            self._node.faults.broke(stream.peer, self._node.now(), str(group.exceptions[0]))
             stream.reset(1, "news that cannot be read")
 
     # Telling.
@@ -261,8 +264,8 @@ class News:
             self._node.changed()
         return NEW_COST
 
-    def _blame(self, peer: PeerId, _fault: Fault) -> None:
-        self._node.faults.blame(peer, self._node.now())
+    def _blame(self, peer: PeerId, fault: Fault) -> None:
+        self._node.faults.blame(peer, self._node.now(), fault.what)
 
     def _learn_sign(self, raw: bytes, told: _Told, hearing: Hearing) -> float:
         """As `_learn_ban`."""

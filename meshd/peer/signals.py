@@ -169,7 +169,8 @@ class SignalService:
         """
         sender, now = signal.sender, self._node.now()
         if not (self._ways_in.spend(by, now) and self._senders.spend((sender, by), now)):
-            LOG.info("signal_dropped", peer=sender.short, why="too many of them")
+            # `sender` has signed nothing yet: whoever brought it must not use up that node's lines
+            LOG.info("signal_dropped", node=sender.short, why="too many of them")
             return
         member = signal.verify(self._chain().leaf.mesh)
         why = self._node.why_banned(member)

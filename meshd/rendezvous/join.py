@@ -128,12 +128,12 @@ class Inviter:
                 if isinstance(answer, Welcome):
                     LOG.info("member_admitted", peer=joiner.short, name=naming.shown(request.name))
                     return True
-                LOG.info("joiner_refused", peer=joiner.short, why=answer.text)
+                LOG.info("joiner_refused", node=joiner.short, why=answer.text)  # any key: no peer has a share
                 await pipe.receive()  # the joiner closes when it has the answer
         except (EndOfStream, Broken, TimeoutError):
             pass
         except RemoteProtocolError as error:
-            LOG.warning("joiner_refused", peer=joiner.short, why=error.what)
+            LOG.warning("joiner_refused", node=joiner.short, why=error.what)
         return False
 
     def decide(self, joiner: PeerId, invite_id: bytes) -> Welcome | NotAdmitted:

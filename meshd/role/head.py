@@ -37,6 +37,7 @@ from meshd.role.plan import (
 from meshd.role.pushing import Pushing
 from meshd.role.reserving import Reserving
 from meshd.role.server import LlamaServer, Over
+from meshd.role.silence import give_up
 from meshd.role.token_cost import TokenCost, crossed
 from meshd.role.unable import Trial, Unable
 from meshd.store.interface import WeightsFile
@@ -147,6 +148,7 @@ class HeadRun:
                     await self._pushing.introduce(plan, self._lenders)
                 self._server.start(plan, self._lenders, self._plain, owner)
                 owner.start(self._run_server(plan, granted, began), name="load")
+                owner.start(give_up(self, self._kit.mesh, self._options.grace), name="patience")
                 why = await self._lost
                 owner.cancel()
             return why

@@ -48,6 +48,7 @@ class HeadOptions:
     machine: str = ""
     node_name: str = "head"
     incarnation: bytes = b""
+    grace: float = 120.0  # how long answers wait for a worker out of reach
 
 
 @dataclass(frozen=True, slots=True)

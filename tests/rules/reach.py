@@ -1,10 +1,10 @@
-"""Rules for what this node does for peers: where it connects, and how much it holds."""
+"""Rules for what this node does for peers: where it connects, how much it holds, what it logs."""
 
 import ast
 import re
 from collections.abc import Iterator
 
-from tests.rules.source import Fault, Source, last_part
+from tests.rules.source import Fault, Source, dotted, last_part
 
 MAKER = "meshd/wire/dialable.py"
 FACING_PEERS = ("meshd/link/", "meshd/peer/", "meshd/rendezvous/", "meshd/daemon/", "meshd/wire/")
@@ -110,3 +110,100 @@ def limits(source: Source) -> Iterator[Fault]:
         counts = _LIMIT.fullmatch(name) and not name.endswith(("_BYTES", "_SECONDS"))
         if number and counts and place not in NO_SHARES:
             yield source.fault(node, "limit", f"`{name}`: put a share into meshd/base/shares.py")
+
+
+LOGGERS = frozenset({"log", "_log", "LOG", "logger"})
+LIMITED_LEVELS = frozenset({"info", "warning"})  # base/log.py lets so many through; debug is asked for
+HEARD_BY_PEERS = (
+    *("meshd/peer/", "meshd/link/", "meshd/tunnel/", "meshd/relay/", "meshd/rpc/", "meshd/rendezvous/"),
+    *("meshd/role/worker.py", "meshd/role/lent_streams.py", "meshd/role/neighbours.py"),
+    *("meshd/role/rpc_server.py", "meshd/role/lender.py", "meshd/role/asking.py", "meshd/store/shelf.py"),
+)
+# Errors are never left out, so they are written where a limit of their own holds.
+ERRORS_ALLOWED = frozenset(
+    {
+        "meshd/base/boundary.py",  # FAULT_LINES
+        "meshd/role/serve.py",  # why the model cannot be served: once for each try, which has its pause
+    }
+)
+KINDS_OF_A_TABLE = frozenset({"meshd/process/child.py"})  # `child_` and a state of process/lifecycle.py
+# Lines without a peer, in code that peers reach: all of a kind have one share together (KIND_LINES).
+OF_NO_PEER = frozenset(
+    {
+        # this node's own life, and its user's
+        ("meshd/peer/mesh.py", "woke_up"),
+        ("meshd/role/worker.py", "device"),
+        ("meshd/relay/run.py", "stopping"),
+        ("meshd/relay/run.py", "relay_ready"),
+        ("meshd/rendezvous/mdns_network.py", "network_joined"),
+        ("meshd/rendezvous/mdns_network.py", "network_not_joined"),
+        ("meshd/tunnel/own.py", "tunnel_waits"),
+        # programs of this machine, at a tunnel's local end
+        ("meshd/tunnel/forward.py", "tunnel_full"),
+        ("meshd/tunnel/forward.py", "tunnel_foreign_client"),
+        ("meshd/tunnel/forward.py", "tunnel_wrong_secret"),
+        # no descriptor is free, whoever holds them
+        ("meshd/tunnel/forward.py", "accept_paused"),
+        ("meshd/link/listening.py", "accept_paused"),
+        # who has proven nothing, or is no member: naming it would use up the lines about somebody else
+        ("meshd/peer/signals.py", "signal_dropped"),
+        ("meshd/rendezvous/join.py", "joiner_refused"),
+        ("meshd/rendezvous/book.py", "record_dropped"),
+        ("meshd/link/relay_client.py", "relay_unreachable"),
+        ("meshd/link/relay_client.py", "relay_connected"),
+        ("meshd/link/relay_client.py", "relay_lost"),
+        # a tensor that the head of this lease asked for; the line before it names the head
+        ("meshd/role/rpc_server.py", "weight_missed"),
+    }
+)
+
+
+def limited_lines(source: Source) -> Iterator[Fault]:
+    """What others make this node log has a limit for each of them: the line names its `peer`, by its key.
+
+    A line of a kind that is made up as it goes would have a fresh share each time, so kinds are constants.
+    """
+    for call, level in _log_calls(source):
+        kind = _kind(call)
+        if level == "error" and source.path not in ERRORS_ALLOWED:
+            yield source.fault(call, "log", "an error in the log has no limit: raise it to the boundary")
+        if level not in LIMITED_LEVELS:
+            continue
+        if not kind and source.path not in KINDS_OF_A_TABLE:
+            yield source.fault(call, "log", "the kind of a line is a constant")
+        elif source.path.startswith(HEARD_BY_PEERS):
+            peer = next((word.value for word in call.keywords if word.arg == "peer"), None)
+            if peer is None and (source.path, kind) not in OF_NO_PEER:
+                yield source.fault(call, "log", f"`{kind}` names no peer whose share of the log it is")
+            if peer is not None and not _by_key(peer):
+                yield source.fault(call, "log", f"`{kind}`: `peer` is the short id of a key, not a name")
+
+
+def _log_calls(source: Source) -> Iterator[tuple[ast.Call, str]]:
+    """Calls of a logger, and of a name to which one of its methods was given, with the most severe level."""
+    aliases: dict[str, str] = {}
+    for node in source.nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            levels = {level for part in ast.walk(node.value) if (level := _level(part))}
+            if levels and not isinstance(node.value, ast.Call):
+                aliases[node.targets[0].id] = "error" if "error" in levels else "warning"
+    for call, name in source.calls():
+        if level := _level(call.func) or aliases.get(name, ""):
+            yield call, level
+
+
+def _level(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute) and last_part(dotted(node.value)) in LOGGERS:
+        return node.attr if node.attr in LIMITED_LEVELS | {"error"} else ""
+    return ""
+
+
+def _kind(call: ast.Call) -> str:
+    first = call.args[0] if call.args else None
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+
+
+def _by_key(node: ast.expr) -> bool:
+    if isinstance(node, ast.Subscript):  # an id as text, cut
+        return isinstance(node.slice, ast.Slice) and "SHORT_CHARS" in ast.dump(node.slice)
+    return isinstance(node, ast.Attribute) and node.attr == "short"

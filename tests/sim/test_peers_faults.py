@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from meshd.admin.snapshot import peer_view
 from meshd.base.errors import Broken, Busy
 from meshd.peer.interface import PeerState
 from meshd.wire.limits import MAX_STREAMS
@@ -62,6 +63,28 @@ def test_nonsense_in_the_proof_or_the_greeting_is_a_failed_dial() -> None:
             assert one.dialer.dials < 40
             cable.garble = 0
             await one.sees(other, PeerState.CONNECTED, seconds=150)
+
+    run(main())
+
+
+def test_what_a_peer_did_wrong_is_shown_for_an_hour() -> None:
+    async def main() -> None:
+        async with World() as world:
+            leader, follower = await pair(world)
+            assert leader.status_of(follower).faults == follower.status_of(leader).faults == 0
+            serve_echo(follower)
+            world.cable("anna", "bert").garble = 1
+            with pytest.raises(Broken):
+                await exchange(leader.mesh.open_stream(follower.peer, "echo", metadata={}), b"garbled")
+            await asyncio.sleep(60)
+            await leader.sees(follower, PeerState.CONNECTED)
+            told = follower.status_of(leader)
+            assert told.faults == 1 and told.last_fault
+            assert leader.status_of(follower).faults == 0, "it did nothing wrong itself"
+            view = peer_view(told, now=asyncio.get_running_loop().time(), wall=0.0)
+            assert (view.faults, view.last_fault) == (told.faults, told.last_fault)
+            await asyncio.sleep(3600)
+            assert follower.status_of(leader).faults == 0
 
     run(main())
 

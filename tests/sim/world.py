@@ -17,6 +17,7 @@ from meshd.identity.membership import Chain, Role, issue
 from meshd.identity.proof import Credentials
 from meshd.identity.record import LEFT, PeerRecord
 from meshd.identity.revocation import RevocationSet, ban
+from meshd.link.callers import Callers
 from meshd.link.interface import DialError, DialFailure, Link, LinkKind
 from meshd.link.proving import Standing
 from meshd.mux.config import MuxConfig, NodeBudget
@@ -169,6 +170,7 @@ class WorldNode:
         )
         self.chain = Chain((certificate,), world.root.root.peer)
         self.bans = RevocationSet(world.root.mesh)
+        self._callers = Callers()
         self.bans_blob: bytes | None = None  # the bans as they were last written
         self._book_blob: bytes | None = None
         number = len(world.nodes) + 1
@@ -207,6 +209,7 @@ class WorldNode:
             credentials=Credentials(self.key, self.chain),
             mesh=self.world.root.mesh,
             why_banned=self.bans.why_banned,
+            callers=self._callers,
         )
 
     def record(self, sequence: int = 1, *, left: bool = False) -> PeerRecord:

@@ -31,6 +31,7 @@ PACKAGE_ONLY: tuple[Rule, ...] = (
     reach.dialables,
     reach.connects,
     reach.limits,
+    reach.limited_lines,
 )
 
 BODY_OF_61 = "def f():\n" + "    x = 1\n" * 60
@@ -54,6 +55,11 @@ BAD: tuple[tuple[Rule, str, str, int], ...] = (
     (reach.dialables, "meshd/x.py", "places = cast(list[Dialable], told)\n", 1),
     (reach.connects, "meshd/link/x.py", "loop.sock_connect(sock, (host, port))\n", 1),
     (reach.limits, "meshd/peer/x.py", "MAX_THINGS = 64\n", 1),
+    (reach.limited_lines, "meshd/peer/x.py", "LOG.warning('refused', why=why)\n", 1),
+    (reach.limited_lines, "meshd/role/worker.py", "LOG.info('lease_refused', peer=hello.name)\n", 1),
+    (reach.limited_lines, "meshd/peer/x.py", "say = LOG.debug if x else LOG.info\nsay('refused')\n", 2),
+    (reach.limited_lines, "meshd/x.py", "logger.info(f'state_{state}', peer=peer.short)\n", 1),
+    (reach.limited_lines, "meshd/x.py", "_log.error('broken', peer=peer.short)\n", 1),
     (reach.connects, "meshd/peer/x.py", "asyncio.open_connection(host, port)\n", 1),
     (behaviour.owned_tasks, "meshd/x.py", "import asyncio\nasyncio.create_task(f())\n", 2),
     (behaviour.owned_tasks, "meshd/x.py", "asyncio.get_running_loop().create_task(f())\n", 1),
@@ -108,6 +114,9 @@ GOOD: tuple[tuple[Rule, str, str], ...] = (
     (behaviour.pure, "meshd/link/x.py", "import time\n"),
     (reach.dialables, "meshd/x.py", "dial(trusted(told))\n"),
     (reach.limits, "meshd/peer/x.py", "MAX_THINGS = THINGS.most\nMAX_BLOB_BYTES = 64\n"),
+    (reach.limited_lines, "meshd/peer/x.py", "LOG.warning('refused', peer=peer.short)\nLOG.debug('x')\n"),
+    (reach.limited_lines, "meshd/role/serve.py", "LOG.info('plan', why=why)\n"),
+    (reach.limited_lines, "meshd/peer/x.py", "say = LOG.info\nsay('refused', peer=self.peer.short)\n"),
     (reach.connects, "meshd/link/x.py", "loop.create_connection(make, sock=sock)\n"),
     (behaviour.wall_clock, "meshd/x.py", "loop.time()\n"),
 )
@@ -152,12 +161,22 @@ def test_own_work_is_still_there() -> None:
         assert any(beginning in line for at in found for line in lines[at - 1 : at + 4]), (path, beginning)
 
 
+def test_lines_of_no_peer_are_still_there() -> None:
+    """A listed line that is gone, or names its peer, leaves the list."""
+    for path, kind in sorted(reach.OF_NO_PEER):
+        elsewhere = Source.of("meshd/peer/x.py", (ROOT / path).read_text(encoding="utf-8"))
+        assert any(f"`{kind}` names" in fault.what for fault in reach.limited_lines(elsewhere)), (path, kind)
+    for path in reach.HEARD_BY_PEERS:
+        assert (ROOT / path).exists(), path
+
+
 EXCEPTIONS: tuple[tuple[Rule, frozenset[str]], ...] = (
     (behaviour.owned_tasks, behaviour.TASKS_ALLOWED),
     (behaviour.owned_tasks, behaviour.TIMERS_ALLOWED),
     (behaviour.processes, behaviour.PROCESSES_ALLOWED),
     (behaviour.wall_clock, behaviour.WALL_CLOCK_ALLOWED),
     (behaviour.dynamic, behaviour.FIND_SPEC_ALLOWED),
+    (reach.limited_lines, reach.ERRORS_ALLOWED | reach.KINDS_OF_A_TABLE),
 )
 
 

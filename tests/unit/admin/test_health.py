@@ -47,6 +47,7 @@ CASES: list[tuple[str, Change]] = [
     ("peer_suspended", peer(state="suspended", state_s=10.0, link=None, last_error="no route")),
     ("peer_lost", peer(state="lost", link=None)),
     ("peer_unreachable", peer(state="connecting", link=None, last_error="refused")),
+    ("peer_faults", peer(faults=1, last_fault="greeting: expected `go`")),
     ("version_mismatch", peer(version="0.2.0")),
     ("relayed", peer(link=replace(LINK, kind="relay", path="relayed"), why_not_direct="both symmetric")),
     ("mdns_silent", lambda status: replace(status, mdns=MdnsView(state="silent", networks=("eth0",)))),
@@ -107,6 +108,12 @@ def test_the_reason_and_the_names_are_told() -> None:
     assert "no route" in examine(CASES[2][1](calm())).warnings[0].what
     told = examine(replace(calm(), model=MODEL)).warnings[0]
     assert "blk.3.ffn_up.weight" in told.what and "hash" in told.hint
+
+
+def test_what_a_peer_does_wrong_is_counted_in_plain_words() -> None:
+    [told] = examine(peer(faults=12, last_fault="a stream that was never opened")(calm())).warnings
+    assert "12 times in the last hour" in told.what and "a stream that was never opened" in told.what
+    assert f"meshd revoke {PEER.id[:10]}" in told.hint and "same version" in told.hint
 
 
 def test_a_file_that_the_disk_does_not_take_is_told_with_the_remedy() -> None:

@@ -3,8 +3,8 @@
 import io
 
 from meshd.base import log
-from meshd.base.log_lines import MAX_PEERS, LineShares
-from meshd.base.shares import PEER_LINES, PEER_LINES_IN_ALL
+from meshd.base.log_lines import MAX_KINDS, MAX_PEERS, LineShares
+from meshd.base.shares import KIND_LINES, PEER_LINES, PEER_LINES_IN_ALL
 
 
 def test_beyond_its_share_lines_are_left_out_and_counted() -> None:
@@ -41,3 +41,35 @@ def test_the_log_keeps_to_it_and_errors_pass() -> None:
     assert sum("work_failed" in line for line in lines) == 5
     assert sum("peer=anna" in line for line in lines) == 1
     assert "api_listening" in lines[-1]
+
+
+def test_lines_that_name_no_peer_have_a_share_for_each_kind() -> None:
+    shares, burst = LineShares(), int(KIND_LINES.burst)
+    said = [shares.may_say_kind("signal_dropped", 0.0) for _ in range(burst + 7)]
+    assert said == [0] * burst + [None] * 7
+    assert shares.may_say_kind("model_state", 0.0) == 0, "another kind is written all the while"
+    assert shares.may_say_kind("signal_dropped", 1 / KIND_LINES.per_second) == 7
+    for number in range(10_000):
+        shares.may_say_kind(f"made up {number}", 0.0)
+    assert len(shares._kinds) == MAX_KINDS
+
+
+def test_peers_use_up_nothing_of_what_this_node_says_itself() -> None:
+    shares = LineShares()
+    for number in range(10_000):
+        shares.may_say(f"sybil {number}", 0.0)
+    assert shares.may_say_kind("model_state", 0.0) == 0
+
+
+def test_the_log_leaves_out_lines_without_a_peer_as_well() -> None:
+    stream = io.StringIO()
+    log.set_up(stream=stream)
+    try:
+        logger = log.get("peer")
+        for _ in range(500):
+            logger.info("signal_dropped", why="nonsense")
+        logger.info("model_state", why="loading")
+    finally:
+        log.set_up(level="warning")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == KIND_LINES.burst + 1 and "model_state" in lines[-1]

@@ -89,9 +89,9 @@ def test_the_log_goes_on_while_stderr_is_full_and_says_what_is_missing(
     got = b""
     with log.in_background() as say:
         for number in range(5000):
-            log.get("test").info("stopping", why=f"line {number} {'x' * 80}")
+            log.get("test").error("model_failed", why=f"line {number} {'x' * 80}")
         while b"log_lines_lost" not in got:
-            log.get("test").info("stopping", why="is there room again")
+            log.get("test").error("model_failed", why="is there room again")
             got += some(reader)
         say("a remark\n\x1b[2J")
         while b"a remark" not in got:
@@ -99,6 +99,6 @@ def test_the_log_goes_on_while_stderr_is_full_and_says_what_is_missing(
     log.set_up(level="warning")
     stderr.close()
     lines = got.decode().splitlines()
-    assert all("stopping" in one or "log_lines_lost" in one for one in lines if one.startswith("20"))
+    assert all("model_failed" in one or "log_lines_lost" in one for one in lines if one.startswith("20"))
     assert any("path=stderr" in one for one in lines)
     assert b"\x1b" not in got

@@ -134,6 +134,30 @@ def test_a_worker_out_of_reach_is_told_after_ten_seconds_and_needs_no_load(tmp_p
     run(main())
 
 
+def test_a_worker_that_is_back_for_moments_only_is_done_without(tmp_path: Path) -> None:
+    """Each time before the grace is over, so that its session lives on."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            anna = it.worker("anna")
+            it.start()
+            await it.until(ModelState.READY)
+            for state in (PeerState.SUSPENDED, PeerState.CONNECTED, PeerState.SUSPENDED):
+                anna.since = asyncio.get_running_loop().time()
+                anna.say(state)
+                await asyncio.sleep(1.0 if state is PeerState.CONNECTED else 110.0)
+                if state is PeerState.CONNECTED:
+                    assert it.serve.readiness.state is ModelState.READY
+            assert it.serve.readiness.state is ModelState.WAITING
+            model = it.serve.status.model
+            assert model is not None and not model.split
+            anna.since = asyncio.get_running_loop().time()
+            anna.say(PeerState.CONNECTED)
+            await it.until(ModelState.READY)
+
+    run(main())
+
+
 def test_two_workers_in_the_order_of_their_names(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as it:

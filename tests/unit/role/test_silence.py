@@ -3,7 +3,7 @@
 import pytest
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, PeerStatus
-from meshd.role.silence import SILENT_SECONDS, why_degraded
+from meshd.role.silence import LATE_SECONDS, SILENT_SECONDS, Patience, why_degraded
 
 ONE, OTHER = PeerId(bytes([1]) * 32), PeerId(bytes([2]) * 32)
 USED = {ONE, OTHER}
@@ -44,3 +44,33 @@ def test_others_than_those_in_use_do_not_matter() -> None:
 @pytest.mark.parametrize("state", [state for state in PeerState if state is not PeerState.SUSPENDED])
 def test_a_worker_with_a_connection_or_without_a_session_is_not_silent(state: PeerState) -> None:
     assert why_degraded([_peer(ONE, "one", state)], USED, 500.0) == ""
+
+
+def _first_given_up(away: int, back: int, *, grace: float = 120.0, until: int = 3600) -> int | None:
+    """When a worker that comes and goes in this way is given up; looked at each second."""
+    patience = Patience(grace, 0.0)
+    for now in range(1, until):
+        state = PeerState.SUSPENDED if (now - 1) % (away + back) < away else PeerState.CONNECTED
+        if patience.look([_peer(ONE, "one", state), _peer(OTHER, "other")], USED, float(now)) is not None:
+            return now
+    return None
+
+
+def test_a_worker_that_is_back_for_moments_only_is_given_up_soon_after_the_grace() -> None:
+    assert _first_given_up(119, 1) == 120 + 1 + 4 + LATE_SECONDS
+    assert _first_given_up(30, 1, grace=60.0) == 60 + 2 + 8 + LATE_SECONDS
+
+
+def test_a_worker_that_makes_up_for_its_gaps_is_kept() -> None:
+    assert _first_given_up(100, 25) is None
+    assert _first_given_up(4, 1) is None
+
+
+def test_one_gap_alone_is_the_sessions_to_decide() -> None:
+    assert _first_given_up(120, 3600) is None
+
+
+def test_who_takes_no_part_is_not_waited_for() -> None:
+    patience = Patience(10.0, 0.0)
+    for now in range(1, 100):
+        assert patience.look([_peer(ONE, "one", PeerState.SUSPENDED)], {OTHER}, float(now)) is None

@@ -1,0 +1,206 @@
+"""Listeners of real sockets: an address that proves nothing is not listened to for a moment."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from meshd.base.errors import MeshdError, Refused
+from meshd.base.shares import CALLS, CALLS_FAILED
+from meshd.identity.keys import PeerId
+from meshd.link.callers import Callers
+from meshd.link.interface import DialError
+from meshd.link.quic import QuicDialer
+from meshd.link.quic_listener import QuicListener
+from meshd.link.tcp import TcpDialer, TcpListener
+from meshd.link.tcp_pipe import TcpPipe
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import trusted
+from meshd.wire.stun import StunKind, StunMessage, encode
+
+from tests.conformance.links import serving
+from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.relays import House, in_house
+from tests.conformance.run import run, until
+
+LOOPBACK = "127.0.0.1"
+NONSENSE = b"GET / HTTP/1.1\r\n\r\n"
+CALLS_MADE = 300
+
+
+class _Frozen(Callers):
+    """Time stands still for it: nothing is forgiven while a test is at work."""
+
+    def hears(self, host: str, now: float) -> bool:
+        return super().hears(host, 0 * now)
+
+    def failed(self, host: str, now: float) -> None:
+        super().failed(host, 0 * now)
+
+    def why_not(self, peer: PeerId, now: float) -> str | None:
+        return super().why_not(peer, 0 * now)
+
+    def came(self, peer: PeerId, now: float) -> bool:
+        return super().came(peer, 0 * now)
+
+
+def _guarded(node: Node) -> Callers:
+    callers = _Frozen()
+    node.standing = replace(node.standing, callers=callers)
+    return callers
+
+
+async def _call(port: int, data: bytes) -> bytes:
+    """All that is answered to `data`."""
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    try:
+        writer.write(data)
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def test_an_address_that_proves_nothing_costs_a_bounded_number_of_handshakes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = _count(monkeypatch, TcpPipe, "secure")
+
+    async def work() -> None:
+        mesh = TestMesh()
+        near, far = mesh.node(), mesh.node()
+        callers = _guarded(far)
+        listener = TcpListener(far.now, host=LOOPBACK)
+        listener.open()
+        async with serving(listener) as (accepted, _):
+            for _ in range(CALLS_MADE):
+                await _call(listener.port, NONSENSE)
+            assert len(begun) == CALLS_FAILED.burst
+            assert listener.unproven == 0
+            place = trusted([Candidate(LOOPBACK, listener.port)])
+            with pytest.raises(MeshdError):
+                await TcpDialer(near.now).dial(far.peer, place)
+            callers._addresses._buckets.clear()  # as time does
+            link = await TcpDialer(near.now).dial(far.peer, place)
+            assert (await accepted.get()).info.peer == near.peer
+            await link.aclose()
+
+    run(work())
+
+
+def test_a_member_that_comes_and_goes_uses_up_its_address_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = _count(monkeypatch, TcpPipe, "secure")
+
+    async def work() -> None:
+        mesh = TestMesh()
+        near, far = mesh.node(), mesh.node()
+        callers = _guarded(far)
+        for _ in range(int(CALLS.burst)):
+            callers.came(near.peer, 0.0)
+        listener = TcpListener(far.now, host=LOOPBACK)
+        listener.open()
+        async with serving(listener):
+            place = trusted([Candidate(LOOPBACK, listener.port)])
+            for _ in range(int(CALLS_FAILED.burst) + 20):
+                with pytest.raises(MeshdError):
+                    await TcpDialer(near.now).dial(far.peer, place)
+            await until(lambda: listener.unproven == 0)
+            theirs = int(CALLS_FAILED.burst) + 20
+            assert len(begun) - theirs <= CALLS_FAILED.burst
+
+    run(work())
+
+
+def test_to_ask_for_the_own_address_is_no_failure() -> None:
+    async def work() -> None:
+        far = TestMesh().node()
+        callers = _guarded(far)
+        listener = TcpListener(far.now, host=LOOPBACK)
+        listener.open()
+        async with serving(listener):
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection(LOOPBACK, listener.port)
+                writer.write(encode(StunMessage(kind=StunKind.REQUEST, transaction=bytes(12))))
+                assert await reader.read(64)
+                writer.close()
+            await until(lambda: listener.unproven == 0)
+            assert not callers._addresses._buckets
+
+    run(work())
+
+
+def test_datagrams_whose_sender_has_not_answered_count_against_nobody() -> None:
+    async def work() -> None:
+        mesh = TestMesh()
+        near, far = mesh.node(), mesh.node()
+        callers = _guarded(far)
+        listener = QuicListener(far.now, host=LOOPBACK, proof_seconds=0.2)
+        listener.open()
+        async with serving(listener) as (accepted, _):
+            place = trusted([Candidate(LOOPBACK, listener.port, "udp")])
+            link = await QuicDialer(near.now).dial(far.peer, place)
+            await accepted.get()
+            await link.aclose()
+            first = await _first_datagram(near, far)
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forged:
+                forged.sendto(first, (LOOPBACK, listener.port))
+                await until(lambda: listener.unproven == 1)
+                await until(lambda: listener.unproven == 0)
+            assert not callers._addresses._buckets
+            for _ in range(int(CALLS_FAILED.burst)):
+                callers.failed(LOOPBACK, 0.0)
+            with pytest.raises(MeshdError):
+                await QuicDialer(near.now).dial(far.peer, place)
+
+    run(work())
+
+
+def test_a_caller_by_a_relay_counts_by_its_key_there() -> None:
+    async def work(home: House) -> None:
+        home.start()
+        ann, bob, eve = await home.parties(3)
+        callers = _guarded(bob.node)
+        bob.node.ban(eve.node.peer)
+        with pytest.raises(Refused, match="banned by a test"):
+            await eve.links.dial(bob.node.peer, ())
+        await until(lambda: len(callers._addresses._buckets) == 1)
+        [hers] = callers._addresses._buckets
+        for _ in range(int(CALLS_FAILED.burst)):
+            callers.failed(str(hers), 0.0)
+        with pytest.raises(DialError):
+            await eve.links.dial(bob.node.peer, ())
+        mine, _ = await ann.pair(bob)
+        await mine.aclose()
+        assert set(callers._addresses._buckets) == {hers}
+
+    in_house(work)
+
+
+async def _first_datagram(near: Node, far: Node) -> bytes:
+    """What a dialler sends first, to somebody who never answers."""
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind((LOOPBACK, 0))
+        silent.setblocking(False)
+        place = trusted([Candidate(LOOPBACK, silent.getsockname()[1], "udp")])
+        dial = asyncio.ensure_future(QuicDialer(near.now).dial(far.peer, place))
+        try:
+            return await loop.sock_recv(silent, 2048)
+        finally:
+            dial.cancel()
+            await asyncio.gather(dial, return_exceptions=True)
+
+
+def _count(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> list[None]:
+    """Each call of a coroutine method."""
+    calls: list[None] = []
+    method: Callable[[object], object] = getattr(kind, name)
+
+    def counted(self: object) -> object:
+        calls.append(None)
+        return method(self)
+
+    monkeypatch.setattr(kind, name, counted)
+    return calls
