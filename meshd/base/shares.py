@@ -151,6 +151,13 @@ LEASES_OF_PEER = Share("leases of a worker", 2, "peer", "a further one is refuse
 PROGRESS_SHOWN = Rate(
     "words of a worker about its progress that a head shows and logs", 0.5, 5, "peer", "it is not shown"
 )
+EARLY_ENDS = Share(
+    "leases in a row that a worker ended within 300 s of the load",
+    2,
+    "peer",
+    "it is left out for a while, longer each time, where enough others are there",
+)
+MARKED = Share("workers whose failures a head remembers", 256, "node", "the oldest is forgotten")
 NEIGHBOURS = Share("neighbours of a lease, in either direction", 64, "lease", "the lease ends")
 NEARBY = Share("mDNS records of this mesh that are kept", 256, "node", "the oldest goes")
 NEARBY_OF_PEER = Share("addresses that mDNS names for a node", 8, "peer", "the rest is left out")
@@ -289,6 +296,8 @@ TABLE: tuple[Share | Rate, ...] = (
     LEASES,
     LEASES_OF_PEER,
     PROGRESS_SHOWN,
+    EARLY_ENDS,
+    MARKED,
     NEIGHBOURS,
     NEARBY,
     NEARBY_OF_PEER,

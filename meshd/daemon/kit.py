@@ -31,11 +31,10 @@ from meshd.process.run import run_to_end
 from meshd.process.spent import spent
 from meshd.process.stopped import is_stopped
 from meshd.role.interface import Kit, Native
-from meshd.rpc.owed import Outward
 from meshd.tunnel.compressed import VERSION
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
-from meshd.tunnel.interface import Inspector, IsOurs, SavedWeights
+from meshd.tunnel.interface import IsOurs, SavedWeights, Watching
 from meshd.tunnel.slow import judge
 from meshd.wire.native import NativeVersion
 
@@ -85,7 +84,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         on_broken: Callable[[MeshdError], None],
         compressed: int = 0,
         always: bool = False,
-        outward: Outward | None = None,
+        watch: Watching | None = None,
     ) -> Forward:
         return Forward(
             mesh=mesh,
@@ -96,8 +95,7 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
             is_ours=None if secret or owner_pid is None else _owned_by(owner_pid, owners),
             listen=run_dir if secret else (HOST, 0),  # who shows a secret is patched, and knows both
             saved=saved,
-            inspect=_only(outward) if outward is not None else None,
-            flow=outward,
+            watch=watch,
             on_broken=on_broken,
             compresses=lambda: (
                 compressed == VERSION and _compresses(config.links.compress, mesh, peer, always=always)
@@ -133,10 +131,6 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
 
 def _make_child(spec: Callable[[], ChildSpec], name: str) -> Child:
     return OwnedChild(spec, name=name)
-
-
-def _only(outward: Outward) -> Callable[[], Inspector]:
-    return lambda: outward
 
 
 def _compresses(setting: str, mesh: Mesh, peer: PeerId, *, always: bool) -> bool:

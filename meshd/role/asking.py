@@ -7,8 +7,10 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, Refused
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
+from meshd.model.weights_index import WeightsIndex
 from meshd.role.lender import Lender
 from meshd.wire.lease import Acquire
+from meshd.wire.native import NativeVersion
 
 LATE_SECONDS = 30.0  # for the others, once enough have offered: a trial of a GPU takes some seconds
 LATE_AGAIN_SECONDS = 3.0  # for those that were late the time before
@@ -82,6 +84,24 @@ class Asking:
         finally:
             if lender.offer is None:
                 lender.release()
+
+
+def acquire_for(
+    alias: str,
+    index: WeightsIndex,
+    version: NativeVersion,
+    incarnation: bytes,
+    operations: tuple[str, ...],
+) -> Acquire:
+    """The question, the same for all."""
+    return Acquire(
+        incarnation=incarnation,
+        model=alias[:100],
+        fingerprint=index.fingerprint,
+        native_pin=version.pin,
+        native_patches=version.patches,
+        operations=operations,
+    )
 
 
 def not_ready(refusals: Sequence[MeshdError]) -> str:

@@ -16,12 +16,13 @@ from meshd.model.plan import Plan
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
-from meshd.role.asking import Asking, not_ready
+from meshd.role.asking import Asking, acquire_for, not_ready
+from meshd.role.blame import Blame
 from meshd.role.extra import read_extra
 from meshd.role.fitness import Fitness
 from meshd.role.interface import Kit
 from meshd.role.lender import Lender, why_unfit
-from meshd.role.life import Loaded, ServerDied
+from meshd.role.life import End, Loaded, ServerDied
 from meshd.role.own_devices import own_devices
 from meshd.role.plan import (
     HeadOptions,
@@ -40,18 +41,18 @@ from meshd.role.server import LlamaServer, Over
 from meshd.role.silence import give_up
 from meshd.role.token_cost import TokenCost, crossed
 from meshd.role.unable import Trial, Unable
+from meshd.rpc.patience import Company
 from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import TunnelStatus
-from meshd.wire.lease import RPC_SERVER_CRASHED, Acquire, Lost
+from meshd.wire.lease import RPC_SERVER_CRASHED, Lost
 
-LEASE_WORD_SECONDS = 1.0  # llama-server sees the loss of a worker; the lease tells why, a moment later
 LOG = log.get("serve")
 
 
 class HeadRun:
     """Run once. `told` gets what it is waiting for, `on_loaded` is called when a real token came.
 
-    What the next life should know is left in `blamed`, `server_died`, `started`, and in `unable`, `fitness`
+    What the next life should know is left in `blame`, `server_died`, `started`, and in `unable`, `fitness`
     and `slow` (asking.py), which all lives share.
     """
 
@@ -98,12 +99,14 @@ class HeadRun:
             alias=alias,
             pushing=self._pushing,
         )
-        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        largest = max((tensor.size for tensor in index.tensors), default=0)
+        self._company = Company(asyncio.get_running_loop().time, largest=largest)
+        self.end = End()
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
         self.token_cost = TokenCost(lambda: crossed(kit.mesh, self.workers))
         self.started = False
         self.loaded = False
-        self.blamed: dict[PeerId, str] = {}
+        self.blame = Blame()
         self.server_died: ServerDied | None = None
 
     @property
@@ -149,7 +152,7 @@ class HeadRun:
                 self._server.start(plan, self._lenders, self._plain, owner)
                 owner.start(self._run_server(plan, granted, began), name="load")
                 owner.start(give_up(self, self._kit.mesh, self._options.grace), name="patience")
-                why = await self._lost
+                why = await self.end.why()
                 owner.cancel()
             return why
         except ExceptionGroup as group:
@@ -158,11 +161,6 @@ class HeadRun:
             self._server.close()
             for lender in self._lenders:
                 lender.release()
-
-    def lose(self, why: str) -> None:
-        """End this life; the first reason stays."""
-        if not self._lost.done():
-            self._lost.set_result(why)
 
     # Asking and planning.
 
@@ -215,11 +213,17 @@ class HeadRun:
                 name=called[str(worker.peer)],
                 owner_pid=self._server_pid,
                 saved=saved,
+                patience=self._company.patience(worker.peer),
                 told=self._told,
             )
             self._lenders.append(lender)
-        asking = Asking(self._lenders, enough=self._options.min_workers, slow=self._slow, blamed=self.blamed)
-        self._lenders = await asking.ask(self._acquire(), refusals)
+        asking = Asking(
+            self._lenders, enough=self._options.min_workers, slow=self._slow, blamed=self.blame.failed
+        )
+        acquire = acquire_for(
+            self._alias, self._index, self._kit.native.version, self._options.incarnation, self._operations
+        )
+        self._lenders = await asking.ask(acquire, refusals)
         if len(self._lenders) < self._options.min_workers and refusals:
             raise refusals[0]
         ways = {status.peer: way_to(status.paths) for status in self._kit.mesh.peers()}
@@ -231,17 +235,6 @@ class HeadRun:
             lent.append(Lent(lender.name, lender.offer, ways.get(lender.peer), unable))
         return lent
 
-    def _acquire(self) -> Acquire:
-        version = self._kit.native.version
-        return Acquire(
-            incarnation=self._options.incarnation,
-            model=self._alias[:100],
-            fingerprint=self._index.fingerprint,
-            native_pin=version.pin,
-            native_patches=version.patches,
-            operations=self._operations,
-        )
-
     def _server_pid(self) -> int | None:
         status = self._server.status
         return status.pid if status is not None else None
@@ -251,9 +244,10 @@ class HeadRun:
 
     def _reserving(self) -> Reserving:
         return Reserving(
+            self._kit.mesh,
             self._lenders,
             trial=self._trial,
-            blamed=self.blamed,
+            blame=self.blame,
             told=self._told,
             granted=self._all_granted,
             ended=self._lease_ended,
@@ -266,9 +260,9 @@ class HeadRun:
     def _lease_ended(self, lender: Lender, lost: Lost) -> None:
         if not self.loaded and lost.code == RPC_SERVER_CRASHED:
             self._trial.crashed(lender.peer, lost.text)
-        elif not self.loaded:
-            self.blamed[lender.peer] = lost.text
-        self.lose(f"worker {lender.name} is lost: {lost.text}")
+        elif not self.loaded or not self.end.known:
+            self.blame.ended(lender.peer, lost)
+        self.end.say(f"worker {lender.name} is lost: {lost.text}")
 
     def _learn_unsupported(self) -> str:
         """What devices cannot compute, as llama-server reported: they are left out from now on."""
@@ -299,20 +293,19 @@ class HeadRun:
         Next comes what llama-server reported of a worker, whatever it answered or ended with then. It may be
         wrong, for a worker that is lost takes those with it that wait for its activations.
         """
-        if not self.loaded or over.endpoint:
-            self._told(over.why)  # nobody is to be sent to it meanwhile
-            await asyncio.wait([self._lost], timeout=LEASE_WORD_SECONDS)
+        self._told(over.why)  # nobody is to be sent to it meanwhile
+        await self.end.word_of_a_lease()
         if not self.loaded:
             over = self._server.lost or over
             if unsupported := self._learn_unsupported():
                 over = Over(unsupported, over.tail)
-            lender = self._lender_at(over.endpoint)
-            known = self._lost.done() or self._trial.failed
-            if not known and lender is None:
-                self.server_died = ServerDied(split_of(plan), over.tail)
-            elif not known and lender is not None:
-                self.blamed[lender.peer] = over.why
-        self.lose(over.why)
+        known = self.end.known or (not self.loaded and self._trial.failed)
+        lender = self._lender_at(over.endpoint)
+        if not known and lender is not None:
+            self.blame.broke(lender.peer, over.why, lender.patience.waited_for)
+        elif not known and not self.loaded:
+            self.server_died = ServerDied(split_of(plan), over.tail)
+        self.end.say(over.why)
 
     def _lender_at(self, endpoint: str) -> Lender | None:
         return next((lender for lender in self._lenders if endpoint and lender.endpoint == endpoint), None)
@@ -327,13 +320,14 @@ class HeadRun:
             await self._server_lost(Over(ready.reason), plan)
             return
         if not (self._file.stat_unchanged() and self._file.paths_unchanged()):
-            self.lose(f"the model file `{self._file.name}` was changed while it was loaded")
+            self.end.say(f"the model file `{self._file.name}` was changed while it was loaded")
             return
         if not self._kit.native.patched:  # it reports nothing itself; the tunnels do
             plain = {server.endpoint for server in self._plain}
             report.network_bytes += sum(s.weights for s in plan.shares if s.device.node in plain)
         now = asyncio.get_running_loop().time()
         self.loaded = True
+        self.blame.loaded_at = now
         self._pushing.tell()
         self._server.tell()
         for lender in self._lenders:

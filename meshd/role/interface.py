@@ -15,9 +15,8 @@ from meshd.gateway.interface import ReadyReport, WorkerLoad
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
-from meshd.rpc.owed import Outward
 from meshd.store.interface import StoreStatus
-from meshd.tunnel.interface import Flow, Inspector, LocalWeights, SavedWeights, Target, TunnelStatus
+from meshd.tunnel.interface import Flow, Inspector, LocalWeights, SavedWeights, Target, TunnelStatus, Watching
 from meshd.wire.native import NativeVersion
 
 
@@ -47,8 +46,7 @@ class MakeTunnel(Protocol):
 
     With `saved` the client is a stock llama-server, whose weights stay here where the worker has them.
     `compressed`: the version of compressed streams that the peer takes, 0 for none; whether they are used is
-    decided by the path of each, unless the one for whom this is done wants that `always`. `outward` sees what
-    goes to the peer; then there is one connection.
+    decided by the path of each, unless the one for whom this is done wants that `always`.
     """
 
     def __call__(
@@ -63,7 +61,7 @@ class MakeTunnel(Protocol):
         on_broken: Callable[[MeshdError], None],
         compressed: int = 0,
         always: bool = False,
-        outward: Outward | None = None,
+        watch: Watching | None = None,
     ) -> Tunnel: ...
 
 

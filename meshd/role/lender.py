@@ -12,6 +12,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerStatus
 from meshd.peer.messages import MessageStream
 from meshd.role.interface import Kit, Tunnel
+from meshd.rpc.patience import Patience
 from meshd.rpc.protocol import SECRET_BYTES
 from meshd.tunnel.interface import SavedWeights
 from meshd.wire.lease import (
@@ -62,6 +63,7 @@ class Lender:
         name: str,
         owner_pid: Callable[[], int | None] | None,
         saved: SavedWeights | None,
+        patience: Patience,
         told: Callable[[str], None],
     ) -> None:
         """`saved`: llama-server is a stock one."""
@@ -69,6 +71,7 @@ class Lender:
         self._messages: MessageStream | None = None
         self._owner_pid = owner_pid
         self._saved = saved
+        self.patience = patience
         self._told = told
         self.peer = peer
         self.name = name
@@ -130,6 +133,7 @@ class Lender:
             saved=self._saved_here(),
             on_broken=self._tunnel_broken,
             compressed=compressed,
+            watch=self.patience.connection,
         )
 
     def _saved_here(self) -> SavedWeights | None:
@@ -140,6 +144,7 @@ class Lender:
 
     async def say_loaded(self) -> None:
         """The worker may lend what is free then."""
+        self.patience.loaded = True
         await self._tell(Loaded())
 
     @property

@@ -1,9 +1,45 @@
-"""What one life of the model on a head comes to (head.py)."""
+"""What one life of the model on a head comes to, and how it ends (head.py)."""
 
+import asyncio
 from dataclasses import dataclass, field
 
 from meshd.role.interface import SplitPart
 from meshd.role.weights_report import WeightsReport
+
+LEASE_WORD_SECONDS = 1.0  # llama-server sees the loss of a worker; the lease tells why, a moment later
+
+
+class End:
+    """Why it ended: the first that is said."""
+
+    def __init__(self) -> None:
+        self._known: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def known(self) -> bool:
+        """Whether anybody has said it."""
+        return self._known.done()
+
+    def say(self, why: str) -> None:
+        """For good."""
+        if not self._known.done():
+            self._known.set_result(why)
+
+    def seen(self, why: str) -> None:
+        """It has ended, and a worker may have a better reason."""
+        if not self._seen.done():
+            self._seen.set_result(why)
+
+    async def word_of_a_lease(self) -> None:
+        """Give it a moment."""
+        await asyncio.wait([self._known], timeout=LEASE_WORD_SECONDS)
+
+    async def why(self) -> str:
+        """Waits for it."""
+        await asyncio.wait([self._known, self._seen], return_when=asyncio.FIRST_COMPLETED)
+        await self.word_of_a_lease()
+        return (self._known if self._known.done() else self._seen).result()
 
 
 @dataclass(frozen=True, slots=True)

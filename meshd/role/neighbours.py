@@ -7,6 +7,7 @@ stream that stays open: a session that is made for this is kept for as long as b
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
@@ -130,7 +131,7 @@ class Neighbours:
                 on_broken=broken,
                 compressed=neighbour.compressed,
                 always=neighbour.always,
-                outward=outward,
+                watch=lambda: nullcontext(outward),  # there is one connection
             )
         except MeshdError as error:
             self._watch.close_neighbour(outward)

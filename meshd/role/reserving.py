@@ -6,32 +6,37 @@ from collections.abc import Callable, Sequence
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
+from meshd.peer.interface import Mesh, PeerState
+from meshd.role.blame import GIVEN_UP, Blame
 from meshd.role.lender import Lender
 from meshd.role.plan import Lent
 from meshd.role.unable import Trial
 from meshd.role.weights_report import WeightsReport
+from meshd.rpc.watch import LOOK_SECONDS
 from meshd.wire.lease import Lost
 
 
 class Reserving:
-    """`begin` once. `blamed` gets the worker that failed, and why; `told` what is waited for.
+    """`begin` once. `blame` gets the worker that failed, and why; `told` what is waited for.
 
-    `granted` is called when all have granted, `ended` when a lease has ended after its grant.
+    `granted` is called when all have granted, `ended` when a lease has ended after its grant, or is given up.
     """
 
     def __init__(
         self,
+        mesh: Mesh,
         lenders: Sequence[Lender],
         *,
         trial: Trial,
-        blamed: dict[PeerId, str],
+        blame: Blame,
         told: Callable[[str], None],
         granted: Callable[[], None],
         ended: Callable[[Lender, Lost], None],
     ) -> None:
+        self._mesh = mesh
         self._lenders = lenders
         self._trial = trial
-        self._blamed = blamed
+        self._blame = blame
         self._told = told
         self._granted = granted
         self._ended = ended
@@ -58,6 +63,7 @@ class Reserving:
             assert lender.tunnel is not None
             report.names[lender.tunnel.endpoint] = lender.name
             owner.start(lender.tunnel.serve(), name=f"tunnel {lender.name}")
+            owner.start(self._bear(lender), name=f"patience {lender.name}")
         return granted
 
     async def _reserve(self, lent: Sequence[Lent], wanted: Sequence[tuple[int, ...]]) -> None:
@@ -67,7 +73,7 @@ class Reserving:
             try:
                 await lender.reserve(counts)
             except MeshdError as error:
-                self._blamed[lender.peer] = error.what
+                self._blame.failed[lender.peer] = error.what
                 raise
 
     async def _until_granted(self, owner: Owner) -> None:
@@ -81,9 +87,22 @@ class Reserving:
         try:
             await lender.until_granted()
         except MeshdError as error:
-            self._blamed[lender.peer] = error.what
+            self._blame.failed[lender.peer] = error.what
             raise
         owner.start(self._watch(lender), name=f"lease {lender.name}")
+
+    async def _bear(self, lender: Lender) -> None:
+        """Until it owes something for too long, whatever it says."""
+        while True:
+            if why := lender.patience.look(reachable=self._is_reachable(lender.peer)):
+                self._ended(lender, Lost(GIVEN_UP, why))
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _is_reachable(self, peer: PeerId) -> bool:
+        return any(
+            status.peer == peer and status.state is PeerState.CONNECTED for status in self._mesh.peers()
+        )
 
     async def _watch(self, lender: Lender) -> None:
         self._ended(lender, await lender.until_lost())

@@ -16,7 +16,6 @@ from meshd.base.boundary import Fault, contained
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.gateway.interface import ModelState, Readiness
 from meshd.identity.keys import PeerId
-from meshd.identity.membership import Role as MemberRole
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerState, PeerStatus
@@ -28,8 +27,8 @@ from meshd.role.interface import Kit, ModelStatus, RoleStatus
 from meshd.role.life import Loaded, ServerDied
 from meshd.role.plain import ask_plain
 from meshd.role.plan import HeadOptions, PlainRpc
+from meshd.role.roster import Roster
 from meshd.role.silence import as_reached
-from meshd.role.standing import Standings
 from meshd.role.unable import Unable
 from meshd.store.interface import HashProgress, WeightsFile
 from meshd.tunnel.interface import TunnelStatus
@@ -57,7 +56,7 @@ class Serve:
         self._run: HeadRun | None = None
         self._loaded = Loaded()
         self._failures = 0
-        self._standings = Standings()
+        self._roster = Roster(kit.mesh, least=options.min_workers)
         self._unable = Unable()
         self._slow: set[PeerId] = set()
         self._fitness = Fitness(
@@ -97,7 +96,7 @@ class Serve:
         if self._run is not None and self._readiness.state is ModelState.READY:
             LOG.warning("upstream_broke", why=why)
             self._tell(ModelState.LOADING, why)
-            self._run.lose(why)
+            self._run.end.seen(why)
 
     def generated(self, total: int, *, alone: bool) -> None:
         """See Upstream."""
@@ -199,7 +198,7 @@ class Serve:
             return f"the model cannot be run: {error.what}"
         except MeshdError as error:
             self._end_run(run, workers)
-            return _text(error) if run.blamed else await self._failed(error)
+            return _text(error) if run.blame.anybody else await self._failed(error)
         finally:
             self._end_run(run, workers)
         tried_enough = self._server_failures_same >= SERVER_TRIES or self._server_failures >= SERVER_TRIES_ANY
@@ -233,9 +232,7 @@ class Serve:
         self._loaded = Loaded()
         self._server_runs += run.started
         now = asyncio.get_running_loop().time()
-        for worker in workers:
-            if worker.peer in run.blamed:
-                self._standings.failed(worker, run.blamed[worker.peer], now)
+        run.blame.tell(self._roster.standings, workers, now)
         if run.loaded:
             self._server_failures, self._server_died = 0, None
         elif run.server_died is not None:
@@ -249,7 +246,8 @@ class Serve:
         self._loaded = loaded
         self._failures = 0
         if self._run is not None:
-            self._standings.worked(self._run.workers)
+            self._roster.standings.worked(self._run.workers)
+            self._roster.all_needed = False
             self._unable.worked(self._run.workers)
         self._tell(ModelState.READY, "; ".join([loaded.why, *self._left_out()]))
 
@@ -264,7 +262,9 @@ class Serve:
     async def _failed(self, error: MeshdError) -> str:
         """A failure that the next try would meet again waits for another state of the mesh."""
         why = _text(error)
-        if isinstance(error, UserError):
+        if isinstance(error, UserError | Refused) and self._roster.spares():
+            self._roster.all_needed = True  # it may be one of them that is lacking
+        elif isinstance(error, UserError):
             self._tell(ModelState.FAILED, why)
             LOG.error("model_failed", why=error.what, hint=error.hint)
             await self._until_peers_change()
@@ -275,33 +275,34 @@ class Serve:
 
     async def _until_peers_change(self, seconds: float = TRY_AGAIN_SECONDS) -> None:
         """Or for a while: free memory comes back without a word to anybody."""
-        before = {peer.peer for peer in self._workers()}
+        before = {peer.peer for peer in self._roster.workers()}
         seen = -1
         try:
             async with asyncio.timeout(seconds):
-                while {peer.peer for peer in self._workers()} == before:
+                while {peer.peer for peer in self._roster.workers()} == before:
                     seen = await self._kit.mesh.changed(seen)
         except TimeoutError:
             return
 
     # Waiting.
 
-    def _connected(self) -> list[PeerStatus]:
-        peers = [peer for peer in self._kit.mesh.peers() if peer.role == "worker"]
-        return sorted(
-            (peer for peer in peers if peer.state is PeerState.CONNECTED),
-            key=lambda peer: (peer.name, peer.peer),
-        )
-
-    def _workers(self) -> list[PeerStatus]:
-        """Those that may be asked now."""
-        return [peer for peer in self._connected() if self._why_not(peer) is None]
-
-    def _why_not(self, peer: PeerStatus) -> str | None:
-        member = self._kit.mesh.member(peer.peer)
-        if member is None or not member.may(MemberRole.WORK):
-            return f"{peer.name} may not lend its devices (role `work` is missing)"
-        return self._standings.why_not(peer, asyncio.get_running_loop().time())
+    async def _wait_for_workers(self) -> list[PeerStatus]:
+        least = self._options.min_workers
+        seen = -1
+        while len(self._roster.workers()) < least:
+            there, left_out = len(self._roster.connected()), self._left_out()
+            why = f"waiting for workers: {there} of {least} connected"
+            self._tell(ModelState.WAITING, "; ".join([why, *left_out]))
+            try:
+                async with asyncio.timeout_at(self._roster.next_try()):
+                    seen = await self._kit.mesh.changed(seen)
+            except TimeoutError:
+                LOG.info("worker_tried_again")
+        if least:
+            await self._wait_for_more()
+        for why in self._roster.used_all_the_same():
+            LOG.warning("worker_used_all_the_same", why=f"there are too few others: {why}")
+        return self._roster.workers()
 
     def _left_out(self) -> list[str]:
         banned = [
@@ -309,24 +310,7 @@ class Serve:
             for peer in self._kit.mesh.peers()
             if peer.says_banned
         ]
-        return banned[:1] + [why for peer in self._connected() if (why := self._why_not(peer)) is not None]
-
-    async def _wait_for_workers(self) -> list[PeerStatus]:
-        least = self._options.min_workers
-        seen = -1
-        while len(self._workers()) < least:
-            there, left_out = len(self._connected()), self._left_out()
-            why = f"waiting for workers: {there} of {least} connected"
-            self._tell(ModelState.WAITING, "; ".join([why, *left_out]))
-            now = asyncio.get_running_loop().time()
-            try:
-                async with asyncio.timeout_at(self._standings.next_try(self._connected(), now)):
-                    seen = await self._kit.mesh.changed(seen)
-            except TimeoutError:
-                LOG.info("worker_tried_again")
-        if least:
-            await self._wait_for_more()
-        return self._workers()
+        return banned[:1] + self._roster.left_out()
 
     async def _wait_for_more(self) -> None:
         """Give other workers that are known a moment."""

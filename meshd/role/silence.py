@@ -12,6 +12,8 @@ from typing import Protocol
 from meshd.gateway.interface import ModelState, Readiness
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
+from meshd.role.blame import Blame
+from meshd.role.life import End
 
 SILENT_SECONDS = 10.0
 LOOK_SECONDS = 1.0
@@ -61,15 +63,12 @@ class Patience:
 class Life(Protocol):
     """One life of the model (role/head.py)."""
 
-    blamed: dict[PeerId, str]
+    blame: Blame
+    end: End
 
     @property
     def workers(self) -> Sequence[PeerId]:
         """Those that take part."""
-        ...
-
-    def lose(self, why: str) -> None:
-        """End it."""
         ...
 
 
@@ -82,6 +81,6 @@ async def give_up(life: Life, mesh: Mesh, grace: float) -> None:
         worker = patience.look(mesh.peers(), life.workers, loop.time())
         if worker is not None:
             why = f"no connection that lasted, {grace:.0f} s without any in sum"
-            life.blamed[worker.peer] = why
-            life.lose(f"worker {worker.name} is lost: {why}")
+            life.blame.given_up(worker.peer, why)
+            life.end.say(f"worker {worker.name} is lost: {why}")
             return

@@ -34,12 +34,26 @@ class Step(NamedTuple):
     graph: bool
 
 
+class Debt(NamedTuple):
+    """All up to the first answer or push that is owed, whatever the server may be waiting for."""
+
+    size: int
+    graph: bool
+    inputs: int
+    """Of `size`, what is no graph."""
+    takes: int
+    """Tensors of other servers."""
+    is_push: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     kind: int
     token: int
     size: int  # of the requests since the entry before, this one's included
     graph: bool
+    graph_bytes: int = 0  # of `size`
+    load: bool = False
 
 
 class Arrived:
@@ -76,13 +90,20 @@ class Owed:
         self._entries: deque[_Entry] = deque()
         self._size = 0  # of requests since the last entry
         self._graph = False
+        self._graph_bytes = 0
         self._target_waits = False
         self.peer_waits_now = False
         """The peer takes no more of what the server has said."""
         self.greeted = False
         """The server has said something."""
+        self.settled = 0
+        """Grows with each answer and each push,"""
         self.done = 0
-        """Grows with each answer, each push, and each time the server takes more after it took nothing."""
+        """and also each time the server takes more after it took nothing."""
+        self.loads = 0
+        """Grows with each answer to a request for weights."""
+        self.done_inputs = 0
+        """Bytes of the step that was done last, its graphs left out."""
         self.bytes = 0
         """Of answers."""
 
@@ -131,6 +152,36 @@ class Owed:
             return Step(size + self._size, graph or self._graph)
         return None
 
+    @property
+    def count(self) -> int:
+        """Answers and pushes that are owed, and tensors to be taken."""
+        return len(self._entries)
+
+    @property
+    def waits_for(self) -> int | None:
+        """Token of the tensor that has to be taken before anything else is done; None: there is none."""
+        first = self._entries[0] if self._entries else None
+        return first.token if first is not None and first.kind == _TAKE else None
+
+    def is_to_push(self, token: int) -> bool:
+        """Whether this tensor is owed."""
+        return any(entry.kind == _PUSH and entry.token == token for entry in self._entries)
+
+    @property
+    def debt(self) -> Debt | None:
+        """What the server owes to somebody; None: nothing."""
+        size, graph, graph_bytes, takes = 0, False, 0, 0
+        for entry in self._entries:
+            size, graph = size + entry.size, graph or entry.graph
+            graph_bytes += entry.graph_bytes
+            if entry.kind != _TAKE:
+                return Debt(size, graph, size - graph_bytes, takes, entry.kind == _PUSH)
+            takes += 1
+        if self._target_waits or not self._answers.between:
+            size, graph_bytes = size + self._size, graph_bytes + self._graph_bytes
+            return Debt(size, graph or self._graph, size - graph_bytes, takes, False)
+        return None
+
     def pushed(self, token: int) -> bool:
         """A tensor leaves for another server; says whether it was owed here."""
         return self._settle(lambda entry: entry.kind == _PUSH and entry.token == token)
@@ -146,8 +197,11 @@ class Owed:
         for entry in done:
             if entry.kind == _TAKE:
                 self._arrived.take(entry.token)
+        self.settled += 1
         self.done += 1
+        self.loads += any(entry.load for entry in done)
         if any(entry.graph for entry in done):
+            self.done_inputs = sum(entry.size - entry.graph_bytes for entry in done)
             self._graph_done(sum(entry.size for entry in done))
         return True
 
@@ -168,15 +222,17 @@ class Owed:
             kind = _TAKE
             self._size += taken
         self._size += size
-        self._graph |= number in _GRAPHS
+        if number in _GRAPHS:
+            self._graph, self._graph_bytes = True, self._graph_bytes + size
         if kind != _ANSWER or (command is not None and command.answer != rpc.NO_ANSWER):
-            self._add(_Entry(kind, token, self._size, self._graph))
+            load = number == rpc.SET_TENSOR_GGUF
+            self._add(_Entry(kind, token, self._size, self._graph, self._graph_bytes, load))
         return rpc.REQUEST.size + int(size)
 
     def _add(self, entry: _Entry) -> None:
         if len(self._entries) < OWED.most:
             self._entries.append(entry)
-            self._size, self._graph = 0, False
+            self._size, self._graph, self._graph_bytes = 0, False, 0
 
     def _look_answer(self, data: bytes | memoryview, at: int, _have: int) -> int:
         (size,) = rpc.ANSWER.unpack_from(data, at)

@@ -5,6 +5,7 @@ import errno
 import hmac
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from meshd.base import log
@@ -14,12 +15,12 @@ from meshd.base.port_holder import port_holder
 from meshd.base.tasks import Owner
 from meshd.base.unix_peer import allowed, peer_of
 from meshd.identity.keys import PeerId
-from meshd.peer.interface import Mesh, MetadataValue
+from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.tunnel.compressed import COMPRESSED, CompressedStream
-from meshd.tunnel.interface import Flow, Inspector, IsOurs, SavedWeights, Target, TunnelStatus
+from meshd.tunnel.interface import IsOurs, SavedWeights, Target, TunnelStatus, Watched, Watching
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.on_demand import open_on_demand
-from meshd.tunnel.pump import Counter, pump
+from meshd.tunnel.pump import Counter, Unwatched, pump
 from meshd.tunnel.saved import Saver
 
 SECRET_SECONDS = 5.0  # a client that is ours sends its secret at once
@@ -46,8 +47,7 @@ class Forward:
         metadata: Mapping[str, MetadataValue],
         secret: bytes = b"",
         is_ours: IsOurs | None = None,
-        inspect: Callable[[], Inspector] | None = None,
-        flow: Flow | None = None,
+        watch: Watching | None = None,
         on_broken: Callable[[MeshdError], None] = lambda _error: None,
         listen: Target = ("127.0.0.1", 0),
         bulk: bool = False,
@@ -57,8 +57,8 @@ class Forward:
         """`listen`: host and port, 0 for any free one; or a folder that this user alone may enter, for a unix
         socket in it. Raises UserError when it cannot be had.
 
-        `saved`: the client is a stock llama-server, and its bytes are not inspected. `compresses` is asked
-        before each stream; the peer must be known to take compressed ones. `flow` is told of what is pumped.
+        `saved`: the client is a stock llama-server, and who watches changes nothing. `compresses` is asked
+        before each stream; the peer must be known to take compressed ones.
         """
         self._mesh = mesh
         self._peer = peer
@@ -66,8 +66,7 @@ class Forward:
         self._metadata = metadata
         self._secret = secret
         self._is_ours = is_ours
-        self._inspect = inspect
-        self._flow = flow
+        self._watch: Watching = watch or _nobody
         self._on_broken = on_broken
         self._counter = Counter()
         self._streams = 0
@@ -183,19 +182,22 @@ class Forward:
         if compressed:
             stream = CompressedStream(stream)
         local.unread(first)  # an inspector sees this, too
-        inspector = self._inspect() if self._inspect is not None else None
-        if self._saver is not None:
-            await self._saver.carry(self.endpoint, local, stream, self._counter, self._on_broken)
-        else:
-            await pump(
-                local,
-                stream,
-                counter=self._counter,
-                inspector=inspector,
-                flow=self._flow,
-                on_broken=self._on_broken,
-            )
+        with self._watch() as watched:
+            await self._carry(local, stream, watched)
         await local.wait_closed()
+
+    async def _carry(self, local: LocalSocket, stream: Stream, watched: Watched) -> None:
+        if self._saver is not None:
+            await self._saver.carry(self.endpoint, local, stream, self._counter, watched, self._on_broken)
+            return
+        await pump(
+            local,
+            stream,
+            counter=self._counter,
+            inspector=watched,
+            flow=watched,
+            on_broken=self._on_broken,
+        )
 
     def _is_this_users(self, client: socket.socket) -> bool:
         try:
@@ -217,6 +219,10 @@ class Forward:
                 received += await local.read()
         size = len(self._secret)
         return received[size:] if hmac.compare_digest(received[:size], self._secret) else None
+
+
+def _nobody() -> AbstractContextManager[Watched]:
+    return nullcontext(Unwatched())
 
 
 def _listen(host: str, port: int) -> socket.socket:

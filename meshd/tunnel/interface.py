@@ -8,6 +8,7 @@ before it goes on.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -44,6 +45,14 @@ class Flow(Protocol):
     def peer_waits(self, waits: bool) -> None:
         """The peer, or what leads to it; or the tunnel itself has to do something first."""
         ...
+
+
+class Watched(Inspector, Flow, Protocol):
+    """Sees all of one connection."""
+
+
+Watching = Callable[[], AbstractContextManager[Watched]]
+"""Makes one for each connection; its block is left when that has ended."""
 
 
 class LocalWeights(Protocol):

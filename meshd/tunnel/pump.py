@@ -33,7 +33,8 @@ async def pump(
     on_broken: Callable[[MeshdError], None] = lambda _error: None,
 ) -> None:
     """Copy both ways until both have ended, or one has broken: then both are reset."""
-    copy = _Copy(local, stream, counter, inspector or _Same(), flow or Unwatched())
+    nobody = Unwatched()
+    copy = _Copy(local, stream, counter, inspector or nobody, flow or nobody)
     local.divert(copy.out)
     stream.divert(copy.inward)
     await run_both(local, stream, copy.keep_sending(), copy.keep_receiving(), on_broken)
@@ -66,18 +67,14 @@ async def run_both(
         local.close()
 
 
-class _Same:
-    """An Inspector that lets everything pass."""
+class Unwatched:
+    """A Watched that lets everything pass, and that nobody asks."""
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         return data
 
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         return data
-
-
-class Unwatched:
-    """A Flow that nobody asks."""
 
     def target_waits(self, waits: bool) -> None:
         pass

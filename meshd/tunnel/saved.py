@@ -14,7 +14,7 @@ from meshd.peer.interface import Stream
 from meshd.rpc import protocol as rpc
 from meshd.rpc.answers import Answers
 from meshd.rpc.saving import Begin, Data, Loaded, Part, Reply, Saving, Settle
-from meshd.tunnel.interface import SavedWeights
+from meshd.tunnel.interface import SavedWeights, Watched
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, run_both
 
@@ -37,10 +37,11 @@ class Saver:
         local: LocalSocket,
         stream: Stream,
         counter: Counter,
+        watched: Watched,
         on_broken: Callable[[MeshdError], None],
     ) -> None:
         """One connection, both ways, as `pump` does."""
-        copy = SavedCopy(endpoint, local, stream, counter, self._saved, self._answers)
+        copy = SavedCopy(endpoint, local, stream, counter, watched, self._saved, self._answers)
         await run_both(local, stream, copy.keep_sending(), copy.keep_receiving(), on_broken)
 
 
@@ -53,6 +54,7 @@ class SavedCopy:
         local: LocalSocket,
         stream: Stream,
         counter: Counter,
+        watched: Watched,
         saved: SavedWeights,
         answers: Answers,
     ) -> None:
@@ -60,6 +62,7 @@ class SavedCopy:
         self._local = local
         self._stream = stream
         self._counter = counter
+        self._watched = watched
         self._weights = saved.weights
         self._placed = saved.placed
         self._saving = Saving(saved.weights.tensors, answers)
@@ -106,7 +109,10 @@ class SavedCopy:
 
     async def _send(self, data: bytes | memoryview) -> None:
         self._counter.sent += len(data)
+        self._watched.to_peer(data)
+        self._watched.peer_waits(True)
         await self._stream.write(data)
+        self._watched.peer_waits(False)
 
     async def _compare(self, data: memoryview) -> None:
         weight = self._weight
@@ -215,7 +221,11 @@ class SavedCopy:
             while True:
                 data = await self._stream.read()
                 self._counter.received += len(data)
-                await self._hand_back(self._saving.answers(data))
+                self._watched.from_peer(data)
+                parts = self._saving.answers(data)
+                self._watched.target_waits(True)
+                await self._hand_back(parts)
+                self._watched.target_waits(False)
                 self._stream.consumed(len(data))
         except EndOfStream:
             self._ended = True

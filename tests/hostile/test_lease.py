@@ -12,6 +12,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.lender import Lender
+from meshd.rpc.patience import Company
 from meshd.wire.lease import LEASE_SERVICE, Acquire
 
 from tests.hostile.draw import Draw, Pool
@@ -52,6 +53,7 @@ def test_a_head_bears_any_worker(tmp_path: Path) -> None:
             name="w",
             owner_pid=None,
             saved=None,
+            patience=Company(asyncio.get_running_loop().time, largest=0).patience(peer),
             told=lambda _text: None,
         )
         stage = "asked"

@@ -39,6 +39,7 @@ OWN_WORK = frozenset(
         ("meshd/role/reserving.py", "grants"),
         ("meshd/role/reserving.py", "tunnel"),
         ("meshd/role/reserving.py", "lease"),
+        ("meshd/role/reserving.py", "patience"),
         ("meshd/role/server.py", "llama-server"),
         ("meshd/role/server.py", "llama-server report"),
         # a part of a lease, which ends as a whole (the handler of its stream is inside the boundary)

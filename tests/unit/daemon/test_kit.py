@@ -5,6 +5,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -18,6 +19,8 @@ from meshd.identity.keys import KeyPair
 from meshd.peer.interface import Mesh, PathStatus, PeerStatus
 from meshd.process.connections import Address, ConnectionOwners
 from meshd.role.interface import Native
+from meshd.tunnel.forward import Forward
+from meshd.tunnel.pump import Unwatched
 from meshd.wire.native import NativeVersion
 
 from tests.unit.admin.test_snapshot import NODE, path, peer
@@ -102,6 +105,29 @@ def test_what_is_ours_talks_over_unix_sockets_and_a_stock_program_over_tcp() -> 
         number, place = made.listening()
         with socket.socket(fileno=number) as sock:
             assert sock.getsockname() == str(place)
+
+
+def test_who_watches_a_tunnel_is_asked_for_each_connection() -> None:
+    version = NativeVersion(rpc="7.0.0", pin="0" * 40, patches="0" * 64, backend="cpu")
+    native = Native(Path("rpc-server"), Path("llama-server"), True, version)
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        made = kit.make_kit(Config(paths=Paths(home=home, cache=home)), cast(Mesh, OnePath()), native)
+        watcher = Unwatched()
+        tunnel = made.make_tunnel(
+            peer=OTHER.peer,
+            service="rpc",
+            metadata={},
+            secret=bytes(32),
+            owner_pid=None,
+            saved=None,
+            on_broken=lambda _error: None,
+            watch=lambda: nullcontext(watcher),
+        )
+        assert isinstance(tunnel, Forward)
+        with tunnel._watch() as watched:
+            assert watched is watcher
+        tunnel.close()
 
 
 class OnePath:

@@ -21,9 +21,8 @@ from meshd.process.interface import Child, ChildSpec, ChildState, ChildStatus, E
 from meshd.process.ports import listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.role.interface import Kit, Native, Tunnel
-from meshd.rpc.owed import Outward
 from meshd.store.interface import HashProgress, ProgressCallback
-from meshd.tunnel.interface import Flow, Inspector, LocalWeights, SavedWeights, Target, TunnelStatus
+from meshd.tunnel.interface import Flow, Inspector, LocalWeights, SavedWeights, Target, TunnelStatus, Watching
 from meshd.wire.native import NativeVersion
 
 from tests.gguf_bytes import gguf, language_model, parse
@@ -158,7 +157,7 @@ class StubTunnel:
         secret: bytes,
         compressed: int,
         always: bool,
-        outward: Outward | None,
+        watch: Watching | None,
     ) -> None:
         StubTunnel.made += 1
         self.peer = peer
@@ -167,7 +166,7 @@ class StubTunnel:
         self.metadata = metadata
         self.compressed = compressed
         self.always = always
-        self.outward = outward
+        self.watch = watch
         self.endpoint = f"127.0.0.1:{10_000 + StubTunnel.made % 50_000}"
         self.closed = False
         self.sent = 0
@@ -397,9 +396,9 @@ class Bench:
         on_broken: Callable[[MeshdError], None],
         compressed: int = 0,
         always: bool = False,
-        outward: Outward | None = None,
+        watch: Watching | None = None,
     ) -> Tunnel:
-        tunnel = StubTunnel(peer, service, metadata, secret, compressed, always, outward)
+        tunnel = StubTunnel(peer, service, metadata, secret, compressed, always, watch)
         self.saved.append(saved)
         self.tunnels.append(tunnel)
         return tunnel

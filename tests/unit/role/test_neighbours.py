@@ -144,7 +144,7 @@ def test_a_neighbour_is_asked_then_told_to_the_server_and_kept(tmp_path: Path) -
             (child,) = it.bench.children
             assert child.orders() == [f"peer 3 {tunnel.endpoint} {tunnel.secret.hex()}"]
             assert len(tunnel.secret) == 32
-            assert tunnel.outward is not None, "what is pushed is seen"
+            assert tunnel.watch is not None, "what is pushed is seen"
             (asked,) = other.asked
             assert dict(asked.metadata) == {"lease": LEASE, "ask": 1}
             await asyncio.sleep(1000)

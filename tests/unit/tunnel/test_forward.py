@@ -8,7 +8,7 @@ import stat
 import struct
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from meshd.tunnel import forward as module
 from meshd.tunnel.compressed import COMPRESSED, as_agreed
 from meshd.tunnel.forward import MAX_CONNECTIONS, Forward
 from meshd.tunnel.interface import IsOurs
+from meshd.tunnel.pump import Unwatched
 
 from tests.conformance.run import run, until
 from tests.unit.tunnel.far import PEER, FarMesh, echo
@@ -58,7 +59,7 @@ async def tunnel(
     secret: bytes = b"",
     is_ours: IsOurs | None = None,
     error: MeshdError | None = None,
-    inspect: Callable[[], "Upper"] | None = None,
+    watch: Callable[[], AbstractContextManager["Upper"]] | None = None,
     compresses: Callable[[], bool] = lambda: False,
     listen: tuple[str, int] | Path = ("127.0.0.1", 0),
 ) -> AsyncIterator[Tunnel]:
@@ -76,7 +77,7 @@ async def tunnel(
             metadata={"lease": b"1"},
             secret=secret,
             is_ours=is_ours,
-            inspect=inspect,
+            watch=watch,
             on_broken=broken.append,
             compresses=compresses,
             listen=listen,
@@ -90,8 +91,8 @@ async def tunnel(
             owner.cancel()
 
 
-class Upper:
-    """An inspector that can be seen at work."""
+class Upper(Unwatched):
+    """What it sees can be seen."""
 
     def to_peer(self, data: bytes | memoryview) -> bytes:
         return bytes(data).upper()
@@ -127,7 +128,7 @@ def test_bytes_go_both_ways_and_the_end_too() -> None:
 def test_each_stream_is_compressed_or_not_as_the_path_is_then() -> None:
     async def main() -> None:
         paths = iter([True, False])
-        async with tunnel(compresses=lambda: next(paths), inspect=Upper) as it:
+        async with tunnel(compresses=lambda: next(paths), watch=lambda: nullcontext(Upper())) as it:
             data = b"abc" * 100_000
             for _ in range(2):
                 reader, writer = await it.connect()
@@ -163,7 +164,7 @@ def test_the_secret_may_come_in_any_pieces_and_is_not_passed_on(pieces: list[int
 
 def test_what_comes_in_one_piece_with_the_secret_is_passed_on_and_inspected() -> None:
     async def main() -> None:
-        async with tunnel(secret=SECRET, inspect=Upper) as it:
+        async with tunnel(secret=SECRET, watch=lambda: nullcontext(Upper())) as it:
             reader, writer = await it.connect()
             writer.write(SECRET + b"hello, ")
             writer.write(b"world")

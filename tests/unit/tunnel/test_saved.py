@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 from meshd.base.errors import Broken, MeshdError
@@ -14,6 +14,7 @@ from meshd.rpc.saving import ANNOUNCED
 from meshd.tunnel import saved as module
 from meshd.tunnel.forward import Forward
 from meshd.tunnel.interface import SavedWeights
+from meshd.tunnel.pump import Unwatched
 
 from tests.conformance.run import run
 from tests.unit.rpc import talk
@@ -54,6 +55,21 @@ class File:
         return self.content[at : at + SIZE]
 
 
+class Witness(Unwatched):
+    """Keeps what crosses, both ways."""
+
+    def __init__(self) -> None:
+        self.requests, self.answers = bytearray(), bytearray()
+
+    def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        self.requests += data
+        return data
+
+    def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        self.answers += data
+        return data
+
+
 class Scene:
     """llama-server's socket, the worker's end of the stream, and the file."""
 
@@ -62,6 +78,7 @@ class Scene:
         self.file = File()
         self.placed: list[Placed] = []
         self.broken: list[MeshdError] = []
+        self.witness = Witness()
         self._received = bytearray()
 
     async def at_worker(self, size: int) -> bytes:
@@ -99,6 +116,7 @@ async def scene(features: int = ANNOUNCED & rpc.FEATURE_LOAD) -> AsyncIterator[S
     fars: asyncio.Queue[Stream] = asyncio.Queue(maxsize=1)
     made: list[Scene] = []
     file, placed, broken = File(), list[Placed](), list[MeshdError]()
+    witness = Witness()
     forward = Forward(
         mesh=FarMesh(fars.put_nowait),
         peer=PEER,
@@ -106,12 +124,13 @@ async def scene(features: int = ANNOUNCED & rpc.FEATURE_LOAD) -> AsyncIterator[S
         metadata={},
         saved=SavedWeights(file, lambda _endpoint, name, size, why: placed.append((name, size, why))),
         on_broken=broken.append,
+        watch=lambda: nullcontext(witness),
     )
     async with Owner() as owner:
         owner.start(forward.serve(), name="forward")
         reader, writer = await asyncio.open_connection("127.0.0.1", forward.port)
         made.append(it := Scene(reader, writer, await fars.get()))
-        it.file, it.placed, it.broken = file, placed, broken
+        it.file, it.placed, it.broken, it.witness = file, placed, broken, witness
         await it.say(talk.hello(bytes(24)))
         assert await it.at_worker(HELLO) == talk.hello(talk.caps(ANNOUNCED))
         await it.far.write(talk.hello_answer(talk.caps(features) if features else bytes(24)))
@@ -124,6 +143,21 @@ async def scene(features: int = ANNOUNCED & rpc.FEATURE_LOAD) -> AsyncIterator[S
 
 
 READ = talk.get_tensor(Tensor())
+
+
+def test_who_watches_sees_what_crosses_and_not_what_is_said_here() -> None:
+    async def main() -> None:
+        async with scene() as it:
+            await it.say(weight("a", it.file.of("a")) + READ)
+            await it.load("a")
+            await it.far.write(talk.answer(b"\0"))
+            assert await it.at_worker(len(READ)) == READ
+            asked = HELLO + 9 + rpc.LOAD_HEAD_BYTES + rpc.LOAD_ENTRY_BYTES + len(READ)
+            assert len(it.witness.requests) == asked
+            assert it.witness.requests.endswith(READ)
+            assert it.witness.answers.endswith(talk.answer(b"\0"))
+
+    run(main())
 
 
 def test_weights_of_the_file_are_asked_for_before_what_follows() -> None:
