@@ -192,14 +192,20 @@ LIVES_OF_ONE = Rate(
     "the newest is told when its turn comes",
 )
 AWAY_OF_ONE = Rate(
-    "statements that somebody is away, by one member or by all that one inviter admitted",
-    1 / 60,
-    16,
+    "statements of one member that others are away", 1 / 60, 16, "peer", "it is not listened to"
+)
+AWAY_OF_ISSUER = Rate(
+    "such statements of all that one invite or inviter admitted",
+    0.25,
+    64,
     "issuer",
-    "it is not listened to",
+    "they are not listened to",
+)
+AWAY_OF_SUBJECT = Rate(
+    "such statements of theirs that name the same member", 1 / 60, 3, "issuer", "they are not listened to"
 )
 REFUTATIONS = Rate(
-    "signs of life against such statements", 0.05, 5, "node", "the next is signed when its turn comes"
+    "signs of life against such statements", 0.2, 5, "node", "the next is signed when its turn comes"
 )
 COMPARED = Rate("parts of what is told that are compared", 1 / 30, 4, "peer", "its hashes are passed over")
 OWED = Share(
@@ -288,6 +294,8 @@ TABLE: tuple[Share | Rate, ...] = (
     NEWS_OF_ONE,
     LIVES_OF_ONE,
     AWAY_OF_ONE,
+    AWAY_OF_ISSUER,
+    AWAY_OF_SUBJECT,
     REFUTATIONS,
     COMPARED,
     OWED,
