@@ -5,6 +5,7 @@ reads no more than from whom and to whom.
 """
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from functools import partial
@@ -51,13 +52,19 @@ class SignalService:
     """One for a node; `topic` gives each kind of link its `Signals`. `attach` and `serve` make it work."""
 
     def __init__(
-        self, *, node: Node, key: KeyPair, chain: Callable[[], Chain], mail: Mail | None = None
+        self,
+        *,
+        node: Node,
+        key: KeyPair,
+        chain: Callable[[], Chain],
+        mail: Mail | None = None,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._node = node
         self._key = key
         self._chain = chain
         self._mail = mail
-        self._ways = SignalWays(mail)
+        self._ways = SignalWays(mail, chance)
         self._guard = SignalGuard(node.random(16))
         self._coming = Slots(SIGNALS, SIGNALS_OF_PEER)
         self._sequence = 0

@@ -260,12 +260,19 @@ class WorldNode:
             my_record=lambda: record,
             config=self.world.config,
         )
-        signals = SignalService(node=node, key=self.key, chain=lambda: self.chain, mail=self.mail)
+        chance = random.Random(f"{self.name} {self._starts}").random  # nobody is picked for ever
+        signals = SignalService(
+            node=node,
+            key=self.key,
+            chain=lambda: self.chain,
+            mail=self.mail,
+            chance=random.Random(self.name).random,
+        )
         mesh = PeerMesh(
             node=node,
             book=book,
             dialers=tuple(self.dialers.values()),
-            chance=random.Random(f"{self.name} {self._starts}").random,  # nobody is picked for ever
+            chance=chance,
             boot=lambda: node.now() + self.boot_ahead,
             signer=Signer(self.key, self.world.root.mesh),
         )
