@@ -208,6 +208,27 @@ REFUTATIONS = Rate(
     "signs of life against such statements", 0.2, 5, "node", "the next is signed when its turn comes"
 )
 COMPARED = Rate("parts of what is told that are compared", 1 / 30, 4, "peer", "its hashes are passed over")
+DIGESTS = Rate(
+    "digests of all that is told that are compared and answered",
+    1 / 30,
+    4,
+    "peer",
+    "it is passed over",
+)
+ANSWERED = Rate(
+    "bytes told to one because its hashes differ",
+    16 << 10,
+    4 << 20,
+    "peer",
+    "the rest is told when its turn comes",
+)
+ANSWERED_OF_ISSUER = Rate(
+    "bytes told, because hashes differ, to all that one invite or inviter admitted",
+    64 << 10,
+    16 << 20,
+    "issuer",
+    "the rest is told when its turn comes",
+)
 OWED = Share(
     "requests of one connection to an rpc-server that are noted as owed",
     16_384,
@@ -298,6 +319,9 @@ TABLE: tuple[Share | Rate, ...] = (
     AWAY_OF_SUBJECT,
     REFUTATIONS,
     COMPARED,
+    DIGESTS,
+    ANSWERED,
+    ANSWERED_OF_ISSUER,
     OWED,
     ARRIVED,
     PEER_LINES,
