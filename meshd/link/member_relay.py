@@ -16,7 +16,7 @@ from typing import Protocol
 from meshd.base import log
 from meshd.base.asked import Asked
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
-from meshd.base.shares import PASSED_ON, PASSED_ON_OF_PEER, WELCOMED, WELCOMED_BY_PEER
+from meshd.base.shares import PASSED_ON, PASSED_ON_OF_ISSUER, PASSED_ON_OF_PEER, WELCOMED, WELCOMED_BY_PEER
 from meshd.base.slots import Release, Slots
 from meshd.base.tasks import Owner, first_error, first_success
 from meshd.identity.certificate import make_link_certificate
@@ -91,7 +91,7 @@ class MemberRelayLinks:
         self._accept: Accept | None = None
         self._owner: Owner | None = None
         self._asked: Asked[PeerId, PeerId] = Asked(chance)
-        self._passed_on = Slots(PASSED_ON, PASSED_ON_OF_PEER)
+        self._passed_on = Slots(PASSED_ON, PASSED_ON_OF_PEER, PASSED_ON_OF_ISSUER)
         self._welcomed = Slots(WELCOMED, WELCOMED_BY_PEER)
 
     @property
@@ -211,7 +211,7 @@ class MemberRelayLinks:
             return "this node passes nothing on"
         if sessions is None or all(one.raw != to for one in sessions.direct()):
             return "not connected to that node"
-        return self._passed_on.take(member.peer) or "it passes on too much already"
+        return self._passed_on.take(member.peer, member.chain.admitter) or "it passes on too much already"
 
     async def _take(self, stream: Bytes) -> None:
         to = stream.metadata.get(TO)

@@ -266,6 +266,7 @@ class WorldNode:
             key=self.key,
             chain=lambda: self.chain,
             mail=self.mail,
+            issuer_of=lambda peer: one.chain.admitter if (one := book.record(peer)) is not None else None,
             chance=random.Random(self.name).random,
         )
         mesh = PeerMesh(
