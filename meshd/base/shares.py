@@ -150,14 +150,12 @@ SIGNALS_SENT = Share("signals under way to others", 64, "node", "a further one i
 SENDERS_KNOWN = Share(
     "senders of signals whose last ones are remembered", 512, "node", "the one silent longest goes"
 )
-BOOK_RECORDS = Share(
-    "records of members in the book", 2048, "node", "one of the largest share goes, by a hash of its node"
-)
+BOOK_RECORDS = Share("records of members in the book", 2048, "node", "one of the largest share goes")
 INVITER_RECORDS = Share(
     "records of members that one inviter admitted",
     256,
     "issuer",
-    "one of its own goes, by a hash of its node",
+    "one of its own goes",
 )
 TABLED_PEERS = Share(
     "peers with which there are links, streams or dials", 512, "node", "a caller is turned away"
