@@ -70,7 +70,7 @@ def _most(row: Share | Rate) -> str:
     if isinstance(row, Share):
         return str(row.most)
     if row.per_second >= 1:
-        return f"{row.per_second:g} a second, {row.burst:g} at once"
+        return f"{row.per_second:g} a second, {row.burst:.10g} at once"
     return f"one in {1 / row.per_second:.0f} s, {row.burst:g} at once"
 
 

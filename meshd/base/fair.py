@@ -8,22 +8,26 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """In the order in which items came; when it is full, the oldest item of the one with most goes."""
+    """In the order in which items came; when it is full, the oldest item of the one with most goes.
+
+    Whoever may have many names is counted by what those have in common first: `put` takes several levels.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._items: deque[tuple[Hashable, T]] = deque()
-        self._of: Counter[Hashable] = Counter()
+        self._items: deque[tuple[tuple[Hashable, ...], T]] = deque()
+        self._below: dict[tuple[Hashable, ...], Counter[Hashable]] = {}
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, who: Hashable, item: T) -> None:
-        """Put it at the end."""
+    def put(self, item: T, *who: Hashable) -> None:
+        """Put it at the end. `who` it is from: the widest first, always as many of them."""
         self._items.append((who, item))
-        self._of[who] += 1
+        for level, one in enumerate(who):
+            self._below.setdefault(who[:level], Counter())[one] += 1
         if len(self._items) > self._most:
-            most = max(self._of, key=lambda one: self._of[one])
+            most = self._largest()
             at = next(index for index, (one, _) in enumerate(self._items) if one == most)
             del self._items[at]
             self._less(most)
@@ -34,7 +38,17 @@ class FairQueue(Generic[T]):
         self._less(who)
         return item
 
-    def _less(self, who: Hashable) -> None:
-        self._of[who] -= 1
-        if not self._of[who]:
-            del self._of[who]
+    def _largest(self) -> tuple[Hashable, ...]:
+        found: tuple[Hashable, ...] = ()
+        while (counts := self._below.get(found)) is not None:
+            found = (*found, max(counts, key=counts.__getitem__))
+        return found
+
+    def _less(self, who: tuple[Hashable, ...]) -> None:
+        for level, one in enumerate(who):
+            counts = self._below[who[:level]]
+            counts[one] -= 1
+            if not counts[one]:
+                del counts[one]
+            if not counts:
+                del self._below[who[:level]]

@@ -1,5 +1,7 @@
 """What one peer or one issuer may make this node keep, open, dial, compute, write and say: the one table.
 
+An issuer is an inviter, or the root by one of its invites: all that it let in share what is for each issuer.
+
 docs/security.md shows it. A limit that guards against a member stands here and nowhere else; sizes of single
 messages stand in wire/limits.py. Pure.
 """
@@ -71,6 +73,7 @@ TUNNELLED = Share("connections to an exposed service", 128, "service", "a furthe
 TUNNELLED_OF_PEER = Share("connections to one exposed service", 96, "peer", "a further stream is refused")
 PASSED_ON = Share("circuits between other members", 64, "node", "a further stream is refused")
 PASSED_ON_OF_PEER = Share("circuits to other members", 8, "peer", "a further stream is refused")
+PASSED_ON_OF_ISSUER = Share("circuits to other members", 48, "issuer", "a further stream is refused")
 WELCOMED = Share("circuits to this node through members", 256, "node", "a further stream is refused")
 WELCOMED_BY_PEER = Share(
     "circuits to this node through one member", 16, "peer", "a further stream is refused"
@@ -85,12 +88,14 @@ SIGNAL_RATE = Rate("signals of one sender that come by one way", 20.0, 60.0, "pe
 SIGNAL_WAY_RATE = Rate(
     "signals that one member or relay's client brings", 60.0, 200.0, "peer", "the signal is dropped"
 )
-SIGNAL_MAIL_RATE = Rate("signals that relays bring, in all", 200.0, 400.0, "node", "the signal is dropped")
+SIGNAL_WAY_OF_ISSUER = Rate("signals that come by one way", 45.0, 150.0, "issuer", "the signal is dropped")
+SIGNAL_MAIL_RATE = Rate("signals that relays bring, in all", 200.0, 400.0, "node", "the next waits")
 SIGNALS_FORWARDED = Rate("signals passed on for a member", 10.0, 40.0, "peer", "the stream is refused")
 COOKIES_TOLD = Rate("cookies told to a sender whose signal was late", 0.5, 2.0, "peer", "it is not told")
-MAIL_WAITING = Share("letters of relays that nobody has taken", 128, "node", "one of the largest sender goes")
+MAIL_WAITING = Share("letters of relays that nobody has taken", 128, "node", "one of the largest share goes")
 SIGNALS = Share("signals that are coming in", 512, "node", "a further stream is refused")
 SIGNALS_OF_PEER = Share("signals that are coming in from one peer", 64, "peer", "a further stream is refused")
+SIGNALS_OF_ISSUER = Share("signals that are coming in", 384, "issuer", "a further stream is refused")
 
 # The API (gateway/).
 API_STRANGERS = Share("connections to the API without a key yet", 64, "node", "the oldest of them is cut")
@@ -141,9 +146,7 @@ CHECKED = Share(
     "peer",
     "the rest is left out",
 )
-RELAY_VISITS = Share(
-    "relays that only records name, connected to at once", 16, "node", "a further one is not called"
-)
+RELAY_VISITS = Share("relays that only records name, visited", 16, "node", "one of the largest share goes")
 LEASES_ASKED = Share("leases that are negotiated", 8, "node", "the head is told `busy`")
 LEASES_ASKED_OF_PEER = Share("leases that are negotiated", 2, "peer", "the head is told `busy`")
 LEASES = Share("leases of a worker", 8, "node", "a further head is refused")
@@ -165,14 +168,12 @@ SIGNALS_SENT = Share("signals under way to others", 64, "node", "a further one i
 SENDERS_KNOWN = Share(
     "senders of signals whose last ones are remembered", 512, "node", "the one silent longest goes"
 )
-BOOK_RECORDS = Share(
-    "records of members in the book", 2048, "node", "one of the largest share goes, by a hash of its node"
-)
+BOOK_RECORDS = Share("records of members in the book", 2048, "node", "one of the largest share goes")
 INVITER_RECORDS = Share(
     "records of members that one inviter admitted",
     256,
     "issuer",
-    "one of its own goes, by a hash of its node",
+    "one of its own goes",
 )
 TABLED_PEERS = Share(
     "peers with which there are links, streams or dials", 512, "node", "a caller is turned away"
@@ -209,17 +210,16 @@ LIVES_OF_ONE = Rate(
     "peer",
     "the newest is told when its turn comes",
 )
-AWAY_OF_ONE = Rate(
-    "statements that somebody is away, by one member or by all that one inviter admitted",
-    1 / 60,
-    16,
-    "issuer",
-    "it is not listened to",
-)
+AWAY_OF_ONE = Rate("statements that somebody is away", 1 / 60, 16, "peer", "it is not listened to")
+AWAY_OF_ISSUER = Rate("statements that somebody is away", 0.25, 64, "issuer", "it is not listened to")
+AWAY_OF_SUBJECT = Rate("statements that one member is away", 1 / 60, 3, "issuer", "it is not listened to")
 REFUTATIONS = Rate(
-    "signs of life against such statements", 0.05, 5, "node", "the next is signed when its turn comes"
+    "signs of life against such statements", 0.2, 5, "node", "the next is signed when its turn comes"
 )
 COMPARED = Rate("parts of what is told that are compared", 1 / 30, 4, "peer", "its hashes are passed over")
+DIGESTS = Rate("digests of all that is told that are compared", 1 / 30, 4, "peer", "it is passed over")
+ANSWERED = Rate("bytes told because hashes differ", 16 << 10, 4 << 20, "peer", "the rest waits")
+ANSWERED_OF_ISSUER = Rate("bytes told because hashes differ", 64 << 10, 16 << 20, "issuer", "the rest waits")
 OWED = Share(
     "requests of one connection to an rpc-server that are noted as owed",
     16_384,
@@ -255,6 +255,7 @@ TABLE: tuple[Share | Rate, ...] = (
     TUNNELLED_OF_PEER,
     PASSED_ON,
     PASSED_ON_OF_PEER,
+    PASSED_ON_OF_ISSUER,
     WELCOMED,
     WELCOMED_BY_PEER,
     LENT,
@@ -263,12 +264,14 @@ TABLE: tuple[Share | Rate, ...] = (
     SIGNALS_WAITING,
     SIGNAL_RATE,
     SIGNAL_WAY_RATE,
+    SIGNAL_WAY_OF_ISSUER,
     SIGNAL_MAIL_RATE,
     SIGNALS_FORWARDED,
     COOKIES_TOLD,
     MAIL_WAITING,
     SIGNALS,
     SIGNALS_OF_PEER,
+    SIGNALS_OF_ISSUER,
     API_STRANGERS,
     API_STRANGERS_OF_ADDRESS,
     API_CLIENTS,
@@ -315,8 +318,13 @@ TABLE: tuple[Share | Rate, ...] = (
     NEWS_OF_ONE,
     LIVES_OF_ONE,
     AWAY_OF_ONE,
+    AWAY_OF_ISSUER,
+    AWAY_OF_SUBJECT,
     REFUTATIONS,
     COMPARED,
+    DIGESTS,
+    ANSWERED,
+    ANSWERED_OF_ISSUER,
     OWED,
     ARRIVED,
     PEER_LINES,

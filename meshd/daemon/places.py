@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
+from meshd.identity.membership import Admitter
 from meshd.identity.relay_url import parse_relay_url
 from meshd.link import interfaces
 from meshd.rendezvous.book import AddressBook
@@ -51,6 +52,11 @@ class Places:
             except UserError:
                 continue
         return tuple(hints)
+
+    def issuer_of(self, peer: PeerId) -> Admitter | None:
+        """Who let it in, as its record says."""
+        record = self._book.newest(peer)
+        return record.chain.admitter if record is not None else None
 
     def facts_of(self, peer: PeerId) -> NetFacts | None:
         """What its record says of its network."""

@@ -108,11 +108,13 @@ class Ways:
         stun = () if doorway.local_only else links.stun
         places = self._places
         self.relay_client = RelayClient(
-            self.relays, standing, relays_of=places.relays_of, allow=places.of_relay
+            self.relays,
+            standing,
+            relays_of=places.relays_of,
+            allow=places.of_relay,
+            issuer_of=places.issuer_of,
         )
-        self.signals = SignalService(
-            node=node, key=key, chain=lambda: membership.chain, mail=RelayMail(self.relay_client)
-        )
+        self.signals = self._make_signals()
         self.members = MemberRelayLinks(standing, passes_on=not links.no_relaying)
         self.dialers: list[Dialer] = []
         self._listeners: list[Listener] = []
@@ -137,6 +139,15 @@ class Ways:
         self._mesh: PeerMesh | None = None
         self._owner: Owner | None = None
         self.mdns = None if links.no_mdns or doorway.local_only else self._make_mdns()
+
+    def _make_signals(self) -> SignalService:
+        return SignalService(
+            node=self._node,
+            key=self._key,
+            chain=lambda: self._membership.chain,
+            mail=RelayMail(self.relay_client),
+            issuer_of=self._places.issuer_of,
+        )
 
     def _use(self, links: Links) -> None:
         self.dialers.append(links)

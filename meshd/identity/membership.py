@@ -5,9 +5,11 @@ issued: nothing is deeper. An inviter gives at most its own roles, and neither `
 Certificates have no end date (clocks lie); they end by a ban (revocation.py). Pure.
 """
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
@@ -157,6 +159,11 @@ class Chain:
         is_root = leaf.issuer == self.root
         return Admitter(leaf.issuer, leaf.invite if is_root else b"", is_root)
 
+    @property
+    def place(self) -> bytes:
+        """Its node's, among others (`place_of`)."""
+        return place_of(self.leaf.node, self.leaf.serial)
+
     def encode(self) -> bytes:
         """At most 1536 bytes, about 600 in fact."""
         return pack({"root": self.root.raw, "certs": [item.encode() for item in self.certificates]})
@@ -170,6 +177,16 @@ class Chain:
             raise RemoteProtocolError("a chain without certificates", code="chain")
         root = PeerId(fields.raw("root", exact=KEY_BYTES))
         return cls(tuple(Certificate.decode(part) for part in parts), root)
+
+
+@lru_cache(maxsize=8192)
+def place_of(node: PeerId, serial: bytes = b"") -> bytes:
+    """32 bytes by which nodes are put in an order that all agree on, and that none of them can choose.
+
+    A key can be made until it comes wherever one likes in an order of keys. The serial of its certificate is
+    drawn by the issuer, which has the key before.
+    """
+    return hashlib.sha256(b"meshd place v1\0" + node.raw + serial).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,16 @@ direct link pass on, and only to nodes they have a direct link to: nothing is re
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from ssl import SSLContext
 from typing import Protocol
 
 from meshd.base import log
+from meshd.base.asked import Asked
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
-from meshd.base.shares import PASSED_ON, PASSED_ON_OF_PEER, WELCOMED, WELCOMED_BY_PEER
+from meshd.base.shares import PASSED_ON, PASSED_ON_OF_ISSUER, PASSED_ON_OF_PEER, WELCOMED, WELCOMED_BY_PEER
 from meshd.base.slots import Release, Slots
 from meshd.base.tasks import Owner, first_error, first_success
 from meshd.identity.certificate import make_link_certificate
@@ -39,6 +41,7 @@ SERVICE = "onward"
 TO, FROM = "to", "from"  # metadata: node ids; `to` asks to pass on, `from` says whose bytes these are
 ATTEMPT_SECONDS = 8.0
 STAGGER_SECONDS = 0.25  # between members that are asked
+SLOW_SECONDS = 2.0  # without a link: one that is given up then has not helped
 MAX_ASKED = 3  # members
 CODE_ENDED = 1
 LOG = log.get("link")
@@ -72,7 +75,13 @@ class MemberRelayLinks:
     `passes_on`: this node lets others meet through it.
     """
 
-    def __init__(self, standing: Callable[[], Standing], *, passes_on: bool = True) -> None:
+    def __init__(
+        self,
+        standing: Callable[[], Standing],
+        *,
+        passes_on: bool = True,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
         self._standing = standing
         self._passes_on = passes_on
         self._sessions: Sessions | None = None
@@ -81,7 +90,8 @@ class MemberRelayLinks:
         self._dialling = dialer_context()
         self._accept: Accept | None = None
         self._owner: Owner | None = None
-        self._passed_on = Slots(PASSED_ON, PASSED_ON_OF_PEER)
+        self._asked: Asked[PeerId, PeerId] = Asked(chance)
+        self._passed_on = Slots(PASSED_ON, PASSED_ON_OF_PEER, PASSED_ON_OF_ISSUER)
         self._welcomed = Slots(WELCOMED, WELCOMED_BY_PEER)
 
     @property
@@ -117,14 +127,27 @@ class MemberRelayLinks:
             raise DialError(
                 "no member is known that could pass it on", kind=self.kind, failure=DialFailure.UNREACHABLE
             )
+        order = self._asked.order(members, peer, asyncio.get_running_loop().time())
         starts: list[tuple[float, Callable[[], Coroutine[object, object, Link]]]] = [
-            (at * STAGGER_SECONDS, partial(self._attempt, sessions, member, peer))
-            for at, member in enumerate(members[:MAX_ASKED])
+            (at * STAGGER_SECONDS, partial(self._ask, sessions, member, peer))
+            for at, member in enumerate(order[:MAX_ASKED])
         ]
         try:
             return await first_success(starts, discard=lambda link: link.aclose())
         except ExceptionGroup as failures:
             raise first_error(failures) from None
+
+    async def _ask(self, sessions: Sessions, member: PeerId, peer: PeerId) -> Link:
+        began = asyncio.get_running_loop().time()
+        try:
+            link = await self._attempt(sessions, member, peer)
+        except BaseException as error:
+            now = asyncio.get_running_loop().time()
+            if not isinstance(error, asyncio.CancelledError) or now - began >= SLOW_SECONDS:
+                self._asked.failed(member, peer, now)  # or silent while another one was not
+            raise
+        self._asked.helped(member, peer)
+        return link
 
     async def _attempt(self, sessions: Sessions, member: PeerId, peer: PeerId) -> Link:
         place = f"member {member.short}"
@@ -188,7 +211,7 @@ class MemberRelayLinks:
             return "this node passes nothing on"
         if sessions is None or all(one.raw != to for one in sessions.direct()):
             return "not connected to that node"
-        return self._passed_on.take(member.peer) or "it passes on too much already"
+        return self._passed_on.take(member.peer, member.chain.admitter) or "it passes on too much already"
 
     async def _take(self, stream: Bytes) -> None:
         to = stream.metadata.get(TO)

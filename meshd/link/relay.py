@@ -167,7 +167,7 @@ class RelayLinks:
         """Through one relay. Raises DialError, Refused."""
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
-                control = await self._client.reach(way)
+                control = await self._client.reach(way, peer)
                 pipe, proven = await _call(
                     control,
                     peer.raw,

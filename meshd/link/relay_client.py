@@ -7,7 +7,7 @@ when one of those is called, and left after a while.
 import asyncio
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.base.backoff import Backoff
@@ -22,6 +22,7 @@ from meshd.identity.keys import PeerId
 from meshd.identity.relay_url import relay_url
 from meshd.link.proving import Standing
 from meshd.link.relay_control import Control, RelayTrouble
+from meshd.link.relay_line import Line, gives_way
 from meshd.link.relay_proxy import Allow
 from meshd.link.tls import dialer_context
 from meshd.wire.dialable import trusted
@@ -57,29 +58,10 @@ class RelayState:
     why: str
 
 
-class _Line:
-    """One relay and the connection to it, when there is one."""
-
-    def __init__(self, relay: RelayHint, *, own: bool) -> None:
-        self.relay = relay
-        self.own = own
-        self.control: Control | None = None
-        self.why = "not connected yet"
-        self.tries = 0
-        self.changed = asyncio.Event()  # replaced by a new one whenever it was set
-        self.wanted = asyncio.Event()  # somebody waits: try at once
-        self.used_at = asyncio.get_running_loop().time()
-
-    def tell(self, control: Control | None, why: str) -> None:
-        self.control, self.why = control, why
-        self.tries += 1
-        self.changed.set()
-        self.changed = asyncio.Event()
-
-
 class RelayClient:
     """`relays`: our own. `relays_of`: those of a peer's record, at addresses that `allow` lets pass.
 
+    `issuer_of`: in whose share a peer counts; None for all of whom nothing is known.
     `serve` must run for anything to work.
     """
 
@@ -90,6 +72,7 @@ class RelayClient:
         *,
         relays_of: Callable[[PeerId], Sequence[RelayHint]] = lambda _peer: (),
         allow: Allow = lambda _told: (),
+        issuer_of: Callable[[PeerId], Hashable] = lambda _peer: None,
         environ: Mapping[str, str] = os.environ,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -97,10 +80,11 @@ class RelayClient:
         self._standing = standing
         self._relays_of = relays_of
         self._allow = allow
+        self._issuer_of = issuer_of
         self.environ = environ
         self._chance = chance
         self.context = dialer_context()
-        self._lines: dict[RelayHint, _Line] = {}
+        self._lines: dict[RelayHint, Line] = {}
         self._owner: Owner | None = None
         self._mail: FairQueue[Letter] = FairQueue(MAIL_WAITING.most)
         self._has_mail = asyncio.Event()
@@ -115,7 +99,7 @@ class RelayClient:
             self._owner = owner
             try:
                 for relay in self.own:
-                    self._line(relay, own=True)
+                    self._line(relay)
                 await asyncio.Event().wait()
             finally:
                 self._owner = None
@@ -160,7 +144,7 @@ class RelayClient:
         raw = to.raw if isinstance(to, PeerId) else to
         for relay in where:
             try:
-                control = await self.reach(relay)
+                control = await self.reach(relay, to)
                 if await control.post(raw, blob):
                     return
                 kept = True
@@ -205,9 +189,9 @@ class RelayClient:
         now = self._connected()
         return tuple(sorted(dict.fromkeys(theirs), key=lambda one: (one not in now, one not in self.own)))
 
-    async def reach(self, relay: RelayHint) -> Control:
-        """A live connection to `relay`, made now if need be; 6 s at most. Raises Broken."""
-        line = self._lines.get(relay) or self._line(relay, own=relay in self.own)
+    async def reach(self, relay: RelayHint, whom: PeerId | bytes = b"") -> Control:
+        """A live connection to `relay`, made now if need be, to call `whom`; 6 s at most. Raises Broken."""
+        line = self._lines.get(relay) or self._line(relay, whom)
         line.used_at = asyncio.get_running_loop().time()
         tries = line.tries
         try:
@@ -232,7 +216,7 @@ class RelayClient:
     def mail(self, control: Control, mail: Mail) -> None:
         """A letter came."""
         letter = Letter(PeerId(mail.sender), mail.box, mail.blob, control.relay)
-        self._mail.put(letter.sender, letter)
+        self._mail.put(letter, letter.relay, self._issuer_of(letter.sender), letter.sender)
         self._has_mail.set()
 
     # --- inside
@@ -246,16 +230,30 @@ class RelayClient:
         seen = control.ready.seen if control is not None and control.ready is not None else ""
         return RelayState(relay, control is not None, seen, line.why if line is not None else "")
 
-    def _line(self, relay: RelayHint, *, own: bool) -> _Line:
+    def _line(self, relay: RelayHint, whom: PeerId | bytes = b"") -> Line:
         if self._owner is None or not self._owner.is_open:
             raise RelayTrouble("relays are not in use now")
-        if not own and sum(not line.own for line in self._lines.values()) >= MAX_VISITS:
-            raise RelayTrouble("too many relays of other nodes are in use")
-        line = self._lines[relay] = _Line(relay, own=own)
-        self._owner.start_for(f"relay {relay.place}", self._keep(line), name=f"relay {relay.place}")
+        own = relay in self.own
+        asker = (self._issuer_of(whom) if isinstance(whom, PeerId) else None, whom)
+        if not own:
+            self._make_room(asker)
+        line = self._lines[relay] = Line(relay, own=own, whom=asker)
+        line.task = self._owner.start_for(
+            f"relay {relay.place}", self._keep(line), name=f"relay {relay.place}"
+        )
         return line
 
-    async def _keep(self, line: _Line) -> None:
+    def _make_room(self, asker: tuple[Hashable, Hashable]) -> None:
+        visits = [line for line in self._lines.values() if not line.own]
+        if len(visits) < MAX_VISITS:
+            return
+        gone = gives_way(visits, asker)
+        if gone is None:
+            raise RelayTrouble("too many relays of that node are in use")
+        del self._lines[gone.relay]
+        gone.end("others need its place")
+
+    async def _keep(self, line: Line) -> None:
         """The whole life of a line: connect, stay, and again; a visit ends when it is not used."""
         loop = asyncio.get_running_loop()
         attempt = 0
@@ -275,10 +273,11 @@ class RelayClient:
                 except TimeoutError:
                     continue
         finally:
-            self._lines.pop(line.relay, None)
+            if self._lines.get(line.relay) is line:
+                del self._lines[line.relay]
             line.tell(None, line.why)
 
-    async def _one_try(self, line: _Line) -> float:
+    async def _one_try(self, line: Line) -> float:
         """As `_connection`; what fails unforeseen is a failure of that relay, which is tried again."""
         try:
             place = f"relay {line.relay.place}"
@@ -287,7 +286,7 @@ class RelayClient:
             line.tell(None, error.what)
             return 0.0 if line.own else 1.0
 
-    async def _connection(self, line: _Line) -> float:
+    async def _connection(self, line: Line) -> float:
         """One connection, from its attempt to its end; returns how long to keep away at least."""
         try:
             control = await Control.open(
@@ -329,7 +328,7 @@ class RelayClient:
             if until - now >= 1:
                 await control.open_box(box, min(int(until - now), MAX_BOX_SECONDS))
 
-    async def _visit(self, line: _Line, control: Control) -> None:
+    async def _visit(self, line: Line, control: Control) -> None:
         loop = asyncio.get_running_loop()
         while True:
             left = line.used_at + VISIT_SECONDS - loop.time()

@@ -8,10 +8,12 @@ are connected on demand. A node that should have a session with another one, and
 from collections.abc import Callable, Collection, Mapping
 
 from meshd.identity.keys import PeerId
+from meshd.identity.membership import place_of
+from meshd.identity.record import PeerRecord
 from meshd.peer.interface import Book
 from meshd.peer.lives import Lives, Signer
 from meshd.peer.node import Node
-from meshd.peer.standing import DEGREE, wanted
+from meshd.peer.standing import DEGREE, Seat, wanted
 
 LOSS_SECONDS = 6.0  # without a link to one whom we had a session with, until we say that it is away
 VAIN_SECONDS = 30.0  # the same where there never was one: ways through NATs take their time
@@ -45,10 +47,11 @@ class Crowd:
         self._tried: frozenset[PeerId] = frozenset()
         self._tried_until = 0.0
         self._wanted: frozenset[PeerId] = frozenset()
-        self._roles: Mapping[PeerId, str] = {}  # of those who are there, by which that was told
+        self._seats: Mapping[PeerId, Seat] = {}  # of those who are there, by which that was told
+        self._seat_of: dict[PeerId, tuple[PeerRecord | None, Seat]] = {}  # and what each was made of
         self._members: frozenset[PeerId] = frozenset()
         self._away: list[PeerId] = []
-        self._seen: tuple[object, ...] = ()  # what `_roles` were made of
+        self._seen: tuple[object, ...] = ()  # what `_seats` were made of
         self._look_at = 0.0  # when they change by themselves
         self._missed: dict[PeerId, tuple[float, float]] = {}  # since when, and after how long that is said
         self._said: dict[
@@ -94,10 +97,12 @@ class Crowd:
         dates = [date for date in unproven if date > now]
         verdict = self.lives.next_verdict(now)
         self._look_at = min([*dates, *([verdict] if verdict is not None else [])], default=float("inf"))
-        roles = {peer: self._role(peer) for peer in there}
-        if roles != self._roles:
-            self._roles = roles
-            self._wanted = wanted(self._node.peer, self._node.facts.role, roles)
+        own = self._node.my_record().chain
+        me = Seat(own.place, self._node.facts.role, own.admitter)
+        seats = {self._node.peer: me, **{peer: self._seat(peer) for peer in there}}
+        if seats != self._seats:
+            self._seats = seats
+            self._wanted = wanted(self._node.peer, seats)
 
     def wishes(self) -> Collection[PeerId]:
         """With whom a session is to be kept, or made."""
@@ -135,6 +140,7 @@ class Crowd:
         self._met.pop(peer, None)
         self._missed.pop(peer, None)
         self._said.pop(peer, None)
+        self._seat_of.pop(peer, None)
         self.lives.forget(peer)
 
     def parted(self, peer: PeerId) -> None:
@@ -145,9 +151,15 @@ class Crowd:
     def _is_alone(self) -> bool:
         return self._met_anybody is None or self._node.now() - self._met_anybody >= ALONE_SECONDS
 
-    def _role(self, peer: PeerId) -> str:
+    def _seat(self, peer: PeerId) -> Seat:
         record = self._book.record(peer)
-        return record.role if record is not None else ""
+        made = self._seat_of.get(peer)
+        if made is None or made[0] is not record:
+            seat = Seat(place_of(peer))
+            if record is not None:
+                seat = Seat(record.chain.place, record.role, record.chain.admitter)
+            made = self._seat_of[peer] = record, seat
+        return made[1]
 
     def _is_there(self, peer: PeerId, now: float) -> bool:
         if self._book.record(peer) is None:

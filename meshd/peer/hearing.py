@@ -1,4 +1,4 @@
-"""How much of a member's news is listened to: what it costs to check them, and how many do not hold.
+"""How much of a member's news is listened to: what it costs to check and answer them, how many do not hold.
 
 It is kept for a member, not for a stream or a session: a new one is no new start.
 """
@@ -7,12 +7,24 @@ import asyncio
 
 from meshd.base import log
 from meshd.base.errors import RemoteProtocolError
-from meshd.base.shares import COMPARED, NEWS_CHECKS, NEWS_FAULTS
+from meshd.base.paces import Paces
+from meshd.base.shares import (
+    ANSWERED,
+    ANSWERED_OF_ISSUER,
+    COMPARED,
+    DIGESTS,
+    NEWS_CHECKS,
+    NEWS_FAULTS,
+)
 from meshd.identity.keys import PeerId
+from meshd.identity.membership import Admitter
+
+Issuers = Paces[Admitter | PeerId]
 
 NEW_COST = 1.0  # a statement whose signatures are checked
 NEW_BAN_COST = 5.0  # one that is written to the disk before it is acted on, too
 KNOWN_COST = 0.1  # one that is known: a hash
+LEAST_PAUSE = 0.001  # shorter ones are what rounding leaves
 MANY = 64  # members that are remembered before those that owe nothing are forgotten
 LOG = log.get("peer")
 
@@ -20,11 +32,15 @@ LOG = log.get("peer")
 class Hearing:
     """One member's."""
 
-    def __init__(self, peer: PeerId, now: float) -> None:
+    def __init__(self, peer: PeerId, issuers: Issuers, now: float) -> None:
         self._peer = peer
+        self._issuers = issuers
         self._checks = NEWS_CHECKS.bucket(now)
         self._faults = NEWS_FAULTS.bucket(now)
         self._compared = COMPARED.bucket(now)
+        self._digests = DIGESTS.bucket(now)
+        self._answered = ANSWERED.bucket(now)
+        self.issuer: Admitter | PeerId = peer  # in whose share it counts as well
         self.checked = 0.0  # what its news have cost, in all
 
     async def pause(self, cost: float) -> None:
@@ -42,9 +58,24 @@ class Hearing:
         """May it have another answer to its hashes? That may be everything there is."""
         return self._compared.spend(1, now)
 
+    def digests(self, now: float) -> bool:
+        """May it have another digest compared? The answer to 16 bytes is 2 KiB."""
+        return self._digests.spend(1, now)
+
+    def answered(self, size: int, now: float) -> None:
+        """So many bytes were told to it because its hashes differ."""
+        self._answered.take(size, now)
+        self._issuers.of(self.issuer, now).take(size, now)
+
+    def rest(self, now: float) -> float:
+        """Seconds until it may be told more for that reason; 0: now."""
+        pause = max(self._answered.take(0, now), self._issuers.of(self.issuer, now).take(0, now))
+        return pause if pause > LEAST_PAUSE else 0.0
+
     def clear(self, now: float) -> bool:
         """Nothing is owed."""
-        return self._checks.full(now) and self._faults.full(now) and self._compared.full(now)
+        paces = (self._checks, self._faults, self._compared, self._digests, self._answered)
+        return all(pace.full(now) for pace in paces)
 
 
 class Hearings:
@@ -52,9 +83,15 @@ class Hearings:
 
     def __init__(self) -> None:
         self._of: dict[PeerId, Hearing] = {}
+        self._issuers: Issuers = Paces(ANSWERED_OF_ISSUER)
 
-    def of(self, peer: PeerId, now: float) -> Hearing:
-        """The same one for as long as it owes something."""
+    def of(self, peer: PeerId, now: float, *, admitter: Admitter | None = None) -> Hearing:
+        """The same one for as long as it owes something; `admitter`: who let it in, where that is known."""
         if len(self._of) >= MANY:
             self._of = {one: hearing for one, hearing in self._of.items() if not hearing.clear(now)}
-        return self._of.setdefault(peer, Hearing(peer, now))
+        hearing = self._of.get(peer)
+        if hearing is None:
+            hearing = self._of[peer] = Hearing(peer, self._issuers, now)
+        if admitter is not None:
+            hearing.issuer = admitter
+        return hearing

@@ -165,6 +165,10 @@ class Book(Protocol):
         """Another one whenever anything in it has changed."""
         ...
 
+    def spare(self, who: Callable[[PeerId], bool]) -> None:
+        """Those for whom `who` says yes give way to nobody."""
+        ...
+
     def newest(self, peer: PeerId) -> PeerRecord | None:
         """What others are told of a node: its record, or its last word."""
         ...

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from meshd.base.bucket import TokenBucket
 from meshd.base.journal import Journal
-from meshd.base.shares import AWAY_OF_ONE, REFUTATIONS
+from meshd.base.paces import Paces
+from meshd.base.shares import AWAY_OF_ISSUER, AWAY_OF_ONE, AWAY_OF_SUBJECT, REFUTATIONS
 from meshd.identity.away import Away
 from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.membership import Admitter
@@ -20,7 +21,6 @@ from meshd.identity.presence import Presence
 from meshd.peer.interface import Book
 
 SUSPECT_SECONDS = 8.0  # in which a node that lives refutes what is said of it
-MANY_REPORTERS = 64  # that are remembered before those that owe nothing are forgotten
 
 Order = tuple[int, int]
 
@@ -51,7 +51,9 @@ class Lives:
         self._signer = signer
         self._of: dict[PeerId, _Life] = {}
         self.journal: Journal[PeerId] = Journal()  # of whom something was heard last
-        self._reporters: dict[PeerId | Admitter, TokenBucket] = {}
+        self._reporters: Paces[PeerId] = Paces(AWAY_OF_ONE)
+        self._issuers: Paces[Admitter] = Paces(AWAY_OF_ISSUER)
+        self._accusations: Paces[tuple[Admitter, PeerId]] = Paces(AWAY_OF_SUBJECT)
         self._refutations = REFUTATIONS.bucket(0.0)
         self._accused = False
 
@@ -107,7 +109,7 @@ class Lives:
         return True
 
     def hear_away(self, away: Away, now: float, *, teller: PeerId) -> bool | None:
-        """A statement that somebody is away; as `hear_sign`. One about us is refuted by `tick`.
+        """A statement that somebody is away; as `hear_sign`. One about us is refuted by `refute`.
 
         Who has no session with us does not tell us so itself: that is one who wants to keep us busy.
         """
@@ -115,31 +117,38 @@ class Lives:
         if (
             self._signer is None
             or away.order != self.order(away.peer)
-            or (about_us and teller == away.reporter)
+            or (about_us and (self._accused or teller == away.reporter))
         ):
             return None
         reporter = self._book.record(away.reporter)
         if reporter is None or away.reporter in (away.peer, self._me):
             return None
-        if not about_us and self.statements(away.peer)[1] is not None:
+        if about_us:
+            return self._hear_of_us(away, self._signer.mesh)
+        if self.statements(away.peer)[1] is not None:
             return None
-        admitter = reporter.chain.admitter
-        pace = self._pace_of(away.reporter if admitter.is_root else admitter, now)
-        if not pace.has(1, now):
+        paces = self._paces_of(away, reporter.chain.admitter, now)
+        if not all(pace.has(1, now) for pace in paces):
             return None
         if not away.holds(self._signer.mesh):
             return False
-        pace.spend(1, now)  # not before it is known to be the reporter's word
-        if about_us:
-            self._accused = True
-            return True
+        for pace in paces:  # not before it is known to be the reporter's word
+            pace.spend(1, now)
         self._keep(away, now)
         return True
 
-    def _pace_of(self, who: PeerId | Admitter, now: float) -> TokenBucket:
-        if len(self._reporters) >= MANY_REPORTERS:
-            self._reporters = {one: pace for one, pace in self._reporters.items() if not pace.full(now)}
-        return self._reporters.setdefault(who, AWAY_OF_ONE.bucket(now))
+    def _hear_of_us(self, away: Away, mesh: MeshId) -> bool:
+        """However many there were: others may have listened to this one."""
+        self._accused = away.holds(mesh)
+        return self._accused
+
+    def _paces_of(self, away: Away, admitter: Admitter, now: float) -> tuple[TokenBucket, ...]:
+        """All that it counts for: the reporter may have any number of keys, but not of admitters."""
+        return (
+            self._reporters.of(away.reporter, now),
+            self._issuers.of(admitter, now),
+            self._accusations.of((admitter, away.peer), now),
+        )
 
     def _keep(self, away: Away, now: float) -> None:
         life = self._of.setdefault(away.peer, _Life())
@@ -163,7 +172,7 @@ class Lives:
         """Say that a member is away, unless that is said already, or too much was."""
         if self._signer is None or self._book.record(peer) is None or self.statements(peer)[1] is not None:
             return False
-        if not self._pace_of(self._me, now).spend(1, now):
+        if not self._reporters.of(self._me, now).spend(1, now):
             return False
         signer = self._signer
         self._keep(Away.sign(signer.key, mesh=signer.mesh, peer=peer, order=self.order(peer)), now)

@@ -79,6 +79,7 @@ class PeerMesh:
         self._leaving = False
         self._crowd = Crowd(node=node, book=book, signer=signer, chance=chance)
         self._news = News(node, book, self._crowd.lives, heard=self._heard)
+        book.spare(self._is_linked)
         node.on_link = self._link_made
         node.on_goodbye = self._said_goodbye
         node.on_bans = lambda _entries: self._drop_banned()
@@ -339,6 +340,10 @@ class PeerMesh:
         self._owner.start_for(f"peer {peer.short}", self._live(entry), name=f"peer {peer.short}")
         self._node.changed()
         return entry
+
+    def _is_linked(self, peer: PeerId) -> bool:
+        entry = self._peers.get(peer)
+        return entry is not None and entry.connection.linked
 
     def _has_room(self, peer: PeerId, caller: Admitter | None) -> bool:
         if len(self._peers) >= TABLED_PEERS.most:

@@ -104,10 +104,13 @@ class News:
     async def talk(self, stream: Stream) -> None:
         """Tell and listen until the stream ends."""
         messages, told = MessageStream(stream), _Told()
-        hearing = self._hearings.of(stream.peer, self._node.now())
+        record = self._book.record(stream.peer)
+        admitter = record.chain.admitter if record is not None else None
+        hearing = self._hearings.of(stream.peer, self._node.now(), admitter=admitter)
         try:
             async with Owner() as owner:
-                owner.start(self._tell(messages, stream.peer, told), name=f"news to {stream.peer.short}")
+                telling = self._tell(messages, stream.peer, told, hearing)
+                owner.start(telling, name=f"news to {stream.peer.short}")
                 await self._listen(messages, stream.peer, told, hearing)
                 owner.cancel()
         except* (Broken, EndOfStream):
@@ -121,7 +124,7 @@ class News:
 
     # Telling.
 
-    async def _tell(self, messages: MessageStream, peer: PeerId, told: _Told) -> None:
+    async def _tell(self, messages: MessageStream, peer: PeerId, told: _Told, hearing: Hearing) -> None:
         self._collect()
         mark = self._outbox.journal.mark  # what there is already is compared
         await self._tell_digest(messages, told)
@@ -129,13 +132,24 @@ class News:
             seen = self._node.version
             self._collect()
             items, mark = self._outbox.journal.since(mark), self._outbox.journal.mark
-            asked, told.asked = told.asked, []
-            for item in dict.fromkeys([*items, *asked]):
+            for item in items:
                 for message in self._words(item, peer, told):
                     await messages.send(message)
+            await self._answer(messages, peer, told, hearing)
             if self._node.now() >= told.compared_at + told.pause and self._is_quiet():
                 await self._tell_digest(messages, told)
-            await self._until_changed(seen, told)
+            await self._until_changed(seen, told, hearing)
+
+    async def _answer(self, messages: MessageStream, peer: PeerId, told: _Told, hearing: Hearing) -> None:
+        """Tell what it seems to lack, as far as its share goes."""
+        told.asked.reverse()
+        asked, told.asked = told.asked, []
+        while asked and not hearing.rest(self._node.now()):
+            for message in self._words(asked.pop(), peer, told):
+                hearing.answered(len(message), self._node.now())
+                await messages.send(message)
+        if not told.asked:  # else it has compared again meanwhile
+            told.asked = asked[::-1]
 
     def _collect(self) -> None:
         own, now = self._node.my_record().sequence, self._node.now()
@@ -151,11 +165,13 @@ class News:
         told.compared_at = self._node.now()
         await messages.send(DigestNews(self._ledger.digest(self._node.my_record().sequence)).encode())
 
-    async def _until_changed(self, seen: int, told: _Told) -> None:
+    async def _until_changed(self, seen: int, told: _Told, hearing: Hearing) -> None:
         """Or until it is the turn of something that changed too often, or time to compare."""
         due = max(told.compared_at + told.pause, self._changed_at + QUIET_SECONDS)
         if self._outbox.due is not None:
             due = min(due, self._outbox.due)
+        if told.asked:
+            due = min(due, self._node.now() + hearing.rest(self._node.now()))
         try:
             async with asyncio.timeout_at(due):
                 await self._node.wait_changed(seen)
@@ -204,7 +220,7 @@ class News:
                     await hearing.pause(self._learn_away(raw, peer, told, hearing))
                 case DigestNews(digest=digest):
                     await hearing.pause(KNOWN_COST)
-                    await self._compare(digest, messages, told)
+                    await self._compare(digest, messages, told, hearing)
                 case BucketsNews(hashes=hashes):
                     await hearing.pause(NEW_COST)
                     if hearing.compares(self._node.now()):
@@ -213,8 +229,10 @@ class News:
                 case None:
                     await hearing.pause(KNOWN_COST)
 
-    async def _compare(self, digest: bytes, messages: MessageStream, told: _Told) -> None:
+    async def _compare(self, digest: bytes, messages: MessageStream, told: _Told, hearing: Hearing) -> None:
         """What the other side has told us last: is it what we have?"""
+        if not hearing.digests(self._node.now()):
+            return  # before anything is computed
         own = self._node.my_record().sequence
         self._collect()
         if digest == self._ledger.digest(own):
@@ -222,7 +240,9 @@ class News:
         elif not told.begun or self._is_quiet():
             if told.begun:
                 told.pause = min(2 * told.pause, MAX_COMPARE_SECONDS)
-            await messages.send(BucketsNews(self._ledger.buckets(own)).encode())
+            answer = BucketsNews(self._ledger.buckets(own)).encode()
+            hearing.answered(len(answer), self._node.now())
+            await messages.send(answer)
         told.begun = True
 
     def _learn_ban(self, ban: bytes, told: _Told, hearing: Hearing) -> float:

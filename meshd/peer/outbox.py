@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from meshd.base.bucket import TokenBucket
 from meshd.base.journal import Journal
-from meshd.base.shares import LIVES_OF_ONE, NEWS_OF_ONE, Rate
+from meshd.base.paces import Paces
+from meshd.base.shares import LIVES_OF_ONE, NEWS_OF_ONE
 from meshd.identity.keys import PeerId
 from meshd.identity.revocation import RevocationSet
 from meshd.peer.interface import Book
 
-MANY_PACES = 64  # that are remembered before those that owe nothing are forgotten
 SLACK = 64  # entries of the journal of what is gone, until they are looked for
 
 
@@ -47,7 +47,8 @@ class Outbox:
         self.journal: Journal[Item] = Journal()
         self._book_mark = self._bans_mark = self._lives_mark = 0
         self._own = -1
-        self._paces: dict[Item, TokenBucket] = {}
+        self._news: Paces[PeerId] = Paces(NEWS_OF_ONE)
+        self._signs: Paces[PeerId] = Paces(LIVES_OF_ONE)
         self._held: dict[Item, float] = {}  # whose turn comes when
 
     def collect(self, own: int, now: float) -> None:
@@ -58,9 +59,9 @@ class Outbox:
         for digest in self._bans.journal.since(self._bans_mark):
             self.journal.touch(BanItem(digest))
         for peer in self._book.journal.since(self._book_mark):
-            self._pace(peer, NEWS_OF_ONE, now)
+            self._tell_at_a_pace(peer, self._news.of(peer, now), now)
         for peer in self._lives.since(self._lives_mark):
-            self._pace(LifeItem(peer), LIVES_OF_ONE, now)
+            self._tell_at_a_pace(LifeItem(peer), self._signs.of(peer, now), now)
         self._bans_mark, self._book_mark = self._bans.journal.mark, self._book.journal.mark
         self._lives_mark = self._lives.mark
         for item in [item for item, due in self._held.items() if due <= now]:
@@ -85,12 +86,10 @@ class Outbox:
         """When the next turn comes of a record that is held back; None: none is."""
         return min(self._held.values(), default=None)
 
-    def _pace(self, item: Item, rate: Rate, now: float) -> None:
+    def _tell_at_a_pace(self, item: Item, pace: TokenBucket, now: float) -> None:
         if item in self._held:
             return
-        if len(self._paces) >= MANY_PACES:
-            self._paces = {one: pace for one, pace in self._paces.items() if not pace.full(now)}
-        pause = self._paces.setdefault(item, rate.bucket(now)).take(1, now)
+        pause = pace.take(1, now)
         if pause:
             self._held[item] = now + pause
         else:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from meshd.base import log
+from meshd.base.asked import Asked
 from meshd.base.errors import Broken, Closed, MeshdError
 from meshd.base.shares import SIGNALS_SENT
 from meshd.base.tasks import Owner
@@ -61,10 +62,10 @@ class Carriers(Protocol):
 class SignalWays:
     """Hands blobs to whatever way there is. `serve` must run for any way but a live session."""
 
-    def __init__(self, mail: Mail | None) -> None:
+    def __init__(self, mail: Mail | None, chance: Callable[[], float]) -> None:
         self._mail = mail
         self._carriers: Carriers | None = None
-        self._through: dict[PeerId, PeerId] = {}  # the member by which the last signal of a peer came
+        self._asked: Asked[PeerId, PeerId] = Asked(chance)  # members, by whom a signal is to reach
         self._owner: Owner | None = None
         self._under_way = 0
 
@@ -85,7 +86,7 @@ class SignalWays:
 
     def came_through(self, peer: PeerId, member: PeerId) -> None:
         """A good signal of `peer` came by `member`: so it has a session with it."""
-        bounded(self._through, peer, member)
+        self._asked.helped(member, peer)
 
     def reaches(self, peer: object) -> bool:
         """Is there a link to the node with this id (raw bytes)?"""
@@ -138,8 +139,7 @@ class SignalWays:
         if peer in reachable:  # silent for a moment; perhaps not dead
             ways.append(partial(self.by_session, peer, blob))
             reachable.remove(peer)
-        last = self._through.get(peer)
-        for forwarder in sorted(reachable, key=lambda one: one != last)[:FORWARDERS]:
+        for forwarder in self._asked.order(reachable, peer, asyncio.get_running_loop().time())[:FORWARDERS]:
             ways.append(partial(self._by_member, forwarder, peer, blob))
         if self._mail is not None:
             ways.append(partial(self._mail.send_mail, peer, blob))
@@ -162,9 +162,13 @@ class SignalWays:
         await self._write(self._open(peer, {}), blob)
 
     async def _by_member(self, forwarder: PeerId, peer: PeerId, blob: bytes) -> None:
-        stream = self._open(forwarder, {TO: peer.raw})
-        await self._write(stream, blob)
-        await stream.accepted()
+        try:
+            stream = self._open(forwarder, {TO: peer.raw})
+            await self._write(stream, blob)
+            await stream.accepted()  # its word only: that the peer has it, a signal of the peer shows
+        except (MeshdError, asyncio.CancelledError):
+            self._asked.failed(forwarder, peer, asyncio.get_running_loop().time())
+            raise
 
     def _open(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> Stream:
         if self._carriers is None:

@@ -5,6 +5,7 @@ reads no more than from whom and to whom.
 """
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from functools import partial
@@ -24,15 +25,17 @@ from meshd.base.shares import (
     COOKIES_TOLD,
     SIGNAL_MAIL_RATE,
     SIGNAL_RATE,
+    SIGNAL_WAY_OF_ISSUER,
     SIGNAL_WAY_RATE,
     SIGNALS,
     SIGNALS_FORWARDED,
+    SIGNALS_OF_ISSUER,
     SIGNALS_OF_PEER,
     SIGNALS_WAITING,
 )
 from meshd.base.slots import Release, Slots
 from meshd.identity.keys import KeyPair, PeerId
-from meshd.identity.membership import Chain, Member
+from meshd.identity.membership import Admitter, Chain, Member
 from meshd.identity.signal import Signal
 from meshd.identity.signal_guard import SignalGuard, Verdict
 from meshd.link.interface import Signals
@@ -48,25 +51,37 @@ LOG = log.get("peer")
 
 
 class SignalService:
-    """One for a node; `topic` gives each kind of link its `Signals`. `attach` and `serve` make it work."""
+    """One for a node; `topic` gives each kind of link its `Signals`. `attach` and `serve` make it work.
+
+    `issuer_of`: in whose share a peer counts; None for all of whom nothing is known.
+    """
 
     def __init__(
-        self, *, node: Node, key: KeyPair, chain: Callable[[], Chain], mail: Mail | None = None
+        self,
+        *,
+        node: Node,
+        key: KeyPair,
+        chain: Callable[[], Chain],
+        mail: Mail | None = None,
+        issuer_of: Callable[[PeerId], Hashable] = lambda _peer: None,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._node = node
         self._key = key
         self._chain = chain
         self._mail = mail
-        self._ways = SignalWays(mail)
+        self._issuer_of = issuer_of
+        self._ways = SignalWays(mail, chance)
         self._guard = SignalGuard(node.random(16))
-        self._coming = Slots(SIGNALS, SIGNALS_OF_PEER)
+        self._coming = Slots(SIGNALS, SIGNALS_OF_PEER, SIGNALS_OF_ISSUER)
         self._sequence = 0
         self._boxes: dict[str, _Box] = {}
         self._echoes: dict[PeerId, bytes] = {}  # their cookies, as last heard
         self._sent: dict[PeerId, deque[_Sent]] = {}
         self._senders = Rates(SIGNAL_RATE)
         self._ways_in = Rates(SIGNAL_WAY_RATE)  # checking costs
-        self._by_mail = Rates(SIGNAL_MAIL_RATE)
+        self._issuers_in = Rates(SIGNAL_WAY_OF_ISSUER)
+        self._by_mail = SIGNAL_MAIL_RATE.bucket(0.0)
         self._forwarded = Rates(SIGNALS_FORWARDED)
         self._told = Rates(COOKIES_TOLD)
 
@@ -117,7 +132,7 @@ class SignalService:
         to = metadata.get(TO)
         if to is not None and not self._ways.reaches(to):
             return "not connected to that node"
-        return self._coming.take(member.peer) or "too many signals at once"
+        return self._coming.take(member.peer, member.chain.admitter) or "too many signals at once"
 
     async def _take_stream(self, stream: Stream) -> None:
         blob = bytearray()
@@ -151,9 +166,8 @@ class SignalService:
 
     async def _take_mail(self, mail: Mail) -> None:
         while True:
+            await asyncio.sleep(self._by_mail.take(1, self._node.now()))  # the mail room is fair, we are not
             sender, blob = await mail.receive_mail()
-            if not self._by_mail.spend("", self._node.now()):
-                continue
             try:
                 with Contained("relay", "signal"):
                     signal = Signal.decode(blob)
@@ -168,7 +182,7 @@ class SignalService:
         Raises RemoteProtocolError.
         """
         sender, now = signal.sender, self._node.now()
-        if not (self._ways_in.spend(by, now) and self._senders.spend((sender, by), now)):
+        if not self._may_come(sender, by, now):
             # `sender` has signed nothing yet: whoever brought it must not use up that node's lines
             LOG.info("signal_dropped", node=sender.short, why="too many of them")
             return
@@ -177,7 +191,7 @@ class SignalService:
         if why is None:
             verdict = self._guard.take(signal, now=now, wall=self._node.wall_clock())
             if verdict is Verdict.GOOD:
-                self._accept(signal, through)
+                self._accept(signal, member, through)
                 return
             if verdict is Verdict.REPEATED:
                 return  # it came by another way
@@ -185,7 +199,15 @@ class SignalService:
             self._tell(sender, signal.body.cookie)
         LOG.info("signal_dropped", peer=sender.short, kind=signal.body.topic, why=why)
 
-    def _accept(self, signal: Signal, through: PeerId | None) -> None:
+    def _may_come(self, sender: PeerId, by: Hashable, now: float) -> bool:
+        """Nothing is checked yet: who brings it may have made it up, at the cost of its own share."""
+        return (
+            self._senders.spend((sender, by), now)
+            and self._issuers_in.spend((self._issuer_of(sender), by), now)
+            and self._ways_in.spend(by, now)
+        )
+
+    def _accept(self, signal: Signal, member: Member, through: PeerId | None) -> None:
         body, sender = signal.body, signal.sender
         bounded(self._echoes, sender, body.cookie)
         if through is not None and through != sender:
@@ -193,7 +215,7 @@ class SignalService:
         if not body.topic:
             self._send_again(sender)
         elif (box := self._boxes.get(body.topic)) is not None:
-            box.put(sender, body.payload)
+            box.put(sender, body.payload, member.chain.admitter)
 
     def _tell(self, peer: PeerId, cookie: bytes) -> None:
         """Our cookie, to who cannot know it: its next signals prove by it that they are new."""
@@ -248,6 +270,6 @@ class _Box:
             await self._came.wait()
         return self._waiting.pop()
 
-    def put(self, peer: PeerId, payload: bytes) -> None:
-        self._waiting.put(peer, (peer, payload))
+    def put(self, peer: PeerId, payload: bytes, issuer: Admitter) -> None:
+        self._waiting.put((peer, payload), issuer, peer)
         self._came.set()

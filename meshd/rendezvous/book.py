@@ -4,12 +4,11 @@ Of two records of one node the higher sequence number wins (clocks lie). The boo
 a restarted node finds its mesh without a token.
 
 The book is bounded. Whoever admits members fills its own share of it: an inviter has a fixed one, and of a
-full book the largest share gives way. Which record goes is decided by a hash of its node, the same on every
-node: else two nodes would tell each other for ever what the other one has just dropped.
+full book the largest share gives way. Which record goes is decided by its node's place, which none can choose
+(identity/membership.py), the same on every node: else two nodes would tell each other for ever what the other
+one has just dropped. Whoever is connected with this node stays.
 """
 
-import functools
-import hashlib
 from collections.abc import Callable, Sequence
 
 from meshd.base import log
@@ -48,6 +47,7 @@ class AddressBook:
         self.journal: Journal[PeerId] = Journal()  # whose record changed last
         self._hints: dict[PeerId, list[Candidate]] = {}
         self._nearby: dict[PeerId, tuple[Candidate, ...]] = {}  # not kept: it holds for this network and now
+        self._is_spared: Callable[[PeerId], bool] = lambda _peer: False
         self._forgotten: dict[PeerId, int] = {}  # the sequence number that others may still tell of
 
     def load(self, blob: bytes | None, *, file: str = "") -> None:
@@ -87,6 +87,10 @@ class AddressBook:
             except UserError:
                 continue
         self._hints[peer] = hints
+
+    def spare(self, who: Callable[[PeerId], bool]) -> None:
+        """See Book."""
+        self._is_spared = who
 
     def _changed(self) -> None:
         self.version += 1
@@ -151,7 +155,7 @@ class AddressBook:
         self._records[record.peer] = record
         self.journal.touch(record.peer)
         if not admitter.is_root and len(self._admitted[admitter]) > INVITER_RECORDS.most:
-            self._take_out(max(self._admitted[admitter], key=_place))
+            self._take_out(max(self._admitted[admitter], key=self._rank))
         elif displaced is not None:
             self._take_out(displaced)
 
@@ -159,13 +163,15 @@ class AddressBook:
         """Would it stay? What would not is not even verified."""
         mine = self._admitted.get(record.chain.admitter, set())
         if not record.chain.admitter.is_root and len(mine) >= INVITER_RECORDS.most:
-            return _place(record.peer) < max(map(_place, mine))
+            return (True, record.chain.place) < max(map(self._rank, mine))
         if len(self._records) < MAX_PEERS:
             return True
         if record.has_left:
             return False  # the last word of somebody unknown keeps nobody out
         victim = self._displaced(record.chain.admitter)
-        return victim not in mine or self._records[victim].has_left or _place(record.peer) < _place(victim)
+        if victim not in mine or self._records[victim].has_left:
+            return True
+        return (True, record.chain.place) < self._rank(victim)
 
     def _displaced(self, newcomer: Admitter) -> PeerId:
         """Who goes from a full book: one of the largest share; there one that has left, if there is any.
@@ -174,9 +180,13 @@ class AddressBook:
         """
         most = max(len(peers) for peers in self._admitted.values())
         shares = [who for who, peers in self._admitted.items() if len(peers) == most]
-        share = newcomer if newcomer in shares else min(shares)
-        gone = [peer for peer in self._admitted[share] if self._records[peer].has_left]
-        return max(gone or self._admitted[share], key=_place)
+        pool = [newcomer] if newcomer in shares else shares
+        alike = [peer for who in pool for peer in self._admitted[who]]
+        return max([peer for peer in alike if self._records[peer].has_left] or alike, key=self._rank)
+
+    def _rank(self, peer: PeerId) -> tuple[bool, bytes]:
+        """The greatest goes first."""
+        return not self._is_spared(peer), self._records[peer].chain.place
 
     def _take_out(self, peer: PeerId) -> None:
         record = self._records.pop(peer, None)
@@ -246,9 +256,3 @@ class AddressBook:
                 del self._forgotten[next(iter(self._forgotten))]
         if self._hints.pop(peer, None) is not None or record is not None:
             self._changed()
-
-
-@functools.lru_cache(maxsize=2 * MAX_PEERS)
-def _place(peer: PeerId) -> bytes:
-    """Its place among those of one share: the last ones go first. Nobody chooses it, short of many keys."""
-    return hashlib.sha256(peer.raw).digest()

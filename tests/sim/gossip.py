@@ -22,12 +22,13 @@ SOMEWHERE = Candidate("10.9.9.9", 7447)
 
 
 class Teller:
-    """The news of `node` are what a test says; what it hears is thrown away. Made before it starts."""
+    """The news of `node` are what a test says; what it hears is counted only. Made before it starts."""
 
     def __init__(self, node: WorldNode) -> None:
         self._node = node
         self._to: dict[PeerId, MessageStream] = {}
         self._change = asyncio.Event()
+        self.heard_bytes = 0
         node.mesh._news.talk = self._talk  # type: ignore[method-assign]
         node.node.services[NEWS_SERVICE] = Service(self._talk, lambda _member, _metadata: None)
 
@@ -36,7 +37,9 @@ class Teller:
         self._change.set()
         with contextlib.suppress(Broken, EndOfStream, Refused):
             while True:
-                stream.consumed(len(await stream.read()))
+                data = await stream.read()
+                self.heard_bytes += len(data)
+                stream.consumed(len(data))
 
     def streams(self) -> list[MessageStream]:
         """Those with all of its neighbours."""

@@ -3,7 +3,7 @@
 import asyncio
 
 from meshd.peer.interface import PeerState
-from meshd.peer.standing import DEGREE, neighbours
+from meshd.peer.standing import DEGREE, Seat, neighbours
 
 from tests.sim.loop import run
 from tests.sim.world import World, WorldNode
@@ -45,7 +45,7 @@ def test_a_large_mesh_keeps_few_sessions_and_knows_who_is_there() -> None:
     async def main() -> None:
         async with World() as world:
             nodes = await mesh_of(world, MANY)
-            members = [node.peer for node in nodes]
+            members = {node.peer: Seat(node.chain.place) for node in nodes}
             for node in nodes:
                 assert _connected(node) == neighbours(node.peer, members)
                 assert _there(node) == MANY - 1
@@ -83,7 +83,7 @@ def test_a_node_that_dies_is_gone_for_all_and_the_ring_closes() -> None:
             dead = nodes.pop()
             await dead.stop(cut=False)
             await asyncio.sleep(75)
-            members = [node.peer for node in nodes]
+            members = {node.peer: Seat(node.chain.place) for node in nodes}
             for node in nodes:
                 assert not node.status_of(dead).present
                 assert node.status_of(dead).state is not PeerState.CONNECTED

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import Broken
-from meshd.base.shares import SIGNAL_RATE, SIGNALS_FORWARDED, SIGNALS_WAITING
+from meshd.base.shares import (
+    SIGNAL_MAIL_RATE,
+    SIGNAL_RATE,
+    SIGNAL_WAY_RATE,
+    SIGNALS_FORWARDED,
+    SIGNALS_WAITING,
+)
 from meshd.identity.keys import PeerId
 from meshd.identity.signal import Signal
 from meshd.peer.interface import PeerState
@@ -272,5 +278,44 @@ def test_a_forged_signal_in_a_good_session_is_dropped() -> None:
             assert await silent(follower)
             await leader.signals._ways.by_session(follower.peer, good.encode())
             assert await heard(follower) == (leader.peer, b"good")
+
+    run(main())
+
+
+def test_a_flood_of_letters_delays_the_next_and_loses_none() -> None:
+    """Which of too many are lost is the mail room's choice: it asks whose they are."""
+
+    async def main() -> None:
+        async with World() as world:
+            office = PostOffice()
+            anna, bert = strangers(world, office)
+            anna.start()
+            bert.start()
+            await asyncio.sleep(0.1)
+            for _ in range(int(SIGNAL_MAIL_RATE.burst + SIGNAL_MAIL_RATE.per_second)):
+                office.boxes[bert.peer].put_nowait(b"nonsense")
+            await anna.signals.topic("webrtc").send(bert.peer, b"offer")
+            assert await heard(bert) == (anna.peer, b"offer")
+
+    run(main())
+
+
+def test_many_that_one_token_let_in_leave_room_for_others_on_one_way() -> None:
+    async def main() -> None:
+        async with World() as world:
+            anna, bert = strangers(world)
+            carl = world.node("carl")
+            many = [world.node(f"s{number}") for number in range(8)]
+            bert.signals._issuer_of = lambda peer: "ours" if peer == anna.peer else "theirs"
+
+            def bring(sender: WorldNode, payload: bytes) -> None:
+                blob = sender.signals._signed(bert.peer, "webrtc", payload)
+                bert.signals._take(Signal.decode(blob), through=carl.peer, by=carl.peer)
+
+            for number in range(int(SIGNAL_WAY_RATE.burst)):
+                bring(many[number % len(many)], b"noise")
+            bring(anna, b"offer")
+            came = [(await heard(bert))[1] for _ in range(SIGNALS_WAITING.most)]
+            assert b"offer" in came
 
     run(main())

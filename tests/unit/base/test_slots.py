@@ -5,6 +5,7 @@ from meshd.base.slots import Slots
 
 ALL = Share("things", 5, "node", "no more")
 OF_ONE = Share("things", 3, "peer", "no more")
+OF_ISSUER = Share("things", 4, "issuer", "no more")
 
 
 def test_no_more_are_let_in_than_there_are_places() -> None:
@@ -27,3 +28,14 @@ def test_a_place_is_given_back_once() -> None:
     assert len(slots) == 2
     assert slots.take("bert") is not None
     assert slots.take("bert") is None
+
+
+def test_many_that_one_issuer_let_in_leave_places_for_others() -> None:
+    slots = Slots(ALL, OF_ONE, OF_ISSUER)
+    held = [slots.take(f"key {number}", "token") for number in range(10)]
+    assert sum(one is not None for one in held) == OF_ISSUER.most
+    assert slots.take("bert", "another") is not None
+    for release in held:
+        if release is not None:
+            release()
+    assert len(slots) == 1 and slots.take("carl", "token") is not None

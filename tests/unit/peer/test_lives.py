@@ -2,12 +2,16 @@
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meshd.base.shares import AWAY_OF_ONE, REFUTATIONS
+from meshd.base.paces import Paces
+from meshd.base.shares import AWAY_OF_ISSUER, AWAY_OF_ONE, AWAY_OF_SUBJECT, REFUTATIONS
 from meshd.identity.away import Away
 from meshd.identity.keys import KeyPair, PeerId
+from meshd.identity.membership import Chain
 from meshd.identity.presence import Presence
+from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet
 from meshd.peer.ledger import Ledger
 from meshd.peer.lives import SUSPECT_SECONDS, Lives, Signer
@@ -23,8 +27,11 @@ from tests.unit.identity.cast import (
     INVITER,
     INVITER_CHAIN,
     MESH,
+    ROOT,
     STRANGER,
     WORKER,
+    certificate,
+    key,
 )
 from tests.unit.rendezvous.test_book import record
 
@@ -36,10 +43,21 @@ CAST = {
 }
 
 
-def lives(own: int = 1) -> Lives:
+INVITE = b"invited!"
+
+
+def _by_root(one: KeyPair, invite: bytes) -> Chain:
+    return Chain((certificate(ROOT, one, invite=invite),), ROOT.peer)
+
+
+def _invited(one: KeyPair) -> Chain:
+    return Chain((certificate(INVITER, one), *INVITER_CHAIN.certificates), ROOT.peer)
+
+
+def lives(*others: PeerRecord, own: int = 1) -> Lives:
     """Of the founder, which knows the others' records."""
     book = AddressBook(me=FOUNDER.peer, verify=lambda _: None, save=lambda: None)
-    for one in CAST.values():
+    for one in (*CAST.values(), *others):
         book.add(one)
     return Lives(me=FOUNDER.peer, own=lambda: own, book=book, signer=Signer(FOUNDER, MESH))
 
@@ -104,8 +122,8 @@ def test_what_is_said_of_us_is_refuted_at_a_pace() -> None:
     refuted = 0
     for _ in range(50):
         order = there.order(FOUNDER.peer)
-        there._reporters.clear()
-        assert there.hear_away(away(order, of=FOUNDER), 100, teller=WORKER.peer)
+        there.hear_away(away(order, of=FOUNDER), 100, teller=WORKER.peer)
+        assert there._accused
         refuted += there.refute(100)
         assert there.away_since(FOUNDER.peer, 200) is None
     assert refuted == REFUTATIONS.burst
@@ -121,13 +139,40 @@ def test_who_has_no_session_with_us_does_not_say_to_us_that_we_are_away() -> Non
 
 
 def test_one_that_says_much_is_not_listened_to() -> None:
-    there = lives()
-    believed = 0
-    for count in range(100):
-        believed += there.hear_away(away((1, count)), 100, teller=GUEST.peer) or 0
-        there.hear_sign(sign(count + 1))
+    others = [key(f"subject {number}") for number in range(3 * int(AWAY_OF_ONE.burst))]
+    there = lives(*(record(one, 1, chain=_by_root(one, b"")) for one in others))
+    believed = sum(there.hear_away(away(of=one), 100, teller=GUEST.peer) is True for one in others)
     assert believed == AWAY_OF_ONE.burst
-    assert there.hear_away(away((1, 100), by=ADMIN), 100, teller=GUEST.peer), "others are"
+    assert there.hear_away(away(of=others[-1], by=ADMIN), 100, teller=GUEST.peer), "others are"
+
+
+@pytest.mark.parametrize("by_root", [True, False])
+def test_all_that_one_invite_or_inviter_let_in_speak_with_one_voice(by_root: bool) -> None:
+    """However many keys they are."""
+    liars = [key(f"liar {number}") for number in range(8)]
+    subjects = [key(f"subject {number}") for number in range(3 * int(AWAY_OF_ISSUER.burst))]
+    there = lives(
+        *(record(one, 1, chain=_by_root(one, INVITE) if by_root else _invited(one)) for one in liars),
+        *(record(one, 1, chain=_by_root(one, b"")) for one in subjects),
+    )
+    believed = 0
+    for at, one in enumerate(subjects):
+        by = liars[at % len(liars)]
+        believed += there.hear_away(away(of=one, by=by), 100, teller=GUEST.peer) is True
+    assert believed == AWAY_OF_ISSUER.burst
+    assert there.hear_away(away(of=subjects[-1], by=ADMIN), 100, teller=GUEST.peer), "others are heard"
+
+
+def test_who_lives_is_not_accused_faster_than_it_can_answer_however_many_keys_say_it() -> None:
+    liars = [key(f"liar {number}") for number in range(40)]
+    there = lives(*(record(one, 1, chain=_by_root(one, INVITE)) for one in liars))
+    believed = 0
+    for count in range(40):
+        believed += there.hear_away(away((1, count), by=liars[count]), 100, teller=GUEST.peer) is True
+        there.hear_sign(sign(count + 1))
+    assert believed == AWAY_OF_SUBJECT.burst < REFUTATIONS.burst
+    assert AWAY_OF_SUBJECT.per_second < REFUTATIONS.per_second
+    assert 1 / REFUTATIONS.per_second < SUSPECT_SECONDS, "kept busy, it answers in time all the same"
 
 
 def test_who_is_no_member_any_more_has_said_nothing() -> None:
@@ -161,7 +206,8 @@ def test_all_come_to_the_same_whatever_the_order(seed: int) -> None:
         chance = random.Random(seed + shift)
         for _ in range(4):
             for one in chance.sample(STATEMENTS, len(STATEMENTS)):
-                there._reporters.clear()
+                there._reporters, there._issuers = Paces(AWAY_OF_ONE), Paces(AWAY_OF_ISSUER)
+                there._accusations = Paces(AWAY_OF_SUBJECT)
                 if isinstance(one, Away):
                     there.hear_away(one, 100, teller=ADMIN.peer)
                 else:

@@ -28,7 +28,7 @@ class Letterbox:
 def test_a_signal_is_refused_while_the_node_stops() -> None:
     async def main() -> None:
         mail = Letterbox()
-        ways = SignalWays(mail)
+        ways = SignalWays(mail, lambda: 0.5)
         ending, told = asyncio.Event(), asyncio.Event()
 
         async def slow_to_end() -> None:

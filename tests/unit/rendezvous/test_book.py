@@ -216,8 +216,9 @@ def test_a_record_that_no_longer_holds_is_dropped_at_the_start() -> None:
 def test_a_full_book_takes_no_new_member_but_news_of_old_ones() -> None:
     shelf = Shelf()
     keys = [key(f"node {number}") for number in range(MAX_PEERS + 1)]
-    keys.sort(key=lambda one: hashlib.sha256(one.peer.raw).digest())  # the last would have to go
-    chains = [Chain((certificate(ROOT, one),), ROOT.peer) for one in keys]
+    chain_of = {one.peer: Chain((certificate(ROOT, one),), ROOT.peer) for one in keys}
+    keys.sort(key=lambda one: chain_of[one.peer].place)  # the last would have to go
+    chains = [chain_of[one.peer] for one in keys]
     for one, chain in zip(keys[:-1], chains, strict=False):
         assert shelf.book.add(record(one, 1, HERE, chain=chain))
         shelf.book.hint(one.peer, [THERE])
@@ -312,6 +313,42 @@ def test_in_a_full_book_the_largest_share_gives_way(monkeypatch: pytest.MonkeyPa
         shelf.book.add(one)
     kept = {one.peer for one in shelf.book.records()}
     assert len(kept) == 60 and {one.peer for one in honest} <= kept
+
+
+def _bearers(count: int, name: str, *, most: int = 1) -> list[PeerRecord]:
+    """Records of bearers of one inviter's token: of `most` times as many keys those with the least hashes."""
+    keys = [key(f"{name} {number}") for number in range(most * count)]
+    keys.sort(key=lambda one: hashlib.sha256(one.peer.raw).digest())
+    found = []
+    for number, one in enumerate(keys[:count]):
+        serial = hashlib.sha256(f"{name} {number}".encode()).digest()[:16]  # drawn when it joins
+        leaf = certificate(INVITER, one, serial=serial)
+        found.append(record(one, 1, HERE, chain=Chain((leaf, *INVITER_CHAIN.certificates), ROOT.peer)))
+    return found
+
+
+def test_keys_that_were_made_to_sort_first_push_out_no_others() -> None:
+    """The inviter draws the serial when it has the key."""
+    shelf = Shelf()
+    honest = _bearers(40, "honest")
+    hostile = _bearers(INVITER_RECORDS.most, "hostile", most=8)
+    for one in (*honest, *hostile):
+        shelf.book.add(one)
+    kept = {one.peer for one in shelf.book.records()}
+    assert len(kept) == INVITER_RECORDS.most
+    assert len(kept & {one.peer for one in honest}) > 20, "each has the same chance"
+
+
+def test_whoever_is_connected_stays_in_the_book() -> None:
+    shelf = Shelf()
+    honest = _bearers(40, "honest")
+    shelf.book.spare(lambda peer: peer in {one.peer for one in honest[:10]})
+    for one in (*honest, *_bearers(3 * INVITER_RECORDS.most, "hostile")):
+        shelf.book.add(one)
+    kept = {one.peer for one in shelf.book.records()}
+    assert len(kept) == INVITER_RECORDS.most
+    assert {one.peer for one in honest[:10]} <= kept
+    assert not {one.peer for one in honest} <= kept
 
 
 def test_the_journal_tells_whose_record_changed() -> None:

@@ -1,0 +1,55 @@
+"""Whom of many to ask for something, where only a few are asked at once: by what came of it before. Pure.
+
+Any fixed order can be known beforehand: those that come first in it and say nothing would keep all others
+from being asked. So it is drawn anew each time; who has failed waits behind the rest, longer each time.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Generic, TypeVar
+
+from meshd.base.backoff import Backoff
+
+AGAIN = Backoff(first=30.0, most=1800.0)
+MOST = 1024  # that are remembered, of each kind
+Who = TypeVar("Who", bound=Hashable)
+What = TypeVar("What", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Asked(Generic[Who, What]):
+    """`now` is a clock in seconds that never goes back; `chance` gives numbers in [0, 1)."""
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        self._chance = chance
+        self._helped: dict[What, Who] = {}
+        self._failed: dict[tuple[Who, What], tuple[float, int]] = {}  # until when, and how often by then
+
+    def order(self, many: Iterable[Who], what: What, now: float) -> list[Who]:
+        """First who helped with it last, then those that have failed never or long ago, then the rest."""
+        best = self._helped.get(what)
+
+        def rank(who: Who) -> tuple[float, float]:
+            until = self._failed.get((who, what), (now, 0))[0]
+            return (-1.0 if who == best else max(0.0, until - now)), self._chance()
+
+        return sorted(many, key=rank)
+
+    def helped(self, who: Who, what: What) -> None:
+        """It did what it was asked for."""
+        _put(self._helped, what, who)
+        self._failed.pop((who, what), None)
+
+    def failed(self, who: Who, what: What, now: float) -> None:
+        """It said no, or nothing."""
+        if self._helped.get(what) == who:
+            del self._helped[what]
+        _, tries = self._failed.get((who, what), (0.0, 0))
+        _put(self._failed, (who, what), (now + AGAIN.delay(tries, self._chance()), tries + 1))
+
+
+def _put(kept: dict[Key, Value], key: Key, value: Value) -> None:
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > MOST:
+        del kept[next(iter(kept))]
