@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
@@ -12,9 +13,9 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.lender import Lender
-from meshd.wire.lease import LEASE_SERVICE, Acquire
+from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, Offer
 
-from tests.hostile.draw import Draw, Pool
+from tests.hostile.draw import Draw, Pool, drawn_seed
 from tests.hostile.words import Speech
 from tests.sim.loop import run
 from tests.unit.role.rig import Bench, Net
@@ -26,18 +27,22 @@ MOST_WORDS = 8
 
 
 def test_a_head_bears_any_worker(tmp_path: Path) -> None:
-    seed = random.randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201
-    chance = random.Random(seed)
+    chance = random.Random(drawn_seed())
     speech = Speech(chance, Draw(chance, Pool(blobs=(bytes(16), bytes(32)))))
     ends: Counter[str] = Counter()
 
     async def worker(stream: Stream) -> None:
         """Its lines in their order or in none, and then silence or the end."""
         messages = MessageStream(stream)
+        offer, grant = speech.good("lease.Offer"), speech.good("lease.Grant")
+        assert isinstance(offer, Offer) and isinstance(grant, Grant)
+        grant = replace(grant, lease_id=offer.lease_id or grant.lease_id)
         speech.broken = chance.choice((0.0, 0.1, 0.6))
         for at in range(chance.randrange(MOST_WORDS)):
             await asyncio.sleep(chance.choice((0.0, 0.0, 1.0)))
+            if at < 2 and chance.random() < 0.7:  # truly offered and granted: for what comes behind that
+                await messages.send((offer if at == 0 else grant).encode())
+                continue
             named = ORDER[at] if at < len(ORDER) and chance.random() < 0.7 else speech.of("lease")
             await messages.send(speech.say(named))
         if chance.random() < 0.8:
@@ -60,6 +65,8 @@ def test_a_head_bears_any_worker(tmp_path: Path) -> None:
             stage = "offered"
             assert len({device.name for device in offer.devices}) == len(offer.devices)
             await lender.reserve(tuple(device.free_bytes for device in offer.devices))
+            stage = "reserved"
+            await lender.until_granted()
             stage = "granted"
             await lender.say_loaded()
             async with asyncio.timeout(200):
@@ -82,4 +89,5 @@ def test_a_head_bears_any_worker(tmp_path: Path) -> None:
 
     run(main())
     assert ends.total() == LEASES
-    assert all(ends[stage] > LEASES / 100 for stage in ("asked", "lost")), ends
+    # a quarter ends at each of them
+    assert all(ends[stage] > LEASES / 20 for stage in ("asked", "reserved", "lost")), ends
