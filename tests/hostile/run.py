@@ -14,6 +14,7 @@ from meshd.base import log
 from meshd.base.tasks import Owner, first_error
 
 from tests.conformance import nodes
+from tests.hostile.approach import VIRTUAL, Pace
 from tests.hostile.damage import Damage, Lines
 from tests.hostile.doors import Visit
 from tests.hostile.network import OutsideLoop
@@ -51,6 +52,7 @@ async def _run(
     tell: Callable[[Outcome], None],
     doors: tuple[str, ...],
     lines: Lines,
+    pace: Pace,
 ) -> Outcome:
     chance = random.Random(seed)
     nodes._seeds = itertools.count(1)  # the same keys in every run
@@ -60,7 +62,7 @@ async def _run(
     log.set_up(level="info", stream=lines, clock=loop.time)
     async with scene(folder) as it, Owner() as owner:
         it.lines = lines
-        visit = Visit(it.mallory(chance), [it.target(one) for one in it.victims], owner)
+        visit = Visit(it.mallory(chance), [it.target(one) for one in it.victims], owner, pace=pace)
         if doors:
             visit.doors = {name: visit.doors[name] for name in doors}
         started, looked, settled = loop.time(), 0, 0
@@ -102,12 +104,13 @@ def run_member(
     messages: int,
     tell: Callable[[Outcome], None] = lambda _outcome: None,
     doors: tuple[str, ...] = (),
+    pace: Pace = VIRTUAL,
 ) -> Outcome:
     """Raises Damage, or what has ended a node."""
     lines = Lines()
     try:
         with asyncio.Runner(loop_factory=OutsideLoop) as runner:
-            return runner.run(_run(folder, seed, messages, tell, doors, lines))
+            return runner.run(_run(folder, seed, messages, tell, doors, lines, pace))
     except ExceptionGroup as group:
         error = first_error(group)
         raise Damage(f"{type(error).__name__}: {error}") from error

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,19 @@ ORDER = ("lease.Offer", "lease.Grant", "lease.Reached", "lease.Lost")
 MOST_WORDS = 8
 
 
+def _words(chance: random.Random, speech: Speech) -> Iterator[bytes]:
+    """Of one lease: often truly offered and granted, for what comes behind that."""
+    offer, grant = speech.good("lease.Offer"), speech.good("lease.Grant")
+    assert isinstance(offer, Offer) and isinstance(grant, Grant)
+    grant = replace(grant, lease_id=offer.lease_id or grant.lease_id)
+    speech.broken = chance.choice((0.0, 0.1, 0.6))
+    for at in range(chance.randrange(MOST_WORDS)):
+        if at < 2 and chance.random() < 0.7:
+            yield (offer if at == 0 else grant).encode()
+        else:
+            yield speech.say(ORDER[at] if at < len(ORDER) and chance.random() < 0.7 else speech.of("lease"))
+
+
 def test_a_head_bears_any_worker(tmp_path: Path) -> None:
     chance = random.Random(drawn_seed())
     speech = Speech(chance, Draw(chance, Pool(blobs=(bytes(16), bytes(32)))))
@@ -34,17 +48,9 @@ def test_a_head_bears_any_worker(tmp_path: Path) -> None:
     async def worker(stream: Stream) -> None:
         """Its lines in their order or in none, and then silence or the end."""
         messages = MessageStream(stream)
-        offer, grant = speech.good("lease.Offer"), speech.good("lease.Grant")
-        assert isinstance(offer, Offer) and isinstance(grant, Grant)
-        grant = replace(grant, lease_id=offer.lease_id or grant.lease_id)
-        speech.broken = chance.choice((0.0, 0.1, 0.6))
-        for at in range(chance.randrange(MOST_WORDS)):
+        for word in _words(chance, speech):
             await asyncio.sleep(chance.choice((0.0, 0.0, 1.0)))
-            if at < 2 and chance.random() < 0.7:  # truly offered and granted: for what comes behind that
-                await messages.send((offer if at == 0 else grant).encode())
-                continue
-            named = ORDER[at] if at < len(ORDER) and chance.random() < 0.7 else speech.of("lease")
-            await messages.send(speech.say(named))
+            await messages.send(word)
         if chance.random() < 0.8:
             stream.write_eof()
         else:

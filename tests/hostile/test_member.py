@@ -15,6 +15,7 @@ from meshd.peer.interface import Stream
 from meshd.role.worker import Worker
 
 from tests.hostile import scene
+from tests.hostile.approach import Pace
 from tests.hostile.damage import Damage
 from tests.hostile.doors import DOORS
 from tests.hostile.draw import drawn_seed
@@ -92,6 +93,12 @@ def test_a_node_that_takes_much_of_a_core_is_found(tmp_path: Path, monkeypatch: 
     _make_leases_cost(monkeypatch, 0.05)
     with pytest.raises(Damage, match="of a core"):
         run_member(tmp_path, seed=1, messages=1000, doors=("leases",))
+
+
+def test_computing_stays_in_its_bound_at_full_speed(tmp_path: Path) -> None:
+    pace = Pace(rest=0.01, away=1.0)  # as fast as its news are read: without NEWS_CHECKS that takes a core
+    done = run_member(tmp_path, seed=drawn_seed(), messages=8000, doors=("news",), pace=pace)
+    assert done.of_a_core < scene.MOST_OF_A_CORE
 
 
 def test_dials_beyond_their_share_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
