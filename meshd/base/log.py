@@ -52,13 +52,14 @@ def _redact(_logger: object, _method: str, event: MutableMapping[str, object]) -
 
 
 _shares = LineShares()
+_clock: Callable[[], float] = time.monotonic
 
 
 def _share(_logger: object, method: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:
     """Leave out what is beyond the share of a peer, or of a kind of line; errors and debug pass."""
     if method not in ("info", "warning"):
         return event
-    peer, now = event.get("peer"), time.monotonic()
+    peer, now = event.get("peer"), _clock()
     if isinstance(peer, str):
         left_out = _shares.may_say(peer, now)
     else:
@@ -152,11 +153,19 @@ def _worth_a_line(record: logging.LogRecord) -> bool:
 
 
 def set_up(
-    *, level: str = "info", form: str = "text", stream: IO[str] | None = None, file: Path | None = None
+    *,
+    level: str = "info",
+    form: str = "text",
+    stream: IO[str] | None = None,
+    file: Path | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Send logs of `level` and above to `stream` (stderr) and `file`, as lines of text or JSON."""
-    global _file, _shares
-    _shares = LineShares()
+    """Send logs of `level` and above to `stream` (stderr) and `file`, as lines of text or JSON.
+
+    `clock` is that of peers' shares of lines.
+    """
+    global _clock, _file, _shares
+    _shares, _clock = LineShares(), clock
     logging.getLogger("asyncio").addFilter(_worth_a_line)  # the same one again is no second filter
     logging.getLogger("quic").setLevel(logging.CRITICAL)  # aioquic's: what strangers send is not worth a line
     if _file is not None:

@@ -233,6 +233,25 @@ ARRIVED = Share(
     "the oldest is forgotten",
 )
 
+# What is remembered of peers.
+HINTS = Share("addresses of a node that are kept beside its record", 4, "peer", "the oldest goes")
+PUNCHED_UNPROVEN = Share(
+    "sockets of one attempt to punch that have not proven who is there", 8, "peer", "a further one is closed"
+)
+FAULTS_KNOWN = Share("peers whose failures are remembered", 256, "node", "the oldest is forgotten")
+SIGNALLERS_KNOWN = Share(
+    "peers of whose signals' ways anything is remembered", 256, "node", "the one silent longest is forgotten"
+)
+ICE_KNOWN = Share(
+    "attempts of ICE that are remembered, so as not to answer them twice, and peers whose checks are paced",
+    512,
+    "node",
+    "the oldest is forgotten",
+)
+SEARCHES_KNOWN = Share(
+    "peers whose searches for ports are remembered", 256, "node", "the oldest is forgotten"
+)
+
 # The log holds 8 MiB, some 60,000 lines: one peer alone needs days to push out what others said.
 PEER_LINES = Rate("log lines about one peer", 0.2, 60, "peer", "they are counted in the next line")
 PEER_LINES_IN_ALL = Rate("log lines about peers", 2.0, 600, "node", "they are counted in the next line")
@@ -327,6 +346,12 @@ TABLE: tuple[Share | Rate, ...] = (
     ANSWERED_OF_ISSUER,
     OWED,
     ARRIVED,
+    HINTS,
+    PUNCHED_UNPROVEN,
+    FAULTS_KNOWN,
+    SIGNALLERS_KNOWN,
+    ICE_KNOWN,
+    SEARCHES_KNOWN,
     PEER_LINES,
     PEER_LINES_IN_ALL,
     KIND_LINES,

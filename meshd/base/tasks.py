@@ -25,7 +25,7 @@ class Owner:
 
     def __init__(self) -> None:
         self._group = asyncio.TaskGroup()
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: dict[asyncio.Task[object], None] = {}  # in the order in which they were started
         self._open = False
         self._cancelling = 0  # requests of before
 
@@ -84,8 +84,8 @@ class Owner:
             if not self._open:  # not entered yet, or left for good
                 raise
             raise Closed(f"nothing new is begun: {name}", hint="meshd is stopping") from error
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     def start_for(

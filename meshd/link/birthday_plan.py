@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from meshd.base.backoff import Backoff
-from meshd.base.shares import PROBES
+from meshd.base.shares import PROBES, SEARCHES_KNOWN
 from meshd.identity.keys import PeerId
 from meshd.wire.birthday import MAX_OPEN, Opened
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
@@ -34,7 +34,7 @@ REPEATED_GUESSES = 2  # a guess is tried again: the port may have been opened af
 RETRY = Backoff(first=60.0, factor=3.0, most=3600.0)
 # For who asks us: a little sooner than an honest node asks again.
 GRANT_AGAIN = Backoff(first=45.0, factor=3.0, most=2700.0)
-MAX_REMEMBERED = 256  # peers
+MAX_REMEMBERED = SEARCHES_KNOWN.most  # peers
 
 
 class Part(StrEnum):

@@ -22,7 +22,7 @@ from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import Broken, Closed, MeshdError, RemoteProtocolError
 from meshd.base.log import get
 from meshd.base.rates import Rates
-from meshd.base.shares import ATTEMPTS, OFFERS, OFFERS_OF_PEER
+from meshd.base.shares import ATTEMPTS, ICE_KNOWN, OFFERS, OFFERS_OF_PEER
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 ATTEMPT_SECONDS = 10.0  # signals, ICE, DTLS, SCTP and proof together
 MAX_ANSWERING = OFFERS.most
 MAX_ANSWERING_ONE = OFFERS_OF_PEER.most
-MAX_REMEMBERED = 512  # attempts that are not answered twice
+MAX_REMEMBERED = ICE_KNOWN.most  # attempts that are not answered twice
 TRICKLE_SECONDS = 0.05  # addresses found within so much of the first go out together
 _LETTERS = string.ascii_letters + string.digits
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
 from meshd.base.errors import Closed, MeshdError, Refused
+from meshd.base.shares import PUNCHED_UNPROVEN
 from meshd.base.tasks import Owner
 from meshd.identity.proof import Proven
 from meshd.link.interface import DialError, DialFailure, LinkKind
@@ -21,7 +22,7 @@ from meshd.link.tcp_pipe import TcpPipe
 from meshd.wire.dialable import Dialable
 
 MEET_SECONDS = 3.5  # of connecting; one lost SYN is sent again after 1 s
-MAX_CONNECTED = 8  # sockets of one attempt that have not proven anything yet
+MAX_CONNECTED = PUNCHED_UNPROVEN.most  # sockets of one attempt that have not proven anything yet
 
 Reached = tuple[TcpPipe, Proven]
 

@@ -5,7 +5,7 @@ larger one lives.py knows who is there, and standing.py tells from that with who
 are connected on demand. A node that should have a session with another one, and has none, says so to all.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import place_of
@@ -26,6 +26,11 @@ LOOK_SECONDS = (
     15.0  # how long one who is not wanted is tried: when we have few, or to find a mesh that was cut in two
 )
 ALONE_TRIES, AWAY_TRIES = 4, 1
+
+
+def in_order(peers: Collection[PeerId]) -> list[PeerId]:
+    """The same in every process, which the order of a set is not."""
+    return sorted(peers, key=lambda peer: peer.raw)
 
 
 class Crowd:
@@ -104,7 +109,7 @@ class Crowd:
             self._seats = seats
             self._wanted = wanted(self._node.peer, seats)
 
-    def wishes(self) -> Collection[PeerId]:
+    def wishes(self) -> Set[PeerId]:
         """With whom a session is to be kept, or made."""
         if not self.large:
             return self._members
@@ -170,7 +175,7 @@ class Crowd:
         """Say of those with whom a session is to be kept, and is not, that they are away."""
         for peer in self._missed.keys() - self._wanted:
             del self._missed[peer]
-        for peer in self._wanted:
+        for peer in in_order(self._wanted):
             if peer in connected:
                 self._missed[peer] = now, LOSS_SECONDS
                 self._said.pop(peer, None)
@@ -187,6 +192,6 @@ class Crowd:
             return
         self._tried_until = now + LOOK_SECONDS
         alone = sessions < FEW
-        pool = [*self._members] if alone else self._away
+        pool = in_order(self._members if alone else self._away)
         picked = (pool[int(self._chance() * len(pool))] for _ in range(ALONE_TRIES if alone else AWAY_TRIES))
         self._tried = frozenset(picked) if pool else frozenset()

@@ -8,10 +8,10 @@ are told to people for an hour.
 from dataclasses import dataclass, field
 
 from meshd.base.bucket import TokenBucket
-from meshd.base.shares import FAULTS
+from meshd.base.shares import FAULTS, FAULTS_KNOWN
 from meshd.identity.keys import PeerId
 
-MAX_PEERS = 256  # of whom failures are remembered; the oldest is forgotten
+MAX_PEERS = FAULTS_KNOWN.most  # of whom failures are remembered; the oldest is forgotten
 REFUSED_SECONDS = 60.0
 TOLD_MINUTES = 60  # after which nobody needs to know
 _MAX_WORDS = 200

@@ -18,7 +18,7 @@ from meshd.link.interface import Dialer, Link, LinkInfo, LinkKind
 from meshd.mux.events import Code
 from meshd.peer.connection import PeerConnection
 from meshd.peer.connector import Connector
-from meshd.peer.crowd import Crowd
+from meshd.peer.crowd import Crowd, in_order
 from meshd.peer.interface import (
     Allow,
     Book,
@@ -308,7 +308,7 @@ class PeerMesh:
                     entry.connection.close(Code.IDLE, "nobody needs it now")
 
     def _add_wanted(self) -> None:
-        for peer in self._crowd.wishes():
+        for peer in in_order(self._crowd.wishes() - self._peers.keys()):
             self._entry(peer)
 
     def _wish(self, peer: PeerId) -> _Entry | None:

@@ -14,13 +14,13 @@ from typing import Protocol, TypeVar
 from meshd.base import log
 from meshd.base.asked import Asked
 from meshd.base.errors import Broken, Closed, MeshdError
-from meshd.base.shares import SIGNALS_SENT
+from meshd.base.shares import SIGNALLERS_KNOWN, SIGNALS_SENT
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Allow, Handler, MetadataValue, Stream
 from meshd.wire.signal import SIGNAL_SERVICE
 
-MAX_PEERS = 256  # of whom anything is remembered
+MAX_PEERS = SIGNALLERS_KNOWN.most  # of whom anything is remembered
 MAX_UNDER_WAY = SIGNALS_SENT.most
 FORWARDERS = 3  # members asked at once to pass a signal on
 WAY_SECONDS = 3.0  # that a way may take; then it counts as none

@@ -15,7 +15,7 @@ from meshd.base import log
 from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.base.journal import Journal
-from meshd.base.shares import BOOK_RECORDS, INVITER_RECORDS
+from meshd.base.shares import BOOK_RECORDS, HINTS, INVITER_RECORDS
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Admitter
 from meshd.identity.record import PeerRecord
@@ -25,7 +25,9 @@ from meshd.wire.limits import MAX_ITEMS, MAX_RECORD_BYTES
 from meshd.wire.message import Fields, Value, pack, unpack
 
 MAX_PEERS = BOOK_RECORDS.most
-MAX_HINTS = 4  # addresses of a peer that are not in its record: from the token, or where it called from
+MAX_HINTS = (
+    HINTS.most
+)  # addresses of a peer that are not in its record: from the token, or where it called from
 MAX_BOOK_BYTES = 16 << 20
 LOG = log.get("rendezvous")
 

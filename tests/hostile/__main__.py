@@ -2,6 +2,10 @@
 
 A hostile member against two honest nodes with a live stream between them, on a virtual clock. Prints a line
 every ten seconds; the first damage ends the run with exit code 1 and the command that repeats it.
+
+The same seed and number of messages make the same run, in any process: a job's last line ends with a print of
+its messages, the nodes' clock, and what they logged, dialled and echoed. Seconds, memory, longest turn and
+share of a core are measured, and differ. `--jobs J` splits the messages: job N is the run of seed S+N.
 """
 
 import argparse
@@ -38,7 +42,8 @@ def _line(done: Outcome) -> str:
     return (
         f"{done.messages:>9} messages in {done.seconds:.0f} s ({rate:.0f}/s; {done.virtual_seconds:.0f} s of"
         f" the nodes), {done.growth_bytes / 1048576:+.1f} MiB, live stream {done.echoed >> 20} MiB,"
-        f" longest turn {done.longest_stall:.2f} s, {done.lines} lines logged"
+        f" longest stall {done.longest_stall:.2f} s of the nodes, longest turn {done.longest_turn:.2f} s,"
+        f" {done.of_a_core:.1%} of a core, {done.dials} connections, {done.lines} lines logged, {done.print}"
     )
 
 

@@ -64,6 +64,8 @@ class Approach:
         self._talks: dict[str, Talk] = {}
         self._news: dict[str, int] = {}
         self.sent: Counter[str] = Counter()
+        self._heard: Counter[str] = Counter()
+        self._shouted: set[str] = set()  # at whom the frames of the session that there is were broken
         self.closed: deque[str] = deque(maxlen=20)  # why victims ended a session
 
     # Getting in.
@@ -78,6 +80,9 @@ class Approach:
             return talk
         if talk is not None:
             self.closed.append(talk.over)
+            self._heard.update(talk.answered)
+            self._heard["frames"] += victim.name in self._shouted
+            self._shouted.discard(victim.name)
             self._news.pop(victim.name, None)
         try:
             talk = await self._mallory.greeted(victim)
@@ -91,6 +96,11 @@ class Approach:
         self._owner.start(talk.run(), name=f"hostile talk with {victim.name}")
         await asyncio.sleep(0.05)
         return talk
+
+    @property
+    def heard(self) -> Counter[str]:
+        """What victims took or refused, by service; and at other doors what shows that they listened."""
+        return sum((talk.answered for talk in self._talks.values() if not talk.over), +self._heard)
 
     def _count(self, name: str) -> None:
         self.sent[name] += 1

@@ -59,6 +59,7 @@ async def _attack(home: Path, seed: int, seconds: float, names: list[str]) -> No
             estate._record.encode(),
             random.Random(seed),
         )
+        chance = mallory.chance
     say("ready")
     await asyncio.to_thread(sys.stdin.readline)
     loop = asyncio.get_running_loop()
@@ -66,9 +67,12 @@ async def _attack(home: Path, seed: int, seconds: float, names: list[str]) -> No
         visit = Visit(mallory, targets, owner, pace=PACE)
         until, count = loop.time() + seconds, 0
         try:
+            visit.doors.pop("mail")  # there is no relay
             while loop.time() < until:
-                count += await visit.once()
-            say(f"said {count}")
+                unheard = visit.unheard()
+                door = chance.choice(unheard) if unheard and chance.random() < 0.5 else ""
+                count += await visit.once(door)
+            say(f"said {count}, unheard {visit.unheard()}")
         except Damage as damage:
             say(str(damage))
         owner.cancel()

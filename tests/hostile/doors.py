@@ -9,6 +9,7 @@ from meshd.base.shares import LINKS
 from meshd.base.tasks import Owner
 from meshd.link.interface import Link
 from meshd.link.member_relay import FROM, TO
+from meshd.link.member_relay import SERVICE as MEMBER_SERVICE
 from meshd.peer.signal_ways import TO as SIGNAL_TO
 from meshd.relay.limits import SMALL
 from meshd.relay.states import Identity, Tell
@@ -31,6 +32,7 @@ _WEIGHTS = {"greeting": 1, "frames": 1, "away": 0.05, "links": 0.05}
 
 DOORS = {
     "news": "tell_news",
+    "moves": "move_about",
     "signals": "send_signals",
     "services": "open_services",
     "leases": "ask_leases",
@@ -43,6 +45,17 @@ DOORS = {
     "away": "be_away",
     "links": "hold_links",
 }
+# What victims have to answer where they hear what is said there: services, or what the door itself counts.
+SIGNS: dict[str, tuple[str, ...]] = {
+    "news": (NEWS_SERVICE,),
+    "moves": (NEWS_SERVICE,),
+    "signals": (SIGNAL_SERVICE,),
+    "services": (LEASE_SERVICE, TUNNEL_SERVICE, MEMBER_SERVICE),
+    "leases": (LEASE_SERVICE, "rpc", "push"),
+    "circuits": (MEMBER_SERVICE,),
+    "tunnels": (TUNNEL_SERVICE,),
+    "away": (),
+} | {name: (name,) for name in ("mail", "greeting", "frames", "relay", "links")}
 Door = Callable[[], Awaitable[int]]
 
 
@@ -55,11 +68,16 @@ class Visit(Approach):
         super().__init__(mallory, targets, owner, pace=pace)
         self.doors: dict[str, Door] = {name: getattr(self, f"_{work}") for name, work in DOORS.items()}
 
-    async def once(self) -> int:
-        """One volley through one door, and a rest; how many messages that were."""
+    def unheard(self) -> list[str]:
+        """The ways in on which no victim has answered yet."""
+        heard = self.heard
+        return [name for name in self.doors if not all(heard[sign] for sign in SIGNS[name])]
+
+    async def once(self, name: str = "") -> int:
+        """One volley through that door, or one by chance, and a rest; how many messages that were."""
         # what ends a session costs ten times what does not
         weights = [_WEIGHTS.get(name, 4) for name in self.doors]
-        name = self._chance.choices(list(self.doors), weights)[0]
+        name = name or self._chance.choices(list(self.doors), weights)[0]
         try:
             count = await self.doors[name]()
         except NotHeard:
@@ -70,17 +88,6 @@ class Visit(Approach):
     # Streams.
 
     async def _tell_news(self) -> int:
-        victim = self._target()
-        talk = await self._talk(victim)
-        number = self._news.get(victim.name)
-        if number is None or number not in talk.live:
-            theirs = [
-                at for at, service in talk.theirs.items() if service == NEWS_SERVICE and at in talk.live
-            ]
-            opened = theirs[0] if theirs else talk.open(NEWS_SERVICE, {})
-            if opened is None:
-                return 1
-            number = self._news[victim.name] = opened
         said = []
         for _ in range(VOLLEY):
             kind = self._chance.choice(("record", "ban", "presence", "any"))
@@ -95,8 +102,29 @@ class Visit(Approach):
             else:
                 count = self._chance.choice((1, 3, MAX_PRESENCES))
                 said.append(PresenceNews((self._pen.presence(),) * count).encode())
+        return await self._tell(said)
+
+    async def _tell(self, said: list[bytes]) -> int:
+        """On the stream of news that there is with a victim, or a new one."""
+        victim = self._target()
+        talk = await self._talk(victim)
+        number = self._news.get(victim.name)
+        if number is None or number not in talk.live:
+            theirs = [
+                at for at, service in talk.theirs.items() if service == NEWS_SERVICE and at in talk.live
+            ]
+            opened = theirs[0] if theirs else talk.open(NEWS_SERVICE, {})
+            if opened is None:
+                return 1
+            number = self._news[victim.name] = opened
         await talk.write(number, b"".join(map(self._framed, said)))
-        return VOLLEY
+        return len(said)
+
+    async def _move_about(self) -> int:
+        """One node that is never there, and elsewhere each time: whoever believes it dials all day."""
+        said = [RecordNews(self._pen.moved()).encode() for _ in range(VOLLEY // 8)]
+        self.sent["signed.moved"] += len(said)
+        return await self._tell(said)
 
     async def _send_signals(self) -> int:
         victim = self._target()
@@ -203,8 +231,8 @@ class Visit(Approach):
             if self._chance.random() < 0.3:
                 kind, blob = self._pen.any()
             self._count(f"mail.{kind}")
-            if post is not None:
-                post(blob)
+            if post is not None and post(blob):
+                self._heard["mail"] += 1
         return VOLLEY // 4
 
     async def _greet_badly(self) -> int:
@@ -226,8 +254,11 @@ class Visit(Approach):
                 await link.send([self._framed(self._said(name))])
             async with asyncio.timeout(0.2):
                 await link.receive()
-        except (TimeoutError, *OVER):
+            self._heard["greeting"] += 1
+        except TimeoutError:
             pass
+        except OVER:  # it has had enough
+            self._heard["greeting"] += 1
         finally:
             await link.aclose()
         return max(1, count)
@@ -242,6 +273,7 @@ class Visit(Approach):
         if self._chance.random() < 0.1:
             said.append(self._chance.randbytes(self._chance.choice((1, 5, 5000))))
         await talk.shout(b"".join(said))
+        self._shouted.add(victim.name)
         return count
 
     async def _be_away(self) -> int:
@@ -266,6 +298,7 @@ class Visit(Approach):
             for link in links:
                 await link.aclose()
         self._count("links")
+        self._heard["links"] += held
         if held > LINKS.most:
             raise Damage(f"{victim.name} holds {held} silent links of one member")
         return 3 * LINKS.most
@@ -285,6 +318,7 @@ class Visit(Approach):
                 message = decode_from_node(self._said(name))
             except MeshdError:
                 continue
+            self._heard["relay"] += 1
             for action in board.receive(9, message, now):
                 if isinstance(action, Tell) and isinstance(action.message, Mail):
                     assert action.message.sender == mine.peer

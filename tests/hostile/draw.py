@@ -6,6 +6,7 @@ import enum
 import functools
 import importlib
 import inspect
+import os
 import pkgutil
 import random
 import types
@@ -33,6 +34,13 @@ def _sizes() -> tuple[int, ...]:
         if name.endswith("_BYTES") and isinstance(value, int) and value <= _MOST
     }
     return (0, *sorted(named))
+
+
+def drawn_seed() -> int:
+    """Of a test: another one in each run, printed; MESHD_SEED repeats one."""
+    seed = int(os.environ.get("MESHD_SEED") or random.SystemRandom().randrange(1 << 31))
+    print(f"MESHD_SEED={seed}")  # noqa: T201
+    return seed
 
 
 SIZES = _sizes()

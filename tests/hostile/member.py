@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from meshd.mux.events import (
     Event,
     GoodbyeReceived,
     SessionLost,
+    StreamAccepted,
     StreamEnded,
     StreamOpened,
     StreamReset,
@@ -51,6 +53,8 @@ class Talk:
         self.live: set[int] = set()  # streams that the victim has not ended
         self.theirs: dict[int, str] = {}  # those that it opened, by service
         self.heard: dict[int, bytearray] = {}
+        self.ours: dict[int, str] = {}  # those that the victim has not answered yet, by service
+        self.answered: Counter[str] = Counter()  # streams that it took or refused, by service
         self._rest = rest
         self._sending = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -103,6 +107,8 @@ class Talk:
 
     def _take(self, happened: list[Event]) -> None:
         for event in happened:
+            if isinstance(event, StreamAccepted | StreamReset) and event.stream_id in self.ours:
+                self.answered[self.ours.pop(event.stream_id)] += 1
             match event:
                 case StreamOpened(stream_id=number, service=service):
                     self.session.accept(number)
@@ -133,6 +139,7 @@ class Talk:
         except MeshdError:
             return None
         self.live.add(number)
+        self.ours[number] = service
         return number
 
     async def write(self, number: int, data: bytes, *, eof: bool = False) -> None:
@@ -169,7 +176,7 @@ class Target:
     peer: PeerId
     services: Callable[[], Iterable[str]]
     dial: Callable[[], Awaitable[Link]]
-    post: Callable[[bytes], None] | None = None
+    post: Callable[[bytes], bool] | None = None  # False: the box is full
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,27 @@
-"""A virtual clock, and a network outside that nobody answers: who is dialled is written down."""
+"""A virtual clock, and a network outside that nobody answers: who is dialled, for whom, is written down."""
 
 import asyncio
 import socket
 from collections import Counter
+from collections.abc import Callable, Sequence
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVarTuple, Unpack
 
+from meshd.base.bucket import TokenBucket
+from meshd.base.shares import DIALS
+from meshd.identity.keys import PeerId
+from meshd.link.interface import Dialer, Link, LinkKind
+from meshd.wire.dialable import Dialable
+
+from tests.hostile.turns import Turns
 from tests.sim.loop import VirtualLoop
 
 SLOW_SECONDS = 2.0
+_Args = TypeVarTuple("_Args")
 _TYPES = {socket.SOCK_STREAM: "tcp", socket.SOCK_DGRAM: "udp"}
+_DIALLING: ContextVar[tuple[str, PeerId] | None] = ContextVar("dialling", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +33,83 @@ class Dial:
     port: int
 
 
+class Noted:
+    """A dialer of `name`'s that lets the network know for which peer it dials."""
+
+    def __init__(self, dialer: Dialer, name: str) -> None:
+        self._dialer = dialer
+        self._name = name
+
+    @property
+    def kind(self) -> LinkKind:
+        """That of the dialer."""
+        return self._dialer.kind
+
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> Link:
+        """As it does."""
+        before = _DIALLING.set((self._name, peer))
+        try:
+            return await self._dialer.dial(peer, candidates)
+        finally:
+            _DIALLING.reset(before)
+
+
 class OutsideLoop(VirtualLoop):
     """No packet leaves: every connection is refused, no name is known."""
 
     def __init__(self) -> None:
+        self.turns = Turns()
         super().__init__()
         self.dials: set[Dial] = set()  # that nobody has looked at yet
+        self.too_many: list[str] = []  # connections beyond the share of those they were made for
+        self.dialled: Counter[tuple[str, PeerId]] = Counter()
         self.slow: set[Dial] = set()  # connections there take their time before they are refused
+        self._shares: dict[tuple[str, PeerId], TokenBucket] = {}
         self._waiting: Counter[Dial] = Counter()
         self.most_waiting: Counter[Dial] = Counter()
+
+    # The processor.
+
+    def _turn(self) -> None:
+        self.turns.end()
+
+    def call_soon(
+        self,
+        callback: Callable[[Unpack[_Args]], object],
+        *args: *_Args,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        """Also each step of each task."""
+        return super().call_soon(partial(self.turns.run, callback, *args), context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[_Args]], object],
+        *args: *_Args,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Also `call_later`."""
+        return super().call_at(when, partial(self.turns.run, callback, *args), context=context)
+
+    # The network.
 
     def _note(self, proto: str, address: Any) -> None:
         self.dials.add(Dial(proto, str(address[0]), int(address[1])))
 
+    def _count(self, host: str) -> None:
+        whom = _DIALLING.get()
+        if whom is None:
+            return
+        self.dialled[whom] += 1
+        share = self._shares.setdefault(whom, DIALS.bucket(self.time()))
+        if not share.spend(1, self.time()):
+            name, peer = whom
+            self.too_many.append(f"{name} dialled {host} and others for {peer.short} too often")
+
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
         self._note(_TYPES[sock.type], address)
+        self._count(str(address[0]))
         raise ConnectionRefusedError(111, "nobody is outside")
 
     async def create_connection(

@@ -1,6 +1,7 @@
 """One run of the hostile member: so many messages, in the same order for the same seed."""
 
 import asyncio
+import hashlib
 import itertools
 import random
 import time
@@ -13,6 +14,7 @@ from meshd.base import log
 from meshd.base.tasks import Owner, first_error
 
 from tests.conformance import nodes
+from tests.hostile.approach import VIRTUAL, Pace
 from tests.hostile.damage import Damage, Lines
 from tests.hostile.doors import Visit
 from tests.hostile.network import OutsideLoop
@@ -31,11 +33,16 @@ class Outcome:
     seconds: float = 0.0
     virtual_seconds: float = 0.0
     growth_bytes: int = 0
-    longest_stall: float = 0.0
+    longest_stall: float = 0.0  # of the live stream, by the nodes' clock
+    longest_turn: float = 0.0  # seconds that a node computed on end
+    of_a_core: float = 0.0  # that the busier node took, by its own clock
     echoed: int = 0
     sent: Counter[str] = field(default_factory=Counter)
     ended: tuple[str, ...] = ()
+    unheard: tuple[str, ...] = ()  # doors at which no victim answered
     lines: int = 0  # that the honest nodes logged
+    dials: int = 0  # connections to where peers' records led
+    print: str = ""  # of all that does not depend on the machine: the same for the same seed
 
 
 async def _run(
@@ -45,14 +52,17 @@ async def _run(
     tell: Callable[[Outcome], None],
     doors: tuple[str, ...],
     lines: Lines,
+    pace: Pace,
 ) -> Outcome:
     chance = random.Random(seed)
     nodes._seeds = itertools.count(1)  # the same keys in every run
     done, began = Outcome(), time.monotonic()
     loop = asyncio.get_running_loop()
+    assert isinstance(loop, OutsideLoop)
+    log.set_up(level="info", stream=lines, clock=loop.time)
     async with scene(folder) as it, Owner() as owner:
         it.lines = lines
-        visit = Visit(it.mallory(chance), [it.target(one) for one in it.victims], owner)
+        visit = Visit(it.mallory(chance), [it.target(one) for one in it.victims], owner, pace=pace)
         if doors:
             visit.doors = {name: visit.doors[name] for name in doors}
         started, looked, settled = loop.time(), 0, 0
@@ -70,12 +80,21 @@ async def _run(
                 done.seconds = time.monotonic() - began
                 done.virtual_seconds = loop.time() - started
                 done.growth_bytes, done.longest_stall = it.growth, it.live.longest
+                done.longest_turn, done.of_a_core = loop.turns.longest, it.share_of_a_core
                 done.echoed, done.sent, done.ended = it.live.echoed, visit.sent, tuple(visit.closed)
-                done.lines = lines.counts.total()
+                done.lines, done.dials = lines.counts.total(), loop.dialled.total()
+                done.print = _print_of(done, lines)
                 tell(done)
+        done.unheard = tuple(visit.unheard())
         await newcomer(it)
         owner.cancel()
     return done
+
+
+def _print_of(done: Outcome, lines: Lines) -> str:
+    what = (done.messages, done.virtual_seconds, done.echoed, done.dials, done.ended)
+    counts = (sorted(done.sent.items()), sorted(lines.counts.items()))
+    return hashlib.sha256(repr((what, counts)).encode()).hexdigest()[:12]
 
 
 def run_member(
@@ -85,13 +104,13 @@ def run_member(
     messages: int,
     tell: Callable[[Outcome], None] = lambda _outcome: None,
     doors: tuple[str, ...] = (),
+    pace: Pace = VIRTUAL,
 ) -> Outcome:
     """Raises Damage, or what has ended a node."""
     lines = Lines()
-    log.set_up(level="info", stream=lines)
     try:
         with asyncio.Runner(loop_factory=OutsideLoop) as runner:
-            return runner.run(_run(folder, seed, messages, tell, doors, lines))
+            return runner.run(_run(folder, seed, messages, tell, doors, lines, pace))
     except ExceptionGroup as group:
         error = first_error(group)
         raise Damage(f"{type(error).__name__}: {error}") from error

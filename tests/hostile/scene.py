@@ -7,7 +7,7 @@ client, TCP. Children are stubs, the clock is virtual, and outside is a network 
 import asyncio
 import ipaddress
 import random
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from meshd.identity.membership import Role
 from meshd.identity.relay_url import parse_relay_url
 from meshd.link.interface import Link, LinkKind
 from meshd.link.member_relay import MemberRelayLinks
+from meshd.link.proving import RawPipe
 from meshd.link.relay import RelayLinks
 from meshd.link.relay_client import RelayClient
 from meshd.link.tcp import TcpDialer
@@ -34,18 +35,37 @@ from tests.conformance.memory_link import MemoryDialer, MemoryNet
 from tests.hostile.approach import EXPOSED, TOPICS
 from tests.hostile.damage import Damage, Lines, resident_bytes, trim
 from tests.hostile.member import Mallory, Target
-from tests.hostile.network import Dial, OutsideLoop
+from tests.hostile.network import Dial, Noted, OutsideLoop
+from tests.hostile.turns import context_of
 from tests.sim.test_signals import PostOffice
-from tests.sim.world import World, WorldNode, apart
+from tests.sim.world import World, WorldDialer, WorldNode, apart
 from tests.unit.role.rig import Bench, Net
 
 LIVE = "live"
 EXPOSED_PORT = 5432  # and the next
 MOST_STALL_SECONDS = 1.0  # virtual
+MOST_TURN_SECONDS = 1.0  # of computing, in which an honest node does nothing else
+MOST_OF_A_CORE = 0.2  # of one honest node, by its own clock
+MEASURED_SECONDS = 60.0  # of its clock, before that is compared
 MOST_GROWTH_BYTES = 16 << 20  # of one honest node
 MOST_LATER_BYTES = 16 << 20  # of the process, once all that has a bound is full
 JOIN_SECONDS = 60.0
 _STEP = 0.1
+
+
+class _Tcp:
+    """One way, as the daemon has it: to nodes of the world in memory, to all others outside."""
+
+    kind = LinkKind.TCP
+
+    def __init__(self, inside: WorldDialer, outside: Noted, world: World) -> None:
+        self._inside = inside
+        self._outside = outside
+        self._world = world
+
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> Link:
+        near = [one for one in candidates if one in self._world.listeners]
+        return await (self._inside.dial(peer, near) if near else self._outside.dial(peer, candidates))
 
 
 class Victim:
@@ -53,9 +73,17 @@ class Victim:
 
     def __init__(self, node: WorldNode, folder: Path, owner: Owner, office: PostOffice) -> None:
         self.node = node
+        self.context = context_of(node.name)
         node.mail = office.of(node.peer)
         node.reborn()
-        self._relays = RelayClient((), node.standing, relays_of=self._relays_of, allow=_named, environ={})
+        self._relays = RelayClient(
+            (),
+            node.standing,
+            relays_of=self._relays_of,
+            allow=_named,
+            environ={},
+            chance=random.Random(f"relays of {node.name}").random,
+        )
         self.members = MemberRelayLinks(node.standing)
         self._dial_outside()
         self.tunnels = OwnTunnels(mesh=node.mesh, save=lambda _blob: None)
@@ -66,7 +94,8 @@ class Victim:
     def _dial_outside(self) -> None:
         node = self.node
         relayed = RelayLinks(self._relays, node.standing)
-        node.mesh._dialers = (*node.mesh._dialers, TcpDialer(node.standing), relayed, self.members)
+        tcp = _Tcp(node.dialer, Noted(TcpDialer(node.standing), node.name), node.world)
+        node.mesh._dialers = (tcp, Noted(relayed, node.name), self.members)
         for topic in TOPICS:
             node.signals.topic(topic)
 
@@ -156,20 +185,28 @@ class Scene:
         self.strange: list[str] = []  # what the loop was told of, and what no task may end with
         self.lines: Lines | None = None
         self._resident = self._most = 0
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, OutsideLoop)
+        self.loop, self._began = loop, loop.time()
 
     def target(self, victim: Victim) -> Target:
         """As the hostile member sees it."""
         node, hostile = victim.node, self.hostile
 
+        def arrive(pipe: RawPipe) -> None:
+            victim.context.copy().run(self.world.listeners[node.place], pipe)
+
         async def dial() -> Link:
             net = MemoryNet()  # with a wire for this link alone, which goes with it
-            net.listeners = self.world.listeners
+            net.listeners = {node.place: arrive}
             return await MemoryDialer(net, hostile.standing).dial(node.peer, [node.place])
 
-        def post(blob: bytes) -> None:
+        def post(blob: bytes) -> bool:
             box = self.office.boxes[node.peer]
-            if not box.full():
-                box.put_nowait(blob)
+            if box.full():
+                return False
+            box.put_nowait(blob)
+            return True
 
         return Target(node.name, node.peer, lambda: node.node.services, dial, post)
 
@@ -198,6 +235,7 @@ class Scene:
             if task is None or task.done():
                 raise Damage(f"{victim.node.name} has ended")
         self._check_dials()
+        self._check_computing()
         self._forget()
         if self.growth > self._most:
             trim()
@@ -210,25 +248,37 @@ class Scene:
 
     def _forget(self) -> None:
         """Drop what the stubs and the loop have written down: no honest node has that."""
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, OutsideLoop)
-        loop.dials.clear()
+        self.loop.dials.clear()
         self.office.seen.clear()
         for victim in self.victims:
             victim.bench.forget()
 
     def _check_dials(self) -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, OutsideLoop)
+        loop = self.loop
         for dial in loop.dials:
             if dial in loop.slow:
                 continue
             why = why_forbidden(dial.host)
             if why:
                 raise Damage(f"a node dialled {dial.proto} {dial.host}:{dial.port}, {why}")
+        if loop.too_many:
+            raise Damage(loop.too_many[0])
         most = max(loop.most_waiting.values(), default=0)
         if most > TUNNELLED.most:
             raise Damage(f"{most} connections to an exposed service at once")
+
+    def _check_computing(self) -> None:
+        if self.loop.turns.longest > MOST_TURN_SECONDS:
+            raise Damage(f"a node computed for {self.loop.turns.longest:.1f} s on end")
+        share = self.share_of_a_core
+        if self.loop.time() - self._began >= MEASURED_SECONDS and share > MOST_OF_A_CORE:
+            raise Damage(f"a node takes {share:.0%} of a core")
+
+    @property
+    def share_of_a_core(self) -> float:
+        """What the busier of the honest nodes has taken so far."""
+        seconds = max(self.loop.time() - self._began, 0.001)
+        return max(self.loop.turns.spent.values(), default=0.0) / seconds
 
     def _check_shares(self, victim: Victim) -> None:
         node, other = victim.node, self.victims[victim is self.victims[0]].node
@@ -262,7 +312,6 @@ def why_forbidden(host: str) -> str:
 @asynccontextmanager
 async def scene(folder: Path) -> AsyncIterator[Scene]:
     """Connected, and the stream running."""
-    loop = asyncio.get_running_loop()
     async with World() as world:
         office = PostOffice()
         near, far = apart(world, kinds=(LinkKind.TCP,))
@@ -272,15 +321,14 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
             Victim(far, folder, world.owner, office),
         )
         it = Scene(world, victims, hostile, office)
-        assert isinstance(loop, OutsideLoop)
-        loop.slow = {Dial("tcp", "127.0.0.1", EXPOSED_PORT + number) for number in range(2)}
-        loop.set_exception_handler(lambda _loop, context: it.strange.append(_shown(context)))
+        it.loop.slow = {Dial("tcp", "127.0.0.1", EXPOSED_PORT + number) for number in range(2)}
+        it.loop.set_exception_handler(lambda _loop, context: it.strange.append(_shown(context)))
         far.mesh.handle(
             LIVE, _echo, allow=lambda member, _metadata: None if member.peer == near.peer else "no"
         )
         for number, (victim, other) in enumerate((victims, victims[::-1])):
             victim.node.knows(other.node, hostile)
-            victim.start(world.owner, hostile.peer, EXPOSED_PORT + number)
+            victim.context.copy().run(victim.start, world.owner, hostile.peer, EXPOSED_PORT + number)
         await near.sees(far, PeerState.CONNECTED)
         await far.sees(near, PeerState.CONNECTED)
         world.owner.start(it.live.run(), name="live stream")

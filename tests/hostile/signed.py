@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import cast
 
 from meshd.base.errors import MeshdError
+from meshd.base.shares import ADDRESSES
 from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.membership import Chain, Role, issue
 from meshd.identity.presence import Presence
@@ -52,6 +53,7 @@ class Pen:
         self._victims = victims
         self.broken = 0.5  # of what is asked for by `some`
         self._sequence = 1
+        self._mover: tuple[KeyPair, Chain] | None = None
         self._sybils: deque[tuple[KeyPair, Chain]] = deque(maxlen=2 * MOST_SYBILS)
         self.kinds: dict[str, Callable[[], bytes]] = {
             "record": self.record,
@@ -127,6 +129,19 @@ class Pen:
                 ).encode()
             except UNSAYABLE:
                 continue
+
+    def moved(self) -> bytes:
+        """Of one and the same node, at eight public addresses that nobody named before."""
+        key, chain = self._mover = self._mover or self._sybil()
+        hosts = [f"203.0.113.{self._chance.randrange(256)}" for _ in range(ADDRESSES.most)]
+        return PeerRecord.sign(
+            key,
+            chain=chain,
+            name="mover",
+            role="worker",
+            sequence=self.next(),
+            candidates=tuple(Candidate(host, self._chance.randint(1024, 65535), "tcp") for host in hosts),
+        ).encode()
 
     def ban(self) -> bytes:
         """Of a victim, a sybil, an invite, nobody, itself: what its rank allows and what it does not."""

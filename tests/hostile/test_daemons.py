@@ -7,7 +7,6 @@ time by /proc. A pause counts as far as this process, which does nothing, was no
 import asyncio
 import json
 import os
-import random
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ import pytest
 from meshd.base.tasks import Owner
 
 from tests.conformance.run import run
+from tests.hostile.draw import drawn_seed
 
 ATTACK_SECONDS = 20
 WARM_SECONDS = 5
@@ -114,8 +114,7 @@ class Watch:
 
 
 def test_the_honest_bear_it(tmp_path: Path) -> None:
-    seed = random.randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201
+    seed = drawn_seed()
 
     async def work() -> None:
         async with program("tests.hostile.honest", str(tmp_path / "anna"), "anna") as anna:
@@ -153,7 +152,7 @@ async def _measured(honest: tuple[Program, Program], user: Program, mallory: Pro
         heard = await mallory.hears()
         owner.cancel()
     assert heard.startswith("said "), heard
-    said = int(heard.removeprefix("said "))
+    said, unheard = heard.removeprefix("said ").split(", unheard ")
     seen = json.loads(await user.told("look"))
     assert all(one.alive for one in honest)
     pause = seen["longest"] - watch.longest
@@ -163,7 +162,7 @@ async def _measured(honest: tuple[Program, Program], user: Program, mallory: Pro
         used.append((one.seconds - seconds) / ATTACK_SECONDS - idle / WARM_SECONDS)
         print(f"{used[-1]:.0%} of a core, {(one.resident - resident) >> 10} KiB more")  # noqa: T201
         assert one.resident - resident < MOST_GROWTH_BYTES
-    assert said > 100
+    assert unheard == "[]", "a way in at which nobody answered"
     assert not seen["wrong"] and seen["beats"] > 0
     assert pause < MOST_PAUSE_SECONDS
     assert max(used) < MOST_OF_A_CORE

@@ -3,7 +3,9 @@
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
@@ -13,9 +15,9 @@ from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.lender import Lender
 from meshd.rpc.patience import Company
-from meshd.wire.lease import LEASE_SERVICE, Acquire
+from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, Offer
 
-from tests.hostile.draw import Draw, Pool
+from tests.hostile.draw import Draw, Pool, drawn_seed
 from tests.hostile.words import Speech
 from tests.sim.loop import run
 from tests.unit.role.rig import Bench, Net
@@ -26,21 +28,30 @@ ORDER = ("lease.Offer", "lease.Grant", "lease.Reached", "lease.Lost")
 MOST_WORDS = 8
 
 
+def _words(chance: random.Random, speech: Speech) -> Iterator[bytes]:
+    """Of one lease: often truly offered and granted, for what comes behind that."""
+    offer, grant = speech.good("lease.Offer"), speech.good("lease.Grant")
+    assert isinstance(offer, Offer) and isinstance(grant, Grant)
+    grant = replace(grant, lease_id=offer.lease_id or grant.lease_id)
+    speech.broken = chance.choice((0.0, 0.1, 0.6))
+    for at in range(chance.randrange(MOST_WORDS)):
+        if at < 2 and chance.random() < 0.7:
+            yield (offer if at == 0 else grant).encode()
+        else:
+            yield speech.say(ORDER[at] if at < len(ORDER) and chance.random() < 0.7 else speech.of("lease"))
+
+
 def test_a_head_bears_any_worker(tmp_path: Path) -> None:
-    seed = random.randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201
-    chance = random.Random(seed)
+    chance = random.Random(drawn_seed())
     speech = Speech(chance, Draw(chance, Pool(blobs=(bytes(16), bytes(32)))))
     ends: Counter[str] = Counter()
 
     async def worker(stream: Stream) -> None:
         """Its lines in their order or in none, and then silence or the end."""
         messages = MessageStream(stream)
-        speech.broken = chance.choice((0.0, 0.1, 0.6))
-        for at in range(chance.randrange(MOST_WORDS)):
+        for word in _words(chance, speech):
             await asyncio.sleep(chance.choice((0.0, 0.0, 1.0)))
-            named = ORDER[at] if at < len(ORDER) and chance.random() < 0.7 else speech.of("lease")
-            await messages.send(speech.say(named))
+            await messages.send(word)
         if chance.random() < 0.8:
             stream.write_eof()
         else:
@@ -62,6 +73,8 @@ def test_a_head_bears_any_worker(tmp_path: Path) -> None:
             stage = "offered"
             assert len({device.name for device in offer.devices}) == len(offer.devices)
             await lender.reserve(tuple(device.free_bytes for device in offer.devices))
+            stage = "reserved"
+            await lender.until_granted()
             stage = "granted"
             await lender.say_loaded()
             async with asyncio.timeout(200):
@@ -84,4 +97,5 @@ def test_a_head_bears_any_worker(tmp_path: Path) -> None:
 
     run(main())
     assert ends.total() == LEASES
-    assert all(ends[stage] > LEASES / 100 for stage in ("asked", "lost")), ends
+    # a quarter ends at each of them
+    assert all(ends[stage] > LEASES / 20 for stage in ("asked", "reserved", "lost")), ends

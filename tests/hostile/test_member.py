@@ -1,15 +1,24 @@
 """A hostile member against two honest nodes: a short run of what `make fuzz` does at length."""
 
-import random
+import math
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.base.shares import DIALS
+from meshd.peer import connector
 from meshd.peer.interface import Stream
 from meshd.role.worker import Worker
 
 from tests.hostile import scene
+from tests.hostile.approach import Pace
 from tests.hostile.damage import Damage
 from tests.hostile.doors import DOORS
+from tests.hostile.draw import drawn_seed
 from tests.hostile.run import run_member
 from tests.hostile.words import catalogue
 
@@ -17,11 +26,12 @@ MESSAGES = 100_000
 
 
 def test_the_honest_bear_it(tmp_path: Path) -> None:
-    seed = random.randrange(1_000_000)
+    seed = drawn_seed()
     print(f"python -m tests.hostile --seed {seed} --messages {MESSAGES}")  # noqa: T201
     done = run_member(tmp_path, seed=seed, messages=MESSAGES)
     assert done.messages >= MESSAGES
     assert done.echoed > 1 << 20
+    assert not done.unheard
     # whatever the wire has was said, somewhere
     assert {word.name for word in catalogue()} <= set(done.sent)
 
@@ -34,6 +44,67 @@ def test_a_run_comes_again_by_its_seed(door: str, tmp_path: Path) -> None:
         other.sent,
         other.virtual_seconds,
     )
+
+
+def _printed(hash_seed: int) -> str:
+    command = (sys.executable, "-m", "tests.hostile", "--seed", "5", "--messages", "4000")
+    ran = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ran.stdout.split()[-1]
+
+
+def test_a_run_comes_again_in_another_process() -> None:
+    assert _printed(1) == _printed(2)
+
+
+def _burn(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def _make_leases_cost(monkeypatch: pytest.MonkeyPatch, seconds: float, *, leases: float = math.inf) -> None:
+    real, left = Worker._serve_lease, leases
+
+    async def serve(worker: Worker, stream: Stream) -> None:
+        nonlocal left
+        if left > 0:
+            left -= 1
+            _burn(seconds)
+        await real(worker, stream)
+
+    monkeypatch.setattr(Worker, "_serve_lease", serve)
+
+
+def test_a_node_that_computes_on_end_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _make_leases_cost(monkeypatch, 1.1 * scene.MOST_TURN_SECONDS, leases=1)
+    with pytest.raises(Damage, match="computed for"):
+        run_member(tmp_path, seed=1, messages=1000, doors=("leases",))
+
+
+def test_a_node_that_takes_much_of_a_core_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scene, "MOST_OF_A_CORE", 0.02)  # leases take a tenth of that
+    run_member(tmp_path, seed=1, messages=1000, doors=("leases",))
+    _make_leases_cost(monkeypatch, 0.05)
+    with pytest.raises(Damage, match="of a core"):
+        run_member(tmp_path, seed=1, messages=1000, doors=("leases",))
+
+
+def test_computing_stays_in_its_bound_at_full_speed(tmp_path: Path) -> None:
+    pace = Pace(rest=0.01, away=1.0)  # as fast as its news are read: without NEWS_CHECKS that takes a core
+    done = run_member(tmp_path, seed=drawn_seed(), messages=8000, doors=("news",), pace=pace)
+    assert done.of_a_core < scene.MOST_OF_A_CORE
+
+
+def test_dials_beyond_their_share_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connector, "DIALS", replace(DIALS, per_second=1e9, burst=1e9))
+    with pytest.raises(Damage, match="too often"):
+        run_member(tmp_path, seed=1, messages=2000, doors=("moves",))
 
 
 def test_a_forbidden_dial_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

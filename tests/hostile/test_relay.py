@@ -13,7 +13,7 @@ from tests.conformance.relays import House, Party, Tampering, in_house
 from tests.conformance.run import until
 from tests.fuzz.mutate import flip
 from tests.hostile.damage import Lines
-from tests.hostile.draw import Draw, Pool
+from tests.hostile.draw import Draw, Pool, drawn_seed
 from tests.hostile.words import Speech
 
 MESSAGES = 2000
@@ -57,9 +57,7 @@ async def _use(one: Party, other: Party) -> None:
 
 
 def test_what_a_relay_says_ends_its_line_at_most() -> None:
-    seed = random.randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201
-    Lying.chance = random.Random(seed)
+    Lying.chance = random.Random(drawn_seed())
     Lying.said = 0
     lines = Lines()
 

@@ -20,8 +20,9 @@ Result = TypeVar("Result")
 class _JumpSelector(selectors.BaseSelector):
     """Where the loop would sleep, time jumps."""
 
-    def __init__(self, jump: Callable[[float | None], None]) -> None:
+    def __init__(self, turn: Callable[[], None], jump: Callable[[float | None], None]) -> None:
         self._real = selectors.DefaultSelector()
+        self._turn = turn
         self._jump = jump
 
     def register(self, fileobj: Any, events: int, data: object = None) -> selectors.SelectorKey:
@@ -31,6 +32,7 @@ class _JumpSelector(selectors.BaseSelector):
         return self._real.unregister(fileobj)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._turn()
         ready = self._real.select(0)
         if not ready and timeout != 0:
             self._jump(timeout)
@@ -48,12 +50,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._now = 1000.0
-        super().__init__(_JumpSelector(self._jump))
+        super().__init__(_JumpSelector(self._turn, self._jump))
         self._clock_resolution = math.ulp(self._now)
 
     def time(self) -> float:
         """Virtual seconds."""
         return self._now
+
+    def _turn(self) -> None:
+        """All that was ready has run."""
 
     def _jump(self, timeout: float | None) -> None:
         if timeout is None:

@@ -1,21 +1,24 @@
 """What one peer may have of this node, on the virtual clock: streams that are counted, links that are few."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from meshd.base.errors import MeshdError, Refused
-from meshd.base.shares import LINKS, PASSED_ON_OF_PEER, Share
+from meshd.base.shares import LINKS, PASSED_ON_OF_PEER, WELCOMED_BY_PEER, Share
 from meshd.base.slots import Release, Slots
+from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
-from meshd.link.interface import LinkKind
-from meshd.link.member_relay import SERVICE, TO, MemberRelayLinks
+from meshd.link.interface import DialError, Link, LinkKind
+from meshd.link.member_relay import FROM, SERVICE, TO, MemberRelayLinks
 from meshd.peer.interface import MetadataValue, PeerState, Stream
 
 from tests.conformance.memory_link import MemoryDialer, MemoryNet
 from tests.sim.echo import serve_echo
 from tests.sim.loop import run
-from tests.sim.world import World, pair
+from tests.sim.world import World, WorldNode, pair
 
 FIVE = Share("streams", 5, "peer", "a further one is refused")
 
@@ -92,6 +95,63 @@ def test_circuits_for_one_member_are_counted_when_they_are_asked_for() -> None:
             ]
             said = [await answer(stream) for stream in streams]
             assert said.count("") == PASSED_ON_OF_PEER.most
+
+    run(main())
+
+
+class Through:
+    """What a node sees of a member that passes its circuits on to one and the same other."""
+
+    def __init__(self, member: WorldNode, node: PeerId, to: PeerId) -> None:
+        self._member = member
+        self._node = node
+        self._to = to
+
+    def direct(self) -> Sequence[PeerId]:
+        return [self._member.peer]
+
+    def open_stream(self, peer: PeerId, service: str, **_rest: Any) -> Stream:
+        assert peer == self._member.peer
+        return self._member.mesh.open_stream(self._to, service, metadata={FROM: self._node.raw})
+
+    def handle(self, *_args: Any, **_rest: Any) -> None:
+        """Nobody calls it."""
+
+
+def test_as_many_nodes_as_are_welcome_meet_one_through_the_same_member() -> None:
+    async def main() -> None:
+        async with World() as world, Owner() as owner:
+            leader, follower = await pair(world)
+            came: list[Link] = []
+
+            async def accept(link: Link) -> None:
+                came.append(link)
+                while True:
+                    await link.receive()
+
+            async def nobody(_link: Link) -> None:
+                raise AssertionError("these only call")
+
+            host = MemberRelayLinks(follower.standing)
+            host.attach(follower.mesh)
+            owner.start(host.serve(accept), name="host")
+            callers = []
+            for number in range(WELCOMED_BY_PEER.most + 1):
+                node = world.node(f"caller{number}")
+                links = MemberRelayLinks(node.standing)
+                links.attach(Through(leader, node.peer, follower.peer))
+                owner.start(links.serve(nobody), name="caller")
+                callers.append(links)
+            await asyncio.sleep(0)
+            made = [await links.dial(follower.peer, ()) for links in callers[:-1]]
+            await asyncio.sleep(1.0)  # the last of them is let in
+            assert len({link.info.peer for link in came}) == WELCOMED_BY_PEER.most
+            with pytest.raises(DialError, match="too many at once"):
+                await callers[-1].dial(follower.peer, ())
+            await made[0].aclose()
+            await asyncio.sleep(1.0)
+            assert (await callers[-1].dial(follower.peer, ())).info.peer == follower.peer
+            owner.cancel()
 
     run(main())
 

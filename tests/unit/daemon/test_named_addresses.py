@@ -16,6 +16,7 @@ from tests.conformance.run import run, until
 from tests.unit.daemon.test_joining import Machine, token_of
 
 LOOPBACK = "127.0.0.1"
+DATAGRAMS_OF_A_DIAL = 8  # the first, and its repetitions with pauses that double, for three seconds
 SECONDS_OF_BACKOFF = 12  # attempts in five seconds, with pauses that begin at 0.2 s and grow
 
 
@@ -25,6 +26,7 @@ class Ports:
     def __init__(self) -> None:
         self.connections = 0
         self.datagrams = 0
+        self.dials: set[bytes] = set()  # connections over UDP
         self.numbers: list[int] = []
 
     @contextlib.asynccontextmanager
@@ -50,8 +52,9 @@ class Ports:
         self.connections += 1
 
     def _hear(self, udp: socket.socket) -> None:
-        udp.recv(2048)
+        data = udp.recv(2048)
         self.datagrams += 1
+        self.dials.add(data[6 : 6 + data[5]])  # the id that a QUIC client draws for each connection
 
 
 @contextlib.asynccontextmanager
@@ -99,12 +102,16 @@ def test_a_member_that_tells_a_new_port_again_and_again_has_few_of_them_dialled(
     async def work() -> None:
         ports = Ports()
         async with ports.open(), victim_of(tmp_path) as (_, says):
+            began = asyncio.get_running_loop().time()
             for number in range(238):
                 says(both(ports.numbers[number % len(ports.numbers)]))
                 await asyncio.sleep(0.02)
+            seconds = asyncio.get_running_loop().time() - began
         # each time it is dialled at once, and what the back-off makes of five seconds
-        assert 0 < ports.connections <= RETRIES.burst + SECONDS_OF_BACKOFF
-        assert ports.connections <= DIALS.burst
+        for dials in (ports.connections, len(ports.dials)):
+            assert 0 < dials <= RETRIES.burst + SECONDS_OF_BACKOFF
+        assert ports.datagrams <= DATAGRAMS_OF_A_DIAL * (RETRIES.burst + SECONDS_OF_BACKOFF)
+        assert ports.connections + len(ports.dials) <= DIALS.burst + DIALS.per_second * seconds
 
     run(work())
 
