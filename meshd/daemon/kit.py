@@ -85,7 +85,9 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
         compressed: int = 0,
         always: bool = False,
         watch: Watching | None = None,
+        greeting: bytes = b"",
     ) -> Forward:
+        takes = compressed == VERSION
         return Forward(
             mesh=mesh,
             peer=peer,
@@ -96,10 +98,9 @@ def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
             listen=run_dir if secret else (HOST, 0),  # who shows a secret is patched, and knows both
             saved=saved,
             watch=watch,
+            greeting=greeting,
             on_broken=on_broken,
-            compresses=lambda: (
-                compressed == VERSION and _compresses(config.links.compress, mesh, peer, always=always)
-            ),
+            compresses=lambda: takes and _compresses(config.links.compress, mesh, peer, always=always),
         )
 
     return Kit(

@@ -46,7 +46,8 @@ class MakeTunnel(Protocol):
 
     With `saved` the client is a stock llama-server, whose weights stay here where the worker has them.
     `compressed`: the version of compressed streams that the peer takes, 0 for none; whether they are used is
-    decided by the path of each, unless the one for whom this is done wants that `always`.
+    decided by the path of each, unless the one for whom this is done wants that `always`. `greeting` is said
+    to each client before the peer can.
     """
 
     def __call__(
@@ -62,6 +63,7 @@ class MakeTunnel(Protocol):
         compressed: int = 0,
         always: bool = False,
         watch: Watching | None = None,
+        greeting: bytes = b"",
     ) -> Tunnel: ...
 
 

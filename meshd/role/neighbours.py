@@ -20,7 +20,8 @@ from meshd.peer.interface import MetadataValue, PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.role import command
 from meshd.role.interface import Kit, Orders, Tunnel
-from meshd.rpc.protocol import SECRET_BYTES
+from meshd.rpc.protocol import PEER_SERVED, SECRET_BYTES
+from meshd.rpc.pushed import Vouched
 from meshd.rpc.watch import Watch
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached
@@ -131,7 +132,8 @@ class Neighbours:
                 on_broken=broken,
                 compressed=neighbour.compressed,
                 always=neighbour.always,
-                watch=lambda: nullcontext(outward),  # there is one connection
+                watch=lambda: nullcontext(Vouched(outward)),  # there is one connection
+                greeting=PEER_SERVED,  # it has taken our question for this lease
             )
         except MeshdError as error:
             self._watch.close_neighbour(outward)

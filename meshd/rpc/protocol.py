@@ -81,6 +81,7 @@ CHECK = struct.Struct("<II")  # number of the neighbour, 0; then the session
 PUSH = struct.Struct("<QQQII")  # offset, size, token, number, 0: behind the tensor of PUSH_TENSOR
 TAKE = struct.Struct("<QQQ")  # offset, size, token: behind that of TAKE_TENSOR
 MAX_NEIGHBOUR = 65_535
+PEER_SERVED = ANSWER.pack(1) + b"\1"  # the answer to PEER_HELLO
 PEER_DATA_HEAD_BYTES = 8  # its token
 MAX_PEER_DATA_BYTES = 64 << 20  # what a server keeps for tensors that are not asked for yet
 

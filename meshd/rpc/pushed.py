@@ -1,4 +1,4 @@
-"""What one worker's rpc-server may say to the next one's: a pure filter for both directions of a connection.
+"""What one worker's rpc-server may say to the next one's: pure filters for both directions of a connection.
 
 The first message says whose session this is for, all others carry tensors. Nothing here names memory: where a
 tensor goes is what the head says to the server that receives it.
@@ -6,7 +6,7 @@ tensor goes is what the head says to the server that receives it.
 
 from meshd.rpc import protocol as rpc
 from meshd.rpc.frames import NEIGHBOUR, WORKER, Messages
-from meshd.rpc.owed import Arrived
+from meshd.rpc.owed import Arrived, Outward
 from meshd.rpc.tensors import refused
 
 
@@ -88,3 +88,36 @@ class PushFilter:
             return -(rpc.ANSWER.size + 1)
         self._answered, self._served = True, data[at + rpc.ANSWER.size] == 1
         return rpc.ANSWER.size + 1
+
+
+class Vouched:
+    """Implements tunnel.interface.Watched for the sending side: its server was told that it is served.
+
+    That is said before anybody asks; so the other server's own answer, a round trip later, goes no further.
+    Raises RemoteProtocolError when it is not the one that was told, and then for everything.
+    """
+
+    def __init__(self, outward: Outward) -> None:
+        """`outward` sees what goes on."""
+        self._outward = outward
+        self._heard = b""
+
+    def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Messages. See Inspector."""
+        return self._outward.to_peer(data)
+
+    def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        """What comes after the answer. See Inspector."""
+        missing = len(rpc.PEER_SERVED) - len(self._heard)
+        self._heard += bytes(data[:missing])
+        if not rpc.PEER_SERVED.startswith(self._heard):
+            raise refused("the next worker's rpc-server does not serve this session")
+        return self._outward.from_peer(data[missing:]) if len(data) > missing else b""
+
+    def target_waits(self, waits: bool) -> None:
+        """See Flow."""
+        self._outward.target_waits(waits)
+
+    def peer_waits(self, waits: bool) -> None:
+        """See Flow."""
+        self._outward.peer_waits(waits)

@@ -53,12 +53,15 @@ class Forward:
         bulk: bool = False,
         saved: SavedWeights | None = None,
         compresses: Callable[[], bool] = lambda: False,
+        greeting: bytes = b"",
     ) -> None:
         """`listen`: host and port, 0 for any free one; or a folder that this user alone may enter, for a unix
         socket in it. Raises UserError when it cannot be had.
 
         `saved`: the client is a stock llama-server, and who watches changes nothing. `compresses` is asked
         before each stream; the peer must be known to take compressed ones.
+        `greeting` is said to each client in the peer's place once its stream is open; who watches keeps back
+        what the peer says of the same.
         """
         self._mesh = mesh
         self._peer = peer
@@ -74,6 +77,7 @@ class Forward:
         self._bulk = bulk
         self._saver = Saver(saved) if saved is not None else None
         self._compresses = compresses
+        self._greeting = greeting
         self.host, self.port = "", 0
         self.path: Path | None = None
         if isinstance(listen, Path):
@@ -181,6 +185,7 @@ class Forward:
             return
         if compressed:
             stream = CompressedStream(stream)
+        local.try_write(self._greeting)
         local.unread(first)  # an inspector sees this, too
         with self._watch() as watched:
             await self._carry(local, stream, watched)

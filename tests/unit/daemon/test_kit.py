@@ -13,19 +13,33 @@ from typing import cast
 import pytest
 from meshd.base import log
 from meshd.base.listening import listen_in
+from meshd.base.tasks import Owner
 from meshd.config import Config, Paths
 from meshd.daemon import kit
 from meshd.identity.keys import KeyPair
-from meshd.peer.interface import Mesh, PathStatus, PeerStatus
+from meshd.peer.interface import Mesh, PathStatus, PeerStatus, Stream
 from meshd.process.connections import Address, ConnectionOwners
 from meshd.role.interface import Native
+from meshd.rpc.owed import Outward
+from meshd.rpc.protocol import PEER_SERVED
+from meshd.rpc.pushed import Vouched
 from meshd.tunnel.forward import Forward
 from meshd.tunnel.pump import Unwatched
 from meshd.wire.native import NativeVersion
 
+from tests.conformance.run import run
 from tests.unit.admin.test_snapshot import NODE, path, peer
+from tests.unit.rpc import talk
+from tests.unit.tunnel.far import FarMesh
 
 OTHER = KeyPair.from_seed(bytes(31) + b"o")
+SECRET = bytes(range(32))
+NATIVE = Native(
+    Path("rpc-server"),
+    Path("llama-server"),
+    True,
+    NativeVersion(rpc="7.0.0", pin="0" * 40, patches="0" * 64, backend="cpu"),
+)
 HERE = ("127.0.0.1", 1), ("127.0.0.1", 2)
 
 
@@ -82,13 +96,11 @@ def test_the_models_socket_is_closed_to_others() -> None:
 
 
 def test_what_is_ours_talks_over_unix_sockets_and_a_stock_program_over_tcp() -> None:
-    version = NativeVersion(rpc="7.0.0", pin="0" * 40, patches="0" * 64, backend="cpu")
-    native = Native(Path("rpc-server"), Path("llama-server"), True, version)
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         stale, _ = listen_in(home)
         stale.close()
-        made = kit.make_kit(Config(paths=Paths(home=home, cache=home)), cast(Mesh, OnePath()), native)
+        made = kit.make_kit(Config(paths=Paths(home=home, cache=home)), cast(Mesh, OnePath()), NATIVE)
         assert list(home.iterdir()) == [], "of a daemon that was killed"
         for secret in (bytes(32), b""):
             tunnel = made.make_tunnel(
@@ -108,11 +120,9 @@ def test_what_is_ours_talks_over_unix_sockets_and_a_stock_program_over_tcp() -> 
 
 
 def test_who_watches_a_tunnel_is_asked_for_each_connection() -> None:
-    version = NativeVersion(rpc="7.0.0", pin="0" * 40, patches="0" * 64, backend="cpu")
-    native = Native(Path("rpc-server"), Path("llama-server"), True, version)
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        made = kit.make_kit(Config(paths=Paths(home=home, cache=home)), cast(Mesh, OnePath()), native)
+        made = kit.make_kit(Config(paths=Paths(home=home, cache=home)), cast(Mesh, OnePath()), NATIVE)
         watcher = Unwatched()
         tunnel = made.make_tunnel(
             peer=OTHER.peer,
@@ -128,6 +138,55 @@ def test_who_watches_a_tunnel_is_asked_for_each_connection() -> None:
         with tunnel._watch() as watched:
             assert watched is watcher
         tunnel.close()
+
+
+def test_a_server_that_pushes_is_answered_before_its_neighbour_can() -> None:
+    """The neighbour here says nothing until its session was greeted, and then only what is known already."""
+    greeted, said = asyncio.Event(), talk.peer_hello() + talk.peer_data()
+
+    async def neighbour(stream: Stream) -> None:
+        await greeted.wait()
+        heard = b""
+        while len(heard) < len(said):
+            heard += bytes(await stream.read())
+        assert heard == said
+        await stream.write(PEER_SERVED)
+        stream.write_eof()
+
+    async def main(home: Path) -> None:
+        pushed: list[int] = []
+        async with Owner() as owner:
+
+            def take(far: Stream) -> None:
+                owner.start(neighbour(far), name="neighbour")
+
+            mesh = FarMesh(take)
+            made = kit.make_kit(Config(paths=Paths(home=home, cache=home)), cast(Mesh, mesh), NATIVE)
+            tunnel = made.make_tunnel(
+                peer=OTHER.peer,
+                service="push",
+                metadata={},
+                secret=SECRET,
+                owner_pid=None,
+                saved=None,
+                on_broken=lambda error: pytest.fail(error.what),
+                watch=lambda: nullcontext(Vouched(Outward(pushed.append))),
+                greeting=PEER_SERVED,
+            )
+            owner.start(tunnel.serve(), name="tunnel")
+            place = home / tunnel.endpoint.removeprefix("unix:")
+            reader, writer = await asyncio.open_unix_connection(place)
+            writer.write(SECRET + said)
+            assert await reader.readexactly(len(PEER_SERVED)) == PEER_SERVED
+            greeted.set()
+            assert await reader.read() == b"", "and is not answered twice"
+            assert pushed == [77]
+            writer.close()
+            await writer.wait_closed()
+            owner.cancel()
+
+    with tempfile.TemporaryDirectory() as name:
+        run(main(Path(name)))
 
 
 class OnePath:

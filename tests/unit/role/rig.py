@@ -158,6 +158,7 @@ class StubTunnel:
         compressed: int,
         always: bool,
         watch: Watching | None,
+        greeting: bytes,
     ) -> None:
         StubTunnel.made += 1
         self.peer = peer
@@ -167,6 +168,7 @@ class StubTunnel:
         self.compressed = compressed
         self.always = always
         self.watch = watch
+        self.greeting = greeting
         self.endpoint = f"127.0.0.1:{10_000 + StubTunnel.made % 50_000}"
         self.closed = False
         self.sent = 0
@@ -397,8 +399,9 @@ class Bench:
         compressed: int = 0,
         always: bool = False,
         watch: Watching | None = None,
+        greeting: bytes = b"",
     ) -> Tunnel:
-        tunnel = StubTunnel(peer, service, metadata, secret, compressed, always, watch)
+        tunnel = StubTunnel(peer, service, metadata, secret, compressed, always, watch, greeting)
         self.saved.append(saved)
         self.tunnels.append(tunnel)
         return tunnel

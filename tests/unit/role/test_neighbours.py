@@ -14,6 +14,7 @@ from meshd.role.neighbours import (
     MAX_NEIGHBOURS,
     REACH_SECONDS,
 )
+from meshd.rpc.protocol import PEER_SERVED
 from meshd.wire.lease import PUSH_SERVICE, Admit, Grant, Loaded, Neighbour, Reached
 
 from tests.sim.loop import run
@@ -145,6 +146,9 @@ def test_a_neighbour_is_asked_then_told_to_the_server_and_kept(tmp_path: Path) -
             assert child.orders() == [f"peer 3 {tunnel.endpoint} {tunnel.secret.hex()}"]
             assert len(tunnel.secret) == 32
             assert tunnel.watch is not None, "what is pushed is seen"
+            assert tunnel.greeting == PEER_SERVED
+            with tunnel.watch() as watched:
+                assert watched.from_peer(PEER_SERVED) == b"", "it was told already"
             (asked,) = other.asked
             assert dict(asked.metadata) == {"lease": LEASE, "ask": 1}
             await asyncio.sleep(1000)

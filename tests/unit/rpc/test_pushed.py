@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import protocol as rpc
 from meshd.rpc.firewall import Firewall
-from meshd.rpc.owed import Arrived
-from meshd.rpc.pushed import PushFilter
+from meshd.rpc.owed import Arrived, Outward
+from meshd.rpc.pushed import PushFilter, Vouched
 
 from tests.unit.rpc import talk
 from tests.unit.rpc.talk import BASE, ROOM, Talk, Tensor
@@ -213,3 +213,26 @@ def test_any_split_goes_on_whole(cuts: list[int]) -> None:
         at += cut
     passed += bytes(it.from_peer(data[at:])) if at < len(data) else b""
     assert passed == data
+
+
+# The sending side, whose server was told at once that it is served.
+
+
+@given(st.integers(0, len(YES)), st.integers(0, len(YES)))
+def test_the_answer_that_was_told_already_goes_no_further(one: int, other: int) -> None:
+    said: list[int] = []
+    it = Vouched(Outward(said.append))
+    cuts = sorted((one, other))
+    pieces = [YES[: cuts[0]], YES[cuts[0] : cuts[1]], YES[cuts[1] :] + b"more"]
+    assert b"".join(bytes(it.from_peer(piece)) for piece in pieces) == b"more"
+    message = talk.peer_hello() + talk.peer_data(token=5)
+    assert bytes(it.to_peer(message)) == message
+    assert said == [5], "what is pushed is seen"
+
+
+@pytest.mark.parametrize("answer", [NO, talk.answer(b""), talk.answer(b"\1\1"), b"\2"])
+def test_another_answer_than_was_told_ends_the_connection(answer: bytes) -> None:
+    it = Vouched(Outward(lambda _token: None))
+    for said in (answer, YES, b"more"):
+        with pytest.raises(RemoteProtocolError, match="does not serve this session"):
+            it.from_peer(said)
