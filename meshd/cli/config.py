@@ -1,6 +1,6 @@
 """Show the effective configuration and where each value comes from, or write one to begin with.
 
-Precedence: option, environment, the file of --config, default.
+Precedence: option, environment, the file of --config, what the home keeps (the name), default.
 """
 
 import argparse
@@ -32,7 +32,9 @@ def run(args: Arguments, out: Output) -> int:
     """Nothing of it needs a daemon."""
     if args.action == "init":
         return _init(Path(args.file).expanduser(), out)
-    settings = load(file=config_file(args)).settings
+    from meshd.config.kept_name import with_kept_name  # cryptography, which `config init` does without
+
+    settings = with_kept_name(load(file=config_file(args))).settings
     if args.json:
         out.json({"schema": 1, "settings": {s.key.name: _entry(s) for s in settings}})
         return 0

@@ -76,7 +76,9 @@ def load_role(args: Arguments, role: str, more: Mapping[str, object] | None = No
     given: dict[str, object] = {
         key.name: vars(args)[key.name] for key in KEYS if vars(args).get(key.name) is not None
     }
-    return load(options={**given, **(more or {})}, file=config_file(args), role=role)
+    from meshd.config.kept_name import with_kept_name  # cryptography, which `--help` does without
+
+    return with_kept_name(load(options={**given, **(more or {})}, file=config_file(args), role=role))
 
 
 def config_file(args: Arguments) -> Path | None:

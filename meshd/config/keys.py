@@ -16,7 +16,7 @@ KEYS: tuple[Key, ...] = (
         form=forms.NODE_NAME,
         option="--name",
         metavar="NAME",
-        help="this node's name in the mesh (default: the host's)",
+        help="this node's name in the mesh (default: the one given before, else the host's)",
     ),
     Key(
         section="node",

@@ -10,6 +10,7 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, RemoteProtocolError
 from meshd.base.tasks import Owner, in_thread
 from meshd.config import Config
+from meshd.config.kept_name import keep_name
 from meshd.daemon.disk import write_again
 from meshd.daemon.entry import Entered, remember
 from meshd.daemon.numbering import Numbering
@@ -72,6 +73,7 @@ class Estate:
         remember(config, entered, self.book, self.bans)
         self._write_book()  # now: a node that is killed in a moment finds its mesh again
         home.keep_revocations(self.bans)
+        keep_name(home, config.node.name)
         self._numbering = Numbering(
             home.counters.reserve_sequences, last=home.counters.last_sequence(), now=int(time.time())
         )

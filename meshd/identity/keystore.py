@@ -32,11 +32,12 @@ from meshd.identity.membership import (
     issue,
     may_give,
 )
+from meshd.identity.naming import NAME_BLOB
 from meshd.identity.revocation import MAX_SET_BYTES, RevocationSet
 from meshd.wire.message import Fields, pack, unpack
 
 MAX_BLOB_BYTES = 16 << 20
-PORT_BLOB = "mesh-port"  # the one blob that outlives a membership: it is this machine's, not the mesh's
+PORT_BLOB = "mesh-port"
 
 _IDENTITY, _MEMBERSHIP, _INVITES, _BANS = (
     "identity.key",
@@ -211,7 +212,8 @@ class Home:
                 hint="keep a backup with `meshd mesh export > FILE`, then run `meshd leave --force`",
             )
         # the membership goes last: after a crash in between, the node is still a member and can leave again
-        blobs = (name for name in self._folder.names(".blob") if name != _blob(PORT_BLOB))
+        stay = (_blob(PORT_BLOB), _blob(NAME_BLOB))  # this machine's, not the mesh's
+        blobs = (name for name in self._folder.names(".blob") if name not in stay)
         for name in (*blobs, _INVITES, _BANS, _MEMBERSHIP):
             self._folder.remove(name)
 

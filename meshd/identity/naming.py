@@ -14,6 +14,7 @@ ID_CHARS = 52  # base32 of 32 bytes without padding
 SHORT_CHARS = 10  # of an id, as people see and give it: 50 bits
 LEAST_CHARS = 4  # of an id that are taken for its beginning
 MAX_NAME_CHARS = 63
+NAME_BLOB = "name"  # under which a home keeps the name that was given
 UNNAMED = "?"  # leads what is shown for a name that a node may not have; no name has it
 
 _ID_PART = re.compile(r"[A-Za-z2-7]+")

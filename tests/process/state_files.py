@@ -20,6 +20,7 @@ from typing import Protocol
 from meshd.admin.authority import save_addresses
 from meshd.base import log
 from meshd.base.errors import UserError
+from meshd.config.kept_name import keep_name
 from meshd.daemon.estate import Estate
 from meshd.daemon.port import _keep
 from meshd.daemon.surroundings import _kept_secret
@@ -124,6 +125,10 @@ def _take_port(scene: Scene) -> None:
         _keep(scene.home, listener)
 
 
+def _give_name(scene: Scene) -> None:
+    keep_name(scene.home, f"n{random.randint(1, 1 << 30)}-1")
+
+
 def _make_secret(scene: Scene) -> None:
     (scene.folder / "portmap.blob").unlink()
     _kept_secret(scene.home)
@@ -136,6 +141,7 @@ CASES = (
     Case("counters", "numbers of starts and records", LATER, _number_records),
     Case("tunnels.blob", "services and tunnels", LATER, _expose),
     Case("mesh-port.blob", "the mesh port", LATER, _take_port),
+    Case("name.blob", "the name that was given", LATER, _give_name),
     Case("portmap.blob", "what shows the router that it is us", LATER, _make_secret),
     Case("invites", "invites, and who came by them", REFUSED),
     Case("identity.key", "the node's key, at the first start", NO_START),

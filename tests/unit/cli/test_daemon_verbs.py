@@ -8,6 +8,8 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.config import Config, HostPort
 from meshd.demo.interface import DemoArgs, DemoOutput
+from meshd.identity.keystore import Home
+from meshd.identity.naming import NAME_BLOB
 
 from .shell import meshd, refused
 
@@ -53,6 +55,14 @@ def test_a_worker(started: Started, model: Path, home: Path) -> None:
     assert config.links.relays == ("https://r",)
     assert (config.log.format, config.log.level) == ("json", "debug")
     assert config.paths.home == home and config.paths.logs == home / "logs"
+
+
+def test_a_name_that_the_home_keeps_is_the_name_of_the_next_start(started: Started, home: Path) -> None:
+    Home(home).write_blob(NAME_BLOB, b"garage")
+    assert meshd("worker").code == 0
+    assert meshd("worker", "--name", "attic").code == 0
+    assert [config.node.name for config, _ in started] == ["garage", "attic"]
+    assert f'name = "garage"  # kept in {home}' in meshd("config", "show").out
 
 
 def test_a_serving_node(started: Started, model: Path) -> None:

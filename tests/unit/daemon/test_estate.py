@@ -9,6 +9,7 @@ import pytest
 from meshd.base.tasks import Owner
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home
+from meshd.identity.naming import NAME_BLOB
 from meshd.wire.address import Candidate
 
 from tests.conformance.run import run
@@ -62,6 +63,16 @@ def test_what_is_being_written_when_the_node_ends_does_not_overtake_what_is_writ
         await asyncio.get_running_loop().shutdown_default_executor()
         estate.doorway.close()
         assert await known(machine) == {peer(1), peer(2)}
+
+    run(main())
+
+
+def test_the_name_of_a_node_is_kept_in_its_home(tmp_path: Path) -> None:
+    async def main() -> None:
+        machine = Machine(tmp_path, "garage")
+        estate = await machine.enter()
+        assert machine.home.read_blob(NAME_BLOB) == b"garage"
+        estate.doorway.close()
 
     run(main())
 

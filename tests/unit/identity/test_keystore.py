@@ -10,6 +10,7 @@ from meshd.identity.invite_book import InviteBook
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import PORT_BLOB, Home, Membership
 from meshd.identity.membership import ALL_ROLES, Role, check_chain
+from meshd.identity.naming import NAME_BLOB
 from meshd.identity.revocation import RevocationSet, ban
 
 from tests.unit.identity.cast import GUEST, INVITER, MESH, STRANGER
@@ -182,11 +183,12 @@ def test_leaving_forgets_the_mesh_and_keeps_the_key(home: Home, founder: Home) -
     home.save_invites(InviteBook(mine.mesh))
     home.save_revocations(RevocationSet(mine.mesh))
     before = home.load_or_create_identity().peer
-    for blob in ("book", "addresses", PORT_BLOB):
+    for blob in ("book", "addresses", PORT_BLOB, NAME_BLOB):
         home.write_blob(blob, b"1")
     home.leave()
     assert home.load_membership() is None
-    assert sorted(path.name for path in home.path.iterdir()) == ["identity.key", "mesh-port.blob"]
+    left = sorted(path.name for path in home.path.iterdir())
+    assert left == ["identity.key", "mesh-port.blob", "name.blob"]
     again = joined(home, founder, frozenset({Role.USE}))
     assert again.chain.leaf.node == before
     home.leave()

@@ -1,0 +1,50 @@
+"""The name that a node was given, kept in its home for starts that give none (docs/config.md).
+
+Others know the node by it: without, a restart by a plain `meshd worker` would give it the host's name again.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshd.config.load import Loaded
+from meshd.config.tree import host_name
+from meshd.identity import naming
+from meshd.identity.folder import PrivateFolder
+
+if TYPE_CHECKING:
+    from meshd.identity.keystore import Home  # cryptography, which `config show` does without
+
+_KEY = "node.name"
+
+
+def with_kept_name(loaded: Loaded) -> Loaded:
+    """`loaded`, with the kept name where no option, variable or file gives one. Raises UserError."""
+    if loaded.origin(_KEY) != "default":
+        return loaded
+    config = loaded.config
+    name = _kept(config.paths.home)
+    if not name:
+        return loaded
+    settings = tuple(
+        replace(setting, value=name, origin=f"kept in {config.paths.home}")
+        if setting.key.name == _KEY
+        else setting
+        for setting in loaded.settings
+    )
+    return Loaded(replace(config, node=replace(config.node, name=name)), settings)
+
+
+def keep_name(home: "Home", name: str) -> None:
+    """For the next start. The host's name alone is not kept: it is the default, and may change."""
+    kept = _kept(home.path)
+    if name != kept and (kept or name != host_name()):
+        home.keep_blob(naming.NAME_BLOB, name.encode())
+
+
+def _kept(home: Path) -> str:
+    folder = PrivateFolder(home, mark="")
+    name = (folder.read(f"{naming.NAME_BLOB}.blob", limit=naming.MAX_NAME_CHARS) or b"").decode(
+        "ascii", "replace"
+    )
+    return name if naming.is_name(name) else ""
