@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from meshd.admin.status import HealthWarning, PeerView, Status
+from meshd.identity import naming
 from meshd.wire.native import NativeVersion, difference
 
 SUSPENDED_SECONDS = 10.0  # shorter gaps are what sessions are made for
@@ -25,8 +26,7 @@ _UNFIT_HINT = (
     "another driver may help; `meshd logs device-trial` has all. It is tried again after ten minutes; "
     "`--device CPU` does without it"
 )
-
-
+_NAME_HINT = "give one of them another name: start it once with `--name`, which it keeps"
 _DISK_HINT = (
     "free space on that disk, and check that it is mounted for writing. The node goes on from memory and "
     "writes the file by itself; do not restart it before"
@@ -53,6 +53,7 @@ def examine(
     found = [
         *_mesh(status),
         *_banned(status),
+        *_names(status),
         *(w for peer in status.peers for w in _peer(peer, status, (clock_offsets or {}), native)),
         *_mdns(status),
         *_children(status),
@@ -109,6 +110,21 @@ def _banned(status: Status) -> Iterator[HealthWarning]:
             hint="to come back, take a new key and a new token: `meshd stop`, `meshd leave "
             "--new-identity`, then start it with --join TOKEN",
         )
+
+
+def _names(status: Status) -> Iterator[HealthWarning]:
+    present = {peer.id: peer.name for peer in status.peers if not is_away(peer)}
+    for name, nodes in naming.shared({**present, status.node.id: status.node.name}).items():
+        what = same_name(name, nodes)
+        yield HealthWarning(code="name_shared", severity="warning", what=what, hint=_NAME_HINT)
+
+
+def same_name(name: str, nodes: Sequence[str]) -> str:
+    """That these nodes, by id, have one name."""
+    ids = ", ".join(node[: naming.SHORT_CHARS] for node in nodes[:MAX_NAMED])
+    more = f" and {len(nodes) - MAX_NAMED} more" if len(nodes) > MAX_NAMED else ""
+    count = "two" if len(nodes) == 2 else str(len(nodes))
+    return f"{count} nodes are called `{name}`: {ids}{more}"
 
 
 def is_away(peer: PeerView) -> bool:

@@ -155,7 +155,13 @@ def _push(part: SplitView) -> str:
 
 
 def _peer_name(status: Status, peer: str) -> str:
-    return next((p.name for p in status.peers if p.id == peer), peer[:10])
+    """With the id where another node, or this one, has the same name."""
+    names = {p.id: p.name for p in status.peers}
+    name = names.get(peer)
+    if name is None:
+        return peer[:10]
+    same = [node for node, other in {**names, status.node.id: status.node.name}.items() if other == name]
+    return name if len(same) == 1 else f"{name} ({peer[:10]})"
 
 
 def _count(number: int, thing: str) -> str:

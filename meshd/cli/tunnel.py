@@ -9,6 +9,7 @@ names another address: then for everybody who reaches that.
 """
 
 import argparse
+from collections.abc import Sequence
 
 from meshd.admin.api import TunnelCloseRequest, TunnelList, TunnelListRequest, TunnelOpenRequest
 from meshd.admin.client import ask
@@ -53,7 +54,8 @@ def run(args: Arguments, out: Output) -> int:
         out.note("no tunnel is open")
     else:
         out.table(
-            ("LISTEN", "PEER", "SERVICE", "OPEN", "SENT", "RECEIVED", "NOTE"), [_row(one) for one in found]
+            ("LISTEN", "PEER", "SERVICE", "OPEN", "SENT", "RECEIVED", "NOTE"),
+            [_row(one, found) for one in found],
         )
     return 0
 
@@ -83,10 +85,12 @@ def _close(what: list[str], out: Output) -> int:
     return 0
 
 
-def _row(view: TunnelView) -> tuple[str, ...]:
+def _row(view: TunnelView, views: Sequence[TunnelView]) -> tuple[str, ...]:
+    called = {one.peer: one.peer_name or one.peer[:10] for one in views}
+    unique = list(called.values()).count(called[view.peer]) == 1
     return (
         view.listen,
-        view.peer_name or view.peer[:10],
+        called[view.peer] if unique else f"{called[view.peer]} ({view.peer[:10]})",
         view.service,
         str(view.streams),
         in_bytes(view.sent_bytes),

@@ -44,7 +44,6 @@ def keep_name(home: "Home", name: str) -> None:
 
 def _kept(home: Path) -> str:
     folder = PrivateFolder(home, mark="")
-    name = (folder.read(f"{naming.NAME_BLOB}.blob", limit=naming.MAX_NAME_CHARS) or b"").decode(
-        "ascii", "replace"
-    )
+    data = folder.read(f"{naming.NAME_BLOB}.blob", limit=naming.MAX_NAME_CHARS)
+    name = (data or b"").decode("ascii", "replace")
     return name if naming.is_name(name) else ""

@@ -61,6 +61,7 @@ async def build_role(
             extra=serve.llama_args,
             machine=machine,
             node_name=config.node.name,
+            node_id=str(estate.node.facts.peer),
             incarnation=estate.node.facts.incarnation,
             grace=float(config.links.grace),
         ),

@@ -20,6 +20,7 @@ from meshd.daemon.estate import Estate
 from meshd.daemon.kit import find_native
 from meshd.daemon.native_check import check_native
 from meshd.daemon.roles import BuiltRole, build_role
+from meshd.daemon.same_names import watch_names
 from meshd.daemon.tunnels import make_tunnels
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
@@ -140,6 +141,8 @@ class Daemon:
             network.start(admin.serve(), name="admin")
             network.start(tunnels.serve(), name="tunnels")
             network.start(_watch_addresses(estate), name="addresses")
+            facts = estate.node.facts
+            network.start(watch_names(estate.mesh, facts.peer, facts.name), name="names")
             try:
                 async with Owner() as work:
                     if built.gateway is not None:

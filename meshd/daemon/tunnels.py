@@ -104,14 +104,21 @@ class TunnelAnswers:
             ]
             what = f"no tunnel listens at `{listen}`"
         else:
-            node = self._peer(peer)
-            chosen = [one for one in self._tunnels.opened() if (one.peer, one.service) == (node, service)]
+            chosen = self._to(peer, service)
             what = f"no tunnel to `{service}` of `{peer}` is open"
         if not chosen:
             raise UserError(what, hint="`meshd tunnel ls` lists them")
         views = self._views(chosen)
         await self._tunnels.close(chosen)
         return TunnelList(tunnels=views)
+
+    def _to(self, peer: str, service: str) -> list[TunnelStatus]:
+        """Of the peers that tunnels to `service` lead to, `peer` has to mean one; no others count."""
+        found = [one for one in self._tunnels.opened() if one.service == service]
+        names = self._names()
+        meant = set(naming.meant(peer, {str(one.peer): names.get(one.peer, "") for one in found}))
+        node = PeerId.parse(meant.pop()) if len(meant) == 1 else self._peer(peer)
+        return [one for one in found if one.peer == node]
 
     def _views(self, statuses: list[TunnelStatus]) -> tuple[TunnelView, ...]:
         return tunnel_views(statuses, self._names())

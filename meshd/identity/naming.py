@@ -67,6 +67,15 @@ def _may_begin_id(text: str) -> bool:
     return len(text) >= LEAST_CHARS and _ID_PART.fullmatch(text) is not None
 
 
+def shared(names: Mapping[str, str]) -> dict[str, list[str]]:
+    """The names that several nodes have, by id, and which. What is only shown for a name does not count."""
+    nodes: dict[str, list[str]] = {}
+    for node, name in sorted(names.items()):
+        if is_name(name):
+            nodes.setdefault(name, []).append(node)
+    return {name: found for name, found in nodes.items() if len(found) > 1}
+
+
 def labels(names: Mapping[str, str], taken: Collection[str] = ()) -> dict[str, str]:
     """By id, what each node is called where every label must be another one, and none of `taken`.
 

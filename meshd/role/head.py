@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from meshd.base import log
@@ -200,8 +201,10 @@ class HeadRun:
     async def _ask(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> list[Lent]:
         """The offers of those that take part. Raises MeshdError when too few remain."""
         self._told(f"asking {len(workers)} workers" if workers else "planning")
-        taken = [self._options.node_name, *(server.endpoint for server in self._plain)]
-        called = naming.labels({str(worker.peer): worker.name for worker in workers}, taken)
+        options = self._options
+        names = {options.node_id: options.node_name} | {str(one.peer): one.name for one in workers}
+        called = naming.labels(names, [server.endpoint for server in self._plain])
+        self._options = replace(options, node_name=called[options.node_id])
         saved = self._server.saved()
         for worker in workers:
             if (unfit := why_unfit(self._kit.native.version, worker)) is not None:

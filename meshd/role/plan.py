@@ -47,6 +47,7 @@ class HeadOptions:
     extra: tuple[str, ...] = ()
     machine: str = ""
     node_name: str = "head"
+    node_id: str = ""
     incarnation: bytes = b""
     grace: float = 120.0  # how long answers wait for a worker out of reach
 

@@ -50,6 +50,7 @@ CASES: list[tuple[str, Change]] = [
     ("peer_faults", peer(faults=1, last_fault="greeting: expected `go`")),
     ("version_mismatch", peer(version="0.2.0")),
     ("relayed", peer(link=replace(LINK, kind="relay", path="relayed"), why_not_direct="both symmetric")),
+    ("name_shared", peer(name="desk")),
     ("mdns_silent", lambda status: replace(status, mdns=MdnsView(state="silent", networks=("eth0",)))),
     ("child_failed", child(state="failed", reason="exit code 1")),
     ("child_restarts", child(restarts=3)),

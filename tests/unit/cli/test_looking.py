@@ -86,6 +86,12 @@ def test_how_far_workers_are_is_a_bar_on_a_terminal_and_a_percentage_elsewhere()
     assert "50% garage" not in out.getvalue()
 
 
+def test_a_tunnel_to_a_node_of_this_ones_name_shows_which(daemon: FakeControl) -> None:
+    assert "garage (" not in meshd("status").out
+    daemon.state = replace(full_status(), node=replace(full_status().node, name=PEER.name))
+    assert f"garage ({PEER.id[:10]})  rpc" in meshd("status").out
+
+
 def test_what_a_worker_keeps_is_shown(daemon: FakeControl) -> None:
     daemon.state = replace(
         full_status(), store=StoreView(path="/c/t", bytes=1_000_000, limit=2_000_000, tensors=3)

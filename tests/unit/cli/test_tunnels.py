@@ -1,6 +1,7 @@
 """expose and tunnel: what is asked of the daemon, what is printed, what is refused."""
 
 import json
+from dataclasses import replace
 
 from tests.unit.admin.fake import TUNNEL, FakeControl, exposed
 
@@ -77,6 +78,14 @@ def test_tunnels_are_listed_with_what_went_wrong(daemon: FakeControl) -> None:
     assert rows[1].split()[:3] == ["127.0.0.1:4001", "garage", "web"]
     assert rows[1].endswith("the peer reset the stream")
     assert json.loads(meshd("tunnel", "ls", "--json").out)["tunnels"][0]["user"] is True
+
+
+def test_tunnels_to_nodes_of_one_name_are_told_apart(daemon: FakeControl) -> None:
+    daemon.open = (TUNNEL, replace(TUNNEL, peer="z" * 52, service="db"), replace(TUNNEL, service="x"))
+    rows = meshd("tunnel", "ls").out.splitlines()[1:]
+    assert [row.split("  ")[1] for row in rows] == [f"garage ({peer * 10})" for peer in "qzq"]
+    daemon.open = (TUNNEL, replace(TUNNEL, service="x"))
+    assert [row.split()[1] for row in meshd("tunnel", "ls").out.splitlines()[1:]] == ["garage", "garage"]
 
 
 def test_tunnels_are_closed_by_address_or_by_name(daemon: FakeControl) -> None:

@@ -113,6 +113,12 @@ def test_two_nodes_of_one_name_are_both_found() -> None:
     assert naming.meant("garage", {one: "garage", other: "?garage"}) == [one]
 
 
+def test_names_that_several_nodes_have() -> None:
+    one, other, third = sorted(str(PeerId(bytes([n]) * 32)) for n in (1, 2, 3))
+    assert naming.shared({other: "w", third: "x", one: "w"}) == {"w": [one, other]}
+    assert naming.shared({one: "?w", other: "?w", third: "", "": ""}) == {}
+
+
 @given(st.dictionaries(ids, st.one_of(plain_names, st.text(max_size=12)), max_size=6), st.sets(plain_names))
 def test_every_label_is_another_one(names: dict[str, str], taken: set[str]) -> None:
     found = naming.labels(names, taken)

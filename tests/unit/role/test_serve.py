@@ -191,6 +191,20 @@ def test_workers_whose_names_are_made_to_look_alike_are_told_apart(tmp_path: Pat
     run(main())
 
 
+def test_a_head_with_the_name_of_a_worker_is_told_apart(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, node_id="h" * 52) as it:
+            worker = it.worker("one")
+            worker.name = "head"
+            it.start()
+            await it.until(ModelState.READY)
+            assert it.serve.status.model is not None
+            nodes = {part.node for part in it.serve.status.model.split}
+            assert nodes == {f"head ({worker.key.peer.short})", "head (hhhhhhhhhh)"}
+
+    run(main())
+
+
 def test_another_known_worker_gets_three_seconds(tmp_path: Path) -> None:
     async def main() -> None:
         for comes in (True, False):
