@@ -33,8 +33,16 @@ class InviteReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """A node that joined by an invite; `name` is empty where it is not known (none runs here, or it left)."""
+
+    id: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InviteView:
-    """An invite of this node as `invite ls` shows it: without its secret."""
+    """An invite of this node as `invite ls` shows it: without its secret. `joined`: the newest of `used`."""
 
     id: str
     roles: tuple[str, ...]
@@ -43,6 +51,7 @@ class InviteView:
     uses: int
     used: int
     state: str  # valid, expired, used_up or revoked
+    joined: tuple[Joined, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +63,11 @@ class InviteList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeReply:
-    """Who or what has been banned: a node's id or an invite's."""
+    """Who or what has been banned: a node's id or an invite's, and who joined by that (`removed`)."""
 
     id: str
     name: str = ""
+    removed: tuple[Joined, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,11 @@ The daemon uses it with its own books in memory; a verb uses it on the files, un
 no daemon runs. Time and chance are given: `now` in Unix seconds, secrets as bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
-from meshd.admin.api import InviteList, InviteReply, InviteView, RevokeReply
+from meshd.admin.api import InviteList, InviteReply, InviteView, Joined, RevokeReply
 from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.identity import naming
 from meshd.identity.invite import Invite, RelayHint, encode_token
@@ -21,6 +22,7 @@ from meshd.wire.address import Candidate
 PRINTED_ROLES = frozenset({Role.USE, Role.WORK})
 PRINTED_SECONDS = 24 * 3600
 PRINTED_USES = 10
+MAX_LISTED = 32  # of those who joined by an invite, in a list of all invites
 ADDRESSES_BLOB = "addresses"  # where this node was last reached: what a token made without a daemon says
 
 
@@ -143,16 +145,18 @@ class Authority:
         )
         return InviteReply(token=token, id=entry.id_text, expires_at=entry.expires_at, uses=entry.left)
 
-    def invites(self, now: int) -> InviteList:
-        """All that are remembered, without their secrets."""
-        return InviteList(invites=tuple(_view(entry, now) for entry in self._invites.entries()))
+    def invites(self, now: int, names: Mapping[PeerId, str] = MappingProxyType({})) -> InviteList:
+        """All that are remembered, without their secrets. `names`: what those who joined are called."""
+        return InviteList(invites=tuple(_view(entry, now, names) for entry in self._invites.entries()))
 
-    def revoke_invite(self, text: str, *, now: int) -> RevokeReply:
+    def revoke_invite(
+        self, text: str, *, now: int, names: Mapping[PeerId, str] = MappingProxyType({})
+    ) -> RevokeReply:
         """Ban an invite, by the beginning of its id, and whoever came by it. Raises UserError."""
         entry = self._invites.revoke(self._invites.find(text).invite_id)
         self._save_invites()
         self._ban("invite", entry.invite_id, now, None)
-        return RevokeReply(id=entry.id_text)
+        return RevokeReply(id=entry.id_text, removed=_joined(entry, names))
 
     def revoke_node(self, node: PeerId, *, now: int, name: str = "") -> RevokeReply:
         """Ban a node. Raises UserError when this node may not, or when it is itself."""
@@ -232,7 +236,11 @@ def load_addresses(home: Home) -> tuple[Candidate, ...]:
     return tuple(Candidate.parse(line) for line in blob.decode(errors="replace").splitlines() if line)
 
 
-def _view(entry: InviteEntry, now: int) -> InviteView:
+def _joined(entry: InviteEntry, names: Mapping[PeerId, str]) -> tuple[Joined, ...]:
+    return tuple(Joined(id=str(use.node), name=names.get(use.node, "")) for use in entry.used)
+
+
+def _view(entry: InviteEntry, now: int, names: Mapping[PeerId, str]) -> InviteView:
     return InviteView(
         id=entry.id_text,
         roles=tuple(sorted(entry.roles)),
@@ -241,4 +249,5 @@ def _view(entry: InviteEntry, now: int) -> InviteView:
         uses=entry.uses,
         used=len(entry.used),
         state=entry.state(now),
+        joined=_joined(entry, names)[-MAX_LISTED:],
     )

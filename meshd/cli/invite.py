@@ -5,6 +5,7 @@ The token is the only line on standard output. Whoever has it may join until it 
 
 import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshd.admin.api import (
@@ -14,6 +15,7 @@ from meshd.admin.api import (
     InviteRequest,
     InviteRevokeRequest,
     InviteView,
+    Joined,
     RevokeReply,
 )
 from meshd.admin.client import NotRunning, ask
@@ -26,6 +28,7 @@ from meshd.config import home_here
 DEFAULT_EXPIRES = "24h"
 DEFAULT_USES = "1"
 DEFAULT_ROLES = ("use", "work")
+MAX_NAMED = 20  # of those who joined by an invite
 ROLES = ("work", "use", "invite", "admin")
 
 
@@ -49,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = below.add_parser("ls", description="List the invites that this node has made.")
     listing.add_argument("--json", action="store_true", help="one JSON document, for scripts")
     revoking = below.add_parser("revoke", description="Ban an invite, and whoever joined by it.")
+    revoking.add_argument("--yes", action="store_true", help="do not ask, though this is a terminal")
     revoking.add_argument("id", metavar="ID", help="as in `meshd invite ls`, or its beginning")
 
 
@@ -58,9 +62,7 @@ def run(args: Arguments, out: Output) -> int:
     if args.action == "ls":
         return _list(home, args, out)
     if args.action == "revoke":
-        banned = _revoke(home, args.id)
-        out.line(f"revoked invite {banned.id}, and whoever joined by it")
-        return 0
+        return _revoke(home, args, out)
     if args.qr:
         raise UsageError(f"`--qr` is {NOT_HERE}", hint="copy the token, or send it as a file: --join @FILE")
     reply = _create(home, _request(args))
@@ -114,21 +116,26 @@ def _create(home: Path, request: InviteRequest) -> InviteReply:
         )
 
 
-def _list(home: Path, args: Arguments, out: Output) -> int:
+def _invites(home: Path) -> InviteList:
     try:
-        found = ask(home, InviteListRequest(), InviteList)
+        return ask(home, InviteListRequest(), InviteList)
     except NotRunning:
         from meshd.cli.offline import authority
 
         with authority(home) as (_, books):
-            found = books.invites(int(time.time()))
+            return books.invites(int(time.time()))
+
+
+def _list(home: Path, args: Arguments, out: Output) -> int:
+    found = _invites(home)
     if args.json:
         out.json({"schema": 1, "invites": to_json(found.invites)})
     elif not found.invites:
         out.note("this node has made no invite")
     else:
         out.table(
-            ("ID", "STATE", "USED", "ROLES", "EXPIRES"), [_row(one, time.time()) for one in found.invites]
+            ("ID", "STATE", "USED", "ROLES", "EXPIRES", "JOINED BY IT"),
+            [_row(one, time.time()) for one in found.invites],
         )
     return 0
 
@@ -136,10 +143,42 @@ def _list(home: Path, args: Arguments, out: Output) -> int:
 def _row(invite: InviteView, now: float) -> tuple[str, ...]:
     ahead = invite.expires_at - now
     when = f"in {in_time(ahead)}" if ahead > 0 else f"{in_time(-ahead)} ago"
-    return invite.id, invite.state, f"{invite.used} of {invite.uses}", ", ".join(invite.roles), when
+    used = f"{invite.used} of {invite.uses}"
+    return invite.id, invite.state, used, ", ".join(invite.roles), when, _called(invite.joined, invite.used)
 
 
-def _revoke(home: Path, invite: str) -> RevokeReply:
+def _called(nodes: Sequence[Joined], count: int) -> str:
+    """By name, by id where none is known, by both where two have it; the newest first."""
+    names = [node.name for node in nodes]
+
+    def called(node: Joined) -> str:
+        short = node.id[:10]
+        if not node.name:
+            return short
+        return node.name if names.count(node.name) == 1 else f"{node.name} ({short})"
+
+    shown = [called(node) for node in reversed(nodes)][:MAX_NAMED]
+    return ", ".join(shown) + (f" and {count - len(shown)} more" if count > len(shown) else "")
+
+
+def _revoke(home: Path, args: Arguments, out: Output) -> int:
+    if out.asks and not args.yes and not _sure(home, args.id, out):
+        raise UserError("the invite was not revoked", hint="`meshd revoke PEER` removes one node alone")
+    banned = _ban(home, args.id)
+    removed = f": {_called(banned.removed, len(banned.removed))}" if banned.removed else ""
+    out.line(f"revoked invite {banned.id}, and whoever joined by it{removed}")
+    return 0
+
+
+def _sure(home: Path, start: str, out: Output) -> bool:
+    """Whether a person means it, where nodes go with the invite; the rest is judged when it is done."""
+    fits = [one for one in _invites(home).invites if start and one.id.startswith(start.strip().lower())]
+    if len(fits) != 1 or not fits[0].used:
+        return True
+    return out.confirm(f"this also removes {_called(fits[0].joined, fits[0].used)}: go on?")
+
+
+def _ban(home: Path, invite: str) -> RevokeReply:
     try:
         return ask(home, InviteRevokeRequest(id=invite), RevokeReply)
     except NotRunning:

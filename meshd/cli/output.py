@@ -31,13 +31,22 @@ class Output:
     """stdout for results, stderr for notes, progress and errors."""
 
     def __init__(
-        self, stdout: TextIO, stderr: TextIO, environ: Mapping[str, str], *, width: int | None = None
+        self,
+        stdout: TextIO,
+        stderr: TextIO,
+        environ: Mapping[str, str],
+        *,
+        stdin: TextIO | None = None,
+        width: int | None = None,
     ) -> None:
+        """Without `stdin` nobody is asked anything."""
         self._stdout = stdout
+        self._stdin = stdin
         self._stderr = stderr
         plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
         self.terminal = stdout.isatty()
         self._progress_bar = stderr.isatty() and environ.get("TERM") != "dumb"
+        self.asks = stdin is not None and all(one.isatty() for one in (stdin, stdout, stderr))
         self._colour_out = self.terminal and not plain
         self._colour_err = stderr.isatty() and not plain
         self._drawn = 0  # characters of the progress line that stand on the terminal
@@ -112,6 +121,14 @@ class Output:
         self._stderr.flush()
         self._drawn = len(text)
 
+    def confirm(self, question: str) -> bool:
+        """Ask a person; only where `asks`. Anything but yes is no."""
+        self._wipe()
+        self._stderr.write(f"{clean(question)} [y/N] ")
+        self._stderr.flush()
+        answer = self._stdin.readline() if self._stdin is not None else ""
+        return answer.strip().lower() in ("y", "yes")
+
     def error(self, what: str, hint: str = "") -> None:
         """`error: …`, and after an empty line `hint: …`."""
         self._wipe()
@@ -132,7 +149,7 @@ class Output:
 
 def standard() -> Output:
     """The process's own streams."""
-    return Output(sys.stdout, sys.stderr, os.environ)
+    return Output(sys.stdout, sys.stderr, os.environ, stdin=sys.stdin)
 
 
 def bar(share: float) -> str:

@@ -149,11 +149,11 @@ class DaemonControl(TunnelAnswers):
 
     async def invite_list(self) -> InviteList:
         """See Control."""
-        return self._parts.authority.invites(int(time.time()))
+        return self._parts.authority.invites(int(time.time()), self._names())
 
     async def invite_revoke(self, id: str) -> RevokeReply:
         """See Control."""
-        reply = self._parts.authority.revoke_invite(id, now=int(time.time()))
+        reply = self._parts.authority.revoke_invite(id, now=int(time.time()), names=self._names())
         self._parts.bans_changed()
         return reply
 

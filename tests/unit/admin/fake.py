@@ -15,6 +15,7 @@ from meshd.admin.api import (
     InviteList,
     InviteReply,
     InviteView,
+    Joined,
     PingReply,
     RevokeReply,
     TunnelList,
@@ -117,6 +118,9 @@ TUNNEL = TunnelView(
 )
 
 
+GUEST = Joined(id=PEER.id, name="garage")
+
+
 def full_status(pid: int = 4242) -> Status:
     """A status in which nothing is empty."""
     return Status(
@@ -194,12 +198,13 @@ class FakeControl:
             uses=2,
             used=1,
             state="expired",
+            joined=(GUEST,),
         )
         return InviteList(invites=(view,))
 
     async def invite_revoke(self, id: str) -> RevokeReply:
         self.asked.append(("invite_revoke", id))
-        return RevokeReply(id=id)
+        return RevokeReply(id=id, removed=(GUEST,))
 
     async def accept(self, code: str) -> AcceptReply:
         self.asked.append(("accept", code))

@@ -3,7 +3,15 @@
 from pathlib import Path
 
 import pytest
-from meshd.admin.authority import PRINTED_SECONDS, Authority, load_addresses, read_role, save_addresses
+from meshd.admin.api import Joined
+from meshd.admin.authority import (
+    MAX_LISTED,
+    PRINTED_SECONDS,
+    Authority,
+    load_addresses,
+    read_role,
+    save_addresses,
+)
 from meshd.base.errors import UserError
 from meshd.identity.invite import derive, parse_token
 from meshd.identity.keys import KeyPair
@@ -122,6 +130,26 @@ def test_a_revoked_invite_bans_whoever_came_by_it(tmp_path: Path) -> None:
     assert home.load_revocations(membership.mesh).why_banned(chain) is not None
     with pytest.raises(UserError, match="is the id of no invite"):
         again.revoke_invite("zz", now=NOW)
+
+
+def test_who_joined_by_an_invite_is_listed_and_named_when_it_is_revoked(tmp_path: Path) -> None:
+    founder(tmp_path / "a")
+    home = Home(tmp_path / "a")
+    membership = home.load_membership()
+    assert membership is not None
+    book = home.load_invites(membership.mesh)
+    entry = book.create(secret=b"s" * 16, roles=[Role.USE], now=NOW, expires_at=NOW + 60, uses=99)
+    guests = [KeyPair.from_seed(bytes([number]) * 32).peer for number in range(MAX_LISTED + 2)]
+    for guest in guests:
+        assert book.reserve(entry.invite_id, guest, NOW).ok
+    home.save_invites(book)
+    books = Authority.load(home)
+    [view] = books.invites(NOW, {guests[-1]: "garage"}).invites
+    assert (view.used, len(view.joined)) == (MAX_LISTED + 2, MAX_LISTED)  # the newest
+    assert view.joined[-1] == Joined(id=str(guests[-1]), name="garage")
+    removed = books.revoke_invite(view.id, now=NOW, names={guests[0]: "desk"}).removed
+    assert [one.id for one in removed] == list(map(str, guests))
+    assert [one.name for one in removed[:2]] == ["desk", ""]
 
 
 def test_a_node_is_banned_and_stays_so(tmp_path: Path) -> None:

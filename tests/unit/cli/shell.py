@@ -24,11 +24,16 @@ class Ran:
     err: str
 
 
-def meshd(*argv: str) -> Ran:
-    """Run `meshd ARGV`."""
-    out, err = io.StringIO(), io.StringIO()
+def meshd(*argv: str, answer: str | None = None) -> Ran:
+    """Run `meshd ARGV`; on a terminal, where somebody types `answer`, if that is given."""
+    if answer is not None:
+        return _run(argv, Terminal(), Terminal(), Terminal(answer))
+    return _run(argv, io.StringIO(), io.StringIO(), io.StringIO("y\n"))
+
+
+def _run(argv: tuple[str, ...], out: io.StringIO, err: io.StringIO, stdin: io.StringIO) -> Ran:
     try:
-        code = dispatch(list(argv), Output(out, err, {}))
+        code = dispatch(list(argv), Output(out, err, {}, stdin=stdin))
     except KeyboardInterrupt:  # main() makes it an exit code
         code = INTERRUPTED
     return Ran(code, out.getvalue(), err.getvalue())

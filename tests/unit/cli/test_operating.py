@@ -72,9 +72,27 @@ def test_the_files_are_left_alone_while_somebody_holds_them(founder: Home, tmp_p
 
 
 def test_invites_by_the_daemon(daemon: FakeControl) -> None:
-    assert "00ff" in meshd("invite", "ls").out
-    assert meshd("invite", "revoke", "00").out == "revoked invite 00, and whoever joined by it\n"
+    row = meshd("invite", "ls").out.splitlines()[1]
+    assert row.startswith("00ff") and row.endswith("garage")
+    [view] = json.loads(meshd("invite", "ls", "--json").out)["invites"]
+    assert view["joined"] == [{"id": PEER.id, "name": "garage"}]
+    ran = meshd("invite", "revoke", "00")  # no terminal: nobody is asked
+    assert (ran.out, ran.err) == ("revoked invite 00, and whoever joined by it: garage\n", "")
     assert daemon.asked == [("invite_revoke", "00")]
+
+
+def test_on_a_terminal_it_is_asked_before_nodes_are_removed(daemon: FakeControl) -> None:
+    for answer in ("n\n", "\n", "", "never\n"):
+        ran = meshd("invite", "revoke", "00", answer=answer)
+        assert (ran.code, ran.out) == (1, "")
+        assert "this also removes garage: go on? [y/N]" in ran.err and "not revoked" in ran.err
+    assert daemon.asked == []
+    assert meshd("invite", "revoke", "00", answer="Yes\n").code == 0
+    ran = meshd("invite", "revoke", "--yes", "00", answer="")
+    assert (ran.code, ran.err) == (0, "")
+    ran = meshd("invite", "revoke", "77", answer="")  # of which nobody is known: the daemon judges
+    assert (ran.code, ran.err) == (0, "")
+    assert daemon.asked == [("invite_revoke", id) for id in ("00", "00", "77")]
 
 
 def test_revoke_by_the_daemon(daemon: FakeControl) -> None:
