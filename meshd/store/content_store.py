@@ -108,7 +108,7 @@ class ContentStore:
     @property
     def status(self) -> StoreStatus:
         """See store.interface.ContentStore."""
-        held = sum(size for _, size in self._folder.packs())
+        held = sum(size for _, size in self._folder.packs()) if self._folder.limit else 0
         tensors = sum(len(known.table.tensors) for known in self._known.values())
         return StoreStatus(
             path=self._folder.path, bytes=held, limit=self._folder.limit_now(held), tensors=tensors
@@ -165,6 +165,8 @@ class ContentStore:
         """See store.interface.ContentStore."""
         if (self._folder.limit or self._folder.path.exists()) and self._folder.usable:
             await in_thread(self._folder.clean)
+        if not self._folder.limit:  # what is there is for other nodes of this user
+            await asyncio.Event().wait()
         try:
             async with Owner() as owner:
                 owner.start(self._look_forever(), name="look at kept weights")

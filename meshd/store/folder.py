@@ -155,7 +155,7 @@ class StoreFolder:
             (self.path / (name + CHECKED)).unlink()
 
     def clean(self) -> None:
-        """Remove what a crash has left, and what is over the limit."""
+        """Remove what a crash has left, and what is over the limit; without one, what others keep stays."""
         names = {path.name for path, _ in self._files()}
         for name in names:
             path = self.path / name
@@ -165,4 +165,5 @@ class StoreFolder:
             if name.endswith(CHECKED) and name.removesuffix(CHECKED) not in names:
                 with suppress(OSError):
                     path.unlink()
-        self.room(0)
+        if self.limit:
+            self.room(0)

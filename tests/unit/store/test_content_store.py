@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
+from meshd.base.replaced_file import NEW_PREFIX
 from meshd.base.tasks import Owner
 from meshd.rpc.keeping import Missed
 from meshd.store import content_store, shelf
@@ -441,17 +442,21 @@ def test_two_leases_bring_the_same_once(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_limit_of_nothing_keeps_nothing_and_clears(tmp_path: Path) -> None:
+def test_a_limit_of_nothing_keeps_nothing_and_leaves_what_others_keep(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(tmp_path / "t") as store:
             await keeps(store, A)
+        there = packs(tmp_path / "t")
+        left = tmp_path / "t" / f"{NEW_PREFIX}of-a-crash"
+        left.touch(mode=0o600)
         async with opened(tmp_path / "t", limit=0) as store:
-            await until(lambda: not packs(tmp_path / "t"))
+            await until(lambda: not left.exists())
 
             async def told(_text: str) -> None: ...
 
             assert await store.take(peer="peer", told=told) is None
-            assert store.status.limit == 0
+            assert (store.status.limit, store.status.bytes) == (0, 0)
+        assert there and packs(tmp_path / "t") == there
 
     run(main())
 
