@@ -13,7 +13,7 @@ from meshd.base.errors import MeshdError, Refused, RemoteProtocolError, UserErro
 from meshd.base.tasks import first_success
 from meshd.config import Config
 from meshd.daemon.port import Doorway
-from meshd.daemon.reply import join_by_reply, possible
+from meshd.daemon.reply import join_by_reply, why_not
 from meshd.daemon.ways import find_nearby, read_relays
 from meshd.identity.invite import Invite, JoinKeys, derive, expired_text, parse_token, refuse_expired
 from meshd.identity.keys import KeyPair, PeerId
@@ -121,16 +121,17 @@ async def _join(
     doorway: Doorway,
     note: Callable[[str], object],
 ) -> tuple[Admitted, Joining]:
+    no_code = why_not(invite, config, doorway)
     try:
         try:
             pipe = await _reach(invite, key, config, doorway)
         except DialError:
-            if not possible(invite, config, doorway):
+            if no_code:
                 raise
             keys = derive(invite.secret)
             pipe = await join_by_reply(invite, keys, key, config, doorway=doorway, note=note)
     except DialError as error:
-        raise _unreachable(invite, error) from None
+        raise _unreachable(invite, error, no_code) from None
     try:
         admitted = await ask(pipe, me=key.peer, mesh=invite.mesh, name=config.node.name, role=role)
     except BaseException as error:
@@ -198,7 +199,8 @@ async def _discard(reached: Joining) -> None:
     await reached.aclose()
 
 
-def _unreachable(invite: Invite, error: DialError) -> MeshdError:
+def _unreachable(invite: Invite, error: DialError, no_code: str) -> MeshdError:
+    """`no_code`: why there is no reply code that could help, if so."""
     now = int(time.time())
     if invite.expired(now):  # by our clock, which may be the wrong one: the inviter could not be asked
         return MeshdError(
@@ -206,7 +208,8 @@ def _unreachable(invite: Invite, error: DialError) -> MeshdError:
             f"by this machine's clock: {error.what}",
             hint="get a new token: `meshd invite` on a member, or what `meshd worker` prints when it starts",
         )
+    hint = error.hint or "is it running, and does its firewall let its mesh port in"
     return MeshdError(
         f"cannot reach the node that made the token: {error.what}",
-        hint=error.hint or "is it running, and does its firewall let its mesh port in",
+        hint=f"{hint}; there is no reply code: {no_code}" if no_code else hint,
     )

@@ -31,10 +31,17 @@ MAX_TRIED = 3  # of the inviter's addresses
 LOG = log.get("daemon")
 
 
-def possible(invite: Invite, config: Config, doorway: Doorway) -> bool:
-    """May a reply code lead anywhere?"""
-    usable = "quic" in config.links.kinds and doorway.quic is not None and not doorway.local_only
-    return usable and bool(_targets(invite))
+def why_not(invite: Invite, config: Config, doorway: Doorway) -> str:
+    """Why no reply code can lead anywhere; empty: one may."""
+    if "quic" not in config.links.kinds:
+        return "it needs links of the kind quic, which `--links` leaves out"
+    if doorway.local_only:
+        return "this node listens on loopback only"
+    if doorway.quic is None:
+        return "another program has the UDP port of this node"
+    if not _targets(invite):
+        return "the token names no outer UDP address: no STUN server had answered the node that made it"
+    return ""
 
 
 async def join_by_reply(

@@ -40,13 +40,32 @@ class DialFailure(StrEnum):
     UNFIT = "unfit"  # this way is of no use between these two networks, or not yet again: nothing was tried
 
 
-class DialError(MeshdError):
-    """One candidate did not work."""
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """How one attempt ended; `place` is `host:port` where it was an address."""
 
-    def __init__(self, what: str, *, kind: LinkKind, failure: DialFailure, hint: str = "") -> None:
+    place: str
+    failure: DialFailure
+    what: str
+
+
+class DialError(MeshdError):
+    """One candidate did not work, or several: `tried` has how each ended."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        kind: LinkKind,
+        failure: DialFailure,
+        hint: str = "",
+        place: str = "",
+        tried: Sequence[Tried] = (),
+    ) -> None:
         super().__init__(what, hint=hint)
         self.kind = kind
         self.failure = failure
+        self.tried = tuple(tried) or (Tried(place, failure, what),)
 
 
 @dataclass(frozen=True, slots=True)

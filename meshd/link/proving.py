@@ -9,6 +9,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
@@ -207,26 +208,21 @@ def dial_error(error: Exception, *, kind: LinkKind, place: str) -> DialError | R
         return error
     if isinstance(error, Refused) and error.code != _ELSEWHERE:
         return error
+    made = partial(DialError, kind=kind, place=place)
     if isinstance(error, Refused):
-        return DialError(
-            f"`{place}` is another node: {error.what}",
-            kind=kind,
-            failure=DialFailure.WRONG_PEER,
-            hint=error.hint,
-        )
+        why = f"`{place}` is another node: {error.what}"
+        return made(why, failure=DialFailure.WRONG_PEER, hint=error.hint)
     if isinstance(error, RemoteProtocolError):
         wrong = error.code == _IMPOSTOR
         failure = DialFailure.WRONG_PEER if wrong else DialFailure.HANDSHAKE
-        return DialError(f"`{place}`: {error.what}", kind=kind, failure=failure, hint=error.hint)
+        return made(f"`{place}`: {error.what}", failure=failure, hint=error.hint)
     if isinstance(error, TimeoutError):
-        return DialError(f"`{place}` does not answer", kind=kind, failure=DialFailure.TIMEOUT)
+        return made(f"`{place}` does not answer", failure=DialFailure.TIMEOUT)
     if isinstance(error, ConnectionRefusedError):
-        return DialError(f"`{place}` refused the connection", kind=kind, failure=DialFailure.REFUSED)
+        return made(f"`{place}` refused the connection", failure=DialFailure.REFUSED)
     if isinstance(error, OSError):
         reason = (error.strerror or str(error)).lower()
-        return DialError(f"`{place}`: {reason}", kind=kind, failure=DialFailure.UNREACHABLE)
+        return made(f"`{place}`: {reason}", failure=DialFailure.UNREACHABLE)
     if isinstance(error, MeshdError):
-        return DialError(
-            f"`{place}`: {error.what}", kind=kind, failure=DialFailure.HANDSHAKE, hint=error.hint
-        )
+        return made(f"`{place}`: {error.what}", failure=DialFailure.HANDSHAKE, hint=error.hint)
     raise error

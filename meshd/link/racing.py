@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from meshd.base.errors import Refused
 from meshd.base.tasks import first_success
-from meshd.link.interface import DialError, DialFailure, LinkKind
+from meshd.link.interface import DialError, DialFailure, LinkKind, Tried
 from meshd.wire.address import Proto, order
 from meshd.wire.dialable import Dialable
 from meshd.wire.limits import MAX_CANDIDATES
@@ -78,17 +78,39 @@ _RANK = [
     DialFailure.HANDSHAKE,
 ]
 
+# Of one address that was tried in several ways: that it refuses TCP says more than that UDP gets no answer.
+_TELLS = [
+    DialFailure.UNFIT,
+    DialFailure.UNREACHABLE,
+    DialFailure.TIMEOUT,
+    DialFailure.REFUSED,
+    DialFailure.WRONG_PEER,
+    DialFailure.HANDSHAKE,
+]
+
 
 def closest(errors: Sequence[Exception]) -> Exception:
-    """Of what went wrong, what says most: a refusal with its reason, else the attempt that came furthest."""
+    """Of what went wrong, what says most: a refusal with its reason, else the attempt that came furthest.
+
+    Each address stands in its text once.
+    """
     for error in errors:
         if isinstance(error, Refused) or not isinstance(error, DialError):
             return error
     dials = sorted(
         (error for error in errors if isinstance(error, DialError)), key=lambda e: -_RANK.index(e.failure)
     )
-    texts = list(dict.fromkeys(error.what for error in dials))
+    told: dict[str, Tried] = {}
+    for one in (tried for error in dials for tried in error.tried):
+        key = one.place or one.what
+        if key not in told or _TELLS.index(one.failure) > _TELLS.index(told[key].failure):
+            told[key] = one
+    texts = list(dict.fromkeys(one.what for one in told.values()))
     more = f" (and {len(texts) - 3} more)" if len(texts) > 3 else ""
     return DialError(
-        "; ".join(texts[:3]) + more, kind=dials[0].kind, failure=dials[0].failure, hint=dials[0].hint
+        "; ".join(texts[:3]) + more,
+        kind=dials[0].kind,
+        failure=dials[0].failure,
+        hint=dials[0].hint,
+        tried=tuple(told.values()),
     )

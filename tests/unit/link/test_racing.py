@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from meshd.base.errors import Refused
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import DialError, DialFailure, LinkKind
+from meshd.link.proving import dial_error
 from meshd.link.racing import STAGGER_SECONDS, closest, dial_order, race
 from meshd.link.tcp_pipe import TcpPipe
 from meshd.wire.address import Candidate
@@ -68,6 +69,24 @@ def test_a_refusal_says_most_then_what_came_furthest() -> None:
     assert (told.failure, told.what) == (DialFailure.HANDSHAKE, "spoke; no way")
     bug = ZeroDivisionError()
     assert closest([near, bug]) is bug
+
+
+def test_an_address_that_failed_in_several_ways_is_told_once() -> None:
+    def at(place: str, error: Exception, kind: LinkKind) -> DialError:
+        made = dial_error(error, kind=kind, place=place)
+        assert isinstance(made, DialError)
+        return made
+
+    here, there = "10.0.0.1:17430", "20.1.0.2:17430"
+    over_tcp = closest(
+        [at(here, ConnectionRefusedError(), LinkKind.TCP), at(there, TimeoutError(), LinkKind.TCP)]
+    )
+    over_quic = closest([at(here, TimeoutError(), LinkKind.QUIC), at(there, TimeoutError(), LinkKind.QUIC)])
+    told = closest([over_tcp, over_quic, failed(DialFailure.UNREACHABLE, "it is not seen in this network")])
+    assert str(told) == (
+        f"`{there}` does not answer; `{here}` refused the connection; it is not seen in this network"
+    )
+    assert isinstance(told, DialError) and told.failure is DialFailure.TIMEOUT
 
 
 def test_many_failures_are_summed_up() -> None:
