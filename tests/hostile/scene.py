@@ -95,7 +95,7 @@ class Victim:
         node = self.node
         relayed = RelayLinks(self._relays, node.standing)
         tcp = _Tcp(node.dialer, Noted(TcpDialer(node.standing), node.name), node.world)
-        node.mesh._dialers = (tcp, Noted(relayed, node.name), self.members)
+        node.mesh._dialers = (tcp, relayed, self.members)  # visits to relays have a share of their own
         for topic in TOPICS:
             node.signals.topic(topic)
 
