@@ -1,8 +1,7 @@
 """Which mesh port: the one asked for, else the one this node had before, else the first free of sixteen.
 
-A token and every record name this port, so a node keeps it (docs/cli.md). A taken port that a person asked
-for is an error that names its holder. One that was only kept is given up with a warning: nobody chose it, and
-what told others of it can be told anew.
+A token and every record name this port, so a node keeps it (docs/cli.md). A taken port that was asked for
+or kept is an error that names its holder; nobody must find another program there.
 """
 
 from collections.abc import Callable
@@ -108,17 +107,7 @@ def open_listener(
         except PortTaken:
             return _keep(home, _open(make, host, 0))
     if kept:
-        try:
-            return _open(make, host, kept)
-        except PortTaken as error:
-            listener = _first_free(make, host, home)
-            LOG.warning("mesh_port_changed", port=listener.port, before=kept, why=error.what)
-            return listener
-    return _first_free(make, host, home)
-
-
-def _first_free(make: Callable[[str, int], TcpListener], host: str, home: Home) -> TcpListener:
-    """The first of sixteen, which is kept then. Raises PortTaken of the last one."""
+        return _open(make, host, kept)
     for port in range(DEFAULT_MESH_PORT, DEFAULT_MESH_PORT + MESH_PORT_TRIES - 1):
         try:
             return _keep(home, _open(make, host, port))

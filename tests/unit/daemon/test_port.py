@@ -1,4 +1,4 @@
-"""Which mesh port: asked for, kept, the first free of sixteen; a taken one that was asked for is an error."""
+"""Which mesh port: asked for, kept, the first free of sixteen; a taken one names its holder."""
 
 import socket
 from pathlib import Path
@@ -70,22 +70,10 @@ def test_the_last_of_sixteen_and_then_an_error_that_names_the_holder(home: Home)
     assert other.read_blob("mesh-port") is None
 
 
-def test_a_kept_port_that_is_taken_gives_way_to_the_next_free_one(
-    home: Home, capsys: pytest.CaptureFixture[str]
-) -> None:
-    choose(home)
-    assert choose(home, taken=frozenset({FIRST})) == FIRST + 1
-    said = capsys.readouterr().err
-    assert "warning" in said
-    assert all(word in said for word in ("mesh_port_changed", str(FIRST), str(FIRST + 1), "nginx"))
-    assert choose(home) == FIRST + 1  # kept in its place
-    assert FakeListener.tried == [("", FIRST + 1)]
-
-
-def test_a_port_asked_for_is_an_error_even_if_it_is_the_kept_one(home: Home) -> None:
+def test_a_kept_port_that_is_taken_is_an_error(home: Home) -> None:
     choose(home)
     with pytest.raises(UserError, match=f"`{FIRST}`.*nginx"):
-        choose(home, HostPort("", FIRST), taken=frozenset({FIRST}))
+        choose(home, taken=frozenset({FIRST}))
     assert FakeListener.tried == [("", FIRST)]
 
 
