@@ -5,6 +5,7 @@ client, TCP. Children are stubs, the clock is virtual, and outside is a network 
 """
 
 import asyncio
+import functools
 import ipaddress
 import random
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -53,6 +54,16 @@ JOIN_SECONDS = 60.0
 _STEP = 0.1
 
 
+@functools.lru_cache(maxsize=512)
+def _judged(told: tuple[Candidate, ...], source: Source) -> Sequence[Dialable]:
+    return dialable(told, source=source, here=Here())
+
+
+def _may_dial(_peer: PeerId, told: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
+    """Verdicts are remembered, as the daemon does it (daemon/places.py)."""
+    return _judged(tuple(told), source)
+
+
 class _Tcp:
     """One way, as the daemon has it: to nodes of the world in memory, to all others outside."""
 
@@ -76,6 +87,7 @@ class Victim:
         self.context = context_of(node.name)
         node.mail = office.of(node.peer)
         node.reborn()
+        node.node.may_dial = _may_dial
         self._relays = RelayClient(
             (),
             node.standing,
