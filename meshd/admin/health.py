@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from meshd.admin.status import HealthWarning, PeerView, Status
+from meshd.base.errors import BANNED_HINT
 from meshd.identity import naming
 from meshd.wire.native import NativeVersion, difference
 
@@ -106,9 +107,9 @@ def _banned(status: Status) -> Iterator[HealthWarning]:
         yield HealthWarning(
             code="banned",
             severity="error",
-            what=f"this node is banned, says `{judges[0].name}`{others}: {judges[0].says_banned}",
-            hint="to come back, take a new key and a new token: `meshd stop`, `meshd leave "
-            "--new-identity`, then start it with --join TOKEN",
+            what=f"this node's key is banned in this mesh, says `{judges[0].name}`{others}: "
+            f"{judges[0].says_banned}",
+            hint=BANNED_HINT,
         )
 
 

@@ -140,7 +140,9 @@ class InviteBook:
             times = "once" if entry.uses == 1 else f"{entry.uses} times"
             return Decision("used_up", f"this invite was good {times} and is used up", NEW_INVITE, entry)
         if now >= entry.expires_at:
-            return Decision("expired", f"this invite {expired_text(entry.expires_at, now)}", NEW_INVITE, entry)
+            return Decision(
+                "expired", f"this invite {expired_text(entry.expires_at, now)}", NEW_INVITE, entry
+            )
         entry = replace(entry, used=(*entry.used, Use(node, None)))
         self._entries[invite_id] = entry
         return Decision("ok", entry=entry)

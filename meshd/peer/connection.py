@@ -179,8 +179,17 @@ class PeerConnection:
         """The peer would not have a link with us."""
         self.last_error = error.what
         if error.code == "banned":
-            self.says_banned = error.what
-            self._node.changed()
+            self._banned(error.what)
+        else:
+            LOG.warning(
+                "peer_refuses", peer=self.peer.short, name=self.name, why=error.what, hint=error.hint
+            )
+
+    def _banned(self, why: str) -> None:
+        """The peer holds this node for banned."""
+        self.says_banned = why
+        self._node.told_banned(self.label, why)
+        self._node.changed()
 
     def blame(self, fault: Fault) -> None:
         """Something that the peer caused failed here in a way that nobody foresaw."""
@@ -469,7 +478,7 @@ class PeerConnection:
                 case events.GoodbyeReceived(code=code, reason=reason):
                     self._end_session(reason or "the peer said goodbye", PeerState.KNOWN)
                     if code == Code.BANNED:
-                        self.says_banned = reason or "this node is banned"
+                        self._banned(reason or "this node is banned")
                     self._node.on_goodbye(self.peer, code)
                 case events.SessionLost(reason=reason):
                     self._end_session(reason, PeerState.LOST)
