@@ -297,6 +297,8 @@ class HeadRun:
         wrong, for a worker that is lost takes those with it that wait for its activations.
         """
         self._told(over.why)  # nobody is to be sent to it meanwhile
+        if over.endpoint:
+            self.end.reported(over.why)
         await self.end.word_of_a_lease()
         if not self.loaded:
             over = self._server.lost or over

@@ -55,6 +55,7 @@ class Serve:
         self._readiness = Readiness(ModelState.WAITING, "starting")
         self._run: HeadRun | None = None
         self._loaded = Loaded()
+        self._why_lost = ""  # the model that was ready last
         self._failures = 0
         self._roster = Roster(kit.mesh, least=options.min_workers)
         self._unable = Unable()
@@ -91,12 +92,16 @@ class Serve:
         """See Upstream."""
         return self._file.name.removesuffix(".gguf")
 
-    def upstream_broke(self, why: str) -> None:
+    async def upstream_broke(self, why: str) -> str:
         """See Upstream. The cycle would notice its end as well, but no request may fail in between."""
-        if self._run is not None and self._readiness.state is ModelState.READY:
+        run = self._run
+        if run is None or not run.loaded:  # the cycle has noticed
+            return self._why_lost or why
+        if self._readiness.state is ModelState.READY:
             LOG.warning("upstream_broke", why=why)
             self._tell(ModelState.LOADING, why)
-            self._run.end.seen(why)
+        run.end.seen(why)
+        return await run.end.why()
 
     def generated(self, total: int, *, alone: bool) -> None:
         """See Upstream."""
@@ -201,6 +206,8 @@ class Serve:
             return _text(error) if run.blame.anybody else await self._failed(error)
         finally:
             self._end_run(run, workers)
+        if run.loaded:
+            self._why_lost = why
         tried_enough = self._server_failures_same >= SERVER_TRIES or self._server_failures >= SERVER_TRIES_ANY
         if run.server_died is not None and tried_enough:
             await self._server_failed(why)

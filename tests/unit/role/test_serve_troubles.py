@@ -271,6 +271,40 @@ def test_a_llama_server_that_has_lost_a_worker_is_started_again(tmp_path: Path) 
     run(main())
 
 
+@pytest.mark.parametrize("knows", ["the lease", "llama-server", "nobody", "the life that is over"])
+def test_a_request_that_met_a_loss_is_told_what_the_head_knows(tmp_path: Path, knows: str) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            good = it.worker("good")
+            serve = it.serve()
+            await ready(serve)
+            child = it.bench.children[-1]
+            assert child.spec is not None
+            endpoint = child.spec.argv[list(child.spec.argv).index("--rpc") + 1]
+            if knows == "the life that is over":
+                good.children[-1].die("ended by signal 9")
+                await until(serve, lambda model: model.state != "ready")
+                await until(serve, lambda _: serve._run is None)
+            broke = asyncio.ensure_future(serve.upstream_broke("the connection was reset"))
+            await asyncio.sleep(0)
+            assert serve.readiness.state is not ModelState.READY, "nobody else is sent there"
+            await asyncio.sleep(0.1)
+            if knows == "the lease":
+                good.children[-1].die("ended by signal 9")
+            elif knows == "llama-server":
+                child.report(f"lost {endpoint} it closed the connection")
+            told = await broke
+            if knows == "nobody":
+                assert told == "the connection was reset"
+            elif knows == "llama-server":
+                assert told == "llama-server lost worker good: it closed the connection"
+            else:
+                assert told.startswith("worker good is lost: ") and "signal 9" in told
+            await ready(serve)
+
+    run(main())
+
+
 @pytest.mark.parametrize("ends", [False, True], ids=["answers with an error", "ends"])
 def test_a_worker_lost_while_loading_is_named_not_what_came_of_it(tmp_path: Path, ends: bool) -> None:
     """The lease knows nothing of it, so after two tries the worker is left out for what llama-server says."""
