@@ -14,6 +14,7 @@ from meshd.admin.place import socket_folder
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.listening import listen_in, remove_stale
+from meshd.base.stopped import is_stopped
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.build.native import find, read_bin_dir
 from meshd.build.pin import read_pin
@@ -29,7 +30,6 @@ from meshd.process.ports import HOST, listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.process.run import run_to_end
 from meshd.process.spent import spent
-from meshd.process.stopped import is_stopped
 from meshd.role.interface import Kit, Native
 from meshd.tunnel.compressed import VERSION
 from meshd.tunnel.expose import connect_through
