@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from meshd.process.interface import ChildState, ChildStatus
 from meshd.role.interface import SplitPart
 from meshd.role.weights_report import WeightsReport
 
@@ -65,3 +66,15 @@ class ServerDied:
 
     split: tuple[SplitPart, ...]
     tail: tuple[str, ...]
+
+    def as_child(self, *, restarts: int, failures: int) -> ChildStatus:
+        """For status, while it is not started again; `failures` in a row."""
+        return ChildStatus(
+            name="llama-server",
+            state=ChildState.FAILED,
+            pid=None,
+            restarts=restarts,
+            reason=f"ended {failures} times in a row before it was ready",
+            tail=self.tail,
+            crash_loop=True,
+        )

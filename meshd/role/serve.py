@@ -19,7 +19,7 @@ from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerState, PeerStatus
-from meshd.process.interface import ChildState, ChildStatus
+from meshd.process.interface import ChildStatus
 from meshd.role.extra import read_extra
 from meshd.role.fitness import Fitness
 from meshd.role.head import HeadRun
@@ -120,7 +120,8 @@ class Serve:
             children = [replace(child, restarts=self._server_runs) for child in self._run.children]
             tunnels = self._run.tunnels
         elif self._readiness.state is ModelState.FAILED and self._server_died is not None:
-            children = [self._dead_server(self._server_died)]
+            restarts = max(0, self._server_runs - 1)
+            children = [self._server_died.as_child(restarts=restarts, failures=self._server_failures)]
         loaded, readiness = self._loaded, self.readiness
         model = ModelStatus(
             name=self.model_name,
@@ -143,17 +144,6 @@ class Serve:
         if run is not None and run.loaded and not run.workers:
             return 0.0
         return run.token_cost.bytes_per_token if run is not None else None
-
-    def _dead_server(self, died: ServerDied) -> ChildStatus:
-        return ChildStatus(
-            name="llama-server",
-            state=ChildState.FAILED,
-            pid=None,
-            restarts=max(0, self._server_runs - 1),
-            reason=f"ended {self._server_failures} times in a row before it was ready",
-            tail=died.tail,
-            crash_loop=True,
-        )
 
     async def serve(self) -> None:
         """See Role."""
