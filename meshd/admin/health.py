@@ -129,9 +129,10 @@ def same_name(name: str, nodes: Sequence[str]) -> str:
 
 
 def is_away(peer: PeerView) -> bool:
-    """Gone, or never seen, for so long that nobody waits for it; once started it is back by itself."""
+    """Stopped, or gone for so long that nobody waits for it; once started it is back by itself."""
     gone = peer.state in ("known", "connecting", "lost") and not peer.says_banned
-    return gone and not peer.present and peer.state_s is not None and peer.state_s >= AWAY_SECONDS
+    long = peer.state_s is not None and peer.state_s >= AWAY_SECONDS
+    return gone and not peer.present and (bool(peer.stopped) or long)
 
 
 def _peer(
@@ -139,7 +140,16 @@ def _peer(
 ) -> Iterator[HealthWarning]:
     who = f"`{peer.name}` ({peer.id[:10]})"
     long = peer.state_s if peer.state_s is not None else 0.0
-    if peer.state == "suspended" and long >= SUSPENDED_SECONDS:
+    if peer.state == "suspended" and _is_used(peer, status):
+        left = max(0.0, peer.grace_s - long)
+        yield HealthWarning(
+            code="peer_suspended",
+            severity="warning",
+            what=f"answers have waited {long:.0f} s for a link to {who}; they end in {left:.0f} s without one"
+            f"{_because(peer.last_error)}",
+            hint="they go on when a link is back; check its network, power and sleep",
+        )
+    elif peer.state == "suspended" and long >= SUSPENDED_SECONDS:
         yield HealthWarning(
             code="peer_suspended",
             severity="warning",
@@ -187,6 +197,12 @@ def _peer(
             what=f"{who} is reached through a relay{_because(peer.why_not_direct or '')}",
             hint="a direct path is tried again whenever an address changes",
         )
+
+
+def _is_used(peer: PeerView, status: Status) -> bool:
+    """A worker of the model that is served here: what it computes is missed at once."""
+    served = status.model is not None and status.model.state in ("ready", "degraded")
+    return served and any(tunnel.peer == peer.id and not tunnel.user for tunnel in status.tunnels)
 
 
 def _versions(

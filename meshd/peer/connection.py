@@ -69,6 +69,8 @@ class PeerConnection:
         self.resumes = 0
         self.last_error = ""
         self.says_banned = ""
+        self._stopped = ""
+        self._grace = 0
         self._fault: MeshdError | None = None
         self._contained = Contained(f"peer {peer.short}", "link", self.blame)
         self.clock_offset: float | None = None
@@ -145,6 +147,8 @@ class PeerConnection:
             clock_offset=self.clock_offset,
             says_banned=self.says_banned,
             why_not_direct=self.why_not_direct() if relayed else "",
+            grace=self._grace,
+            stopped=self._stopped,
         )
 
     def open_stream(self, service: str, metadata: Mapping[str, MetadataValue], *, bulk: bool) -> MeshStream:
@@ -352,10 +356,11 @@ class PeerConnection:
         if self._owner is None:
             raise Broken("this node stops")
         self._session_id = session_id
+        self._grace = min(theirs.grace, mine.grace)
         session = Session(
             side="leader" if self._leader else "follower",
             session_id=session_id,
-            config=self._node.mux_config(min(theirs.grace, mine.grace)),
+            config=self._node.mux_config(self._grace),
             budget=self._node.budget,
         )
         self._streams = Streams(
@@ -367,7 +372,7 @@ class PeerConnection:
             pass_on=partial(self._links.pass_on, session),
             blame=self.blame,
         )
-        self._unlinked_until = self._node.now() + min(theirs.grace, mine.grace)
+        self._unlinked_until = self._node.now() + self._grace
         self._set_state(PeerState.CONNECTING)
         self._set_alarm()
         return session_id
@@ -402,7 +407,7 @@ class PeerConnection:
         self.software = hello.software
         self.member = link.info.member
         self.clock_offset = float(hello.clock - self._node.wall_clock())
-        self.last_error = self.says_banned = ""
+        self.last_error = self.says_banned = self._stopped = ""
         self._unlinked_until = None
         self._dispatch(carrier.session, happened)
         LOG.info(
@@ -477,6 +482,8 @@ class PeerConnection:
                     self._links.heard(event)
                 case events.GoodbyeReceived(code=code, reason=reason):
                     self._end_session(reason or "the peer said goodbye", PeerState.KNOWN)
+                    if code == Code.SHUTDOWN:
+                        self._stopped = reason or "it was stopped"
                     if code == Code.BANNED:
                         self._banned(reason or "this node is banned")
                     self._node.on_goodbye(self.peer, code)
