@@ -63,7 +63,8 @@ class Serve:
         self._fitness = Fitness(
             kit.native, kit.run_to_end, logs=kit.logs, kept=kit.passed_trials, machine=options.machine
         )
-        self._server_runs = 0
+        self._restarts = 0  # of llama-server, those that nobody asked for
+        self._why_restarted = ""  # the last of them
         self._server_failures = 0  # in a row
         self._server_failures_same = 0  # of them, the last with one split
         self._server_died: ServerDied | None = None
@@ -116,11 +117,10 @@ class Serve:
         children: Sequence[ChildStatus] = ()
         tunnels: Sequence[TunnelStatus] = ()
         if self._run is not None:
-            # each life of the model has a llama-server of its own; its user sees one that is restarted
-            children = [replace(child, restarts=self._server_runs) for child in self._run.children]
+            children = [self._as_one(child) for child in self._run.children]
             tunnels = self._run.tunnels
         elif self._readiness.state is ModelState.FAILED and self._server_died is not None:
-            restarts = max(0, self._server_runs - 1)
+            restarts = max(0, self._restarts - 1)
             children = [self._server_died.as_child(restarts=restarts, failures=self._server_failures)]
         loaded, readiness = self._loaded, self.readiness
         model = ModelStatus(
@@ -145,12 +145,20 @@ class Serve:
             return 0.0
         return run.token_cost.bytes_per_token if run is not None else None
 
+    def _as_one(self, child: ChildStatus) -> ChildStatus:
+        """Each life of the model has a llama-server of its own; its user sees one that is restarted."""
+        if not (self._restarts and child.is_up):
+            return replace(child, restarts=self._restarts)
+        return replace(child, restarts=self._restarts, reason=f"the last time because {self._why_restarted}")
+
     async def serve(self) -> None:
         """See Role."""
         self._tell(ModelState.LOADING, "reading the model file once to know its weights by content")
         await self._know_file()
         while True:
-            why = await self._cycle()
+            restarts, why = self._restarts, await self._cycle()
+            if self._restarts > restarts:
+                self._why_restarted = why
             self._failures += 1
             self._loaded = Loaded()
             self._tell(ModelState.LOADING, why)
@@ -227,7 +235,7 @@ class Serve:
             return
         self._run = None
         self._loaded = Loaded()
-        self._server_runs += run.started
+        self._restarts += run.started and not self._was_stopped(run)
         now = asyncio.get_running_loop().time()
         run.blame.tell(self._roster.standings, workers, now)
         if run.loaded:
@@ -238,6 +246,11 @@ class Serve:
             self._server_failures += 1
             self._server_failures_same = self._server_failures_same + 1 if same else 1
             self._server_died = died
+
+    def _was_stopped(self, run: HeadRun) -> bool:
+        """A worker of it has said goodbye, or left the mesh: the model is loaded without it, as was meant."""
+        there = {peer.peer for peer in self._kit.mesh.peers() if not peer.stopped}
+        return not there.issuperset(run.workers)
 
     def _on_loaded(self, loaded: Loaded) -> None:
         self._loaded = loaded

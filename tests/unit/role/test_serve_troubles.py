@@ -217,6 +217,29 @@ def test_a_llama_server_that_never_starts_has_failed(tmp_path: Path, extra: tupl
     run(main())
 
 
+def test_a_worker_that_was_stopped_is_no_reason_to_look_at_llama_server(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            it.worker("anna")
+            other = it.worker("bert").mesh
+            serve = it.serve()
+            assert await ready(serve) == {"head", "anna", "bert"}
+            other.stopped = "the node was stopped"
+            it.bench.mesh.streams[-1].reset(8, "the node was stopped")
+            other.say(PeerState.KNOWN)
+            await until(serve, lambda model: model.state != "ready")
+            assert await ready(serve) == {"head", "anna"}
+            assert [(child.restarts, child.reason) for child in serve.status.children] == [(0, "")]
+            it.bench.children[-1].die("ended by signal 6")
+            await until(serve, lambda model: model.state != "ready")
+            await ready(serve)
+            [child] = serve.status.children
+            assert child.restarts == 1
+            assert child.reason.startswith("the last time because ") and "ended by signal 6" in child.reason
+
+    run(main())
+
+
 def test_a_llama_server_that_fails_with_any_split_has_failed(tmp_path: Path) -> None:
     """Free memory differs a little each time, and so may the split."""
 
