@@ -67,13 +67,13 @@ class ServerDied:
     split: tuple[SplitPart, ...]
     tail: tuple[str, ...]
 
-    def as_child(self, *, restarts: int, failures: int) -> ChildStatus:
-        """For status, while it is not started again; `failures` in a row."""
+    def as_child(self, starts: int, failures: int) -> ChildStatus:
+        """For status, while it is not started again after so many `starts`; `failures` in a row."""
         return ChildStatus(
             name="llama-server",
             state=ChildState.FAILED,
             pid=None,
-            restarts=restarts,
+            restarts=max(0, starts - 1),
             reason=f"ended {failures} times in a row before it was ready",
             tail=self.tail,
             crash_loop=True,

@@ -95,8 +95,7 @@ class Serve:
 
     async def upstream_broke(self, why: str) -> str:
         """See Upstream. The cycle would notice its end as well, but no request may fail in between."""
-        run = self._run
-        if run is None or not run.loaded:  # the cycle has noticed
+        if (run := self._run) is None or not run.loaded:  # the cycle has noticed
             return self._why_lost or why
         if self._readiness.state is ModelState.READY:
             LOG.warning("upstream_broke", why=why)
@@ -120,8 +119,7 @@ class Serve:
             children = [self._as_one(child) for child in self._run.children]
             tunnels = self._run.tunnels
         elif self._readiness.state is ModelState.FAILED and self._server_died is not None:
-            restarts = max(0, self._restarts - 1)
-            children = [self._server_died.as_child(restarts=restarts, failures=self._server_failures)]
+            children = [self._server_died.as_child(self._restarts, self._server_failures)]
         loaded, readiness = self._loaded, self.readiness
         model = ModelStatus(
             name=self.model_name,
@@ -147,9 +145,9 @@ class Serve:
 
     def _as_one(self, child: ChildStatus) -> ChildStatus:
         """Each life of the model has a llama-server of its own; its user sees one that is restarted."""
-        if not (self._restarts and child.is_up):
-            return replace(child, restarts=self._restarts)
-        return replace(child, restarts=self._restarts, reason=f"the last time because {self._why_restarted}")
+        again = self._restarts and child.is_up
+        reason = f"the last time because {self._why_restarted}" if again else child.reason
+        return replace(child, restarts=self._restarts, reason=reason)
 
     async def serve(self) -> None:
         """See Role."""
@@ -157,8 +155,7 @@ class Serve:
         await self._know_file()
         while True:
             restarts, why = self._restarts, await self._cycle()
-            if self._restarts > restarts:
-                self._why_restarted = why
+            self._why_restarted = why if self._restarts > restarts else self._why_restarted
             self._failures += 1
             self._loaded = Loaded()
             self._tell(ModelState.LOADING, why)
@@ -249,8 +246,7 @@ class Serve:
 
     def _was_stopped(self, run: HeadRun) -> bool:
         """A worker of it has said goodbye, or left the mesh: the model is loaded without it, as was meant."""
-        there = {peer.peer for peer in self._kit.mesh.peers() if not peer.stopped}
-        return not there.issuperset(run.workers)
+        return not {p.peer for p in self._kit.mesh.peers() if not p.stopped}.issuperset(run.workers)
 
     def _on_loaded(self, loaded: Loaded) -> None:
         self._loaded = loaded
