@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from meshd.admin.status import HealthWarning, PeerView, Status
+from meshd.base.amounts import in_number
 from meshd.base.errors import BANNED_HINT
 from meshd.identity import naming
 from meshd.wire.native import NativeVersion, difference
@@ -274,7 +275,7 @@ def _model(status: Status) -> Iterator[HealthWarning]:
         yield HealthWarning(
             code="tensors_from_network",
             severity="warning",
-            what=f"{len(tensors)} tensors ({size} bytes) came over the network: {names}",
+            what=f"{in_number(len(tensors), 'tensor')} ({size} bytes) came over the network: {names}",
             hint=f"first reason: {tensors[0].reason}; give the workers the same file by --model",
         )
 

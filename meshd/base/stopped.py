@@ -18,14 +18,17 @@ def is_stopped(pid: int) -> bool:
 
 def is_stopped_by_ps(pid: int) -> bool:
     """The same for a verb, which may run a program where the system tells no other way (macOS)."""
-    if sys.platform != "darwin":
-        return is_stopped(pid)
+    if sys.platform == "darwin":
+        return _ask_ps(pid)
+    return is_stopped(pid)
+
+
+def _ask_ps(pid: int) -> bool:
     import subprocess  # verbs start without it
 
+    words = ["/bin/ps", "-o", "state=", "-p", str(pid)]
     try:
-        done = subprocess.run(
-            ["/bin/ps", "-o", "state=", "-p", str(pid)], capture_output=True, timeout=PS_SECONDS, check=False
-        )
+        done = subprocess.run(words, capture_output=True, timeout=PS_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.stdout.lstrip()[:1] == b"T"

@@ -41,11 +41,11 @@ from meshd.wire.native import NativeVersion
 LOG = log.get("daemon")
 
 
-def find_native(config: Config) -> Native:
-    """The binaries in use. Raises UserError when there are none."""
+def find_native(config: Config, *, head: bool = True) -> Native:
+    """The binaries in use; a worker (not `head`) needs no llama-server. Raises UserError without them."""
     info: NativeInfo | None
     if config.paths.native_bin is not None:
-        info = read_bin_dir(config.paths.native_bin)
+        info = read_bin_dir(config.paths.native_bin, head=head)
     else:
         info = find(config.paths.cache)
     if info is None:
@@ -56,7 +56,8 @@ def find_native(config: Config) -> Native:
     version = NativeVersion(
         rpc=read_pin().rpc_protocol, pin=info.pin, patches=info.patches_sha256, backend=info.backend
     )
-    return Native(info.binaries[RPC_SERVER], info.binaries[LLAMA_SERVER], info.patched, version)
+    server = info.binaries.get(LLAMA_SERVER, info.bin_dir / LLAMA_SERVER)  # a worker starts none
+    return Native(info.binaries[RPC_SERVER], server, info.patched, version)
 
 
 def machine_id(mesh: bytes) -> str:

@@ -130,6 +130,7 @@ def test_the_reason_and_the_names_are_told() -> None:
     assert "no route" in examine(CASES[2][1](calm())).warnings[0].what
     told = examine(replace(calm(), model=MODEL)).warnings[0]
     assert "blk.3.ffn_up.weight" in told.what and "hash" in told.hint
+    assert told.what.startswith("1 tensor (")
 
 
 def test_what_a_peer_does_wrong_is_counted_in_plain_words() -> None:
