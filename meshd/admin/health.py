@@ -141,22 +141,8 @@ def _peer(
 ) -> Iterator[HealthWarning]:
     who = f"`{peer.name}` ({peer.id[:10]})"
     long = peer.state_s if peer.state_s is not None else 0.0
-    if peer.state == "suspended" and _is_used(peer, status):
-        left = max(0.0, peer.grace_s - long)
-        yield HealthWarning(
-            code="peer_suspended",
-            severity="warning",
-            what=f"answers have waited {long:.0f} s for a link to {who}; they end in {left:.0f} s without one"
-            f"{_because(peer.last_error)}",
-            hint="they go on when a link is back; check its network, power and sleep",
-        )
-    elif peer.state == "suspended" and long >= SUSPENDED_SECONDS:
-        yield HealthWarning(
-            code="peer_suspended",
-            severity="warning",
-            what=f"no link to {who} for {long:.0f} s{_because(peer.last_error)}",
-            hint="its streams wait and go on when a link is back; check its network, power and sleep",
-        )
+    if peer.state == "suspended":
+        yield from _suspended(peer, who, long, used=_is_used(peer, status))
     if peer.state == "lost" and not is_away(peer):
         yield HealthWarning(
             code="peer_lost",
@@ -197,6 +183,25 @@ def _peer(
             severity="info",
             what=f"{who} is reached through a relay{_because(peer.why_not_direct or '')}",
             hint="a direct path is tried again whenever an address changes",
+        )
+
+
+def _suspended(peer: PeerView, who: str, long: float, *, used: bool) -> Iterator[HealthWarning]:
+    if used:
+        left = max(0.0, peer.grace_s - long)
+        yield HealthWarning(
+            code="peer_suspended",
+            severity="warning",
+            what=f"answers have waited {long:.0f} s for a link to {who}; they end in {left:.0f} s without one"
+            f"{_because(peer.last_error)}",
+            hint="they go on when a link is back; check its network, power and sleep",
+        )
+    elif long >= SUSPENDED_SECONDS:
+        yield HealthWarning(
+            code="peer_suspended",
+            severity="warning",
+            what=f"no link to {who} for {long:.0f} s{_because(peer.last_error)}",
+            hint="its streams wait and go on when a link is back; check its network, power and sleep",
         )
 
 

@@ -185,9 +185,7 @@ class PeerConnection:
         if error.code == "banned":
             self._banned(error.what)
         else:
-            LOG.warning(
-                "peer_refuses", peer=self.peer.short, name=self.name, why=error.what, hint=error.hint
-            )
+            LOG.warning("peer_refuses", peer=self.peer.short, name=self.name, why=error.what, hint=error.hint)
 
     def _banned(self, why: str) -> None:
         """The peer holds this node for banned."""

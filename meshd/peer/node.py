@@ -151,9 +151,8 @@ class Node:
         """A peer holds this node for banned. All say so, each time they are dialled: one line is enough."""
         if not self._banned:
             self._banned = True
-            LOG.error(
-                "banned", why=f"this node's key is banned in this mesh, says {judge}: {why}", hint=BANNED_HINT
-            )
+            what = f"this node's key is banned in this mesh, says {judge}: {why}"
+            LOG.warning("banned", why=what, hint=BANNED_HINT)
 
     def changed(self) -> None:
         """Something about a peer changed: wake whoever waits in `wait_changed`."""
