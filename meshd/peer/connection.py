@@ -190,7 +190,7 @@ class PeerConnection:
     def _banned(self, why: str) -> None:
         """The peer holds this node for banned."""
         self.says_banned = why
-        self._node.told_banned(self.label, why)
+        self._node.told_banned(self.peer, self.label, why)
         self._node.changed()
 
     def blame(self, fault: Fault) -> None:

@@ -147,12 +147,12 @@ class Node:
         """Why a member is out, or None."""
         return self.bans.why_banned(member.chain)
 
-    def told_banned(self, judge: str, why: str) -> None:
+    def told_banned(self, peer: PeerId, judge: str, why: str) -> None:
         """A peer holds this node for banned. All say so, each time they are dialled: one line is enough."""
         if not self._banned:
             self._banned = True
             what = f"this node's key is banned in this mesh, says {judge}: {why}"
-            LOG.warning("banned", why=what, hint=BANNED_HINT)
+            LOG.warning("banned", peer=peer.short, why=what, hint=BANNED_HINT)
 
     def changed(self) -> None:
         """Something about a peer changed: wake whoever waits in `wait_changed`."""
