@@ -1,7 +1,6 @@
 """What `meshd doctor` looks at on this machine: home, native part, devices. Takes some seconds."""
 
 import asyncio
-import errno
 import os
 import shutil
 import tempfile
@@ -55,8 +54,6 @@ def _home(home: Path) -> Finding:
     """Whether what the node must remember can be written there, or where its folder is to be made."""
     place = next(folder for folder in (home, *home.parents) if folder.exists())
     try:
-        if not place.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
         _write_some(place)
         free = in_bytes(shutil.disk_usage(place).free)
     except OSError as error:

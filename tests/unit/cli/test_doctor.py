@@ -12,7 +12,7 @@ from meshd.admin.status import HealthWarning
 from tests.process.failing_disk import failing
 from tests.unit.admin.fake import FakeControl, full_status
 
-from .shell import meshd
+from .shell import meshd, refused
 
 FINDINGS = list[dict[str, str]]
 
@@ -52,8 +52,7 @@ def test_a_home_that_takes_nothing(home: Path, number: int, stage: str, made: bo
 
 def test_a_home_that_is_a_file(home: Path) -> None:
     home.write_text("")
-    _, [found, *_] = _findings()
-    assert found["state"] == "error" and "it is not a folder" in found["what"]
+    refused(meshd("doctor"), 1, f"`{home}` is not a folder", "MESHD_HOME")
 
 
 def test_a_folder_without_an_rpc_server(tmp_path: Path) -> None:
