@@ -16,6 +16,7 @@ from meshd.admin.codec import decode_line, encode_request, from_json
 from meshd.admin.interface import MAX_REPLY_BYTES
 from meshd.admin.place import find_socket
 from meshd.base.errors import Broken, Refused, RemoteProtocolError, UserError
+from meshd.base.stopped import is_stopped_by_ps
 from meshd.base.unix_peer import allowed, peer_of
 
 CONNECT_SECONDS = 5.0
@@ -43,6 +44,21 @@ class NotAnswering(UserError):
             hint="try again in a moment; `meshd logs` shows what it does, `meshd stop` ends it",
         )
         self.pid = pid
+
+
+class Silent(UserError):
+    """A daemon is there, and does not answer; its process is `pid` (0: not known)."""
+
+    def __init__(self, home: Path, pid: int, *, after: str = "") -> None:
+        process = f" (process {pid})" if pid else ""
+        ends = f"`kill -9 {pid}` ends it and its children" if pid else ""
+        if pid and is_stopped_by_ps(pid):
+            what = f"the daemon of `{home}`{process} is suspended by a signal (state T), and cannot answer"
+            hint = f"`kill -CONT {pid}` lets it go on; {ends}"
+        else:
+            what = f"the daemon of `{home}`{process} does not answer{after}"
+            hint = "`meshd logs` shows what it does" + (f"; {ends}" if ends else "")
+        super().__init__(what, hint=hint)
 
 
 class Client:
@@ -81,9 +97,7 @@ class Client:
                 hint="it belongs to another user: run this as the user who runs the daemon",
             ) from None
         except (TimeoutError, BlockingIOError):
-            raise UserError(
-                f"the daemon of `{self._home}` does not answer", hint="`meshd logs` shows what it does"
-            ) from None
+            raise Silent(self._home, _holder(self._home) or 0) from None
         except OSError as error:
             raise UserError(
                 f"cannot use the control socket `{path}`: {error.strerror or error}",
@@ -105,15 +119,14 @@ class Client:
 
     def ask(self, request: api.Request, reply: type[T], *, seconds: float = REPLY_SECONDS) -> T:
         """Send a request, wait at most `seconds` for its reply."""
+        if self.daemon_pid and is_stopped_by_ps(self.daemon_pid):
+            raise Silent(self._home, self.daemon_pid)
         self._socket.settimeout(seconds)
         try:
             self._socket.sendall(encode_request(request))
             line = self._lines.readline(MAX_REPLY_BYTES + 1)
         except TimeoutError:
-            raise UserError(
-                f"the daemon of `{self._home}` did not answer within {seconds:.0f} s",
-                hint="`meshd logs` shows what it does",
-            ) from None
+            raise Silent(self._home, self.daemon_pid, after=f" within {seconds:.0f} s") from None
         except OSError as error:
             raise self._gone() from error
         if not line.endswith(b"\n"):
@@ -131,10 +144,15 @@ class Client:
 
 
 def _absent(home: Path) -> UserError:
+    pid = _holder(home)
+    return NotRunning(home) if pid is None else NotAnswering(home, pid)
+
+
+def _holder(home: Path) -> int | None:
+    """The process that uses `home`, if there is one."""
     from meshd.identity.folder import DAEMON, lock_holder
 
-    pid = lock_holder(home, purpose=DAEMON)
-    return NotRunning(home) if pid is None else NotAnswering(home, pid)
+    return lock_holder(home, purpose=DAEMON)
 
 
 def _connect_patiently(connection: socket.socket, path: Path) -> None:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from meshd.admin.status import HealthWarning, PeerView, Status
+from meshd.base.amounts import in_number
+from meshd.base.errors import BANNED_HINT
 from meshd.identity import naming
 from meshd.wire.native import NativeVersion, difference
 
@@ -106,9 +108,9 @@ def _banned(status: Status) -> Iterator[HealthWarning]:
         yield HealthWarning(
             code="banned",
             severity="error",
-            what=f"this node is banned, says `{judges[0].name}`{others}: {judges[0].says_banned}",
-            hint="to come back, take a new key and a new token: `meshd stop`, `meshd leave "
-            "--new-identity`, then start it with --join TOKEN",
+            what=f"this node's key is banned in this mesh, says `{judges[0].name}`{others}: "
+            f"{judges[0].says_banned}",
+            hint=BANNED_HINT,
         )
 
 
@@ -128,9 +130,10 @@ def same_name(name: str, nodes: Sequence[str]) -> str:
 
 
 def is_away(peer: PeerView) -> bool:
-    """Gone, or never seen, for so long that nobody waits for it; once started it is back by itself."""
+    """Stopped, or gone for so long that nobody waits for it; once started it is back by itself."""
     gone = peer.state in ("known", "connecting", "lost") and not peer.says_banned
-    return gone and not peer.present and peer.state_s is not None and peer.state_s >= AWAY_SECONDS
+    long = peer.state_s is not None and peer.state_s >= AWAY_SECONDS
+    return gone and not peer.present and (bool(peer.stopped) or long)
 
 
 def _peer(
@@ -138,13 +141,8 @@ def _peer(
 ) -> Iterator[HealthWarning]:
     who = f"`{peer.name}` ({peer.id[:10]})"
     long = peer.state_s if peer.state_s is not None else 0.0
-    if peer.state == "suspended" and long >= SUSPENDED_SECONDS:
-        yield HealthWarning(
-            code="peer_suspended",
-            severity="warning",
-            what=f"no link to {who} for {long:.0f} s{_because(peer.last_error)}",
-            hint="its streams wait and go on when a link is back; check its network, power and sleep",
-        )
+    if peer.state == "suspended":
+        yield from _suspended(peer, who, long, used=_is_used(peer, status))
     if peer.state == "lost" and not is_away(peer):
         yield HealthWarning(
             code="peer_lost",
@@ -186,6 +184,31 @@ def _peer(
             what=f"{who} is reached through a relay{_because(peer.why_not_direct or '')}",
             hint="a direct path is tried again whenever an address changes",
         )
+
+
+def _suspended(peer: PeerView, who: str, long: float, *, used: bool) -> Iterator[HealthWarning]:
+    if used:
+        left = max(0.0, peer.grace_s - long)
+        yield HealthWarning(
+            code="peer_suspended",
+            severity="warning",
+            what=f"answers have waited {long:.0f} s for a link to {who}; they end in {left:.0f} s without one"
+            f"{_because(peer.last_error)}",
+            hint="they go on when a link is back; check its network, power and sleep",
+        )
+    elif long >= SUSPENDED_SECONDS:
+        yield HealthWarning(
+            code="peer_suspended",
+            severity="warning",
+            what=f"no link to {who} for {long:.0f} s{_because(peer.last_error)}",
+            hint="its streams wait and go on when a link is back; check its network, power and sleep",
+        )
+
+
+def _is_used(peer: PeerView, status: Status) -> bool:
+    """A worker of the model that is served here: what it computes is missed at once."""
+    served = status.model is not None and status.model.state in ("ready", "degraded")
+    return served and any(tunnel.peer == peer.id and not tunnel.user for tunnel in status.tunnels)
 
 
 def _versions(
@@ -257,7 +280,7 @@ def _model(status: Status) -> Iterator[HealthWarning]:
         yield HealthWarning(
             code="tensors_from_network",
             severity="warning",
-            what=f"{len(tensors)} tensors ({size} bytes) came over the network: {names}",
+            what=f"{in_number(len(tensors), 'tensor')} ({size} bytes) came over the network: {names}",
             hint=f"first reason: {tensors[0].reason}; give the workers the same file by --model",
         )
 

@@ -35,7 +35,7 @@ def netcheck_reply(report: Report, router: MapStatus, *, now: float, daemon: boo
         public_v6=report.seen_v6 or None,
         carrier_nat=facts.carrier_nat,
         port_mapping=_port_mapping(router),
-        direct=outlook(facts),
+        direct=outlook(facts, servers=report.servers, unresolved=report.unresolved),
         problems=tuple(
             ProblemView(code=one.code, severity=one.severity, what=one.what, hint=one.hint)
             for one in advise(facts, servers=report.servers, unresolved=report.unresolved)

@@ -109,6 +109,8 @@ def peer_view(peer: PeerStatus, *, now: float, wall: float) -> PeerView:
         state_s=round(max(0.0, now - peer.since), 3),
         last_error=peer.last_error,
         says_banned=peer.says_banned,
+        grace_s=float(peer.grace),
+        stopped=peer.stopped,
         present=peer.present,
         faults=peer.faults,
         last_fault=peer.last_fault,

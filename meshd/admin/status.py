@@ -71,6 +71,8 @@ class PeerView:
     state_s: float | None = None  # how long it has been in this state
     last_error: str = ""
     says_banned: str = ""  # the peer's words when it holds this node for banned
+    grace_s: float = 0.0  # for how long streams wait for a link to it
+    stopped: str = ""  # its words when it was stopped; empty once it is back
     present: bool = False  # there, though not connected: in a large mesh sessions are made when needed
     faults: int = 0  # how often it broke the protocol's rules, or made work fail here, in the last hour
     last_fault: str = ""  # what it was the last time

@@ -4,6 +4,11 @@ _MIB = 1 << 20
 _GIB = 1 << 30
 
 
+def in_number(number: int, thing: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{number} {thing}" + ("" if number == 1 else "s")
+
+
 def in_bytes(count: float) -> str:
     """`12.3 MB`, in powers of 1000, as disks and networks are sold."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -6,6 +6,11 @@ different types: a LocalProtocolError is a bug of ours, a RemoteProtocolError cl
 
 from typing import ClassVar
 
+BANNED_HINT = (  # for the node that is out
+    "to come back, take a new key and a new token: `meshd stop`, `meshd leave --new-identity`, "
+    "then start it with --join TOKEN"
+)
+
 
 class MeshdError(Exception):
     """Base of all errors meshd raises on purpose; `what` is one line, `hint` says what to do next."""

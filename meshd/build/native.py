@@ -115,8 +115,10 @@ def _key(pin: Pin, backend: str, *, patched: bool) -> Key:
     return Key(pin.commit, pin.patches_sha256 if patched else STOCK, backend, cpu_kind())
 
 
-def read_bin_dir(path: Path) -> NativeInfo:
+def read_bin_dir(path: Path, *, head: bool = True) -> NativeInfo:
     """Describe a folder of binaries that the user names. Raises UserError when a needed one is missing.
+
+    Without `head` llama-server is not needed.
 
     A finished build of meshd keeps its pin and patches; anything else is stock of an unknown commit.
     """
@@ -124,13 +126,17 @@ def read_bin_dir(path: Path) -> NativeInfo:
     info = builds.load_any(path)
     if info is not None:
         return info
+    if not path.is_dir():
+        raise UserError(
+            f"there is no folder `{path}`", hint="name the folder that holds llama.cpp's binaries"
+        )
     names = {RPC_SERVER: ("ggml-rpc-server", "rpc-server"), LLAMA_SERVER: ("llama-server",)}
     found: dict[str, Path] = {}
     for name, files in {**names, LLAMA_BENCH: ("llama-bench",)}.items():
         place = next((path / file for file in files if (path / file).is_file()), None)
         if place is not None:
             found[name] = place
-        elif name in names:
+        elif name == RPC_SERVER or (head and name in names):
             raise UserError(
                 f"`{path}` has no `{files[0]}`",
                 hint="name the folder that holds llama.cpp's binaries, usually `build/bin`; a build without "

@@ -1,6 +1,7 @@
 """Let nodes that you name reach a TCP service of this machine, or of its network.
 
-  meshd expose NAME HOST:PORT --to PEER ...   the nodes named may reach it, those named before no more
+  meshd expose NAME HOST:PORT --to PEER ...   the nodes named may reach it, those named before no more;
+                                              without --to those named before
   meshd expose ls                             what is exposed, and to whom
   meshd expose rm NAME                        end it, and the connections to it
 

@@ -41,7 +41,7 @@ def print_peers(status: Status, out: Output) -> None:
 
 def _row(peer: PeerView) -> tuple[str, ...]:
     link = peer.link
-    note = peer.why_not_direct or ("" if link is not None else peer.last_error)
+    note = peer.why_not_direct or ("" if link is not None else peer.stopped or peer.last_error)
     if peer.standby_links:
         note = f"{len(peer.standby_links)} standing by" + (f"; {note}" if note else "")
     return (

@@ -7,7 +7,7 @@ from meshd.admin.api import StatusRequest
 from meshd.admin.client import Client
 from meshd.admin.codec import to_json
 from meshd.admin.status import ModelView, SplitView, Status
-from meshd.base.amounts import in_bytes
+from meshd.base.amounts import in_bytes, in_number
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output, bar, in_time
 from meshd.cli.peers import print_peers
@@ -77,18 +77,17 @@ def show(status: Status, out: Output) -> None:
         out.line("mesh    none")
     else:
         roles = f", this node may {', '.join(status.mesh.roles)}" if status.mesh.roles else ""
-        out.line(f"mesh    {status.mesh.id[:10]}, {_count(status.mesh.members, 'member')}{roles}")
+        out.line(f"mesh    {status.mesh.id[:10]}, {in_number(status.mesh.members, 'member')}{roles}")
     if status.api is not None:
         api = status.api
         ready = "ready" if api.ready else "not ready"
-        out.line(
-            f"api     {api.url}  {ready}, {_count(api.requests, 'request')}, {_count(api.tokens, 'token')}"
-        )
+        requests, tokens = in_number(api.requests, "request"), in_number(api.tokens, "token")
+        out.line(f"api     {api.url}  {ready}, {requests}, {tokens}")
     if status.model is not None:
         _show_model(status.model, out)
     if status.store is not None and (status.store.limit or status.store.bytes):
         there, most = in_bytes(status.store.bytes), in_bytes(status.store.limit)
-        count = _count(status.store.tensors, "tensor")
+        count = in_number(status.store.tensors, "tensor")
         out.line(f"kept    {there} of {most}: {count} that came over the network")
     out.line()
     print_peers(status, out)
@@ -162,7 +161,3 @@ def _peer_name(status: Status, peer: str) -> str:
         return peer[:10]
     same = [node for node, other in {**names, status.node.id: status.node.name}.items() if other == name]
     return name if len(same) == 1 else f"{name} ({peer[:10]})"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" + ("" if number == 1 else "s")

@@ -225,7 +225,9 @@ STUN = Form(_stun, "HOST:PORT such as stun.example.org:3478")
 TEXT = Form(_text, "a line of text")
 JOIN = Form(_token, "an invite token, @FILE or - (standard input)")
 WORD = Form(_word, "one word")
-NODE_NAME = Form(_node_name, f"1 to {naming.MAX_NAME_CHARS} letters, digits, dots, hyphens or underscores")
+NODE_NAME = Form(
+    _node_name, f"1 to {naming.MAX_NAME_CHARS} letters (a to z, A to Z), digits, dots, hyphens or underscores"
+)
 PATH = Form(_path, "a path")
 BOOLEAN = Form(_boolean, "true or false")
 WEIGHT = Form(_weight, "a number not below 0")

@@ -1,6 +1,8 @@
-"""What `meshd doctor` looks at on this machine: the native part, its devices. Takes some seconds."""
+"""What `meshd doctor` looks at on this machine: home, native part, devices. Takes some seconds."""
 
 import asyncio
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ from meshd.role.interface import Native
 from meshd.wire.native import UNKNOWN
 
 UNFIT_HINT = "another driver may help; a model that needs less of it may run there all the same"
+HOME_HINT = "free space on that disk, check its owner and that it is mounted for writing, or set MESHD_HOME"
+TRIED_BYTES = 64 << 10  # what a node writes at once is less, mostly
 State = Literal["ok", "warning", "error"]
 
 
@@ -37,13 +41,37 @@ class Finding:
 
 def look(config: Config) -> list[Finding]:
     """All of it, for a command. Raises UserError when the pin itself cannot be read."""
-    found = list(_build(config))
+    found = [_home(config.paths.home), *_build(config)]
     try:
         native = find_native(config)
     except UserError:
         return found  # said already
     with tempfile.TemporaryDirectory(prefix="meshd-doctor-") as logs:
         return [*found, *asyncio.run(_native(native, Path(logs)))]
+
+
+def _home(home: Path) -> Finding:
+    """Whether what the node must remember can be written there, or where its folder is to be made."""
+    place = next(folder for folder in (home, *home.parents) if folder.exists())
+    try:
+        _write_some(place)
+        free = in_bytes(shutil.disk_usage(place).free)
+    except OSError as error:
+        why = (error.strerror or type(error).__name__).lower()
+        return Finding("home", "error", f"`{home}` cannot be written: {why}", HOME_HINT)
+    return Finding("home", "ok", f"`{home}` can be written, {free} free")
+
+
+def _write_some(folder: Path) -> None:
+    """A file that is gone again when this returns. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".meshd-doctor-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(bytes(TRIED_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        Path(name).unlink()
 
 
 def _build(config: Config) -> Iterator[Finding]:

@@ -78,7 +78,9 @@ async def enter(
         return Entered(present)
     invite = parse_token(config.node.join)
     if present is not None and present.mesh == invite.mesh:
-        return Entered(present)  # a restart with the same command line: the membership stands
+        # mostly a restart with the same command line: the membership stands
+        LOG.info("join_not_used", why=f"this home is a member of mesh `{present.mesh.short}` already")
+        return Entered(present)
     if present is not None:
         raise UserError(
             f"this node is in mesh `{present.mesh.short}`, the token is for mesh `{invite.mesh.short}`",

@@ -14,6 +14,7 @@ from meshd.admin.place import socket_folder
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.listening import listen_in, remove_stale
+from meshd.base.stopped import is_stopped
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.build.native import find, read_bin_dir
 from meshd.build.pin import read_pin
@@ -29,7 +30,6 @@ from meshd.process.ports import HOST, listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.process.run import run_to_end
 from meshd.process.spent import spent
-from meshd.process.stopped import is_stopped
 from meshd.role.interface import Kit, Native
 from meshd.tunnel.compressed import VERSION
 from meshd.tunnel.expose import connect_through
@@ -41,11 +41,11 @@ from meshd.wire.native import NativeVersion
 LOG = log.get("daemon")
 
 
-def find_native(config: Config) -> Native:
-    """The binaries in use. Raises UserError when there are none."""
+def find_native(config: Config, *, head: bool = True) -> Native:
+    """The binaries in use; a worker (not `head`) needs no llama-server. Raises UserError without them."""
     info: NativeInfo | None
     if config.paths.native_bin is not None:
-        info = read_bin_dir(config.paths.native_bin)
+        info = read_bin_dir(config.paths.native_bin, head=head)
     else:
         info = find(config.paths.cache)
     if info is None:
@@ -56,7 +56,8 @@ def find_native(config: Config) -> Native:
     version = NativeVersion(
         rpc=read_pin().rpc_protocol, pin=info.pin, patches=info.patches_sha256, backend=info.backend
     )
-    return Native(info.binaries[RPC_SERVER], info.binaries[LLAMA_SERVER], info.patched, version)
+    server = info.binaries.get(LLAMA_SERVER, info.bin_dir / LLAMA_SERVER)  # a worker starts none
+    return Native(info.binaries[RPC_SERVER], server, info.patched, version)
 
 
 def machine_id(mesh: bytes) -> str:

@@ -104,7 +104,7 @@ class Daemon:
     async def _find_native(self) -> Native:
         """The binaries in use; those that the user names are tried. Raises UserError."""
         paths = self._config.paths
-        native = find_native(self._config)
+        native = find_native(self._config, head=self._role == "serve")
         if paths.native_bin is None:
             return native
         protocol = read_pin().rpc_protocol

@@ -60,11 +60,11 @@ class TunnelAnswers:
         self._tunnels = tunnels
 
     async def expose(self, name: str, *, target: str, to: tuple[str, ...]) -> ExposedView:
-        """See TunnelControl. A node that is not known yet is named by its whole id."""
+        """See TunnelControl. A node that is not known yet is named by its whole id; none: as before."""
         place = _place(target, "the service")
         if not place.port:
             raise UserError(f"`{target}` has no port", hint="name the service as HOST:PORT")
-        peers = [self._peer(text) for text in to]
+        peers = [self._peer(text) for text in to] or None
         status = self._tunnels.expose(name, host=place.host or LOOPBACK, port=place.port, peers=peers)
         return exposed_view(status, self._names())
 

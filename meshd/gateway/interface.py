@@ -75,8 +75,11 @@ class Upstream(Protocol):
     @property
     def model_name(self) -> str: ...
 
-    def upstream_broke(self, why: str) -> None:
-        """Told when a request found llama-server gone."""
+    async def upstream_broke(self, why: str) -> str:
+        """Told when a request found llama-server gone, or of no use. Returns why, as far as it is known.
+
+        New requests are refused from the call on; the reason may take a second.
+        """
         ...
 
     def generated(self, total: int, *, alone: bool) -> None:

@@ -17,7 +17,7 @@ from aiohttp import web
 from meshd.base.errors import MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, exact_tokens
+from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, before_error, exact_tokens
 from meshd.gateway.failure import Failure, Refusal
 from meshd.gateway.interface import ModelState, Upstream
 from meshd.gateway.reply import ClientGone, StreamReply
@@ -30,11 +30,15 @@ _log = get("gateway")
 
 
 class UpstreamLost(MeshdError):
-    """llama-server went away, or cannot answer; `begun` tells whether anything of an answer had come."""
+    """llama-server went away, or cannot answer; `taken` tells whether it had the request by then."""
 
-    def __init__(self, what: str, *, begun: bool) -> None:
+    def __init__(self, what: str, *, taken: bool) -> None:
         super().__init__(what)
-        self.begun = begun
+        self.taken = taken
+
+
+def _worker_lost() -> UpstreamLost:
+    return UpstreamLost("llama-server has lost a worker", taken=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class Proxy:
                     return await self._forward_stream(request, call, answer)
                 return await self._whole(request, call, answer)
         except UpstreamLost as lost:
-            raise Refusal(self._lost(lost)) from lost
+            raise Refusal(await self._lost(lost)) from lost
 
     async def _forward_stream(
         self, request: web.BaseRequest, call: Call, answer: aiohttp.ClientResponse | None = None
@@ -123,7 +127,7 @@ class Proxy:
                     return await _failure_in(fresh)
                 return await self._whole(request, call, fresh)
         except UpstreamLost as lost:
-            return self._lost(lost)
+            return await self._lost(lost)
         except Refusal as refusal:
             return refusal.failure
         except ClientGone:
@@ -136,12 +140,16 @@ class Proxy:
         await reply.begin()
         try:
             while data := await _read(answer):
-                if ready := splitter.feed(data):
+                ready = splitter.feed(data)
+                before = before_error(ready, WORKER_LOST)
+                if ready := ready if before is None else before:
                     # set before the write, so that no comment falls into an event that is not whole
                     reply.allow_comments(splitter.between_events)
                     # what was generated counts, whether or not the client is still there
                     self._count(count, ready if call.counts else b"")
                     await reply.send(ready)
+                if before is not None:
+                    raise _worker_lost()
         except UpstreamLost:
             if not splitter.between_events:
                 await reply.send(b"\n\n")
@@ -180,7 +188,7 @@ class Proxy:
             if failure is None:
                 raise Refusal(_plain_failure(answer.status, bytes(held)))
             if failure.message == WORKER_LOST:  # until it is started again, which is under way
-                raise UpstreamLost("llama-server has lost a worker", begun=False)
+                raise _worker_lost()
         return web.Response(status=answer.status, headers=_answer_headers(call, answer), body=bytes(held))
 
     async def _long(
@@ -194,7 +202,7 @@ class Proxy:
             while data := await _read(answer):
                 await response.write(data)
         except UpstreamLost as lost:
-            self._lost(lost)
+            await self._lost(lost)
             if request.transport is not None:
                 request.transport.abort()  # an end without its last chunk: no client takes it for whole
         except ConnectionError:
@@ -234,21 +242,22 @@ class Proxy:
                 allow_redirects=False,
             )
         except aiohttp.ClientConnectorError as error:
-            raise UpstreamLost(f"llama-server cannot be reached: {error.os_error}", begun=False) from error
+            raise UpstreamLost(f"llama-server cannot be reached: {error.os_error}", taken=False) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamLost("llama-server went away before it answered", begun=False) from error
+            raise UpstreamLost("llama-server went away before it answered", taken=True) from error
         try:
             yield answer
         finally:
             answer.close()
 
-    def _lost(self, lost: UpstreamLost) -> Failure:
-        _log.warning("upstream_lost", why=lost.what)
-        self._upstream.upstream_broke(lost.what)
-        if not lost.begun:  # nothing was answered: the same request may be made again
-            retry = self._upstream.readiness.retry_after
-            return Failure(503, lost.what, type="unavailable_error", code="upstream_away", retry_after=retry)
-        return Failure(502, lost.what, type="server_error", code="upstream_lost")
+    async def _lost(self, lost: UpstreamLost) -> Failure:
+        """What the client is told: the head knows better than a connection which worker was lost, and why."""
+        why = await self._upstream.upstream_broke(lost.what)
+        _log.warning("upstream_lost", why=why)
+        retry = self._upstream.readiness.retry_after
+        if not lost.taken:  # nothing was generated
+            return Failure(503, why, type="unavailable_error", code="upstream_away", retry_after=retry)
+        return Failure(502, why, type="server_error", code="upstream_lost", retry_after=retry)
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:
@@ -256,7 +265,7 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
     try:
         return await answer.content.readany()
     except (aiohttp.ClientError, OSError) as error:
-        raise UpstreamLost("llama-server went away in the middle of the answer", begun=True) from error
+        raise UpstreamLost("llama-server went away in the middle of the answer", taken=True) from error
 
 
 def _is_event_stream(answer: aiohttp.ClientResponse) -> bool:
@@ -275,7 +284,10 @@ async def _failure_in(answer: aiohttp.ClientResponse) -> Failure:
     held = bytearray()
     while len(held) <= HELD_ANSWER_BYTES and (data := await _read(answer)):
         held += data
-    return _error_object(bytes(held)) or _plain_failure(answer.status, bytes(held))
+    failure = _error_object(bytes(held)) or _plain_failure(answer.status, bytes(held))
+    if failure.message == WORKER_LOST:
+        raise _worker_lost()
+    return failure
 
 
 def _error_object(body: bytes) -> Failure | None:

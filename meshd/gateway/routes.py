@@ -124,11 +124,13 @@ class Router:
         if len(hosts) != 1:
             raise Refusal(Failure(400, "exactly one Host header is needed", code="bad_host"))
         if not self._guard.host_allowed(hosts[0]):
-            message = f"host `{hosts[0][:200]}` is not allowed here: add it to the API's allowed hosts"
+            message = f"host `{hosts[0][:200]}` is not allowed here: allow it by `--allowed-host NAME`"
             raise Refusal(Failure(403, message, type="permission_error", code="host_not_allowed"))
         origins = request.headers.getall("Origin", [])
         if len(origins) > 1 or not self._guard.origin_allowed(next(iter(origins), None), hosts[0]):
-            message = f"origin `{origins[0][:200]}` is not allowed here: add it to the API's allowed origins"
+            message = (
+                f"origin `{origins[0][:200]}` is not allowed here: allow it by `--allowed-origin ORIGIN`"
+            )
             raise Refusal(Failure(403, message, type="permission_error", code="origin_not_allowed"))
 
     async def _answer(self, request: web.BaseRequest, extra: dict[str, str]) -> web.StreamResponse:

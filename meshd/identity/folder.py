@@ -93,6 +93,8 @@ class PrivateFolder:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._check()
+        except FileExistsError:
+            raise _unusable(self.path, NotADirectoryError()) from None
         except OSError as error:
             raise _unusable(self.path, error) from None
 
@@ -225,5 +227,8 @@ def damaged(path: Path, why: str) -> UserError:
 
 
 def _unusable(path: Path, error: OSError) -> UserError:
+    if isinstance(error, NotADirectoryError):
+        file = next((one for one in (path, *path.parents) if one.is_file()), path)
+        return UserError(f"`{file}` is not a folder", hint="set MESHD_HOME to a folder")
     reason = (error.strerror or type(error).__name__).lower()
     return UserError(f"`{path}` cannot be used: {reason}", hint="check the folder, its owner and its disk")

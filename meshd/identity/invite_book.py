@@ -18,7 +18,7 @@ MAX_USES = 1000
 MAX_BOOK_BYTES = 32 << 20
 KEEP_EXPIRED_SECONDS = 30 * 86400  # so that a late joiner hears "expired", not "unknown"
 
-_NEW_ONE = "ask for a new one: `meshd invite` on a machine of that mesh"
+NEW_INVITE = "ask for a new one: `meshd invite` on a machine of that mesh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +130,19 @@ class InviteBook:
         """
         entry = self._entries.get(invite_id)
         if entry is None:
-            return Decision("unknown", "this invite is not known here", _NEW_ONE)
+            return Decision("unknown", "this invite is not known here", NEW_INVITE)
         if entry.revoked:
-            return Decision("revoked", "this invite was revoked", _NEW_ONE, entry)
+            return Decision("revoked", "this invite was revoked", NEW_INVITE, entry)
         for use in entry.used:
             if use.node == node:
                 return Decision("ok", entry=entry, certificate=use.certificate)
         if entry.left <= 0:
             times = "once" if entry.uses == 1 else f"{entry.uses} times"
-            return Decision("used_up", f"this invite was good {times} and is used up", _NEW_ONE, entry)
+            return Decision("used_up", f"this invite was good {times} and is used up", NEW_INVITE, entry)
         if now >= entry.expires_at:
-            return Decision("expired", f"this invite {expired_text(entry.expires_at, now)}", _NEW_ONE, entry)
+            return Decision(
+                "expired", f"this invite {expired_text(entry.expires_at, now)}", NEW_INVITE, entry
+            )
         entry = replace(entry, used=(*entry.used, Use(node, None)))
         self._entries[invite_id] = entry
         return Decision("ok", entry=entry)

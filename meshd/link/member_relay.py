@@ -66,6 +66,7 @@ class Sessions(Protocol):
         handler: Callable[[Bytes], Awaitable[None]],
         *,
         allow: Callable[[Member, Mapping[str, str | int | bytes]], str | Release | None],
+        quiet: bool = False,
     ) -> None: ...
 
 
@@ -106,7 +107,8 @@ class MemberRelayLinks:
     def attach(self, sessions: Sessions) -> None:
         """Members carry links from here on."""
         self._sessions = sessions
-        sessions.handle(SERVICE, self._take, allow=self._allow)
+        # a member asks again and again for one that is away
+        sessions.handle(SERVICE, self._take, allow=self._allow, quiet=True)
 
     async def serve(self, accept: Accept) -> None:
         """Own the links of this kind, and hand those that come in to `accept`, until cancelled."""

@@ -43,8 +43,11 @@ def nat_class(facts: NetFacts) -> str:
             }.get(facts.ports, "symmetric")
 
 
-def outlook(facts: NetFacts) -> str:
-    """Whether peers could be direct: one sentence, lower case, without a full stop."""
+def outlook(facts: NetFacts, *, servers: Sequence[str] = (), unresolved: Sequence[str] = ()) -> str:
+    """Whether peers could be direct: one sentence, lower case, without a full stop.
+
+    `servers` were asked, all but the `unresolved`.
+    """
     if facts.public:
         return "any peer reaches this node directly"
     if facts.mapped is Mapped.YES:
@@ -56,7 +59,7 @@ def outlook(facts: NetFacts) -> str:
             return "peers with a public address, and by TCP those whose NAT is not symmetric"
         return "peers with a public address; others through a relay"
     if facts.mapping is Mapping.UNKNOWN:
-        return "not known: give at least two STUN servers, or one with two addresses"
+        return _why_unknown(servers, unresolved)
     if facts.mapping is Mapping.NONE:
         return "nearly all peers: this node has a public address, and a firewall that must be knocked at"
     if not facts.symmetric:
@@ -66,6 +69,16 @@ def outlook(facts: NetFacts) -> str:
     if facts.ports is Ports.COUNTING:
         return "most peers; some only after ports have been guessed, which takes seconds"
     return "peers with an open NAT or a public address; others by guessing ports, or through a relay"
+
+
+def _why_unknown(servers: Sequence[str], unresolved: Sequence[str]) -> str:
+    if unresolved:
+        return (
+            f"not known: no address was found for {len(unresolved)} of the {len(servers)} servers to be asked"
+        )
+    if len(servers) > 1:
+        return "not known: two answers of STUN servers are needed, and fewer came"
+    return "not known: give at least two STUN servers, or one with two addresses"
 
 
 def advise(facts: NetFacts, *, servers: Sequence[str], unresolved: Sequence[str] = ()) -> tuple[Advice, ...]:

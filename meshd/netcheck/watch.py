@@ -102,5 +102,6 @@ class NetWatch:
     def _take(self, report: Report) -> None:
         before, self._report = self._report, report
         if before is None or before.facts != report.facts:
-            LOG.info("network", kind=nat_class(report.facts), what=outlook(report.facts))
+            what = outlook(report.facts, servers=report.servers, unresolved=report.unresolved)
+            LOG.info("network", kind=nat_class(report.facts), what=what)
             self._changed(report)

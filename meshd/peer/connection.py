@@ -69,6 +69,8 @@ class PeerConnection:
         self.resumes = 0
         self.last_error = ""
         self.says_banned = ""
+        self._stopped = ""
+        self._grace = 0
         self._fault: MeshdError | None = None
         self._contained = Contained(f"peer {peer.short}", "link", self.blame)
         self.clock_offset: float | None = None
@@ -145,6 +147,8 @@ class PeerConnection:
             clock_offset=self.clock_offset,
             says_banned=self.says_banned,
             why_not_direct=self.why_not_direct() if relayed else "",
+            grace=self._grace,
+            stopped=self._stopped,
         )
 
     def open_stream(self, service: str, metadata: Mapping[str, MetadataValue], *, bulk: bool) -> MeshStream:
@@ -179,8 +183,15 @@ class PeerConnection:
         """The peer would not have a link with us."""
         self.last_error = error.what
         if error.code == "banned":
-            self.says_banned = error.what
-            self._node.changed()
+            self._banned(error.what)
+        else:
+            LOG.warning("peer_refuses", peer=self.peer.short, name=self.name, why=error.what, hint=error.hint)
+
+    def _banned(self, why: str) -> None:
+        """The peer holds this node for banned."""
+        self.says_banned = why
+        self._node.told_banned(self.peer, self.label, why)
+        self._node.changed()
 
     def blame(self, fault: Fault) -> None:
         """Something that the peer caused failed here in a way that nobody foresaw."""
@@ -343,10 +354,11 @@ class PeerConnection:
         if self._owner is None:
             raise Broken("this node stops")
         self._session_id = session_id
+        self._grace = min(theirs.grace, mine.grace)
         session = Session(
             side="leader" if self._leader else "follower",
             session_id=session_id,
-            config=self._node.mux_config(min(theirs.grace, mine.grace)),
+            config=self._node.mux_config(self._grace),
             budget=self._node.budget,
         )
         self._streams = Streams(
@@ -358,7 +370,7 @@ class PeerConnection:
             pass_on=partial(self._links.pass_on, session),
             blame=self.blame,
         )
-        self._unlinked_until = self._node.now() + min(theirs.grace, mine.grace)
+        self._unlinked_until = self._node.now() + self._grace
         self._set_state(PeerState.CONNECTING)
         self._set_alarm()
         return session_id
@@ -393,7 +405,7 @@ class PeerConnection:
         self.software = hello.software
         self.member = link.info.member
         self.clock_offset = float(hello.clock - self._node.wall_clock())
-        self.last_error = self.says_banned = ""
+        self.last_error = self.says_banned = self._stopped = ""
         self._unlinked_until = None
         self._dispatch(carrier.session, happened)
         LOG.info(
@@ -468,8 +480,10 @@ class PeerConnection:
                     self._links.heard(event)
                 case events.GoodbyeReceived(code=code, reason=reason):
                     self._end_session(reason or "the peer said goodbye", PeerState.KNOWN)
+                    if code == Code.SHUTDOWN:
+                        self._stopped = reason or "it was stopped"
                     if code == Code.BANNED:
-                        self.says_banned = reason or "this node is banned"
+                        self._banned(reason or "this node is banned")
                     self._node.on_goodbye(self.peer, code)
                 case events.SessionLost(reason=reason):
                     self._end_session(reason, PeerState.LOST)

@@ -250,13 +250,6 @@ class Connector:
             connection.last_error = error.what
         if isinstance(error, Refused):
             connection.refused(error)
-            LOG.warning(
-                "peer_refuses",
-                peer=connection.peer.short,
-                name=connection.name,
-                why=error.what,
-                hint=error.hint,
-            )
 
     async def _until(self, at: float | None) -> None:
         try:

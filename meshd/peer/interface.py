@@ -71,6 +71,8 @@ class PeerStatus:
     why_not_direct: str = ""  # one sentence, while a relay carries the data
     faults: int = 0  # how often it broke the rules, or made work fail here, in the last hour
     last_fault: str = ""
+    grace: int = 0  # for how many seconds its session lives on without a link
+    stopped: str = ""  # its words when it said goodbye; empty once it is back
 
 
 class Stream(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from meshd import __version__
 from meshd.base import log
 from meshd.base.boundary import Contained, Fault
-from meshd.base.errors import RemoteProtocolError
+from meshd.base.errors import BANNED_HINT, RemoteProtocolError
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.identity.record import PeerRecord
@@ -81,6 +81,7 @@ class Node:
     may_dial: MayDial = _as_a_stranger
     on_wake: Callable[[], None] = lambda: None  # this node slept: ports, mappings and relays may be gone
     on_bans: Callable[[Sequence[bytes]], None] = lambda _entries: None
+    _banned: bool = False  # the log has it
     version: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -145,6 +146,13 @@ class Node:
     def why_banned(self, member: Member) -> str | None:
         """Why a member is out, or None."""
         return self.bans.why_banned(member.chain)
+
+    def told_banned(self, peer: PeerId, judge: str, why: str) -> None:
+        """A peer holds this node for banned. All say so, each time they are dialled: one line is enough."""
+        if not self._banned:
+            self._banned = True
+            what = f"this node's key is banned in this mesh, says {judge}: {why}"
+            LOG.warning("banned", peer=peer.short, why=what, hint=BANNED_HINT)
 
     def changed(self) -> None:
         """Something about a peer changed: wake whoever waits in `wait_changed`."""

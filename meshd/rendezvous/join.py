@@ -12,7 +12,7 @@ from typing import Protocol
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
 from meshd.identity import naming
-from meshd.identity.invite_book import InviteBook
+from meshd.identity.invite_book import NEW_INVITE, InviteBook
 from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.keystore import Membership
 from meshd.identity.membership import Chain, check_chain
@@ -139,12 +139,13 @@ class Inviter:
     def decide(self, joiner: PeerId, invite_id: bytes) -> Welcome | NotAdmitted:
         """Reserve, persist, certify, persist. No await in between: two joiners cannot share one use."""
         banned = self._bans.why_node_banned(joiner, issuer=self._key.peer)
-        if banned is None:
-            banned = self._bans.why_invite_banned(invite_id, issuer=self._key.peer)
         if banned is not None:
             return NotAdmitted(
                 "banned", banned, "a banned node comes back with a new key: `meshd leave --new-identity`"
             )
+        revoked = self._bans.why_invite_banned(invite_id, issuer=self._key.peer)
+        if revoked is not None:  # the joiner did nothing wrong: its key is as good as before
+            return NotAdmitted("revoked", revoked, NEW_INVITE)
         decision = self._book.reserve(invite_id, joiner, self._wall_clock())
         if not decision.ok or decision.entry is None:
             return NotAdmitted(decision.code, decision.text, decision.hint)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from meshd.base import log
+from meshd.base import amounts, log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.gateway.interface import WorkerLoad
@@ -200,7 +200,7 @@ class HeadRun:
 
     async def _ask(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> list[Lent]:
         """The offers of those that take part. Raises MeshdError when too few remain."""
-        self._told(f"asking {len(workers)} workers" if workers else "planning")
+        self._told(f"asking {amounts.in_number(len(workers), 'worker')}" if workers else "planning")
         options = self._options
         names = {options.node_id: options.node_name} | {str(one.peer): one.name for one in workers}
         called = naming.labels(names, [server.endpoint for server in self._plain])
@@ -297,6 +297,8 @@ class HeadRun:
         wrong, for a worker that is lost takes those with it that wait for its activations.
         """
         self._told(over.why)  # nobody is to be sent to it meanwhile
+        if over.endpoint:
+            self.end.reported(over.why)
         await self.end.word_of_a_lease()
         if not self.loaded:
             over = self._server.lost or over

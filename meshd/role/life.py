@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from meshd.process.interface import ChildState, ChildStatus
 from meshd.role.interface import SplitPart
 from meshd.role.weights_report import WeightsReport
 
@@ -15,6 +16,7 @@ class End:
     def __init__(self) -> None:
         self._known: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._reported = ""
 
     @property
     def known(self) -> bool:
@@ -31,6 +33,10 @@ class End:
         if not self._seen.done():
             self._seen.set_result(why)
 
+    def reported(self, why: str) -> None:
+        """llama-server names the worker that it lost: better than what was seen, and no word of a lease."""
+        self._reported = why
+
     async def word_of_a_lease(self) -> None:
         """Give it a moment."""
         await asyncio.wait([self._known], timeout=LEASE_WORD_SECONDS)
@@ -39,7 +45,9 @@ class End:
         """Waits for it."""
         await asyncio.wait([self._known, self._seen], return_when=asyncio.FIRST_COMPLETED)
         await self.word_of_a_lease()
-        return (self._known if self._known.done() else self._seen).result()
+        if self._known.done():
+            return self._known.result()
+        return self._reported or self._seen.result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +66,15 @@ class ServerDied:
 
     split: tuple[SplitPart, ...]
     tail: tuple[str, ...]
+
+    def as_child(self, starts: int, failures: int) -> ChildStatus:
+        """For status, while it is not started again after so many `starts`; `failures` in a row."""
+        return ChildStatus(
+            name="llama-server",
+            state=ChildState.FAILED,
+            pid=None,
+            restarts=max(0, starts - 1),
+            reason=f"ended {failures} times in a row before it was ready",
+            tail=self.tail,
+            crash_loop=True,
+        )

@@ -19,7 +19,7 @@ from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerState, PeerStatus
-from meshd.process.interface import ChildState, ChildStatus
+from meshd.process.interface import ChildStatus
 from meshd.role.extra import read_extra
 from meshd.role.fitness import Fitness
 from meshd.role.head import HeadRun
@@ -55,6 +55,7 @@ class Serve:
         self._readiness = Readiness(ModelState.WAITING, "starting")
         self._run: HeadRun | None = None
         self._loaded = Loaded()
+        self._why_lost = ""  # the model that was ready last
         self._failures = 0
         self._roster = Roster(kit.mesh, least=options.min_workers)
         self._unable = Unable()
@@ -62,7 +63,8 @@ class Serve:
         self._fitness = Fitness(
             kit.native, kit.run_to_end, logs=kit.logs, kept=kit.passed_trials, machine=options.machine
         )
-        self._server_runs = 0
+        self._restarts = 0  # of llama-server, those that nobody asked for
+        self._why_restarted = ""  # the last of them
         self._server_failures = 0  # in a row
         self._server_failures_same = 0  # of them, the last with one split
         self._server_died: ServerDied | None = None
@@ -91,12 +93,15 @@ class Serve:
         """See Upstream."""
         return self._file.name.removesuffix(".gguf")
 
-    def upstream_broke(self, why: str) -> None:
+    async def upstream_broke(self, why: str) -> str:
         """See Upstream. The cycle would notice its end as well, but no request may fail in between."""
-        if self._run is not None and self._readiness.state is ModelState.READY:
+        if (run := self._run) is None or not run.loaded:  # the cycle has noticed
+            return self._why_lost or why
+        if self._readiness.state is ModelState.READY:
             LOG.warning("upstream_broke", why=why)
             self._tell(ModelState.LOADING, why)
-            self._run.end.seen(why)
+        run.end.seen(why)
+        return await run.end.why()
 
     def generated(self, total: int, *, alone: bool) -> None:
         """See Upstream."""
@@ -111,11 +116,10 @@ class Serve:
         children: Sequence[ChildStatus] = ()
         tunnels: Sequence[TunnelStatus] = ()
         if self._run is not None:
-            # each life of the model has a llama-server of its own; its user sees one that is restarted
-            children = [replace(child, restarts=self._server_runs) for child in self._run.children]
+            children = [self._as_one(child) for child in self._run.children]
             tunnels = self._run.tunnels
         elif self._readiness.state is ModelState.FAILED and self._server_died is not None:
-            children = [self._dead_server(self._server_died)]
+            children = [self._server_died.as_child(self._restarts, self._server_failures)]
         loaded, readiness = self._loaded, self.readiness
         model = ModelStatus(
             name=self.model_name,
@@ -139,23 +143,19 @@ class Serve:
             return 0.0
         return run.token_cost.bytes_per_token if run is not None else None
 
-    def _dead_server(self, died: ServerDied) -> ChildStatus:
-        return ChildStatus(
-            name="llama-server",
-            state=ChildState.FAILED,
-            pid=None,
-            restarts=max(0, self._server_runs - 1),
-            reason=f"ended {self._server_failures} times in a row before it was ready",
-            tail=died.tail,
-            crash_loop=True,
-        )
+    def _as_one(self, child: ChildStatus) -> ChildStatus:
+        """Each life of the model has a llama-server of its own; its user sees one that is restarted."""
+        again = self._restarts and child.is_up
+        reason = f"the last time because {self._why_restarted}" if again else child.reason
+        return replace(child, restarts=self._restarts, reason=reason)
 
     async def serve(self) -> None:
         """See Role."""
         self._tell(ModelState.LOADING, "reading the model file once to know its weights by content")
         await self._know_file()
         while True:
-            why = await self._cycle()
+            restarts, why = self._restarts, await self._cycle()
+            self._why_restarted = why if self._restarts > restarts else self._why_restarted
             self._failures += 1
             self._loaded = Loaded()
             self._tell(ModelState.LOADING, why)
@@ -201,6 +201,8 @@ class Serve:
             return _text(error) if run.blame.anybody else await self._failed(error)
         finally:
             self._end_run(run, workers)
+        if run.loaded:
+            self._why_lost = why
         tried_enough = self._server_failures_same >= SERVER_TRIES or self._server_failures >= SERVER_TRIES_ANY
         if run.server_died is not None and tried_enough:
             await self._server_failed(why)
@@ -230,7 +232,7 @@ class Serve:
             return
         self._run = None
         self._loaded = Loaded()
-        self._server_runs += run.started
+        self._restarts += run.started and not self._was_stopped(run)
         now = asyncio.get_running_loop().time()
         run.blame.tell(self._roster.standings, workers, now)
         if run.loaded:
@@ -241,6 +243,10 @@ class Serve:
             self._server_failures += 1
             self._server_failures_same = self._server_failures_same + 1 if same else 1
             self._server_died = died
+
+    def _was_stopped(self, run: HeadRun) -> bool:
+        """A worker of it has said goodbye, or left the mesh: the model is loaded without it, as was meant."""
+        return not {p.peer for p in self._kit.mesh.peers() if not p.stopped}.issuperset(run.workers)
 
     def _on_loaded(self, loaded: Loaded) -> None:
         self._loaded = loaded

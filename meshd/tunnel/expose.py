@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,7 +42,7 @@ async def connect_through(
         async with asyncio.timeout(CONNECT_SECONDS):
             local = await _connect(target)
     except (OSError, TimeoutError) as error:
-        stream.reset(Code.BROKEN, f"cannot connect to the service: {error!r}")
+        stream.reset(Code.BROKEN, f"cannot connect to the service: {_in_words(error)}")
         return
     try:
         if secret:
@@ -55,6 +57,13 @@ async def connect_through(
         stream.reset(Code.BROKEN, error.what)
     finally:
         local.abort()
+
+
+def _in_words(error: OSError) -> str:
+    """As the system says it: what asyncio adds names a place that is no business of the other side."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return "its name was not found" if isinstance(error, socket.gaierror) else "nothing answers there"
 
 
 async def _connect(target: Target) -> LocalSocket:

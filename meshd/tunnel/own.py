@@ -106,14 +106,17 @@ class OwnTunnels:
             for one in self._services.values()
         ]
 
-    def expose(self, name: str, *, host: str, port: int, peers: Iterable[PeerId]) -> ExposedStatus:
+    def expose(self, name: str, *, host: str, port: int, peers: Iterable[PeerId] | None) -> ExposedStatus:
         """Let exactly these nodes reach host:port as `name`; what was exposed under that name before ends.
 
-        Connections of nodes that are named again, to the same place, go on. Raises UserError.
+        None: those that could reach it before. Connections of nodes that are named again, to the same place,
+        go on. Raises UserError.
         """
         check_name(name)
-        wanted = Exposed(name=name, host=host, port=port, peers=unique(peers))
         service = self._services.get(name)
+        if peers is None:
+            peers = service.exposed.peers if service is not None else ()
+        wanted = Exposed(name=name, host=host, port=port, peers=unique(peers))
         if service is None:
             if len(self._services) >= MAX_EXPOSED:
                 raise UserError(

@@ -96,15 +96,17 @@ class Api:
         return str(answer.body["content"])
 
     async def complete_through_503(self, prompt: str, tokens: int, *, seconds: float) -> tuple[str, float]:
-        """The answer to a request that is repeated while the API says 503, and after how many seconds."""
+        """The answer to a request that is repeated while the API says 503 (502 where it met the loss itself),
+        and after how many seconds."""
         began = time.monotonic()
         while True:
             answer = await self.ask("POST", "/completion", generation(prompt, tokens))
             took = time.monotonic() - began
             if answer.status == 200:
                 return str(answer.body["content"]), took
-            assert answer.status == 503, answer
-            assert answer.retry_after, "a 503 without Retry-After"
+            met_the_loss = answer.status == 502 and "upstream_lost" in str(answer.body)
+            assert answer.status == 503 or met_the_loss, answer
+            assert answer.retry_after, "a refusal without Retry-After"
             assert took < seconds, f"no answer within {seconds:g} s: {answer.body}"
             await asyncio.sleep(RETRY_SECONDS)
 

@@ -212,7 +212,8 @@ def test_a_line_that_is_silent_for_good_is_told_and_then_an_error(tmp_path: Path
                 loss.since(began)
                 await _one_who_asks_now(place)
                 streamed = await answer
-                assert streamed.error
+                assert f"worker worker is lost: no link for {GRACE} s" in streamed.error
+                assert "upstream_lost" in streamed.error
                 assert not streamed.done
                 assert any("no connection to worker worker for 1" in said for said in streamed.comments)
                 place.rules.flowing.set()

@@ -160,10 +160,12 @@ class FakeUpstream:
     model_name: str = "tiny"
     readiness: Readiness = field(default_factory=lambda: Readiness(ModelState.READY, ""))
     broke: list[str] = field(default_factory=list)
+    knows: str = ""  # why llama-server is of no use, if anybody knows more than the gateway
     told: list[tuple[int, bool]] = field(default_factory=list)  # tokens of an answer so far, and alone
 
-    def upstream_broke(self, why: str) -> None:
+    async def upstream_broke(self, why: str) -> str:
         self.broke.append(why)
+        return self.knows or why
 
     def generated(self, total: int, *, alone: bool) -> None:
         self.told.append((total, alone))

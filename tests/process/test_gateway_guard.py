@@ -67,6 +67,17 @@ def test_other_hosts_are_refused_dns_rebinding(host: str, path: str) -> None:
     assert (status, code) == (403, "host_not_allowed")
 
 
+def test_a_refused_name_is_told_with_the_option_that_allows_it() -> None:
+    async def scenario(name: str, option: str) -> None:
+        async with world(says(200, {})) as here:
+            headers = {name: "http://chat.example" if name == "Origin" else "chat.example"}
+            async with here.http.get(f"{here.url}/health", headers=headers) as answer:
+                assert option in (await answer.json())["error"]["message"]
+
+    asyncio.run(scenario("Host", "--allowed-host NAME"))
+    asyncio.run(scenario("Origin", "--allowed-origin ORIGIN"))
+
+
 def raw_status(*head: str) -> int:
     """Status of a request given line by line."""
 

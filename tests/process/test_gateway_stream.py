@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import pytest
 from aiohttp import ClientResponse, web
 from meshd.gateway.events import HELD_BYTES
 from meshd.gateway.interface import GatewayConfig, ModelState, Readiness
@@ -15,12 +16,16 @@ from tests.process.gateway_fake import (
     begin_stream,
     chunk,
     die,
+    event,
     last_chunk,
     open_files,
     raw_post,
     streams,
     world,
 )
+
+LOST = {"code": 500, "message": "A worker was lost.", "type": "server_error"}
+TOLD = {"message": "worker garage is lost: no link for 20 s", "param": None, "code": "upstream_lost"}
 
 
 def test_each_event_is_passed_on_before_the_next_is_made() -> None:
@@ -225,6 +230,58 @@ def test_an_upstream_that_dies_in_mid_stream_ends_it_with_an_error_event() -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("path", "said", "told"),
+    [
+        ("/v1/chat/completions", {"error": LOST}, {"error": {**TOLD, "type": "server_error"}}),
+        ("/v1/responses", {"error": LOST}, {**TOLD, "type": "error"}),
+        (
+            "/v1/messages",
+            LOST,
+            {"type": "error", "error": {"type": "api_error", "message": TOLD["message"]}},
+        ),
+    ],
+)
+def test_a_worker_lost_in_mid_stream_is_told_in_the_words_of_the_head(
+    path: str, said: object, told: object
+) -> None:
+    """llama-server's own event has a number for a code, and names nobody."""
+    quoted = chunk("A worker was lost.")  # generated text is no error
+
+    async def scenario(answer: Answer) -> None:
+        async with world(answer) as here:
+            here.upstream.knows = str(TOLD["message"])
+            body = {"messages": [{"role": "user", "content": "hi"}], "input": "hi", "stream": True}
+            async with here.http.post(here.url + path, json=body) as reply:
+                assert reply.status == 200
+                first, last, nothing = (await reply.read()).split(b"\n\n")
+            assert first + b"\n\n" == quoted
+            assert json.loads(last.partition(b"data: ")[2]) == told
+            assert nothing == b""
+            assert here.upstream.broke == ["llama-server has lost a worker"]
+
+    asyncio.run(scenario(streams(quoted, event(said))))
+    asyncio.run(scenario(streams(quoted + event(said))))
+
+
+def test_a_worker_lost_after_a_comment_and_before_a_token_is_told_alike() -> None:
+    async def answer(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
+        await server.let_go.wait()
+        return web.json_response({"error": LOST}, status=500)
+
+    async def scenario() -> None:
+        async with world(answer, config=QUICK) as here:
+            here.upstream.knows = str(TOLD["message"])
+            reply = await here.chat(stream=True)
+            assert (await reply.content.readuntil(b"\n\n")).startswith(b":")
+            here.server.let_go.set()
+            [last] = [part for part in (await reply.read()).split(b"\n\n") if part and part[:1] != b":"]
+            error = json.loads(last.removeprefix(b"data: "))["error"]
+            assert error == {**TOLD, "type": "server_error"}
+
+    asyncio.run(scenario())
+
+
 def test_an_upstream_that_dies_before_its_headers_after_a_comment_gives_an_error_event() -> None:
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         await server.let_go.wait()
@@ -238,7 +295,7 @@ def test_an_upstream_that_dies_before_its_headers_after_a_comment_gives_an_error
             here.server.let_go.set()
             events = [part for part in (await reply.read()).split(b"\n\n") if part and part[:1] != b":"]
             assert len(events) == 1
-            assert json.loads(events[0].removeprefix(b"data: "))["error"]["code"] == "upstream_away"
+            assert json.loads(events[0].removeprefix(b"data: "))["error"]["code"] == "upstream_lost"
 
     asyncio.run(scenario())
 

@@ -1,8 +1,10 @@
 """News and bans between real nodes on a virtual clock: what one hears all hear, who is out is out at once."""
 
 import asyncio
+import io
 
 import pytest
+from meshd.base import log
 from meshd.base.errors import Broken, UserError
 from meshd.mux.events import Code
 from meshd.peer.interface import PeerState, Stream
@@ -118,6 +120,31 @@ def test_a_member_that_is_banned_while_connected_is_out_within_5_s() -> None:
                 assert out.dialer.dials < 20
 
     run(main())
+
+
+def test_the_log_says_once_that_this_node_is_banned() -> None:
+    """Each peer says so on each way and at each attempt; what to do stands beside it."""
+
+    async def main() -> None:
+        async with World() as world:
+            one, other, out = world.node("anna"), world.node("bert"), world.node("carl")
+            for judge in (one, other):
+                judge.node.learn_bans([world.ban(out)])
+                judge.start()
+            out.knows(one, other)
+            out.start()
+            await out.until(lambda: all(out.status_of(judge).says_banned for judge in (one, other)))
+            await asyncio.sleep(300)
+
+    said = io.StringIO()
+    log.set_up(stream=said)
+    try:
+        run(main())
+    finally:
+        log.set_up(level="warning")
+    [line] = [line for line in said.getvalue().splitlines() if "key is banned in this mesh" in line]
+    assert "meshd leave --new-identity" in line and "--join TOKEN" in line
+    assert "peer_refuses" not in said.getvalue()
 
 
 def test_news_of_a_banned_member_does_not_end_the_news() -> None:

@@ -192,6 +192,13 @@ def test_goodbye_ends_the_session_on_both_sides_at_once() -> None:
             await leader.until(lambda: leader.status_of(follower).state is not PeerState.CONNECTED)
             assert asyncio.get_running_loop().time() - began < 1
             await follower.stop()
+            await asyncio.sleep(60)  # nobody answers where it was, which is no news
+            assert leader.status_of(follower).stopped == "the node was stopped"
+            follower.reborn()
+            follower.knows(leader)
+            follower.start()
+            back = await leader.sees(follower, PeerState.CONNECTED)
+            assert (back.stopped, back.grace) == ("", 30)
 
     run(main())
 

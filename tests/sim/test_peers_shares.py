@@ -88,6 +88,7 @@ def test_circuits_for_one_member_are_counted_when_they_are_asked_for() -> None:
             await follower.sees(third, PeerState.CONNECTED)
             links = MemberRelayLinks(follower.standing)
             links.attach(follower.mesh)
+            assert follower.node.services[SERVICE].quiet, "the log has no line for each refusal"
             third.mesh.handle(SERVICE, hold, allow=lambda _member, _metadata: None)
             streams = [
                 leader.mesh.open_stream(follower.peer, SERVICE, metadata={TO: third.peer.raw})

@@ -41,6 +41,11 @@ def codes(status: Status, **more: object) -> list[str]:
     return [warning.code for warning in ask(status, **more).warnings]
 
 
+def unused(change: Change) -> Change:
+    """The same, and no model is served with the help of that peer."""
+    return lambda status: replace(change(status), tunnels=())
+
+
 CASES: list[tuple[str, Change]] = [
     ("not_in_mesh", lambda status: replace(status, mesh=None)),
     ("banned", peer(state="known", link=None, last_error="out", says_banned="out", state_s=9999.0)),
@@ -75,18 +80,34 @@ def test_each_state_has_its_warning(code: str, change: Change) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        peer(state="suspended", state_s=9.9, link=None),
-        peer(state="suspended", state_s=None, link=None),
+        unused(peer(state="suspended", state_s=9.9, link=None)),
+        unused(peer(state="suspended", state_s=None, link=None)),
         peer(state="connecting", link=None, last_error="refused", state_s=1.0),
         peer(state="known", link=None, last_error=""),
         peer(version=""),
         peer(state="lost", link=None, last_error="gone", state_s=600.0),
         peer(state="known", link=None, last_error="refused", state_s=600.0),
+        peer(state="known", link=None, last_error="refused", state_s=60.0, stopped="the node was stopped"),
+        peer(state="connecting", link=None, last_error="refused", state_s=60.0, stopped="it was stopped"),
         child(restarts=2),
     ],
 )
 def test_what_passes_by_itself_is_no_warning(change: Change) -> None:
     assert codes(change(calm())) == []
+
+
+def test_answers_that_wait_for_a_worker_are_told_at_once() -> None:
+    def told(state_s: float) -> str:
+        change = peer(state="suspended", state_s=state_s, link=None, last_error="", grace_s=120.0)
+        [warning] = examine(change(calm())).warnings
+        assert warning.code == "peer_suspended"
+        return warning.what
+
+    who = f"a link to `garage` ({PEER.id[:10]})"
+    assert told(4.0) == f"answers have waited 4 s for {who}; they end in 116 s without one"
+    assert told(70.0) == f"answers have waited 70 s for {who}; they end in 50 s without one"
+    loading = peer(state="suspended", state_s=4.0, link=None)(model(state="loading")(calm()))
+    assert codes(loading) == []
 
 
 def test_native_builds_are_compared_when_both_are_known() -> None:
@@ -109,6 +130,7 @@ def test_the_reason_and_the_names_are_told() -> None:
     assert "no route" in examine(CASES[2][1](calm())).warnings[0].what
     told = examine(replace(calm(), model=MODEL)).warnings[0]
     assert "blk.3.ffn_up.weight" in told.what and "hash" in told.hint
+    assert told.what.startswith("1 tensor (")
 
 
 def test_what_a_peer_does_wrong_is_counted_in_plain_words() -> None:

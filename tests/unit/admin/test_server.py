@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +40,7 @@ from meshd.admin.api import (
     TunnelOpenRequest,
 )
 from meshd.admin.client import Client, NotRunning, ask
-from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES, Control
+from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES, SOCKET_NAME, Control
 from meshd.admin.server import AdminServer
 from meshd.admin.status import Status, TunnelView
 from meshd.base import unix_peer
@@ -357,6 +360,35 @@ def test_a_daemon_that_ends_in_between_is_said(home: Path) -> None:
         client.ask(StatusRequest(), Status)
     with client, pytest.raises(Broken, match="ended before it answered"):
         client.ask(StatusRequest(), Status)
+
+
+_DEAF = """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+connection, _ = listener.accept()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_daemon_that_hangs_is_named_with_what_ends_it(home: Path, stopped: bool) -> None:
+    words = [sys.executable, "-c", _DEAF, str(home / SOCKET_NAME)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+            if stopped:
+                child.send_signal(signal.SIGSTOP)
+                os.waitpid(child.pid, os.WUNTRACED)
+            with pytest.raises(UserError, match=f"process {child.pid}") as caught:
+                ask(home, StatusRequest(), Status, seconds=0.1)
+            assert ("suspended by a signal" in caught.value.what) is stopped
+            assert (f"`kill -CONT {child.pid}`" in caught.value.hint) is stopped
+            assert f"`kill -9 {child.pid}`" in caught.value.hint
+        finally:
+            child.kill()
 
 
 _LINES = st.lists(

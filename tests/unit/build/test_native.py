@@ -1,5 +1,6 @@
 """meshd.build.native: finding builds, and describing folders that the user names."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from meshd.build.cache import Key
 from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER, STOCK
 from meshd.build.machine import cpu_kind
 from meshd.build.pin import read_pin
+from meshd.config import Config
+from meshd.daemon.kit import find_native
 
 
 def _store(cache: Path, backend: str, *, patched: bool = True) -> Path:
@@ -70,6 +73,20 @@ def test_a_folder_of_the_users_is_stock(tmp_path: Path) -> None:
 
 def test_a_folder_of_ours_keeps_its_patches(tmp_path: Path) -> None:
     assert native.read_bin_dir(_store(tmp_path, "cpu")).patches_sha256 == read_pin().patches_sha256
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no folder `.*nowhere`"):
+        native.read_bin_dir(tmp_path / "nowhere")
+
+
+def test_a_worker_needs_no_llama_server(tmp_path: Path) -> None:
+    (tmp_path / "rpc-server").touch()
+    with pytest.raises(UserError, match="has no `llama-server`"):
+        native.read_bin_dir(tmp_path)
+    assert native.read_bin_dir(tmp_path, head=False).binaries == {RPC_SERVER: tmp_path / "rpc-server"}
+    config = replace(Config(), paths=replace(Config().paths, native_bin=tmp_path))
+    assert find_native(config, head=False).rpc_server == tmp_path / "rpc-server"
 
 
 def test_a_folder_without_what_is_needed(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
 """doctor: what it finds on this machine, and what the daemon warns of."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from meshd.admin.status import HealthWarning
 
+from tests.process.failing_disk import failing
 from tests.unit.admin.fake import FakeControl, full_status
 
-from .shell import meshd
+from .shell import meshd, refused
 
 FINDINGS = list[dict[str, str]]
 
@@ -23,10 +26,33 @@ def _findings(*options: str) -> tuple[int, FINDINGS]:
 def test_without_a_build_it_says_how_to_get_one(home: Path) -> None:
     code, found = _findings()
     assert code == 1
-    assert found[0]["name"] == "llama.cpp" and found[0]["state"] == "error"
-    assert "meshd native build" in found[0]["hint"]
+    assert (found[0]["name"], found[0]["state"]) == ("home", "ok")
+    assert found[1]["name"] == "llama.cpp" and found[1]["state"] == "error"
+    assert "meshd native build" in found[1]["hint"]
     assert found[-1] == {"name": "daemon", "state": "ok", "what": "none runs for this home", "hint": ""}
     assert not home.exists(), "it leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("number", "stage"), [(errno.EROFS, "open"), (errno.ENOSPC, "write"), (errno.EIO, "sync")]
+)
+@pytest.mark.parametrize("made", [True, False])
+def test_a_home_that_takes_nothing(home: Path, number: int, stage: str, made: bool) -> None:
+    if made:
+        home.mkdir(mode=0o700)
+    before = sorted(home.parent.rglob("*"))
+    with failing(lambda path: path.name.startswith(".meshd-doctor-"), number, stage) as disk:
+        code, [found, *_] = _findings()
+    assert disk.hits and code == 1
+    assert (found["name"], found["state"]) == ("home", "error")
+    assert str(home) in found["what"] and os.strerror(number).lower() in found["what"]
+    assert "free space" in found["hint"]
+    assert sorted(home.parent.rglob("*")) == before
+
+
+def test_a_home_that_is_a_file(home: Path) -> None:
+    home.write_text("")
+    refused(meshd("doctor"), 1, f"`{home}` is not a folder", "MESHD_HOME")
 
 
 def test_a_folder_without_an_rpc_server(tmp_path: Path) -> None:
@@ -44,7 +70,7 @@ def test_programs_that_are_none(tmp_path: Path) -> None:
     code, found = _findings("--native-bin", str(tmp_path))
     assert code == 1
     states = {one["name"]: one["state"] for one in found}
-    assert states == {"llama.cpp": "ok", "RPC": "error", "device": "error", "daemon": "ok"}
+    assert states == {"home": "ok", "llama.cpp": "ok", "RPC": "error", "device": "error", "daemon": "ok"}
 
 
 @pytest.mark.parametrize(("severity", "state"), [("info", "ok"), ("warning", "warning"), ("error", "error")])

@@ -159,6 +159,15 @@ def test_peers(daemon: FakeControl) -> None:
     assert (body["schema"], body["peers"][0]["name"]) == (1, "garage")
 
 
+def test_a_peer_that_was_stopped_is_away(daemon: FakeControl) -> None:
+    gone = replace(PEER, state="connecting", link=None, standby_links=(), why_not_direct=None, state_s=5.0)
+    daemon.state = replace(
+        daemon.state, peers=(replace(gone, last_error="refused", stopped="the node was stopped"),)
+    )
+    said = meshd("peers").out
+    assert "away 5 s" in said and "the node was stopped" in said and "refused" not in said
+
+
 def test_ping_names_the_way(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshd.cli.ping.PAUSE_SECONDS", 0)
     ran = meshd("ping", "garage", "--count", "2")

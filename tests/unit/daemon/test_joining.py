@@ -3,13 +3,14 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from meshd.admin.interface import SOCKET_NAME
+from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig
@@ -28,6 +29,14 @@ from meshd.wire.native import NativeVersion
 from tests.conformance.run import run, until
 
 NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
+
+
+@pytest.fixture
+def informed() -> Iterator[None]:
+    """The log tells what a daemon's does."""
+    log.set_up()
+    yield
+    log.set_up(level="warning")
 
 
 def config_of(name: str, join: str = "") -> Config:
@@ -135,7 +144,9 @@ def test_the_pipe_of_the_joining_is_the_first_link(tmp_path: Path, monkeypatch: 
     run(main())
 
 
-def test_with_the_token_again_the_membership_stands(tmp_path: Path) -> None:
+def test_with_the_token_again_the_membership_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], informed: None
+) -> None:
     async def main() -> None:
         founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")
         async with founder.live() as first:
@@ -144,6 +155,7 @@ def test_with_the_token_again_the_membership_stands(tmp_path: Path) -> None:
         again = await guest.enter(token)  # nobody is there to ask
         again.doorway.close()
         assert founder.key.peer in again.book.peers()
+        assert f"member of mesh `{again.membership.mesh.short}` already" in capsys.readouterr().err
 
     run(main())
 

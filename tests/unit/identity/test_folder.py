@@ -174,9 +174,9 @@ def test_a_folder_that_serves_something_else_keeps_its_mode(tmp_path: Path) -> N
 
 def test_a_path_that_is_a_file_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "home").touch()
-    with pytest.raises(UserError, match="cannot be used"):
+    with pytest.raises(UserError, match="is not a folder"):
         folder(tmp_path / "home").write("mark", b"")
-    with pytest.raises(UserError, match="cannot be used"):
+    with pytest.raises(UserError, match="is not a folder"):
         folder(tmp_path / "home").read("mark", limit=9)
 
 

@@ -38,6 +38,14 @@ def test_nothing_is_made_by_looking(home: Home) -> None:
     assert not home.path.exists()
 
 
+@pytest.mark.parametrize("below", [".", "deeper"])
+def test_a_home_that_is_a_file_is_said_to_be_no_folder(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is not a folder") as caught:
+        Home(tmp_path / "file" / below).load_or_create_identity()
+    assert "MESHD_HOME" in caught.value.hint
+
+
 def test_the_identity_is_made_once(home: Home) -> None:
     key = home.load_or_create_identity()
     assert Home(home.path).load_or_create_identity().peer == key.peer

@@ -88,6 +88,13 @@ def test_there_is_always_one_sentence(a: NetFacts, b: NetFacts) -> None:
         assert one.what and not one.what.endswith(".") and one.code
 
 
+def test_servers_that_were_named_are_not_asked_for() -> None:
+    two = ("a.example:3478", "b.example:3478")
+    assert "no address was found for 2 of the 2 servers" in outlook(NetFacts(), servers=two, unresolved=two)
+    assert "fewer came" in outlook(NetFacts(), servers=two)
+    assert "give at least two" in outlook(NetFacts(), servers=two[:1])
+
+
 @pytest.mark.parametrize(
     ("mine", "theirs", "words"),
     [

@@ -194,7 +194,7 @@ class FakeMesh:
         self.state = PeerState.CONNECTED
         self.since = 0.0
         self.native = NATIVE
-        self.says_banned = ""
+        self.says_banned = self.stopped = ""
         self.native = NATIVE
         self.version = 0
         self._changed = asyncio.Event()
@@ -215,6 +215,7 @@ class FakeMesh:
                 last_error="",
                 clock_offset=None,
                 says_banned=other.says_banned,
+                stopped=other.stopped,
             )
             for other in self.net.meshes.values()
             if other is not self

@@ -270,7 +270,7 @@ def test_a_loss_is_loading_at_once_and_ready_again(tmp_path: Path, what: str) ->
             worker = it.worker("anna")
             it.start()
             await it.until(ModelState.READY)
-            first = it.llama
+            first, broke = it.llama, None
             match what:
                 case "rpc-server":
                     it.workers["anna"].children[0].die("ended by signal 9")
@@ -279,12 +279,14 @@ def test_a_loss_is_loading_at_once_and_ready_again(tmp_path: Path, what: str) ->
                 case "llama-server":
                     it.llama.die("ended by signal 6")
                 case "gateway":
-                    it.serve.upstream_broke("the connection was reset")
+                    broke = asyncio.ensure_future(it.serve.upstream_broke("the connection was reset"))
+                    await asyncio.sleep(0)
                     assert it.serve.readiness.state is ModelState.LOADING
             began = asyncio.get_running_loop().time()
             await it.until(ModelState.LOADING, seconds=0.1)
             assert asyncio.get_running_loop().time() - began < 0.1
             await it.until(ModelState.READY, seconds=2)
+            assert broke is None or await broke == "the connection was reset"
             assert first.ended and it.llama is not first
             assert it.bench.tunnels[0].closed and not it.bench.tunnels[1].closed
             assert it.workers["anna"].children[0].ended

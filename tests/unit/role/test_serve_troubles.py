@@ -217,6 +217,29 @@ def test_a_llama_server_that_never_starts_has_failed(tmp_path: Path, extra: tupl
     run(main())
 
 
+def test_a_worker_that_was_stopped_is_no_reason_to_look_at_llama_server(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            it.worker("anna")
+            other = it.worker("bert").mesh
+            serve = it.serve()
+            assert await ready(serve) == {"head", "anna", "bert"}
+            other.stopped = "the node was stopped"
+            it.bench.mesh.streams[-1].reset(8, "the node was stopped")
+            other.say(PeerState.KNOWN)
+            await until(serve, lambda model: model.state != "ready")
+            assert await ready(serve) == {"head", "anna"}
+            assert [(child.restarts, child.reason) for child in serve.status.children] == [(0, "")]
+            it.bench.children[-1].die("ended by signal 6")
+            await until(serve, lambda model: model.state != "ready")
+            await ready(serve)
+            [child] = serve.status.children
+            assert child.restarts == 1
+            assert child.reason.startswith("the last time because ") and "ended by signal 6" in child.reason
+
+    run(main())
+
+
 def test_a_llama_server_that_fails_with_any_split_has_failed(tmp_path: Path) -> None:
     """Free memory differs a little each time, and so may the split."""
 
@@ -267,6 +290,40 @@ def test_a_llama_server_that_has_lost_a_worker_is_started_again(tmp_path: Path) 
             await ready(serve)
             assert it.bench.children[-1] is not child
             assert child.status.state is ChildState.STOPPED
+
+    run(main())
+
+
+@pytest.mark.parametrize("knows", ["the lease", "llama-server", "nobody", "the life that is over"])
+def test_a_request_that_met_a_loss_is_told_what_the_head_knows(tmp_path: Path, knows: str) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            good = it.worker("good")
+            serve = it.serve()
+            await ready(serve)
+            child = it.bench.children[-1]
+            assert child.spec is not None
+            endpoint = child.spec.argv[list(child.spec.argv).index("--rpc") + 1]
+            if knows == "the life that is over":
+                good.children[-1].die("ended by signal 9")
+                await until(serve, lambda model: model.state != "ready")
+                await until(serve, lambda _: serve._run is None)
+            broke = asyncio.ensure_future(serve.upstream_broke("the connection was reset"))
+            await asyncio.sleep(0)
+            assert serve.readiness.state is not ModelState.READY, "nobody else is sent there"
+            await asyncio.sleep(0.1)
+            if knows == "the lease":
+                good.children[-1].die("ended by signal 9")
+            elif knows == "llama-server":
+                child.report(f"lost {endpoint} it closed the connection")
+            told = await broke
+            if knows == "nobody":
+                assert told == "the connection was reset"
+            elif knows == "llama-server":
+                assert told == "llama-server lost worker good: it closed the connection"
+            else:
+                assert told.startswith("worker good is lost: ") and "signal 9" in told
+            await ready(serve)
 
     run(main())
 

@@ -56,11 +56,13 @@ def test_what_the_gateway_sees_first_is_the_workers_doing_all_the_same(tmp_path:
             serve = it.serve()
             for _ in range(ENDS):
                 assert await ready(serve) == {"head", "bad", "good"}
-                serve.upstream_broke("the connection was closed")
+                told = asyncio.ensure_future(serve.upstream_broke("the connection was closed"))
+                await asyncio.sleep(0)
                 assert model_of(serve).state == "loading"
                 await asyncio.sleep(0.1)
                 await end_lease(serve, bad)
                 await until(serve, lambda model: "bad is lost" in model.reason)
+                assert (await told).startswith("worker bad is lost: ")
             assert await ready(serve) == {"head", "good"}
 
     run(main())

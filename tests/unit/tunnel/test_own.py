@@ -218,6 +218,17 @@ def test_connections_end_when_the_service_or_the_permission_does() -> None:
     run(main())
 
 
+def test_another_target_leaves_it_as_it_is_who_may() -> None:
+    async def main() -> None:
+        async with both() as it:
+            assert it.far.expose("web", host="127.0.0.1", port=1, peers=None).peers == ()
+            it.expose()
+            moved = it.far.expose("web", host="127.0.0.1", port=1, peers=None)
+            assert (moved.port, moved.peers) == (1, (WORKER.peer,))
+
+    run(main())
+
+
 def test_programs_of_another_user_stay_out() -> None:
     async def main() -> None:
         async with both() as it:

@@ -1,0 +1,34 @@
+"""Whether a process stands still by a signal: it is there, keeps its connections, and never answers."""
+
+import sys
+from pathlib import Path
+
+PS_SECONDS = 2.0
+
+
+def is_stopped(pid: int) -> bool:
+    """True for SIGSTOP and the like, or a debugger. False where the system does not tell (Linux does), and
+    for a process that is gone. See proc(5), `stat`."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return state.rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
+
+
+def is_stopped_by_ps(pid: int) -> bool:
+    """The same for a verb, which may run a program where the system tells no other way (macOS)."""
+    if sys.platform == "darwin":
+        return _ask_ps(pid)
+    return is_stopped(pid)
+
+
+def _ask_ps(pid: int) -> bool:
+    import subprocess  # verbs start without it
+
+    words = ["/bin/ps", "-o", "state=", "-p", str(pid)]
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=PS_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.stdout.lstrip()[:1] == b"T"
