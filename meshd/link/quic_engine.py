@@ -10,6 +10,9 @@ with one bidirectional stream. What it does otherwise than the library's own:
 - The congestion window follows a model of the path (model_window.py), registered with the library's own
   means.
 - A peer may open one stream, as dialler, and nothing else.
+- The dialler moves only once the handshake is done (RFC 9000 section 9), and then gets no probe of the path
+  MTU before the new address has answered. The library follows every datagram of the handshake, and takes the
+  last one's address for validated, which anybody can forge who began from his own.
 """
 
 from collections.abc import Sequence
@@ -44,7 +47,7 @@ from aioquic.tls import Epoch
 
 from meshd.identity.certificate import LinkCertificate, certificate_hash, unpack_link_certificate
 from meshd.link.quic_ports import ID_BYTES
-from meshd.link.quic_socket import ETHERNET_MTU, HEADER_BYTES
+from meshd.link.quic_socket import ETHERNET_MTU, HEADER_BYTES, Origin
 from meshd.link.quic_window import SAFE_DATAGRAM_BYTES, WINDOW_NAME, Pacer, Window
 
 PROBED_DATAGRAM_BYTES = (1452, 1400)  # IPv6 over Ethernet; through most tunnels
@@ -120,6 +123,11 @@ class Engine(QuicConnection):
         self.old_ids: list[bytes] = []
 
     # --- what came
+
+    def receive_datagram(self, data: bytes, addr: Origin, now: float) -> None:
+        """One datagram; before the handshake is done, from where the first one came only."""
+        if self._is_client or self._handshake_confirmed or not self.begun or addr == self.get_peer_address():
+            super().receive_datagram(data, addr, now)
 
     def poll(self) -> None:
         """Sort what the library has to tell into our attributes."""
@@ -256,8 +264,8 @@ class Engine(QuicConnection):
             self._probe_at, self._to_probe = None, self._probes()
         if not self._to_probe or not self._handshake_confirmed or self._close_pending:
             return None
-        if self._state is not QuicConnectionState.CONNECTED:
-            return None
+        if self._state is not QuicConnectionState.CONNECTED or not self._network_paths[0].is_validated:
+            return None  # a probe knows no limit of what an address may be sent that has not answered
         return self._build_probe(self._to_probe.pop(0), now)
 
     def _build_probe(self, size: int, now: float) -> bytes | None:

@@ -213,7 +213,7 @@ class QuicListener:
         host = origin.address[0] if origin else ""
         self._doorstep.arrive(pipe, host=host, send_away=pipe.abort)
         try:
-            task = owner.start_for(host, self._live(pipe, door, accept), name=f"quic-{pipe.remote}")
+            task = owner.start_for(host, self._live(pipe, door, accept, host), name=f"quic-{pipe.remote}")
         except Closed:  # shutting down
             self._part(pipe)
         else:
@@ -224,15 +224,15 @@ class QuicListener:
         pipe.abort()
         self._doorstep.leave(pipe)
 
-    async def _live(self, pipe: QuicPipe, door: Door, accept: Accept) -> None:
-        """The whole life of one incoming connection."""
+    async def _live(self, pipe: QuicPipe, door: Door, accept: Accept, host: str) -> None:
+        """The whole life of one incoming connection; `host` is where its first datagram came from."""
         reached = ""  # who has not answered may be anywhere, whatever its datagrams say
         proven: Proven | None = None
         standing = self._standing()
         try:
             async with asyncio.timeout(self._proof_seconds):
                 await pipe.secure()
-                reached = pipe.origin.address[0] if pipe.origin else ""
+                reached = host  # all of the handshake came from there, wherever the caller seems to be by now
                 standing = self._standing()
                 if standing.credentials.chain is None:
                     return  # not a member of any mesh yet: nothing to prove, nobody to let in

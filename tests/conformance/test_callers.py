@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +13,10 @@ from meshd.identity.keys import PeerId
 from meshd.link.callers import Callers
 from meshd.link.interface import DialError
 from meshd.link.quic import QuicDialer
+from meshd.link.quic_engine import dialler_settings
 from meshd.link.quic_listener import QuicListener
+from meshd.link.quic_reception import start_dialling
+from meshd.link.quic_socket import Origin
 from meshd.link.tcp import TcpDialer, TcpListener
 from meshd.link.tcp_pipe import TcpPipe
 from meshd.wire.address import Candidate
@@ -24,7 +28,7 @@ from tests.conformance.nodes import Node, TestMesh
 from tests.conformance.relays import House, in_house
 from tests.conformance.run import run, until
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, OWN, FORGED = "127.0.0.1", "127.0.0.5", "127.0.0.9"
 NONSENSE = b"GET / HTTP/1.1\r\n\r\n"
 CALLS_MADE = 300
 
@@ -157,6 +161,27 @@ def test_datagrams_whose_sender_has_not_answered_count_against_nobody() -> None:
     run(work())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.5 and 127.0.0.9 are not local addresses here")
+@pytest.mark.parametrize(("ends", "charged"), [(FORGED, set()), (OWN, {OWN})])
+def test_a_handshake_that_another_address_seems_to_end_counts_against_nobody(
+    ends: str, charged: set[str]
+) -> None:
+    """Who ends it itself and goes on in another's name is charged itself."""
+
+    async def work() -> None:
+        far = TestMesh().node()
+        callers = _guarded(far)
+        # the handshake that does not end is waited for, the other one fails at its first message
+        listener = QuicListener(far.now, host=LOOPBACK, proof_seconds=0.3 if ends == FORGED else 5.0)
+        listener.open()
+        async with serving(listener):
+            await _handshake(listener.port, ends=ends)
+            await until(lambda: listener.unproven == 0)
+            assert set(callers._addresses._buckets) == charged
+
+    run(work())
+
+
 def test_a_caller_by_a_relay_counts_by_its_key_there() -> None:
     async def work(home: House) -> None:
         home.start()
@@ -176,6 +201,29 @@ def test_a_caller_by_a_relay_counts_by_its_key_there() -> None:
         assert set(callers._addresses._buckets) == {hers}
 
     in_house(work)
+
+
+async def _handshake(port: int, *, ends: str) -> None:
+    """Begun from OWN, ended from `ends`; one datagram of the stream follows from FORGED at once."""
+    loop, far = asyncio.get_running_loop(), Origin((LOOPBACK, port))
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forged,
+    ):
+        own.setblocking(False)
+        own.bind((OWN, 0))
+        forged.bind((FORGED, 0))
+        engine = start_dialling(dialler_settings(idle_seconds=15.0), far, loop.time())
+        for data, _ in engine.datagrams_to_send(loop.time()):
+            own.sendto(data, far.address)
+        while not engine.secured:
+            engine.receive_datagram(await loop.sock_recv(own, 2048), far, loop.time())
+            engine.poll()
+            for data, _ in engine.datagrams_to_send(loop.time()):
+                (own if ends == OWN else forged).sendto(data, far.address)
+        engine.write([b"nothing that proves anything"])
+        for data, _ in engine.datagrams_to_send(loop.time()):
+            forged.sendto(data, far.address)
 
 
 async def _first_datagram(near: Node, far: Node) -> bytes:

@@ -15,9 +15,10 @@ from meshd.link.quic_reception import Reception
 from meshd.link.quic_socket import Origin
 from meshd.link.quic_window import SAFE_DATAGRAM_BYTES
 
-from tests.unit.link.quic_pair import CERTIFICATE, LISTENER, NEAR, Pair
+from tests.unit.link.quic_pair import CERTIFICATE, FAR, LISTENER, NEAR, Pair
 
 MIB = 1 << 20
+VICTIM = Origin(("203.0.113.77", 4444))
 
 
 def waiting(engine: Engine) -> int:
@@ -200,6 +201,47 @@ def test_whoever_takes_the_address_of_another_gets_nothing() -> None:
     pair.run(5.0)
     assert pair.far.get_peer_address() == NEAR
     assert b"".join(pair.far.inbox) == b"onetwo"
+
+
+def test_nobody_moves_before_the_handshake_is_done() -> None:
+    """RFC 9000 section 9: who begins from its own address cannot end the handshake in another's name."""
+    pair = Pair()
+    pair.turn()
+    pair.near = VICTIM
+    pair.run()
+    assert pair.dialler.secured  # it has sent all that ends the handshake
+    assert not pair.far.secured
+    assert pair.far.get_peer_address() == NEAR
+    assert [path.addr for path in pair.far._network_paths] == [NEAR]
+    pair.near = NEAR
+    for _ in range(5000):  # until what was dropped is sent again
+        pair.turn()
+    pair.connect()
+
+
+def test_a_member_that_moves_to_the_address_of_another_sends_it_little() -> None:
+    """It says that all has arrived, which can be guessed, but cannot answer what it was asked over there."""
+    pair = Pair()
+    pair.connect(proven=False)
+    pair.far.widen()  # large probes are due as well
+    pair.far.write([bytes(MIB)] * 4)
+    pair.dialler.write([b"from over there"])
+    asked = sent = 0
+    for _ in range(2000):
+        pair.now += 0.005
+        for data, _ in pair._due(pair.dialler):
+            asked += len(data)
+            pair.far.receive_datagram(data, VICTIM, pair.now)
+        pair.far.poll()
+        for data, origin in pair._due(pair.far):
+            sent += len(data) if origin == VICTIM else 0
+            pair.dialler.receive_datagram(data, FAR, pair.now)
+        pair.dialler._network_paths[0].remote_challenges.clear()
+        pair.dialler.poll()
+        pair.dialler.consume(sum(map(len, pair.dialler.inbox)))
+        pair.dialler.inbox.clear()
+        assert sent <= 3 * asked
+    assert sent
 
 
 def test_before_the_address_is_known_little_is_sent() -> None:
