@@ -52,6 +52,25 @@ CALLS_FAILED = Rate(
 CALLERS_KNOWN = Share(
     "addresses whose failed connections are counted", 4096, "node", "the one silent longest goes"
 )
+CALLS_FAILED_KNOWN = Rate(
+    "more such connections from where a member has proven itself in the last hour; as many from its UDP port",
+    4.0,
+    64,
+    "address",
+    "connections from there are not listened to",
+)
+CALLERS_PLACES = Share(
+    "addresses where members have proven themselves, with and without their UDP port",
+    1024,
+    "node",
+    "the one silent longest goes",
+)
+CALLERS_PLACES_OF_PEER = Share(
+    "addresses where it has proven itself, with and without its UDP port",
+    4,
+    "peer",
+    "the one silent longest goes",
+)
 FAULTS = Rate(
     "failures of its work that nobody foresaw", 1 / 60, 5, "peer", "its links are refused for a minute"
 )

@@ -6,8 +6,9 @@ than 4 KiB, nor longer than 5 s. Whoever refuses tells the other side why, which
 """
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -164,6 +165,20 @@ async def prove_accepted(
     if callers is not None and proven.purpose is Purpose.MEMBER and not callers.came(proven.peer, now()):
         raise RemoteProtocolError(OFTEN, code="often")  # others of its links were quicker
     return proven
+
+
+@contextlib.contextmanager
+def present(standing: Standing, proven: Proven, host: str, port: int = 0) -> Iterator[None]:
+    """While a caller that has proven itself is there: if a member, its place is known for an hour after."""
+    callers, now = standing.callers, asyncio.get_running_loop().time
+    if callers is None or proven.purpose is not Purpose.MEMBER:
+        yield
+        return
+    callers.proven_at(proven.peer, host, now(), port)
+    try:
+        yield
+    finally:
+        callers.proven_at(proven.peer, host, now(), port)
 
 
 async def run_proof(

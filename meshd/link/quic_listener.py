@@ -22,7 +22,7 @@ from meshd.identity.proof import Proven, Purpose
 from meshd.link import interfaces
 from meshd.link.interface import LinkKind
 from meshd.link.joining import JoinDesk, OnJoiner
-from meshd.link.proving import PROOF_SECONDS, Standing, prove_accepted
+from meshd.link.proving import PROOF_SECONDS, Standing, present, prove_accepted
 from meshd.link.quic import IDLE_SECONDS, Accept, QuicLink, info_of, joining, load
 from meshd.link.quic_pipe import QuicPipe
 from meshd.link.quic_ports import DialPort, Door, SharedPort
@@ -195,7 +195,7 @@ class QuicListener:
                 self._loading.set()
             return
         now, callers = asyncio.get_running_loop().time(), self._standing().callers
-        if callers is not None and not callers.hears(origin.address[0], now):
+        if callers is not None and not callers.hears(origin.address[0], now, origin.address[1]):
             return
         answer = self._reception.first(data, origin, now, busy=2 * len(self._doorstep) >= MAX_UNPROVEN)
         if isinstance(answer, bytes):
@@ -210,10 +210,11 @@ class QuicListener:
 
     def _arrive(self, pipe: QuicPipe, door: Door, *, accept: Accept, owner: Owner) -> None:
         origin = pipe.origin
-        host = origin.address[0] if origin else ""
+        host, port = origin.address if origin else ("", 0)
         self._doorstep.arrive(pipe, host=host, send_away=pipe.abort)
         try:
-            task = owner.start_for(host, self._live(pipe, door, accept, host), name=f"quic-{pipe.remote}")
+            living = self._live(pipe, door, accept, (host, port))
+            task = owner.start_for(host, living, name=f"quic-{pipe.remote}")
         except Closed:  # shutting down
             self._part(pipe)
         else:
@@ -224,25 +225,26 @@ class QuicListener:
         pipe.abort()
         self._doorstep.leave(pipe)
 
-    async def _live(self, pipe: QuicPipe, door: Door, accept: Accept, host: str) -> None:
-        """The whole life of one incoming connection; `host` is where its first datagram came from."""
-        reached = ""  # who has not answered may be anywhere, whatever its datagrams say
+    async def _live(self, pipe: QuicPipe, door: Door, accept: Accept, first: tuple[str, int]) -> None:
+        """The whole life of one incoming connection; `first` is where its first datagram came from."""
+        reached = False  # who has not answered may be anywhere, whatever its datagrams say
         proven: Proven | None = None
         standing = self._standing()
         try:
             async with asyncio.timeout(self._proof_seconds):
                 await pipe.secure()
-                reached = host  # all of the handshake came from there, wherever the caller seems to be by now
+                reached = True  # at `first`: all of the handshake came from there, whatever has come since
                 standing = self._standing()
                 if standing.credentials.chain is None:
                     return  # not a member of any mesh yet: nothing to prove, nobody to let in
                 proven = await prove_accepted(pipe, standing=standing, binding=self._certificate.sha256)
             self._doorstep.leave(pipe)
             pipe.widen()
-            await self._hand_over(pipe, proven, door, accept)
+            with present(standing, proven, *first):
+                await self._hand_over(pipe, proven, door, accept)
         except (MeshdError, TimeoutError) as error:
             if proven is None and reached and standing.callers is not None:
-                standing.callers.failed(reached, asyncio.get_running_loop().time())
+                standing.callers.failed(first[0], asyncio.get_running_loop().time(), first[1])
             _log.debug("link_ended", remote=pipe.remote, why=str(error) or "timed out")
         finally:
             await pipe.aclose()

@@ -31,6 +31,7 @@ from meshd.link.proving import (
     Standing,
     dial_error,
     member_of,
+    present,
     prove_accepted,
     prove_dialled,
 )
@@ -220,7 +221,8 @@ class TcpListener:
                 proven = await prove_accepted(pipe, standing=standing, binding=self._certificate.sha256)
             self._doorstep.leave(pipe)
             pipe.widen()
-            await self._hand_over(pipe, proven, accept)
+            with present(standing, proven, pipe.remote_host):
+                await self._hand_over(pipe, proven, accept)
         except (MeshdError, TimeoutError) as error:
             if proven is None and standing.callers is not None and not pipe.asked_where:
                 standing.callers.failed(pipe.remote_host, asyncio.get_running_loop().time())

@@ -36,11 +36,14 @@ CALLS_MADE = 300
 class _Frozen(Callers):
     """Time stands still for it: nothing is forgiven while a test is at work."""
 
-    def hears(self, host: str, now: float) -> bool:
-        return super().hears(host, 0 * now)
+    def hears(self, host: str, now: float, port: int = 0) -> bool:
+        return super().hears(host, 0 * now, port)
 
-    def failed(self, host: str, now: float) -> None:
-        super().failed(host, 0 * now)
+    def failed(self, host: str, now: float, port: int = 0) -> None:
+        super().failed(host, 0 * now, port)
+
+    def proven_at(self, peer: PeerId, host: str, now: float, port: int = 0) -> None:
+        super().proven_at(peer, host, 0 * now, port)
 
     def why_not(self, peer: PeerId, now: float) -> str | None:
         return super().why_not(peer, 0 * now)
@@ -153,8 +156,7 @@ def test_datagrams_whose_sender_has_not_answered_count_against_nobody() -> None:
                 await until(lambda: listener.unproven == 1)
                 await until(lambda: listener.unproven == 0)
             assert not callers._addresses._buckets
-            for _ in range(int(CALLS_FAILED.burst)):
-                callers.failed(LOOPBACK, 0.0)
+            _flood(callers)
             with pytest.raises(MeshdError):
                 await QuicDialer(near.now).dial(far.peer, place)
 
@@ -180,6 +182,55 @@ def test_a_handshake_that_another_address_seems_to_end_counts_against_nobody(
             assert set(callers._addresses._buckets) == charged
 
     run(work())
+
+
+def test_a_member_gets_in_by_quic_from_where_others_flood() -> None:
+    async def work() -> None:
+        mesh = TestMesh()
+        near, late, far = mesh.node(), mesh.node(), mesh.node()
+        callers = _guarded(far)
+        listener, door = QuicListener(far.now, host=LOOPBACK), QuicListener(near.now, host=LOOPBACK)
+        listener.open()
+        door.open()
+        async with serving(listener) as (accepted, _), serving(door):
+            place = trusted([Candidate(LOOPBACK, listener.port, "udp")])
+            dialer = QuicDialer(near.now, ports=door.dial_port)
+            link = await dialer.dial(far.peer, place)
+            await link.aclose()
+            _flood(callers)
+            with pytest.raises(MeshdError):
+                await QuicDialer(late.now).dial(far.peer, place)
+            link = await dialer.dial(far.peer, place)
+            assert [(await accepted.get()).info.peer for _ in range(2)] == [near.peer] * 2
+            await link.aclose()
+
+    run(work())
+
+
+def test_where_a_member_was_more_is_listened_to_by_tcp() -> None:
+    async def work() -> None:
+        mesh = TestMesh()
+        near, far = mesh.node(), mesh.node()
+        callers = _guarded(far)
+        listener = TcpListener(far.now, host=LOOPBACK)
+        listener.open()
+        async with serving(listener):
+            place = trusted([Candidate(LOOPBACK, listener.port)])
+            await (await TcpDialer(near.now).dial(far.peer, place)).aclose()
+            for _ in range(int(CALLS_FAILED.burst)):
+                callers.failed(LOOPBACK, 0.0)
+            await (await TcpDialer(near.now).dial(far.peer, place)).aclose()
+            _flood(callers)
+            with pytest.raises(MeshdError):
+                await TcpDialer(near.now).dial(far.peer, place)
+
+    run(work())
+
+
+def _flood(callers: Callers) -> None:
+    """Of others on this machine, by TCP and by UDP."""
+    for number in range(CALLS_MADE):
+        callers.failed(LOOPBACK, 0.0, number % 2)
 
 
 def test_a_caller_by_a_relay_counts_by_its_key_there() -> None:
