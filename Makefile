@@ -23,11 +23,15 @@ demo: build ## split a real model over two local nodes and answer a chat
 demo-nat: build ## the same between two homes behind NATs, with a relay (root, Linux)
 	@$(BIN)/python -m tests.netns.demo
 
-test: build ## run every test this machine can run, and say what was left out
+mesh: $(INSTALLED) ## build the backend in native/mesh, which tests run and nothing else does yet
+	@$(BIN)/python -m tests.native.build
+
+test: build mesh ## run every test this machine can run, and say what was left out
 	$(BIN)/python -m pytest
 
 check: $(INSTALLED) ## format, lint, types, layers
 	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run -Werror native/mesh/*.cpp native/mesh/*.h native/mesh/tests/*
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
@@ -56,4 +60,4 @@ clean: ## remove what was made in this folder (the user's cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help build demo demo-nat test check bench soak fuzz nat-grid clean
+.PHONY: help build demo demo-nat mesh test check bench soak fuzz nat-grid clean

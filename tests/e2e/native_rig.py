@@ -269,12 +269,16 @@ class Head(Program):
             env["GGML_RPC_SOCKETS"] = str(sockets)
         if pairs:
             env["GGML_RPC_PEERS_FD"] = str(handed.text(pairs.encode()))
+        self.hand_over(handed, env)
         super().__init__([*argv, *extra], log=folder / f"head-{id(self):x}.log", handed=handed, env=env)
         self.report = report
         if report is not None:
             report.start()
         if ready:
             wait_until(self._healthy, "llama-server is ready")
+
+    def hand_over(self, handed: Handed, env: dict[str, str]) -> None:
+        """What other kinds of heads are given besides."""
 
     def _healthy(self) -> bool:
         if self.process.poll() is not None:

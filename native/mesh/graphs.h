@@ -1,0 +1,45 @@
+// Graphs from the wire, made into ggml's and checked node by node, and those that a device keeps.
+#pragma once
+
+#include "buffers.h"
+
+#include "ggml-cpp.h"
+
+#include <deque>
+#include <memory>
+
+namespace mesh {
+
+class stored_graph {
+public:
+    // Throws bad_message: nothing of it may be computed then
+    stored_graph(const graph_body & head, reader & in, const buffers & memory, ggml_backend_t backend);
+
+    uint64_t uid() const { return number; }
+    ggml_cgraph * graph() const { return made; }
+
+private:
+    ggml_tensor * make_tensor(const wire_tensor & from, const buffers & memory);
+    void link(uint32_t number, const wire_tensor & from);
+
+    uint64_t number;
+    ggml_context_ptr context;
+    std::vector<ggml_tensor *> tensors;
+    ggml_cgraph * made = nullptr;
+};
+
+// The graphs of one device, oldest first
+class graph_shelf {
+public:
+    // The graph that was put here, or nullptr
+    ggml_cgraph * find(uint64_t uid) const;
+    // Keeps it; with the uid 0 until the next one comes
+    ggml_cgraph * put(std::unique_ptr<stored_graph> graph);
+    void clear();
+
+private:
+    std::deque<std::unique_ptr<stored_graph>> kept;
+    std::unique_ptr<stored_graph> unnamed;
+};
+
+} // namespace mesh
