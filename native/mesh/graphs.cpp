@@ -40,8 +40,11 @@ static void check_places(const ggml_tensor * node, ggml_backend_t backend) {
         }
         const auto * first = static_cast<const char *>(ggml_backend_buffer_get_base(tensor->buffer));
         const auto offset = static_cast<uint64_t>(static_cast<const char *>(tensor->data) - first);
-        if (tensor->view_src == nullptr && ggml_backend_buffer_get_alloc_size(tensor->buffer, tensor) >
-                                               ggml_backend_buffer_get_size(tensor->buffer) - offset) {
+        const uint64_t room = ggml_backend_buffer_get_size(tensor->buffer) - offset;
+        // the CPU reads a factor for each pair of a row, also those that it does not turn
+        const bool factors = i == 2 && (node->op == GGML_OP_ROPE || node->op == GGML_OP_ROPE_BACK);
+        if ((tensor->view_src == nullptr && ggml_backend_buffer_get_alloc_size(tensor->buffer, tensor) > room) ||
+            (factors && static_cast<uint64_t>(node->ne[0]) / 2 * sizeof(float) > room)) {
             throw bad_message(std::string(ggml_op_name(node->op)) + " has no room in its buffer");
         }
     }
@@ -151,21 +154,22 @@ stored_graph::stored_graph(const graph_body & head, reader & in, const buffers &
         made->use_counts[slot] = uses[index];
         made->nodes[i] = node;
     }
+    guard = std::make_unique<graph_guard>(made);
 }
 
-ggml_cgraph * graph_shelf::find(uint64_t uid) const {
+const stored_graph * graph_shelf::find(uint64_t uid) const {
     for (const auto & graph : kept) {
         if (graph->uid() == uid) {
-            return graph->graph();
+            return graph.get();
         }
     }
     return nullptr;
 }
 
-ggml_cgraph * graph_shelf::put(std::unique_ptr<stored_graph> graph) {
+const stored_graph & graph_shelf::put(std::unique_ptr<stored_graph> graph) {
     if (graph->uid() == 0) {
         unnamed = std::move(graph);
-        return unnamed->graph();
+        return *unnamed;
     }
     kept.erase(std::remove_if(kept.begin(), kept.end(), [&](const auto & one) { return one->uid() == graph->uid(); }),
         kept.end());
@@ -173,7 +177,7 @@ ggml_cgraph * graph_shelf::put(std::unique_ptr<stored_graph> graph) {
     if (kept.size() > STORED_GRAPHS) {
         kept.pop_front();
     }
-    return kept.back()->graph();
+    return *kept.back();
 }
 
 void graph_shelf::clear() {

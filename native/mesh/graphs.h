@@ -2,6 +2,7 @@
 #pragma once
 
 #include "buffers.h"
+#include "guard.h"
 
 #include "ggml-cpp.h"
 
@@ -16,7 +17,7 @@ public:
     stored_graph(const graph_body & head, reader & in, const buffers & memory, ggml_backend_t backend);
 
     uint64_t uid() const { return number; }
-    ggml_cgraph * graph() const { return made; }
+    ggml_status compute(ggml_backend_t backend) const { return guard->compute(backend, made); }
 
 private:
     ggml_tensor * make_tensor(const wire_tensor & from, const buffers & memory);
@@ -26,15 +27,16 @@ private:
     ggml_context_ptr context;
     std::vector<ggml_tensor *> tensors;
     ggml_cgraph * made = nullptr;
+    std::unique_ptr<graph_guard> guard;
 };
 
 // The graphs of one device, oldest first
 class graph_shelf {
 public:
     // The graph that was put here, or nullptr
-    ggml_cgraph * find(uint64_t uid) const;
+    const stored_graph * find(uint64_t uid) const;
     // Keeps it; with the uid 0 until the next one comes
-    ggml_cgraph * put(std::unique_ptr<stored_graph> graph);
+    const stored_graph & put(std::unique_ptr<stored_graph> graph);
     void clear();
 
 private:

@@ -124,11 +124,11 @@ void session::handle(const request & one) {
         return graph(in);
     case message::compute: {
         const auto body = whole<compute_body>(one.body);
-        ggml_cgraph * kept = body.device < devices.size() ? shelves[body.device].find(body.uid) : nullptr;
+        const stored_graph * kept = body.device < devices.size() ? shelves[body.device].find(body.uid) : nullptr;
         if (kept == nullptr || body.uid == 0) {
             throw bad_message("COMPUTE names a graph that is not kept");
         }
-        return compute(kept, body.device);
+        return compute(*kept, body.device);
     }
     case message::sync:
         return answer(message::synced, id, {});
@@ -246,8 +246,8 @@ void session::graph(reader & in) {
     compute(shelves[body.device].put(std::move(made)), body.device);
 }
 
-void session::compute(ggml_cgraph * graph, uint32_t device) {
-    const ggml_status status = ggml_backend_graph_compute(devices[device].backend, graph);
+void session::compute(const stored_graph & graph, uint32_t device) {
+    const ggml_status status = graph.compute(devices[device].backend);
     if (status != GGML_STATUS_SUCCESS) {
         throw std::runtime_error(std::string("the device failed: ") + ggml_status_to_string(status));
     }

@@ -43,7 +43,7 @@ private:
     void read(uint64_t id, const read_body & body);
     void copy(const copy_body & body);
     void graph(reader & in);
-    void compute(ggml_cgraph * graph, uint32_t device);
+    void compute(const stored_graph & graph, uint32_t device);
     void load(uint64_t id, reader & in);
 
     channel & head;

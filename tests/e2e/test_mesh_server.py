@@ -10,6 +10,7 @@ from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.mesh_rig import CountedPair, Mesh, MeshServer
 from tests.e2e.models import smollm2, stock_text
+from tests.e2e.random_models import MODELS, random_model
 from tests.native import build as native_build
 from tests.native.build import MeshBuild
 
@@ -95,3 +96,10 @@ def test_a_worker_whose_head_is_gone_ends(build: MeshBuild, tmp_path: Path) -> N
         pair.head.close()
         assert server.process.wait(60) == 0
     pair.close()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_kind_of_model_answers_as_one_node_does(build: MeshBuild, name: str, tmp_path: Path) -> None:
+    model = random_model(name)
+    with Mesh(build, tmp_path, model, 2, weights=[model]) as mesh:
+        assert mesh.head.complete() == stock_text(model)
