@@ -48,7 +48,7 @@ void check_unary(const ggml_tensor * t) {
 
 void check_scale(const ggml_tensor * t) {
     REQUIRE(is_float(t) && t->type != GGML_TYPE_F16);
-    REQUIRE(is_flat(t->src[0]) && is_flat(t));
+    REQUIRE(is_even(t->src[0]) && is_even(t) && is_flat(t->src[0]) && is_flat(t));
     check_map(t);
 }
 

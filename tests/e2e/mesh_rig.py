@@ -93,7 +93,7 @@ class MeshServer(Program):
 
 
 class MeshHead(Head):
-    """The stock llama-server of the pin, which has loaded our module."""
+    """A stock llama-server, which has loaded our module."""
 
     def __init__(
         self,
@@ -102,6 +102,7 @@ class MeshHead(Head):
         model: Path,
         pairs: Sequence[CountedPair],
         *,
+        binary: Path,
         indexed: bool = False,
         extra: Sequence[str] = (),
         ready: bool = True,
@@ -110,7 +111,7 @@ class MeshHead(Head):
         self._build, self._pairs = build, pairs
         self._index = encode_index(index_of([model]), [-1]) if indexed else b""
         super().__init__(
-            stock().binaries[LLAMA_SERVER],
+            binary,
             folder,
             model,
             (),
@@ -141,17 +142,29 @@ class Mesh:
         *,
         weights: Sequence[Path] = (),
         memory: str = "",
+        binary: Path | None = None,
         extra: Sequence[str] = (),
         ready: bool = True,
     ) -> None:
-        """With `weights` the workers have those files, and the head an index of its own one."""
+        """With `weights` the workers have those files, and the head an index of its own one.
+
+        `binary`: another llama-server than that of the pin.
+        """
+        binary = stock().binaries[LLAMA_SERVER] if binary is None else binary
         self.pairs = [CountedPair() for _ in range(workers)]
         self.servers: list[MeshServer] = []
         try:
             for pair in self.pairs:
                 self.servers.append(MeshServer(build, folder, pair, weights=weights, memory=memory))
             self.head = MeshHead(
-                build, folder, model, self.pairs, indexed=bool(weights), extra=extra, ready=ready
+                build,
+                folder,
+                model,
+                self.pairs,
+                binary=binary,
+                indexed=bool(weights),
+                extra=extra,
+                ready=ready,
             )
         except BaseException:
             self._close_workers()

@@ -15,6 +15,7 @@ from tests.native import build as native_build
 from tests.native.build import MeshBuild
 
 LOST = 86  # what a head ends with
+LONG = " ".join(f"The {number}th sentence is about the {number * 7}th thing." for number in range(25))
 pytestmark = [
     pytest.mark.native,
     pytest.mark.timeout(3000),  # the first test may have to build upstream's llama-server
@@ -103,3 +104,12 @@ def test_every_kind_of_model_answers_as_one_node_does(build: MeshBuild, name: st
     model = random_model(name)
     with Mesh(build, tmp_path, model, 2, weights=[model]) as mesh:
         assert mesh.head.complete() == stock_text(model)
+
+
+def test_a_long_prompt_is_pipelined_and_answered_as_by_one_node(build: MeshBuild, tmp_path: Path) -> None:
+    """Two workers at once: what orders their inputs are the connections alone."""
+    prompt, extra = LONG, ("-ub", "32")
+    with Mesh(build, tmp_path, smollm2(), 2, weights=[smollm2()], extra=extra) as mesh:
+        before = mesh.messages(wire.GRAPH) + mesh.messages(wire.COMPUTE)
+        assert mesh.head.complete(prompt) == stock_text(smollm2(), prompt=prompt, extra=extra)
+        assert mesh.messages(wire.GRAPH) + mesh.messages(wire.COMPUTE) - before > 2 * 8

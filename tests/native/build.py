@@ -68,18 +68,24 @@ def _told(progress: Progress) -> None:
         sys.stdout.write(f"{progress.done}/{progress.total} {progress.text}\n")
 
 
+async def untouched(cache: Path) -> Tree:
+    """Upstream at the pin, as it is. For whoever holds the lock of the native builds."""
+    pin = read_pin()
+    tree = Tree(cache / "native" / f"untouched-cpu-{cpu_kind()}")
+    if not tree.holds(pin.commit):
+        wanted = PinnedFile(pin.sdist.requirement, pin.sdist.file, pin.sdist.sha256, from_source=True)
+        tree.fill_from_archive(await fetch(wanted, cache / "downloads", _told), pin, origin=pin.commit)
+    return tree
+
+
 async def build(cache: Path) -> MeshBuild:
     """Build what is missing. One at a time, with the other native builds."""
-    pin = read_pin()
     folder = _folder(cache)
     async with builds.locked(cache / "native" / "lock", _told):
         if folder.is_dir():
             return MeshBuild(folder)
         need_compiler()
-        tree = Tree(cache / "native" / f"untouched-cpu-{cpu_kind()}")
-        if not tree.holds(pin.commit):
-            wanted = PinnedFile(pin.sdist.requirement, pin.sdist.file, pin.sdist.sha256, from_source=True)
-            tree.fill_from_archive(await fetch(wanted, cache / "downloads", _told), pin, origin=pin.commit)
+        tree = await untouched(cache)
         # cmake ties a build folder to the path of its source, and the cache outlives any one checkout
         source = tree.folder / "mesh"
         shutil.rmtree(source, ignore_errors=True)

@@ -237,6 +237,16 @@ TEST(graphs_that_would_lead_a_kernel_astray_are_refused) {
     CHECK(has(why([](small_graph & g) { g.rows[1].offset = 4084; }), "behind the end"));
     CHECK(has(why([](small_graph & g) { g.rows[1].offset = 66; }), "cannot be at its place"));
     CHECK(has(why([](small_graph & g) { g.rows[2].offset = 4; }), "ADD refused"));
+    CHECK(has(why([](small_graph & g) { // rows at a distance that is taken only once, as its dimension says
+        g.rows[2].operation = number_of_operation(GGML_OP_SCALE);
+        g.rows[2].sources[1] = 0;
+        for (const int i : { 0, 2 }) {
+            g.rows[i].ne[2] = 2;
+            g.rows[i].nb[3] = 32;
+        }
+        g.rows[0].nb[1] = 1 << 20;
+    }),
+        "SCALE refused"));
     CHECK(has(why([](small_graph & g) {
         g.body.node_count = 2;
         g.nodes.push_back(2);
