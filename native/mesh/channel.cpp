@@ -6,10 +6,25 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#ifndef MSG_NOSIGNAL
+#define MSG_NOSIGNAL 0 // macOS says it for each socket
+#endif
+
 namespace mesh {
+
+// Longer data are written from where they lie; more than this does not wait
+static constexpr size_t SHORT_BYTES = 16 * 1024;
+static constexpr size_t WAITING_BYTES = 64 * 1024;
 
 static std::string reason(const char * what) {
     return std::string(what) + ": " + std::strerror(errno);
+}
+
+channel::channel(int socket, bool head) : socket(socket), head(head) {
+#ifdef SO_NOSIGPIPE
+    const int on = 1;
+    setsockopt(socket, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
+#endif
 }
 
 channel::~channel() {
@@ -68,23 +83,11 @@ std::vector<uint8_t> channel::read_body(const wire_header & header) {
     return body;
 }
 
-void channel::write(
-    message number, uint64_t id, const std::vector<uint8_t> & body, const void * more, size_t more_size) {
-    wire_header header;
-    header.size = static_cast<uint32_t>(body.size() + more_size);
-    header.kind = static_cast<uint16_t>(number);
-    header.id = id;
-    writer begin;
-    header.put(begin);
-    iovec parts[3] = {
-        { begin.data.data(), begin.data.size() },
-        { const_cast<uint8_t *>(body.data()), body.size() },
-        { const_cast<void *>(more), more_size },
-    };
+// Sends all parts, which it changes
+static void send_all(int socket, iovec * parts, size_t count) {
     msghdr all = {};
     all.msg_iov = parts;
-    all.msg_iovlen = 3;
-    std::lock_guard<std::mutex> lock(writing);
+    all.msg_iovlen = count;
     while (all.msg_iovlen > 0) {
         ssize_t n = sendmsg(socket, &all, MSG_NOSIGNAL);
         if (n < 0) {
@@ -103,6 +106,30 @@ void channel::write(
             all.msg_iov->iov_len -= static_cast<size_t>(n);
         }
     }
+}
+
+void channel::write(message number, uint64_t id, const std::vector<uint8_t> & body, const void * more, size_t more_size,
+    bool may_wait) {
+    wire_header header;
+    header.size = static_cast<uint32_t>(body.size() + more_size);
+    header.kind = static_cast<uint16_t>(number);
+    header.id = id;
+    std::lock_guard<std::mutex> lock(writing);
+    header.put(waiting);
+    waiting.put_bytes(body.data(), body.size());
+    if (more_size <= SHORT_BYTES) {
+        waiting.put_bytes(more, more_size);
+        more_size = 0;
+    }
+    if (may_wait && more_size == 0 && waiting.data.size() <= WAITING_BYTES) {
+        return;
+    }
+    iovec parts[2] = {
+        { waiting.data.data(), waiting.data.size() },
+        { const_cast<void *>(more), more_size },
+    };
+    send_all(socket, parts, more_size > 0 ? 2 : 1);
+    waiting.data.clear();
 }
 
 } // namespace mesh

@@ -16,7 +16,7 @@ struct lost : std::runtime_error {
 class channel {
 public:
     // Takes over the socket
-    channel(int socket, bool head) : socket(socket), head(head) {}
+    channel(int socket, bool head);
     ~channel();
     channel(const channel &) = delete;
     channel & operator=(const channel &) = delete;
@@ -27,9 +27,10 @@ public:
     void read_body(void * data, size_t size);
     std::vector<uint8_t> read_body(const wire_header & header);
 
-    // Writes all of it: body, then more. Blocks while the other side does not read
+    // Writes all of it: body, then more. Blocks while the other side does not read. What may wait is kept, if it is
+    // short, and goes out together with what comes next
     void write(message number, uint64_t id, const std::vector<uint8_t> & body, const void * more = nullptr,
-        size_t more_size = 0);
+        size_t more_size = 0, bool may_wait = false);
     template <class Body>
     void write_body(uint64_t id, const Body & body, const void * more = nullptr, size_t size = 0) {
         writer out;
@@ -46,6 +47,7 @@ private:
     const int socket;
     const bool head; // which side this is
     std::mutex writing;
+    writer waiting; // messages that go out with the next one
 };
 
 } // namespace mesh

@@ -46,7 +46,9 @@ bool connection::write(message number, uint64_t id, const std::vector<uint8_t> &
         }
     }
     try {
-        worker.write(number, id, body, more, size);
+        // what changes data is of no use before something reads or computes them
+        const bool may_wait = number == message::write || number == message::fill;
+        worker.write(number, id, body, more, size, may_wait);
         return true;
     } catch (const lost & error) {
         lose(error.what());

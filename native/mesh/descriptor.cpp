@@ -18,7 +18,8 @@ bool parse_descriptor(const std::string & text, int & descriptor) {
     char * end = nullptr;
     const long value = std::strtol(text.c_str(), &end, 10);
     descriptor = static_cast<int>(value);
-    return !text.empty() && *end == '\0' && value >= 3 && value < 1 << 20 && fcntl(descriptor, F_GETFD) >= 0;
+    return !text.empty() && *end == '\0' && value >= 3 && value < 1 << 20 &&
+           fcntl(descriptor, F_SETFD, FD_CLOEXEC) == 0;
 }
 
 static std::string read_to_end(int descriptor, size_t most) {

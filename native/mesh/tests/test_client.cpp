@@ -156,3 +156,27 @@ TEST(no_worker_answers_at_all) {
     shutdown(ends[1], SHUT_RDWR);
     CHECK(!thrown_by([&] { open_worker(ends[0], 0, &no_registry, none); }).empty());
 }
+
+TEST(the_requests_of_a_step_leave_together) {
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0); // each write is a packet
+    connection link(ends[0], "step");
+    const std::vector<uint8_t> data(1000);
+    std::vector<uint8_t> packet(1 << 20);
+    CHECK(link.send(write_body(), data.data(), data.size()) && link.send(fill_body()));
+    CHECK(recv(ends[1], packet.data(), packet.size(), MSG_DONTWAIT) < 0);
+    CHECK(link.send(compute_body()));
+    const size_t all =
+        3 * wire_header::bytes + write_body::bytes + data.size() + fill_body::bytes + compute_body::bytes;
+    CHECK(recv(ends[1], packet.data(), packet.size(), MSG_DONTWAIT) == static_cast<ssize_t>(all));
+    reader in(packet.data(), all);
+    for (const message number : { message::write, message::fill, message::compute }) {
+        const auto header = wire_header::take(in);
+        CHECK(header.kind == static_cast<uint16_t>(number) && header.id > 0);
+        in.bytes(header.size);
+    }
+    in.end();
+    const std::vector<uint8_t> much(70 * 1000);
+    CHECK(link.send(write_body(), much.data(), much.size()));
+    CHECK(recv(ends[1], packet.data(), packet.size(), MSG_DONTWAIT) > 70 * 1000);
+}
