@@ -18,6 +18,7 @@ public:
     stage() : cpu(ggml_backend_cpu_init()) {
         context.reset(ggml_init({ ggml_tensor_overhead() * 64 + ggml_graph_overhead(), nullptr, true }));
         graph = ggml_new_graph(context.get());
+        ggml_backend_cpu_set_n_threads(cpu.get(), 1); // TSan does not know what OpenMP's threads wait for
     }
 
     ggml_tensor * make(ggml_type type, int64_t ne0, int64_t ne1 = 1, int64_t ne2 = 1) {
