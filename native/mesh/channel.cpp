@@ -63,7 +63,7 @@ bool channel::read_header(wire_header & header) {
     header = wire_header::take(in);
     uint32_t least = 0;
     uint32_t most = 0;
-    if (header.zero != 0 || !body_limits(header.kind, !head, least, most)) {
+    if (!body_limits(header.kind, !head, least, most)) {
         throw bad_message("there is no message " + std::to_string(header.kind));
     }
     if (header.size < least || header.size > most) {

@@ -58,7 +58,7 @@ struct wire_header {
     uint16_t zero = {}; // 0
     uint64_t id = {}; // of the request: the head counts from 1; an answer has that of its request
     void put(writer & out) const { out.put(size); out.put(kind); out.put(zero); out.put(id); }
-    static wire_header take(reader & in) { wire_header body; in.take(body.size); in.take(body.kind); in.take(body.zero); in.take(body.id); return body; }
+    static wire_header take(reader & in) { wire_header body; in.take(body.size); in.take(body.kind); in.take_zero(body.zero); in.take(body.id); return body; }
 };
 
 // something that computes
@@ -156,7 +156,7 @@ struct write_body {
     uint32_t zero = {}; // 0
     uint64_t offset = {}; // bytes
     void put(writer & out) const { out.put(buffer); out.put(zero); out.put(offset); }
-    static write_body take(reader & in) { write_body body; in.take(body.buffer); in.take(body.zero); in.take(body.offset); return body; }
+    static write_body take(reader & in) { write_body body; in.take(body.buffer); in.take_zero(body.zero); in.take(body.offset); return body; }
 };
 
 // ask for bytes of a buffer
@@ -193,7 +193,7 @@ struct graph_body {
     uint32_t tensor_count = {}; // likewise
     uint32_t zero = {}; // 0
     void put(writer & out) const { out.put(uid); out.put(device); out.put(node_count); out.put(tensor_count); out.put(zero); }
-    static graph_body take(reader & in) { graph_body body; in.take(body.uid); in.take(body.device); in.take(body.node_count); in.take(body.tensor_count); in.take(body.zero); return body; }
+    static graph_body take(reader & in) { graph_body body; in.take(body.uid); in.take(body.device); in.take(body.node_count); in.take(body.tensor_count); in.take_zero(body.zero); return body; }
 };
 
 // compute a graph that is kept
@@ -204,7 +204,7 @@ struct compute_body {
     uint32_t device = {};
     uint32_t zero = {}; // 0
     void put(writer & out) const { out.put(uid); out.put(device); out.put(zero); }
-    static compute_body take(reader & in) { compute_body body; in.take(body.uid); in.take(body.device); in.take(body.zero); return body; }
+    static compute_body take(reader & in) { compute_body body; in.take(body.uid); in.take(body.device); in.take_zero(body.zero); return body; }
 };
 
 // ask whether everything before has been done

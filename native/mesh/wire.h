@@ -31,6 +31,14 @@ public:
         std::memcpy(values, bytes(sizeof values), sizeof values);
     }
 
+    // What is reserved
+    template <class T> void take_zero(T & value) {
+        take(value);
+        if (value != 0) {
+            throw bad_message("a reserved field is not 0");
+        }
+    }
+
     // The next so many bytes, which stay where they are
     const uint8_t * bytes(size_t size) {
         if (size > left) {

@@ -78,6 +78,8 @@ def _put(field: Field) -> str:
 
 
 def _take(field: Field) -> str:
+    if field.name == "zero":
+        return "in.take_zero(body.zero);"
     if field.count == 1:
         return f"in.take(body.{field.name});"
     return f"in.take_all(body.{field.name});"

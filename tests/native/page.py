@@ -33,7 +33,12 @@ def page(schema: Schema) -> str:
     for message in schema.messages:
         if message.body.fields or message.rest:
             lines += ["", f"### {message.name}", "", *_fields(message.body.fields), *_rest(message)]
-    lines += ["", "## Layouts", "", "Without gaps, little endian. `u8[64]` are 64 of them."]
+    lines += [
+        "",
+        "## Layouts",
+        "",
+        "Without gaps, little endian. `u8[64]` are 64 of them; a field `zero` is 0.",
+    ]
     for struct in schema.structs:
         lines += [
             "",
