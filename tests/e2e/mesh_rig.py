@@ -115,7 +115,7 @@ class MeshHead(Head):
             folder,
             model,
             (),
-            load_mode="mmap",
+            load_mode="",
             extra=("-dev", devices, "-ngl", "999", *extra),
             ready=ready,
         )

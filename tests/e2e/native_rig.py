@@ -250,7 +250,8 @@ class Head(Program):
         self._socket = Path(self._folder.name) / "api.sock"
         argv = [str(binary), "-m", str(model), "--host", str(self._socket)]
         argv += ["-t", "1", "-c", "512", "-np", "1"]
-        argv += ["--cache-ram", "0", "--no-webui", "-nr", "-fit", "off", "-lm", load_mode]
+        argv += ["--cache-ram", "0", "--no-webui", "-nr", "-fit", "off"]
+        argv += ["-lm", load_mode] if load_mode else []  # upstream's own choice is to map the file
         env: dict[str, str] = {}
         report = None
         if endpoints:

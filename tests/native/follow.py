@@ -49,7 +49,7 @@ async def _build(cache: Path, source: Path) -> MeshBuild:
 def _compare(build: MeshBuild, folder: Path) -> int:
     """How many of them answer something else."""
     head, model = build.folder / "llama-server", smollm2()
-    with Head(head, folder, model, []) as alone:
+    with Head(head, folder, model, [], load_mode="") as alone:
         expected = alone.complete()
     wrong = 0
     for workers in (1, 2):
