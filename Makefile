@@ -23,11 +23,18 @@ demo: build ## split a real model over two local nodes and answer a chat
 demo-nat: build ## the same between two homes behind NATs, with a relay (root, Linux)
 	@$(BIN)/python -m tests.netns.demo
 
-test: build ## run every test this machine can run, and say what was left out
+mesh: $(INSTALLED) ## build the backend in native/mesh, which tests run and nothing else does yet
+	@$(BIN)/python -m tests.native.build
+
+follow: $(INSTALLED) ## build and test native/mesh on another tree of llama.cpp: make follow SOURCE=DIR
+	@$(BIN)/python -m tests.native.follow $(SOURCE)
+
+test: build mesh ## run every test this machine can run, and say what was left out
 	$(BIN)/python -m pytest
 
 check: $(INSTALLED) ## format, lint, types, layers
 	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run -Werror native/mesh/*.cpp native/mesh/*.h native/mesh/tests/* native/fuzz/mesh_*
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
@@ -48,6 +55,7 @@ fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each
 	$(BIN)/python -m tests.fuzz.firewall --frames 10000000 --jobs 2
 	$(BIN)/python -m tests.hostile --messages 10000000 --jobs 2
 	$(BIN)/python -m tests.fuzz.native --frames 10000000
+	$(BIN)/python -m tests.fuzz.native --mesh --frames 10000000
 
 nat-grid: $(INSTALLED) ## join real nodes behind every pair of NATs, and write docs/nat-grid.md (root, Linux)
 	@$(BIN)/python -m tests.netns.grid --write docs/nat-grid.md
@@ -56,4 +64,4 @@ clean: ## remove what was made in this folder (the user's cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help build demo demo-nat test check bench soak fuzz nat-grid clean
+.PHONY: help build demo demo-nat mesh follow test check bench soak fuzz nat-grid clean

@@ -64,9 +64,18 @@ def smollm2() -> Path:
 @cache
 def greedy(model: Path, tokens: int = 24, prompt: str = PROMPT, extra: tuple[str, ...] = ()) -> str:
     """What upstream's llama-server answers on one machine, without meshd; and ours by itself the same."""
-    theirs, ours = (_complete(build, model, tokens, prompt, extra) for build in (stock(), patched()))
+    theirs, ours = (
+        stock_text(model, tokens, prompt, extra),
+        _complete(patched(), model, tokens, prompt, extra),
+    )
     assert ours == theirs, f"the patches change what {model.name} answers to `{prompt[:40]}`"
     return theirs
+
+
+@cache
+def stock_text(model: Path, tokens: int = 24, prompt: str = PROMPT, extra: tuple[str, ...] = ()) -> str:
+    """What upstream's llama-server answers on one machine."""
+    return _complete(stock(), model, tokens, prompt, extra)
 
 
 def _complete(build: NativeInfo, model: Path, tokens: int, prompt: str, extra: tuple[str, ...]) -> str:

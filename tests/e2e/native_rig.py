@@ -250,7 +250,8 @@ class Head(Program):
         self._socket = Path(self._folder.name) / "api.sock"
         argv = [str(binary), "-m", str(model), "--host", str(self._socket)]
         argv += ["-t", "1", "-c", "512", "-np", "1"]
-        argv += ["--cache-ram", "0", "--no-webui", "-nr", "-fit", "off", "-lm", load_mode]
+        argv += ["--cache-ram", "0", "--no-webui", "-nr", "-fit", "off"]
+        argv += ["-lm", load_mode] if load_mode else []  # upstream's own choice is to map the file
         env: dict[str, str] = {}
         report = None
         if endpoints:
@@ -269,12 +270,16 @@ class Head(Program):
             env["GGML_RPC_SOCKETS"] = str(sockets)
         if pairs:
             env["GGML_RPC_PEERS_FD"] = str(handed.text(pairs.encode()))
+        self.hand_over(handed, env)
         super().__init__([*argv, *extra], log=folder / f"head-{id(self):x}.log", handed=handed, env=env)
         self.report = report
         if report is not None:
             report.start()
         if ready:
             wait_until(self._healthy, "llama-server is ready")
+
+    def hand_over(self, handed: Handed, env: dict[str, str]) -> None:
+        """What other kinds of heads are given besides."""
 
     def _healthy(self) -> bool:
         if self.process.poll() is not None:

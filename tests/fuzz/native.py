@@ -1,8 +1,8 @@
-"""`python -m tests.fuzz.native [--frames N | --seconds N] [--seed S]`: hostile sessions for our rpc-server.
+"""Hostile sessions for our rpc-server: `python -m tests.fuzz.native [--frames N | --seconds N] [--seed S]`.
 
-Builds native/fuzz with ASan and UBSan into the user's cache (about four minutes on two cores, once for each
-state of the patches), then runs it. What it finds it prints, with the session that repeats it; the exit code
-is then not 0.
+With --mesh for the mesh-server of native/mesh instead. Builds native/fuzz with ASan and UBSan into the user's
+cache (about four minutes on two cores, once for each state of the sources), then runs it. What it finds it
+prints, with the session that repeats it; the exit code is then not 0.
 """
 
 import argparse
@@ -21,7 +21,9 @@ from meshd.build.pin import read_pin
 from meshd.build.tree import Tree
 from meshd.config.tree import find_cache
 
-SOURCE = Path(__file__).parents[2] / "native" / "fuzz"
+from tests.native.build import untouched
+
+NATIVE = Path(__file__).parents[2] / "native"
 SECONDS = 60
 SEED = 1
 
@@ -34,29 +36,44 @@ async def _build(cache: Path) -> Path:
     """The fuzzer's binary, from the patched tree, which nobody may change meanwhile."""
     await native.build(cache, backend="cpu", progress=_silent)  # fills the tree
     tree = Tree(cache / "native" / f"tree-cpu-{cpu_kind()}")
-    folder = cache / "native" / f"fuzz-cpu-{cpu_kind()}"
     async with builds.locked(cache / "native" / "lock", _silent):
         tree.patch(read_pin().patches)
-        # cmake ties a build folder to the path of its source, and the cache outlives any one checkout
-        source, compiled = folder / "source", folder / "build"
-        shutil.rmtree(source, ignore_errors=True)
-        shutil.copytree(SOURCE, source)
-        ninja = find_tool("ninja")
-        configure = [find_tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-        configure += ["-S", str(source), "-B", str(compiled), f"-DSOURCE={tree.source}"]
-        for argv in (configure, [ninja, "-C", str(compiled), "rpc_fuzz"]):
-            await asyncio.to_thread(subprocess.run, argv, check=True, stdout=sys.stderr)
-    return compiled / "rpc_fuzz"
+        return await _compile(cache / "native" / f"fuzz-cpu-{cpu_kind()}", tree, "rpc_fuzz")
+
+
+async def _build_mesh(cache: Path) -> Path:
+    """The one for native/mesh, from upstream's tree as it is."""
+    async with builds.locked(cache / "native" / "lock", _silent):
+        return await _compile(
+            cache / "native" / f"fuzz-mesh-cpu-{cpu_kind()}", await untouched(cache), "mesh_fuzz"
+        )
+
+
+async def _compile(folder: Path, tree: Tree, target: str) -> Path:
+    # cmake ties a build folder to the path of its source, and the cache outlives any one checkout
+    source, mesh, compiled = folder / "source", folder / "mesh", folder / "build"
+    for original, copy in ((NATIVE / "fuzz", source), (NATIVE / "mesh", mesh)):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(original, copy)
+    ninja = find_tool("ninja")
+    configure = [find_tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    configure += ["-S", str(source), "-B", str(compiled), f"-DSOURCE={tree.source}"]
+    configure += [f"-DMESH={mesh}"] if target == "mesh_fuzz" else []
+    for argv in (configure, [ninja, "-C", str(compiled), target]):
+        await asyncio.to_thread(subprocess.run, argv, check=True, stdout=sys.stderr)
+    return compiled / target
 
 
 def main() -> int:
     """Run; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.native", description=__doc__)
+    parser.add_argument("--mesh", action="store_true", help="the mesh-server of native/mesh")
     parser.add_argument("--frames", type=int, help="until so many were sent")
     parser.add_argument("--seconds", type=int, default=SECONDS, help=f"else so long (default: {SECONDS})")
     parser.add_argument("--seed", type=int, default=SEED, help=f"of all sessions (default: {SEED})")
     options = parser.parse_args()
-    binary = asyncio.run(_build(find_cache(os.environ)))
+    build = _build_mesh if options.mesh else _build
+    binary = asyncio.run(build(find_cache(os.environ)))
     until = ["--frames", options.frames] if options.frames else ["--seconds", options.seconds]
     return subprocess.run([binary, *map(str, until), "--seed", str(options.seed)], check=False).returncode
 

@@ -1,0 +1,116 @@
+// Feeds what works off a mesh-server's requests, in this process, with the sessions of a hostile head.
+//
+//     mesh_fuzz [--frames N] [--seconds N] [--seed N] [--session N]
+//
+// Frames are those of the protocol, made of valid operations and then damaged. Each session is made from the seed and
+// its number alone; when one crashes, `--seed S --session N` repeats it. The exit status is 1 when an undamaged frame
+// was refused.
+
+#include "mesh_session.h"
+
+#include "ggml-backend.h"
+
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <string>
+
+#include <sys/resource.h>
+
+using namespace mesh;
+
+static uint64_t seed = 1;
+static uint64_t session = 0;
+static const mesh_session * running = nullptr;
+
+static void say_where() {
+    std::fprintf(stderr, "\nin --seed %" PRIu64 " --session %" PRIu64 ", frame `%s`; refused: %s\n", seed, session,
+        running != nullptr ? running->last() : "", running != nullptr ? running->refusal().c_str() : "");
+}
+
+extern "C" void __sanitizer_set_death_callback(void (*callback)(void)) __attribute__((weak));
+
+extern "C" const char * __asan_default_options() {
+    return "allocator_may_return_null=1:quarantine_size_mb=16:detect_leaks=1:abort_on_error=0";
+}
+
+extern "C" const char * __ubsan_default_options() {
+    return "print_stacktrace=1:halt_on_error=1";
+}
+
+static bool wrong_or_slow(const mesh_session & one, clock_t began) {
+    const long took = static_cast<long>((clock() - began) / CLOCKS_PER_SEC);
+    if (took >= 2) {
+        std::fprintf(stderr, "%ld s of computing ", took);
+        say_where();
+    }
+    if (one.refused_valid()) {
+        std::fprintf(stderr, "undamaged frame refused: ");
+        say_where();
+    }
+    return one.refused_valid();
+}
+
+static void show(const fuzz_totals & totals, double elapsed) {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    std::printf("%" PRIu64 " frames, %.0f a second, %" PRIu64 " sessions, %" PRIu64 " graphs; accepted %" PRIu64
+                ", undamaged %" PRIu64 "; peak %ld MiB\n",
+        totals.frames, static_cast<double>(totals.frames) / elapsed, session, totals.graphs, totals.accepted,
+        totals.valid, usage.ru_maxrss / 1024);
+}
+
+int main(int argc, char ** argv) {
+    uint64_t frames = UINT64_MAX;
+    uint64_t seconds = UINT64_MAX;
+    bool one = false;
+    for (int i = 1; i + 1 < argc; i += 2) {
+        const std::string name = argv[i];
+        const uint64_t value = std::strtoull(argv[i + 1], nullptr, 10);
+        if (name == "--frames") {
+            frames = value;
+        } else if (name == "--seconds") {
+            seconds = value;
+        } else if (name == "--seed") {
+            seed = value;
+        } else if (name == "--session") {
+            session = value;
+            one = true;
+        } else {
+            std::fprintf(stderr, "unknown option %s\n", argv[i]);
+            return 2;
+        }
+    }
+    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+    ggml_set_abort_callback([](const char * text) {
+        std::fprintf(stderr, "%s\n", text);
+        say_where();
+    });
+    if (__sanitizer_set_death_callback != nullptr) {
+        __sanitizer_set_death_callback(say_where);
+    }
+    ggml_backend_t cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
+    const auto set_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu)), "ggml_backend_set_n_threads"));
+    set_threads(cpu, 1);
+    const std::vector<lent_device> devices = { { cpu, 64u << 20 } };
+    fuzz_totals totals;
+    int wrong = 0;
+    double elapsed = 0;
+    const auto start = std::chrono::steady_clock::now();
+    do {
+        mesh_session head(seed * 1000003 + session, devices, totals);
+        running = &head;
+        const clock_t began = clock();
+        head.run();
+        wrong += wrong_or_slow(head, began) ? 1 : 0;
+        running = nullptr;
+        session++;
+        elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    } while (!one && wrong < 10 && totals.frames < frames && elapsed < static_cast<double>(seconds));
+    show(totals, elapsed);
+    ggml_backend_free(cpu);
+    return wrong > 0 ? 1 : 0;
+}

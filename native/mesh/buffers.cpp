@@ -1,0 +1,67 @@
+#include "buffers.h"
+
+namespace mesh {
+
+buffers::buffers(const std::vector<lent_device> & devices) : devices(devices), held(devices.size()) {}
+
+buffers::~buffers() {
+    for (const auto & one : entries) {
+        ggml_backend_buffer_free(one.second.buffer);
+    }
+}
+
+bool buffers::allocate(uint32_t number, uint32_t device, uint64_t size) {
+    if (number == 0 || entries.count(number) != 0 || entries.size() >= BUFFERS || device >= devices.size()) {
+        throw bad_message("ALLOCATE names a buffer or a device that it cannot");
+    }
+    ggml_backend_buffer_type_t type = ggml_backend_get_default_buffer_type(devices[device].backend);
+    if (size == 0 || size > devices[device].limit - held[device] || size > ggml_backend_buft_get_max_size(type)) {
+        return false;
+    }
+    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(type, size);
+    if (buffer == nullptr) {
+        return false;
+    }
+    // nothing of whoever had this memory before is for the head to read
+    ggml_backend_buffer_clear(buffer, 0);
+    held[device] += size;
+    entries[number] = { buffer, device, size };
+    return true;
+}
+
+void buffers::free(uint32_t number) {
+    const entry gone = at(number);
+    ggml_backend_buffer_free(gone.buffer);
+    held[gone.device] -= gone.size;
+    entries.erase(number);
+}
+
+const buffers::entry & buffers::at(uint32_t number) const {
+    const auto found = entries.find(number);
+    if (found == entries.end()) {
+        throw bad_message("there is no buffer " + std::to_string(number));
+    }
+    return found->second;
+}
+
+place buffers::find(uint32_t number, uint64_t offset, uint64_t size) const {
+    const entry & one = at(number);
+    if (offset > one.size || size > one.size - offset) {
+        throw bad_message("bytes behind the end of buffer " + std::to_string(number));
+    }
+    return { one.buffer, static_cast<uint8_t *>(ggml_backend_buffer_get_base(one.buffer)) + offset };
+}
+
+uint64_t buffers::size_of(uint32_t number) const {
+    return at(number).size;
+}
+
+void buffers::memory(uint32_t device, uint64_t & free, uint64_t & total) const {
+    size_t device_free = 0;
+    size_t device_total = 0;
+    ggml_backend_dev_memory(ggml_backend_get_device(devices[device].backend), &device_free, &device_total);
+    total = std::min<uint64_t>(device_total, devices[device].limit);
+    free = std::min<uint64_t>(device_free, devices[device].limit - held[device]);
+}
+
+} // namespace mesh

@@ -1,0 +1,53 @@
+// The buffers of one head on a worker's devices: by the head's numbers, within each device's limit of memory.
+#pragma once
+
+#include "protocol.h"
+
+#include "ggml-backend.h"
+
+#include <unordered_map>
+
+namespace mesh {
+
+// A device that a worker lends
+struct lent_device {
+    ggml_backend_t backend;
+    uint64_t limit; // bytes that a head may hold
+};
+
+// Bytes of a device: where they are for ggml
+struct place {
+    ggml_backend_buffer_t buffer;
+    uint8_t * data;
+};
+
+class buffers {
+public:
+    explicit buffers(const std::vector<lent_device> & devices);
+    ~buffers();
+    buffers(const buffers &) = delete;
+    buffers & operator=(const buffers &) = delete;
+
+    // false: there is no memory for it. All of these throw bad_message for numbers and places that there are not
+    bool allocate(uint32_t number, uint32_t device, uint64_t size);
+    void free(uint32_t number);
+    place find(uint32_t number, uint64_t offset, uint64_t size) const;
+    uint64_t size_of(uint32_t number) const;
+
+    // What a head may still hold on a device, and could at first; as far as the device has it
+    void memory(uint32_t device, uint64_t & free, uint64_t & total) const;
+
+private:
+    struct entry {
+        ggml_backend_buffer_t buffer;
+        uint32_t device;
+        uint64_t size;
+    };
+    const entry & at(uint32_t number) const;
+
+    const std::vector<lent_device> & devices;
+    std::vector<uint64_t> held; // bytes, of each device
+    std::unordered_map<uint32_t, entry> entries;
+};
+
+} // namespace mesh

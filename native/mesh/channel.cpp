@@ -1,0 +1,135 @@
+#include "channel.h"
+
+#include <cerrno>
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#ifndef MSG_NOSIGNAL
+#define MSG_NOSIGNAL 0 // macOS says it for each socket
+#endif
+
+namespace mesh {
+
+// Longer data are written from where they lie; more than this does not wait
+static constexpr size_t SHORT_BYTES = 16 * 1024;
+static constexpr size_t WAITING_BYTES = 64 * 1024;
+
+static std::string reason(const char * what) {
+    return std::string(what) + ": " + std::strerror(errno);
+}
+
+channel::channel(int socket, bool head) : socket(socket), head(head) {
+#ifdef SO_NOSIGPIPE
+    const int on = 1;
+    setsockopt(socket, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
+#endif
+}
+
+channel::~channel() {
+    close(socket);
+}
+
+void channel::shut() {
+    shutdown(socket, SHUT_RDWR);
+}
+
+bool channel::read_some(void * data, size_t size, bool may_end) {
+    auto * at = static_cast<uint8_t *>(data);
+    size_t done = 0;
+    while (done < size) {
+        const ssize_t n = recv(socket, at + done, size - done, 0);
+        if (n == 0) {
+            if (may_end && done == 0) {
+                return false;
+            }
+            throw lost("the connection ended within a message");
+        }
+        if (n < 0 && errno != EINTR) {
+            throw lost(reason("it cannot be read from"));
+        }
+        done += n > 0 ? static_cast<size_t>(n) : 0;
+    }
+    return true;
+}
+
+bool channel::read_header(wire_header & header) {
+    uint8_t bytes[wire_header::bytes];
+    if (!read_some(bytes, sizeof bytes, true)) {
+        return false;
+    }
+    reader in(bytes, sizeof bytes);
+    header = wire_header::take(in);
+    uint32_t least = 0;
+    uint32_t most = 0;
+    if (!body_limits(header.kind, !head, least, most)) {
+        throw bad_message("there is no message " + std::to_string(header.kind));
+    }
+    if (header.size < least || header.size > most) {
+        throw bad_message(
+            "message " + std::to_string(header.kind) + " cannot have " + std::to_string(header.size) + " bytes");
+    }
+    return true;
+}
+
+void channel::read_body(void * data, size_t size) {
+    read_some(data, size, false);
+}
+
+std::vector<uint8_t> channel::read_body(const wire_header & header) {
+    std::vector<uint8_t> body(header.size);
+    read_body(body.data(), body.size());
+    return body;
+}
+
+// Sends all parts, which it changes
+static void send_all(int socket, iovec * parts, size_t count) {
+    msghdr all = {};
+    all.msg_iov = parts;
+    all.msg_iovlen = count;
+    while (all.msg_iovlen > 0) {
+        ssize_t n = sendmsg(socket, &all, MSG_NOSIGNAL);
+        if (n < 0) {
+            if (errno == EINTR) {
+                continue;
+            }
+            throw lost(reason("it cannot be written to"));
+        }
+        while (all.msg_iovlen > 0 && static_cast<size_t>(n) >= all.msg_iov->iov_len) {
+            n -= static_cast<ssize_t>(all.msg_iov->iov_len);
+            all.msg_iov++;
+            all.msg_iovlen--;
+        }
+        if (all.msg_iovlen > 0) {
+            all.msg_iov->iov_base = static_cast<uint8_t *>(all.msg_iov->iov_base) + n;
+            all.msg_iov->iov_len -= static_cast<size_t>(n);
+        }
+    }
+}
+
+void channel::write(message number, uint64_t id, const std::vector<uint8_t> & body, const void * more, size_t more_size,
+    bool may_wait) {
+    wire_header header;
+    header.size = static_cast<uint32_t>(body.size() + more_size);
+    header.kind = static_cast<uint16_t>(number);
+    header.id = id;
+    std::lock_guard<std::mutex> lock(writing);
+    header.put(waiting);
+    waiting.put_bytes(body.data(), body.size());
+    if (more_size <= SHORT_BYTES) {
+        waiting.put_bytes(more, more_size);
+        more_size = 0;
+    }
+    if (may_wait && more_size == 0 && waiting.data.size() <= WAITING_BYTES) {
+        return;
+    }
+    iovec parts[2] = {
+        { waiting.data.data(), waiting.data.size() },
+        { const_cast<void *>(more), more_size },
+    };
+    send_all(socket, parts, more_size > 0 ? 2 : 1);
+    waiting.data.clear();
+}
+
+} // namespace mesh

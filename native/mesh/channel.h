@@ -1,0 +1,53 @@
+// One end of a connection: whole messages over a socket, each checked against its limits before a byte of its body is
+// read. One thread may read while others write.
+#pragma once
+
+#include "protocol.h"
+
+#include <mutex>
+
+namespace mesh {
+
+// The other side is gone, or the socket broke.
+struct lost : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+class channel {
+public:
+    // Takes over the socket
+    channel(int socket, bool head);
+    ~channel();
+    channel(const channel &) = delete;
+    channel & operator=(const channel &) = delete;
+
+    // The next header, or false where the other side has ended between two messages
+    bool read_header(wire_header & header);
+    // As many bytes of its body
+    void read_body(void * data, size_t size);
+    std::vector<uint8_t> read_body(const wire_header & header);
+
+    // Writes all of it: body, then more. Blocks while the other side does not read. What may wait is kept, if it is
+    // short, and goes out together with what comes next
+    void write(message number, uint64_t id, const std::vector<uint8_t> & body, const void * more = nullptr,
+        size_t more_size = 0, bool may_wait = false);
+    template <class Body>
+    void write_body(uint64_t id, const Body & body, const void * more = nullptr, size_t size = 0) {
+        writer out;
+        body.put(out);
+        write(Body::number, id, out.data, more, size);
+    }
+
+    // Ends both directions: whoever waits in a read or a write is woken
+    void shut();
+
+private:
+    bool read_some(void * data, size_t size, bool may_end);
+
+    const int socket;
+    const bool head; // which side this is
+    std::mutex writing;
+    writer waiting; // messages that go out with the next one
+};
+
+} // namespace mesh

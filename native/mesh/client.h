@@ -1,0 +1,67 @@
+// What ggml sees of a worker: devices, their buffers, a backend for each. The functions behind ggml's tables are in
+// client_buffer.cpp and client_backend.cpp.
+#pragma once
+
+#include "connection.h"
+#include "head_weights.h"
+
+#include "ggml-backend-impl.h"
+
+#include <array>
+#include <deque>
+#include <unordered_set>
+
+namespace mesh {
+
+struct client_worker {
+    client_worker(int socket, std::string name, const weights_index & index) :
+        link(socket, std::move(name)), loading(link, index) {}
+
+    connection link;
+    weights_loading loading;
+    std::unordered_set<uint32_t> operations; // that its release of ggml has
+    std::unordered_set<uint32_t> types;
+    // uids of the graphs that it keeps for each device, oldest first; guarded by the connection's order
+    std::array<std::deque<uint64_t>, DEVICES> graphs;
+};
+
+struct client_device {
+    client_worker * worker;
+    uint32_t number; // at the worker
+    std::string name;
+    std::string description;
+    uint64_t alignment;
+    uint64_t most_bytes;
+    uint64_t free_bytes;
+    uint64_t total_bytes;
+    ggml_backend_device device;
+    ggml_backend_buffer_type buffer_type;
+};
+
+// Greets the worker and lists its devices, named from `first` on. Throws std::runtime_error
+std::vector<client_device *> open_worker(
+    int socket, size_t first, ggml_backend_reg_t registry, const weights_index & index);
+
+// client_buffer.cpp
+struct client_buffer {
+    client_device * device;
+    uint32_t number;
+    uint64_t base; // where its addresses begin: nothing is there, each reading of it would fault
+    uint64_t size;
+};
+
+void fill_buffer_type(client_device & device);
+client_device * device_of(ggml_backend_buffer_type_t type); // nullptr: none of ours
+client_buffer * buffer_of(const ggml_tensor * tensor);      // of its memory; nullptr: not on a worker
+void write_tensor(const ggml_tensor * tensor, const void * data, size_t offset, size_t size);
+// Asks for these bytes; they are there when the connection has waited for all
+bool read_tensor(const ggml_tensor * tensor, void * data, size_t offset, size_t size);
+bool copy_tensor(const ggml_tensor * from, const ggml_tensor * to);
+
+// client_backend.cpp
+ggml_backend_t open_backend(client_device & device);
+
+// client_graph.cpp: the body of GRAPH. false: it cannot be sent, and why says what is wrong
+bool write_graph(const ggml_cgraph * graph, const client_device & device, writer & out, std::string & why);
+
+} // namespace mesh

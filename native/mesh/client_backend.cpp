@@ -1,0 +1,115 @@
+#include "client.h"
+
+#include "ggml-impl.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace mesh {
+
+static client_device & device_of(ggml_backend_t backend) {
+    return *static_cast<client_device *>(backend->context);
+}
+
+static const char * get_name(ggml_backend_t backend) {
+    return device_of(backend).name.c_str();
+}
+
+static void free_backend(ggml_backend_t backend) {
+    delete backend;
+}
+
+static void set_tensor_async(ggml_backend_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    write_tensor(tensor, data, offset, size);
+}
+
+static void get_tensor_async(ggml_backend_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    read_tensor(tensor, data, offset, size);
+}
+
+static bool cpy_tensor_async(ggml_backend_t, ggml_backend_t, const ggml_tensor * from, ggml_tensor * to) {
+    return copy_tensor(from, to);
+}
+
+// Enough: the worker works in order, so that only what was asked back has to be waited for
+static void synchronize(ggml_backend_t backend) {
+    device_of(backend).worker->link.wait_all();
+}
+
+static bool is_kept(const client_device & device, uint64_t uid) {
+    const std::deque<uint64_t> & kept = device.worker->graphs[device.number];
+    return uid != 0 && std::find(kept.begin(), kept.end(), uid) != kept.end();
+}
+
+static bool compute_kept(client_device & device, uint64_t uid) {
+    compute_body body;
+    body.uid = uid;
+    body.device = device.number;
+    return device.worker->link.send(body);
+}
+
+static bool compute_new(client_device & device, const ggml_cgraph * graph) {
+    writer out;
+    std::string why;
+    if (!write_graph(graph, device, out, why)) {
+        std::fprintf(stderr, "mesh: a graph for %s cannot be computed: %s\n", device.name.c_str(), why.c_str());
+        return false;
+    }
+    if (!device.worker->link.send_bytes(message::graph, out.data)) {
+        return false;
+    }
+    if (graph->uid != 0) {
+        std::deque<uint64_t> & kept = device.worker->graphs[device.number];
+        kept.push_back(graph->uid);
+        if (kept.size() > STORED_GRAPHS) {
+            kept.pop_front();
+        }
+    }
+    return true;
+}
+
+static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    client_device & device = device_of(backend);
+    if (graph->n_nodes == 0) {
+        return GGML_STATUS_SUCCESS;
+    }
+    device.worker->loading.settle();
+    std::lock_guard<std::mutex> lock(device.worker->link.order);
+    const bool sent = is_kept(device, graph->uid) ? compute_kept(device, graph->uid) : compute_new(device, graph);
+    return sent ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
+}
+
+// Events are there because llama.cpp pipelines only where they are. What they order is in order anyway.
+static void event_record(ggml_backend_t, ggml_backend_event_t) {}
+
+static void event_wait(ggml_backend_t, ggml_backend_event_t) {}
+
+ggml_backend_t open_backend(client_device & device) {
+    static ggml_guid guid = { 'm', 'e', 's', 'h', 'd', '-', 'b', 'a', 'c', 'k', 'e', 'n', 'd', '-', '0', '1' };
+    client_worker & worker = *device.worker;
+    // all that was asked to be loaded is there from here on, or the load fails here
+    if (!worker.loading.settle() || !worker.loading.files_unchanged()) {
+        return nullptr;
+    }
+    const uint64_t id = worker.link.ask(message::sync, {}, message::synced, nullptr, 0);
+    if (id == 0 || !worker.link.wait(id)) {
+        return nullptr;
+    }
+    worker.link.serve();
+    auto * backend = new ggml_backend();
+    backend->guid = &guid;
+    backend->iface.get_name = get_name;
+    backend->iface.free = free_backend;
+    backend->iface.set_tensor_async = set_tensor_async;
+    backend->iface.get_tensor_async = get_tensor_async;
+    backend->iface.cpy_tensor_async = cpy_tensor_async;
+    backend->iface.synchronize = synchronize;
+    backend->iface.graph_compute = graph_compute;
+    backend->iface.event_record = event_record;
+    backend->iface.event_wait = event_wait;
+    backend->device = &device.device;
+    backend->context = &device;
+    return backend;
+}
+
+} // namespace mesh

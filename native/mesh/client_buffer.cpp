@@ -1,0 +1,184 @@
+#include "client.h"
+
+#include "ggml.h"
+
+#include <algorithm>
+#include <atomic>
+
+namespace mesh {
+
+// No processor has memory at such an address: what dereferences it by mistake ends at once
+static constexpr uint64_t FIRST_BASE = 1ull << 52;
+static constexpr uint64_t GAP = 1ull << 21;
+
+static client_buffer * context_of(ggml_backend_buffer_t buffer) {
+    return static_cast<client_buffer *>(buffer->context);
+}
+
+static uint64_t offset_in(const client_buffer * buffer, const ggml_tensor * tensor) {
+    return reinterpret_cast<uint64_t>(tensor->data) - buffer->base;
+}
+
+static void free_buffer(ggml_backend_buffer_t buffer) {
+    client_buffer * own = context_of(buffer);
+    client_worker & worker = *own->device->worker;
+    worker.loading.settle();
+    {
+        std::lock_guard<std::mutex> lock(worker.link.order);
+        for (auto & kept : worker.graphs) {
+            kept.clear(); // as the worker does
+        }
+        free_body body;
+        body.buffer = own->number;
+        worker.link.send(body);
+    }
+    delete own;
+}
+
+static void * get_base(ggml_backend_buffer_t buffer) {
+    return reinterpret_cast<void *>(context_of(buffer)->base);
+}
+
+static void fill(const client_buffer * buffer, uint8_t value, uint64_t offset, uint64_t size) {
+    fill_body body;
+    body.buffer = buffer->number;
+    body.value = value;
+    body.offset = offset;
+    body.size = size;
+    buffer->device->worker->link.send(body);
+}
+
+static void memset_tensor(
+    ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    fill(context_of(buffer), value, offset_in(context_of(buffer), tensor) + offset, size);
+}
+
+static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    fill(context_of(buffer), value, 0, context_of(buffer)->size);
+}
+
+static void set_tensor(
+    ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    client_buffer * own = context_of(buffer);
+    if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && offset == 0 && size == ggml_nbytes(tensor) &&
+        ggml_is_contiguous(tensor) &&
+        own->device->worker->loading.take(own->number, offset_in(own, tensor), tensor->type, data, size)) {
+        return;
+    }
+    write_tensor(tensor, data, offset, size);
+}
+
+static void get_tensor(
+    ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    connection & link = context_of(buffer)->device->worker->link;
+    if (!read_tensor(tensor, data, offset, size) || !link.wait_all()) {
+        std::memset(data, 0, size); // only while a model is loaded, which fails then
+    }
+}
+
+static bool cpy_tensor(ggml_backend_buffer_t, const ggml_tensor * from, ggml_tensor * to) {
+    return copy_tensor(from, to);
+}
+
+client_buffer * buffer_of(const ggml_tensor * tensor) {
+    ggml_backend_buffer_t buffer = tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
+    return buffer != nullptr && buffer->iface.get_base == get_base ? context_of(buffer) : nullptr;
+}
+
+void write_tensor(const ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    const client_buffer * own = buffer_of(tensor);
+    for (size_t done = 0; done < size; done += PIECE_BYTES) {
+        write_body body;
+        body.buffer = own->number;
+        body.offset = offset_in(own, tensor) + offset + done;
+        const size_t piece = std::min<size_t>(size - done, PIECE_BYTES);
+        own->device->worker->link.send(body, static_cast<const uint8_t *>(data) + done, piece);
+    }
+}
+
+bool read_tensor(const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    const client_buffer * own = buffer_of(tensor);
+    own->device->worker->loading.settle();
+    for (size_t done = 0; done < size; done += PIECE_BYTES) {
+        read_body body;
+        body.buffer = own->number;
+        body.offset = offset_in(own, tensor) + offset + done;
+        body.size = static_cast<uint32_t>(std::min<size_t>(size - done, PIECE_BYTES));
+        if (own->device->worker->link.ask(body, message::data, static_cast<uint8_t *>(data) + done, body.size) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool copy_tensor(const ggml_tensor * from, const ggml_tensor * to) {
+    const client_buffer * source = buffer_of(from);
+    const client_buffer * target = buffer_of(to);
+    if (source == nullptr || target == nullptr || source->device->worker != target->device->worker ||
+        !ggml_is_contiguous(from) || !ggml_is_contiguous(to) || ggml_nbytes(from) != ggml_nbytes(to)) {
+        return false;
+    }
+    source->device->worker->loading.settle();
+    copy_body body;
+    body.from_buffer = source->number;
+    body.to_buffer = target->number;
+    body.from_offset = offset_in(source, from);
+    body.to_offset = offset_in(target, to);
+    body.size = ggml_nbytes(from);
+    return source->device->worker->link.send(body);
+}
+
+static const char * type_name(ggml_backend_buffer_type_t type) {
+    return static_cast<client_device *>(type->context)->name.c_str();
+}
+
+static size_t alignment(ggml_backend_buffer_type_t type) {
+    return static_cast<client_device *>(type->context)->alignment;
+}
+
+static size_t most_bytes(ggml_backend_buffer_type_t type) {
+    return static_cast<client_device *>(type->context)->most_bytes;
+}
+
+static ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
+    static std::atomic<uint32_t> last_number{ 0 };
+    static std::atomic<uint64_t> next_base{ FIRST_BASE };
+    auto * device = static_cast<client_device *>(type->context);
+    connection & link = device->worker->link;
+    allocate_body body;
+    body.buffer = ++last_number;
+    body.device = device->number;
+    body.size = size;
+    allocated_body reply;
+    const uint64_t id = link.ask(body, message::allocated, &reply.done, sizeof reply.done);
+    if (id == 0 || !link.wait(id) || reply.done != 1) {
+        return nullptr;
+    }
+    const uint64_t room = (size + GAP) / GAP * GAP + GAP;
+    ggml_backend_buffer_i functions = {};
+    functions.free_buffer = free_buffer;
+    functions.get_base = get_base;
+    functions.memset_tensor = memset_tensor;
+    functions.set_tensor = set_tensor;
+    functions.get_tensor = get_tensor;
+    functions.cpy_tensor = cpy_tensor;
+    functions.clear = clear;
+    return ggml_backend_buffer_init(
+        type, functions, new client_buffer{ device, body.buffer, next_base.fetch_add(room), size }, size);
+}
+
+client_device * device_of(ggml_backend_buffer_type_t type) {
+    return type->iface.alloc_buffer == allocate ? static_cast<client_device *>(type->context) : nullptr;
+}
+
+void fill_buffer_type(client_device & device) {
+    device.buffer_type = {};
+    device.buffer_type.iface.get_name = type_name;
+    device.buffer_type.iface.alloc_buffer = allocate;
+    device.buffer_type.iface.get_alignment = alignment;
+    device.buffer_type.iface.get_max_size = most_bytes;
+    device.buffer_type.device = &device.device;
+    device.buffer_type.context = &device;
+}
+
+} // namespace mesh

@@ -1,0 +1,153 @@
+#include "client.h"
+#include "names.h"
+#include "operations.h"
+#include "release.h"
+
+#include <stdexcept>
+
+namespace mesh {
+
+static client_device & self(ggml_backend_dev_t device) {
+    return *static_cast<client_device *>(device->context);
+}
+
+static const char * get_name(ggml_backend_dev_t device) {
+    return self(device).name.c_str();
+}
+
+static const char * get_description(ggml_backend_dev_t device) {
+    return self(device).description.c_str();
+}
+
+static void get_memory(ggml_backend_dev_t device, size_t * free, size_t * total) {
+    *free = self(device).free_bytes;
+    *total = self(device).total_bytes;
+}
+
+// A GPU, whatever it is: llama.cpp pipelines only over those, and gives layers to nothing else by itself
+static enum ggml_backend_dev_type get_type(ggml_backend_dev_t) {
+    return GGML_BACKEND_DEVICE_TYPE_GPU;
+}
+
+static void get_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
+    *props = {};
+    props->name = get_name(device);
+    props->description = get_description(device);
+    props->type = get_type(device);
+    get_memory(device, &props->memory_free, &props->memory_total);
+    props->caps.async = true;
+    props->caps.events = true;
+#ifdef MESH_HAS_MMAP_SUPPORT
+    props->caps.mmap_support = true;
+#endif
+}
+
+static ggml_backend_t init_backend(ggml_backend_dev_t device, const char *) {
+    return open_backend(self(device));
+}
+
+static ggml_backend_buffer_type_t get_buffer_type(ggml_backend_dev_t device) {
+    return &self(device).buffer_type;
+}
+
+static bool supports_op(ggml_backend_dev_t device, const ggml_tensor * op) {
+    const client_worker & worker = *self(device).worker;
+    int32_t kind = op->op_params[0];
+    if (worker.operations.count(number_of_operation(op->op)) == 0 || !kind_to_wire(op->op, kind) ||
+        worker.types.count(number_of_type(op->type)) == 0) {
+        return false;
+    }
+    for (const ggml_tensor * source : op->src) {
+        if (source != nullptr && worker.types.count(number_of_type(source->type)) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
+    return device_of(type) == &self(device);
+}
+
+static ggml_backend_event_t event_new(ggml_backend_dev_t device) {
+    return new ggml_backend_event{ device, nullptr };
+}
+
+static void event_free(ggml_backend_dev_t, ggml_backend_event_t event) {
+    delete event;
+}
+
+static void event_synchronize(ggml_backend_dev_t, ggml_backend_event_t) {}
+
+static void fill_device(client_device & device, ggml_backend_reg_t registry) {
+    device.device = {};
+    ggml_backend_device_i & functions = device.device.iface;
+    functions.get_name = get_name;
+    functions.get_description = get_description;
+    functions.get_memory = get_memory;
+    functions.get_type = get_type;
+    functions.get_props = get_props;
+    functions.init_backend = init_backend;
+    functions.get_buffer_type = get_buffer_type;
+    functions.supports_op = supports_op;
+    functions.supports_buft = supports_buft;
+    functions.event_new = event_new;
+    functions.event_free = event_free;
+    functions.event_synchronize = event_synchronize;
+    device.device.reg = registry;
+    device.device.context = &device;
+    fill_buffer_type(device);
+}
+
+static client_device * make_device(client_worker * worker, uint32_t number, const wire_device & row, size_t name) {
+    auto * device = new client_device();
+    device->worker = worker;
+    device->number = number;
+    device->name = "MESH" + std::to_string(name);
+    device->description = name_of(row.name) + ": " + name_of(row.description);
+    device->alignment = row.alignment;
+    device->most_bytes = row.most_bytes;
+    device->free_bytes = row.free_bytes;
+    device->total_bytes = row.total_bytes;
+    if (row.alignment == 0 || (row.alignment & (row.alignment - 1)) != 0 || row.alignment > 1 << 16) {
+        throw bad_message("a device has an alignment that there is not");
+    }
+    return device;
+}
+
+// Numbers of operations or types
+static std::unordered_set<uint32_t> take_numbers(reader & in, uint32_t count) {
+    std::unordered_set<uint32_t> numbers;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t number;
+        in.take(number);
+        numbers.insert(number);
+    }
+    return numbers;
+}
+
+std::vector<client_device *> open_worker(
+    int socket, size_t first, ggml_backend_reg_t registry, const weights_index & index) {
+    // devices are for as long as the process is, and so is what they speak through
+    auto * worker = new client_worker(socket, "MESH" + std::to_string(first), index);
+    std::vector<uint8_t> welcome;
+    if (!worker->link.greet(ggml_release(), welcome)) {
+        throw std::runtime_error("the worker of " + worker->link.name + " cannot be used");
+    }
+    reader in(welcome);
+    const auto body = welcome_body::take(in);
+    if (body.version != VERSION || body.device_count > DEVICES) {
+        throw bad_message("a worker has another version, or more devices than there can be");
+    }
+    std::vector<client_device *> devices;
+    for (uint32_t i = 0; i < body.device_count; i++) {
+        devices.push_back(make_device(worker, i, wire_device::take(in), first + i));
+        fill_device(*devices.back(), registry);
+    }
+    worker->operations = take_numbers(in, body.operation_count);
+    worker->types = take_numbers(in, body.type_count);
+    in.end();
+    return devices;
+}
+
+} // namespace mesh

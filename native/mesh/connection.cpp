@@ -1,0 +1,132 @@
+#include "connection.h"
+
+#include <cstdio>
+#include <thread>
+
+#include <unistd.h>
+
+namespace mesh {
+
+connection::connection(int socket, std::string name) : name(std::move(name)), worker(socket, true) {}
+
+void connection::serve() {
+    std::lock_guard<std::mutex> lock(mutex);
+    serving = true;
+}
+
+void connection::lose(const std::string & why) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (gone) {
+        return;
+    }
+    gone = true;
+    std::fprintf(stderr, "mesh: lost %s: %s\n", name.c_str(), why.c_str());
+    if (serving) {
+        std::fflush(nullptr);
+        _exit(LOST_EXIT);
+    }
+    changed.notify_all();
+    worker.shut();
+}
+
+bool connection::send_bytes(message number, const std::vector<uint8_t> & body, const void * more, size_t size) {
+    uint64_t id;
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        id = ++last_id;
+    }
+    return write(number, id, body, more, size);
+}
+
+bool connection::write(message number, uint64_t id, const std::vector<uint8_t> & body, const void * more, size_t size) {
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (gone) {
+            return false;
+        }
+    }
+    try {
+        // what changes data is of no use before something reads or computes them
+        const bool may_wait = number == message::write || number == message::fill;
+        worker.write(number, id, body, more, size, may_wait);
+        return true;
+    } catch (const lost & error) {
+        lose(error.what());
+        return false;
+    }
+}
+
+uint64_t connection::expect(const pending & answer) {
+    std::lock_guard<std::mutex> lock(mutex);
+    answers.emplace(++last_id, answer);
+    return last_id;
+}
+
+uint64_t connection::ask(
+    message number, const std::vector<uint8_t> & body, message wanted, void * target, size_t size) {
+    const uint64_t id = expect({ wanted, target, size, nullptr });
+    return write(number, id, body, nullptr, 0) ? id : 0;
+}
+
+bool connection::wait(uint64_t id) {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return gone || answers.count(id) == 0; });
+    return !gone;
+}
+
+bool connection::wait_all() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return gone || answers.empty(); });
+    return !gone;
+}
+
+bool connection::greet(const std::string & release, std::vector<uint8_t> & welcome) {
+    std::thread([this] { receive(); }).detach();
+    hello_body body;
+    body.version = VERSION;
+    writer out;
+    body.put(out);
+    out.put_text(release);
+    const uint64_t id = expect({ message::welcome, nullptr, 0, &welcome });
+    return write(message::hello, id, out.data, nullptr, 0) && wait(id);
+}
+
+void connection::receive() {
+    try {
+        wire_header header;
+        while (worker.read_header(header)) {
+            receive_one(header);
+        }
+        lose("it ended");
+    } catch (const std::exception & error) {
+        lose(error.what());
+    }
+}
+
+void connection::receive_one(const wire_header & header) {
+    if (static_cast<message>(header.kind) == message::failed) {
+        const std::vector<uint8_t> why = worker.read_body(header);
+        throw bad_message("it says: " + std::string(why.begin(), why.end()));
+    }
+    pending answer;
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        const auto found = answers.find(header.id);
+        if (found == answers.end() || static_cast<uint16_t>(found->second.wanted) != header.kind) {
+            throw bad_message("it answers what was not asked");
+        }
+        answer = found->second;
+    }
+    if (answer.whole != nullptr) {
+        *answer.whole = worker.read_body(header);
+    } else if (header.size != answer.size) {
+        throw bad_message("it answers with another number of bytes than was asked for");
+    } else {
+        worker.read_body(answer.target, answer.size);
+    }
+    std::lock_guard<std::mutex> lock(mutex);
+    answers.erase(header.id);
+    changed.notify_all();
+}
+
+} // namespace mesh

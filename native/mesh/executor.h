@@ -1,0 +1,47 @@
+// The requests of one head, worked off one by one.
+#pragma once
+
+#include "graphs.h"
+#include "local_weights.h"
+
+#include <functional>
+
+namespace mesh {
+
+class executor {
+public:
+    typedef std::function<void(message number, uint64_t id, std::vector<uint8_t> body)> answer_function;
+
+    executor(const std::vector<lent_device> & devices, const local_weights & files, answer_function answer);
+
+    // A message whose length has been checked. Throws bad_message for what a head may not ask, and std::runtime_error
+    // where a device failed: nothing more may be asked then
+    void handle(const wire_header & header, const std::vector<uint8_t> & bytes);
+
+    const buffers & held() const { return memory; }
+
+private:
+    template <class Body> void answer_body(uint64_t id, const Body & body) {
+        writer out;
+        body.put(out);
+        answer(Body::number, id, std::move(out.data));
+    }
+
+    void hello(uint64_t id, reader & in);
+    void fill(const fill_body & body);
+    void write(reader & in);
+    void read(uint64_t id, const read_body & body);
+    void copy(const copy_body & body);
+    void graph(reader & in);
+    void compute(const stored_graph & graph, uint32_t device);
+    void load(uint64_t id, reader & in);
+
+    const std::vector<lent_device> & devices;
+    const local_weights & files;
+    const answer_function answer;
+    buffers memory;
+    std::vector<graph_shelf> shelves;
+    bool greeted = false;
+};
+
+} // namespace mesh

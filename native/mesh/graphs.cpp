@@ -1,0 +1,188 @@
+#include "graphs.h"
+
+#include "layout.h"
+#include "names.h"
+#include "operations.h"
+
+#include "ggml-impl.h"
+
+#include <algorithm>
+
+namespace mesh {
+
+static constexpr uint32_t FLAGS = 1 | 2 | 16; // input, output, compute: what a model's graph has
+
+static bool is_unaligned(const void * data, ggml_type type) {
+    // elements are as aligned as their size is
+    const uint64_t size = ggml_type_size(type);
+    return reinterpret_cast<uint64_t>(data) % (size & (~size + 1)) != 0;
+}
+
+// All data of a node lies where the backend can reach it, with room for what its kernel needs
+static void check_places(const ggml_tensor * node, ggml_backend_t backend) {
+    const ggml_tensor * base = node->view_src;
+    if (base != nullptr &&
+        (base->view_src != nullptr || base->buffer != node->buffer ||
+            (node->buffer != nullptr && static_cast<char *>(base->data) + node->view_offs != node->data))) {
+        throw bad_message(std::string(ggml_op_name(node->op)) + " is no view of what it names");
+    }
+    if (computes_nothing(node)) {
+        return;
+    }
+    for (int i = -1; i < GGML_MAX_SRC; i++) {
+        const ggml_tensor * tensor = i < 0 ? node : node->src[i];
+        if (tensor == nullptr || ggml_is_empty(tensor)) {
+            continue;
+        }
+        if (tensor->buffer == nullptr ||
+            !ggml_backend_supports_buft(backend, ggml_backend_buffer_get_type(tensor->buffer))) {
+            throw bad_message(std::string(ggml_op_name(node->op)) + " has no data on this device");
+        }
+        const auto * first = static_cast<const char *>(ggml_backend_buffer_get_base(tensor->buffer));
+        const auto offset = static_cast<uint64_t>(static_cast<const char *>(tensor->data) - first);
+        const uint64_t room = ggml_backend_buffer_get_size(tensor->buffer) - offset;
+        // the CPU reads a factor for each pair of a row, also those that it does not turn
+        const bool factors = i == 2 && (node->op == GGML_OP_ROPE || node->op == GGML_OP_ROPE_BACK);
+        if ((tensor->view_src == nullptr && ggml_backend_buffer_get_alloc_size(tensor->buffer, tensor) > room) ||
+            (factors && static_cast<uint64_t>(node->ne[0]) / 2 * sizeof(float) > room)) {
+            throw bad_message(std::string(ggml_op_name(node->op)) + " has no room in its buffer");
+        }
+    }
+}
+
+static void check_node(const ggml_tensor * node, ggml_backend_t backend) {
+    check_operation(node);
+    check_places(node, backend);
+    if (computes_nothing(node)) {
+        return;
+    }
+    check_overlap(node);
+    if (!ggml_backend_supports_op(backend, node)) {
+        throw bad_message(std::string(ggml_op_name(node->op)) + " of these types is nothing for this device");
+    }
+}
+
+ggml_tensor * stored_graph::make_tensor(const wire_tensor & from, const buffers & memory) {
+    ggml_type type;
+    if (!type_of_number(from.type, type)) {
+        throw bad_message("this release of ggml has no type " + std::to_string(from.type));
+    }
+    const layout bytes = check_layout(type, from.ne, from.nb);
+    ggml_tensor * made_tensor = ggml_new_tensor_4d(context.get(), type, from.ne[0], from.ne[1], from.ne[2], from.ne[3]);
+    for (int i = 0; i < GGML_MAX_DIMS; i++) {
+        made_tensor->nb[i] = from.nb[i];
+    }
+    if (from.buffer != 0) {
+        // a copy without gaps would be in the buffer as well: no kernel works on more than the head has memory for
+        const place where = memory.find(from.buffer, from.offset, bytes.span);
+        if (bytes.dense > memory.size_of(from.buffer) || is_unaligned(where.data, type)) {
+            throw bad_message("a tensor that cannot be at its place");
+        }
+        made_tensor->buffer = where.buffer;
+        made_tensor->data = where.data;
+    }
+    ggml_set_name(made_tensor, name_of(from.name).c_str());
+    return made_tensor;
+}
+
+// What a tensor says about those before it, and about itself. Its own number counts from 1.
+void stored_graph::link(uint32_t own, const wire_tensor & from) {
+    ggml_tensor * tensor = tensors[own - 1];
+    const auto named = [&](uint32_t source) {
+        if (source > own) {
+            throw bad_message("a tensor has one behind it as a source");
+        }
+        return source == 0 ? nullptr : tensors[source - 1];
+    };
+    for (int i = 0; i < GGML_MAX_SRC; i++) {
+        tensor->src[i] = named(from.sources[i]);
+    }
+    if (from.viewed == own) {
+        throw bad_message("a tensor is a view of itself");
+    }
+    tensor->view_src = named(from.viewed);
+    tensor->view_offs = from.view_offset;
+    int32_t kind = from.parameters[0];
+    if (!operation_of_number(from.operation, tensor->op) || !kind_from_wire(tensor->op, kind)) {
+        throw bad_message(
+            "this release of ggml has no operation " + std::to_string(from.operation) + ", or kind of it");
+    }
+    static_assert(sizeof from.parameters == sizeof tensor->op_params, "another release than the protocol is for");
+    std::memcpy(tensor->op_params, from.parameters, sizeof from.parameters);
+    tensor->op_params[0] = kind;
+    tensor->flags = static_cast<int32_t>(from.flags & FLAGS);
+}
+
+stored_graph::stored_graph(const graph_body & head, reader & in, const buffers & memory, ggml_backend_t backend) :
+    number(head.uid) {
+    if (head.node_count == 0 || head.node_count > head.tensor_count || head.tensor_count > GRAPH_TENSORS) {
+        throw bad_message("a graph has from 1 to " + std::to_string(GRAPH_TENSORS) + " tensors");
+    }
+    reader nodes(in.bytes(head.node_count * sizeof(uint32_t)), head.node_count * sizeof(uint32_t));
+    reader rows(in.bytes(head.tensor_count * wire_tensor::bytes), head.tensor_count * wire_tensor::bytes);
+    in.end();
+    const size_t size = ggml_tensor_overhead() * head.tensor_count + ggml_graph_overhead_custom(head.node_count, false);
+    context.reset(ggml_init({ size, nullptr, true }));
+    if (context == nullptr) {
+        throw bad_message("there is no memory for a graph");
+    }
+    std::vector<int32_t> uses;
+    for (uint32_t i = 0; i < head.tensor_count; i++) {
+        const wire_tensor from = wire_tensor::take(rows);
+        tensors.push_back(make_tensor(from, memory));
+        link(i + 1, from);
+        uses.push_back(from.uses);
+    }
+    made = ggml_new_graph_custom(context.get(), head.node_count, false);
+    made->n_nodes = static_cast<int>(head.node_count);
+    made->uid = number;
+    for (uint32_t i = 0; i < head.node_count; i++) {
+        uint32_t index;
+        nodes.take(index);
+        if (index >= head.tensor_count) {
+            throw bad_message("a node is no tensor of its graph");
+        }
+        ggml_tensor * node = tensors[index];
+        if (ggml_is_empty(node)) {
+            node->op = GGML_OP_NONE; // nothing to compute, whatever it says; a backend would still plan memory for it
+        }
+        check_node(node, backend);
+        const size_t slot = ggml_hash_insert(&made->visited_hash_set, node);
+        if (slot == GGML_HASHSET_ALREADY_EXISTS) {
+            throw bad_message("a node is there twice");
+        }
+        made->use_counts[slot] = uses[index];
+        made->nodes[i] = node;
+    }
+    guard = std::make_unique<graph_guard>(made);
+}
+
+const stored_graph * graph_shelf::find(uint64_t uid) const {
+    for (const auto & graph : kept) {
+        if (graph->uid() == uid) {
+            return graph.get();
+        }
+    }
+    return nullptr;
+}
+
+const stored_graph & graph_shelf::put(std::unique_ptr<stored_graph> graph) {
+    if (graph->uid() == 0) {
+        unnamed = std::move(graph);
+        return *unnamed;
+    }
+    kept.erase(std::remove_if(kept.begin(), kept.end(), [&](const auto & one) { return one->uid() == graph->uid(); }),
+        kept.end());
+    kept.push_back(std::move(graph));
+    if (kept.size() > STORED_GRAPHS) {
+        kept.pop_front();
+    }
+    return *kept.back();
+}
+
+void graph_shelf::clear() {
+    kept.clear();
+    unnamed.reset();
+}
+
+} // namespace mesh

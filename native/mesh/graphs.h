@@ -1,0 +1,47 @@
+// Graphs from the wire, made into ggml's and checked node by node, and those that a device keeps.
+#pragma once
+
+#include "buffers.h"
+#include "guard.h"
+
+#include "ggml-cpp.h"
+
+#include <deque>
+#include <memory>
+
+namespace mesh {
+
+class stored_graph {
+public:
+    // Throws bad_message: nothing of it may be computed then
+    stored_graph(const graph_body & head, reader & in, const buffers & memory, ggml_backend_t backend);
+
+    uint64_t uid() const { return number; }
+    ggml_status compute(ggml_backend_t backend) const { return guard->compute(backend, made); }
+
+private:
+    ggml_tensor * make_tensor(const wire_tensor & from, const buffers & memory);
+    void link(uint32_t number, const wire_tensor & from);
+
+    uint64_t number;
+    ggml_context_ptr context;
+    std::vector<ggml_tensor *> tensors;
+    ggml_cgraph * made = nullptr;
+    std::unique_ptr<graph_guard> guard;
+};
+
+// The graphs of one device, oldest first
+class graph_shelf {
+public:
+    // The graph that was put here, or nullptr
+    const stored_graph * find(uint64_t uid) const;
+    // Keeps it; with the uid 0 until the next one comes
+    const stored_graph & put(std::unique_ptr<stored_graph> graph);
+    void clear();
+
+private:
+    std::deque<std::unique_ptr<stored_graph>> kept;
+    std::unique_ptr<stored_graph> unnamed;
+};
+
+} // namespace mesh

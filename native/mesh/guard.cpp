@@ -1,0 +1,176 @@
+#include "guard.h"
+
+#include "operations.h"
+#include "wire.h"
+
+#include "ggml-impl.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+namespace mesh {
+
+// A tensor of indices that a node follows, and what they stay below; nullptr: it follows none
+struct followed {
+    const ggml_tensor * indices;
+    int64_t limit;
+};
+
+static followed followed_by(const ggml_tensor * node) {
+    switch (node->op) {
+    case GGML_OP_GET_ROWS:
+        return { node->src[1], node->src[0]->ne[1] };
+    case GGML_OP_SET_ROWS:
+        return { node->src[1], node->ne[1] };
+    case GGML_OP_MUL_MAT_ID:
+        return { node->src[2], node->src[0]->ne[2] };
+    case GGML_OP_ADD_ID:
+        return { node->src[2], node->src[1]->ne[1] };
+    case GGML_OP_SSM_SCAN:
+        return { node->src[6], node->src[0]->ne[3] };
+    default:
+        return { nullptr, 0 };
+    }
+}
+
+// Its result are places in the rows of its source
+static bool sorts(const ggml_tensor * node) {
+    return std::string(ggml_op_name(node->op)) == "TOP_K" || node->op == GGML_OP_ARGSORT;
+}
+
+static uint64_t start_of(const ggml_tensor * tensor) {
+    return reinterpret_cast<uint64_t>(tensor->data);
+}
+
+static uint64_t end_of(const ggml_tensor * tensor) {
+    return start_of(tensor) + ggml_nbytes(tensor);
+}
+
+// The last node before this one that writes where the tensor is; -1: none, it is there before the graph begins
+static int last_writer(const ggml_cgraph * graph, int node, const ggml_tensor * tensor) {
+    for (int i = node - 1; i >= 0; i--) {
+        const ggml_tensor * one = graph->nodes[i];
+        if (one->buffer == tensor->buffer && start_of(one) < end_of(tensor) && start_of(tensor) < end_of(one) &&
+            !computes_nothing(one)) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+graph_guard::graph_guard(const ggml_cgraph * graph) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const ggml_tensor * node = graph->nodes[i];
+        if (computes_nothing(node)) {
+            continue;
+        }
+        const followed next = followed_by(node);
+        if (next.indices != nullptr) {
+            ask(graph, i, next.indices, next.limit);
+        }
+        if (sorts(node) && ggml_backend_buffer_is_host(node->buffer)) {
+            ask(graph, i, node->src[0], 0);
+        }
+    }
+}
+
+// As early as all is there, in as few parts as that allows: where the graph is cut already, else before this node
+void graph_guard::ask(const ggml_cgraph * graph, int node, const ggml_tensor * tensor, int64_t limit) {
+    const int writer = last_writer(graph, node, tensor);
+    if (writer >= 0 && limit > 0) {
+        const ggml_tensor * source = graph->nodes[writer];
+        const bool inside = start_of(tensor) >= start_of(source) && end_of(tensor) <= end_of(source) &&
+                            (start_of(tensor) - start_of(source)) % sizeof(int32_t) == 0;
+        if (sorts(source) && inside && tensor->type == source->type && source->src[0]->ne[0] <= limit) {
+            return; // places in rows that are no longer than the limit
+        }
+    }
+    const int cut = questions.empty() ? 0 : questions.back().before;
+    const int before = writer < cut ? (writer < 0 ? 0 : cut) : node;
+    for (const question & known : questions) {
+        if (known.before == before && known.tensor == tensor && known.limit == limit) {
+            return; // for many layers it is the same one
+        }
+    }
+    questions.push_back({ before, tensor, limit });
+    std::stable_sort(
+        questions.begin(), questions.end(), [](const question & a, const question & b) { return a.before < b.before; });
+}
+
+size_t graph_guard::parts() const {
+    size_t count = 1;
+    for (size_t i = 0; i < questions.size(); i++) {
+        count += questions[i].before > (i == 0 ? 0 : questions[i - 1].before) ? 1 : 0;
+    }
+    return count;
+}
+
+// Each element, wherever strides put it
+template <class Value, class Look> static void for_each(const ggml_tensor * tensor, const uint8_t * data, Look look) {
+    for (int64_t i3 = 0; i3 < tensor->ne[3]; i3++) {
+        for (int64_t i2 = 0; i2 < tensor->ne[2]; i2++) {
+            for (int64_t i1 = 0; i1 < tensor->ne[1]; i1++) {
+                const uint8_t * row = data + i3 * static_cast<int64_t>(tensor->nb[3]) +
+                                      i2 * static_cast<int64_t>(tensor->nb[2]) +
+                                      i1 * static_cast<int64_t>(tensor->nb[1]);
+                for (int64_t i0 = 0; i0 < tensor->ne[0]; i0++) {
+                    Value value;
+                    std::memcpy(&value, row + i0 * static_cast<int64_t>(tensor->nb[0]), sizeof value);
+                    look(value);
+                }
+            }
+        }
+    }
+}
+
+template <class Index> static void check_indices(const ggml_tensor * tensor, const uint8_t * data, int64_t limit) {
+    for_each<Index>(tensor, data, [limit](Index index) {
+        if (index < 0 || index >= limit) {
+            throw bad_message("index " + std::to_string(index) + " of " + std::to_string(limit));
+        }
+    });
+}
+
+static void check_values(const ggml_tensor * tensor, int64_t limit) {
+    const auto * data = static_cast<const uint8_t *>(tensor->data);
+    std::vector<uint8_t> copy;
+    if (!ggml_backend_buffer_is_host(tensor->buffer)) {
+        copy.resize(ggml_nbytes(tensor));
+        ggml_backend_tensor_get(tensor, copy.data(), 0, copy.size());
+        data = copy.data();
+    }
+    if (limit == 0) {
+        for_each<float>(tensor, data, [](float value) {
+            if (std::isnan(value)) {
+                throw bad_message("a value to be sorted is not a number");
+            }
+        });
+    } else if (tensor->type == GGML_TYPE_I64) {
+        check_indices<int64_t>(tensor, data, limit);
+    } else {
+        check_indices<int32_t>(tensor, data, limit);
+    }
+}
+
+ggml_status graph_guard::compute(ggml_backend_t backend, ggml_cgraph * graph) const {
+    int done = 0;
+    for (const question & one : questions) {
+        if (one.before > done) {
+            ggml_cgraph part = ggml_graph_view(graph, done, one.before);
+            const ggml_status status = ggml_backend_graph_compute(backend, &part);
+            if (status != GGML_STATUS_SUCCESS) {
+                return status;
+            }
+            done = one.before;
+        }
+        check_values(one.tensor, one.limit);
+    }
+    if (done == 0) {
+        return ggml_backend_graph_compute(backend, graph);
+    }
+    ggml_cgraph rest = ggml_graph_view(graph, done, graph->n_nodes);
+    return ggml_backend_graph_compute(backend, &rest);
+}
+
+} // namespace mesh

@@ -1,0 +1,34 @@
+// Kernels follow what they find in some tensors: rows to get or set, experts, states. They abort, or leave their
+// buffers, where such an index is out of range, and the CPU's sorting does where a value is no number. A guard asks for
+// that while a graph is computed: of data that is there before, at its beginning; of what the graph computes itself,
+// between two parts of it.
+#pragma once
+
+#include "ggml-backend.h"
+
+#include <vector>
+
+namespace mesh {
+
+class graph_guard {
+public:
+    explicit graph_guard(const ggml_cgraph * graph);
+
+    // Computes the graph that it was made for. Throws bad_message where an index leads nowhere
+    ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph) const;
+
+    // Into how many parts the graph is cut
+    size_t parts() const;
+
+private:
+    struct question {
+        int before; // the node that must not begin without an answer
+        const ggml_tensor * tensor;
+        int64_t limit; // its values are from 0 to below this; 0: they are numbers
+    };
+    void ask(const ggml_cgraph * graph, int node, const ggml_tensor * tensor, int64_t limit);
+
+    std::vector<question> questions; // in order
+};
+
+} // namespace mesh

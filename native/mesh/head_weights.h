@@ -1,0 +1,80 @@
+// Weights that a worker fills from its own files: the head has mapped the model's file and is asked to write what lies
+// there; it finds file and place of the pointer, asks the worker by content, and never touches the page.
+#pragma once
+
+#include "connection.h"
+#include "weights_index.h"
+
+#include "ggml.h"
+
+#include <map>
+#include <memory>
+
+namespace mesh {
+
+// The files of the index that this process has mapped (Linux: /proc/self/maps)
+class mapped_files {
+public:
+    explicit mapped_files(const weights_index & index) : index(index) {}
+    ~mapped_files();
+    mapped_files(const mapped_files &) = delete;
+    mapped_files & operator=(const mapped_files &) = delete;
+
+    // The tensor of the index that lies at data, or nullptr
+    const weights_tensor * find(const void * data);
+
+    // The file, opened here; -1: it is not mapped
+    int descriptor(uint32_t file) const;
+
+    // Whether all files that were found are still those of the index
+    bool unchanged() const;
+
+private:
+    struct mapping {
+        uint64_t end;
+        uint64_t offset;
+        uint32_t file;
+    };
+    void look();
+    const mapping * mapping_at(uint64_t address, uint64_t & first) const;
+    void note(const char * line);
+    int open_file(const char * path, uint64_t inode, uint32_t & file) const;
+
+    const weights_index & index;
+    std::map<uint64_t, mapping> mappings; // by where they begin
+    std::map<uint32_t, int> descriptors;  // of files
+};
+
+// What one worker has been asked to load, and has not said yet
+class weights_loading {
+public:
+    weights_loading(connection & worker, const weights_index & index) : worker(worker), files(index) {}
+
+    // false: it has to be written, as ever
+    bool take(uint32_t buffer, uint64_t offset, ggml_type type, const void * data, size_t size);
+
+    // Waits for the worker, and writes what it does not have. false: that failed, or the worker is lost
+    bool settle();
+
+    bool files_unchanged();
+
+private:
+    struct batch {
+        std::vector<wire_load_entry> entries;
+        std::vector<const weights_tensor *> sources;
+        std::vector<uint8_t> results;
+        uint64_t id = 0;
+    };
+    void ask();
+    bool finish(const batch & done);
+    bool write_from_file(const wire_load_entry & entry, const weights_tensor & source);
+
+    connection & worker;
+    mapped_files files;
+    std::mutex mutex;
+    batch next;
+    std::vector<std::unique_ptr<batch>> asked;
+    bool broken = false;
+};
+
+} // namespace mesh

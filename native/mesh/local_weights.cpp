@@ -1,0 +1,135 @@
+#include "local_weights.h"
+
+#include "tensor_range.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include <unistd.h>
+
+namespace mesh {
+
+// what is held of a file at once on the way to a device that cannot be read into
+static constexpr uint64_t CHUNK = 4 * 1024 * 1024;
+
+// so many are on the way at once: the file does not wait for the device, nor the device for the file
+static constexpr size_t READERS = 4;
+
+void local_weights::fill(std::vector<wanted_weights> & all) const {
+    std::vector<wanted_weights *> wanted;
+    for (auto & one : all) {
+        if (choose(one)) {
+            wanted.push_back(&one);
+        }
+    }
+    while (!wanted.empty()) {
+        read(wanted);
+        std::vector<wanted_weights *> again;
+        for (auto * one : wanted) {
+            const weights_file & file = index.files[one->source->file];
+            if (one->result == load_result::loaded && !file.unchanged(file.descriptor)) {
+                one->result = load_result::file_changed;
+            }
+            if (one->result != load_result::loaded && choose(*one)) {
+                again.push_back(one);
+            }
+        }
+        wanted = again;
+    }
+}
+
+// Where to read from: the same content may lie in several files, and the first one that can be read will do. false:
+// nowhere (else), and the result is why the last one would not.
+bool local_weights::choose(wanted_weights & one) const {
+    const auto & places = index.with_hash(one.hash);
+    while (one.tried < places.size()) {
+        const weights_tensor & source = index.tensors[places[one.tried++]];
+        const weights_file & file = index.files[source.file];
+        if (source.type != static_cast<uint32_t>(one.type) || source.size != one.size) {
+            one.result = load_result::type_or_size_differs;
+        } else if (file.descriptor < 0) {
+            one.result = load_result::unreadable;
+        } else if (!file.unchanged(file.descriptor)) {
+            one.result = load_result::file_changed;
+        } else {
+            one.result = load_result::loaded;
+            one.source = &source;
+            return true;
+        }
+    }
+    return false;
+}
+
+void local_weights::read(const std::vector<wanted_weights *> & all) const {
+    std::mutex mutex;
+    size_t at = 0;
+    uint64_t first = 0;
+    uint64_t total = 0;
+    for (const auto * one : all) {
+        total += one->size;
+    }
+    // pieces are taken in order, which is mostly that of the file: a disk that turns has not far to go
+    auto work = [&](uint8_t * staging) {
+        std::unique_lock<std::mutex> lock(mutex);
+        while (at < all.size()) {
+            auto & one = *all[at];
+            const uint64_t piece = first;
+            first += CHUNK;
+            if (first >= one.size) {
+                at++;
+                first = 0;
+            }
+            lock.unlock();
+            const bool done = read_piece(one, piece, staging);
+            lock.lock();
+            if (!done) {
+                one.result = load_result::unreadable;
+            }
+        }
+    };
+    const auto count = static_cast<size_t>(std::min<uint64_t>(READERS, total / CHUNK + 1));
+    std::vector<std::unique_ptr<uint8_t[]>> staging;
+    for (size_t i = 0; i < count; i++) {
+        staging.emplace_back(new uint8_t[CHUNK]); // takes no memory until it is written to
+    }
+    std::vector<std::thread> others;
+    try {
+        for (size_t i = 1; i < count; i++) {
+            others.emplace_back(work, staging[i].get());
+        }
+    } catch (const std::system_error &) {
+        // fewer will do
+    }
+    work(staging[0].get());
+    for (auto & other : others) {
+        other.join();
+    }
+}
+
+bool local_weights::read_piece(const wanted_weights & one, uint64_t first, uint8_t * staging) const {
+    const int descriptor = index.files[one.source->file].descriptor;
+    const uint64_t size = std::min(one.size - first, CHUNK);
+    const bool direct = ggml_backend_buffer_is_host(one.target.buffer);
+    uint8_t * target = direct ? one.target.data + first : staging;
+    for (uint64_t done = 0; done < size;) {
+        const auto where = static_cast<off_t>(one.source->offset + first + done);
+        const ssize_t n = pread(descriptor, target + done, size - done, where);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            return false;
+        }
+        done += static_cast<uint64_t>(n);
+    }
+    if (!direct) {
+        tensor_range(one.target, one.size).write(staging, first, size);
+    }
+    return true;
+}
+
+} // namespace mesh

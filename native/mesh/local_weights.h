@@ -1,0 +1,36 @@
+// The weights that a worker has on its own disks: an index, and the open files that it speaks of.
+#pragma once
+
+#include "buffers.h"
+#include "weights_index.h"
+
+namespace mesh {
+
+// A whole tensor to be filled from whichever file has the content with this hash, and what became of it
+struct wanted_weights {
+    place target = {};
+    ggml_type type = GGML_TYPE_F32;
+    uint64_t size = 0;
+    weights_hash hash = {};
+
+    load_result result = load_result::no_such_hash; // when it is not `loaded`, the tensor may hold anything
+    const weights_tensor * source = nullptr;        // what was read
+    size_t tried = 0;                               // places with this content
+};
+
+class local_weights {
+public:
+    local_weights() = default;
+    explicit local_weights(weights_index index) : index(std::move(index)) {}
+
+    void fill(std::vector<wanted_weights> & all) const;
+
+private:
+    bool choose(wanted_weights & one) const;
+    void read(const std::vector<wanted_weights *> & all) const;
+    bool read_piece(const wanted_weights & one, uint64_t first, uint8_t * staging) const;
+
+    weights_index index;
+};
+
+} // namespace mesh

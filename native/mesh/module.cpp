@@ -1,0 +1,82 @@
+// libggml-mesh.so: what ggml loads by GGML_BACKEND_PATH. Its workers are the sockets of GGML_MESH_FDS, numbers of
+// inherited descriptors with commas between them; GGML_MESH_WEIGHTS_FD is that of the weights index.
+#include "client.h"
+#include "describe.h"
+#include "descriptor.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+
+namespace mesh {
+
+static std::vector<client_device *> all_devices;
+static ggml_backend_reg registry = {};
+
+static const char * get_name(ggml_backend_reg_t) {
+    return "MESH";
+}
+
+static size_t get_device_count(ggml_backend_reg_t) {
+    return all_devices.size();
+}
+
+static ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t index) {
+    return &all_devices[index]->device;
+}
+
+static std::string variable(const char * name) {
+    const char * value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+static int descriptor_of(const char * name, const std::string & text) {
+    int descriptor;
+    if (!parse_descriptor(text, descriptor)) {
+        throw std::runtime_error(std::string(name) + ": `" + text + "` is no inherited descriptor");
+    }
+    return descriptor;
+}
+
+static const weights_index & index_of_head() {
+    static const char name[] = "GGML_MESH_WEIGHTS_FD";
+    static const std::string text = variable(name);
+    static const weights_index index =
+        text.empty() ? weights_index() : weights_index(read_text(descriptor_of(name, text), weights_index::MAX_TEXT));
+    return index;
+}
+
+static ggml_backend_reg_t open_all() {
+    registry.api_version = GGML_BACKEND_API_VERSION;
+    registry.iface.get_name = get_name;
+    registry.iface.get_device_count = get_device_count;
+    registry.iface.get_device = get_device;
+    try {
+        std::istringstream numbers(variable("GGML_MESH_FDS"));
+        for (std::string number; std::getline(numbers, number, ',');) {
+            const int socket = descriptor_of("GGML_MESH_FDS", number);
+            for (auto * device : open_worker(socket, all_devices.size(), &registry, index_of_head())) {
+                all_devices.push_back(device);
+            }
+        }
+    } catch (const std::exception & error) {
+        std::fprintf(stderr, "mesh: %s\n", error.what());
+        return nullptr;
+    }
+    return &registry;
+}
+
+} // namespace mesh
+
+#define MESH_EXPORT extern "C" __attribute__((visibility("default")))
+
+MESH_EXPORT ggml_backend_reg_t ggml_backend_init() {
+    static ggml_backend_reg_t opened = mesh::open_all();
+    return opened;
+}
+
+// For mesh-server --describe
+MESH_EXPORT const char * ggml_mesh_describe() {
+    static const std::string text = mesh::describe("libggml-mesh");
+    return text.c_str();
+}

@@ -1,0 +1,381 @@
+// Made from protocol.toml by `python -m tests.native.schema --write`: change that.
+// clang-format off
+#pragma once
+
+#include "wire.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mesh {
+
+constexpr uint32_t VERSION = 1;
+constexpr uint32_t OPERATION_COUNT = 63;
+constexpr uint32_t TYPE_COUNT = 32;
+constexpr uint32_t PIECE_BYTES = 4194304; // bytes
+constexpr uint32_t GRAPH_TENSORS = 32768; // tensors
+constexpr uint32_t STORED_GRAPHS = 8; // graphs
+constexpr uint32_t LOAD_ENTRIES = 1024; // tensors
+constexpr uint32_t DEVICES = 16; // devices
+constexpr uint32_t BUFFERS = 65536; // buffers
+constexpr uint32_t TEXT_BYTES = 256; // bytes
+constexpr uint32_t QUEUE_BYTES = 67108864; // bytes
+
+enum class message : uint16_t {
+    hello = 1,
+    allocate = 2,
+    free = 3,
+    fill = 4,
+    write = 5,
+    read = 6,
+    copy = 7,
+    graph = 8,
+    compute = 9,
+    sync = 10,
+    load = 11,
+    welcome = 129,
+    allocated = 130,
+    data = 134,
+    synced = 138,
+    loaded = 139,
+    failed = 255,
+};
+
+enum class load_result : uint8_t {
+    loaded,
+    no_such_hash,
+    type_or_size_differs,
+    unreadable,
+    file_changed,
+};
+constexpr const char * LOAD_RESULT_NAMES[] = { "loaded", "no-such-hash", "type-or-size-differs", "unreadable", "file-changed" };
+
+// begins every message, of both sides
+struct wire_header {
+    static constexpr size_t bytes = 16;
+    uint32_t size = {}; // bytes behind this header
+    uint16_t kind = {}; // which message
+    uint16_t zero = {}; // 0
+    uint64_t id = {}; // of the request: the head counts from 1; an answer has that of its request
+    void put(writer & out) const { out.put(size); out.put(kind); out.put(zero); out.put(id); }
+    static wire_header take(reader & in) { wire_header body; in.take(body.size); in.take(body.kind); in.take_zero(body.zero); in.take(body.id); return body; }
+};
+
+// something that computes
+struct wire_device {
+    static constexpr size_t bytes = 224;
+    uint8_t name[64] = {}; // as ggml calls it, padded with zeros
+    uint8_t description[128] = {}; // likewise
+    uint32_t kind = {}; // 0 CPU, 1 GPU, 2 integrated GPU, 3 accelerator
+    uint32_t alignment = {}; // bytes, of tensors in its buffers
+    uint64_t most_bytes = {}; // of one buffer
+    uint64_t free_bytes = {}; // of its memory, and of what this head may take
+    uint64_t total_bytes = {}; // likewise
+    void put(writer & out) const { out.put_all(name); out.put_all(description); out.put(kind); out.put(alignment); out.put(most_bytes); out.put(free_bytes); out.put(total_bytes); }
+    static wire_device take(reader & in) { wire_device body; in.take_all(body.name); in.take_all(body.description); in.take(body.kind); in.take(body.alignment); in.take(body.most_bytes); in.take(body.free_bytes); in.take(body.total_bytes); return body; }
+};
+
+// a tensor of a graph; it lies in a buffer, or nowhere (then nothing may use its data)
+struct wire_tensor {
+    static constexpr size_t bytes = 256;
+    uint32_t buffer = {}; // 0: nowhere
+    uint32_t type = {}; // number of a type below
+    uint64_t offset = {}; // bytes, in its buffer
+    uint32_t ne[4] = {}; // elements of each dimension
+    uint64_t nb[4] = {}; // bytes from one to the next
+    uint32_t operation = {}; // number of an operation below
+    uint32_t flags = {}; // as ggml: 1 input, 2 output, 16 compute
+    int32_t parameters[16] = {}; // as ggml; the first of UNARY and GLU is a number below
+    uint32_t sources[10] = {}; // 0: none; n: the n-th tensor of the graph, this one or one before it
+    uint32_t viewed = {}; // likewise: whose memory it is a view of
+    int32_t uses = {}; // how many nodes of the whole graph have it as a source
+    uint64_t view_offset = {}; // bytes
+    uint8_t name[64] = {}; // padded with zeros
+    void put(writer & out) const { out.put(buffer); out.put(type); out.put(offset); out.put_all(ne); out.put_all(nb); out.put(operation); out.put(flags); out.put_all(parameters); out.put_all(sources); out.put(viewed); out.put(uses); out.put(view_offset); out.put_all(name); }
+    static wire_tensor take(reader & in) { wire_tensor body; in.take(body.buffer); in.take(body.type); in.take(body.offset); in.take_all(body.ne); in.take_all(body.nb); in.take(body.operation); in.take(body.flags); in.take_all(body.parameters); in.take_all(body.sources); in.take(body.viewed); in.take(body.uses); in.take(body.view_offset); in.take_all(body.name); return body; }
+};
+
+// a whole tensor without gaps, to be filled from a file that has this content
+struct wire_load_entry {
+    static constexpr size_t bytes = 56;
+    uint32_t buffer = {}; // as TENSOR
+    uint32_t type = {}; // as TENSOR
+    uint64_t offset = {}; // bytes, in its buffer
+    uint64_t size = {}; // bytes
+    uint8_t hash[32] = {}; // BLAKE3-256 of those bytes
+    void put(writer & out) const { out.put(buffer); out.put(type); out.put(offset); out.put(size); out.put_all(hash); }
+    static wire_load_entry take(reader & in) { wire_load_entry body; in.take(body.buffer); in.take(body.type); in.take(body.offset); in.take(body.size); in.take_all(body.hash); return body; }
+};
+
+// first, and once
+struct hello_body {
+    static constexpr message number = message::hello;
+    static constexpr size_t bytes = 4;
+    uint32_t version = {}; // of this protocol
+    void put(writer & out) const { out.put(version); }
+    static hello_body take(reader & in) { hello_body body; in.take(body.version); return body; }
+};
+
+// make a buffer
+struct allocate_body {
+    static constexpr message number = message::allocate;
+    static constexpr size_t bytes = 16;
+    uint32_t buffer = {}; // the head's choice: not 0, not in use
+    uint32_t device = {}; // number of a device of WELCOME
+    uint64_t size = {}; // bytes
+    void put(writer & out) const { out.put(buffer); out.put(device); out.put(size); }
+    static allocate_body take(reader & in) { allocate_body body; in.take(body.buffer); in.take(body.device); in.take(body.size); return body; }
+};
+
+// end a buffer, and forget all stored graphs
+struct free_body {
+    static constexpr message number = message::free;
+    static constexpr size_t bytes = 4;
+    uint32_t buffer = {};
+    void put(writer & out) const { out.put(buffer); }
+    static free_body take(reader & in) { free_body body; in.take(body.buffer); return body; }
+};
+
+// set bytes of a buffer to one value
+struct fill_body {
+    static constexpr message number = message::fill;
+    static constexpr size_t bytes = 24;
+    uint32_t buffer = {};
+    uint32_t value = {}; // 0 to 255
+    uint64_t offset = {}; // bytes
+    uint64_t size = {}; // bytes
+    void put(writer & out) const { out.put(buffer); out.put(value); out.put(offset); out.put(size); }
+    static fill_body take(reader & in) { fill_body body; in.take(body.buffer); in.take(body.value); in.take(body.offset); in.take(body.size); return body; }
+};
+
+// set bytes of a buffer to these
+struct write_body {
+    static constexpr message number = message::write;
+    static constexpr size_t bytes = 16;
+    uint32_t buffer = {};
+    uint32_t zero = {}; // 0
+    uint64_t offset = {}; // bytes
+    void put(writer & out) const { out.put(buffer); out.put(zero); out.put(offset); }
+    static write_body take(reader & in) { write_body body; in.take(body.buffer); in.take_zero(body.zero); in.take(body.offset); return body; }
+};
+
+// ask for bytes of a buffer
+struct read_body {
+    static constexpr message number = message::read;
+    static constexpr size_t bytes = 16;
+    uint32_t buffer = {};
+    uint32_t size = {}; // bytes, up to PIECE_BYTES
+    uint64_t offset = {}; // bytes
+    void put(writer & out) const { out.put(buffer); out.put(size); out.put(offset); }
+    static read_body take(reader & in) { read_body body; in.take(body.buffer); in.take(body.size); in.take(body.offset); return body; }
+};
+
+// copy bytes within the worker, between places that do not overlap
+struct copy_body {
+    static constexpr message number = message::copy;
+    static constexpr size_t bytes = 32;
+    uint32_t from_buffer = {};
+    uint32_t to_buffer = {};
+    uint64_t from_offset = {}; // bytes
+    uint64_t to_offset = {}; // bytes
+    uint64_t size = {}; // bytes
+    void put(writer & out) const { out.put(from_buffer); out.put(to_buffer); out.put(from_offset); out.put(to_offset); out.put(size); }
+    static copy_body take(reader & in) { copy_body body; in.take(body.from_buffer); in.take(body.to_buffer); in.take(body.from_offset); in.take(body.to_offset); in.take(body.size); return body; }
+};
+
+// compute a graph, and keep it if it has a uid
+struct graph_body {
+    static constexpr message number = message::graph;
+    static constexpr size_t bytes = 24;
+    uint64_t uid = {}; // the head's choice; 0: not kept
+    uint32_t device = {};
+    uint32_t node_count = {}; // up to GRAPH_TENSORS
+    uint32_t tensor_count = {}; // likewise
+    uint32_t zero = {}; // 0
+    void put(writer & out) const { out.put(uid); out.put(device); out.put(node_count); out.put(tensor_count); out.put(zero); }
+    static graph_body take(reader & in) { graph_body body; in.take(body.uid); in.take(body.device); in.take(body.node_count); in.take(body.tensor_count); in.take_zero(body.zero); return body; }
+};
+
+// compute a graph that is kept
+struct compute_body {
+    static constexpr message number = message::compute;
+    static constexpr size_t bytes = 16;
+    uint64_t uid = {};
+    uint32_t device = {};
+    uint32_t zero = {}; // 0
+    void put(writer & out) const { out.put(uid); out.put(device); out.put(zero); }
+    static compute_body take(reader & in) { compute_body body; in.take(body.uid); in.take(body.device); in.take_zero(body.zero); return body; }
+};
+
+// ask whether everything before has been done
+struct sync_body {
+    static constexpr message number = message::sync;
+    static constexpr size_t bytes = 0;
+    void put(writer & ) const { /* nothing */  }
+    static sync_body take(reader & ) { sync_body body;  return body; }
+};
+
+// fill tensors from the worker's own files
+struct load_body {
+    static constexpr message number = message::load;
+    static constexpr size_t bytes = 0;
+    void put(writer & ) const { /* nothing */  }
+    static load_body take(reader & ) { load_body body;  return body; }
+};
+
+// what there is
+struct welcome_body {
+    static constexpr message number = message::welcome;
+    static constexpr size_t bytes = 16;
+    uint32_t version = {}; // of this protocol
+    uint32_t device_count = {};
+    uint32_t operation_count = {};
+    uint32_t type_count = {};
+    void put(writer & out) const { out.put(version); out.put(device_count); out.put(operation_count); out.put(type_count); }
+    static welcome_body take(reader & in) { welcome_body body; in.take(body.version); in.take(body.device_count); in.take(body.operation_count); in.take(body.type_count); return body; }
+};
+
+// whether there is such a buffer now
+struct allocated_body {
+    static constexpr message number = message::allocated;
+    static constexpr size_t bytes = 4;
+    uint32_t done = {}; // 1, or 0 where there was no memory for it
+    void put(writer & out) const { out.put(done); }
+    static allocated_body take(reader & in) { allocated_body body; in.take(body.done); return body; }
+};
+
+// the bytes
+struct data_body {
+    static constexpr message number = message::data;
+    static constexpr size_t bytes = 0;
+    void put(writer & ) const { /* nothing */  }
+    static data_body take(reader & ) { data_body body;  return body; }
+};
+
+// it has
+struct synced_body {
+    static constexpr message number = message::synced;
+    static constexpr size_t bytes = 0;
+    void put(writer & ) const { /* nothing */  }
+    static synced_body take(reader & ) { synced_body body;  return body; }
+};
+
+// what became of each tensor
+struct loaded_body {
+    static constexpr message number = message::loaded;
+    static constexpr size_t bytes = 0;
+    void put(writer & ) const { /* nothing */  }
+    static loaded_body take(reader & ) { loaded_body body;  return body; }
+};
+
+// why the worker ends the connection, in answer to any request
+struct failed_body {
+    static constexpr message number = message::failed;
+    static constexpr size_t bytes = 0;
+    void put(writer & ) const { /* nothing */  }
+    static failed_body take(reader & ) { failed_body body;  return body; }
+};
+
+// The shortest and the longest body of a message of one side. false: there is no such message
+inline bool body_limits(uint16_t number, bool from_head, uint32_t & least, uint32_t & most) {
+    switch (number) {
+        case 1: least = 4; most = 260; return from_head; // HELLO
+        case 2: least = 16; most = 16; return from_head; // ALLOCATE
+        case 3: least = 4; most = 4; return from_head; // FREE
+        case 4: least = 24; most = 24; return from_head; // FILL
+        case 5: least = 16; most = 4194320; return from_head; // WRITE
+        case 6: least = 16; most = 16; return from_head; // READ
+        case 7: least = 32; most = 32; return from_head; // COPY
+        case 8: least = 24; most = 8519704; return from_head; // GRAPH
+        case 9: least = 16; most = 16; return from_head; // COMPUTE
+        case 10: least = 0; most = 0; return from_head; // SYNC
+        case 11: least = 0; most = 57344; return from_head; // LOAD
+        case 129: least = 16; most = 3980; return !from_head; // WELCOME
+        case 130: least = 4; most = 4; return !from_head; // ALLOCATED
+        case 134: least = 0; most = 4194304; return !from_head; // DATA
+        case 138: least = 0; most = 0; return !from_head; // SYNCED
+        case 139: least = 0; most = 1024; return !from_head; // LOADED
+        case 255: least = 0; most = 256; return !from_head; // FAILED
+        default: return false;
+    }
+}
+
+constexpr const char * TYPE_NAMES[] = { "f32", "f16", "bf16", "i8", "i16", "i32", "i64", "q1_0", "q2_0", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "nvfp4", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq2_xxs", "iq2_xs", "iq3_xxs", "iq3_s", "iq2_s", "iq1_s", "iq1_m", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0" };
+constexpr const char * UNARY_NAMES[] = { "ABS", "SGN", "NEG", "STEP", "TANH", "ELU", "RELU", "SIGMOID", "GELU", "GELU_QUICK", "SILU", "HARDSWISH", "HARDSIGMOID", "EXP", "EXPM1", "SOFTPLUS", "GELU_ERF", "XIELU", "FLOOR", "CEIL", "ROUND", "TRUNC" };
+constexpr const char * GLU_NAMES[] = { "REGLU", "GEGLU", "SWIGLU", "SWIGLU_OAI", "GEGLU_ERF", "GEGLU_QUICK", "SWIGLU_CLAMP" };
+
+struct operation_rule {
+    const char * name;
+    uint8_t least; // so many first sources it must have
+    uint8_t most;
+    uint16_t over; // a bit for each source that the result may lie exactly on
+    const char * const * kinds; // the first parameter is one of these, or nullptr
+    uint32_t kind_count;
+};
+constexpr operation_rule OPERATIONS[] = {
+    { "NONE", 0, 10, 0, nullptr, 0 },
+    { "RESHAPE", 0, 10, 0, nullptr, 0 },
+    { "VIEW", 0, 10, 0, nullptr, 0 },
+    { "PERMUTE", 0, 10, 0, nullptr, 0 },
+    { "TRANSPOSE", 0, 10, 0, nullptr, 0 },
+    { "DUP", 1, 1, 0, nullptr, 0 },
+    { "ADD", 2, 2, 3, nullptr, 0 },
+    { "ADD_ID", 3, 3, 1, nullptr, 0 },
+    { "SUB", 2, 2, 3, nullptr, 0 },
+    { "MUL", 2, 2, 3, nullptr, 0 },
+    { "DIV", 2, 2, 3, nullptr, 0 },
+    { "SQR", 1, 1, 1, nullptr, 0 },
+    { "SQRT", 1, 1, 1, nullptr, 0 },
+    { "LOG", 1, 1, 1, nullptr, 0 },
+    { "SIN", 1, 1, 1, nullptr, 0 },
+    { "COS", 1, 1, 1, nullptr, 0 },
+    { "SUM", 1, 1, 0, nullptr, 0 },
+    { "SUM_ROWS", 1, 1, 0, nullptr, 0 },
+    { "CUMSUM", 1, 1, 0, nullptr, 0 },
+    { "MEAN", 1, 1, 0, nullptr, 0 },
+    { "ARGMAX", 1, 1, 0, nullptr, 0 },
+    { "REPEAT", 1, 2, 0, nullptr, 0 },
+    { "CONCAT", 2, 2, 0, nullptr, 0 },
+    { "NORM", 1, 1, 1, nullptr, 0 },
+    { "RMS_NORM", 1, 1, 1, nullptr, 0 },
+    { "GROUP_NORM", 1, 1, 1, nullptr, 0 },
+    { "L2_NORM", 1, 1, 1, nullptr, 0 },
+    { "MUL_MAT", 2, 2, 0, nullptr, 0 },
+    { "MUL_MAT_ID", 3, 3, 0, nullptr, 0 },
+    { "SCALE", 1, 1, 1, nullptr, 0 },
+    { "SET", 2, 2, 1, nullptr, 0 },
+    { "CPY", 2, 2, 2, nullptr, 0 },
+    { "CONT", 1, 1, 0, nullptr, 0 },
+    { "GET_ROWS", 2, 2, 0, nullptr, 0 },
+    { "SET_ROWS", 2, 3, 4, nullptr, 0 },
+    { "DIAG", 1, 1, 0, nullptr, 0 },
+    { "DIAG_MASK_INF", 1, 1, 1, nullptr, 0 },
+    { "SOFT_MAX", 1, 3, 1, nullptr, 0 },
+    { "ROPE", 2, 3, 1, nullptr, 0 },
+    { "ROPE_BACK", 2, 3, 1, nullptr, 0 },
+    { "CLAMP", 1, 1, 1, nullptr, 0 },
+    { "IM2COL", 2, 2, 0, nullptr, 0 },
+    { "POOL_2D", 1, 1, 0, nullptr, 0 },
+    { "PAD", 1, 1, 0, nullptr, 0 },
+    { "ARANGE", 0, 0, 0, nullptr, 0 },
+    { "ARGSORT", 1, 1, 0, nullptr, 0 },
+    { "TOP_K", 1, 1, 0, nullptr, 0 },
+    { "TRI", 1, 1, 0, nullptr, 0 },
+    { "FILL", 1, 1, 1, nullptr, 0 },
+    { "FLASH_ATTN_EXT", 3, 5, 0, nullptr, 0 },
+    { "SSM_CONV", 2, 2, 0, nullptr, 0 },
+    { "SSM_SCAN", 7, 7, 0, nullptr, 0 },
+    { "RWKV_WKV6", 6, 6, 0, nullptr, 0 },
+    { "GATED_LINEAR_ATTN", 5, 5, 0, nullptr, 0 },
+    { "RWKV_WKV7", 7, 7, 0, nullptr, 0 },
+    { "SOLVE_TRI", 2, 2, 0, nullptr, 0 },
+    { "GATED_DELTA_NET", 6, 6, 0, nullptr, 0 },
+    { "LIGHTNING_INDEXER", 4, 4, 0, nullptr, 0 },
+    { "DSV4_HC_COMB", 3, 3, 0, nullptr, 0 },
+    { "DSV4_HC_PRE", 2, 2, 0, nullptr, 0 },
+    { "DSV4_HC_POST", 3, 4, 0, nullptr, 0 },
+    { "UNARY", 1, 1, 1, UNARY_NAMES, 22 },
+    { "GLU", 1, 2, 0, GLU_NAMES, 7 },
+};
+
+} // namespace mesh

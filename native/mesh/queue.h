@@ -1,0 +1,59 @@
+// Between two threads: a queue that is bounded in bytes, and that either side can end.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <mutex>
+#include <utility>
+
+namespace mesh {
+
+template <class Item> class queue {
+public:
+    explicit queue(size_t room) : room(room) {}
+
+    // Waits for room; one item always fits. false: it has ended, and the item is dropped
+    bool put(Item item, size_t size) {
+        std::unique_lock<std::mutex> lock(mutex);
+        changed.wait(lock, [&] { return ended || items.empty() || held + size <= room; });
+        if (ended) {
+            return false;
+        }
+        held += size;
+        items.emplace_back(std::move(item), size);
+        changed.notify_all();
+        return true;
+    }
+
+    // Waits for an item. false: it has ended, and there are no more
+    bool take(Item & item) {
+        std::unique_lock<std::mutex> lock(mutex);
+        changed.wait(lock, [&] { return ended || !items.empty(); });
+        if (items.empty()) {
+            return false;
+        }
+        item = std::move(items.front().first);
+        held -= items.front().second;
+        items.pop_front();
+        changed.notify_all();
+        return true;
+    }
+
+    // Nothing more comes; what is there can still be taken
+    void end() {
+        std::lock_guard<std::mutex> lock(mutex);
+        ended = true;
+        changed.notify_all();
+    }
+
+private:
+    const size_t room;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::pair<Item, size_t>> items;
+    size_t held = 0;
+    bool ended = false;
+};
+
+} // namespace mesh

@@ -1,0 +1,185 @@
+// mesh-server: lends devices of this machine to the one head at the other end of an inherited socket, and ends with it.
+#include "describe.h"
+#include "descriptor.h"
+#include "session.h"
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <sstream>
+
+#include <dlfcn.h>
+
+namespace mesh {
+
+static const char USAGE[] = R"(usage: mesh-server --fd N [options]
+       mesh-server --describe [MODULE]
+
+  --fd N           serve the head at the other end of this inherited socket
+  --device NAME    lend this device; may be given several times (default: the CPU)
+  --threads N      of a CPU (default: 1)
+  --memory B[,B]   bytes that the head may hold on each device (default: what it has)
+  --weights-fd N   read the weights index there; its `file` lines name further descriptors
+  --describe       print what this program, or a libggml-mesh.so, is: one line of JSON
+)";
+
+struct wrong_option : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+struct options {
+    int socket = -1;
+    int weights = -1;
+    int threads = 1;
+    std::vector<std::string> devices;
+    std::vector<uint64_t> memory;
+    bool describe = false;
+    std::string module;
+};
+
+static uint64_t number(const std::string & name, const std::string & text, uint64_t most) {
+    char * end = nullptr;
+    const uint64_t value = std::strtoull(text.c_str(), &end, 10);
+    if (text.empty() || text[0] < '0' || text[0] > '9' || *end != '\0' || value == 0 || value > most) {
+        throw wrong_option(name + " takes a number from 1 to " + std::to_string(most) + ", not `" + text + "`");
+    }
+    return value;
+}
+
+static options parse(const std::vector<std::string> & words) {
+    options found;
+    for (size_t i = 0; i < words.size(); i++) {
+        const std::string & name = words[i];
+        if (name == "--describe") {
+            found.describe = true;
+            found.module = i + 1 < words.size() ? words[++i] : "";
+            continue;
+        }
+        if (i + 1 == words.size()) {
+            throw wrong_option("`" + name + "` is no option, or lacks its value");
+        }
+        const std::string & value = words[++i];
+        if (name == "--fd" || name == "--weights-fd") {
+            if (!parse_descriptor(value, name == "--fd" ? found.socket : found.weights)) {
+                throw wrong_option(name + ": `" + value + "` is no inherited descriptor");
+            }
+        } else if (name == "--device") {
+            found.devices.push_back(value);
+        } else if (name == "--threads") {
+            found.threads = static_cast<int>(number(name, value, 1024));
+        } else if (name == "--memory") {
+            std::istringstream parts(value);
+            for (std::string part; std::getline(parts, part, ',');) {
+                found.memory.push_back(number(name, part, 1ull << 47));
+            }
+        } else {
+            throw wrong_option("there is no option `" + name + "`");
+        }
+    }
+    if (!found.describe && found.socket < 0) {
+        throw wrong_option("--fd is missing");
+    }
+    return found;
+}
+
+static int describe_module(const std::string & path) {
+    void * module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    typedef const char * (*describe_function)();
+    const auto function =
+        module == nullptr ? nullptr : reinterpret_cast<describe_function>(dlsym(module, "ggml_mesh_describe"));
+    if (function == nullptr) {
+        throw wrong_option("`" + path + "` is no libggml-mesh.so: " + dlerror());
+    }
+    std::puts(function());
+    return 0;
+}
+
+static ggml_backend_t open_device(const std::string & name, int threads) {
+    ggml_backend_dev_t device = ggml_backend_dev_by_name(name.c_str());
+    ggml_backend_t backend = device == nullptr ? nullptr : ggml_backend_dev_init(device, nullptr);
+    if (backend == nullptr) {
+        throw wrong_option("there is no device `" + name + "`, or it cannot be used");
+    }
+    const auto set_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "ggml_backend_set_n_threads"));
+    if (set_threads != nullptr) {
+        set_threads(backend, threads);
+    }
+    return backend;
+}
+
+// Devices whose tensors take more memory than their bytes are not lent yet: the head could not tell how much
+static void need_plain_sizes(ggml_backend_t backend) {
+    ggml_tensor row = {};
+    row.type = GGML_TYPE_Q4_0;
+    row.ne[0] = ggml_blck_size(row.type);
+    row.ne[1] = row.ne[2] = row.ne[3] = 1;
+    row.nb[0] = row.nb[1] = row.nb[2] = row.nb[3] = ggml_type_size(row.type);
+    if (ggml_backend_buft_get_alloc_size(ggml_backend_get_default_buffer_type(backend), &row) != row.nb[0]) {
+        throw wrong_option(
+            std::string("the device `") + ggml_backend_name(backend) + "` pads tensors, which is not supported yet");
+    }
+}
+
+static std::vector<lent_device> open_devices(const options & chosen) {
+    std::vector<lent_device> devices;
+    std::vector<std::string> names = chosen.devices;
+    if (names.empty()) {
+        names.emplace_back("CPU");
+    }
+    if (names.size() > DEVICES || (chosen.memory.size() > 1 && chosen.memory.size() != names.size())) {
+        throw wrong_option("too many devices, or not a limit of memory for each");
+    }
+    for (size_t i = 0; i < names.size(); i++) {
+        ggml_backend_t backend = open_device(names[i], chosen.threads);
+        need_plain_sizes(backend);
+        size_t free = 0;
+        size_t total = 0;
+        ggml_backend_dev_memory(ggml_backend_get_device(backend), &free, &total);
+        const size_t last = chosen.memory.empty() ? 0 : std::min(i, chosen.memory.size() - 1);
+        devices.push_back({ backend, chosen.memory.empty() ? total : chosen.memory[last] });
+    }
+    return devices;
+}
+
+static int serve(const options & chosen) {
+    const local_weights files = chosen.weights < 0
+                                    ? local_weights()
+                                    : local_weights(weights_index(read_text(chosen.weights, weights_index::MAX_TEXT)));
+    unsetenv("GGML_BACKEND_PATH"); // meant for heads
+    ggml_backend_load_all();
+    const std::vector<lent_device> devices = open_devices(chosen);
+    {
+        channel head(chosen.socket, false);
+        session(head, devices, files).run();
+    }
+    for (const auto & device : devices) {
+        ggml_backend_free(device.backend);
+    }
+    return 0;
+}
+
+static int run(const std::vector<std::string> & words) {
+    try {
+        const options chosen = parse(words);
+        if (chosen.describe && chosen.module.empty()) {
+            std::puts(describe("mesh-server").c_str());
+            return 0;
+        }
+        return chosen.describe ? describe_module(chosen.module) : serve(chosen);
+    } catch (const wrong_option & error) {
+        std::fprintf(stderr, "mesh-server: %s\n%s", error.what(), USAGE);
+        return 2;
+    } catch (const std::exception & error) {
+        std::fprintf(stderr, "mesh-server: %s\n", error.what());
+        return 1;
+    }
+}
+
+} // namespace mesh
+
+int main(int argc, char ** argv) {
+    std::signal(SIGPIPE, SIG_IGN);
+    return mesh::run(std::vector<std::string>(argv + 1, argv + argc));
+}

@@ -1,0 +1,62 @@
+// A session of a CPU in a thread of its own, and this process's end of its connection.
+#pragma once
+
+#include "session.h"
+
+#include "ggml-cpu.h"
+
+#include <thread>
+
+#include <sys/socket.h>
+
+namespace mesh {
+
+class served {
+public:
+    static constexpr uint64_t MEMORY = 64 << 20;
+
+    served() {
+        int ends[2];
+        if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) {
+            throw std::runtime_error("no socketpair");
+        }
+        own_end = ends[0];
+        serving = std::thread([this, other_end = ends[1]] {
+            ggml_backend_t backend = ggml_backend_cpu_init();
+            ggml_backend_cpu_set_n_threads(backend, 1);
+            {
+                const std::vector<lent_device> devices = { { backend, MEMORY } };
+                const local_weights files;
+                channel head(other_end, false);
+                try {
+                    session(head, devices, files).run();
+                } catch (const std::exception & error) {
+                    why = error.what();
+                }
+            }
+            ggml_backend_free(backend);
+        });
+    }
+
+    // Its end of the connection has been closed by then
+    ~served() {
+        if (serving.joinable()) {
+            serving.join();
+        }
+    }
+
+    // Why it ended, or "" if it was the head that did
+    std::string end() {
+        serving.join();
+        return why;
+    }
+    void detach() { serving.detach(); }
+
+    int own_end;
+
+private:
+    std::thread serving;
+    std::string why;
+};
+
+} // namespace mesh

@@ -1,0 +1,182 @@
+// The client's backend and a session at the other end of its socket, against the CPU by itself.
+#include "check.h"
+#include "client.h"
+#include "served.h"
+
+#include "ggml-alloc.h"
+#include "ggml-cpp.h"
+#include "ggml-impl.h"
+
+#include <cmath>
+
+using namespace mesh;
+
+static ggml_backend_reg no_registry = {};
+
+// A client and its backend; both are for as long as the process is
+static ggml_backend_t open_client() {
+    static const weights_index none;
+    auto * server = new served();
+    server->detach();
+    const auto devices = open_worker(server->own_end, 0, &no_registry, none);
+    CHECK(devices.size() == 1 && devices[0]->name == "MESH0");
+    return ggml_backend_dev_init(&devices[0]->device, nullptr);
+}
+
+static std::vector<float> noise(size_t count, uint32_t seed) {
+    std::vector<float> values(count);
+    for (auto & value : values) {
+        seed = seed * 1664525u + 1013904223u;
+        value = static_cast<float>(seed >> 8) / static_cast<float>(1 << 24) - 0.5f;
+    }
+    return values;
+}
+
+// Something like a layer: it has views, a cache that is written in place, a cast, and quantized weights
+class layer {
+public:
+    explicit layer(ggml_backend_t backend) : backend(backend) {
+        context.reset(ggml_init({ ggml_tensor_overhead() * 64 + ggml_graph_overhead(), nullptr, true }));
+        ggml_context * ctx = context.get();
+        table = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 64, 10);
+        weights = ggml_new_tensor_2d(ctx, GGML_TYPE_Q8_0, 64, 96);
+        cache = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, 32, 8);
+        ids = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, 3);
+        rows = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, 3);
+        ggml_tensor * x = ggml_rms_norm(ctx, ggml_get_rows(ctx, table, ids), 1e-5f);
+        ggml_tensor * y = ggml_mul_mat(ctx, weights, x); // 96 x 3
+        ggml_tensor * value = ggml_cont(ctx, ggml_view_2d(ctx, y, 32, 3, y->nb[1], 64 * sizeof(float)));
+        ggml_tensor * written = ggml_set_rows(ctx, cache, value, rows);
+        ggml_tensor * kept = ggml_cast(ctx, written, GGML_TYPE_F32);
+        ggml_tensor * gated = ggml_swiglu(ctx, ggml_cont(ctx, ggml_view_2d(ctx, y, 64, 3, y->nb[1], 0)));
+        result = ggml_soft_max(ctx, ggml_mul_mat(ctx, kept, ggml_silu(ctx, gated))); // 8 x 3
+        graph = ggml_new_graph(ctx);
+        ggml_build_forward_expand(graph, result);
+        memory.reset(ggml_backend_alloc_ctx_tensors(ctx, backend));
+        CHECK(memory != nullptr);
+        ggml_backend_buffer_clear(memory.get(), 0);
+        set_weights();
+    }
+
+    std::vector<float> compute(std::vector<int32_t> tokens, uint64_t uid) {
+        const int64_t places[3] = { 1, 4, 6 };
+        ggml_backend_tensor_set(ids, tokens.data(), 0, sizeof(int32_t) * 3);
+        ggml_backend_tensor_set(rows, places, 0, sizeof places);
+        graph->uid = uid;
+        CHECK(ggml_backend_graph_compute(backend, graph) == GGML_STATUS_SUCCESS);
+        std::vector<float> values(static_cast<size_t>(ggml_nelements(result)));
+        ggml_backend_tensor_get(result, values.data(), 0, ggml_nbytes(result));
+        return values;
+    }
+
+    ggml_tensor * table;
+    ggml_tensor * weights;
+
+private:
+    void set_weights() {
+        const auto values = noise(640, 1);
+        ggml_backend_tensor_set(table, values.data(), 0, values.size() * sizeof(float));
+        const auto dense = noise(64 * 96, 2);
+        std::vector<uint8_t> packed(ggml_nbytes(weights));
+        ggml_quantize_chunk(weights->type, dense.data(), packed.data(), 0, 96, 64, nullptr);
+        ggml_backend_tensor_set(weights, packed.data(), 0, packed.size());
+    }
+
+    ggml_backend_t backend;
+    ggml_context_ptr context;
+    ggml_backend_buffer_ptr memory;
+    ggml_cgraph * graph;
+    ggml_tensor * cache;
+    ggml_tensor * ids;
+    ggml_tensor * rows;
+    ggml_tensor * result;
+};
+
+TEST(a_worker_computes_what_the_cpu_does) {
+    ggml_backend_ptr cpu(ggml_backend_cpu_init());
+    ggml_backend_cpu_set_n_threads(cpu.get(), 1);
+    ggml_backend_t worker = open_client();
+    {
+        layer alone(cpu.get());
+        layer there(worker);
+        // new, the same again, and again after others have taken its place
+        for (const uint64_t uid : { 0, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 5, 5 }) {
+            const std::vector<int32_t> tokens = { static_cast<int32_t>(uid % 10), 3, 9 };
+            const auto expected = alone.compute(tokens, 0);
+            CHECK(there.compute(tokens, uid) == expected);
+            CHECK(std::fabs(expected[0]) > 0);
+        }
+    }
+    layer anew(worker); // buffers were freed: what was kept is forgotten on both sides
+    CHECK(anew.compute({ 1, 2, 3 }, 5) == layer(cpu.get()).compute({ 1, 2, 3 }, 0));
+    ggml_backend_free(worker);
+}
+
+TEST(tensors_are_copied_and_set_in_pieces) {
+    ggml_backend_t worker = open_client();
+    ggml_context_ptr context(ggml_init({ ggml_tensor_overhead() * 4, nullptr, true }));
+    const int64_t count = 3 * PIECE_BYTES / 4 + 5;
+    ggml_tensor * from = ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, count);
+    ggml_tensor * to = ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, count);
+    ggml_backend_buffer_ptr memory(ggml_backend_alloc_ctx_tensors(context.get(), worker));
+    const auto values = noise(static_cast<size_t>(count), 3);
+    ggml_backend_tensor_set(from, values.data(), 0, ggml_nbytes(from));
+    ggml_backend_tensor_copy_async(worker, worker, from, to);
+    ggml_backend_tensor_memset(to, 0, 4, 4);
+    std::vector<float> back(values.size());
+    ggml_backend_tensor_get_async(worker, to, back.data(), 0, ggml_nbytes(to));
+    ggml_backend_synchronize(worker);
+    CHECK(back[0] == values[0] && back[1] == 0 && back.back() == values.back());
+    ggml_backend_free(worker);
+}
+
+TEST(what_the_worker_cannot_hold_is_no_buffer) {
+    ggml_backend_t worker = open_client();
+    CHECK(ggml_backend_alloc_buffer(worker, served::MEMORY + 1) == nullptr);
+    ggml_backend_buffer_ptr fits(ggml_backend_alloc_buffer(worker, served::MEMORY));
+    CHECK(fits != nullptr && !ggml_backend_buffer_is_host(fits.get()));
+    ggml_backend_free(worker);
+}
+
+TEST(a_worker_that_is_lost_while_loading_fails_the_load) {
+    static const weights_index none;
+    served server;
+    const auto devices = open_worker(server.own_end, 3, &no_registry, none);
+    CHECK(devices[0]->name == "MESH3");
+    shutdown(server.own_end, SHUT_RDWR);
+    CHECK(server.end() == "");
+    CHECK(ggml_backend_dev_init(&devices[0]->device, nullptr) == nullptr);
+    CHECK(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(&devices[0]->device), 100) == nullptr);
+}
+
+TEST(no_worker_answers_at_all) {
+    static const weights_index none;
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    shutdown(ends[1], SHUT_RDWR);
+    CHECK(!thrown_by([&] { open_worker(ends[0], 0, &no_registry, none); }).empty());
+}
+
+TEST(the_requests_of_a_step_leave_together) {
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0); // each write is a packet
+    connection link(ends[0], "step");
+    const std::vector<uint8_t> data(1000);
+    std::vector<uint8_t> packet(1 << 20);
+    CHECK(link.send(write_body(), data.data(), data.size()) && link.send(fill_body()));
+    CHECK(recv(ends[1], packet.data(), packet.size(), MSG_DONTWAIT) < 0);
+    CHECK(link.send(compute_body()));
+    const size_t all =
+        3 * wire_header::bytes + write_body::bytes + data.size() + fill_body::bytes + compute_body::bytes;
+    CHECK(recv(ends[1], packet.data(), packet.size(), MSG_DONTWAIT) == static_cast<ssize_t>(all));
+    reader in(packet.data(), all);
+    for (const message number : { message::write, message::fill, message::compute }) {
+        const auto header = wire_header::take(in);
+        CHECK(header.kind == static_cast<uint16_t>(number) && header.id > 0);
+        in.bytes(header.size);
+    }
+    in.end();
+    const std::vector<uint8_t> much(70 * 1000);
+    CHECK(link.send(write_body(), much.data(), much.size()));
+    CHECK(recv(ends[1], packet.data(), packet.size(), MSG_DONTWAIT) > 70 * 1000);
+}

@@ -1,0 +1,269 @@
+// A head that breaks rules: the session ends, says which, and lives as long as it has to.
+#include "check.h"
+#include "names.h"
+#include "release.h"
+#include "served.h"
+
+using namespace mesh;
+
+// A head by hand, greeted, with a buffer of 4096 bytes that is numbered 1.
+class hand {
+public:
+    explicit hand(bool greets = true) : worker(server.own_end, true) {
+        if (greets) {
+            greet();
+            allocate_body body;
+            body.buffer = 1;
+            body.size = 4096;
+            worker.write_body(2, body);
+            CHECK(take().first == message::allocated);
+        }
+    }
+
+    void greet(const std::string & release = ggml_release()) {
+        hello_body body;
+        body.version = VERSION;
+        worker.write_body(1, body, release.data(), release.size());
+        CHECK(take().first == message::welcome);
+    }
+
+    std::pair<message, std::vector<uint8_t>> take() {
+        wire_header header;
+        if (!worker.read_header(header)) {
+            throw std::runtime_error("it ended");
+        }
+        std::vector<uint8_t> body = worker.read_body(header);
+        return { static_cast<message>(header.kind), body };
+    }
+
+    // What the worker says to this, and that it has ended
+    template <class Body> std::string refused(const Body & body, const std::string & more = "") {
+        worker.write_body(9, body, more.data(), more.size());
+        const auto said = take();
+        CHECK(said.first == message::failed);
+        const std::string why(said.second.begin(), said.second.end());
+        CHECK(server.end() == why);
+        return why;
+    }
+
+    served server;
+    channel worker;
+};
+
+static bool has(const std::string & text, const char * part) {
+    return text.find(part) != std::string::npos;
+}
+
+TEST(hello_comes_first_and_once) {
+    CHECK(has(hand(false).refused(sync_body()), "HELLO comes first"));
+    hello_body again;
+    again.version = VERSION;
+    CHECK(has(hand().refused(again, ggml_release()), "HELLO comes first"));
+    hello_body old;
+    old.version = VERSION + 1;
+    CHECK(has(hand(false).refused(old, ggml_release()), "this worker has protocol"));
+    hello_body other;
+    other.version = VERSION;
+    CHECK(has(hand(false).refused(other, "9.9.9"), "and ggml"));
+}
+
+TEST(buffers_are_the_heads_own_and_have_ends) {
+    allocate_body same;
+    same.buffer = 1;
+    same.size = 16;
+    CHECK(has(hand().refused(same), "ALLOCATE names"));
+    free_body none;
+    none.buffer = 2;
+    CHECK(has(hand().refused(none), "no buffer 2"));
+    read_body behind;
+    behind.buffer = 1;
+    behind.offset = 4090;
+    behind.size = 7;
+    CHECK(has(hand().refused(behind), "behind the end"));
+    read_body around;
+    around.buffer = 1;
+    around.offset = ~0ull;
+    around.size = 1;
+    CHECK(has(hand().refused(around), "behind the end"));
+    fill_body fill;
+    fill.buffer = 1;
+    fill.value = 256;
+    CHECK(has(hand().refused(fill), "more than a byte"));
+    copy_body copy;
+    copy.from_buffer = copy.to_buffer = 1;
+    copy.to_offset = 8;
+    copy.size = 16;
+    CHECK(has(hand().refused(copy), "overlap"));
+    write_body write;
+    write.buffer = 1;
+    write.offset = 4095;
+    CHECK(has(hand().refused(write, "ab"), "behind the end"));
+    write.offset = 0;
+    write.zero = 1;
+    CHECK(has(hand().refused(write, "ab"), "reserved"));
+    compute_body compute;
+    compute.uid = 5;
+    CHECK(has(hand().refused(compute), "not kept"));
+}
+
+TEST(memory_has_a_limit) {
+    hand head;
+    allocate_body body;
+    body.buffer = 2;
+    body.size = served::MEMORY;
+    head.worker.write_body(3, body);
+    const auto said = head.take();
+    CHECK(said.first == message::allocated && said.second[0] == 0);
+    body.size = served::MEMORY - 4096;
+    head.worker.write_body(4, body);
+    CHECK(head.take().second[0] == 1);
+    head.worker.shut();
+    CHECK(head.server.end() == "");
+}
+
+TEST(what_was_written_is_read_and_copied) {
+    hand head;
+    write_body write;
+    write.buffer = 1;
+    write.offset = 100;
+    head.worker.write_body(3, write, "hello", 5);
+    copy_body copy;
+    copy.from_buffer = copy.to_buffer = 1;
+    copy.from_offset = 100;
+    copy.to_offset = 200;
+    copy.size = 5;
+    head.worker.write_body(4, copy);
+    fill_body fill;
+    fill.buffer = 1;
+    fill.value = 'x';
+    fill.offset = 201;
+    fill.size = 2;
+    head.worker.write_body(5, fill);
+    read_body read;
+    read.buffer = 1;
+    read.offset = 199;
+    read.size = 7;
+    head.worker.write_body(6, read);
+    const auto said = head.take();
+    CHECK(said.second == std::vector<uint8_t>({ 0, 'h', 'x', 'x', 'l', 'o', 0 }));
+    head.worker.shut();
+    CHECK(head.server.end() == "");
+}
+
+// A graph of one ADD of two rows of four values, before it is spoilt
+struct small_graph {
+    small_graph() : rows(3) {
+        for (uint32_t i = 0; i < 3; i++) {
+            wire_tensor & row = rows[i];
+            row.buffer = 1;
+            row.offset = 64 * i;
+            row.type = number_of_type(GGML_TYPE_F32);
+            for (int j = 0; j < 4; j++) {
+                row.ne[j] = j == 0 ? 4 : 1;
+                row.nb[j] = j == 0 ? 4 : 16;
+            }
+        }
+        rows[2].operation = number_of_operation(GGML_OP_ADD);
+        rows[2].flags = 16; // to be computed
+        rows[2].sources[0] = 1;
+        rows[2].sources[1] = 2;
+        body.node_count = 1;
+        body.tensor_count = 3;
+    }
+
+    std::string bytes() const {
+        writer out;
+        for (const uint32_t node : nodes) {
+            out.put(node);
+        }
+        for (const auto & row : rows) {
+            row.put(out);
+        }
+        return std::string(out.data.begin(), out.data.end());
+    }
+
+    graph_body body;
+    std::vector<uint32_t> nodes = { 2 };
+    std::vector<wire_tensor> rows;
+};
+
+TEST(a_graph_is_computed_and_kept) {
+    hand head;
+    small_graph graph;
+    graph.body.uid = 77;
+    const float values[4] = { 1, 2, 3, 4 };
+    write_body write;
+    write.buffer = 1;
+    head.worker.write_body(3, write, values, sizeof values);
+    const std::string bytes = graph.bytes();
+    head.worker.write_body(4, graph.body, bytes.data(), bytes.size());
+    write.offset = 64;
+    head.worker.write_body(5, write, values, sizeof values);
+    compute_body again;
+    again.uid = 77;
+    head.worker.write_body(6, again);
+    read_body read;
+    read.buffer = 1;
+    read.offset = 128;
+    read.size = sizeof values;
+    head.worker.write_body(7, read);
+    float sums[4];
+    std::memcpy(sums, head.take().second.data(), sizeof sums);
+    CHECK(sums[0] == 2 && sums[3] == 8);
+    free_body free;
+    free.buffer = 1;
+    head.worker.write_body(8, free); // and with it the graph that lies in it
+    CHECK(has(head.refused(again), "not kept"));
+}
+
+TEST(graphs_that_would_lead_a_kernel_astray_are_refused) {
+    const auto why = [](const std::function<void(small_graph &)> & spoil) {
+        small_graph graph;
+        spoil(graph);
+        return hand().refused(graph.body, graph.bytes());
+    };
+    CHECK(has(why([](small_graph & g) { g.nodes[0] = 3; }), "no tensor of its graph"));
+    CHECK(has(why([](small_graph & g) { g.body.node_count = 0; }), "a graph has"));
+    CHECK(has(why([](small_graph & g) { g.body.tensor_count = 2; }), "longer than it says"));
+    CHECK(has(why([](small_graph & g) { g.body.tensor_count = 4; }), "shorter than it says"));
+    CHECK(has(why([](small_graph & g) { g.body.device = 1; }), "a device that there is not"));
+    CHECK(has(why([](small_graph & g) { g.rows[0].sources[0] = 2; }), "one behind it"));
+    CHECK(has(why([](small_graph & g) { g.rows[2].viewed = 3; }), "a view of itself"));
+    CHECK(has(why([](small_graph & g) { g.rows[2].viewed = 1; }), "no view of what it names"));
+    CHECK(has(why([](small_graph & g) { g.rows[2].sources[1] = 0; }), "ADD refused"));
+    CHECK(has(why([](small_graph & g) { g.rows[2].sources[2] = 1; }), "ADD refused"));
+    CHECK(has(why([](small_graph & g) { g.rows[2].operation = OPERATION_COUNT; }), "no operation"));
+    CHECK(has(why([](small_graph & g) { g.rows[1].type = NO_NUMBER; }), "no type"));
+    CHECK(has(why([](small_graph & g) { g.rows[1].ne[0] = 3; }), "ADD refused"));
+    CHECK(has(why([](small_graph & g) { g.rows[1].buffer = 0; }), "no data on this device"));
+    CHECK(has(why([](small_graph & g) { g.rows[1].buffer = 9; }), "no buffer 9"));
+    CHECK(has(why([](small_graph & g) { g.rows[1].offset = 4084; }), "behind the end"));
+    CHECK(has(why([](small_graph & g) { g.rows[1].offset = 66; }), "cannot be at its place"));
+    CHECK(has(why([](small_graph & g) { g.rows[2].offset = 4; }), "ADD refused"));
+    CHECK(has(why([](small_graph & g) { // rows at a distance that is taken only once, as its dimension says
+        g.rows[2].operation = number_of_operation(GGML_OP_SCALE);
+        g.rows[2].sources[1] = 0;
+        for (const int i : { 0, 2 }) {
+            g.rows[i].ne[2] = 2;
+            g.rows[i].nb[3] = 32;
+        }
+        g.rows[0].nb[1] = 1 << 20;
+    }),
+        "SCALE refused"));
+    CHECK(has(why([](small_graph & g) {
+        g.body.node_count = 2;
+        g.nodes.push_back(2);
+    }),
+        "there twice"));
+}
+
+TEST(a_length_costs_no_memory_before_its_bytes_come) {
+    hand head;
+    wire_header header;
+    header.kind = static_cast<uint16_t>(message::write);
+    header.size = ~0u;
+    writer out;
+    header.put(out);
+    CHECK(send(head.server.own_end, out.data.data(), out.data.size(), 0) == wire_header::bytes);
+    CHECK(has(head.server.end(), "cannot have 4294967295 bytes"));
+}

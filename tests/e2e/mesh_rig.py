@@ -1,0 +1,192 @@
+"""Real processes of native/mesh: mesh-servers, and an unmodified stock llama-server that is their head.
+
+Nothing of meshd runs between them. Each connection is a socketpair whose ends are handed over, with a
+thread between that passes its bytes on and counts them by message.
+"""
+
+import os
+import socket
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from meshd.build.interface import LLAMA_SERVER
+from meshd.model.weights_index import encode_index
+from meshd.rpc import mesh_protocol as wire
+
+from tests.e2e.models import stock
+from tests.e2e.native_rig import DEADLINE, Handed, Head, Program, index_of
+from tests.native.build import MeshBuild
+
+
+class CountedPair:
+    """Two ends of one connection; what goes through is counted by kind of message, header and all."""
+
+    def __init__(self) -> None:
+        self.head, inner_head = socket.socketpair()
+        self.worker, inner_worker = socket.socketpair()
+        self.bytes: Counter[int] = Counter()
+        self.messages: Counter[int] = Counter()
+        self._inner = (inner_head, inner_worker)
+        self._threads = [
+            threading.Thread(target=self._pass_on, args=ends)
+            for ends in ((inner_head, inner_worker), (inner_worker, inner_head))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            with source.makefile("rb") as stream:
+                while header := stream.read(wire.HEADER.size):
+                    size, kind, _zero, _id = wire.HEADER.unpack(header)
+                    body = stream.read(size)
+                    self.messages[kind] += 1
+                    self.bytes[kind] += len(header) + size
+                    target.sendall(header + body)
+        except OSError:
+            pass  # one of the two is gone; the other one is told below
+        for end in self._inner:
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it was already
+
+    def close(self) -> None:
+        for end in self._inner:
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        for thread in self._threads:
+            thread.join(DEADLINE)
+        for end in (self.head, self.worker, *self._inner):
+            end.close()
+
+
+class MeshServer(Program):
+    """A mesh-server at one end of `pair`, with the files `weights`."""
+
+    def __init__(
+        self,
+        build: MeshBuild,
+        folder: Path,
+        pair: CountedPair,
+        *,
+        weights: Sequence[Path] = (),
+        memory: str = "",
+        extra: Sequence[str] = (),
+    ) -> None:
+        handed = Handed()
+        argv = [str(build.server), "--fd", str(handed.keep(os.dup(pair.worker.fileno())))]
+        if weights:
+            descriptors = [handed.keep(os.open(path, os.O_RDONLY)) for path in weights]
+            argv += ["--weights-fd", str(handed.text(encode_index(index_of(weights), descriptors)))]
+        if memory:
+            argv += ["--memory", memory]
+        log = folder / f"mesh-server-{id(self):x}.log"
+        super().__init__([*argv, *extra], log=log, handed=handed, env={})
+        pair.worker.close()
+
+
+class MeshHead(Head):
+    """A stock llama-server, which has loaded our module."""
+
+    def __init__(
+        self,
+        build: MeshBuild,
+        folder: Path,
+        model: Path,
+        pairs: Sequence[CountedPair],
+        *,
+        binary: Path,
+        indexed: bool = False,
+        extra: Sequence[str] = (),
+        ready: bool = True,
+    ) -> None:
+        devices = ",".join(f"MESH{number}" for number in range(len(pairs)))
+        self._build, self._pairs = build, pairs
+        self._index = encode_index(index_of([model]), [-1]) if indexed else b""
+        super().__init__(
+            binary,
+            folder,
+            model,
+            (),
+            load_mode="",
+            extra=("-dev", devices, "-ngl", "999", *extra),
+            ready=ready,
+        )
+        for pair in pairs:
+            pair.head.close()
+
+    def hand_over(self, handed: Handed, env: dict[str, str]) -> None:
+        numbers = [handed.keep(os.dup(pair.head.fileno())) for pair in self._pairs]
+        env["GGML_BACKEND_PATH"] = str(self._build.module)
+        env["GGML_MESH_FDS"] = ",".join(map(str, numbers))
+        if self._index:
+            env["GGML_MESH_WEIGHTS_FD"] = str(handed.text(self._index))
+
+
+class Mesh:
+    """Workers, and a head that has all layers on them; a context manager that leaves nothing behind."""
+
+    def __init__(
+        self,
+        build: MeshBuild,
+        folder: Path,
+        model: Path,
+        workers: int,
+        *,
+        weights: Sequence[Path] = (),
+        memory: str = "",
+        binary: Path | None = None,
+        extra: Sequence[str] = (),
+        ready: bool = True,
+    ) -> None:
+        """With `weights` the workers have those files, and the head an index of its own one.
+
+        `binary`: another llama-server than that of the pin.
+        """
+        binary = stock().binaries[LLAMA_SERVER] if binary is None else binary
+        self.pairs = [CountedPair() for _ in range(workers)]
+        self.servers: list[MeshServer] = []
+        try:
+            for pair in self.pairs:
+                self.servers.append(MeshServer(build, folder, pair, weights=weights, memory=memory))
+            self.head = MeshHead(
+                build,
+                folder,
+                model,
+                self.pairs,
+                binary=binary,
+                indexed=bool(weights),
+                extra=extra,
+                ready=ready,
+            )
+        except BaseException:
+            self._close_workers()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.head.close()
+        self._close_workers()
+
+    def _close_workers(self) -> None:
+        for server in self.servers:
+            server.close()
+        for pair in self.pairs:
+            pair.close()
+
+    def messages(self, kind: int) -> int:
+        return sum(pair.messages[kind] for pair in self.pairs)
+
+    def bytes(self, kind: int) -> int:
+        return sum(pair.bytes[kind] for pair in self.pairs)

@@ -1,0 +1,115 @@
+"""native/mesh in a stock llama-server of the pin: text of one node, weights by content, losses."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from meshd.rpc import mesh_protocol as wire
+
+from tests.e2e.mesh_rig import CountedPair, Mesh, MeshServer
+from tests.e2e.models import smollm2, stock_text
+from tests.e2e.random_models import MODELS, random_model
+from tests.native import build as native_build
+from tests.native.build import MeshBuild
+
+LOST = 86  # what a head ends with
+LONG = " ".join(f"The {number}th sentence is about the {number * 7}th thing." for number in range(25))
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.timeout(3000),  # the first test may have to build upstream's llama-server
+    pytest.mark.skipif(
+        native_build.find() is None, reason="native/mesh is not built: `python -m tests.native.build`"
+    ),
+]
+
+
+@pytest.fixture
+def build() -> MeshBuild:
+    found = native_build.find()
+    assert found is not None
+    return found
+
+
+def test_the_native_tests_pass_under_sanitizers(build: MeshBuild) -> None:
+    result = subprocess.run([build.tests], capture_output=True, text=True, check=False, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("passed ") > 15
+
+
+def test_both_say_what_they_are(build: MeshBuild) -> None:
+    words: tuple[tuple[str, ...], ...] = (("--describe",), ("--describe", str(build.module)))
+    program, module = (
+        json.loads(subprocess.run([build.server, *argv], capture_output=True, check=True).stdout)
+        for argv in words
+    )
+    assert (program.pop("program"), module.pop("program")) == ("mesh-server", "libggml-mesh")
+    assert program == module
+    assert program["protocol"] == wire.VERSION
+    assert {*program["operations"]} <= {one.name for one in wire.OPERATIONS}
+    assert len(program["operations"]) > 50
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stock_head_answers_as_one_node_does(build: MeshBuild, workers: int, tmp_path: Path) -> None:
+    with Mesh(build, tmp_path, smollm2(), workers) as mesh:
+        assert mesh.head.complete() == stock_text(smollm2())
+        assert mesh.messages(wire.GRAPH) < mesh.messages(wire.COMPUTE)
+        assert mesh.bytes(wire.WRITE) > smollm2().stat().st_size / 2
+
+
+def test_weights_are_loaded_by_content(build: MeshBuild, tmp_path: Path) -> None:
+    with Mesh(build, tmp_path, smollm2(), 2, weights=[smollm2()]) as mesh:
+        assert mesh.messages(wire.LOAD) >= 2
+        loaded = mesh.bytes(wire.WRITE)
+        assert loaded < 1_000_000  # warm-up: masks, positions and states, no weights
+        assert mesh.head.complete() == stock_text(smollm2())
+
+
+def test_what_a_worker_lacks_is_sent(build: MeshBuild, tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    whole = bytearray(smollm2().read_bytes())
+    whole[-1] ^= 1  # in one tensor
+    other.write_bytes(whole)
+    with Mesh(build, tmp_path, smollm2(), 1, weights=[other]) as mesh:
+        assert mesh.head.complete() == stock_text(smollm2())
+        assert "lacks weights" in mesh.head.output
+        assert mesh.bytes(wire.WRITE) < smollm2().stat().st_size / 2
+
+
+def test_a_worker_that_is_killed_ends_the_head_with_its_reason(build: MeshBuild, tmp_path: Path) -> None:
+    with Mesh(build, tmp_path, smollm2(), 2) as mesh:
+        mesh.servers[1].process.send_signal(signal.SIGKILL)
+        assert mesh.head.wait_end() == LOST
+        assert "mesh: lost MESH1: it ended" in mesh.head.output
+
+
+def test_a_worker_without_memory_fails_the_load(build: MeshBuild, tmp_path: Path) -> None:
+    with Mesh(build, tmp_path, smollm2(), 1, memory="1000000", ready=False) as mesh:
+        assert mesh.head.wait_end() == 1
+        assert "unable to allocate MESH0 buffer" in mesh.head.output
+
+
+def test_a_worker_whose_head_is_gone_ends(build: MeshBuild, tmp_path: Path) -> None:
+    pair = CountedPair()
+    with MeshServer(build, tmp_path, pair) as server:
+        pair.head.close()
+        assert server.process.wait(60) == 0
+    pair.close()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_kind_of_model_answers_as_one_node_does(build: MeshBuild, name: str, tmp_path: Path) -> None:
+    model = random_model(name)
+    with Mesh(build, tmp_path, model, 2, weights=[model]) as mesh:
+        assert mesh.head.complete() == stock_text(model)
+
+
+def test_a_long_prompt_is_pipelined_and_answered_as_by_one_node(build: MeshBuild, tmp_path: Path) -> None:
+    """Two workers at once: what orders their inputs are the connections alone."""
+    prompt, extra = LONG, ("-ub", "32")
+    with Mesh(build, tmp_path, smollm2(), 2, weights=[smollm2()], extra=extra) as mesh:
+        before = mesh.messages(wire.GRAPH) + mesh.messages(wire.COMPUTE)
+        assert mesh.head.complete(prompt) == stock_text(smollm2(), prompt=prompt, extra=extra)
+        assert mesh.messages(wire.GRAPH) + mesh.messages(wire.COMPUTE) - before > 2 * 8

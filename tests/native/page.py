@@ -1,0 +1,93 @@
+"""docs/native-protocol.md: the same for readers."""
+
+from collections.abc import Iterator, Sequence
+
+from tests.native.schema import Field, Message, Schema
+
+_HEAD = """\
+# The mesh-server protocol
+
+For those who write or check either side. Made from
+[native/mesh/protocol.toml](../native/mesh/protocol.toml) by `python -m tests.native.schema --write`: change
+that. Why it is as it is: [decision 0034](decisions/0034-native-backend.md); what uses it:
+[native-backend.md](native-backend.md).
+
+A head and a worker have one connection, a stream of bytes that nobody else can reach. The head asks, the
+worker works the requests off in order; what needs no answer has none. An answer has the id of its request
+and may come before that of an earlier one. Whatever breaks a rule of this page ends the connection: the
+worker says why by FAILED, if it can.
+"""
+
+
+def page(schema: Schema) -> str:
+    lines = [
+        _HEAD,
+        f"This is version {schema.version}.",
+        "",
+        "## Messages",
+        "",
+        "| message | number | from | | answer | longest body |",
+        "|---|---|---|---|---|---|",
+        *(_row(message) for message in schema.messages),
+    ]
+    for message in schema.messages:
+        if message.body.fields or message.rest:
+            lines += ["", f"### {message.name}", "", *_fields(message.body.fields), *_rest(message)]
+    lines += [
+        "",
+        "## Layouts",
+        "",
+        "Without gaps, little endian. `u8[64]` are 64 of them; a field `zero` is 0.",
+    ]
+    for struct in schema.structs:
+        lines += [
+            "",
+            f"### {struct.name}",
+            "",
+            f"{struct.what[0].upper()}{struct.what[1:]}; {struct.bytes} bytes.",
+        ]
+        lines += ["", *_fields(struct.fields)]
+    lines += ["", "## Limits", "", "| limit | | why |", "|---|---|---|"]
+    lines += [f"| {one.name} | {one.value} {one.unit} | {one.why} |" for one in schema.limits]
+    lines += ["", "## Numbers", "", *_numbers(schema), "", "## Operations", "", *_operations(schema), ""]
+    return "\n".join(lines)
+
+
+def _row(message: Message) -> str:
+    sender = "head" if message.from_head else "worker"
+    what = message.body.what
+    return (
+        f"| {message.name} | {message.number} | {sender} | {what} | {message.answer} | {message.most_bytes} |"
+    )
+
+
+def _fields(fields: Sequence[Field]) -> Iterator[str]:
+    if fields:
+        yield from ("| field | type | |", "|---|---|---|")
+    for field in fields:
+        yield f"| {field.name} | {field.text} | {field.what} |"
+
+
+def _rest(message: Message) -> Iterator[str]:
+    if message.rest and message.body.fields:
+        yield ""
+    for rest in message.rest:
+        count = f"as many as `{rest.count}` says" if rest.count else "to the end of the message"
+        what = f": {rest.what}" if rest.what else ""
+        yield f"Then `{rest.name}`, {rest.of} each, {count}, {rest.most} ({rest.most_items}) at most{what}."
+
+
+def _numbers(schema: Schema) -> Iterator[str]:
+    yield "Operations, types and kinds are numbered by their places in these lists, from 0, whatever ggml's"
+    yield "own numbers are; each side looks up by name which of them its release of ggml has."
+    rows = {"load results": schema.load_results, "types": schema.types, **schema.kinds}
+    for name, values in rows.items():
+        yield from ("", f"{name}: " + " ".join(f"{number} `{value}`" for number, value in enumerate(values)))
+
+
+def _operations(schema: Schema) -> Iterator[str]:
+    yield "Sources: how many an operation needs, and takes. In place: sources that the result may lie on."
+    yield from ("", "| number | operation | sources | in place |", "|---|---|---|---|")
+    for number, one in enumerate(schema.operations):
+        sources = f"{one.least}" if one.least == one.most else f"{one.least} to {one.most}"
+        yield f"| {number} | {one.name} | {sources} | {', '.join(map(str, one.over))} |"

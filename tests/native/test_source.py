@@ -1,0 +1,45 @@
+"""native/mesh keeps the project's rules, as far as they can be seen in its text."""
+
+import re
+
+from tests.native.build import SOURCE
+from tests.native.schema import ROOT
+
+OURS = sorted(
+    path for path in SOURCE.rglob("*") if path.suffix in (".cpp", ".h") and path.name != "protocol.h"
+)
+
+
+def test_files_are_short() -> None:
+    assert len(OURS) > 30
+    assert [path.name for path in OURS if len(path.read_text(encoding="utf-8").splitlines()) > 350] == []
+
+
+def test_functions_are_short() -> None:
+    """From a line that opens one, at its beginning, to the brace that ends it there."""
+    long = []
+    for path in OURS:
+        start, name = 0, ""
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+            if re.match(r"\w.*\) .*\{$|\w.*\)(?: :)? \{$", line):
+                start, name = number, line
+            elif line == "}" and name:
+                if number - start > 50:
+                    long.append(f"{path.name}: {name}")
+                name = ""
+    assert long == []
+
+
+def test_headers_say_what_they_are_for() -> None:
+    headers = [path for path in OURS if path.suffix == ".h"]
+    assert [path.name for path in headers if not path.read_text(encoding="utf-8").startswith("//")] == []
+
+
+def test_the_page_names_every_file() -> None:
+    page = (ROOT / "docs" / "native-backend.md").read_text(encoding="utf-8")
+    table = page.split("## Where things are")[1].split("##")[0]
+    named = set(re.findall(r"`([\w.]+)`", table))
+    lacking = {
+        path.stem for path in SOURCE.glob("*") if path.is_file() and not {path.stem, path.name} & named
+    }
+    assert lacking - {"protocol"} == set()
