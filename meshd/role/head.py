@@ -29,13 +29,13 @@ from meshd.role.plan import (
     HeadOptions,
     Lent,
     PlainRpc,
-    make_plan,
     reservations,
     split_of,
     way_to,
     why_idle,
     without_idle,
 )
+from meshd.role.pools import plan_over
 from meshd.role.pushing import Pushing
 from meshd.role.reserving import Reserving
 from meshd.role.server import LlamaServer, Over
@@ -174,7 +174,7 @@ class HeadRun:
             lent = await self._ask(workers, refusals)
         own, unable = mine.result()
         try:
-            planned = make_plan(
+            planned, lent = plan_over(
                 self._layers, lent=lent, plain=self._plain, own=own, options=self._options, own_unable=unable
             )
         except UserError as error:
@@ -263,7 +263,7 @@ class HeadRun:
     def _lease_ended(self, lender: Lender, lost: Lost) -> None:
         if not self.loaded and lost.code == RPC_SERVER_CRASHED:
             self._trial.crashed(lender.peer, lost.text)
-        elif not self.loaded or not self.end.known:
+        if not self.loaded or not self.end.known:
             self.blame.ended(lender.peer, lost)
         self.end.say(f"worker {lender.name} is lost: {lost.text}")
 
