@@ -69,6 +69,7 @@ class HeadRun:
         unable: Unable,
         fitness: Fitness,
         slow: set[PeerId],
+        apart: Callable[[PeerId, PeerId], bool],
         socket: Path,
         alias: str,
         told: Callable[[str], None],
@@ -85,7 +86,7 @@ class HeadRun:
         self._told = told
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
-        self._pushing = Pushing(allowed=options.push)
+        self._pushing = Pushing(allowed=options.push, apart=apart)
         self._trial = Trial(unable)
         self._fitness = fitness
         self._slow = slow
@@ -307,7 +308,8 @@ class HeadRun:
         known = self.end.known or (not self.loaded and self._trial.failed)
         lender = self._lender_at(over.endpoint)
         if not known and lender is not None:
-            self.blame.broke(lender.peer, over.why, lender.patience.waited_for)
+            others = self._pushing.others(lender.peer, lender.patience.waited_for)
+            self.blame.broke(lender.peer, over.why, others)
         elif not known and not self.loaded:
             self.server_died = ServerDied(split_of(plan), over.tail)
         self.end.say(over.why)
