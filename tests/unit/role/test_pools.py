@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from meshd.model.plan import NotEnoughMemory
@@ -9,7 +10,10 @@ from meshd.role.plan import HeadOptions, Lent, reservations, without_idle
 from meshd.role.pools import one_for_each_pool, plan_over
 from meshd.wire.lease import Device
 
+from tests.sim.loop import run
+from tests.unit.role.rig import cpu_lines
 from tests.unit.role.test_plan import card, cpu, lent, model, placed
+from tests.unit.role.test_serve_troubles import ready, stage
 
 LONG = HeadOptions(node_name="head", machine="here", devices=("none",), ctx_size=1 << 18)
 
@@ -26,7 +30,9 @@ def used(
     for node, name, _ in placed(plan):
         found.setdefault(node, []).append(name)
     assert {item.node for item in busy} == set(found) - {"head"}
-    assert all(any(counts) for counts in reservations(plan, busy))
+    started = [count for counts in reservations(plan, busy) for count in counts if count]
+    assert plan.devices[: len(started)] == tuple(f"RPC{number}" for number in range(len(started)))
+    assert len(started) == sum(name.startswith("RPC") for name in plan.devices)
     return found
 
 
@@ -43,7 +49,7 @@ def test_however_many_they_are_and_whatever_they_name() -> None:
     offers = [
         lent("a", card(1.2), card(1.2, "CUDA1", of="two")),
         lent("b", card(1.2, of="two"), card(1.3, "CUDA1")),
-        lent("honest", card(4)),
+        lent("honest", card(4), card(1.2, "CUDA1", of="two")),
         lent("other", card(4, of="two")),
     ]
     assert used(offers) == {"honest": ["RPC0"], "other": ["RPC1"]}
@@ -99,3 +105,21 @@ def test_a_tensor_split_is_taken_as_it_is() -> None:
     offers = [lent("a", card(1.2)), lent("honest", card(4))]
     with pytest.raises(NotEnoughMemory):
         used(offers, replace(LONG, tensor_split=(1, 1)))
+
+
+def test_a_head_runs_the_model_with_the_honest_one(tmp_path: Path) -> None:
+    """The other one is sent home, and llama-server told of one worker."""
+
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            liar, honest = it.worker("a-liar", machine="m"), it.worker("honest", machine="m")
+            liar.device_lines = cpu_lines(free_mib=1200)
+            serve = it.serve_with(HeadOptions(devices=("none",), ctx_size=1 << 19, incarnation=bytes(16)))
+            assert await ready(serve) == {"honest"}
+            assert (len(liar.children), len(honest.children)) == (0, 1)
+            spec = it.bench.children[0].spec
+            assert spec is not None
+            argv = list(spec.argv)
+            assert (argv[argv.index("-dev") + 1], argv[argv.index("--rpc") + 1].count(":")) == ("RPC0", 1)
+
+    run(main())

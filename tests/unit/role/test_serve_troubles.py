@@ -32,18 +32,17 @@ class Stage:
         self.bench = Bench(self.net.mesh("head", "serve"), folder)
         self.states: list[ModelState] = []
 
-    def worker(self, name: str, *, roles: frozenset[Role] = frozenset(Role)) -> Bench:
+    def worker(self, name: str, *, roles: frozenset[Role] = frozenset(Role), machine: str = "") -> Bench:
         bench = Bench(self.net.mesh(name, roles=roles), self.folder)
-        worker = Worker(bench.kit, [FakeFile()], WorkerOptions(machine=name))
+        worker = Worker(bench.kit, [FakeFile()], WorkerOptions(machine=machine or name))
         self.owner.start(worker.serve(), name=name)
         return bench
 
     def serve(self, *, min_workers: int = 1, extra: tuple[str, ...] = ()) -> Serve:
-        serve = Serve(
-            self.bench.kit,
-            FakeFile(),
-            HeadOptions(min_workers=min_workers, extra=extra, incarnation=bytes(16)),
-        )
+        return self.serve_with(HeadOptions(min_workers=min_workers, extra=extra, incarnation=bytes(16)))
+
+    def serve_with(self, options: HeadOptions) -> Serve:
+        serve = Serve(self.bench.kit, FakeFile(), options)
         self.owner.start(serve.serve(), name="serve")
         return serve
 
