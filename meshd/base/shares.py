@@ -180,6 +180,12 @@ EARLY_ENDS = Share(
     "it is left out for a while, longer each time, where enough others are there",
 )
 MARKED = Share("workers whose failures a head remembers", 256, "node", "the oldest is forgotten")
+APART = Share(
+    "pairs of workers that may not push to each other, since one ended a lease",
+    256,
+    "node",
+    "the oldest is forgotten",
+)
 NEIGHBOURS = Share("neighbours of a lease, in either direction", 64, "lease", "the lease ends")
 NEARBY = Share("mDNS records of this mesh that are kept", 256, "node", "the oldest goes")
 NEARBY_OF_PEER = Share("addresses that mDNS names for a node", 8, "peer", "the rest is left out")

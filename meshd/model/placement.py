@@ -7,10 +7,11 @@ cumulated share is greater than i / rest. The output counts as one more layer be
 
 import struct
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 
 from meshd.base.errors import LocalProtocolError
-from meshd.model.plan import Plan
+from meshd.model.plan import Device, Plan
 
 ON_CPU = -1
 MAX_DEVICES = 15  # llama_max_devices() is 16, and -ts wants fewer values than that
@@ -53,3 +54,13 @@ def check_placed(plan: Plan) -> None:
     expected.append(len(plan.devices) - 1 if plan.devices else ON_CPU)
     if list(placed) != expected:
         raise LocalProtocolError(f"planned {expected}, llama.cpp would place {placed}")
+
+
+def one_to_spare(devices: Sequence[Device]) -> Device:
+    """When there are too many: the last one of the node that has most.
+
+    The order is by names, which nodes give themselves: none can push the others out with many devices.
+    """
+    of_node = Counter(device.node for device in devices)
+    most = max(of_node.values())
+    return next(device for device in reversed(devices) if of_node[device.node] == most)

@@ -15,7 +15,7 @@ from meshd.model.compute import compute_bound
 from meshd.model.layers import ModelLayers
 from meshd.model.output import OutputChoice, choose_output
 from meshd.model.partition import partition, share_out
-from meshd.model.placement import MAX_DEVICES, check_placed
+from meshd.model.placement import MAX_DEVICES, check_placed, one_to_spare
 from meshd.model.plan import Device, DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
 
 _TIED_OUTPUT = "token_embd.weight=CPU"
@@ -170,16 +170,16 @@ class _Planner:
             return None
         on_dev = [device for device in order if device is not self._cpu]
         if len(on_dev) > MAX_DEVICES:
-            return LeftOut(workers[-1], f"llama.cpp takes at most {MAX_DEVICES} devices")
+            return LeftOut(one_to_spare(workers), f"llama.cpp takes at most {MAX_DEVICES} devices")
         if len(order) > self._model.count:
-            return LeftOut(workers[-1], f"the model has only {self._model.count} layers")
+            return LeftOut(one_to_spare(workers), f"the model has only {self._model.count} layers")
         room = self._room(order)
-        for device in workers:
-            need = max(self._costs(device))
-            if room[id(device)] < need:
-                usable = in_memory(max(0, room[id(device)]))
-                return LeftOut(device, f"{usable} are left for layers, one needs {in_memory(need)}")
-        return None
+        lacking = [device for device in workers if room[id(device)] < max(self._costs(device))]
+        if not lacking:
+            return None
+        device = min(lacking, key=lambda device: device.free)  # of a pool the one that gives least
+        usable, need = in_memory(max(0, room[id(device)])), in_memory(max(self._costs(device)))
+        return LeftOut(device, f"{usable} are left for layers, one needs {need}")
 
     def _by_user(self) -> Plan | None:
         order, counts = self._user_counts()

@@ -29,13 +29,13 @@ from meshd.role.plan import (
     HeadOptions,
     Lent,
     PlainRpc,
-    make_plan,
     reservations,
     split_of,
     way_to,
     why_idle,
     without_idle,
 )
+from meshd.role.pools import plan_over
 from meshd.role.pushing import Pushing
 from meshd.role.reserving import Reserving
 from meshd.role.server import LlamaServer, Over
@@ -69,6 +69,7 @@ class HeadRun:
         unable: Unable,
         fitness: Fitness,
         slow: set[PeerId],
+        apart: Callable[[PeerId, PeerId], bool],
         socket: Path,
         alias: str,
         told: Callable[[str], None],
@@ -85,7 +86,7 @@ class HeadRun:
         self._told = told
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
-        self._pushing = Pushing(allowed=options.push)
+        self._pushing = Pushing(allowed=options.push, apart=apart)
         self._trial = Trial(unable)
         self._fitness = fitness
         self._slow = slow
@@ -174,7 +175,7 @@ class HeadRun:
             lent = await self._ask(workers, refusals)
         own, unable = mine.result()
         try:
-            planned = make_plan(
+            planned, lent = plan_over(
                 self._layers, lent=lent, plain=self._plain, own=own, options=self._options, own_unable=unable
             )
         except UserError as error:
@@ -263,7 +264,7 @@ class HeadRun:
     def _lease_ended(self, lender: Lender, lost: Lost) -> None:
         if not self.loaded and lost.code == RPC_SERVER_CRASHED:
             self._trial.crashed(lender.peer, lost.text)
-        elif not self.loaded or not self.end.known:
+        if not self.loaded or not self.end.known:
             self.blame.ended(lender.peer, lost)
         self.end.say(f"worker {lender.name} is lost: {lost.text}")
 
@@ -307,7 +308,8 @@ class HeadRun:
         known = self.end.known or (not self.loaded and self._trial.failed)
         lender = self._lender_at(over.endpoint)
         if not known and lender is not None:
-            self.blame.broke(lender.peer, over.why, lender.patience.waited_for)
+            others = self._pushing.others(lender.peer, lender.patience.waited_for)
+            self.blame.broke(lender.peer, over.why, others)
         elif not known and not self.loaded:
             self.server_died = ServerDied(split_of(plan), over.tail)
         self.end.say(over.why)

@@ -103,7 +103,7 @@ def make_plan(
             free=device.free_bytes,
             is_gpu=device.kind == "gpu",
             is_head=True,
-            pool=_pool(device, options.machine),
+            pool=pool_of(device, options.machine),
         )
         if why := (own_unable or {}).get(device.name):
             unable.append(LeftOut(mine, why))
@@ -151,7 +151,7 @@ def _remote(node: str, device: Device, machine: str, way: Way | None) -> PlanDev
         name=device.name,
         free=device.free_bytes,
         is_gpu=device.kind == "gpu",
-        pool=_pool(device, machine),
+        pool=pool_of(device, machine),
         way=way,
     )
 
@@ -163,7 +163,7 @@ def way_to(paths: Sequence[PathStatus]) -> Way | None:
     return None if path is None or shortest is None else Way(shortest, path.rate)
 
 
-def _pool(device: Device, machine: str) -> str:
+def pool_of(device: Device, machine: str) -> str:
     """Nodes on one machine share its main memory, and a card that several lend has its memory once."""
     if device.kind == "cpu" or device.card == SHARED_MEMORY:
         return f"{machine} memory" if machine else ""

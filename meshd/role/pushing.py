@@ -4,10 +4,11 @@ The head introduces those whose layers follow one another, tells llama-server wh
 and hears what came of it: from the worker whether there is a way, from llama-server whether it is used.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshd.base import log
+from meshd.identity.keys import PeerId
 from meshd.model.plan import Plan
 from meshd.role import command
 from meshd.role.interface import SplitPart
@@ -15,6 +16,7 @@ from meshd.role.lender import Lender
 from meshd.role.plan import followers
 
 OFF = "switched off (`--no-push`)"
+APART = "with this push one of the two ended a lease before, and nobody knows which"
 LOG = log.get("serve")
 
 Place = tuple[str, str]  # node and device
@@ -37,9 +39,10 @@ class Way:
 class Pushing:
     """`introduce` once all leases are there; then `text` for llama-server, and `line` for what it reports."""
 
-    def __init__(self, *, allowed: bool) -> None:
-        """`allowed`: the user wants it, and llama-server knows how."""
+    def __init__(self, *, allowed: bool, apart: Callable[[PeerId, PeerId], bool]) -> None:
+        """`allowed`: the user wants it, and llama-server knows how. `apart`: these two may not."""
         self._allowed = allowed
+        self._apart = apart
         self._ways: dict[Place, Way] = {}  # by where they lead
         self._why_not: dict[Place, str] = {}
         self._told: dict[Place, tuple[bool, str]] = {}  # by the ends of a way
@@ -58,6 +61,8 @@ class Pushing:
                 self._why_not[place] = f"{plain.device.node} is a plain rpc-server"
             elif stock := [lender.name for lender in (source, target) if not lender.can_push]:
                 self._why_not[place] = f"{stock[0]} does not know how"
+            elif self._apart(source.peer, target.peer):
+                self._why_not[place] = APART
             else:
                 self._ways[place] = Way(source, target, numbers[target.name])
         ways = {way.ends: way for way in self._ways.values()}.values()
@@ -78,6 +83,17 @@ class Pushing:
                 self._told[source, target] = True, ""
             case ["push", source, target, "no", *why]:
                 self._told[source, target] = False, " ".join(why)
+
+    def others(self, peer: PeerId, waited_for: PeerId | None) -> tuple[PeerId, ...]:
+        """Who may have made its rpc-server end the connection: the one whose tensor it waited for, or else
+        each that it pushes to or takes from, as far as is known.
+        """
+        found = []
+        for way in self._ways.values():
+            ends = (way.source.peer, way.target.peer)
+            if peer in ends and self._told.get(way.ends, (True, ""))[0]:
+                found.append(ends[1] if ends[0] == peer else ends[0])
+        return (waited_for,) if waited_for in found else tuple(dict.fromkeys(found))
 
     def parts(self, split: Sequence[SplitPart]) -> tuple[SplitPart, ...]:
         """The split as it is now, with how each part gets its activations."""

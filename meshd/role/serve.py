@@ -220,6 +220,7 @@ class Serve:
             unable=self._unable,
             fitness=self._fitness,
             slow=self._slow,
+            apart=self._roster.standings.are_apart,
             socket=self.socket_path,
             alias=self.model_name,
             told=lambda text: self._tell(ModelState.LOADING, text),

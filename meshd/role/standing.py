@@ -6,14 +6,15 @@ reconnects, for somebody may have mended it.
 
 A worker that ends its leases soon after the load, again and again, is left out too, and so is one that the
 head has given up because it did not answer: but only where enough others are there (roster.py). No reconnect
-changes that.
+changes that. Two of which one has ended a lease, and nobody knows which, count as if both had; and they
+do not push to each other any more (pushing.py), which makes the next end certain.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from meshd.base.shares import EARLY_ENDS, MARKED
+from meshd.base.shares import APART, EARLY_ENDS, MARKED
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerStatus
 
@@ -59,6 +60,7 @@ class Standings:
     def __init__(self) -> None:
         self._marks: dict[PeerId, Mark] = {}
         self._ends: dict[PeerId, Ends] = {}
+        self._apart: dict[frozenset[PeerId], None] = {}
 
     def failed(self, worker: PeerStatus, why: str, now: float) -> None:
         """A load failed because of this worker."""
@@ -94,14 +96,18 @@ class Standings:
 
     # Leases that end after the load.
 
-    def ended(self, worker: PeerStatus, why: str, now: float, *, lasted: float) -> None:
-        """Its lease ended by its doing, or in doubt, `lasted` seconds after the load."""
+    def ended(
+        self, worker: PeerStatus, why: str, now: float, *, lasted: float, in_doubt: bool = False
+    ) -> None:
+        """Its lease ended by its doing, or in doubt, `lasted` seconds after the load; 0 before."""
         if lasted >= STEADY_SECONDS:
             self._ends.pop(worker.peer, None)
             return
         count = 1 + self._ended_before(worker.peer)
-        done = f"it ended {count} leases soon after the load, the last because {why}"
-        self._leave_out(worker, count, done, now)
+        done = f"it ended {count} leases soon after the load"
+        if in_doubt:
+            done = f"it ended {count} leases soon, or those did that it pushes to or takes from"
+        self._leave_out(worker, count, f"{done}, the last because {why}", now)
 
     def hung(self, worker: PeerStatus, why: str, now: float) -> None:
         """The head gave it up: once is enough, for that took long."""
@@ -123,6 +129,20 @@ class Standings:
         """Why it is better done without now, or None."""
         ends = self._ends.get(peer)
         return ends.text if ends is not None and now < ends.until else None
+
+    # Pairs in doubt.
+
+    def part(self, one: PeerId, other: PeerId) -> None:
+        """These two are not to push to each other any more."""
+        pair = frozenset((one, other))
+        self._apart.pop(pair, None)
+        self._apart[pair] = None
+        if len(self._apart) > APART.most:
+            del self._apart[next(iter(self._apart))]
+
+    def are_apart(self, one: PeerId, other: PeerId) -> bool:
+        """See `part`."""
+        return frozenset((one, other)) in self._apart
 
 
 def _doubled(first: float, times: int, most: float) -> float:

@@ -1,12 +1,13 @@
 """Which devices cannot run this head's model, and why: pure.
 
 A device that says it lacks an operation is left out from then on; one whose rpc-server crashed in the load
-may have had bad luck once, and is left out after the second time. Either way until the worker's native part
-or its devices are others: nothing else makes another device of it.
+may have had bad luck once, and is left out after the worker's second crash. Either way until the worker's
+native part or its devices are others: nothing else makes another device of it. What its devices are is the
+worker's own word, so its crashes are counted on across such a change: then one more is enough.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from meshd.identity.keys import PeerId
 from meshd.wire.lease import Device, Offer
@@ -28,49 +29,39 @@ class Equipment:
         return cls(native, tuple((d.name, d.kind, d.description, d.total_bytes) for d in devices))
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    crashes: int
-    why: str
-    out: bool
-
-
 class Unable:
     """What was found out of the workers' devices, for one model."""
 
     def __init__(self) -> None:
         self._equipment: dict[PeerId, Equipment] = {}
-        self._marks: dict[PeerId, dict[str, _Mark]] = {}
+        self._out: dict[PeerId, dict[str, str]] = {}
+        self._crashes: dict[PeerId, int] = {}  # since the last load that it was of use for
 
     def lacks(self, peer: PeerId, equipment: Equipment, device: str, operation: str) -> None:
         """It was to compute this and cannot."""
-        self._of(peer, equipment)[device] = _Mark(0, f"it cannot compute {operation}", out=True)
+        self._of(peer, equipment)[device] = f"it cannot compute {operation}"
 
     def crashed(self, peer: PeerId, equipment: Equipment, devices: Iterable[str], why: str) -> None:
         """The rpc-server with these devices ended by a fault of its own before the model was loaded."""
-        marks = self._of(peer, equipment)
-        for device in devices:
-            crashes = 1 + (marks[device].crashes if device in marks else 0)
+        crashes = self._crashes[peer] = self._crashes.get(peer, 0) + 1
+        if crashes >= CRASHES:
             text = f"its rpc-server crashed {crashes} times while the model was loaded ({why})"
-            marks[device] = _Mark(crashes, text, out=crashes >= CRASHES)
+            self._of(peer, equipment).update(dict.fromkeys(devices, text))
 
     def worked(self, peers: Iterable[PeerId]) -> None:
         """The model is loaded with these: what is left in had bad luck before."""
         for peer in peers:
-            marks = self._marks.get(peer, {})
-            self._marks[peer] = {
-                name: mark if mark.out else replace(mark, crashes=0) for name, mark in marks.items()
-            }
+            self._crashes.pop(peer, None)
 
     def why_not(self, peer: PeerId, equipment: Equipment) -> Mapping[str, str]:
         """The devices that are left out, by name, each with the reason."""
-        return {name: mark.why for name, mark in self._of(peer, equipment).items() if mark.out}
+        return dict(self._of(peer, equipment))
 
-    def _of(self, peer: PeerId, equipment: Equipment) -> dict[str, _Mark]:
+    def _of(self, peer: PeerId, equipment: Equipment) -> dict[str, str]:
         if self._equipment.get(peer) != equipment:  # new, or another machine now
             self._equipment[peer] = equipment
-            self._marks[peer] = {}
-        return self._marks[peer]
+            self._out[peer] = {}
+        return self._out[peer]
 
 
 class Trial:

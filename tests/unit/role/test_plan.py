@@ -146,6 +146,24 @@ def in_cards_of_their_own(item: Lent) -> Lent:
     return replace(item, offer=replace(item.offer, devices=tuple(devices)))
 
 
+@pytest.mark.parametrize("many", ["a-many", "z-many"])
+def test_a_node_with_many_devices_pushes_no_other_out(many: str) -> None:
+    """Of a model with fewer layers than devices, or of more devices than llama.cpp takes."""
+    offers = [lent(many, *(gpu(name=f"D{number}") for number in range(15))), lent("honest", cpu())]
+    offers.sort(key=lambda item: item.node)
+    for layers in (4, 32):
+        plan = make_plan(model(layers), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+        assert {node for node, _, _ in placed(plan)} == {many, "honest"}
+
+
+@pytest.mark.parametrize("small", ["a-small", "z-small"])
+def test_of_a_memory_that_two_lend_the_one_that_gives_less_is_left_out(small: str) -> None:
+    offers = [lent(small, card(0.001)), lent("honest", card(4))]
+    offers.sort(key=lambda item: item.node)
+    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+    assert [node for node, _, _ in placed(plan)] == ["honest"]
+
+
 @pytest.mark.parametrize(
     "offers",
     [

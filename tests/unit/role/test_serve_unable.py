@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from meshd.gateway.interface import ReadyReport
 from meshd.peer.interface import PeerState
+from meshd.role.standing import FIRST_SECONDS, TRIES
 
 from tests.sim.loop import run
 from tests.unit.role import rig
@@ -69,7 +70,7 @@ def test_alone_it_is_waited_for_and_not_tried_again(tmp_path: Path) -> None:
 def test_a_crash_in_the_load_is_tried_once_more(tmp_path: Path) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
-            half, _good = it.worker("a-half"), it.worker("b-good")
+            half, good = it.worker("a-half"), it.worker("b-good")
             it.bench.ready = asyncio.get_running_loop().create_future()
             serve = it.serve()
             for number in (0, 1):
@@ -80,8 +81,38 @@ def test_a_crash_in_the_load_is_tried_once_more(tmp_path: Path) -> None:
                 assert asked is not None
                 asked.cancel()
             assert await ready(serve) == {"head", "b-good"}
+            reason = model_of(serve).reason
+            assert "worker a-half is left out for 30 s after 2 tries" in reason and "SIGABRT" in reason
+            await asyncio.sleep(FIRST_SECONDS)
+            good.children[-1].die("ended by signal 9")
+            await until(serve, lambda model: model.state != "ready")
+            assert await ready(serve) == {"head", "b-good"}
             assert "a-half CPU left out: its rpc-server crashed 2 times" in model_of(serve).reason
             assert len(half.children) == 2
+
+    run(main())
+
+
+def test_a_worker_with_other_devices_each_time_that_crashes_each_time_is_done_without(
+    tmp_path: Path,
+) -> None:
+    """What its devices are is its own word: a new one is no new beginning."""
+
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            bad, _good = it.worker("a-bad"), it.worker("b-good")
+            it.bench.ready = asyncio.get_running_loop().create_future()
+            serve = it.serve()
+            for number in range(TRIES):
+                await until_loading(it, number)
+                total = (4096 + number) << 20
+                bad.device_lines = (f"device CPU cpu - {total} {3000 << 20} some processor",)
+                asked, it.bench.ready = it.bench.ready, asyncio.get_running_loop().create_future()
+                bad.children[number].die(ABORTED)
+                asked.cancel()
+            it.bench.ready.set_result(ReadyReport(True, "", 0.1))
+            assert await ready(serve) == {"head", "b-good"}
+            assert "worker a-bad is left out for 30 s after 2 tries" in model_of(serve).reason
 
     run(main())
 

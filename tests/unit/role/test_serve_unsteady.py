@@ -13,7 +13,7 @@ from tests.sim.loop import run
 from tests.unit.role.rig import Bench, StubTunnel, cpu_lines
 from tests.unit.role.test_serve_troubles import Stage, model_of, ready, stage, until
 from tests.unit.rpc import talk
-from tests.unit.rpc.test_owed import GET, GRAPH, PUSH, TAKE
+from tests.unit.rpc.test_owed import GET, GRAPH
 
 ANSWER = talk.answer(bytes(16))
 
@@ -63,29 +63,6 @@ def test_what_the_gateway_sees_first_is_the_workers_doing_all_the_same(tmp_path:
                 await end_lease(serve, bad)
                 await until(serve, lambda model: "bad is lost" in model.reason)
                 assert (await told).startswith("worker bad is lost: ")
-            assert await ready(serve) == {"head", "good"}
-
-    run(main())
-
-
-def test_two_that_wait_for_each_other_are_both_in_doubt(tmp_path: Path) -> None:
-    """Whose fault it is that a tensor did not come nobody can tell."""
-
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            first, second, _good = it.worker("a"), it.worker("b"), it.worker("good")
-            serve = it.serve()
-            for _ in range(ENDS):
-                assert await ready(serve) == {"head", "a", "b", "good"}
-                watches = [tunnel_to(it, worker).watch for worker in (first, second)]
-                assert watches[0] is not None and watches[1] is not None
-                with watches[0]() as pushes:
-                    pushes.to_peer(GRAPH + PUSH)
-                    with watches[1]() as waits:
-                        waits.to_peer(TAKE + GRAPH + GET)
-                    it.bench.children[-1].report(f"lost {tunnel_to(it, second).endpoint} it went")
-                    await until(serve, lambda model: model.state != "ready")
-                    await asyncio.sleep(1.1)
             assert await ready(serve) == {"head", "good"}
 
     run(main())

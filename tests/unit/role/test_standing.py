@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from meshd.base.shares import MARKED
+from meshd.base.shares import APART, MARKED
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.role.standing import (
@@ -127,3 +127,22 @@ def test_few_are_remembered() -> None:
         standings.hung(replace(BAD, peer=peer), "it does not answer", 0.0)
     assert standings.unsteady(peers[0], 0.0) is None
     assert all(standings.unsteady(peer, 0.0) for peer in peers[1:])
+
+
+def test_what_was_in_doubt_counts_for_both_and_hinders_nobody_who_is_needed() -> None:
+    standings = Standings()
+    for worker in (BAD, GOOD):
+        for _ in range(ENDS):
+            standings.ended(worker, "it went", 0.0, lasted=0.0, in_doubt=True)
+        assert "or those did that it pushes to" in (standings.unsteady(worker.peer, 0.0) or "")
+        assert standings.why_not(worker, 0.0) is None
+
+
+def test_pairs_stay_apart_and_few_are_remembered() -> None:
+    standings = Standings()
+    peers = [PeerId(number.to_bytes(32, "big")) for number in range(APART.most + 1)]
+    for peer in peers:
+        standings.part(BAD.peer, peer)
+    assert not standings.are_apart(BAD.peer, peers[0])
+    assert standings.are_apart(BAD.peer, peers[1]) and standings.are_apart(peers[-1], BAD.peer)
+    assert not standings.are_apart(peers[1], peers[2])

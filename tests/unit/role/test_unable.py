@@ -52,3 +52,15 @@ def test_another_native_part_or_other_devices_are_tried() -> None:
         unable = Unable()
         unable.lacks(PEER, HERE, "CUDA0", "SET_ROWS")
         assert unable.why_not(PEER, changed) == {}
+
+
+def test_crashes_count_on_when_the_devices_are_said_to_be_others() -> None:
+    unable = Unable()
+    bigger = [Equipment.of(NATIVE, [replace(CARD, total_bytes=10 + more), CPU]) for more in range(4)]
+    for number, equipment in enumerate(bigger, 1):
+        assert unable.why_not(PEER, equipment) == {}
+        unable.crashed(PEER, equipment, ["CUDA0"], ABORTED)
+        assert list(unable.why_not(PEER, equipment)) == ["CUDA0"] * (number > 1)
+    unable.worked([PEER])
+    unable.crashed(PEER, HERE, ["CUDA0"], ABORTED)
+    assert unable.why_not(PEER, HERE) == {}, "it was of use meanwhile"
