@@ -229,6 +229,13 @@ LIVES_OF_ONE = Rate(
     "peer",
     "the newest is told when its turn comes",
 )
+SIGNS_OF_ONE = Rate(
+    "signs of life of one node, told on without need: nobody here took it to be away",
+    1 / 60,
+    3,
+    "peer",
+    "the newest is told when its turn comes; who was told that the node is away has it at once",
+)
 AWAY_OF_ONE = Rate("statements that somebody is away", 1 / 60, 16, "peer", "it is not listened to")
 AWAY_OF_ISSUER = Rate("statements that somebody is away", 0.25, 64, "issuer", "it is not listened to")
 AWAY_OF_SUBJECT = Rate("statements that one member is away", 1 / 60, 3, "issuer", "it is not listened to")
