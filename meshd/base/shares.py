@@ -281,6 +281,8 @@ SEARCHES_KNOWN = Share(
 # The log holds 8 MiB, some 60,000 lines: one peer alone needs days to push out what others said.
 PEER_LINES = Rate("log lines about one peer", 0.2, 60, "peer", "they are counted in the next line")
 PEER_LINES_IN_ALL = Rate("log lines about peers", 2.0, 600, "node", "they are counted in the next line")
+FIRST_LINES = Rate("log lines about one peer that says little", 1 / 60, 5, "peer", "they count as above")
+FIRST_LINES_IN_ALL = Rate("log lines about peers that say little", 1.0, 300, "node", "they count as above")
 KIND_LINES = Rate(
     "log lines of one kind that name no peer", 0.2, 60, "node", "they are counted in the next line"
 )
