@@ -2,12 +2,22 @@
 
 A line that names a peer counts for the peer. One that names none (somebody who has proven nothing, a relay, a
 client at a local port, this node itself) counts for its kind, so there is no line without a limit.
+
+The first lines about each peer come from a share of their own: peers that are talked about all the time
+use up what all have together, and nothing of that.
 """
 
 from dataclasses import dataclass
 
 from meshd.base.bucket import TokenBucket
-from meshd.base.shares import KIND_LINES, PEER_LINES, PEER_LINES_IN_ALL, Rate
+from meshd.base.shares import (
+    FIRST_LINES,
+    FIRST_LINES_IN_ALL,
+    KIND_LINES,
+    PEER_LINES,
+    PEER_LINES_IN_ALL,
+    Rate,
+)
 
 MAX_PEERS = 512  # whose lines are counted; of more the one silent longest is forgotten
 MAX_KINDS = 512  # of lines; the source has fewer
@@ -16,6 +26,7 @@ MAX_KINDS = 512  # of lines; the source has fewer
 @dataclass(slots=True)
 class _Lines:
     bucket: TokenBucket
+    first: TokenBucket
     left_out: int = 0
 
 
@@ -27,13 +38,17 @@ class LineShares:
         self._peers: dict[str, _Lines] = {}
         self._kinds: dict[str, _Lines] = {}
         self._all: TokenBucket | None = None
+        self._first: TokenBucket | None = None
 
     def may_say(self, peer: str, now: float) -> int | None:
         """Of a line about `peer`."""
-        if self._all is None:
-            self._all = PEER_LINES_IN_ALL.bucket(now)
+        if self._all is None or self._first is None:
+            self._all, self._first = PEER_LINES_IN_ALL.bucket(now), FIRST_LINES_IN_ALL.bucket(now)
         lines = _of(self._peers, peer, PEER_LINES, MAX_PEERS, now)
-        return _said(lines, lines.bucket.spend(1, now) and self._all.spend(1, now))
+        may = lines.bucket.has(1, now) and (
+            _spend_both(lines.first, self._first, now) or self._all.spend(1, now)
+        )
+        return _said(lines, may and lines.bucket.spend(1, now))
 
     def may_say_kind(self, kind: str, now: float) -> int | None:
         """Of a line that names no peer; those of peers take nothing from it."""
@@ -42,11 +57,15 @@ class LineShares:
 
 
 def _of(kept: dict[str, _Lines], key: str, rate: Rate, most: int, now: float) -> _Lines:
-    lines = kept.pop(key, None) or _Lines(rate.bucket(now))
+    lines = kept.pop(key, None) or _Lines(rate.bucket(now), FIRST_LINES.bucket(now))
     kept[key] = lines
     if len(kept) > most:
         del kept[next(iter(kept))]
     return lines
+
+
+def _spend_both(one: TokenBucket, other: TokenBucket, now: float) -> bool:
+    return one.has(1, now) and other.spend(1, now) and one.spend(1, now)
 
 
 def _said(lines: _Lines, may: bool) -> int | None:

@@ -235,6 +235,13 @@ LIVES_OF_ONE = Rate(
     "peer",
     "the newest is told when its turn comes",
 )
+SIGNS_OF_ONE = Rate(
+    "signs of life of one node, told on without need: nobody here took it to be away",
+    1 / 60,
+    3,
+    "peer",
+    "the newest is told when its turn comes; who was told that the node is away has it at once",
+)
 AWAY_OF_ONE = Rate("statements that somebody is away", 1 / 60, 16, "peer", "it is not listened to")
 AWAY_OF_ISSUER = Rate("statements that somebody is away", 0.25, 64, "issuer", "it is not listened to")
 AWAY_OF_SUBJECT = Rate("statements that one member is away", 1 / 60, 3, "issuer", "it is not listened to")
@@ -280,6 +287,8 @@ SEARCHES_KNOWN = Share(
 # The log holds 8 MiB, some 60,000 lines: one peer alone needs days to push out what others said.
 PEER_LINES = Rate("log lines about one peer", 0.2, 60, "peer", "they are counted in the next line")
 PEER_LINES_IN_ALL = Rate("log lines about peers", 2.0, 600, "node", "they are counted in the next line")
+FIRST_LINES = Rate("log lines about one peer that says little", 1 / 60, 5, "peer", "they count as above")
+FIRST_LINES_IN_ALL = Rate("log lines about peers that say little", 1.0, 300, "node", "they count as above")
 KIND_LINES = Rate(
     "log lines of one kind that name no peer", 0.2, 60, "node", "they are counted in the next line"
 )

@@ -51,6 +51,7 @@ class Lives:
         self._signer = signer
         self._of: dict[PeerId, _Life] = {}
         self.journal: Journal[PeerId] = Journal()  # of whom something was heard last
+        self.turns: Journal[PeerId] = Journal()  # who was said to be away, or is so no more
         self._reporters: Paces[PeerId] = Paces(AWAY_OF_ONE)
         self._issuers: Paces[Admitter] = Paces(AWAY_OF_ISSUER)
         self._accusations: Paces[tuple[Admitter, PeerId]] = Paces(AWAY_OF_SUBJECT)
@@ -104,6 +105,8 @@ class Lives:
             return None
         if not sign.holds(self._signer.mesh):
             return False
+        if self.statements(sign.peer)[1] is not None:
+            self.turns.touch(sign.peer)
         self._of.setdefault(sign.peer, _Life()).sign = sign
         self.journal.touch(sign.peer)
         return True
@@ -153,7 +156,11 @@ class Lives:
     def _keep(self, away: Away, now: float) -> None:
         life = self._of.setdefault(away.peer, _Life())
         life.away, life.since = away, now
-        self.journal.touch(away.peer)
+        self._turn(away.peer)
+
+    def _turn(self, peer: PeerId) -> None:
+        self.journal.touch(peer)
+        self.turns.touch(peer)
 
     # What we say.
 
@@ -182,7 +189,8 @@ class Lives:
         """It is no member any more: what it said of others does not count any more either."""
         self._of.pop(peer, None)
         self.journal.drop(peer)
+        self.turns.drop(peer)
         for other, life in self._of.items():
             if life.away is not None and life.away.reporter == peer:
                 life.away = None
-                self.journal.touch(other)
+                self._turn(other)

@@ -11,14 +11,12 @@ listened to for long (peer/hearing.py).
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
 from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import Broken, Busy, EndOfStream, Refused, RemoteProtocolError
-from meshd.base.shares import NEWS_HEARD
 from meshd.base.tasks import Owner
 from meshd.identity.away import Away
 from meshd.identity.keys import PeerId
@@ -32,38 +30,15 @@ from meshd.peer.lives import Lives
 from meshd.peer.messages import MessageStream
 from meshd.peer.node import Node
 from meshd.peer.outbox import BanItem, Item, LifeItem, Outbox
+from meshd.peer.told import COMPARE_SECONDS, Told
 from meshd.wire.news import AwayNews, BanNews, BucketsNews, DigestNews, PresenceNews, RecordNews, decode
 
-COMPARE_SECONDS = 60.0  # from one comparison to the next, while both sides have the same
 MAX_COMPARE_SECONDS = 3600.0  # while they never come to have the same: it is doubled each time
 QUIET_SECONDS = 5.0  # after a change until hashes are compared: it may be on its way
 AGAIN = Backoff(first=5.0, most=300.0)  # until a stream that was lost is opened again
 LASTING_SECONDS = 600.0  # one that was open for so long was no failure
 AT_ONCE = 16  # signs of life that are checked before others have a turn
-Order = tuple[int, ...]
 LOG = log.get("peer")
-
-
-@dataclass(slots=True)
-class _Told:
-    """What the other side of a stream has told us, and what the two have compared."""
-
-    heard: dict[Item, Order] = field(default_factory=dict)
-    asked: list[Item] = field(default_factory=list)  # what the other side seems to lack
-    compared_at: float = 0.0
-    pause: float = COMPARE_SECONDS
-    begun: bool = False  # the first comparison is over: later ones wait for quiet
-
-    def hear(self, item: Item, order: Order) -> None:
-        """It need not be told back."""
-        self.heard.pop(item, None)
-        self.heard[item] = order
-        if len(self.heard) > NEWS_HEARD.most:
-            del self.heard[next(iter(self.heard))]
-
-    def knows(self, item: Item, order: Order) -> bool:
-        """Has the other side told us this itself?"""
-        return self.heard.get(item, (-1,)) >= order
 
 
 class News:
@@ -74,7 +49,7 @@ class News:
         self._book = book
         self._lives = lives
         self._heard = heard
-        self._outbox = Outbox(me=node.peer, book=book, bans=node.bans, lives=lives.journal)
+        self._outbox = Outbox(me=node.peer, book=book, bans=node.bans, lives=lives)
         self._ledger = Ledger(me=node.peer, book=book, bans=node.bans, lives=lives)
         self._hearings = Hearings()
         self._marks: tuple[int, ...] = ()
@@ -103,7 +78,7 @@ class News:
 
     async def talk(self, stream: Stream) -> None:
         """Tell and listen until the stream ends."""
-        messages, told = MessageStream(stream), _Told()
+        messages, told = MessageStream(stream), Told()
         record = self._book.record(stream.peer)
         admitter = record.chain.admitter if record is not None else None
         hearing = self._hearings.of(stream.peer, self._node.now(), admitter=admitter)
@@ -124,9 +99,10 @@ class News:
 
     # Telling.
 
-    async def _tell(self, messages: MessageStream, peer: PeerId, told: _Told, hearing: Hearing) -> None:
+    async def _tell(self, messages: MessageStream, peer: PeerId, told: Told, hearing: Hearing) -> None:
         self._collect()
         mark = self._outbox.journal.mark  # what there is already is compared
+        life_mark = self._lives.journal.mark
         await self._tell_digest(messages, told)
         while True:
             seen = self._node.version
@@ -135,12 +111,24 @@ class News:
             for item in items:
                 for message in self._words(item, peer, told):
                     await messages.send(message)
+            told.look_at(self._lives.journal.since(life_mark), self._lives)
+            life_mark = self._lives.journal.mark
+            await self._refute(messages, peer, told, hearing)
             await self._answer(messages, peer, told, hearing)
             if self._node.now() >= told.compared_at + told.pause and self._is_quiet():
                 await self._tell_digest(messages, told)
             await self._until_changed(seen, told, hearing)
 
-    async def _answer(self, messages: MessageStream, peer: PeerId, told: _Told, hearing: Hearing) -> None:
+    async def _refute(self, messages: MessageStream, peer: PeerId, told: Told, hearing: Hearing) -> None:
+        """Tell of those of whom it said that they are away, and who live: at once, as it may believe it."""
+        while told.refuted and not hearing.rest(self._node.now()):
+            subject = next(iter(told.refuted))
+            del told.refuted[subject]
+            for message in self._words(LifeItem(subject), peer, told):
+                hearing.answered(len(message), self._node.now())
+                await messages.send(message)
+
+    async def _answer(self, messages: MessageStream, peer: PeerId, told: Told, hearing: Hearing) -> None:
         """Tell what it seems to lack, as far as its share goes."""
         told.asked.reverse()
         asked, told.asked = told.asked, []
@@ -161,16 +149,16 @@ class News:
     def _is_quiet(self) -> bool:
         return self._node.now() >= self._changed_at + QUIET_SECONDS
 
-    async def _tell_digest(self, messages: MessageStream, told: _Told) -> None:
+    async def _tell_digest(self, messages: MessageStream, told: Told) -> None:
         told.compared_at = self._node.now()
         await messages.send(DigestNews(self._ledger.digest(self._node.my_record().sequence)).encode())
 
-    async def _until_changed(self, seen: int, told: _Told, hearing: Hearing) -> None:
+    async def _until_changed(self, seen: int, told: Told, hearing: Hearing) -> None:
         """Or until it is the turn of something that changed too often, or time to compare."""
         due = max(told.compared_at + told.pause, self._changed_at + QUIET_SECONDS)
         if self._outbox.due is not None:
             due = min(due, self._outbox.due)
-        if told.asked:
+        if told.asked or told.refuted:
             due = min(due, self._node.now() + hearing.rest(self._node.now()))
         try:
             async with asyncio.timeout_at(due):
@@ -178,7 +166,7 @@ class News:
         except TimeoutError:
             pass
 
-    def _words(self, item: Item, peer: PeerId, told: _Told) -> Iterator[bytes]:
+    def _words(self, item: Item, peer: PeerId, told: Told) -> Iterator[bytes]:
         """How it is told, unless it is gone, or `peer` has told it itself."""
         if isinstance(item, BanItem):
             entry = self._node.bans.entry(item.digest)
@@ -199,7 +187,7 @@ class News:
 
     # Listening.
 
-    async def _listen(self, messages: MessageStream, peer: PeerId, told: _Told, hearing: Hearing) -> None:
+    async def _listen(self, messages: MessageStream, peer: PeerId, told: Told, hearing: Hearing) -> None:
         while True:
             message = await messages.receive()
             try:
@@ -229,7 +217,7 @@ class News:
                 case None:
                     await hearing.pause(KNOWN_COST)
 
-    async def _compare(self, digest: bytes, messages: MessageStream, told: _Told, hearing: Hearing) -> None:
+    async def _compare(self, digest: bytes, messages: MessageStream, told: Told, hearing: Hearing) -> None:
         """What the other side has told us last: is it what we have?"""
         if not hearing.digests(self._node.now()):
             return  # before anything is computed
@@ -245,7 +233,7 @@ class News:
             await messages.send(answer)
         told.begun = True
 
-    def _learn_ban(self, ban: bytes, told: _Told, hearing: Hearing) -> float:
+    def _learn_ban(self, ban: bytes, told: Told, hearing: Hearing) -> float:
         """Returns what it cost. Raises RemoteProtocolError when too many did not hold."""
         item = BanItem(digest_of(ban))
         if self._node.bans.entry(item.digest) is not None:
@@ -256,7 +244,7 @@ class News:
         told.hear(item, (0,))
         return NEW_BAN_COST
 
-    def _learn_record(self, raw: bytes, told: _Told, hearing: Hearing) -> float:
+    def _learn_record(self, raw: bytes, told: Told, hearing: Hearing) -> float:
         """As `_learn_ban`. A record of a node that is banned is no fault: the teller may not know yet."""
         try:
             record = PeerRecord.decode(raw)
@@ -287,7 +275,7 @@ class News:
     def _blame(self, peer: PeerId, fault: Fault) -> None:
         self._node.faults.blame(peer, self._node.now(), fault.what)
 
-    def _learn_sign(self, raw: bytes, told: _Told, hearing: Hearing) -> float:
+    def _learn_sign(self, raw: bytes, told: Told, hearing: Hearing) -> float:
         """As `_learn_ban`."""
         try:
             sign = Presence.from_bytes(raw)
@@ -295,10 +283,10 @@ class News:
             hearing.fault(error.what)
             return NEW_COST
         new = self._lives.hear_sign(sign)
-        told.hear(LifeItem(sign.peer), (*sign.order, 0))
+        told.hear_sign(sign.peer, sign.order)
         return self._judge(new, hearing, "a sign of life that does not hold")
 
-    def _learn_away(self, raw: bytes, peer: PeerId, told: _Told, hearing: Hearing) -> float:
+    def _learn_away(self, raw: bytes, peer: PeerId, told: Told, hearing: Hearing) -> float:
         """As `_learn_ban`."""
         try:
             away = Away.from_bytes(raw)
@@ -306,8 +294,9 @@ class News:
             hearing.fault(error.what)
             return NEW_COST
         new = self._lives.hear_away(away, self._node.now(), teller=peer)
-        told.hear(LifeItem(away.peer), (*away.order, 1))
-        if new and self._lives.refute(self._node.now()):
+        refuted = bool(new) and self._lives.refute(self._node.now())
+        told.hear_away(away.peer, away.order, self._lives)
+        if refuted or told.refuted:
             self._node.changed()
         return self._judge(new, hearing, "a statement of absence that does not hold")
 

@@ -20,6 +20,7 @@ class Limits:
     unproven_seconds: float = 6.0
     circuits: int = 4096
     circuits_of_key: int = 8
+    circuits_of_pair: int = 2  # that one key asks another one for: of two links one replaces the other
     rate: int = 1 << 20
     burst: int = 4 << 20
     ticket_seconds: float = 12.0  # until both sides must have come
@@ -49,6 +50,7 @@ WIDE = Limits(
     clients_of_host=4096,
     connections_of_host=16_384,
     circuits_of_key=256,
+    circuits_of_pair=16,
     rate=0,
     boxes_of_key=256,
 )

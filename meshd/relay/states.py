@@ -64,6 +64,7 @@ class Circuit:
     since: float
     box: bytes = b""
     came: set[int] = field(default_factory=set)
+    answered: int = 0  # bytes of the callee
 
     @property
     def is_join(self) -> bool:

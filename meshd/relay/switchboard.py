@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from meshd.base.bucket import TokenBucket
+from meshd.relay.calls import Calls
 from meshd.relay.limits import Limits
 from meshd.relay.mailroom import Mailroom
 from meshd.relay.states import Action, Box, Circuit, Client, Cut, Drop, Identity, Tell
@@ -46,6 +47,7 @@ class Switchboard:
         self._guests_of_host: Counter[str] = Counter()
         self._circuits: dict[int, Circuit] = {}
         self._of_identity: Counter[Identity] = Counter()
+        self._calls = Calls(limits.ticket_seconds)
         self._tickets: dict[bytes, tuple[int, int]] = {}  # circuit and side
         self._boxes: dict[bytes, Box] = {}
         self._boxes_of: Counter[Identity] = Counter()
@@ -163,6 +165,7 @@ class Switchboard:
             return
         for ticket in found.tickets:
             self._tickets.pop(ticket, None)
+        self._calls.remove(found)
         _less(self._of_identity, found.caller)
         _less(self._of_identity, found.callee)
         if found.box in self._boxes:
@@ -171,6 +174,8 @@ class Switchboard:
     def owed(self, circuit: int, side: int, size: int, now: float) -> float:
         """Charge `size` bytes to whoever sent them; for how many seconds it must not be read."""
         found = self._circuits.get(circuit)
+        if found is not None and side == 1:
+            found.answered += size
         if found is None or not self.limits.rate:
             return 0.0
         who = (found.caller, found.callee)[side]
@@ -211,13 +216,15 @@ class Switchboard:
         if why is None and (callee is None or at is None):
             why = ("absent", "the node is not connected to this relay")
         if why is None and callee is not None:
-            why = self._no_room(state.who, callee, box)
+            why = self._no_room(state.who, callee, box, now)
         if why is not None or callee is None or at is None:
             return self._refuse(client, state, call.number, why or ("absent", ""))
+        cuts = self._make_room(state.who, callee, now)
         number = self._next_circuit
         self._next_circuit += 1
         tickets = (self._random(TICKET_BYTES), self._random(TICKET_BYTES))
-        self._circuits[number] = Circuit(number, state.who, callee, tickets, now, box)
+        self._circuits[number] = circuit = Circuit(number, state.who, callee, tickets, now, box)
+        self._calls.add(circuit)
         self._tickets |= {ticket: (number, side) for side, ticket in enumerate(tickets)}
         self._of_identity[state.who] += 1
         self._of_identity[callee] += 1
@@ -225,6 +232,7 @@ class Switchboard:
             self._boxes[box].joins += 1
         self.counts["circuits"] += 1
         return [
+            *cuts,
             Tell(at, Ring(tickets[1], state.who.peer, box)),
             Tell(client, Called(call.number, tickets[0])),
         ]
@@ -241,17 +249,32 @@ class Switchboard:
             return None, ("absent", "no such mailbox is open here")
         return found.owner, None
 
-    def _no_room(self, caller: Identity, callee: Identity, box: bytes) -> tuple[str, str] | None:
+    def _no_room(self, caller: Identity, callee: Identity, box: bytes, now: float) -> tuple[str, str] | None:
         if caller == callee:
             return "self", "a node cannot call itself"
         if len(self._circuits) >= self.limits.circuits:
             return "full", "this relay carries as many circuits as it can"
         if box and self._boxes[box].joins >= self.limits.joins_of_box:
             return "busy", "others are joining by this invite right now"
+        if self._calls.between(caller, callee) >= self.limits.circuits_of_pair:
+            return "quota", "this node has as many circuits to the other one as it may have here"
         for who, whose in ((caller, "this node has"), (callee, "the other node has")):
-            if self._of_identity[who] >= self.limits.circuits_of_key:
+            if self._is_full(who) and self._calls.yielding(who, caller, now) is None:
                 return "quota", f"{whose} as many circuits here as a key may have"
         return None
+
+    def _is_full(self, who: Identity) -> bool:
+        return self._of_identity[who] >= self.limits.circuits_of_key
+
+    def _make_room(self, caller: Identity, callee: Identity, now: float) -> list[Action]:
+        """For one more between them; there is some, or `_no_room` would have said why not."""
+        cuts: list[Action] = []
+        for who in (caller, callee):
+            found = self._calls.yielding(who, caller, now) if self._is_full(who) else None
+            if found is not None:
+                cuts.append(Cut(found.number))
+                self.ended(found.number)
+        return cuts
 
     def _hang_up(self, who: Identity, ticket: bytes) -> list[Action]:
         found = self._tickets.get(ticket)

@@ -399,11 +399,11 @@ def test_a_flood_is_held_to_its_rate_and_others_are_not() -> None:
     in_house(work)
 
 
-def test_circuits_of_a_key_are_few_on_a_relay_for_all() -> None:
+def test_circuits_to_one_node_are_few_on_a_relay_for_all() -> None:
     async def work(home: House) -> None:
         home.start(limits=SMALL)
         ann, bob = await home.parties(2)
-        links = [await ann.pair(bob) for _ in range(SMALL.circuits_of_key)]
+        links = [await ann.pair(bob) for _ in range(SMALL.circuits_of_pair)]
         with pytest.raises(DialError, match="as many circuits"):
             await ann.links.dial(bob.node.peer, ())
         await links[0][0].aclose()

@@ -14,8 +14,8 @@ from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import Ban, digest_of
 from meshd.identity.signed import Statement
 from meshd.peer.interface import PeerState, Stream
-from meshd.peer.news import _Told
 from meshd.peer.outbox import BanItem, Item, LifeItem
+from meshd.peer.told import Told
 from meshd.wire.limits import MAX_BAN_BYTES, MAX_RECORD_BYTES, MAX_SEQUENCE
 from meshd.wire.message import Value, pack
 from meshd.wire.news import NEWS_SERVICE, AwayNews, BanNews, PresenceNews, RecordNews, decode
@@ -106,7 +106,7 @@ def test_what_a_node_tells_on_it_would_take_itself(theirs: int, own: int, pad: i
             lives.report(other.peer, 0)
             lives._accused = True
             lives.refute(0)
-            told = [word for item in items for word in news._words(item, fresh_key().peer, _Told())]
+            told = [word for item in items for word in news._words(item, fresh_key().peer, Told())]
             assert len(told) >= len(items), "each, and what was said of both lives"
             assert all(understood(message, world) for message in told)
 

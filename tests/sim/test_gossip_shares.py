@@ -22,8 +22,8 @@ from meshd.identity.revocation import Ban
 from meshd.peer import mesh as mesh_module
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.mesh import IDLE_SECONDS, LOOK_SECONDS
-from meshd.peer.news import _Told
 from meshd.peer.outbox import SLACK, BanItem
+from meshd.peer.told import Told
 from meshd.wire.news import NEWS_SERVICE, BanNews, RecordNews
 
 from tests.conformance.nodes import fresh_key
@@ -76,7 +76,7 @@ def test_bans_that_do_not_hold_end_the_news_and_are_not_remembered(monkeypatch: 
 
 
 def test_what_a_member_told_is_remembered_in_bounds() -> None:
-    told = _Told()
+    told = Told()
     for number in range(3 * NEWS_HEARD.most):
         told.hear(BanItem(number.to_bytes(32, "big")), (0,))
     assert len(told.heard) == NEWS_HEARD.most

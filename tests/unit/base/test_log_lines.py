@@ -4,7 +4,7 @@ import io
 
 from meshd.base import log
 from meshd.base.log_lines import MAX_KINDS, MAX_PEERS, LineShares
-from meshd.base.shares import KIND_LINES, PEER_LINES, PEER_LINES_IN_ALL
+from meshd.base.shares import FIRST_LINES_IN_ALL, KIND_LINES, PEER_LINES, PEER_LINES_IN_ALL
 
 
 def test_beyond_its_share_lines_are_left_out_and_counted() -> None:
@@ -19,8 +19,18 @@ def test_beyond_its_share_lines_are_left_out_and_counted() -> None:
 def test_many_peers_have_one_share_together() -> None:
     shares = LineShares()
     said = [shares.may_say(f"sybil {number}", 0.0) for number in range(10_000)]
-    assert said.count(0) == PEER_LINES_IN_ALL.burst
+    assert said.count(0) == PEER_LINES_IN_ALL.burst + FIRST_LINES_IN_ALL.burst
     assert len(shares._peers) == MAX_PEERS
+
+
+def test_some_peers_that_are_talked_about_all_the_time_leave_out_no_other() -> None:
+    """However long: a few can use all that peers have together."""
+    shares = LineShares()
+    for second in range(3600):
+        for number in range(20):
+            shares.may_say(f"mallory {number}", float(second))
+        if second >= 3540:
+            assert [shares.may_say(f"anna {second}", float(second)) for _ in range(3)] == [0, 0, 0]
 
 
 def test_the_log_keeps_to_it_and_errors_pass() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.relay.calls import SETTLED_BYTES
 from meshd.relay.limits import SMALL, Limits
 from meshd.relay.states import Action, Cut, Drop, Identity, Tell
 from meshd.relay.switchboard import Switchboard
@@ -28,7 +29,7 @@ from meshd.wire.relay import (
 
 MESH, OTHER = b"m" * 32, b"o" * 32
 BOX, BOX2 = b"b" * 16, b"c" * 16
-ANN, BOB, CAT = (name * 32 for name in (b"A", b"B", b"C"))
+ANN, BOB, CAT, DAN = (name * 32 for name in (b"A", b"B", b"C", b"D"))
 LIMITS = replace(SMALL, circuits_of_key=2, mail_of_one=4, boxes_of_key=2, clients_of_host=4)
 
 
@@ -202,16 +203,65 @@ def test_a_node_that_comes_again_replaces_itself() -> None:
     assert relay.clients == 2
 
 
+def settled(relay: Switchboard, actions: list[Action], caller: int, callee: int) -> None:
+    """Both sides come, and the callee says more than it says to a stranger."""
+    mine, theirs = tickets(actions, caller, callee)
+    found = relay.arrive(mine)
+    assert found is not None and relay.arrive(theirs) == (found[0], 1)
+    relay.owed(found[0], 1, SETTLED_BYTES, 0.0)
+
+
 def test_circuits_of_a_key_are_bounded_on_both_sides() -> None:
     relay = board()
     enter(relay, 1, ANN)
     enter(relay, 2, BOB)
     enter(relay, 3, CAT)
     for _ in range(LIMITS.circuits_of_key):
-        tickets(call(relay, 1, BOB), 1, 2)
+        settled(relay, call(relay, 1, BOB), 1, 2)
     assert refused(call(relay, 1, CAT), 1) == "quota"
     assert refused(call(relay, 3, BOB), 3) == "quota"
     assert refused(call(relay, 1, ANN), 1) == "self"
+
+
+def test_one_caller_has_few_circuits_to_one_node() -> None:
+    relay = board(SMALL)
+    enter(relay, 1, ANN)
+    enter(relay, 2, BOB)
+    enter(relay, 3, CAT)
+    for _ in range(SMALL.circuits_of_pair):
+        tickets(call(relay, 1, BOB), 1, 2)
+    assert refused(call(relay, 1, BOB), 1) == "quota"
+    tickets(call(relay, 1, CAT), 1, 3)
+    tickets(call(relay, 2, ANN), 2, 1)
+
+
+def test_calls_that_prove_nothing_leave_a_node_open_to_others_and_free_to_call() -> None:
+    """Whoever has asked for the most gives way, the oldest first; both sides of it may have come."""
+    relay = board(replace(SMALL, circuits_of_key=4))
+    for client, peer in enumerate((ANN, BOB, CAT, DAN), 1):
+        enter(relay, client, peer)
+    for caller in (2, 3, 3, 2):
+        for ticket in tickets(call(relay, caller, ANN), caller, 1):
+            relay.arrive(ticket)
+    actions = call(relay, 4, ANN)
+    tickets(actions, 4, 1)
+    assert Cut(1) in actions and relay.circuits == 4, "Bob's, as Bob's are as many as Cat's and older"
+    actions = call(relay, 1, DAN)
+    tickets(actions, 1, 4)
+    assert Cut(2) in actions and relay.circuits == 4, "one of Cat's, who had the most then"
+    assert refused(call(relay, 2, ANN), 2) == "quota", "who has as many as the others displaces nobody"
+
+
+def test_circuits_that_a_node_keeps_give_way_to_nobody() -> None:
+    relay = board()
+    enter(relay, 1, ANN)
+    enter(relay, 2, BOB)
+    enter(relay, 3, CAT)
+    for _ in range(LIMITS.circuits_of_key):
+        for ticket in tickets(call(relay, 2, ANN), 2, 1):
+            relay.arrive(ticket)
+    later = LIMITS.ticket_seconds + 1
+    assert refused(call(relay, 3, ANN, now=later), 3) == "quota"
 
 
 def test_a_given_up_call_makes_room() -> None:

@@ -1,0 +1,46 @@
+"""The circuits to each node, and which of them gives way when the node has as many as a key may have. Pure.
+
+Whom a node lets in is not for its callers to say: one that asks for circuits and proves nothing in them would
+keep all others out. A circuit is settled once the node has said more in it than it says to a stranger, or
+keeps it for longer than it waits for a proof. Those that are not settled give way.
+"""
+
+from collections import Counter
+
+from meshd.relay.states import Circuit, Identity
+
+SETTLED_BYTES = 8 << 10  # of the node that was called: its side of a handshake and a proof is less
+
+
+class Calls:
+    """`settled_seconds`: a circuit that both sides keep for so long is one that they want."""
+
+    def __init__(self, settled_seconds: float) -> None:
+        self._seconds = settled_seconds
+        self._to: dict[Identity, dict[int, Circuit]] = {}
+
+    def add(self, circuit: Circuit) -> None:
+        """A new one."""
+        self._to.setdefault(circuit.callee, {})[circuit.number] = circuit
+
+    def remove(self, circuit: Circuit) -> None:
+        """One that is over."""
+        calls = self._to[circuit.callee]
+        del calls[circuit.number]
+        if not calls:
+            del self._to[circuit.callee]
+
+    def between(self, caller: Identity, callee: Identity) -> int:
+        """How many the one has to the other."""
+        return sum(one.caller == caller for one in self._to.get(callee, {}).values())
+
+    def yielding(self, callee: Identity, caller: Identity, now: float) -> Circuit | None:
+        """Which gives way to one more of `caller`: the oldest of whoever has the most, and more than it."""
+        calls = self._to.get(callee, {}).values()
+        held = Counter(one.caller for one in calls)
+        loose = [one for one in calls if held[one.caller] > held[caller] and not self._is_settled(one, now)]
+        return max(loose, key=lambda one: (held[one.caller], -one.number), default=None)
+
+    def _is_settled(self, circuit: Circuit, now: float) -> bool:
+        both = len(circuit.came) == 2
+        return both and (circuit.answered >= SETTLED_BYTES or now - circuit.since > self._seconds)
