@@ -46,7 +46,7 @@ def run(args: ReadyArgs, out: BenchOutput) -> int:
         out.json({"machine": machine(), "runs": [asdict(one) for one in found.runs], "promises": promised})
     else:
         out.table(*table(found))
-        out.note(f"{machine()}; medians")
+        out.note(f"{machine()}; medians; bounds are for READY, FIRST is held to none")
     return 0 if all(one.held for one in kept) else 1
 
 
