@@ -6,7 +6,8 @@ is taken off all the same. It is shorter than the second after which Linux sends
 most do. BBR lets four packets in flight for a round trip and 200 ms, 10 s after a link was made and every
 10 s from then on (PROBE_RTT). This and whatever else the machine does only adds to a start, so the shortest
 of each kind count; far and near take turns, for both to meet the same machine, and where the machine was busy
-all the time they take more turns. One round trip too many is in every start, however many there are.
+all the time they take more turns. One round trip too many is in every start, however many there are; a near
+start that was never short could hide it on a busy machine, and not on a quiet one.
 """
 
 import asyncio
@@ -26,9 +27,9 @@ from tests.e2e.models import cache_folder, patched, smollm2
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
-LONG_MS = 400.0
+LONG_MS = 800.0
 TURNS = 3  # at least
-MOST_TURNS = 9
+MOST_TURNS = 12
 LOAD = 4  # of llama-server's RPC: test_native_load counts its questions
 
 
