@@ -91,7 +91,7 @@ llama-server was ended {runs} times for each cell, and that of one machine alone
 Packets are delayed between the nodes, so TCP sees the distance. A round trip on the path is what a cell takes
 longer than at RTT 0. FIRST is the start of `meshd serve` itself, while its links are still being
 made: one for each cell, for those after it are no first ones.
-{verdict}:
+{verdict}. Bounds are for READY; FIRST is held to none:
 
 {table}
 <!-- end of ready -->"""

@@ -46,7 +46,7 @@ def run(args: ReadyArgs, out: BenchOutput) -> int:
         out.json({"machine": machine(), "runs": [asdict(one) for one in found.runs], "promises": promised})
     else:
         out.table(*table(found))
-        out.note(f"{machine()}; medians")
+        out.note(f"{machine()}; medians; bounds are for READY, FIRST is held to none")
     return 0 if all(one.held for one in kept) else 1
 
 
@@ -68,7 +68,7 @@ async def _runs(args: ReadyArgs, out: BenchOutput) -> Sequence[Ready]:
     runs: list[Ready] = []
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with Owner() as owner:
-            alone = await _Serving.start(owner, _fleet(args, model, Path(name), 0, 0.0))
+            alone = await Serving.start(owner, _fleet(args, model, Path(name), 0, 0.0))
             for workers in args.workers:
                 for rtt in args.round_trips:
                     runs += await _cell(args, model, workers, rtt, alone, out)
@@ -77,13 +77,13 @@ async def _runs(args: ReadyArgs, out: BenchOutput) -> Sequence[Ready]:
 
 
 async def _cell(
-    args: ReadyArgs, model: Path, workers: int, rtt: float, alone: "_Serving", out: BenchOutput
+    args: ReadyArgs, model: Path, workers: int, rtt: float, alone: "Serving", out: BenchOutput
 ) -> list[Ready]:
     """The nodes stay and their links are up; the model is started over each time, and alone after it."""
     found: list[Ready] = []
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with Owner() as owner:
-            far = await _Serving.start(owner, _fleet(args, model, Path(name), workers, rtt))
+            far = await Serving.start(owner, _fleet(args, model, Path(name), workers, rtt))
             first = far.first_seconds
             for number in range(args.runs):
                 out.progress(f"ready: {count_of(workers, 'worker')}, {rtt:g} ms, {number + 1} of {args.runs}")
@@ -109,7 +109,7 @@ def _fleet(args: ReadyArgs, model: Path, folder: Path, workers: int, rtt: float)
     )
 
 
-class _Serving:
+class Serving:
     """A head that serves, with its workers."""
 
     def __init__(self, head: LocalNode, url: str) -> None:
@@ -119,7 +119,7 @@ class _Serving:
         self.first_seconds = 0.0
 
     @classmethod
-    async def start(cls, owner: Owner, fleet: Fleet) -> "_Serving":
+    async def start(cls, owner: Owner, fleet: Fleet) -> "Serving":
         """Ready for the first time. Raises MeshdError."""
         if fleet.spec.round_trips:
             await fleet.start_workers(owner)

@@ -9,7 +9,7 @@ from datetime import datetime
 from meshd.bench.figures import Promise, Table, count_of
 
 ROUND_TRIPS = 8  # with workers, beyond what one machine alone takes
-_ASKING = re.compile(r"^(\S+) .*\bmodel_state\b.*\bwhy=(?:'asking \d+ workers'|planning)")
+_ASKING = re.compile(r"^(\S+) .*\bmodel_state\b.*\bwhy=(?:'asking \d+ workers?'|planning)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

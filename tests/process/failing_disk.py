@@ -1,6 +1,7 @@
-"""A disk that does not take chosen files: opening, writing, syncing or replacing them fails.
+"""A disk that does not take chosen files, or does not give them: a stage of their use fails.
 
-Making a folder counts as opening, what changes a file's size or times as writing.
+Making a folder counts as opening, what changes a file's size or times as writing. `OPEN_TO_READ` stands
+beside the stages of writing: what is read has no others, for its bytes come with the checksum or not at all.
 """
 
 import errno
@@ -16,6 +17,7 @@ from meshd.base.replaced_file import NEW_PREFIX
 
 ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.EIO)
 STAGES = ("open", "write", "sync", "replace")
+OPEN_TO_READ = "open to read"
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 Path_ = str | os.PathLike[str]
@@ -47,8 +49,8 @@ class FailingDisk:
         writes = bool(flags & _WRITES)
         if flags & os.O_TMPFILE == os.O_TMPFILE:  # a file without a name in this folder
             path = Path(path) / NEW_PREFIX
-        if writes and self._concerned(Path(path)):
-            self._fail("open")
+        if self._concerned(Path(path)):
+            self._fail("open" if writes else OPEN_TO_READ)
         descriptor = self._open(named, flags, mode, **more)
         self._files.pop(descriptor, None)  # of one that a file object closed
         if writes and self._concerned(Path(path)):
@@ -139,6 +141,8 @@ class FailingDisk:
         writes = not isinstance(file, int) and mode[0] in "wax" and self._concerned(Path(file))
         if writes:
             self._fail("open")
+        elif not isinstance(file, int) and self._concerned(Path(file)):
+            self._fail(OPEN_TO_READ)
         opened: IO[str] = self._io_open(file, mode, *args, **more)  # type: ignore[call-overload]
         if not isinstance(file, int):
             self._files.pop(opened.fileno(), None)  # of one that a file object closed

@@ -64,6 +64,22 @@ def unwritten(status: Status) -> set[str]:
     return {warning.what.split("`")[1] for warning in status.warnings if warning.code == "disk"}
 
 
+def test_a_daemon_may_open_as_many_files_as_the_system_allows(tmp_path: Path) -> None:
+    """Whatever the shell gave that started it: links alone can be more than its 256 to 1024."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    allowed = 1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            shell = ("/bin/sh", "-c", 'ulimit -Sn 200 && exec "$0" "$@"')
+            node = await fleet.start(fleet.spec("worker", "worker", prefix=shell))
+            await node.token()
+            assert resource.prlimit(pid_of(node), resource.RLIMIT_NOFILE) == (allowed, hard)
+
+    assert allowed > 200
+    play(check())
+
+
 def test_files_that_cannot_be_written_are_told_and_written_later(tmp_path: Path) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:

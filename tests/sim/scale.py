@@ -9,6 +9,8 @@ Real nodes (mesh, sessions, news, book) over links in memory, on a virtual clock
 - what a member costs that changes its record and its signs of life as fast as its neighbours listen: checks
   by the neighbour that has most of them, and by another node on average; and the bytes of that one.
 
+It exits with 1 where a mesh does not keep to the bounds below.
+
 Two things are cheaper than in truth, or a run would take hours: a signature is verified once for all nodes
 (each check counts), and links are pinged every 15 s instead of 1.5, and missed for as much longer.
 """
@@ -17,6 +19,7 @@ import argparse
 import asyncio
 import functools
 import itertools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,11 +29,14 @@ from unittest import mock
 
 from meshd.base import log
 from meshd.base.errors import Broken, Busy, Refused
+from meshd.base.shares import LIVES_OF_ONE, NEWS_CHECKS, NEWS_OF_ONE, Rate
 from meshd.identity import away, keys, presence, record, signed
 from meshd.identity.presence import Presence
 from meshd.mux.config import MuxConfig
 from meshd.peer import links, paths
+from meshd.peer.hearing import KNOWN_COST
 from meshd.peer.messages import MessageStream
+from meshd.peer.standing import DEGREE
 from meshd.wire.news import PresenceNews, RecordNews
 
 from tests.sim.gossip import Teller
@@ -42,6 +48,8 @@ CALM_SECONDS = 70.0  # until what was on its way is told, and sessions that join
 IDLE_SECONDS = 120.0
 FLOOD_SECONDS = 30.0
 LATEST = 60.0  # nothing is waited for longer
+MOST_SECONDS = 15.0  # until all know of something
+BELOW_IDLE_BYTES = 200.0  # a second and node
 SLOWER = 10  # than in truth, a link is pinged
 LINKS = MuxConfig(ping_interval=SLOWER * 1.5, dead_after=SLOWER * 4.5)
 SILENT_AFTER = SLOWER * paths.SILENT_AFTER
@@ -60,6 +68,32 @@ class Row:
     flood_checks: float
     flood_bytes: float
     real: float
+
+
+def _in_flood(rate: Rate) -> float:
+    """What it lets through a second, on average over a flood."""
+    return rate.per_second + rate.burst / FLOOD_SECONDS
+
+
+def broken(row: Row) -> list[str]:
+    """The bounds that this mesh did not keep to: what, how much, how much at most."""
+    told = _in_flood(NEWS_OF_ONE) + _in_flood(LIVES_OF_ONE)
+    near = _in_flood(NEWS_CHECKS) + 1 / FLOOD_SECONDS
+    # each once, and known already from the other neighbours
+    others = told * (1 + DEGREE * KNOWN_COST) + 0.1
+    bounds = (
+        ("join", row.join, MOST_SECONDS),
+        ("ban", row.ban, MOST_SECONDS),
+        ("address", row.address, MOST_SECONDS),
+        ("idle", row.idle, math.nextafter(BELOW_IDLE_BYTES, 0.0)),
+        ("flood: checks next to it", row.flood_checks_near, near),
+        ("flood: checks of another", row.flood_checks, others),
+    )
+    return [
+        f"{row.members} members, {what}: {found:g}, at most {most:g}"
+        for what, found, most in bounds
+        if not found <= most  # what cannot be told was not kept
+    ]
 
 
 class Meter:
@@ -191,11 +225,12 @@ class Flood:
         words = list(itertools.islice(self._words(), 3700))
         streams = list(self.teller.streams())
         before, said = self.meter.sent, self._checked(nodes)
+        heard = [_hearing(node, self.node) for node in nodes]
         floods = [self.node.world.owner.start(self._tell(stream, words), name="flood") for stream in streams]
         await asyncio.sleep(FLOOD_SECONDS)
         for flood in floods:
             flood.cancel()
-        near = max(_hearing(node, self.node) for node in nodes)
+        near = max(_hearing(node, self.node) - had for node, had in zip(nodes, heard, strict=True))
         others = (self._checked(nodes) - said) / len(nodes)
         told = 2 * (self.meter.sent - before - self.sent) / len(nodes)
         return near / FLOOD_SECONDS, others / FLOOD_SECONDS, told / FLOOD_SECONDS
@@ -241,16 +276,22 @@ def line(row: Row) -> str:
     )
 
 
-def main() -> None:
-    """Print the table."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; 1 when a bound was broken."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--members", type=int, nargs="+", default=[10, 50, 200, 1000])
+    members = parser.parse_args(argv).members
     log.set_up(level="error")
     sys.stdout.write(HEAD + "\n")
-    for count in parser.parse_args().members:
-        sys.stdout.write(line(run(measure(count))) + "\n")
+    lost: list[str] = []
+    for count in members:
+        row = run(measure(count))
+        sys.stdout.write(line(row) + "\n")
         sys.stdout.flush()
+        lost += broken(row)
+    sys.stderr.writelines(f"{one}\n" for one in lost)
+    return 1 if lost else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -68,7 +68,7 @@ def test_the_section_of_readiness_says_what_it_is_and_can_be_made_anew() -> None
     whole = page(MADE, figures(), Figures(()), RPC, READY)
     for part in (
         "meshd bench ready --workers 2 --rtt 0,50",
-        "All bounds held",
+        "All bounds held. Bounds are for READY; FIRST is held to none:",
         "≤ 0.700",
         "first real token",
     ):

@@ -42,7 +42,7 @@ LOG = """\
 """
 
 
-@pytest.mark.parametrize("why", ["'asking 2 workers'", "planning"])
+@pytest.mark.parametrize("why", ["'asking 1 worker'", "'asking 2 workers'", "planning"])
 def test_a_head_began_when_its_log_says_so(why: str) -> None:
     times = "2026-11-21T21:48:46+00:00", "2026-11-21T21:48:49.477105+00:00"
     assert asked_at(LOG.format(why=why)) == [datetime.fromisoformat(time).timestamp() for time in times]
