@@ -54,6 +54,30 @@ class Noted:
             _DIALLING.reset(before)
 
 
+class _Lost(asyncio.DatagramTransport):
+    """A socket of which nothing arrives; `note` is told where it was sent."""
+
+    def __init__(self, note: Callable[[Any], None], remote: Any, local: Any, protocol: Any) -> None:
+        super().__init__({"peername": remote, "sockname": local or ("0.0.0.0", 0)})
+        self._note = note
+        self._remote = remote
+        self._protocol = protocol
+        self._closed = False
+
+    def sendto(self, data: Any, addr: Any = None) -> None:
+        self._note(addr or self._remote)
+
+    def is_closing(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
+
+    abort = close
+
+
 class OutsideLoop(VirtualLoop):
     """No packet leaves: every connection is refused, no name is known."""
 
@@ -130,8 +154,21 @@ class OutsideLoop(VirtualLoop):
         finally:
             self._waiting[dial] -= 1
 
-    async def create_datagram_endpoint(self, *_args: Any, **_rest: Any) -> Any:
-        raise OSError(101, "there is no network")
+    async def create_datagram_endpoint(
+        self, protocol_factory: Any, local_addr: Any = None, remote_addr: Any = None, **_rest: Any
+    ) -> Any:
+        """Datagrams get lost, noted one by one."""
+        if remote_addr is not None:
+            self._note("udp", remote_addr)
+            self._count(str(remote_addr[0]))
+        protocol = protocol_factory()
+        transport = _Lost(partial(self._note, "udp"), remote_addr, local_addr, protocol)
+        self.call_soon(protocol.connection_made, transport)
+        return transport, protocol
+
+    async def sock_sendto(self, sock: socket.socket, data: Any, address: Any) -> int:
+        self._note("udp", address)
+        return len(data)
 
     async def getaddrinfo(self, host: Any, port: Any, **rest: Any) -> Any:
         """Addresses only, checked as the system's own does it."""
