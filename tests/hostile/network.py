@@ -13,6 +13,7 @@ from meshd.base.bucket import TokenBucket
 from meshd.base.shares import DIALS
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Dialer, Link, LinkKind
+from meshd.link.quic_ports import DialPort
 from meshd.wire.dialable import Dialable
 
 from tests.hostile.turns import Turns
@@ -54,30 +55,6 @@ class Noted:
             _DIALLING.reset(before)
 
 
-class _Lost(asyncio.DatagramTransport):
-    """A socket of which nothing arrives; `note` is told where it was sent."""
-
-    def __init__(self, note: Callable[[Any], None], remote: Any, local: Any, protocol: Any) -> None:
-        super().__init__({"peername": remote, "sockname": local or ("0.0.0.0", 0)})
-        self._note = note
-        self._remote = remote
-        self._protocol = protocol
-        self._closed = False
-
-    def sendto(self, data: Any, addr: Any = None) -> None:
-        self._note(addr or self._remote)
-
-    def is_closing(self) -> bool:
-        return self._closed
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
-
-    abort = close
-
-
 class OutsideLoop(VirtualLoop):
     """No packet leaves: every connection is refused, no name is known."""
 
@@ -87,6 +64,7 @@ class OutsideLoop(VirtualLoop):
         self.dials: set[Dial] = set()  # that nobody has looked at yet
         self.too_many: list[str] = []  # connections beyond the share of those they were made for
         self.dialled: Counter[tuple[str, PeerId]] = Counter()
+        self.by_proto: Counter[str] = Counter()
         self.slow: set[Dial] = set()  # connections there take their time before they are refused
         self._shares: dict[tuple[str, PeerId], TokenBucket] = {}
         self._waiting: Counter[Dial] = Counter()
@@ -120,6 +98,7 @@ class OutsideLoop(VirtualLoop):
 
     def _note(self, proto: str, address: Any) -> None:
         self.dials.add(Dial(proto, str(address[0]), int(address[1])))
+        self.by_proto[proto] += 1
 
     def _count(self, host: str) -> None:
         whom = _DIALLING.get()
@@ -157,18 +136,15 @@ class OutsideLoop(VirtualLoop):
     async def create_datagram_endpoint(
         self, protocol_factory: Any, local_addr: Any = None, remote_addr: Any = None, **_rest: Any
     ) -> Any:
-        """Datagrams get lost, noted one by one."""
         if remote_addr is not None:
             self._note("udp", remote_addr)
-            self._count(str(remote_addr[0]))
-        protocol = protocol_factory()
-        transport = _Lost(partial(self._note, "udp"), remote_addr, local_addr, protocol)
-        self.call_soon(protocol.connection_made, transport)
-        return transport, protocol
+        raise OSError(101, "there is no network")
 
-    async def sock_sendto(self, sock: socket.socket, data: Any, address: Any) -> int:
-        self._note("udp", address)
-        return len(data)
+    def udp_port(self, candidate: Dialable) -> DialPort:
+        """The socket for a QUIC dial, which there is none of. Raises OSError."""
+        self._note("udp", (candidate.host, candidate.port))
+        self._count(candidate.host)
+        raise OSError(101, "there is no network")
 
     async def getaddrinfo(self, host: Any, port: Any, **rest: Any) -> Any:
         """Addresses only, checked as the system's own does it."""

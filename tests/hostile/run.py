@@ -42,6 +42,7 @@ class Outcome:
     unheard: tuple[str, ...] = ()  # doors at which no victim answered
     lines: int = 0  # that the honest nodes logged
     dials: int = 0  # connections to where peers' records led
+    by_udp: int = 0  # of those
     print: str = ""  # of all that does not depend on the machine: the same for the same seed
 
 
@@ -85,6 +86,7 @@ async def _run(
                 done.longest_turn, done.of_a_core = loop.turns.longest, it.share_of_a_core
                 done.echoed, done.sent, done.ended = it.live.echoed, visit.sent, tuple(visit.closed)
                 done.lines, done.dials = lines.counts.total(), loop.dialled.total()
+                done.by_udp = loop.by_proto["udp"]
                 done.print = _print_of(done, lines)
                 tell(done)
         done.unheard = tuple(visit.unheard())
@@ -94,7 +96,7 @@ async def _run(
 
 
 def _print_of(done: Outcome, lines: Lines) -> str:
-    what = (done.messages, done.virtual_seconds, done.echoed, done.dials, done.ended)
+    what = (done.messages, done.virtual_seconds, done.echoed, done.dials, done.by_udp, done.ended)
     counts = (sorted(done.sent.items()), sorted(lines.counts.items()))
     return hashlib.sha256(repr((what, counts)).encode()).hexdigest()[:12]
 

@@ -19,9 +19,11 @@ from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
 from meshd.identity.relay_url import parse_relay_url
+from meshd.link import quic_reception as _  # noqa: F401 - else loaded in a thread, at whatever time
 from meshd.link.interface import Link, LinkKind
 from meshd.link.member_relay import MemberRelayLinks
 from meshd.link.proving import RawPipe
+from meshd.link.quic import QuicDialer
 from meshd.link.relay import RelayLinks
 from meshd.link.relay_client import RelayClient
 from meshd.link.tcp import TcpDialer
@@ -107,7 +109,10 @@ class Victim:
         node = self.node
         relayed = RelayLinks(self._relays, node.standing)
         tcp = _Tcp(node.dialer, Noted(TcpDialer(node.standing), node.name), node.world)
-        node.mesh._dialers = (tcp, relayed, self.members)  # visits to relays have a share of their own
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, OutsideLoop)
+        quic = Noted(QuicDialer(node.standing, ports=loop.udp_port), node.name)
+        node.mesh._dialers = (tcp, quic, relayed, self.members)  # visits to relays have a share of their own
         for topic in TOPICS:
             node.signals.topic(topic)
 

@@ -34,6 +34,7 @@ def test_the_honest_bear_it(tmp_path: Path) -> None:
     assert done.messages >= MESSAGES
     assert done.echoed > 1 << 20
     assert not done.unheard
+    assert 0 < done.by_udp < done.dials
     # whatever the wire has was said, somewhere
     assert {word.name for word in catalogue()} <= set(done.sent)
 
