@@ -1,4 +1,4 @@
-"""How the hostile member comes to a victim: a session where it gets one, streams on it, a count of all."""
+"""How the hostile member comes to a victim: a session where it gets one, streams, a count of all it said."""
 
 import asyncio
 from collections import Counter, deque
@@ -19,6 +19,7 @@ FLOOD = 400
 TOPICS = ("webrtc", "quic", "punch", "birthday")
 EXPOSED = "db"  # a service that the hostile member may use
 Metadata = dict[str, str | int | bytes]
+Said = tuple[str, bytes]  # which kind of message, and its bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,11 @@ class NotHeard(Exception):
 
 
 class Approach:
-    """The hostile member's dealings with both victims. `sent` counts what it said, by kind."""
+    """The hostile member's dealings with both victims.
+
+    `sent` counts by kind what was given to an honest node: not what there was no stream for, nor what a
+    victim did not take.
+    """
 
     def __init__(
         self, mallory: Mallory, targets: Sequence[Target], owner: Owner, *, pace: Pace = VIRTUAL
@@ -105,9 +110,17 @@ class Approach:
     def _count(self, name: str) -> None:
         self.sent[name] += 1
 
-    def _said(self, name: str) -> bytes:
-        self._count(name)
-        return self.speech.say(name)
+    def _word(self, name: str) -> Said:
+        return name, self._framed(self.speech.say(name))
+
+    async def _say(self, talk: Talk, number: int, words: Sequence[Said], *, eof: bool = False) -> None:
+        """In one piece, on a stream that there is."""
+        taken = await talk.write(number, b"".join(data for _, data in words), eof=eof)
+        for name, data in words:
+            taken -= len(data)
+            if taken < 0 or talk.over:
+                break
+            self._count(name)
 
     def _framed(self, message: bytes) -> bytes:
         """Behind its length, which is nearly always true."""
@@ -118,14 +131,13 @@ class Approach:
     def _volley(self) -> int:
         return VOLLEY // 4 if self._chance.random() < 0.95 else FLOOD
 
-    async def _open_all(self, victim: Target, service: str, asked: list[Metadata], words: bytes) -> int:
+    async def _open_all(self, victim: Target, service: str, asked: list[Metadata], words: bytes) -> None:
         """So many streams in one breath, and a word on each; most are reset after a while."""
         talk = await self._talk(victim)
         opened = [number for one in asked if (number := talk.open(service, one)) is not None]
         for number in opened:
-            await talk.write(number, words)
+            await self._say(talk, number, [(f"open.{service}", words)])
         await asyncio.sleep(self._chance.choice((0.0, 0.1)))
         for number in opened:
             if number in talk.live and self._chance.random() < 0.9:
                 talk.session.reset(number, 1, "enough")
-        return len(asked)

@@ -65,14 +65,14 @@ async def _attack(home: Path, seed: int, seconds: float, names: list[str]) -> No
     loop = asyncio.get_running_loop()
     async with Owner() as owner:
         visit = Visit(mallory, targets, owner, pace=PACE)
-        until, count = loop.time() + seconds, 0
+        until = loop.time() + seconds
         try:
             visit.doors.pop("mail")  # there is no relay
             while loop.time() < until:
                 unheard = visit.unheard()
                 door = chance.choice(unheard) if unheard and chance.random() < 0.5 else ""
-                count += await visit.once(door)
-            say(f"said {count}, unheard {visit.unheard()}")
+                await visit.once(door)
+            say(f"said {visit.said}, unheard {visit.unheard()}")
         except Damage as damage:
             say(str(damage))
         owner.cancel()

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import io
+import ipaddress
 import re
 from collections import Counter
 from pathlib import Path
@@ -32,6 +33,22 @@ class Lines(io.StringIO):
         if event == "work_failed":
             self.failures.append(text.rstrip())
         return len(text)
+
+
+def why_forbidden(host: str) -> str:
+    """Where nobody has to be sent, by addresses alone: the nodes have 10.0.0.0/24 and the Internet."""
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address in ipaddress.ip_network("64:ff9b::/96"):
+        return "which hides another one"
+    if address.is_loopback:
+        return "which is its own machine"
+    if address.is_multicast or address.is_unspecified or str(address) == "255.255.255.255":
+        return "which is no node's address"
+    if str(address) in ("169.254.169.254", "fd00:ec2::254"):
+        return "where clouds keep secrets"
+    return ""
 
 
 def resident_bytes() -> int:

@@ -11,19 +11,15 @@ from meshd.link.interface import Link
 from meshd.link.member_relay import FROM, TO
 from meshd.link.member_relay import SERVICE as MEMBER_SERVICE
 from meshd.peer.signal_ways import TO as SIGNAL_TO
-from meshd.relay.limits import SMALL
-from meshd.relay.states import Identity, Tell
-from meshd.relay.switchboard import Switchboard
 from meshd.tunnel.own import TUNNEL_SERVICE
 from meshd.wire.hello import Go
 from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, Reserve
 from meshd.wire.lease import decode as decode_lease
 from meshd.wire.lengths import LengthParser, framed
 from meshd.wire.news import MAX_PRESENCES, NEWS_SERVICE, BanNews, PresenceNews, RecordNews
-from meshd.wire.relay import Mail, decode_from_node
 from meshd.wire.signal import SIGNAL_SERVICE
 
-from tests.hostile.approach import EXPOSED, VIRTUAL, VOLLEY, Approach, Metadata, NotHeard, Pace
+from tests.hostile.approach import EXPOSED, VIRTUAL, VOLLEY, Approach, Metadata, NotHeard, Pace, Said
 from tests.hostile.damage import Damage
 from tests.hostile.member import OVER, Mallory, Talk, Target
 
@@ -41,7 +37,6 @@ DOORS = {
     "mail": "post_mail",
     "greeting": "greet_badly",
     "frames": "break_frames",
-    "relay": "use_relay",
     "away": "be_away",
     "links": "hold_links",
 }
@@ -55,8 +50,9 @@ SIGNS: dict[str, tuple[str, ...]] = {
     "circuits": (MEMBER_SERVICE,),
     "tunnels": (TUNNEL_SERVICE,),
     "away": (),
-} | {name: (name,) for name in ("mail", "greeting", "frames", "relay", "links")}
-Door = Callable[[], Awaitable[int]]
+} | {name: (name,) for name in ("mail", "greeting", "frames", "links")}
+SILENT = frozenset({"away", "links"})  # nothing is said there
+Door = Callable[[], Awaitable[None]]
 
 
 class Visit(Approach):
@@ -73,38 +69,39 @@ class Visit(Approach):
         heard = self.heard
         return [name for name in self.doors if not all(heard[sign] for sign in SIGNS[name])]
 
-    async def once(self, name: str = "") -> int:
-        """One volley through that door, or one by chance, and a rest; how many messages that were."""
+    @property
+    def said(self) -> int:
+        """Messages that honest nodes were given."""
+        return self.sent.total()
+
+    async def once(self, name: str = "") -> None:
+        """One volley through that door, or one by chance, and a rest."""
         # what ends a session costs ten times what does not
         weights = [_WEIGHTS.get(name, 4) for name in self.doors]
         name = name or self._chance.choices(list(self.doors), weights)[0]
-        try:
-            count = await self.doors[name]()
-        except NotHeard:
-            count = 1
+        with contextlib.suppress(NotHeard):
+            await self.doors[name]()
         await asyncio.sleep(self._pace.rest * self._chance.choice((0.0, 1.0, 1.0, 2.0)))
-        return count
 
     # Streams.
 
-    async def _tell_news(self) -> int:
-        said = []
-        for _ in range(VOLLEY):
-            kind = self._chance.choice(("record", "ban", "presence", "any"))
-            if kind == "any":
-                said.append(self._said(self.speech.of("news")))
-                continue
-            self._count(f"signed.{kind}")
-            if kind == "record":
-                said.append(RecordNews(self._pen.some(kind)).encode())
-            elif kind == "ban":
-                said.append(BanNews(self._pen.some(kind)).encode())
-            else:
-                count = self._chance.choice((1, 3, MAX_PRESENCES))
-                said.append(PresenceNews((self._pen.presence(),) * count).encode())
-        return await self._tell(said)
+    async def _tell_news(self) -> None:
+        await self._tell([self._news_of_any_kind() for _ in range(VOLLEY)])
 
-    async def _tell(self, said: list[bytes]) -> int:
+    def _news_of_any_kind(self) -> Said:
+        kind = self._chance.choice(("record", "ban", "presence", "any"))
+        if kind == "any":
+            return self._word(self.speech.of("news"))
+        if kind == "record":
+            said = RecordNews(self._pen.some(kind)).encode()
+        elif kind == "ban":
+            said = BanNews(self._pen.some(kind)).encode()
+        else:
+            count = self._chance.choice((1, 3, MAX_PRESENCES))
+            said = PresenceNews((self._pen.presence(),) * count).encode()
+        return f"signed.{kind}", self._framed(said)
+
+    async def _tell(self, said: list[Said]) -> None:
         """On the stream of news that there is with a victim, or a new one."""
         victim = self._target()
         talk = await self._talk(victim)
@@ -115,18 +112,16 @@ class Visit(Approach):
             ]
             opened = theirs[0] if theirs else talk.open(NEWS_SERVICE, {})
             if opened is None:
-                return 1
+                return
             number = self._news[victim.name] = opened
-        await talk.write(number, b"".join(map(self._framed, said)))
-        return len(said)
+        await self._say(talk, number, said)
 
-    async def _move_about(self) -> int:
+    async def _move_about(self) -> None:
         """One node that is never there, and elsewhere each time: whoever believes it dials all day."""
         said = [RecordNews(self._pen.moved()).encode() for _ in range(VOLLEY // 8)]
-        self.sent["signed.moved"] += len(said)
-        return await self._tell(said)
+        await self._tell([("signed.moved", self._framed(one)) for one in said])
 
-    async def _send_signals(self) -> int:
+    async def _send_signals(self) -> None:
         victim = self._target()
         talk = await self._talk(victim)
         others = [one.peer.raw for one in self._targets]
@@ -137,15 +132,14 @@ class Visit(Approach):
             number = talk.open(SIGNAL_SERVICE, metadata)
             if number is None:
                 break
-            self._count("signed.signal")
-            await talk.write(number, self._pen.some("signal"), eof=True)
-        return VOLLEY // 4
+            await self._say(talk, number, [("signed.signal", self._pen.some("signal"))], eof=True)
 
-    async def _open_services(self) -> int:
+    async def _open_services(self) -> None:
         """Whatever the victim serves, and what nobody does, with any metadata and any first words."""
         victim = self._target()
         talk = await self._talk(victim)
         names = [*victim.services(), "", "nothing", "a" * 64]
+        unsaid = [name for name in self.speech.words if not self.sent[name]]
         for _ in range(VOLLEY // 4):
             name = self._chance.choice(names)
             drawn = self._draw(Metadata)
@@ -153,37 +147,34 @@ class Visit(Approach):
             number = talk.open(name, drawn)
             if number is None:
                 break
-            self._count(f"open.{name[:16]}")
-            word = self._chance.choice(list(self.speech.words))
-            await talk.write(number, self._framed(self._said(word)), eof=self._chance.random() < 0.5)
+            word = self._word(self._chance.choice(unsaid or list(self.speech.words)))
+            said = [(f"open.{name[:16]}", b""), word]
+            await self._say(talk, number, said, eof=self._chance.random() < 0.5)
             if self._chance.random() < 0.5 and number in talk.live:
                 talk.session.reset(number, self._chance.randrange(1 << 32), "gone")
-        return VOLLEY // 2
 
-    async def _ask_leases(self) -> int:
+    async def _ask_leases(self) -> None:
         """A head that says its lines in their order, or anything; with a lease, streams that name it."""
         talk = await self._talk(self._target())
         number = talk.open(LEASE_SERVICE, {})
         if number is None:
-            return 1
-        count = 0
+            return
         for name in ("lease.Acquire", "lease.Reserve", "lease.Admit", "lease.Neighbour", "lease.Loaded"):
-            said = self._said(self.speech.of("lease") if self._chance.random() < 0.1 else name)
+            said = self._word(self.speech.of("lease") if self._chance.random() < 0.1 else name)
             if name == "lease.Acquire" and self._chance.random() < 0.7:
-                said = ACQUIRE.encode()
+                said = name, self._framed(ACQUIRE.encode())
             elif name == "lease.Reserve" and self._chance.random() < 0.7:
-                said = Reserve((self._chance.choice((1, 1 << 20, 1 << 29, 1 << 40)),)).encode()
-            count += 1
-            await talk.write(number, self._framed(said))
+                amount = self._chance.choice((1, 1 << 20, 1 << 29, 1 << 40))
+                said = name, self._framed(Reserve((amount,)).encode())
+            await self._say(talk, number, [said])
             await asyncio.sleep(self._chance.choice((0.0, 0.1)))
             if self._chance.random() < 0.1 or number not in talk.live:
                 break
-        count += await self._use_lease(talk, _granted(bytes(talk.heard.get(number, b""))))
+        await self._use_lease(talk, _granted(bytes(talk.heard.get(number, b""))))
         if self._chance.random() < 0.8 and number in talk.live:
             talk.session.reset(number, 1, "enough")
-        return count
 
-    async def _use_lease(self, talk: Talk, lease: bytes) -> int:
+    async def _use_lease(self, talk: Talk, lease: bytes) -> None:
         """RPC and pushes to it, or to one that is not there."""
         for _ in range(VOLLEY // 8):
             service = self._chance.choice(("rpc", "push"))
@@ -192,13 +183,11 @@ class Visit(Approach):
                 metadata["compressed"] = self._chance.choice((0, 1, 2, 1 << 40))
             if self._chance.random() < 0.2:
                 metadata["ask"] = 1
-            self._count(f"open.{service}")
             opened = talk.open(service, metadata)
             if opened is not None:
-                await talk.write(opened, self._chance.randbytes(100), eof=True)
-        return VOLLEY // 8
+                await self._say(talk, opened, [(f"open.{service}", self._chance.randbytes(100))], eof=True)
 
-    async def _open_circuits(self) -> int:
+    async def _open_circuits(self) -> None:
         """Through one victim to the other, and as if from others."""
         victim = self._target()
         ids = [one.peer.raw for one in self._targets]
@@ -206,52 +195,47 @@ class Visit(Approach):
         for _ in range(self._volley()):
             name = self._chance.choice((TO, FROM))
             asked.append({name: self._chance.choice((*ids, bytes(32), b"x"))})
-            self._count(f"open.onward.{name}")
         # a TLS record, or none
         head = self._chance.choice((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"", b"MESHD"))
         words = head + self._chance.randbytes(self._chance.choice((0, 30, 600)))
-        return await self._open_all(victim, "onward", asked, words)
+        await self._open_all(victim, MEMBER_SERVICE, asked, words)
 
-    async def _open_tunnels(self) -> int:
+    async def _open_tunnels(self) -> None:
         asked: list[Metadata] = []
         for _ in range(self._volley()):
-            self._count("open.tunnel")
             asked.append({"name": self._chance.choice((EXPOSED, EXPOSED, EXPOSED, "", "web", "a" * 64))})
             if self._chance.random() < 0.2:
                 asked[-1]["ask"] = 1
-        return await self._open_all(self._target(), TUNNEL_SERVICE, asked, self._chance.randbytes(100))
+        await self._open_all(self._target(), TUNNEL_SERVICE, asked, self._chance.randbytes(100))
 
     # Beside a session.
 
-    async def _post_mail(self) -> int:
+    async def _post_mail(self) -> None:
         """By the mailbox of a relay, from whomever it likes to be."""
         for _ in range(VOLLEY // 4):
             post = self._target().post
             kind, blob = ("signal", self._pen.some("signal"))
             if self._chance.random() < 0.3:
                 kind, blob = self._pen.any()
-            self._count(f"mail.{kind}")
             if post is not None and post(blob):
+                self._count(f"mail.{kind}")
                 self._heard["mail"] += 1
-        return VOLLEY // 4
 
-    async def _greet_badly(self) -> int:
+    async def _greet_badly(self) -> None:
         """A proven link on which the greeting goes wrong."""
         victim = self._target()
         try:
             link = await victim.dial()
         except MeshdError as error:
             raise NotHeard from error
-        count = 0
         try:
             for _ in range(self._chance.randint(1, 6)):
                 name = self._chance.choice(("hello.Hello", self.speech.of("hello", "joining")))
+                name, said = self._word(name)
                 if self._chance.random() < 0.1:
-                    count += 1
-                    await link.send([framed(Go().encode())])
-                    continue
-                count += 1
-                await link.send([self._framed(self._said(name))])
+                    name, said = "hello.Go", framed(Go().encode())
+                await link.send([said])
+                self._count(name)
             async with asyncio.timeout(0.2):
                 await link.receive()
             self._heard["greeting"] += 1
@@ -261,30 +245,29 @@ class Visit(Approach):
             self._heard["greeting"] += 1
         finally:
             await link.aclose()
-        return max(1, count)
 
-    async def _break_frames(self) -> int:
+    async def _break_frames(self) -> None:
         """Raw frames in the middle of a good session: most end it."""
         victim = self._target()
         talk = await self._talk(victim)
         words = [name for name in self.speech.words if name.startswith("frame_types.")]
         count = self._chance.choice((1, 3, VOLLEY))
-        said = [self._said(self._chance.choice(words)) for _ in range(count)]
+        names = self._chance.choices(words, k=count)
+        said = [self.speech.say(name) for name in names]
         if self._chance.random() < 0.1:
             said.append(self._chance.randbytes(self._chance.choice((1, 5, 5000))))
-        await talk.shout(b"".join(said))
+        if await talk.shout(b"".join(said)):
+            self.sent.update(names)
         self._shouted.add(victim.name)
-        return count
 
-    async def _be_away(self) -> int:
+    async def _be_away(self) -> None:
         """Be gone for a while: whom its records name is dialled meanwhile."""
         for talk in self._talks.values():
             talk.over = talk.over or "away"
             await talk.link.aclose()
         await asyncio.sleep(self._pace.away)
-        return 1
 
-    async def _hold_links(self) -> int:
+    async def _hold_links(self) -> None:
         """Proven, and then silent: so many at once."""
         victim = self._target()
         links = []
@@ -297,35 +280,9 @@ class Visit(Approach):
         finally:
             for link in links:
                 await link.aclose()
-        self._count("links")
         self._heard["links"] += held
         if held > LINKS.most:
             raise Damage(f"{victim.name} holds {held} silent links of one member")
-        return 3 * LINKS.most
-
-    async def _use_relay(self) -> int:
-        """A relay's decisions, of which a member asks what it likes; the honest two keep their circuit."""
-        board, now = Switchboard(SMALL, random=self._chance.randbytes), asyncio.get_running_loop().time()
-        mesh = self._mallory.mesh.raw
-        ids = [one.peer.raw for one in self._targets]
-        for client, peer in enumerate(ids):
-            board.enter(client, Identity(peer, mesh), host="192.0.2.1", seen="192.0.2.1:1", now=now)
-        mine = Identity(self._mallory.key.peer.raw, self._chance.choice((mesh, b"")))
-        board.enter(9, mine, host="192.0.2.2", seen="192.0.2.2:1", now=now)
-        for _ in range(VOLLEY):
-            name = self.speech.of("relay")
-            try:
-                message = decode_from_node(self._said(name))
-            except MeshdError:
-                continue
-            self._heard["relay"] += 1
-            for action in board.receive(9, message, now):
-                if isinstance(action, Tell) and isinstance(action.message, Mail):
-                    assert action.message.sender == mine.peer
-            now += 0.1
-        board.sweep(now)
-        assert board.mail_bytes <= SMALL.mail_bytes and board.boxes <= SMALL.boxes
-        return VOLLEY
 
 
 def _granted(heard: bytes) -> bytes:

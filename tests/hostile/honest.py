@@ -23,6 +23,7 @@ from tests.e2e.bare_node import bare_node, connected
 SERVICE = "live"
 BEAT_SECONDS = 0.05
 BEAT = 1024  # bytes
+MOST_PAUSES = 200
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -33,6 +34,10 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
+def _length(pause: tuple[float, float]) -> float:
+    return pause[1] - pause[0]
+
+
 class _Node:
     """What it has beside its mesh."""
 
@@ -40,7 +45,8 @@ class _Node:
         self._estate = estate
         self._tunnels = tunnels
         self._owner = owner
-        self._longest = 0.0
+        self._pauses: list[tuple[float, float]] = []  # the longest, from when until when
+        self._waits_since: float | None = None
         self._beats = 0
         self._wrong = ""
 
@@ -64,21 +70,30 @@ class _Node:
         try:
             while True:
                 said, began = os.urandom(BEAT), loop.time()
+                self._waits_since = began
                 writer.write(said)
                 if await reader.readexactly(BEAT) != said:
                     self._wrong = "other bytes came back"
+                self._waits_since = None
                 self._beats += 1
-                self._longest = max(self._longest, loop.time() - began)
+                self._keep(began, loop.time())
                 await asyncio.sleep(BEAT_SECONDS)
         except (OSError, EOFError) as error:
             self._wrong = f"the stream ended: {error!r}"
         finally:
             writer.close()
 
+    def _keep(self, began: float, ended: float) -> None:
+        self._pauses.append((began, ended))
+        if len(self._pauses) > 2 * MOST_PAUSES:
+            self._pauses = sorted(self._pauses, key=_length)[-MOST_PAUSES:]
+
     def look(self) -> str:
-        """How it goes; the longest turn is counted anew from here on."""
-        longest, self._longest = self._longest, 0.0
-        return json.dumps({"beats": self._beats, "longest": longest, "wrong": self._wrong})
+        """How it goes; pauses are kept anew from here on. Times are those of the system's clock."""
+        if self._waits_since is not None:
+            self._keep(self._waits_since, asyncio.get_running_loop().time())
+        pauses, self._pauses = self._pauses, []
+        return json.dumps({"beats": self._beats, "pauses": pauses, "wrong": self._wrong})
 
 
 def say(text: str) -> None:

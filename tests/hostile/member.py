@@ -142,30 +142,33 @@ class Talk:
         self.ours[number] = service
         return number
 
-    async def write(self, number: int, data: bytes, *, eof: bool = False) -> None:
-        """As much as the victim takes within a second; the rest is dropped."""
-        view = memoryview(data)
+    async def write(self, number: int, data: bytes, *, eof: bool = False) -> int:
+        """As much as the victim takes within a second, which is how many bytes; the rest is dropped."""
+        view, said = memoryview(data), 0
         try:
             async with asyncio.timeout(1.0):
                 while view and not self.over and number in self.live:
                     view = view[self.session.write(number, view) :]
                     changed = self._changed
                     await self._flush()
+                    said = len(data) - len(view)
                     if view:
                         await changed.wait()
             if eof and number in self.live:
                 self.session.write_eof(number)
             await self._flush()
         except (TimeoutError, *OVER):
-            return
+            pass
+        return said
 
-    async def shout(self, data: bytes) -> None:
-        """Raw bytes, past the session."""
+    async def shout(self, data: bytes) -> bool:
+        """Raw bytes, past the session; whether the link took them."""
         try:
             async with self._sending, asyncio.timeout(1.0):
                 await self.link.send([data])
         except (TimeoutError, *OVER):
-            return
+            return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A virtual clock, and a network outside that nobody answers: who is dialled, for whom, is written down."""
 
 import asyncio
+import math
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from meshd.base.bucket import TokenBucket
 from meshd.base.shares import DIALS
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Dialer, Link, LinkKind
+from meshd.link.quic_ports import DialPort
 from meshd.wire.dialable import Dialable
 
 from tests.hostile.turns import Turns
@@ -63,6 +65,7 @@ class OutsideLoop(VirtualLoop):
         self.dials: set[Dial] = set()  # that nobody has looked at yet
         self.too_many: list[str] = []  # connections beyond the share of those they were made for
         self.dialled: Counter[tuple[str, PeerId]] = Counter()
+        self.by_proto: Counter[str] = Counter()
         self.slow: set[Dial] = set()  # connections there take their time before they are refused
         self._shares: dict[tuple[str, PeerId], TokenBucket] = {}
         self._waiting: Counter[Dial] = Counter()
@@ -89,13 +92,16 @@ class OutsideLoop(VirtualLoop):
         *args: *_Args,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Also `call_later`."""
+        """Also `call_later`. A wait too short for this clock takes its least step: else whoever waits for a
+        time that is nearly there would wait again and again while the clock stands."""
+        when = max(when, math.nextafter(self.time(), math.inf))
         return super().call_at(when, partial(self.turns.run, callback, *args), context=context)
 
     # The network.
 
     def _note(self, proto: str, address: Any) -> None:
         self.dials.add(Dial(proto, str(address[0]), int(address[1])))
+        self.by_proto[proto] += 1
 
     def _count(self, host: str) -> None:
         whom = _DIALLING.get()
@@ -130,7 +136,17 @@ class OutsideLoop(VirtualLoop):
         finally:
             self._waiting[dial] -= 1
 
-    async def create_datagram_endpoint(self, *_args: Any, **_rest: Any) -> Any:
+    async def create_datagram_endpoint(
+        self, protocol_factory: Any, local_addr: Any = None, remote_addr: Any = None, **_rest: Any
+    ) -> Any:
+        if remote_addr is not None:
+            self._note("udp", remote_addr)
+        raise OSError(101, "there is no network")
+
+    def udp_port(self, candidate: Dialable) -> DialPort:
+        """The socket for a QUIC dial, which there is none of. Raises OSError."""
+        self._note("udp", (candidate.host, candidate.port))
+        self._count(candidate.host)
         raise OSError(101, "there is no network")
 
     async def getaddrinfo(self, host: Any, port: Any, **rest: Any) -> Any:
