@@ -37,12 +37,13 @@ from meshd.role.serve import Serve
 from meshd.role.worker import Worker
 from meshd.rpc.firewall import Firewall
 from meshd.rpc.owed import Owed
+from meshd.rpc.patience import HeadEnd
 from meshd.store import content_store as content_store_module
 from meshd.store import shelf as store_shelf
 from meshd.store.interface import ContentStore, Shelf, WeightsFile
 from meshd.store.model_file import ModelFile
 from meshd.tunnel.forward import Forward
-from meshd.tunnel.interface import Flow, Inspector, LocalWeights, NamedWeights
+from meshd.tunnel.interface import Flow, Inspector, LocalWeights, NamedWeights, Watched
 
 from tests.rules.source import dotted, last_part, sources
 
@@ -143,6 +144,10 @@ def inspector(one: Firewall) -> Inspector:
     return one
 
 
+def watched(one: HeadEnd) -> Watched:
+    return one
+
+
 def flow(one: Owed) -> Flow:
     return one
 
@@ -184,6 +189,7 @@ FITS: tuple[Callable[..., object], ...] = (
     signals,
     inspector,
     flow,
+    watched,
     local_weights,
     named_weights,
     shelf,
