@@ -226,7 +226,7 @@ def test_a_node_that_leaves_is_gone_everywhere_and_may_come_back(tmp_path: Path)
             for node in (founder, witness):
                 assert token not in _log(node), "a token is a secret"
             left = {path.name for path in leaver.spec.home.iterdir() if path.is_file()}
-            assert left <= {"identity.key", "counters", "lock", "mesh-port.blob", "node.log"}
+            assert left <= {"identity.key", "counters", "lock", "mesh-port.blob", "name.blob", "node.log"}
             again = await cli(leaver.spec.home, "leave")
             assert again.returncode == 1
             assert "this node is in no mesh" in again.stderr
