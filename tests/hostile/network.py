@@ -1,7 +1,6 @@
 """A virtual clock, and a network outside that nobody answers: who is dialled, for whom, is written down."""
 
 import asyncio
-import math
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -92,9 +91,7 @@ class OutsideLoop(VirtualLoop):
         *args: *_Args,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Also `call_later`. A wait too short for this clock takes its least step: else whoever waits for a
-        time that is nearly there would wait again and again while the clock stands."""
-        when = max(when, math.nextafter(self.time(), math.inf))
+        """Also `call_later`."""
         return super().call_at(when, partial(self.turns.run, callback, *args), context=context)
 
     # The network.

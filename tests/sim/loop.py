@@ -12,9 +12,11 @@ import asyncio
 import math
 import selectors
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 Result = TypeVar("Result")
+Args = TypeVarTuple("Args")
 
 
 class _JumpSelector(selectors.BaseSelector):
@@ -59,6 +61,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _turn(self) -> None:
         """All that was ready has run."""
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Args]], object],
+        *args: *Args,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Also `call_later`. A wait too short for this clock takes its least step."""
+        when = max(when, math.nextafter(self._now, math.inf))
+        return super().call_at(when, callback, *args, context=context)
 
     def _jump(self, timeout: float | None) -> None:
         if timeout is None:

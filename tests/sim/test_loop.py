@@ -31,3 +31,16 @@ def test_a_timer_never_fires_before_its_time(pause: float) -> None:
             await asyncio.gather(*(waits(due + late * 1e-10, late) for late in range(4)))
 
     run(main())
+
+
+def test_the_least_wait_moves_the_clock() -> None:
+    """Whoever waits for a time that is nearly there would wait again and again while the clock stands."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(100):
+            began = loop.time()
+            await asyncio.sleep(1e-15)
+            assert loop.time() > began
+
+    run(main())
