@@ -7,7 +7,9 @@ most do. BBR lets four packets in flight for a round trip and 200 ms, 10 s after
 10 s from then on (PROBE_RTT). This and whatever else the machine does only adds to a start, so the shortest
 of each kind count; far and near take turns, for both to meet the same machine, and where the machine was busy
 all the time they take more turns. One round trip too many is in every start, however many there are; a near
-start that was never short could hide it on a busy machine, and not on a quiet one.
+start that was never short could hide it on a busy machine, and not on a quiet one. It stays a matter of a
+clock, so a busy machine may fail it, and `make soak` runs it; that nothing is asked one after another is held
+by messages, in tests/unit/role/test_reserving.py and tests/unit/rpc/test_pushed.py.
 """
 
 import asyncio
@@ -24,6 +26,7 @@ from meshd.fleet.node import ready_or_raise
 from meshd.fleet.proxy import run_loop
 
 from tests.e2e.models import cache_folder, patched, smollm2
+from tests.e2e.nodes import SOAK
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
@@ -58,6 +61,7 @@ async def serving(owner: Owner, model: Path, folder: Path, workers: int, rtt_ms:
     return await Serving.start(owner, Fleet(spec))
 
 
+@pytest.mark.skipif(not SOAK, reason="what a clock says decides: MESHD_SOAK=1, or `meshd bench ready`")
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_round_trips_from_asking_to_ready(workers: int) -> None:
     patched()
