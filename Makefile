@@ -39,7 +39,7 @@ check: $(INSTALLED) ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: build ## measure stock beside meshd, and write docs/performance.md (Linux, about half an hour)
+bench: build ## measure stock beside meshd, and write docs/performance.md (Linux, two idle cores)
 	@$(BIN)/python -m meshd.bench.performance --write docs/performance.md
 
 soak: build ## the long runs: workers lost a thousand times, links cut for a thousand tokens, fifty nodes, a thousand on a virtual clock

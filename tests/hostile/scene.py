@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from meshd.base.errors import EndOfStream, MeshdError, UserError
+from meshd.base.errors import MeshdError, UserError
 from meshd.base.shares import PASSED_ON_OF_PEER, TUNNELLED
 from meshd.base.tasks import Owner
 from meshd.identity.invite import RelayHint
@@ -27,7 +27,7 @@ from meshd.link.quic import QuicDialer
 from meshd.link.relay import RelayLinks
 from meshd.link.relay_client import RelayClient
 from meshd.link.tcp import TcpDialer
-from meshd.peer.interface import PeerState, Stream
+from meshd.peer.interface import PeerState
 from meshd.role.worker import Worker, WorkerOptions
 from meshd.tunnel.own import OwnTunnels
 from meshd.wire.address import Candidate
@@ -39,6 +39,7 @@ from tests.hostile.damage import Damage, Lines, resident_bytes, trim, why_forbid
 from tests.hostile.member import Mallory, Target
 from tests.hostile.network import Dial, Noted, OutsideLoop
 from tests.hostile.turns import context_of
+from tests.sim.echo import echo
 from tests.sim.test_signals import PostOffice
 from tests.sim.world import World, WorldDialer, WorldNode, apart
 from tests.unit.role.rig import Bench, Net
@@ -141,16 +142,6 @@ class Victim:
 def _named(told: Iterable[Candidate]) -> list[Dialable]:
     """As daemon/ways.py has it, for a node that knows nothing of its networks."""
     return dialable(told, source=Source.RECORD, here=Here())
-
-
-async def _echo(stream: Stream) -> None:
-    try:
-        while True:
-            data = await stream.read()
-            await stream.write(bytes(data))
-            stream.consumed(len(data))
-    except EndOfStream:
-        stream.write_eof()
 
 
 class Live:
@@ -331,7 +322,7 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
         it.loop.slow = {Dial("tcp", "127.0.0.1", EXPOSED_PORT + number) for number in range(2)}
         it.loop.set_exception_handler(lambda _loop, context: it.strange.append(_shown(context)))
         far.mesh.handle(
-            LIVE, _echo, allow=lambda member, _metadata: None if member.peer == near.peer else "no"
+            LIVE, echo, allow=lambda member, _metadata: None if member.peer == near.peer else "no"
         )
         for number, (victim, other) in enumerate((victims, victims[::-1])):
             victim.node.knows(other.node, hostile)

@@ -6,18 +6,19 @@ from meshd.peer.interface import Stream
 from tests.sim.world import WorldNode
 
 
+async def echo(stream: Stream) -> None:
+    """Send back what comes, until its end."""
+    try:
+        while True:
+            data = bytes(await stream.read())
+            await stream.write(data)
+            stream.consumed(len(data))
+    except EndOfStream:
+        stream.write_eof()
+
+
 def serve_echo(node: WorldNode) -> None:
     """A service that sends back what it gets."""
-
-    async def echo(stream: Stream) -> None:
-        try:
-            while True:
-                data = bytes(await stream.read())
-                await stream.write(data)
-                stream.consumed(len(data))
-        except EndOfStream:
-            stream.write_eof()
-
     node.mesh.handle("echo", echo, allow=lambda _member, _metadata: None)
 
 
