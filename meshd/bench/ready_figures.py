@@ -9,7 +9,7 @@ from datetime import datetime
 from meshd.bench.figures import Promise, Table, count_of
 
 ROUND_TRIPS = 8  # with workers, beyond what one machine alone takes
-_ASKING = re.compile(r"^(\S+) .*\bmodel_state\b.*\bwhy=(?:'asking \d+ workers?'|planning)")
+_STARTED = re.compile(r"^(\S+) \[info +\] load_started ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,5 +105,5 @@ def table(found: Readiness) -> Table:
 
 def asked_at(log: str) -> list[float]:
     """When a head began to ask its workers, or to plan without any: seconds since 1970, for each start."""
-    found = (match[1] for line in log.splitlines() if (match := _ASKING.match(line)))
+    found = (match[1] for line in log.splitlines() if (match := _STARTED.match(line)))
     return [datetime.fromisoformat(time).timestamp() for time in found]

@@ -201,6 +201,7 @@ class HeadRun:
 
     async def _ask(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> list[Lent]:
         """The offers of those that take part. Raises MeshdError when too few remain."""
+        LOG.info("load_started", count=len(workers))
         self._told(f"asking {amounts.in_number(len(workers), 'worker')}" if workers else "planning")
         options = self._options
         names = {options.node_id: options.node_name} | {str(one.peer): one.name for one in workers}

@@ -36,16 +36,16 @@ def test_the_table_shows_the_spread_and_the_round_trips() -> None:
 
 LOG = """\
 [meshd] started, pid 7
-2026-11-21T21:48:46.000000Z [info     ] model_state area=serve state=loading why='asking 4 workers'
-2026-11-21T21:48:47.000000Z [info     ] model_state area=serve state=ready why='asking nobody'
-2026-11-21T21:48:49.477105Z [info     ] model_state area=serve state=loading why={why}
+2026-11-21T21:48:46.000000Z [info     ] load_started area=serve count=4
+2026-11-21T21:48:46.000001Z [info     ] model_state area=serve state=loading why='asking 4 workers'
+2026-11-21T21:48:47.000000Z [info     ] model_state area=serve state=ready why='load_started by nobody'
+2026-11-21T21:48:49.477105Z [info     ] load_started area=serve left_out=2 count=0
 """
 
 
-@pytest.mark.parametrize("why", ["'asking 1 worker'", "'asking 2 workers'", "planning"])
-def test_a_head_began_when_its_log_says_so(why: str) -> None:
+def test_a_head_began_when_its_log_says_so() -> None:
     times = "2026-11-21T21:48:46+00:00", "2026-11-21T21:48:49.477105+00:00"
-    assert asked_at(LOG.format(why=why)) == [datetime.fromisoformat(time).timestamp() for time in times]
+    assert asked_at(LOG) == [datetime.fromisoformat(time).timestamp() for time in times]
 
 
 def test_a_log_without_a_start_tells_nothing() -> None:
