@@ -321,12 +321,13 @@ async def _call(
         )
         if join is None:
             member_of(proven)
-    except asyncio.CancelledError:
-        pipe.abort()
-        await pipe.wait_lost()
-        raise
-    except BaseException:
-        await pipe.aclose()
+    except BaseException as error:
+        control.hang_up(ticket)  # the relay hears it before the next call, and of the pipe's end perhaps after
+        if isinstance(error, asyncio.CancelledError):
+            pipe.abort()
+            await pipe.wait_lost()
+        else:
+            await pipe.aclose()
         raise
     pipe.widen()
     return pipe, proven

@@ -180,16 +180,25 @@ class Control:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._send(message)
                 answer = await waiting
-        except TimeoutError:
+        except BaseException as error:
+            self._give_back(waiting)
+            if not isinstance(error, TimeoutError):
+                raise
             self.check()
             raise RelayTrouble(f"relay `{self.relay.place}` does not answer") from None
         finally:
             del self._waiting[number]
-            if waiting.done() and not waiting.cancelled():
-                waiting.exception()  # seen, also when we were cancelled
         if not isinstance(answer, kind):
             raise RelayTrouble(f"relay `{self.relay.place}` answered something else")
         return answer
+
+    def _give_back(self, waiting: asyncio.Future[Answer]) -> None:
+        """What was answered in the very moment in which it was given up."""
+        if not waiting.done() or waiting.cancelled() or waiting.exception() is not None:
+            return
+        answer = waiting.result()
+        if isinstance(answer, Called):
+            self.hang_up(answer.ticket)
 
     async def _send(self, message: FromNode) -> None:
         async with self._sending:

@@ -48,7 +48,7 @@ class Switchboard:
         self._circuits: dict[int, Circuit] = {}
         self._of_identity: Counter[Identity] = Counter()
         self._calls = Calls(limits.ticket_seconds)
-        self._tickets: dict[bytes, tuple[int, int]] = {}  # circuit and side
+        self._tickets: dict[bytes, tuple[int, int]] = {}  # circuit and side, until it ends
         self._boxes: dict[bytes, Box] = {}
         self._boxes_of: Counter[Identity] = Counter()
         self._mail: Mailroom[Identity | bytes] = Mailroom(limits)
@@ -149,9 +149,14 @@ class Switchboard:
 
     def arrive(self, ticket: bytes) -> tuple[int, int] | None:
         """A connection has shown a ticket, which is good once: the circuit's number and the side, 0 or 1."""
-        found = self._tickets.pop(ticket, None)
-        if found is not None:
-            self._circuits[found[0]].came.add(found[1])
+        found = self._tickets.get(ticket)
+        if found is None:
+            return None
+        circuit, side = found
+        came = self._circuits[circuit].came
+        if side in came:
+            return None
+        came.add(side)
         return found
 
     def join_bounds(self, circuit: int) -> int:

@@ -50,10 +50,12 @@ class RpcServer:
         weights: Weights | None,
         outgoing: Outgoing,
         log_path: Path,
+        sharers: Callable[[], int],
     ) -> None:
         """`outgoing` holds the descriptors of `weights`, `messages` lead to the head; `on_cpu`: none of the
-        `devices` is a GPU. Raises MeshdError."""
+        `devices` is a GPU; `sharers`: how many others compute on one of them now. Raises MeshdError."""
         self._kit = kit
+        self._sharers = sharers
         self._devices = devices
         self._threads = threads
         self._weights = weights
@@ -186,7 +188,8 @@ class RpcServer:
     def _why_still(self, pid: int) -> str:
         if self._kit.is_stopped(pid):
             return "it was stopped by a signal, and does not answer"
-        return self.watch.look(asyncio.get_running_loop().time(), self._kit.spent(pid))
+        now = asyncio.get_running_loop().time()
+        return self.watch.look(now, self._kit.spent(pid), sharers=self._sharers())
 
     async def read_report(self, loaded: Callable[[int], None]) -> None:
         """Count what it says; `loaded` gets the bytes of weights that are in its memory now."""

@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from meshd.base import log
 from meshd.base.errors import (
@@ -253,6 +254,7 @@ class Worker:
                 weights=agreed.weights,
                 outgoing=outgoing,
                 log_path=self._kit.logs / f"rpc-server-{number}.log",
+                sharers=partial(self._sharers, lease),
             )
             lending.server = server
             try:
@@ -264,6 +266,11 @@ class Worker:
                 LOG.info("lease_ended", peer=lease.peer.short)
         finally:
             self._logs.append(number)
+
+    def _sharers(self, lease: Lease) -> int:
+        """How many other leases have work now on a device of this one."""
+        others = (server for server in self._running.values() if server.lease is not lease)
+        return sum(one.watch.is_at_work and not one.lease.memory.keys().isdisjoint(lease.memory) for one in others)
 
     async def _lend(self, messages: MessageStream, server: RpcServer, lending: Lending) -> None:
         """From the start of its process to the end of the lease, whoever ends it."""

@@ -77,8 +77,17 @@ class Watch:
 
     # The verdict.
 
-    def look(self, now: float, spent: Spent | None) -> str:
-        """Why the server is of no use any more, empty while it may be; `spent` None: nobody tells."""
+    @property
+    def is_at_work(self) -> bool:
+        """It was at a step when it was last looked at."""
+        return self._step is not None
+
+    def look(self, now: float, spent: Spent | None, *, sharers: int = 0) -> str:
+        """Why the server is of no use any more, empty while it may be.
+
+        `spent` None: nobody tells. `sharers`: how many other servers compute on the same GPU now, each of
+        which makes this one's steps longer by as much again.
+        """
         self._tick(now)
         before, self._step = self._step, self._at_work()
         done = self._pushes + sum(owed.done for owed in self._owed)
@@ -93,7 +102,7 @@ class Watch:
         if self._step is None or (spent is None and self._on_cpu):
             return ""
         silent = self._clock - self._alive
-        limit = self._limit(self._step)
+        limit = self._limit(self._step, sharers)
         return "" if silent <= limit else self._text(silent)
 
     def _tick(self, now: float) -> None:
@@ -132,10 +141,10 @@ class Watch:
     def _all_bytes(self) -> int:
         return sum(connection.bytes for connection in self._connections()) + self.arrived.bytes
 
-    def _limit(self, step: Step) -> float:
+    def _limit(self, step: Step, sharers: int) -> float:
         if not step.graph or step.size > self._largest:
             return MOST_SECONDS
-        return min(MOST_SECONDS, max(LEAST_SECONDS, TIMES_LONGEST * self._longest))
+        return min(MOST_SECONDS, max(LEAST_SECONDS, TIMES_LONGEST * self._longest * (1 + sharers)))
 
     def _text(self, silent: float) -> str:
         return (

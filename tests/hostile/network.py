@@ -94,6 +94,10 @@ class OutsideLoop(VirtualLoop):
         """Also `call_later`."""
         return super().call_at(when, partial(self.turns.run, callback, *args), context=context)
 
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """A thread ends whenever it likes: the run would not come again."""
+        raise AssertionError(f"a thread for {func!r}")
+
     # The network.
 
     def _note(self, proto: str, address: Any) -> None:

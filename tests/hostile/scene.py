@@ -99,7 +99,8 @@ class Victim:
             environ={},
             chance=random.Random(f"relays of {node.name}").random,
         )
-        self.members = MemberRelayLinks(node.standing)
+        chance = random.Random(f"members of {node.name}").random
+        self.members = MemberRelayLinks(node.standing, chance=chance)
         self._dial_outside()
         self.tunnels = OwnTunnels(mesh=node.mesh, save=lambda _blob: None)
         self.bench = Bench(Net(owner).mesh(node.name), folder)

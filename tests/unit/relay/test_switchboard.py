@@ -276,6 +276,18 @@ def test_a_given_up_call_makes_room() -> None:
     assert relay.circuits == 0
 
 
+def test_a_call_given_up_after_both_came_makes_room() -> None:
+    """The relay may hear of the connections' ends only after the next call."""
+    relay = board()
+    enter(relay, 1, ANN)
+    enter(relay, 2, BOB)
+    mine, theirs = tickets(call(relay, 1, BOB), 1, 2)
+    assert relay.arrive(mine) == (1, 0) and relay.arrive(theirs) == (1, 1)
+    assert relay.receive(1, HangUp(mine), 0) == [Cut(1)]
+    assert relay.circuits == 0
+    assert relay.arrive(mine) is None and relay.receive(1, HangUp(mine), 0) == []
+
+
 def test_tickets_expire() -> None:
     relay = board()
     enter(relay, 1, ANN)

@@ -27,6 +27,7 @@ class Scene:
     cpu: float = 0.0
     read: int = 0
     tells: bool = True
+    sharers: int = 0
     watch: Watch = field(init=False)
     owed: Owed = field(init=False)
 
@@ -37,7 +38,8 @@ class Scene:
 
     def look(self) -> str:
         self.now += LOOK_SECONDS
-        return self.watch.look(self.now, (self.cpu, self.read) if self.tells else None)
+        spent = (self.cpu, self.read) if self.tells else None
+        return self.watch.look(self.now, spent, sharers=self.sharers)
 
     def ask(self, *requests: bytes) -> None:
         for request in requests:
@@ -78,6 +80,17 @@ def test_a_step_like_those_before_may_take_twice_the_longest(longest: int, limit
     assert found is not None
     assert limit < found <= limit + FOUND
     assert found <= 30.0
+
+
+@pytest.mark.parametrize(("sharers", "limit"), [(0, 6.0), (1, 12.0), (2, 18.0), (9, MOST_SECONDS)])
+def test_whom_others_leave_a_part_of_its_gpu_has_as_much_longer(sharers: int, limit: float) -> None:
+    scene = Scene()
+    scene.step(3)
+    scene.step(0)
+    scene.ask(*STEP)
+    scene.sharers = sharers
+    found = scene.found_after()
+    assert found is not None and limit < found <= limit + FOUND
 
 
 @pytest.mark.parametrize("requests", [LARGER, (GET,), (talk.load(talk.load_entry()),)])
