@@ -322,7 +322,7 @@ async def _call(
         if join is None:
             member_of(proven)
     except BaseException as error:
-        control.hang_up(ticket)  # the relay hears it before the next call, and of the pipe's end perhaps after
+        control.hang_up(ticket)  # heard before the next call; the end of the pipe perhaps after it
         if isinstance(error, asyncio.CancelledError):
             pipe.abort()
             await pipe.wait_lost()

@@ -72,6 +72,7 @@ class Control:
         self._parser = LengthParser(limit=MAX_RELAY_MESSAGE_BYTES)
         self._parser.feed(leftover)
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._given_up: set[asyncio.Future[Answer]] = set()  # of those: calls that nobody waits for
         self._number = secrets.randbelow(1 << 16)
         self._sending = asyncio.Lock()
         self._heard = asyncio.get_running_loop().time()
@@ -136,6 +137,8 @@ class Control:
 
     async def call(self, to: bytes) -> bytes:
         """Ask for a circuit to a key or a box; returns our ticket. Raises Refused (by the relay), Broken."""
+        if self._given_up:  # each would count as a circuit beside this one
+            await asyncio.wait(self._given_up)
         number = self._next()
         return (await self._ask(Call(number, to), number, Called)).ticket
 
@@ -180,25 +183,42 @@ class Control:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._send(message)
                 answer = await waiting
-        except BaseException as error:
-            self._give_back(waiting)
-            if not isinstance(error, TimeoutError):
-                raise
+        except TimeoutError:
             self.check()
             raise RelayTrouble(f"relay `{self.relay.place}` does not answer") from None
+        except asyncio.CancelledError:
+            if isinstance(message, Call):
+                self._give_up(number, waiting)
+            raise
         finally:
-            del self._waiting[number]
+            if self._waiting[number] is waiting:
+                del self._waiting[number]
+            if waiting.done() and not waiting.cancelled():
+                waiting.exception()  # seen, also when we were cancelled
         if not isinstance(answer, kind):
             raise RelayTrouble(f"relay `{self.relay.place}` answered something else")
         return answer
 
-    def _give_back(self, waiting: asyncio.Future[Answer]) -> None:
-        """What was answered in the very moment in which it was given up."""
-        if not waiting.done() or waiting.cancelled() or waiting.exception() is not None:
-            return
-        answer = waiting.result()
-        if isinstance(answer, Called):
-            self.hang_up(answer.ticket)
+    def _give_up(self, number: int, waiting: asyncio.Future[Answer]) -> None:
+        """A call that nobody waits for any more: what the relay grants is given back as soon as it comes."""
+        loop = asyncio.get_running_loop()
+        late = waiting
+        if waiting.cancelled() or not waiting.done():
+            late = self._waiting[number] = loop.create_future()
+            self._given_up.add(late)
+            timer = loop.call_later(ANSWER_SECONDS, late.cancel)
+            late.add_done_callback(lambda _: timer.cancel())
+
+        def answered(late: asyncio.Future[Answer]) -> None:
+            self._given_up.discard(late)
+            if self._waiting.get(number) is late:
+                del self._waiting[number]
+            if not late.cancelled() and late.exception() is None:
+                answer = late.result()
+                if isinstance(answer, Called):
+                    self.hang_up(answer.ticket)
+
+        late.add_done_callback(answered)
 
     async def _send(self, message: FromNode) -> None:
         async with self._sending:

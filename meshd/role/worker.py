@@ -269,8 +269,8 @@ class Worker:
 
     def _sharers(self, lease: Lease) -> int:
         """How many other leases have work now on a device of this one."""
-        others = (server for server in self._running.values() if server.lease is not lease)
-        return sum(one.watch.is_at_work and not one.lease.memory.keys().isdisjoint(lease.memory) for one in others)
+        busy = [server.lease for server in self._running.values() if server.watch.is_at_work]
+        return sum(one is not lease and not one.memory.keys().isdisjoint(lease.memory) for one in busy)
 
     async def _lend(self, messages: MessageStream, server: RpcServer, lending: Lending) -> None:
         """From the start of its process to the end of the lease, whoever ends it."""

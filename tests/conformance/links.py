@@ -5,7 +5,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import pytest
@@ -22,7 +22,7 @@ from meshd.link.relay import RelayLinks
 from meshd.link.relay_client import RelayClient
 from meshd.link.tcp import TcpDialer, TcpListener
 from meshd.link.webrtc import WebRtcLinks
-from meshd.relay.limits import SMALL, WIDE
+from meshd.relay.limits import WIDE
 from meshd.relay.server import RelayServer
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
@@ -257,9 +257,7 @@ class RelayRig:
     async def ends(self) -> AsyncIterator[Ends]:
         mesh, key = TestMesh(), fresh_key()
         near, far = mesh.node(), mesh.node()
-        # of two nodes' links one replaces the other, on a relay for all: a dial that was given up counts no more
-        limits = replace(WIDE, circuits_of_pair=SMALL.circuits_of_pair)
-        relay = RelayServer(Credentials(key, None), host="127.0.0.1", limits=limits)
+        relay = RelayServer(Credentials(key, None), host="127.0.0.1", limits=WIDE)
         relay.open()
         async with tcp_proxy(relay.port) as wire, Owner() as owner:
             owner.start(relay.serve(), name="relay")

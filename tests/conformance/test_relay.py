@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import Broken, MeshdError, Refused
-from meshd.base.tasks import Owner
+from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import RelayHint, derive
 from meshd.identity.proof import Purpose
 from meshd.link.interface import DialError, DialFailure, Link
@@ -22,7 +22,7 @@ from meshd.wire.dialable import trusted
 from meshd.wire.relay import TICKET_MAGIC
 
 from tests.conformance.relays import LOOPBACK, House, Party, in_house, stranger_key
-from tests.conformance.run import until
+from tests.conformance.run import ticks, until
 from tests.conformance.wire import tcp_proxy
 
 KEYS = derive(bytes(16))
@@ -410,6 +410,23 @@ def test_circuits_to_one_node_are_few_on_a_relay_for_all() -> None:
         links.append(await redial(ann, bob))
         for mine, _ in links[1:]:
             await mine.aclose()
+
+    in_house(work)
+
+
+def test_a_dial_that_is_given_up_leaves_room_for_the_next() -> None:
+    """Whenever that is: the relay has heard of the end before it is asked again."""
+
+    async def work(home: House) -> None:
+        home.start(limits=SMALL)
+        ann, bob = await home.parties(2)
+        for turns in range(100):
+            dialling = asyncio.get_running_loop().create_task(ann.links.dial(bob.node.peer, ()))
+            await ticks(turns)
+            await cancel_and_wait(dialling)
+            assert dialling.cancelled()
+        mine, _ = await ann.pair(bob)
+        await mine.aclose()
 
     in_house(work)
 
