@@ -14,12 +14,12 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig, Paths
-from meshd.daemon.entry import enter
-from meshd.daemon.estate import Estate
-from meshd.daemon.port import Doorway
+from meshd.daemon.enroll import enter
+from meshd.daemon.member_node import Estate
+from meshd.daemon.mesh_port import Doorway
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.keystore import Home
-from meshd.link.tls import dialer_context, listener_context
+from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.peer.interface import PeerState, Stream
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward

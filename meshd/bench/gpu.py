@@ -38,7 +38,7 @@ from meshd.build.pin import read_pin
 from meshd.config import load
 from meshd.fleet.proxy import run_loop
 from meshd.process.run import run_to_end
-from meshd.role.devices import list_devices, pick
+from meshd.role.native.devices import list_devices, pick
 from meshd.wire.lease import Device
 
 SMOLLM2 = "smollm2"

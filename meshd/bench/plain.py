@@ -20,7 +20,7 @@ from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
 from meshd.process.ports import listening_socket
 from meshd.process.ready import port_open
-from meshd.role.command import CALM_THREADS, LARGE_PAGES, NO_WARMUP
+from meshd.role.native.command_lines import CALM_THREADS, LARGE_PAGES, NO_WARMUP
 
 _NOT_STOCK = ("-ot", "-lm")  # of meshd's plan: where the output is, how the file is read
 _RPC = ("--rpc", "-dev", "-ts", "-ngl")

@@ -18,7 +18,7 @@ from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
 from meshd.process.ports import listening_socket
 from meshd.process.ready import http_200
-from meshd.role.command import CALM_THREADS, LARGE_PAGES
+from meshd.role.native.command_lines import CALM_THREADS, LARGE_PAGES
 
 
 @dataclass(frozen=True, slots=True)

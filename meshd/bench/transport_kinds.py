@@ -19,12 +19,12 @@ from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.membership import Chain, Role, issue
 from meshd.identity.proof import Credentials
 from meshd.link.interface import Dialer, Link, Listener
-from meshd.link.proving import Standing
-from meshd.link.quic import QuicDialer
-from meshd.link.quic_listener import QuicListener
-from meshd.link.tcp import TcpDialer, TcpListener
-from meshd.link.tls import dialer_context, listener_context
-from meshd.link.webrtc import WebRtcLinks
+from meshd.link.quic.dial import QuicDialer
+from meshd.link.quic.listen import QuicListener
+from meshd.link.secure.handshake import Standing
+from meshd.link.secure.tls import dialer_context, listener_context
+from meshd.link.tcp.links import TcpDialer, TcpListener
+from meshd.link.webrtc.links import WebRtcLinks
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

@@ -28,7 +28,7 @@ from meshd.admin.snapshot import (
 from meshd.admin.status import MeshView, ModelView, NetworkTensor, NodeView, SplitView, Status, WorkerWeights
 from meshd.base import log
 from meshd.base.errors import UserError
-from meshd.daemon.surroundings import Surroundings
+from meshd.daemon.network_state import Surroundings
 from meshd.daemon.tunnels import TunnelAnswers
 from meshd.gateway.interface import GatewayStatus, ModelState
 from meshd.identity.invite import RelayHint
@@ -39,7 +39,7 @@ from meshd.peer.naming import UnknownPeer
 from meshd.peer.node import Node
 from meshd.rendezvous.interface import MdnsStatus
 from meshd.role.interface import ModelStatus, Role
-from meshd.tunnel.own import OwnTunnels
+from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate
 
 _STATM = Path("/proc/self/statm")

@@ -14,13 +14,13 @@ from meshd.base.errors import MeshdError, UserError
 from meshd.build.machine import need_compiler
 from meshd.build.pin import read_pin
 from meshd.config import Config
-from meshd.daemon.kit import find_native
 from meshd.daemon.native_check import check_native
+from meshd.daemon.role_runtime import find_native
 from meshd.model.operations import USUAL
 from meshd.process.run import run_to_end
-from meshd.role.devices import list_devices
-from meshd.role.fitness import Fitness
 from meshd.role.interface import Native
+from meshd.role.native.device_trial import Fitness
+from meshd.role.native.devices import list_devices
 from meshd.wire.native import UNKNOWN
 
 UNFIT_HINT = "another driver may help; a model that needs less of it may run there all the same"

@@ -18,8 +18,8 @@ from meshd.process.interface import ChildFailed, ChildSpec
 from meshd.process.ports import HOST, listening_socket
 from meshd.process.ready import port_open
 from meshd.process.run import run_to_end
-from meshd.role.command import REPORT_VARIABLE
 from meshd.role.interface import Native
+from meshd.role.native.command_lines import REPORT_VARIABLE
 from meshd.rpc import probe
 from meshd.rpc.protocol import ANSWER
 from meshd.wire.native import STOCK, UNKNOWN

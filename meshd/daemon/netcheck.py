@@ -8,7 +8,7 @@ from meshd.admin.net_view import NOT_ASKED, mapped, netcheck_reply
 from meshd.base.tasks import Owner
 from meshd.config import Config
 from meshd.identity.relay_url import parse_relay_url
-from meshd.link import interfaces
+from meshd.link.net import local_addresses
 from meshd.netcheck.interface import Report
 from meshd.netcheck.probe import Servers
 from meshd.netcheck.watch import NetWatch
@@ -30,7 +30,7 @@ def check_alone(config: Config, servers: Servers) -> NetcheckReply:
 
 async def _check(config: Config, servers: Servers) -> NetcheckReply:
     router = NOT_ASKED
-    watch = NetWatch(servers=servers, hosts=interfaces.hosts, router=lambda: mapped(router))
+    watch = NetWatch(servers=servers, hosts=local_addresses.hosts, router=lambda: mapped(router))
     async with Owner() as owner:
         checking = owner.start(watch.check(), name="netcheck")
         asking = owner.start(_ask_router(config), name="router")

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.config import Config
-from meshd.daemon.claims import Claims
-from meshd.daemon.estate import Estate
-from meshd.daemon.kit import machine_id, make_kit
+from meshd.daemon.member_node import Estate
+from meshd.daemon.preflight import Claims
+from meshd.daemon.role_runtime import machine_id, make_kit
 from meshd.role.interface import Native, Role
-from meshd.role.worker import Worker, WorkerOptions, check_may_work
+from meshd.role.worker.cycle import Worker, WorkerOptions, check_may_work
 
 if TYPE_CHECKING:
     from meshd.gateway.server import Gateway
@@ -41,8 +41,8 @@ async def build_role(
         return BuiltRole(worker, None)
     # what a worker does without; aiohttp alone is 11 MB
     from meshd.gateway.server import Gateway
-    from meshd.role.plan import HeadOptions
-    from meshd.role.serve import Serve
+    from meshd.role.head.cycle import Serve
+    from meshd.role.head.split_plan import HeadOptions
 
     serve = config.serve
     head = Serve(

@@ -13,20 +13,20 @@ from meshd.base.open_files import raise_limit
 from meshd.base.tasks import Owner, first_error
 from meshd.build.pin import read_pin
 from meshd.config import Config
-from meshd.daemon.claims import Claims
 from meshd.daemon.control import DaemonControl, Parts
-from meshd.daemon.entry import Entered, enter
-from meshd.daemon.estate import Estate
-from meshd.daemon.kit import find_native
+from meshd.daemon.enroll import Entered, enter
+from meshd.daemon.member_node import Estate
 from meshd.daemon.native_check import check_native
+from meshd.daemon.preflight import Claims
+from meshd.daemon.role_runtime import find_native
 from meshd.daemon.roles import BuiltRole, build_role
-from meshd.daemon.same_names import watch_names
+from meshd.daemon.shared_names import watch_names
 from meshd.daemon.tunnels import make_tunnels
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
-from meshd.link import interfaces
+from meshd.link.net import local_addresses
 from meshd.role.interface import Native
-from meshd.tunnel.own import OwnTunnels
+from meshd.tunnel.user_tunnels import OwnTunnels
 
 ADDRESS_SECONDS = 2.0  # how often this machine's addresses are looked at
 GOODBYE_SECONDS = 0.3  # for the last frames to leave
@@ -199,10 +199,10 @@ class Daemon:
 
 
 async def _watch_addresses(estate: Estate) -> None:
-    known = interfaces.addresses()
+    known = local_addresses.addresses()
     while True:
         await asyncio.sleep(ADDRESS_SECONDS)
-        now = interfaces.addresses()
+        now = local_addresses.addresses()
         if now != known:
             known = now
             estate.addresses_changed()

@@ -18,7 +18,7 @@ from meshd.peer.mesh import PeerMesh
 from meshd.peer.naming import UnknownPeer
 from meshd.process.connections import Address, ConnectionOwners
 from meshd.tunnel.interface import IsOurs, TunnelStatus
-from meshd.tunnel.own import OwnTunnels
+from meshd.tunnel.user_tunnels import OwnTunnels
 
 TUNNELS_BLOB = "tunnels"
 LOOPBACK = "127.0.0.1"

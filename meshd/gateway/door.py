@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from meshd.base.doorstep import Doorstep
 from meshd.base.hosts import is_loopback
 from meshd.base.shares import API_CLIENTS, API_CLIENTS_OF_KEY, API_STRANGERS, API_STRANGERS_OF_ADDRESS
 from meshd.base.slots import Release, Slots
+from meshd.base.unproven import Doorstep
 
 STRANGER_SECONDS = 10.0  # for a whole request head
 SWEEP_SECONDS = 1.0

@@ -11,13 +11,13 @@ session: the peer broke the rules, and what it said before may not be believed e
 from collections.abc import Mapping
 
 from meshd.base.errors import Busy, Closed, LocalProtocolError, RemoteProtocolError
-from meshd.mux.agree import SESSION_ID_BYTES
 from meshd.mux.config import MuxConfig, NodeBudget, Priority, Side
 from meshd.mux.events import Event, LinkDead, SessionLost
+from meshd.mux.fast_path import Shortcut
 from meshd.mux.inbound import Inbound, start_reset
 from meshd.mux.link import LinkState
 from meshd.mux.outbound import Outbound
-from meshd.mux.shortcut import Shortcut
+from meshd.mux.session_choice import SESSION_ID_BYTES
 from meshd.mux.state import State
 from meshd.mux.status import LinkStatus, SessionStatus, StreamStatus
 from meshd.mux.stream import ReceiveHalf, SendHalf, Stream
@@ -49,7 +49,7 @@ class Session:
 
     @property
     def session_id(self) -> bytes:
-        """As both sides agreed on it (mux/agree.py)."""
+        """As both sides agreed on it (mux/session_choice.py)."""
         return self._state.session_id
 
     @property

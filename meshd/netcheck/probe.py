@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from meshd.base.tasks import Owner
-from meshd.link.stun import Answer, Question, ask_udp, of_family, resolve
+from meshd.link.net.stun import Answer, Question, ask_udp, of_family, resolve
 from meshd.netcheck import probe_tcp
 from meshd.netcheck.interface import FilterTest, Observations, Seen
 from meshd.wire.stun import Endpoint

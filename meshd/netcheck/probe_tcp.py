@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.base.tasks import Owner
-from meshd.link.stun import bound_socket
+from meshd.link.net.stun import bound_socket
 from meshd.netcheck.interface import Connection, Outcome, Seen
 from meshd.wire.stun import (
     MAX_STUN_BYTES,

@@ -2,7 +2,7 @@
 
 `run_link` owns one link from its greeting to its end, in the task of whoever made or took it in;
 `serve` owns the session's timers and the handlers of streams that the peer opens. Decisions are made
-elsewhere: which session goes on in mux/agree.py, which link carries data in peer/paths.py.
+elsewhere: which session goes on in mux/session_choice.py, which link carries data in peer/path_selection.py.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.link.interface import Link
-from meshd.mux import agree, events
+from meshd.mux import events, session_choice
 from meshd.mux.events import Code
 from meshd.mux.session import Session
 from meshd.peer.alarm import Alarm
-from meshd.peer.attempts import Present
-from meshd.peer.carrier import Carrier
+from meshd.peer.dial_schedule import Present
 from meshd.peer.greeting import greet, turn_away
 from meshd.peer.interface import MetadataValue, PathStatus, PeerState, PeerStatus
+from meshd.peer.link_driver import Carrier
 from meshd.peer.links import Links
 from meshd.peer.node import Node
-from meshd.peer.paths import RELAYED
+from meshd.peer.path_selection import RELAYED
 from meshd.peer.stream import MeshStream
 from meshd.peer.streams import Streams
 from meshd.wire.hello import Hello
@@ -50,7 +50,7 @@ class PeerConnection:
         self._leader = node.peer > peer
         self._streams: Streams | None = None
         self._session_id = b""
-        self._fresh = node.random(agree.HALF_BYTES)
+        self._fresh = node.random(session_choice.HALF_BYTES)
         self._room = Slots(LINKS)
         self._links = Links(peer=peer, leads=self._leader, now=node.now)
         self._incarnation = b""
@@ -304,8 +304,10 @@ class PeerConnection:
         """See greeting.Parley."""
         if theirs is None:
             return self._node.hello(current=self.session_id, fresh=self._fresh, chosen=b"")
-        offer = agree.Offer(current=theirs.current or None, fresh=theirs.fresh)
-        answer = agree.answer(offer, mine=self.session_id or None, salt=self._node.random(agree.HALF_BYTES))
+        offer = session_choice.Offer(current=theirs.current or None, fresh=theirs.fresh)
+        answer = session_choice.answer(
+            offer, mine=self.session_id or None, salt=self._node.random(session_choice.HALF_BYTES)
+        )
         return self._node.hello(current=b"", fresh=b"", chosen=answer.session_id)
 
     async def check_hello(self, theirs: Hello) -> None:
@@ -342,12 +344,12 @@ class PeerConnection:
         self._incarnation = theirs.incarnation
         session_id = theirs.chosen if self._leader else mine.chosen
         if self._leader:
-            verdict = agree.settle(session_id, current=self.session_id or None, fresh=self._fresh)
-            if verdict is agree.Verdict.STALE:
+            verdict = session_choice.settle(session_id, current=self.session_id or None, fresh=self._fresh)
+            if verdict is session_choice.Verdict.STALE:
                 raise Broken("the peer answered for a session that has gone")
-            if verdict is agree.Verdict.ATTACH:
+            if verdict is session_choice.Verdict.ATTACH:
                 return session_id
-            self._fresh = self._node.random(agree.HALF_BYTES)
+            self._fresh = self._node.random(session_choice.HALF_BYTES)
         elif session_id == self.session_id:
             return session_id
         self._end_session("the peer has lost the session", PeerState.KNOWN)

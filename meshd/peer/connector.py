@@ -1,7 +1,8 @@
 """Keeps one peer connected: dials while there is no link, and for a better one while there is.
 
-Decides nothing: attempts.py says which way is tried when, paths.py which link is used. An attempt that is not
-needed any more is given up; a link that it made is not, the leader of the pair closes what is too much.
+Decides nothing: dial_schedule.py says which way is tried when, path_selection.py which link is used. An
+attempt that is not needed any more is given up; a link that it made is not, the leader of the pair closes
+what is too much.
 """
 
 import asyncio
@@ -14,11 +15,11 @@ from meshd.base.errors import Broken, Closed, MeshdError, Refused, RemoteProtoco
 from meshd.base.shares import DIALS, RETRIES
 from meshd.base.tasks import Owner
 from meshd.link.interface import Dialer, DialError, DialFailure, Link, LinkKind
-from meshd.peer.attempts import Facts, Plan, Schedule, ways
 from meshd.peer.connection import PeerConnection
+from meshd.peer.dial_schedule import Facts, Plan, Schedule, ways
 from meshd.peer.interface import Book
 from meshd.peer.node import Node
-from meshd.peer.paths import fragile
+from meshd.peer.path_selection import fragile
 from meshd.peer.reasons import Failed, last_error
 from meshd.wire.address import Proto
 from meshd.wire.dialable import Dialable, Source

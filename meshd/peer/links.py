@@ -1,7 +1,7 @@
 """The links of one peer: which there are, which carries data, who answers on them.
 
-The session decides nothing about links but what it is told: the leader of the pair chooses (peer/paths.py)
-and says so to the session.
+The session decides nothing about links but what it is told: the leader of the pair chooses
+(peer/path_selection.py) and says so to the session.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from meshd.link.interface import Link
 from meshd.mux.events import Event, LinkDead, PongReceived
 from meshd.mux.session import Session
 from meshd.mux.status import LinkStatus
-from meshd.peer.attempts import Present
-from meshd.peer.carrier import Carrier
+from meshd.peer.dial_schedule import Present
 from meshd.peer.interface import PathStatus
-from meshd.peer.paths import SILENT_AFTER, Chooser, Path, surplus
+from meshd.peer.link_driver import Carrier
+from meshd.peer.path_selection import SILENT_AFTER, Chooser, Path, surplus
 
 SUSPECT_AFTER = 0.5  # seconds without an answer, or four round trips, that cast doubt on a link being tested
 TEST_SECONDS = 1.5  # more, after which it ends

@@ -18,7 +18,6 @@ from meshd.link.interface import Dialer, Link, LinkInfo, LinkKind
 from meshd.mux.events import Code
 from meshd.peer.connection import PeerConnection
 from meshd.peer.connector import Connector
-from meshd.peer.crowd import Crowd, in_order
 from meshd.peer.interface import (
     Allow,
     Book,
@@ -29,12 +28,13 @@ from meshd.peer.interface import (
     PeerStatus,
     Stream,
 )
-from meshd.peer.lives import Signer
 from meshd.peer.naming import find
 from meshd.peer.news import News
 from meshd.peer.node import Node, Service
+from meshd.peer.presence import Crowd, in_order
+from meshd.peer.presence_gossip import Signer
 from meshd.peer.streams import OF_THE_MESH
-from meshd.peer.wake import boot_seconds, watch_sleep
+from meshd.peer.suspend_detector import boot_seconds, watch_sleep
 from meshd.wire.hello import Hello
 from meshd.wire.news import NEWS_SERVICE
 
@@ -152,7 +152,7 @@ class PeerMesh:
         return [peer for peer, entry in self._peers.items() if entry.connection.linked]
 
     def direct(self) -> Sequence[PeerId]:
-        """Peers whose data goes over a link that is not relayed (link/member_relay.py)."""
+        """Peers whose data goes over a link that is not relayed (link/relayed/through_member.py)."""
         return [
             peer
             for peer, entry in self._peers.items()

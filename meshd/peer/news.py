@@ -1,11 +1,11 @@
 """News between connected members: records, bans and who is there, over one durable stream a pair.
 
 What changes is told once to each. Nothing is queued: what there is is the queue, and each stream reads its
-journal with a mark of its own (peer/outbox.py). At first, and each minute in which nothing happens, the two
-compare a hash of everything, and tell each other what one of them lacks (peer/ledger.py).
+journal with a mark of its own (peer/news_outbox.py). At first, and each minute in which nothing happens, the
+two compare a hash of everything, and tell each other what one of them lacks (peer/news_digest.py).
 
 What a member tells is read at a pace: whoever tells more waits, and whoever tells what does not hold is not
-listened to for long (peer/hearing.py).
+listened to for long (peer/news_limits.py).
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from meshd.identity.keys import PeerId
 from meshd.identity.presence import Presence
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import digest_of
-from meshd.peer.hearing import KNOWN_COST, NEW_BAN_COST, NEW_COST, Hearing, Hearings
 from meshd.peer.interface import Book, Stream
-from meshd.peer.ledger import Ledger
-from meshd.peer.lives import Lives
 from meshd.peer.messages import MessageStream
+from meshd.peer.news_digest import Ledger
+from meshd.peer.news_limits import KNOWN_COST, NEW_BAN_COST, NEW_COST, Hearing, Hearings
+from meshd.peer.news_outbox import BanItem, Item, LifeItem, Outbox
+from meshd.peer.news_told import COMPARE_SECONDS, Told
 from meshd.peer.node import Node
-from meshd.peer.outbox import BanItem, Item, LifeItem, Outbox
-from meshd.peer.told import COMPARE_SECONDS, Told
+from meshd.peer.presence_gossip import Lives
 from meshd.wire.news import AwayNews, BanNews, BucketsNews, DigestNews, PresenceNews, RecordNews, decode
 
 MAX_COMPARE_SECONDS = 3600.0  # while they never come to have the same: it is doubled each time

@@ -15,7 +15,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """How the last attempt of one way ended; `nth` of its kind: see attempts.py. `what` is for people."""
+    """How the last attempt of one way ended; `nth` of its kind (dial_schedule.py). `what` is for people."""
 
     kind: LinkKind
     nth: int

@@ -41,7 +41,7 @@ from meshd.identity.signal_guard import SignalGuard, Verdict
 from meshd.link.interface import Signals
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.peer.node import Node
-from meshd.peer.signal_ways import TO, WAY_SECONDS, Carriers, Mail, SignalWays, bounded
+from meshd.peer.signal_routes import TO, WAY_SECONDS, Carriers, Mail, SignalWays, bounded
 from meshd.wire.signal import MAX_PAYLOAD_BYTES, MAX_SIGNAL_BYTES, SIGNAL_SERVICE, SignalBody
 
 STREAM_SECONDS = 10.0  # for a signal of 6 KiB to come in

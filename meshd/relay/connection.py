@@ -10,10 +10,10 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from meshd.base.doorstep import origin
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
+from meshd.base.unproven import origin
 from meshd.identity.exchange import MAGIC as PROOF_MAGIC
-from meshd.link.tls import TlsEngine
+from meshd.link.secure.tls import TlsEngine
 from meshd.relay.stage import Exchange, Hold, Stage, tune
 from meshd.wire.limits import MAX_UNPROVEN_BYTES
 from meshd.wire.relay import TICKET_MAGIC, TICKET_PREFACE_BYTES
@@ -39,7 +39,7 @@ class Spaces:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Also a RawPipe (link/proving.py) once its stage is CONTROL."""
+    """Also a RawPipe (link/secure/handshake.py) once its stage is CONTROL."""
 
     def __init__(self, spaces: Spaces, exchange: "Exchange[Connection]", *, number: int) -> None:
         self.number = number

@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 from meshd.base.tasks import Owner
-from meshd.link.listening import accept_from
+from meshd.link.tcp.bind import accept_from
 from meshd.relay.server import RelayServer
 
 MAX_REQUEST_BYTES = 4 << 10

@@ -20,8 +20,8 @@ from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.keystore import Home
 from meshd.identity.proof import Credentials
 from meshd.identity.relay_url import parse_relay_url, relay_url
-from meshd.link import interfaces
-from meshd.link.listening import listen
+from meshd.link.net import local_addresses
+from meshd.link.tcp.bind import listen
 from meshd.relay.limits import SMALL, WIDE, Limits
 from meshd.relay.metrics import MetricsPort
 from meshd.relay.server import RelayServer
@@ -106,7 +106,7 @@ class _Relay:
         loop.add_signal_handler(signal.SIGTERM, self._stop, 0)
         loop.add_signal_handler(signal.SIGINT, self._stop, 130)
         settings = self._settings
-        first, second = stun_hosts(settings.host, settings.second_host, interfaces.hosts())
+        first, second = stun_hosts(settings.host, settings.second_host, local_addresses.hosts())
         relay = RelayServer(
             Credentials(self._key, None),
             host=settings.host,
@@ -151,7 +151,7 @@ class _Relay:
 
     def _announce(self, relay: RelayServer) -> None:
         settings = self._settings
-        host = settings.public_host.strip("[]") or public_host(settings.host, interfaces.hosts())
+        host = settings.public_host.strip("[]") or public_host(settings.host, local_addresses.hosts())
         if not settings.public_host and not _is_global(host):
             self._note(
                 f"`{host}` can be reached from its own network only; "

@@ -11,18 +11,18 @@ import socket
 import ssl
 
 from meshd.base.bucket import TokenBucket
-from meshd.base.doorstep import Doorstep
 from meshd.base.errors import Closed, LocalProtocolError, MeshdError, UserError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
+from meshd.base.unproven import Doorstep
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.exchange import Credentials, Proven, Purpose
 from meshd.identity.invite import JoinKeys, RelayHint
 from meshd.identity.keys import MeshId
 from meshd.identity.proof import ListenProof
-from meshd.link.listening import accept_from, listen
-from meshd.link.proving import run_proof
-from meshd.link.tls import listener_context
+from meshd.link.secure.handshake import run_proof
+from meshd.link.secure.tls import listener_context
+from meshd.link.tcp.bind import accept_from, listen
 from meshd.relay.connection import Connection, Spaces
 from meshd.relay.limits import SMALL, Limits
 from meshd.relay.stage import Hold, Stage

@@ -14,7 +14,7 @@ from typing import cast
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.base.tasks import Owner
-from meshd.link import interfaces
+from meshd.link.net import local_addresses
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
 from meshd.wire.stun_answer import answer_to
 
@@ -72,7 +72,7 @@ class StunPorts:
                 self._plain.append(_bound(host, port))
             if host not in ("0.0.0.0", "::"):
                 continue
-            for own in {item.host for item in interfaces.enumerate_addresses()} - taken:
+            for own in {item.host for item in local_addresses.enumerate_addresses()} - taken:
                 if (":" in own) == (":" in host) and not own.startswith("fe80"):
                     with contextlib.suppress(OSError):  # an address that is just going, or not there yet
                         self._plain.append(_bound(own, port))

@@ -115,7 +115,7 @@ class Inviter:
     async def admit(self, pipe: Pipe, *, joiner: PeerId, invite_id: bytes) -> bool:
         """Answer one joiner that has proven the invite's secret. True: it is a member now.
 
-        Whatever else it sends on the pipe is left there: it may go on as a member (link/joining.py).
+        Whatever else it sends on the pipe is left there: it may go on as a member (link/secure/joining.py).
         """
         talk = _Talk(pipe)
         try:

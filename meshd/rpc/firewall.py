@@ -12,7 +12,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import protocol as rpc
 from meshd.rpc.frames import HEAD, WORKER, Messages
 from meshd.rpc.graph import check_asked_ops, check_graph
-from meshd.rpc.keeping import Keeping
+from meshd.rpc.missed_tensors import Keeping
 from meshd.rpc.tensors import Buffer, Remembered, check_half_rows, check_load_entry, find, place_of, refused
 
 MAX_BUFFERS = 1024

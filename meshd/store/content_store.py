@@ -18,13 +18,13 @@ from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner, in_thread
 from meshd.identity.naming import SHORT_CHARS
-from meshd.store.folder import StoreFolder
+from meshd.store.eviction import MAX_PACKS
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.hashes import hash_tensors
 from meshd.store.interface import HashProgress, StoreStatus
+from meshd.store.lease_cache import Job, OpenPack, Shelf
 from meshd.store.pack import PackWriter, Sealed, Table, locked, read_table
-from meshd.store.room import MAX_PACKS
-from meshd.store.shelf import Job, OpenPack, Shelf
+from meshd.store.pack_folder import StoreFolder
 
 QUEUE_BYTES = 64 << 20  # received and not written, of all leases
 BATCH_BYTES = 8 << 20  # written at a time

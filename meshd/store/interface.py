@@ -14,7 +14,7 @@ from typing import Protocol
 
 from meshd.model.gguf import Header
 from meshd.model.weights_index import WeightsIndex
-from meshd.rpc.keeping import Sink
+from meshd.rpc.missed_tensors import Sink
 
 
 @dataclass(frozen=True, slots=True)

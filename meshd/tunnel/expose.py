@@ -11,10 +11,10 @@ from meshd.base.errors import Broken, MeshdError
 from meshd.mux.events import Code
 from meshd.peer.interface import Stream
 from meshd.tunnel.compressed import as_agreed
-from meshd.tunnel.filled import FilledCopy
 from meshd.tunnel.interface import Flow, Inspector, LocalWeights, Target
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, pump, run_both
+from meshd.tunnel.stock_worker import FilledCopy
 
 CONNECT_SECONDS = 5.0
 

@@ -21,7 +21,7 @@ from meshd.tunnel.interface import IsOurs, SavedWeights, Target, TunnelStatus, W
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter, Unwatched, pump
-from meshd.tunnel.saved import Saver
+from meshd.tunnel.stock_head import Saver
 
 SECRET_SECONDS = 5.0  # a client that is ours sends its secret at once
 MAX_CONNECTIONS = 64

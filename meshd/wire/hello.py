@@ -1,7 +1,7 @@
 """The greeting on a proven link: Hello, Bans, Go or Refusal, before the link carries streams.
 
-The leader of the pair (higher PeerId) says Hello first and names the session it holds and a fresh id;
-the follower answers which of them it takes (mux/agree.py). When their revocation sets differ, both send
+The leader of the pair (higher PeerId) says Hello first and names the session it holds and a fresh id; the
+follower answers which of them it takes (mux/session_choice.py). When their revocation sets differ, both send
 theirs; then the leader says Go. Format: docs/protocol.md, "Greeting".
 """
 

@@ -15,7 +15,7 @@ from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Purpose
 from meshd.link.interface import Link, LinkKind, Signals
-from meshd.link.proving import ProvenLink, Standing, dial_error, prove_accepted, prove_dialled
+from meshd.link.secure.handshake import ProvenLink, Standing, dial_error, prove_accepted, prove_dialled
 from meshd.wire.address import Candidate
 
 from tests.conformance.data_channel import MAX_MESSAGE_BYTES, DataChannel, Fabric

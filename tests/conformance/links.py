@@ -14,14 +14,14 @@ from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import RelayHint
 from meshd.identity.proof import Credentials
 from meshd.link.interface import Dialer, Link, Listener
-from meshd.link.member_relay import MemberRelayLinks
-from meshd.link.quic import QuicDialer
-from meshd.link.quic_ice import QuicOverIce
-from meshd.link.quic_listener import QuicListener
-from meshd.link.relay import RelayLinks
-from meshd.link.relay_client import RelayClient
-from meshd.link.tcp import TcpDialer, TcpListener
-from meshd.link.webrtc import WebRtcLinks
+from meshd.link.quic.dial import QuicDialer
+from meshd.link.quic.listen import QuicListener
+from meshd.link.quic.over_ice import QuicOverIce
+from meshd.link.relayed.relay_client import RelayClient
+from meshd.link.relayed.through_member import MemberRelayLinks
+from meshd.link.relayed.through_relay import RelayLinks
+from meshd.link.tcp.links import TcpDialer, TcpListener
+from meshd.link.webrtc.links import WebRtcLinks
 from meshd.relay.limits import WIDE
 from meshd.relay.server import RelayServer
 from meshd.wire.address import Candidate

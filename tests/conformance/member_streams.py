@@ -7,7 +7,7 @@ from meshd.base.slots import Release
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, check_chain
-from meshd.link.stream_pipe import Bytes
+from meshd.link.relayed.stream_pipe import Bytes
 
 from tests.conformance.memory_link import MemoryPipe, MemoryWire
 from tests.conformance.nodes import Node

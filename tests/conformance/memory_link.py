@@ -10,7 +10,7 @@ from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind
-from meshd.link.proving import (
+from meshd.link.secure.handshake import (
     ProvenLink,
     RawPipe,
     Standing,

@@ -7,7 +7,7 @@ from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.membership import Chain, Role, issue
 from meshd.identity.proof import Credentials
-from meshd.link.proving import Standing
+from meshd.link.secure.handshake import Standing
 
 _seeds = itertools.count(1)
 

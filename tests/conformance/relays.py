@@ -11,9 +11,9 @@ from meshd.identity.invite import RelayHint
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.proof import Credentials
 from meshd.link.interface import Link
-from meshd.link.joining import Joining
-from meshd.link.relay import RelayLinks
-from meshd.link.relay_client import RelayClient
+from meshd.link.relayed.relay_client import RelayClient
+from meshd.link.relayed.through_relay import RelayLinks
+from meshd.link.secure.joining import Joining
 from meshd.relay.connection import Connection
 from meshd.relay.limits import WIDE, Limits
 from meshd.relay.server import RelayServer

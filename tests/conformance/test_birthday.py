@@ -14,13 +14,14 @@ from meshd.base.backoff import Backoff
 from meshd.base.errors import Refused
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
-from meshd.link import birthday, birthday_sockets, talks
-from meshd.link.birthday import BirthdayLinks
+from meshd.link import attempts
 from meshd.link.interface import DialError, DialFailure, Link, LinkKind
-from meshd.wire import birthday as words
-from meshd.wire.birthday import Ask, Opened, decode, encode
+from meshd.link.port_prediction import links, sockets
+from meshd.link.port_prediction.links import BirthdayLinks
+from meshd.wire import port_prediction as words
 from meshd.wire.dialable import Here, dialable, trusted
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
+from meshd.wire.port_prediction import Ask, Opened, decode, encode
 from meshd.wire.punching import No
 from meshd.wire.stun import Endpoint
 
@@ -28,7 +29,7 @@ from tests.conformance.data_channel import Post
 from tests.conformance.links import serving
 from tests.conformance.nodes import Node, TestMesh
 from tests.conformance.run import ANY_RATE, run, ticks, until
-from tests.unit.link.test_stun import udp_server
+from tests.unit.link.net.test_stun import udp_server
 
 RESTRICTED = NetFacts(udp=Udp.WORKS, mapping=Mapping.INDEPENDENT, filtering=Filtering.ADDRESS_PORT)
 SYMMETRIC = NetFacts(udp=Udp.WORKS, mapping=Mapping.ADDRESS_PORT, ports=Ports.COUNTING, udp_step=1)
@@ -37,7 +38,7 @@ SYMMETRIC = NetFacts(udp=Udp.WORKS, mapping=Mapping.ADDRESS_PORT, ports=Ports.CO
 @pytest.fixture(autouse=True)
 def _loopback_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "is_outer", lambda place: True)
-    monkeypatch.setattr(birthday, "is_outer", lambda place: True)
+    monkeypatch.setattr(links, "is_outer", lambda place: True)
 
 
 @dataclass
@@ -156,7 +157,7 @@ def test_the_other_side_goes_by_its_own_facts() -> None:
 
 
 def test_after_a_search_in_vain_there_is_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(birthday, "WORD_SECONDS", 0.05)
+    monkeypatch.setattr(links, "WORD_SECONDS", 0.05)
 
     async def work() -> None:
         async with pair() as ends:
@@ -168,7 +169,7 @@ def test_after_a_search_in_vain_there_is_a_pause(monkeypatch: pytest.MonkeyPatch
             error = await outcome(ends.low_links, ends.high.peer)
             assert isinstance(error, DialError)
             assert error.failure is DialFailure.UNFIT
-            monkeypatch.setattr(birthday, "WORD_SECONDS", 4.0)  # what follows is to succeed
+            monkeypatch.setattr(links, "WORD_SECONDS", 4.0)  # what follows is to succeed
             ends.low_links.addresses_changed()
             await (await ends.low_links.dial(ends.high.peer)).aclose()
 
@@ -201,9 +202,9 @@ def test_a_refusal_of_the_peer_is_told_as_such() -> None:
 
 
 def test_a_key_that_was_changed_on_the_way_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(birthday, "SEARCH_SECONDS", 1.0)
-    monkeypatch.setattr(birthday_sockets, "LINGER_SECONDS", 0.05)
-    monkeypatch.setattr(birthday, "ports_to_try", lambda opened, seed: iter(range(2000, 2050)))
+    monkeypatch.setattr(links, "SEARCH_SECONDS", 1.0)
+    monkeypatch.setattr(sockets, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(links, "ports_to_try", lambda opened, seed: iter(range(2000, 2050)))
 
     def other_key(payload: bytes) -> bytes:
         word = decode(payload)
@@ -260,8 +261,8 @@ def test_who_asks_for_searches_that_find_nothing_waits_longer_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """For the node that asks, and for the address: another node cannot go on with the same one."""
-    monkeypatch.setattr(birthday_sockets, "LINGER_SECONDS", 0.05)
-    monkeypatch.setattr(birthday, "ports_to_try", lambda opened, seed: iter(range(2000, 2020)))
+    monkeypatch.setattr(sockets, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(links, "ports_to_try", lambda opened, seed: iter(range(2000, 2020)))
 
     async def work() -> None:
         async with pair() as ends:
@@ -279,7 +280,7 @@ def test_nobody_is_searched_whom_the_record_does_not_name(monkeypatch: pytest.Mo
     async def no_probe(*_given: object) -> Endpoint:
         raise AssertionError("nothing is to be sent")
 
-    monkeypatch.setattr(birthday, "probe", no_probe)
+    monkeypatch.setattr(links, "probe", no_probe)
 
     async def work() -> None:
         async with pair() as ends:
@@ -294,8 +295,8 @@ def test_nobody_is_searched_whom_the_record_does_not_name(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("dials", ["low", "high"])
 def test_cancelled_anywhere_it_leaves_nothing(dials: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(talks, "ATTEMPTS", ANY_RATE)  # one for each turn of the loop
-    monkeypatch.setattr(birthday, "GRANT_AGAIN", Backoff(first=0.0, factor=1.0, most=0.0))
+    monkeypatch.setattr(attempts, "ATTEMPTS", ANY_RATE)  # one for each turn of the loop
+    monkeypatch.setattr(links, "GRANT_AGAIN", Backoff(first=0.0, factor=1.0, most=0.0))
 
     async def work() -> None:
         async with pair() as ends:
@@ -303,7 +304,7 @@ def test_cancelled_anywhere_it_leaves_nothing(dials: str, monkeypatch: pytest.Mo
                 (ends.low_links, ends.high.peer) if dials == "low" else (ends.high_links, ends.low.peer)
             )
             await (await links.dial(peer)).aclose()
-            monkeypatch.setattr(birthday, "LINK_SECONDS", 0.5)  # so long the other side waits for our QUIC
+            monkeypatch.setattr(links, "LINK_SECONDS", 0.5)  # so long the other side waits for our QUIC
             turns = 0
             while True:
                 dialling = asyncio.get_running_loop().create_task(links.dial(peer))

@@ -10,15 +10,15 @@ import pytest
 from meshd.base.errors import MeshdError, Refused
 from meshd.base.shares import CALLS, CALLS_FAILED
 from meshd.identity.keys import PeerId
-from meshd.link.callers import Callers
 from meshd.link.interface import DialError
-from meshd.link.quic import QuicDialer
-from meshd.link.quic_engine import dialler_settings
-from meshd.link.quic_listener import QuicListener
-from meshd.link.quic_reception import start_dialling
-from meshd.link.quic_socket import Origin
-from meshd.link.tcp import TcpDialer, TcpListener
-from meshd.link.tcp_pipe import TcpPipe
+from meshd.link.quic.dial import QuicDialer
+from meshd.link.quic.engine import dialler_settings
+from meshd.link.quic.first_datagram import start_dialling
+from meshd.link.quic.listen import QuicListener
+from meshd.link.secure.caller_rates import Callers
+from meshd.link.tcp.links import TcpDialer, TcpListener
+from meshd.link.tcp.pipe import TcpPipe
+from meshd.link.udp.batch_socket import Origin
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 from meshd.wire.stun import StunKind, StunMessage, encode

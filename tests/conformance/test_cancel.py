@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 from meshd.base.errors import Closed, EndOfStream
-from meshd.link import talks
+from meshd.link import attempts
 from meshd.link.interface import DialError, Link
 
 from tests.conformance.links import RIGS, Ends, Rig
@@ -64,7 +64,7 @@ async def close_all(ends: Ends) -> None:
 
 def test_dial_at_every_turn_of_the_loop(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dial works in tasks of its own, so it is cancelled at turns of the loop rather than at awaits."""
-    monkeypatch.setattr(talks, "ATTEMPTS", ANY_RATE)  # one for each turn of the loop
+    monkeypatch.setattr(attempts, "ATTEMPTS", ANY_RATE)  # one for each turn of the loop
 
     async def work() -> None:
         async with rig.ends() as ends:

@@ -10,14 +10,16 @@ from meshd.base.shares import JOINING
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import derive
 from meshd.identity.proof import Credentials
-from meshd.link import joining as joining_module
-from meshd.link import quic, relay, tcp
 from meshd.link.interface import Link, LinkKind
-from meshd.link.joining import Joining, OnJoiner
-from meshd.link.quic_listener import QuicListener
-from meshd.link.relay import RelayLinks
-from meshd.link.relay_client import RelayClient
-from meshd.link.tcp import TcpListener
+from meshd.link.quic import dial as quic
+from meshd.link.quic.listen import QuicListener
+from meshd.link.relayed import through_relay
+from meshd.link.relayed.relay_client import RelayClient
+from meshd.link.relayed.through_relay import RelayLinks
+from meshd.link.secure import joining as joining_module
+from meshd.link.secure.joining import Joining, OnJoiner
+from meshd.link.tcp import links as tcp
+from meshd.link.tcp.links import TcpListener
 from meshd.relay.limits import WIDE
 from meshd.relay.server import RelayServer
 from meshd.wire.address import Candidate
@@ -71,7 +73,7 @@ async def _by_relay(far: Node, on_joiner: OnJoiner) -> AsyncIterator[tuple[Dial,
                 await client.set_boxes({KEYS.mailbox: 60})
                 await until(lambda: server.board.boxes == 1)
                 yield (
-                    lambda guest: relay.dial_join(
+                    lambda guest: through_relay.dial_join(
                         [hint], standing=guest.now(), inviter=far.peer, join=KEYS, environ={}
                     ),
                     accepted,
@@ -184,7 +186,7 @@ def test_a_passing_link_takes_less_than_the_relay_gives_and_then_nothing() -> No
                 sent += 4096
                 while heard < sent:
                     heard += len(await theirs.receive())
-            assert sent == heard == relay.PASSING_BYTES
+            assert sent == heard == through_relay.PASSING_BYTES
             assert link.try_send([bytes(4096)]) is False
             waiting = asyncio.get_running_loop().create_task(link.send([b"never"]))
             await theirs.send([b"the other way is as it was"])

@@ -8,9 +8,9 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from meshd.base.doorstep import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
-from meshd.link.tcp import TcpDialer, TcpListener
-from meshd.link.tls import dialer_context
+from meshd.base.unproven import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
+from meshd.link.secure.tls import dialer_context
+from meshd.link.tcp.links import TcpDialer, TcpListener
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

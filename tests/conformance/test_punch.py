@@ -9,10 +9,11 @@ import pytest
 from meshd.base.errors import Broken, Refused
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
-from meshd.link import punch, punch_race, talks
+from meshd.link import attempts
 from meshd.link.interface import DialError, DialFailure, Link
-from meshd.link.punch import PunchLinks
-from meshd.link.tcp import TcpListener
+from meshd.link.punch import links, race
+from meshd.link.punch.links import PunchLinks
+from meshd.link.tcp.links import TcpListener
 from meshd.wire.address import Candidate
 from meshd.wire.punching import Go, Knock, No, Punching, Ready, decode, encode
 
@@ -122,8 +123,8 @@ def test_a_refusal_of_the_peer_is_told_as_such() -> None:
 
 
 def test_somebody_else_at_the_address_is_not_taken_for_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(punch_race, "MEET_SECONDS", 3.0)
-    monkeypatch.setattr(punch, "ROUNDS", 1)
+    monkeypatch.setattr(race, "MEET_SECONDS", 3.0)
+    monkeypatch.setattr(links, "ROUNDS", 1)
 
     async def work() -> None:
         async with pair() as ends:
@@ -148,7 +149,7 @@ def test_somebody_else_at_the_address_is_not_taken_for_the_peer(monkeypatch: pyt
 
 
 def test_a_peer_that_says_nothing_costs_two_rounds_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(punch, "READY_SECONDS", 0.05)
+    monkeypatch.setattr(links, "READY_SECONDS", 0.05)
 
     async def work() -> None:
         async with pair() as ends:
@@ -164,7 +165,7 @@ def test_a_peer_that_says_nothing_costs_two_rounds_and_no_more(monkeypatch: pyte
             error = await outcome(ends.low_links, ends.high.peer)
             assert isinstance(error, DialError)
             assert error.failure is DialFailure.TIMEOUT
-            assert len({knock.attempt for knock in knocks}) == punch.ROUNDS == 2
+            assert len({knock.attempt for knock in knocks}) == links.ROUNDS == 2
 
     run(work())
 
@@ -190,8 +191,8 @@ def test_no_way_for_signals_is_told_at_once() -> None:
 
 
 def test_a_node_without_a_mesh_answers_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(punch, "READY_SECONDS", 0.1)
-    monkeypatch.setattr(punch, "ROUNDS", 1)
+    monkeypatch.setattr(links, "READY_SECONDS", 0.1)
+    monkeypatch.setattr(links, "ROUNDS", 1)
 
     async def work() -> None:
         async with pair() as ends:
@@ -205,7 +206,7 @@ def test_a_node_without_a_mesh_answers_nobody(monkeypatch: pytest.MonkeyPatch) -
 
 def test_more_attempts_than_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ninth knock is told so, and noise does no harm."""
-    monkeypatch.setattr(punch, "READY_SECONDS", 1.0)
+    monkeypatch.setattr(links, "READY_SECONDS", 1.0)
 
     async def work() -> None:
         async with pair() as ends:
@@ -226,7 +227,7 @@ def test_more_attempts_than_are_answered(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_one_that_yields_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(talks, "YIELD_SECONDS", 0.05)
+    monkeypatch.setattr(attempts, "YIELD_SECONDS", 0.05)
 
     async def work() -> None:
         async with pair() as ends:

@@ -9,19 +9,19 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from meshd.base.doorstep import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
 from meshd.base.errors import MeshdError, Refused
+from meshd.base.unproven import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
 from meshd.identity.invite import derive
 from meshd.identity.proof import Purpose
 from meshd.link.interface import DialError, DialFailure, Link
-from meshd.link.joining import Joining, OnJoiner
-from meshd.link.quic import QuicDialer, dial_join
-from meshd.link.quic_engine import dialler_settings
-from meshd.link.quic_ice import QuicOverIce
-from meshd.link.quic_listener import QuicListener
-from meshd.link.quic_reception import start_dialling
-from meshd.link.quic_socket import Origin
-from meshd.link.tcp import CONNECT_SECONDS
+from meshd.link.quic.dial import QuicDialer, dial_join
+from meshd.link.quic.engine import dialler_settings
+from meshd.link.quic.first_datagram import start_dialling
+from meshd.link.quic.listen import QuicListener
+from meshd.link.quic.over_ice import QuicOverIce
+from meshd.link.secure.joining import Joining, OnJoiner
+from meshd.link.tcp.links import CONNECT_SECONDS
+from meshd.link.udp.batch_socket import Origin
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 from meshd.wire.offer import Answer, decode_offer, encode_offer

@@ -12,9 +12,9 @@ from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import RelayHint, derive
 from meshd.identity.proof import Purpose
 from meshd.link.interface import DialError, DialFailure, Link
-from meshd.link.relay import dial_join
-from meshd.link.relay_pipe import RelayPipe
-from meshd.link.tls import dialer_context
+from meshd.link.relayed.relay_pipe import RelayPipe
+from meshd.link.relayed.through_relay import dial_join
+from meshd.link.secure.tls import dialer_context
 from meshd.relay.connection import Connection
 from meshd.relay.limits import SMALL, WIDE
 from meshd.relay.server import RelayServer

@@ -8,9 +8,9 @@ from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
 from meshd.base.tasks import Owner
 from meshd.identity.certificate import make_link_certificate
 from meshd.link.interface import DialError, DialFailure
-from meshd.link.relay_control import Control
-from meshd.link.relay_pipe import RelayPipe
-from meshd.link.tls import dialer_context, listener_context
+from meshd.link.relayed.control_connection import Control
+from meshd.link.relayed.relay_pipe import RelayPipe
+from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.wire.dialable import trusted
 from meshd.wire.relay import Mail, Ring
 

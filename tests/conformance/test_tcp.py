@@ -12,11 +12,11 @@ from meshd.identity.certificate import make_link_certificate
 from meshd.identity.invite import derive
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import DialError, DialFailure, Link
-from meshd.link.joining import Joining
-from meshd.link.racing import dial_order
-from meshd.link.tcp import ATTEMPT_SECONDS, TcpDialer, TcpListener, dial_join
-from meshd.link.tcp_pipe import MAX_SEND_BYTES, TcpPipe
-from meshd.link.tls import dialer_context, listener_context
+from meshd.link.net.happy_eyeballs import dial_order
+from meshd.link.secure.joining import Joining
+from meshd.link.secure.tls import dialer_context, listener_context
+from meshd.link.tcp.links import ATTEMPT_SECONDS, TcpDialer, TcpListener, dial_join
+from meshd.link.tcp.pipe import MAX_SEND_BYTES, TcpPipe
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 
@@ -245,7 +245,7 @@ def test_a_listener_with_another_key_is_found_out() -> None:
         mesh = TestMesh()
         near, far = mesh.node(), mesh.node()
         from meshd.identity.proof import Credentials
-        from meshd.link.proving import Standing
+        from meshd.link.secure.handshake import Standing
 
         class Impostor:
             """Far's public half with a key of its own."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from meshd.link.quic_socket import Address
-from meshd.link.udp_socket import UdpSocket
+from meshd.link.udp.batch_socket import Address
+from meshd.link.udp.host_socket import UdpSocket
 
 
 class UdpWire:

@@ -15,9 +15,9 @@ from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
 from meshd.config import Config
 from meshd.config.tree import HostPort, LinksConfig, NodeConfig, Paths
-from meshd.daemon.entry import enter
-from meshd.daemon.estate import Estate
-from meshd.daemon.port import Doorway
+from meshd.daemon.enroll import enter
+from meshd.daemon.member_node import Estate
+from meshd.daemon.mesh_port import Doorway
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
 from meshd.peer.interface import PeerState, Stream

@@ -15,7 +15,7 @@ from meshd.bench.random_model import random_model
 from meshd.build import native
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.process.group import environment
-from meshd.role.devices import parse_devices
+from meshd.role.native.devices import parse_devices
 from meshd.wire.lease import Device
 
 from tests.e2e.models import cache_folder, made

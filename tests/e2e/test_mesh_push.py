@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from meshd.admin.status import Status
 from meshd.base.errors import Broken, Refused
-from meshd.daemon.estate import Estate
+from meshd.daemon.member_node import Estate
 from meshd.fleet.node import LocalNode
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import MetadataValue

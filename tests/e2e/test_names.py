@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import Refused
-from meshd.daemon.estate import Estate
+from meshd.daemon.member_node import Estate
 from meshd.fleet.node import LocalNode
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import MetadataValue
-from meshd.tunnel.own import TUNNEL_SERVICE
+from meshd.tunnel.user_tunnels import TUNNEL_SERVICE
 
 from tests.e2e.bare_node import bare_node, connected
 from tests.e2e.nodes import Fleet, cli, play

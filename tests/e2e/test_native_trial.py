@@ -10,7 +10,7 @@ from meshd.build.interface import RPC_SERVER, NativeInfo
 from meshd.model.cache import ContextShape
 from meshd.model.operations import USUAL, operations
 from meshd.process.group import environment
-from meshd.role import command
+from meshd.role.native import command_lines
 
 from tests.e2e import random_models
 from tests.e2e.gpus import BACKENDS, Gpu, gpu
@@ -28,7 +28,7 @@ def trial(
 ) -> tuple[int, dict[str, tuple[str, str]]]:
     """Exit code; and for each operation the verdict, and what stands behind it."""
     done = subprocess.run(
-        [*command.trial(str(program), device, words), *extra],
+        [*command_lines.trial(str(program), device, words), *extra],
         env=environment({}),
         capture_output=True,
         text=True,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
 from meshd.model.weights_index import encode_index
-from meshd.role.devices import parse_listed
+from meshd.role.native.devices import parse_listed
 
 from tests.e2e.counting_proxy import CountingProxy
 from tests.e2e.models import patched, smollm2, text_alone

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from meshd.base.tasks import Owner
 from meshd.config.tree import HostPort, LinksConfig
-from meshd.daemon.estate import Estate
+from meshd.daemon.member_node import Estate
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.process.handover import OrderPipe
-from meshd.role.neighbours import Neighbours
-from meshd.rpc.watch import Watch
+from meshd.role.worker.push_neighbours import Neighbours
+from meshd.rpc.hang_detector import Watch
 from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached, decode
 
 from tests.conformance.run import run as run_to_end

@@ -10,7 +10,7 @@ from meshd.base.tasks import Owner
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
 from meshd.fleet.rpc_count import RpcListener
 from meshd.peer.interface import Stream
-from meshd.role.named_weights import OpenNamedWeights
+from meshd.role.head.stock_weights import OpenNamedWeights
 from meshd.rpc import protocol as rpc
 from meshd.rpc.firewall import Firewall
 from meshd.store.hash_cache import HashCache

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Sequence
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire import birthday, punching
+from meshd.wire import port_prediction, punching
 from meshd.wire.address import Candidate
 from meshd.wire.netfacts import NetFacts
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
@@ -50,10 +50,12 @@ WORDS: tuple[punching.Punching, ...] = (
     punching.No(attempt=bytes(16), code="busy", text="too many"),
 )
 
-SEARCHES: tuple[birthday.Birthday, ...] = (
-    birthday.Ask(attempt=bytes(16), key=KEY[:32].ljust(32), facts=NetFacts(), here=Endpoint("20.1.0.2", 9)),
-    birthday.Here(attempt=bytes(16), place=Endpoint("20.1.0.2", 65535)),
-    birthday.Opened(attempt=bytes(16), seen=Endpoint("20.1.0.2", 40_000), step=-1, count=256),
+SEARCHES: tuple[port_prediction.Birthday, ...] = (
+    port_prediction.Ask(
+        attempt=bytes(16), key=KEY[:32].ljust(32), facts=NetFacts(), here=Endpoint("20.1.0.2", 9)
+    ),
+    port_prediction.Here(attempt=bytes(16), place=Endpoint("20.1.0.2", 65535)),
+    port_prediction.Opened(attempt=bytes(16), seen=Endpoint("20.1.0.2", 40_000), step=-1, count=256),
 )
 
 
@@ -67,8 +69,8 @@ def _feed_word(data: bytes) -> None:
 
 
 def _feed_search(data: bytes) -> None:
-    word = birthday.decode(data)
-    assert birthday.decode(birthday.encode(word)) == word
+    word = port_prediction.decode(data)
+    assert port_prediction.decode(port_prediction.encode(word)) == word
 
 
 TARGETS = (
@@ -90,7 +92,7 @@ TARGETS = (
     ),
     Target(
         name="searching",
-        samples=tuple(map(birthday.encode, SEARCHES)),
+        samples=tuple(map(port_prediction.encode, SEARCHES)),
         make=_make_word,
         feed=_feed_search,
         allowed=(RemoteProtocolError,),

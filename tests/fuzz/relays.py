@@ -8,7 +8,7 @@ from meshd.base.errors import Broken, RemoteProtocolError, UserError
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import KeyPair
 from meshd.identity.relay_url import parse_relay_url, relay_url
-from meshd.link.relay_proxy import read_reply
+from meshd.link.relayed.http_proxy import read_reply
 from meshd.relay.limits import SMALL
 from meshd.relay.states import Identity
 from meshd.relay.switchboard import Switchboard

@@ -12,10 +12,10 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.model.ggml import TENSOR_TYPES
 from meshd.rpc import protocol as rpc
 from meshd.rpc.answers import Answers
-from meshd.rpc.filling import Filling
-from meshd.rpc.keeping import Keeping, Missed
-from meshd.rpc.pushed import PushFilter
-from meshd.rpc.saving import ANNOUNCED, Loaded, Saving
+from meshd.rpc.missed_tensors import Keeping, Missed
+from meshd.rpc.push_firewall import PushFilter
+from meshd.rpc.stock_head_skip import ANNOUNCED, Loaded, Saving
+from meshd.rpc.stock_worker_fill import Filling
 
 from tests.fuzz.mutate import flip
 from tests.fuzz.target import Target

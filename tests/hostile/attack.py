@@ -17,8 +17,8 @@ from meshd.base.tasks import Owner
 from meshd.config.tree import HostPort, LinksConfig
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Link
-from meshd.link.proving import Standing
-from meshd.link.tcp import TcpDialer
+from meshd.link.secure.handshake import Standing
+from meshd.link.tcp.links import TcpDialer
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

@@ -8,10 +8,10 @@ from meshd.base.errors import MeshdError
 from meshd.base.shares import LINKS
 from meshd.base.tasks import Owner
 from meshd.link.interface import Link
-from meshd.link.member_relay import FROM, TO
-from meshd.link.member_relay import SERVICE as MEMBER_SERVICE
-from meshd.peer.signal_ways import TO as SIGNAL_TO
-from meshd.tunnel.own import TUNNEL_SERVICE
+from meshd.link.relayed.through_member import FROM, TO
+from meshd.link.relayed.through_member import SERVICE as MEMBER_SERVICE
+from meshd.peer.signal_routes import TO as SIGNAL_TO
+from meshd.tunnel.user_tunnels import TUNNEL_SERVICE
 from meshd.wire.hello import Go
 from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, Reserve
 from meshd.wire.lease import decode as decode_lease

@@ -15,8 +15,8 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.tasks import Owner
 from meshd.config.tree import HostPort, LinksConfig
-from meshd.daemon.estate import Estate
-from meshd.tunnel.own import OwnTunnels
+from meshd.daemon.member_node import Estate
+from meshd.tunnel.user_tunnels import OwnTunnels
 
 from tests.e2e.bare_node import bare_node, connected
 

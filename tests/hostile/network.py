@@ -14,7 +14,7 @@ from meshd.base.bucket import TokenBucket
 from meshd.base.shares import DIALS
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Dialer, Link, LinkKind
-from meshd.link.quic_ports import DialPort
+from meshd.link.quic.sockets import DialPort
 from meshd.wire.dialable import Dialable
 
 from tests.hostile.turns import Turns

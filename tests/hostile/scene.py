@@ -19,17 +19,17 @@ from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
 from meshd.identity.relay_url import parse_relay_url
-from meshd.link import quic_reception as _  # noqa: F401 - else loaded in a thread, at whatever time
 from meshd.link.interface import Link, LinkKind
-from meshd.link.member_relay import MemberRelayLinks
-from meshd.link.proving import RawPipe
-from meshd.link.quic import QuicDialer
-from meshd.link.relay import RelayLinks
-from meshd.link.relay_client import RelayClient
-from meshd.link.tcp import TcpDialer
+from meshd.link.quic import first_datagram as _  # noqa: F401 - else loaded in a thread, at whatever time
+from meshd.link.quic.dial import QuicDialer
+from meshd.link.relayed.relay_client import RelayClient
+from meshd.link.relayed.through_member import MemberRelayLinks
+from meshd.link.relayed.through_relay import RelayLinks
+from meshd.link.secure.handshake import RawPipe
+from meshd.link.tcp.links import TcpDialer
 from meshd.peer.interface import PeerState
-from meshd.role.worker import Worker, WorkerOptions
-from meshd.tunnel.own import OwnTunnels
+from meshd.role.worker.cycle import Worker, WorkerOptions
+from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Here, Source, dialable
 
@@ -63,7 +63,7 @@ def _judged(told: tuple[Candidate, ...], source: Source) -> Sequence[Dialable]:
 
 
 def _may_dial(_peer: PeerId, told: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
-    """Verdicts are remembered, as the daemon does it (daemon/places.py)."""
+    """Verdicts are remembered, as the daemon does it (daemon/peer_addresses.py)."""
     return _judged(tuple(told), source)
 
 
@@ -119,7 +119,7 @@ class Victim:
             node.signals.topic(topic)
 
     def _relays_of(self, peer: PeerId) -> tuple[RelayHint, ...]:
-        """As daemon/ways.py reads them."""
+        """As daemon/transports.py reads them."""
         record = self.node.book.record(peer)
         hints = []
         for url in record.relays if record is not None else ():
@@ -141,7 +141,7 @@ class Victim:
 
 
 def _named(told: Iterable[Candidate]) -> list[Dialable]:
-    """As daemon/ways.py has it, for a node that knows nothing of its networks."""
+    """As daemon/transports.py has it, for a node that knows nothing of its networks."""
     return dialable(told, source=Source.RECORD, here=Here())
 
 

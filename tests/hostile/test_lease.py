@@ -13,8 +13,8 @@ from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
-from meshd.role.lender import Lender
-from meshd.rpc.patience import Company
+from meshd.role.head.lease_client import Lender
+from meshd.rpc.head_timeouts import Company
 from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, Offer
 
 from tests.hostile.draw import Draw, Pool, drawn_seed

@@ -13,7 +13,7 @@ import pytest
 from meshd.base.shares import DIALS
 from meshd.peer import connector
 from meshd.peer.interface import Stream
-from meshd.role.worker import Worker
+from meshd.role.worker.cycle import Worker
 
 from tests.hostile import scene
 from tests.hostile.approach import Pace

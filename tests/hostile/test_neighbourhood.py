@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from meshd.base.errors import RemoteProtocolError
-from meshd.link.stun import Question, ask_udp, bound_socket, tcp_mapping
+from meshd.link.net.stun import Question, ask_udp, bound_socket, tcp_mapping
 from meshd.portmap.interface import NotMapped, Route, Router
 from meshd.portmap.natpmp import NatPmpRouter
 from meshd.portmap.pcp import PcpRouter

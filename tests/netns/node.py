@@ -18,9 +18,9 @@ from meshd.base import log
 from meshd.base.errors import EndOfStream, MeshdError
 from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig, Paths
-from meshd.daemon.entry import enter
-from meshd.daemon.estate import Estate
-from meshd.daemon.port import Doorway
+from meshd.daemon.enroll import enter
+from meshd.daemon.member_node import Estate
+from meshd.daemon.mesh_port import Doorway
 from meshd.daemon.run import _watch_addresses
 from meshd.identity.keystore import Home
 from meshd.peer.interface import PeerState, PeerStatus, Stream

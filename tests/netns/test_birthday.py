@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from meshd.identity.keys import PeerId
-from meshd.link.birthday import BirthdayLinks
 from meshd.link.interface import Link, Signals
+from meshd.link.port_prediction.links import BirthdayLinks
 from meshd.wire.dialable import Dialable, trusted
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
 

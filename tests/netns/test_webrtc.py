@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from meshd.link.interface import Signals
-from meshd.link.webrtc import WebRtcLinks
+from meshd.link.webrtc.links import WebRtcLinks
 
 from tests.conformance.nodes import Node
 from tests.netns.ends import Tries, dial_often

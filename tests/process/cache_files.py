@@ -27,7 +27,7 @@ from meshd.build.run import Result
 from meshd.build.tree import Tree
 from meshd.identity.keystore import Home
 from meshd.relay import run as relay_run
-from meshd.role.passed import Passed, trial_key
+from meshd.role.native.trial_cache import Passed, trial_key
 from meshd.store import hash_cache
 from meshd.store.content_store import ContentStore
 from meshd.store.hash_cache import FileState, HashCache

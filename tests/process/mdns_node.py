@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from meshd.base.tasks import Owner
 from meshd.identity.keys import MeshId, PeerId
-from meshd.link import interfaces
+from meshd.link.net import local_addresses
 from meshd.rendezvous.mdns import Mdns, find
 from meshd.wire.address import Candidate
 
@@ -43,8 +43,8 @@ async def announce(mesh: str, me: str, port: int, peers: Sequence[str]) -> None:
     mdns = Mdns(
         mesh=mesh_of(mesh),
         me=peer_of(me),
-        addresses=interfaces.neighbourhood,
-        candidates=lambda: [Candidate(host, port) for host in interfaces.hosts()],
+        addresses=local_addresses.neighbourhood,
+        candidates=lambda: [Candidate(host, port) for host in local_addresses.hosts()],
         peers=lambda: tuple(names),
         found=lambda peer, at: say("found", names[peer], *sorted(map(str, at))),
         random=os.urandom,
@@ -68,7 +68,7 @@ async def look(mesh: str, peer: str, seconds: float) -> None:
     found = await find(
         mesh=mesh_of(mesh),
         peer=peer_of(peer),
-        addresses=interfaces.neighbourhood,
+        addresses=local_addresses.neighbourhood,
         random=os.urandom,
         seconds=seconds,
     )

@@ -21,14 +21,14 @@ from meshd.admin.authority import save_addresses
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.config.kept_name import keep_name
-from meshd.daemon.estate import Estate
-from meshd.daemon.port import _keep
-from meshd.daemon.surroundings import _kept_secret
+from meshd.daemon.member_node import Estate
+from meshd.daemon.mesh_port import _keep
+from meshd.daemon.network_state import _kept_secret
 from meshd.daemon.tunnels import make_tunnels
 from meshd.identity.invite_book import InviteEntry
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home
-from meshd.link.tcp import TcpListener
+from meshd.link.tcp.links import TcpListener
 from meshd.process.interface import ChildSpec
 from meshd.process.run import Run
 from meshd.wire.address import Candidate

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from meshd.config.tree import HostPort, LinksConfig
-from meshd.daemon.estate import Estate
+from meshd.daemon.member_node import Estate
 from meshd.peer.interface import PeerState, PeerStatus
 
 from tests.conformance.run import run

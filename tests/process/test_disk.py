@@ -11,7 +11,7 @@ import pytest
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
 from meshd.config.tree import HostPort, LinksConfig
-from meshd.daemon.numbering import BLOCK, Numbering
+from meshd.daemon.record_numbers import BLOCK, Numbering
 from meshd.identity.keeping import Keeping
 from meshd.identity.keys import KeyPair
 from meshd.relay import run as relay

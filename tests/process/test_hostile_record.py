@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.config.tree import HostPort, LinksConfig
-from meshd.daemon.estate import Estate
+from meshd.daemon.member_node import Estate
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.record import PeerRecord
 from meshd.identity.relay_url import split_place

@@ -14,8 +14,8 @@ from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.membership import Chain
 from meshd.identity.proof import Credentials
 from meshd.link.interface import DialError, Link
-from meshd.link.proving import Standing
-from meshd.link.tcp import TcpDialer, TcpListener
+from meshd.link.secure.handshake import Standing
+from meshd.link.tcp.links import TcpDialer, TcpListener
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from meshd.base.tasks import Owner
 from meshd.config.tree import HostPort, LinksConfig
-from meshd.daemon.estate import Estate
+from meshd.daemon.member_node import Estate
 from meshd.identity.keys import PeerId
 from meshd.identity.relay_url import relay_url
 from meshd.link.interface import LinkKind

@@ -15,11 +15,11 @@ TASKS_ALLOWED = frozenset({"meshd/base/tasks.py"})  # the Owner
 TIMERS = frozenset({"call_later", "call_at"})
 TIMERS_ALLOWED = frozenset(
     {
-        "meshd/link/quic_pipe.py",  # the timers of QUIC are the library's: it says when, for each connection
+        "meshd/link/quic/pipe.py",  # the timers of QUIC are the library's: it says when, for each connection
         "meshd/peer/alarm.py",  # a session moves its timeout with nearly every message
         "meshd/process/child.py",  # drives the timers of the life cycle's table
         "meshd/process/output.py",  # holds a child back that prints too much
-        "meshd/link/sctp_association.py",  # probes and late acknowledgements: a task for each would cost more
+        "meshd/link/webrtc/sctp_association.py",  # probes, late acknowledgements: a task for each costs more
     }
 )
 
@@ -35,15 +35,15 @@ FIND_SPEC_ALLOWED = frozenset({"meshd/build/fetch.py"})  # asks whether pip is t
 OWN_WORK = frozenset(
     {
         ("meshd/base/tasks.py", ""),  # `start_for` itself
-        # parts of one life of the model, which ends as a whole (role/serve.py holds the boundary)
-        ("meshd/role/reserving.py", "grants"),
-        ("meshd/role/reserving.py", "tunnel"),
-        ("meshd/role/reserving.py", "lease"),
-        ("meshd/role/reserving.py", "patience"),
-        ("meshd/role/server.py", "llama-server"),
-        ("meshd/role/server.py", "llama-server report"),
+        # parts of one life of the model, which ends as a whole (role/head/cycle.py holds the boundary)
+        ("meshd/role/head/reservations.py", "grants"),
+        ("meshd/role/head/reservations.py", "tunnel"),
+        ("meshd/role/head/reservations.py", "lease"),
+        ("meshd/role/head/reservations.py", "patience"),
+        ("meshd/role/head/llama_server.py", "llama-server"),
+        ("meshd/role/head/llama_server.py", "llama-server report"),
         # a part of a lease, which ends as a whole (the handler of its stream is inside the boundary)
-        ("meshd/role/worker.py", "neighbour"),
+        ("meshd/role/worker/cycle.py", "neighbour"),
         ("meshd/relay/stun.py", "relay stun"),  # closes its sockets at the end
     }
 )
@@ -78,8 +78,8 @@ WALL_CLOCK_ALLOWED = frozenset(
         "meshd/cli/mesh.py",
         "meshd/cli/revoke.py",
         "meshd/daemon/control.py",
-        "meshd/daemon/entry.py",
-        "meshd/daemon/estate.py",
+        "meshd/daemon/enroll.py",
+        "meshd/daemon/member_node.py",
         "meshd/peer/node.py",
     }
 )
@@ -87,33 +87,33 @@ WALL_CLOCK_ALLOWED = frozenset(
 PURE_PACKAGES = ("meshd/wire/", "meshd/mux/", "meshd/model/", "meshd/rpc/")
 PURE_FILES = frozenset(
     {
-        "meshd/link/sctp_inbox.py",
-        "meshd/link/sctp_outbox.py",
-        "meshd/link/sctp_packet.py",
-        "meshd/link/webrtc_candidates.py",
+        "meshd/link/webrtc/sctp_inbox.py",
+        "meshd/link/webrtc/sctp_outbox.py",
+        "meshd/link/webrtc/sctp_packet.py",
+        "meshd/link/ice/candidates.py",
         "meshd/base/backoff.py",
         "meshd/bench/curve.py",
         "meshd/bench/figures.py",
         "meshd/fleet/delay_line.py",
         "meshd/fleet/rpc_count.py",
-        "meshd/link/model_window.py",
-        "meshd/peer/paths.py",
-        "meshd/link/birthday_plan.py",
-        "meshd/link/punch_attempts.py",
-        "meshd/link/punch_fit.py",
-        "meshd/peer/attempts.py",
-        "meshd/peer/standing.py",
+        "meshd/link/bbr.py",
+        "meshd/peer/path_selection.py",
+        "meshd/link/port_prediction/plan.py",
+        "meshd/link/punch/attempts.py",
+        "meshd/link/punch/feasibility.py",
+        "meshd/peer/dial_schedule.py",
+        "meshd/peer/topology.py",
         "meshd/peer/naming.py",
         "meshd/peer/reasons.py",
         "meshd/process/lifecycle.py",
         "meshd/rendezvous/mdns_neighbours.py",
         "meshd/rendezvous/mdns_places.py",
         "meshd/rendezvous/mdns_text.py",
-        "meshd/role/command.py",
-        "meshd/role/extra.py",
-        "meshd/role/lease.py",
-        "meshd/role/standing.py",
-        "meshd/role/plan.py",
+        "meshd/role/native/command_lines.py",
+        "meshd/role/head/llama_args.py",
+        "meshd/role/worker/leases.py",
+        "meshd/role/head/worker_backoff.py",
+        "meshd/role/head/split_plan.py",
         "meshd/admin/snapshot.py",
         "meshd/admin/health.py",
         "meshd/identity/invite.py",

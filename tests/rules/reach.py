@@ -12,11 +12,11 @@ CONNECTS = frozenset({"sock_connect", "open_connection", "create_connection", "s
 # These connect or send by themselves. The first three take nothing but `Dialable`.
 CONNECTS_ALLOWED = frozenset(
     {
-        "meshd/link/connecting.py",
-        "meshd/link/punch_port.py",
-        "meshd/link/birthday_sockets.py",
-        "meshd/link/stun.py",  # servers that the user named; members among them come from daemon/places.py
-        "meshd/link/quic_socket.py",  # to where a `DialPort` leads, or back to where a datagram came from
+        "meshd/link/tcp/connect.py",
+        "meshd/link/punch/simultaneous_open.py",
+        "meshd/link/port_prediction/sockets.py",
+        "meshd/link/net/stun.py",  # servers that the user named, and members: daemon/peer_addresses.py
+        "meshd/link/udp/batch_socket.py",  # where a `DialPort` leads, or back to a datagram's source
         "meshd/daemon/native_check.py",  # llama.cpp's own process
     }
 )
@@ -40,7 +40,7 @@ def connects(source: Source) -> Iterator[Fault]:
     for call, name in source.calls():
         has_socket = any(word.arg == "sock" for word in call.keywords)
         if last_part(name) in CONNECTS and not has_socket:
-            yield source.fault(call, "connect", f"`{name}`: connect to a `Dialable` (meshd.link.connecting)")
+            yield source.fault(call, "connect", f"`{name}`: connect to a `Dialable` (meshd.link.tcp.connect)")
 
 
 HOLD_FOR_PEERS = (*FACING_PEERS[:3], "meshd/tunnel/", "meshd/role/", "meshd/gateway/")
@@ -49,23 +49,23 @@ _LIMIT = re.compile(r"(MAX|MOST)_[A-Z_]+")
 NO_SHARES = frozenset(
     [
         "gateway/door.py:MAX_HEADERS",
-        "link/member_relay.py:MAX_ASKED",
-        "link/model_window.py:MOST_UP_SEGMENTS",
-        "link/outer_port.py:MAX_ASKED",
-        "link/outer_port.py:MAX_REQUESTS",
-        "link/punch.py:MOST_HEAD_START",
-        "link/quic_socket.py:MOST_SEGMENTS",
-        "link/relay.py:MAX_WAYS",
-        "link/relay_control.py:MAX_WAITING",
-        "link/relay_proxy.py:MAX_ADDRESSES",
-        "link/sctp_inbox.py:MAX_HOLES",
-        "link/sctp_outbox.py:MAX_REORDER_PACKETS",
-        "link/sctp_outbox.py:MAX_FLIGHT_CHUNKS",
-        "link/sctp_packet.py:MAX_GAPS",
-        "link/stun.py:MAX_SERVERS",
-        "link/udp_socket.py:MOST_KNOWN",
-        "link/webrtc_ice.py:MAX_EARLY",
-        "peer/attempts.py:MOST_SHORT",
+        "link/relayed/through_member.py:MAX_ASKED",
+        "link/bbr.py:MOST_UP_SEGMENTS",
+        "link/net/reflexive_port.py:MAX_ASKED",
+        "link/net/reflexive_port.py:MAX_REQUESTS",
+        "link/punch/links.py:MOST_HEAD_START",
+        "link/udp/batch_socket.py:MOST_SEGMENTS",
+        "link/relayed/through_relay.py:MAX_WAYS",
+        "link/relayed/control_connection.py:MAX_WAITING",
+        "link/relayed/http_proxy.py:MAX_ADDRESSES",
+        "link/webrtc/sctp_inbox.py:MAX_HOLES",
+        "link/webrtc/sctp_outbox.py:MAX_REORDER_PACKETS",
+        "link/webrtc/sctp_outbox.py:MAX_FLIGHT_CHUNKS",
+        "link/webrtc/sctp_packet.py:MAX_GAPS",
+        "link/net/stun.py:MAX_SERVERS",
+        "link/udp/host_socket.py:MOST_KNOWN",
+        "link/ice/agent.py:MAX_EARLY",
+        "peer/dial_schedule.py:MOST_SHORT",
         "peer/streams.py:MAX_REASON",
         "rendezvous/join.py:MAX_RECORDS",
         "rendezvous/mdns.py:MAX_NETWORKS",
@@ -73,19 +73,19 @@ NO_SHARES = frozenset(
         "rendezvous/mdns_places.py:MAX_HOSTS",
         "rendezvous/mdns_text.py:MAX_FIELDS",
         "rendezvous/mdns_text.py:MAX_ADDRESSES",
-        "role/extra.py:MOST_TOKENS",
-        "role/fitness_report.py:MOST_WORD",
-        "role/fitness_report.py:MOST_TEXT",
-        "role/passed.py:MAX_KEPT",
-        "role/standing.py:MOST_DOUBLINGS",
-        "role/weights_report.py:MAX_UNSUPPORTED",
-        "role/weights_report.py:MAX_UNROUNDED",
-        "role/weights_report.py:MAX_KEPT",
+        "role/head/llama_args.py:MOST_TOKENS",
+        "role/native/trial_report.py:MOST_WORD",
+        "role/native/trial_report.py:MOST_TEXT",
+        "role/native/trial_cache.py:MAX_KEPT",
+        "role/head/worker_backoff.py:MOST_DOUBLINGS",
+        "role/head/load_report.py:MAX_UNSUPPORTED",
+        "role/head/load_report.py:MAX_UNROUNDED",
+        "role/head/load_report.py:MAX_KEPT",
         "tunnel/forward.py:MAX_CONNECTIONS",
-        "tunnel/kept.py:MAX_EXPOSED",
-        "tunnel/kept.py:MAX_OPENED",
-        "tunnel/kept.py:MAX_PEERS",
-        "tunnel/kept.py:MAX_HOST",
+        "tunnel/user_tunnel_config.py:MAX_EXPOSED",
+        "tunnel/user_tunnel_config.py:MAX_OPENED",
+        "tunnel/user_tunnel_config.py:MAX_PEERS",
+        "tunnel/user_tunnel_config.py:MAX_HOST",
     ]
 )
 
@@ -109,14 +109,23 @@ LOGGERS = frozenset({"log", "_log", "LOG", "logger"})
 LIMITED_LEVELS = frozenset({"info", "warning"})  # base/log.py lets so many through; debug is asked for
 HEARD_BY_PEERS = (
     *("meshd/peer/", "meshd/link/", "meshd/tunnel/", "meshd/relay/", "meshd/rpc/", "meshd/rendezvous/"),
-    *("meshd/role/worker.py", "meshd/role/lent_streams.py", "meshd/role/neighbours.py"),
-    *("meshd/role/rpc_server.py", "meshd/role/lender.py", "meshd/role/asking.py", "meshd/store/shelf.py"),
+    *(
+        "meshd/role/worker/cycle.py",
+        "meshd/role/worker/rpc_streams.py",
+        "meshd/role/worker/push_neighbours.py",
+    ),
+    *(
+        "meshd/role/worker/rpc_server.py",
+        "meshd/role/head/lease_client.py",
+        "meshd/role/head/ask_workers.py",
+        "meshd/store/lease_cache.py",
+    ),
 )
 # Errors are never left out, so they are written where a limit of their own holds.
 ERRORS_ALLOWED = frozenset(
     {
         "meshd/base/boundary.py",  # FAULT_LINES
-        "meshd/role/serve.py",  # why the model cannot be served: once for each try, which has its pause
+        "meshd/role/head/cycle.py",  # why the model cannot be served: once for each try, which has its pause
     }
 )
 KINDS_OF_A_TABLE = frozenset({"meshd/process/child.py"})  # `child_` and a state of process/lifecycle.py
@@ -125,28 +134,28 @@ OF_NO_PEER = frozenset(
     {
         # this node's own life, and its user's
         ("meshd/peer/mesh.py", "woke_up"),
-        ("meshd/role/worker.py", "device"),
+        ("meshd/role/worker/cycle.py", "device"),
         ("meshd/relay/run.py", "stopping"),
         ("meshd/relay/run.py", "relay_ready"),
         ("meshd/rendezvous/mdns_network.py", "network_joined"),
         ("meshd/rendezvous/mdns_network.py", "network_not_joined"),
-        ("meshd/tunnel/own.py", "tunnel_waits"),
+        ("meshd/tunnel/user_tunnels.py", "tunnel_waits"),
         # programs of this machine, at a tunnel's local end
         ("meshd/tunnel/forward.py", "tunnel_full"),
         ("meshd/tunnel/forward.py", "tunnel_foreign_client"),
         ("meshd/tunnel/forward.py", "tunnel_wrong_secret"),
         # no descriptor is free, whoever holds them
         ("meshd/tunnel/forward.py", "accept_paused"),
-        ("meshd/link/listening.py", "accept_paused"),
+        ("meshd/link/tcp/bind.py", "accept_paused"),
         # who has proven nothing, or is no member: naming it would use up the lines about somebody else
         ("meshd/peer/signals.py", "signal_dropped"),
         ("meshd/rendezvous/join.py", "joiner_refused"),
         ("meshd/rendezvous/book.py", "record_dropped"),
-        ("meshd/link/relay_client.py", "relay_unreachable"),
-        ("meshd/link/relay_client.py", "relay_connected"),
-        ("meshd/link/relay_client.py", "relay_lost"),
+        ("meshd/link/relayed/relay_client.py", "relay_unreachable"),
+        ("meshd/link/relayed/relay_client.py", "relay_connected"),
+        ("meshd/link/relayed/relay_client.py", "relay_lost"),
         # a tensor that the head of this lease asked for; the line before it names the head
-        ("meshd/role/rpc_server.py", "weight_missed"),
+        ("meshd/role/worker/rpc_server.py", "weight_missed"),
     }
 )
 

@@ -33,10 +33,10 @@ from meshd.base.shares import LIVES_OF_ONE, NEWS_CHECKS, NEWS_OF_ONE, Rate
 from meshd.identity import away, keys, presence, record, signed
 from meshd.identity.presence import Presence
 from meshd.mux.config import MuxConfig
-from meshd.peer import links, paths
-from meshd.peer.hearing import KNOWN_COST
+from meshd.peer import links, path_selection
 from meshd.peer.messages import MessageStream
-from meshd.peer.standing import DEGREE
+from meshd.peer.news_limits import KNOWN_COST
+from meshd.peer.topology import DEGREE
 from meshd.wire.news import PresenceNews, RecordNews
 
 from tests.sim.gossip import Teller
@@ -52,7 +52,7 @@ MOST_SECONDS = 15.0  # until all know of something
 BELOW_IDLE_BYTES = 200.0  # a second and node
 SLOWER = 10  # than in truth, a link is pinged
 LINKS = MuxConfig(ping_interval=SLOWER * 1.5, dead_after=SLOWER * 4.5)
-SILENT_AFTER = SLOWER * paths.SILENT_AFTER
+SILENT_AFTER = SLOWER * path_selection.SILENT_AFTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def metered() -> Iterator[Meter]:
         mock.patch.object(presence, "verify", counted_verify),
         mock.patch.object(away, "verify", counted_verify),
         mock.patch.object(record, "_read", read),
-        mock.patch.object(paths, "SILENT_AFTER", SILENT_AFTER),
+        mock.patch.object(path_selection, "SILENT_AFTER", SILENT_AFTER),
         mock.patch.object(links, "SILENT_AFTER", SILENT_AFTER),
     ):
         yield meter

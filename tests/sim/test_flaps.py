@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 from meshd.link.interface import LinkKind
 from meshd.peer.interface import PeerState
-from meshd.peer.wake import LOOK_SECONDS, SLEPT_LEAST, watch_sleep
+from meshd.peer.suspend_detector import LOOK_SECONDS, SLEPT_LEAST, watch_sleep
 
 from tests.sim.echo import exchange, serve_echo
 from tests.sim.loop import VirtualLoop, run

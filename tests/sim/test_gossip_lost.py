@@ -14,8 +14,8 @@ from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import Ban, digest_of
 from meshd.identity.signed import Statement
 from meshd.peer.interface import PeerState, Stream
-from meshd.peer.outbox import BanItem, Item, LifeItem
-from meshd.peer.told import Told
+from meshd.peer.news_outbox import BanItem, Item, LifeItem
+from meshd.peer.news_told import Told
 from meshd.wire.limits import MAX_BAN_BYTES, MAX_RECORD_BYTES, MAX_SEQUENCE
 from meshd.wire.message import Value, pack
 from meshd.wire.news import NEWS_SERVICE, AwayNews, BanNews, PresenceNews, RecordNews, decode

@@ -22,8 +22,8 @@ from meshd.identity.revocation import Ban
 from meshd.peer import mesh as mesh_module
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.mesh import IDLE_SECONDS, LOOK_SECONDS
-from meshd.peer.outbox import SLACK, BanItem
-from meshd.peer.told import Told
+from meshd.peer.news_outbox import SLACK, BanItem
+from meshd.peer.news_told import Told
 from meshd.wire.news import NEWS_SERVICE, BanNews, RecordNews
 
 from tests.conformance.nodes import fresh_key

@@ -10,8 +10,8 @@ from meshd.base.shares import SIGNS_OF_ONE
 from meshd.identity.away import Away
 from meshd.identity.keys import PeerId
 from meshd.identity.presence import Presence
-from meshd.peer.lives import Lives, Order
 from meshd.peer.messages import MessageStream
+from meshd.peer.presence_gossip import Lives, Order
 from meshd.wire.news import AwayNews, PresenceNews, decode
 
 from tests.sim.gossip import Teller

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from meshd.base.errors import Broken, Refused
 from meshd.link.interface import LinkKind
 from meshd.peer.interface import PeerState
-from meshd.peer.paths import MOVE_PAUSE
+from meshd.peer.path_selection import MOVE_PAUSE
 
 from tests.sim.echo import exchange, serve_echo
 from tests.sim.loop import run

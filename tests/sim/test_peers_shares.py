@@ -12,7 +12,7 @@ from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.link.interface import DialError, Link, LinkKind
-from meshd.link.member_relay import FROM, SERVICE, TO, MemberRelayLinks
+from meshd.link.relayed.through_member import FROM, SERVICE, TO, MemberRelayLinks
 from meshd.peer.interface import MetadataValue, PeerState, Stream
 
 from tests.conformance.memory_link import MemoryDialer, MemoryNet

@@ -11,10 +11,10 @@ from meshd.base.shares import MAIL_WAITING, RELAY_VISITS
 from meshd.base.tasks import Owner
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
-from meshd.link import relay_client as relay_client_module
-from meshd.link.proving import Standing
-from meshd.link.relay_client import RelayClient
-from meshd.link.relay_control import Control
+from meshd.link.relayed import relay_client as relay_client_module
+from meshd.link.relayed.control_connection import Control
+from meshd.link.relayed.relay_client import RelayClient
+from meshd.link.secure.handshake import Standing
 from meshd.wire.relay import Mail
 
 from tests.conformance.nodes import TestMesh, fresh_key

@@ -8,7 +8,7 @@ from meshd.base.errors import Broken, Refused
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Link, LinkKind
 from meshd.peer.interface import PathStatus, PeerState, Stream
-from meshd.peer.paths import MOVE_PAUSE, STANDBY_FOR
+from meshd.peer.path_selection import MOVE_PAUSE, STANDBY_FOR
 from meshd.wire.address import Candidate
 
 from tests.sim.echo import exchange, serve_echo

@@ -5,10 +5,10 @@ import random
 
 from meshd.base.errors import MeshdError
 from meshd.link.interface import Link
-from meshd.link.member_relay import MAX_ASKED, SERVICE, MemberRelayLinks
+from meshd.link.relayed.through_member import MAX_ASKED, SERVICE, MemberRelayLinks
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.node import Service
-from meshd.peer.signal_ways import FORWARDERS
+from meshd.peer.signal_routes import FORWARDERS
 from meshd.wire.signal import SIGNAL_SERVICE
 
 from tests.sim.loop import run

@@ -17,15 +17,15 @@ from meshd.identity.membership import Chain, Role, issue
 from meshd.identity.proof import Credentials
 from meshd.identity.record import LEFT, PeerRecord
 from meshd.identity.revocation import RevocationSet, ban
-from meshd.link.callers import Callers
 from meshd.link.interface import DialError, DialFailure, Link, LinkKind
-from meshd.link.proving import Standing
+from meshd.link.secure.caller_rates import Callers
+from meshd.link.secure.handshake import Standing
 from meshd.mux.config import MuxConfig, NodeBudget
 from meshd.peer.interface import PeerState, PeerStatus
-from meshd.peer.lives import Signer
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node, NodeFacts
-from meshd.peer.signal_ways import Mail
+from meshd.peer.presence_gossip import Signer
+from meshd.peer.signal_routes import Mail
 from meshd.peer.signals import SignalService
 from meshd.rendezvous.book import AddressBook
 from meshd.wire.address import Candidate

@@ -7,8 +7,8 @@ from meshd.base.shares import LINKS
 from meshd.bench.ready_figures import ROUND_TRIPS
 from meshd.config.tree import LinksConfig
 from meshd.mux.config import MuxConfig
-from meshd.role import silence
-from meshd.rpc import watch
+from meshd.role.head import unreachable
+from meshd.rpc import hang_detector
 
 from tests.fuzz import firewall
 from tests.hostile import __main__ as hostile
@@ -21,13 +21,13 @@ def test_a_peer_has_eight_links_those_that_are_greeting_included() -> None:
 
 
 def test_a_silent_path_is_told_after_ten_seconds_and_borne_for_two_minutes() -> None:
-    assert silence.SILENT_SECONDS == 10.0
+    assert unreachable.SILENT_SECONDS == 10.0
     assert LinksConfig().grace == MuxConfig().grace == 120
 
 
 def test_a_server_that_hangs_is_found_after_twice_its_longest_step_and_within_thirty_seconds() -> None:
-    assert watch.TIMES_LONGEST == 2.0
-    assert watch.MOST_SECONDS + 2 * watch.LOOK_SECONDS < 30.0
+    assert hang_detector.TIMES_LONGEST == 2.0
+    assert hang_detector.MOST_SECONDS + 2 * hang_detector.LOOK_SECONDS < 30.0
 
 
 def test_ready_is_eight_round_trips_away() -> None:

@@ -16,7 +16,7 @@ from meshd.daemon.control import DaemonControl
 from meshd.demo.interface import DemoOutput
 from meshd.gateway.interface import Upstream
 from meshd.link.interface import Dialer, Link, Listener, Signals
-from meshd.link.tcp import TcpDialer, TcpLink, TcpListener
+from meshd.link.tcp.links import TcpDialer, TcpLink, TcpListener
 from meshd.netcheck.interface import NetCheck
 from meshd.netcheck.watch import NetWatch
 from meshd.peer.interface import Book, Mesh, Stream
@@ -30,16 +30,16 @@ from meshd.process.handover import OrderPipe, ReportPipe
 from meshd.process.interface import Child
 from meshd.process.ready import LineSeen
 from meshd.rendezvous.book import AddressBook
+from meshd.role.head.cycle import Serve
+from meshd.role.head.stock_weights import OpenNamedWeights
 from meshd.role.interface import LineProbe, Orders, Report, Role, Tunnel
-from meshd.role.named_weights import OpenNamedWeights
-from meshd.role.open_weights import OpenWeights
-from meshd.role.serve import Serve
-from meshd.role.worker import Worker
+from meshd.role.worker.cycle import Worker
+from meshd.role.worker.stock_weights import OpenWeights
 from meshd.rpc.firewall import Firewall
-from meshd.rpc.owed import Owed
-from meshd.rpc.patience import HeadEnd
+from meshd.rpc.head_timeouts import HeadEnd
+from meshd.rpc.pending_work import Owed
 from meshd.store import content_store as content_store_module
-from meshd.store import shelf as store_shelf
+from meshd.store import lease_cache as store_shelf
 from meshd.store.interface import ContentStore, Shelf, WeightsFile
 from meshd.store.model_file import ModelFile
 from meshd.tunnel.forward import Forward
@@ -195,7 +195,7 @@ FITS: tuple[Callable[..., object], ...] = (
     shelf,
     content_store,
 )
-FUNCTIONS = {"MakeTunnel", "ConnectThrough"}  # what daemon/kit.py hands over
+FUNCTIONS = {"MakeTunnel", "ConnectThrough"}  # what daemon/role_runtime.py hands over
 
 
 def test_every_protocol_of_an_interface_is_spoken_for() -> None:

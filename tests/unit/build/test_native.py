@@ -12,7 +12,7 @@ from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER, STOCK
 from meshd.build.machine import cpu_kind
 from meshd.build.pin import read_pin
 from meshd.config import Config
-from meshd.daemon.kit import find_native
+from meshd.daemon.role_runtime import find_native
 
 
 def _store(cache: Path, backend: str, *, patched: bool = True) -> Path:

@@ -14,15 +14,15 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig
-from meshd.daemon.entry import Entered, enter
-from meshd.daemon.estate import Estate
-from meshd.daemon.kit import machine_id
-from meshd.daemon.port import Doorway
+from meshd.daemon.enroll import Entered, enter
+from meshd.daemon.member_node import Estate
+from meshd.daemon.mesh_port import Doorway
+from meshd.daemon.role_runtime import machine_id
 from meshd.identity.invite import parse_token
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
-from meshd.peer.attempts import Plan
 from meshd.peer.connector import Connector
+from meshd.peer.dial_schedule import Plan
 from meshd.peer.interface import PeerState
 from meshd.wire.native import NativeVersion
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from meshd.base.shares import LINKS
 from meshd.base.tasks import Owner
 from meshd.identity.proof import Credentials
-from meshd.link.proving import Standing
-from meshd.link.tcp import TcpDialer
+from meshd.link.secure.handshake import Standing
+from meshd.link.tcp.links import TcpDialer
 from meshd.wire.dialable import trusted
 
 from tests.conformance.run import open_files, run, until

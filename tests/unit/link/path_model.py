@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from meshd.link.model_window import ModelWindow
+from meshd.link.bbr import ModelWindow
 
 SEGMENT = 1452
 LUMP_SECONDS = 0.001  # for which the receiver waits before it acknowledges

@@ -1,7 +1,7 @@
 """A TCP pipe for tests of who ends it, and when."""
 
-from meshd.link.tcp_pipe import TcpPipe
-from meshd.link.tls import dialer_context
+from meshd.link.secure.tls import dialer_context
+from meshd.link.tcp.pipe import TcpPipe
 
 
 class Watched(TcpPipe):

@@ -6,7 +6,7 @@ import pytest
 from meshd.link.interface import Link, LinkInfo
 from meshd.mux.session import Session
 from meshd.mux.status import LinkStatus
-from meshd.peer.carrier import Carrier
+from meshd.peer.link_driver import Carrier
 from meshd.peer.links import Links
 
 from tests.unit.admin.test_snapshot import NODE, path

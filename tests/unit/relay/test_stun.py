@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.link.stun import Question, ask_udp, bound_socket
+from meshd.link.net.stun import Question, ask_udp, bound_socket
 from meshd.relay.run import stun_hosts
 from meshd.relay.stun import Corner, StunPorts, answer_from
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode

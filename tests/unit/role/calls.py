@@ -10,7 +10,7 @@ from meshd.base.errors import Broken, EndOfStream
 from meshd.base.tasks import Owner
 from meshd.identity.membership import Role
 from meshd.peer.messages import MessageStream
-from meshd.role.worker import Worker, WorkerOptions
+from meshd.role.worker.cycle import Worker, WorkerOptions
 from meshd.store.interface import ContentStore
 from meshd.wire.lease import Acquire, Grant, LeaseMessage, Offer, Reserve, decode
 

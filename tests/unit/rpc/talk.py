@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from meshd.rpc import protocol as rpc
 from meshd.rpc.firewall import Firewall
-from meshd.rpc.keeping import Keeping
+from meshd.rpc.missed_tensors import Keeping
 
 F32, F16, Q4_0, I32 = 0, 1, 2, 26
 ADD, MUL_MAT, VIEW = 2, 29, 37

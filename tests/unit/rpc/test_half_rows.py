@@ -11,7 +11,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.fleet.rpc_count import RpcCounts, RpcListener
 from meshd.rpc import protocol as rpc
 from meshd.rpc.firewall import Firewall
-from meshd.rpc.keeping import Keeping, Missed
+from meshd.rpc.missed_tensors import Keeping, Missed
 
 from tests.unit.rpc import talk
 from tests.unit.rpc.talk import BASE, HALF_BYTES, ROOM, Talk, Tensor

@@ -10,13 +10,13 @@ import pytest
 from blake3 import blake3
 from meshd.base.replaced_file import NEW_PREFIX
 from meshd.base.tasks import Owner
-from meshd.rpc.keeping import Missed
-from meshd.store import content_store, shelf
+from meshd.rpc.missed_tensors import Missed
+from meshd.store import content_store, lease_cache
 from meshd.store.content_store import ContentStore
+from meshd.store.eviction import MAX_PACKS
 from meshd.store.hash_cache import HashCache
 from meshd.store.hashes import hash_tensors
 from meshd.store.interface import Shelf
-from meshd.store.room import MAX_PACKS
 
 from tests.conformance.run import run
 
@@ -329,7 +329,7 @@ def test_a_pack_that_was_read_once_is_not_read_again(tmp_path: Path, monkeypatch
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """A limit for two packs of 64 KiB, looked at with each piece."""
-    monkeypatch.setattr(shelf, "ROOM_STEP_BYTES", 1)
+    monkeypatch.setattr(lease_cache, "ROOM_STEP_BYTES", 1)
     return 150 * KIB
 
 

@@ -1,0 +1,133 @@
+"""Which mesh port: the one asked for, else the one this node had before, else the first free of sixteen.
+
+A token and every record name this port, so a node keeps it (docs/cli.md). A taken port that was asked for
+or kept is an error that names its holder; nobody must find another program there.
+"""
+
+from collections.abc import Callable
+
+from meshd.base import log
+from meshd.base.errors import LocalProtocolError
+from meshd.base.hosts import is_loopback
+from meshd.config import DEFAULT_MESH_PORT, MESH_PORT_TRIES, HostPort
+from meshd.identity.keystore import PORT_BLOB, Home
+from meshd.link.quic.listen import QuicListener
+from meshd.link.quic.sockets import DialPort, SharedPort
+from meshd.link.secure.handshake import Standing
+from meshd.link.secure.joining import Joining, OnJoiner
+from meshd.link.tcp.bind import PortTaken
+from meshd.link.tcp.links import TcpListener
+from meshd.link.udp.batch_socket import Origin
+from meshd.wire.dialable import Dialable
+from meshd.wire.stun import Endpoint
+from meshd.wire.stun_answer import answer_to
+
+LOG = log.get("daemon")
+
+
+class Doorway:
+    """The mesh port, bound before it is known as which member this node answers there.
+
+    Whoever connects waits until the listener is served, which is after `answer_as`.
+    """
+
+    def __init__(self, *, asked: HostPort | None, home: Home) -> None:
+        """Raises UserError (PortTaken)."""
+        self._standing: Callable[[], Standing] | None = None
+        self._on_joiner: OnJoiner | None = None
+        self.listener = open_listener(self._make, asked=asked, home=home)
+        host = asked.host if asked is not None else ""
+        self.local_only = bool(host) and is_loopback(host)
+        self.on_stun: Callable[[bytes, Endpoint], None] = lambda _data, _source: None
+        self.quic = self._open_udp(host, self.listener.port)
+
+    def answer_as(self, standing: Callable[[], Standing], on_joiner: OnJoiner) -> None:
+        """What its links show and check, and who admits joiners."""
+        self._standing, self._on_joiner = standing, on_joiner
+
+    def close(self) -> None:
+        """Give the ports back."""
+        self.listener.close()
+        if self.quic is not None:
+            self.quic.close()
+
+    def _open_udp(self, host: str, port: int) -> QuicListener | None:
+        """The same number for UDP. Without it no link comes in by QUIC, all others do."""
+        quic = QuicListener(
+            self._as_member, host=host, port=port, on_joiner=self._admit, on_other=self._answer_stun
+        )
+        try:
+            quic.open()
+        except PortTaken as error:
+            LOG.warning("udp_port_taken", why=error.what)
+            return None
+        return quic
+
+    def dial_port(self, candidate: Dialable) -> DialPort | SharedPort:
+        """QUIC links are dialled from the mesh's port as well: it is the one that NATs are open for."""
+        return DialPort(candidate) if self.quic is None else self.quic.dial_port(candidate)
+
+    def send(self, data: bytes, to: Endpoint) -> None:
+        """A datagram that is not QUIC's, from the mesh's UDP port."""
+        if self.quic is not None:
+            self.quic.send_other(data, Origin((to.host, to.port)))
+
+    def _answer_stun(self, data: bytes, origin: Origin) -> None:
+        """Other members ask us where they come from, as they ask a server; servers answer us."""
+        source = Endpoint(*origin.address[:2])
+        answer = answer_to(data, source)
+        if answer is None:
+            self.on_stun(data, source)
+        elif self.quic is not None:
+            self.quic.send_other(answer, origin)
+
+    def _make(self, host: str, port: int) -> TcpListener:
+        return TcpListener(self._as_member, host=host, port=port, on_joiner=self._admit)
+
+    def _as_member(self) -> Standing:
+        if self._standing is None:
+            raise LocalProtocolError("a link came in before this node was a member")
+        return self._standing()
+
+    async def _admit(self, joining: Joining) -> bool:
+        return self._on_joiner is not None and await self._on_joiner(joining)
+
+
+def open_listener(
+    make: Callable[[str, int], TcpListener], *, asked: HostPort | None, home: Home
+) -> TcpListener:
+    """A listener that is bound. Raises UserError (PortTaken)."""
+    host = asked.host if asked is not None else ""
+    kept = _kept(home)
+    if asked is not None and asked.port:
+        return _open(make, host, asked.port)
+    if asked is not None:  # port 0: any, but rather the one that others know
+        try:
+            return _keep(home, _open(make, host, kept))
+        except PortTaken:
+            return _keep(home, _open(make, host, 0))
+    if kept:
+        return _open(make, host, kept)
+    for port in range(DEFAULT_MESH_PORT, DEFAULT_MESH_PORT + MESH_PORT_TRIES - 1):
+        try:
+            return _keep(home, _open(make, host, port))
+        except PortTaken:
+            continue
+    return _keep(home, _open(make, host, DEFAULT_MESH_PORT + MESH_PORT_TRIES - 1))
+
+
+def _open(make: Callable[[str, int], TcpListener], host: str, port: int) -> TcpListener:
+    listener = make(host, port)
+    listener.open()
+    return listener
+
+
+def _kept(home: Home) -> int:
+    blob = home.read_blob(PORT_BLOB) or b""
+    return int(blob) if blob.isdigit() and len(blob) <= 5 and int(blob) < 65536 else 0
+
+
+def _keep(home: Home, listener: TcpListener) -> TcpListener:
+    if _kept(home) != listener.port:
+        home.keep_blob(PORT_BLOB, str(listener.port).encode())
+    return listener

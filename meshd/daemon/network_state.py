@@ -1,0 +1,140 @@
+"""The network around this node: what netcheck knows of it, and the port that the home router maps."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+
+from meshd.admin.net_api import NetcheckReply
+from meshd.admin.net_view import mapped, netcheck_reply
+from meshd.base.boundary import kept_up
+from meshd.base.errors import UserError
+from meshd.base.tasks import Owner
+from meshd.config import Config
+from meshd.daemon.netcheck import servers_of
+from meshd.identity.keystore import Home
+from meshd.link.interface import Link
+from meshd.link.net import local_addresses
+from meshd.netcheck.interface import Report
+from meshd.netcheck.probe import Servers
+from meshd.netcheck.reasons import why_not_direct
+from meshd.netcheck.watch import NetWatch
+from meshd.portmap.mapper import PortMapper, home_routers
+from meshd.wire.address import Candidate, Proto
+from meshd.wire.netfacts import CAPABILITY, NetFacts
+
+FIRST_LOOK_SECONDS = 3.0  # for which a first token waits; routers that map answer within one
+PORTMAP_BLOB = "portmap"  # what shows a router that it is us again
+
+
+class Surroundings:
+    """`changed` is called when a port of the router came or went, or the facts are others.
+
+    A node that keeps to this machine (`local_only`) asks no server and no router.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        home: Home,
+        ports: Callable[[], Sequence[tuple[Proto, int]]],
+        local_only: bool,
+        changed: Callable[[], None],
+    ) -> None:
+        self._local_only = local_only
+        self._changed = changed
+        self._looked = asyncio.Event()
+        self.portmap = PortMapper(
+            ports=ports,
+            routers=home_routers(
+                secret=_kept_secret(home), name=config.node.name, chance=lambda: secrets.randbelow(1 << 16)
+            ),
+            changed=changed,
+            settled=self._router_settled,
+            enabled=not (config.links.no_portmap or local_only),
+        )
+        if config.links.no_portmap or local_only:
+            self._looked.set()  # there is nothing to wait for
+        self.watch = NetWatch(
+            servers=Servers(()) if local_only else servers_of(config),
+            hosts=local_addresses.hosts,
+            router=lambda: mapped(self.portmap.status()),
+            changed=self._learned,
+        )
+
+    def mappings(self) -> tuple[Candidate, ...]:
+        """Where the router leads to this node."""
+        return self.portmap.mappings()
+
+    def capabilities(self) -> Mapping[str, str]:
+        """For this node's record: what peers should know of its network, if anything is known."""
+        facts = self.facts()
+        return {CAPABILITY: facts.to_text()} if facts != NetFacts() else {}
+
+    def why_not_direct(self, theirs: NetFacts | None, last_error: str) -> str:
+        """One sentence; see netcheck/reasons.py."""
+        return why_not_direct(self.facts(), theirs, last_error=last_error)
+
+    def addresses_changed(self) -> None:
+        """This machine is in another network, or has slept."""
+        self.portmap.poke()
+        self.watch.poke()
+
+    def came_in(self, link: Link) -> None:
+        """A link was taken in at the mesh port itself: from outside, it shows that the mapping works."""
+        if link.info.path in ("public", "mapped"):
+            self.portmap.came_in()
+
+    async def serve(self) -> None:
+        """Until cancelled."""
+        async with Owner() as owner:
+            owner.start(
+                kept_up(self.portmap.serve, source="router", name="port mapping"), name="port mapping"
+            )
+            if not self._local_only:
+                owner.start(
+                    kept_up(self.watch.serve, source="STUN servers", name="netcheck"), name="netcheck"
+                )
+
+    async def reply(self, *, fresh: bool) -> NetcheckReply:
+        """For `meshd netcheck`. Raises UserError where there is nothing to check."""
+        if self._local_only:
+            raise UserError(
+                "this node keeps to this machine, so it has no network to check",
+                hint="start it without `--listen 127.0.0.1:…`",
+            )
+        report = self.watch.report()
+        if fresh or report is None:
+            report = await self.watch.check()
+        now = asyncio.get_running_loop().time()
+        return netcheck_reply(report, self.portmap.status(), now=now, daemon=True)
+
+    async def first_look(self) -> None:
+        """Until the router has been asked for the first time, 3 s at most: a token should name its port."""
+        try:
+            async with asyncio.timeout(FIRST_LOOK_SECONDS):
+                await self._looked.wait()
+        except TimeoutError:
+            pass
+
+    def _router_settled(self) -> None:
+        self._looked.set()
+        self.watch.router_changed()
+
+    def facts(self) -> NetFacts:
+        """What is known of this node's network now."""
+        report = self.watch.report()
+        return report.facts if report is not None else NetFacts()
+
+    def _learned(self, report: Report) -> None:
+        seen = {report.facts.public_v4, report.seen_v6} - {""}
+        self.portmap.seen_outside(frozenset(seen))
+        self._changed()
+
+
+def _kept_secret(home: Home) -> bytes:
+    kept = home.read_blob(PORTMAP_BLOB)
+    if kept is None or len(kept) < 16:
+        kept = secrets.token_bytes(32)
+        home.keep_blob(PORTMAP_BLOB, kept)
+    return kept

@@ -1,0 +1,109 @@
+"""Where peers say they are, and what of that this node may dial (wire/dialable.py has the rules)."""
+
+import functools
+import ipaddress
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from meshd.base.errors import RemoteProtocolError, UserError
+from meshd.identity.invite import RelayHint
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Admitter
+from meshd.identity.relay_url import parse_relay_url
+from meshd.link.net import local_addresses
+from meshd.rendezvous.book import AddressBook
+from meshd.wire.address import Address, Candidate
+from meshd.wire.dialable import Dialable, Here, Source, dialable
+from meshd.wire.netfacts import CAPABILITY, NetFacts
+
+HERE_SECONDS = 1.0  # for which the answer of the kernel counts: each plan of each peer's dials asks
+MAX_JUDGED = 512  # lists of addresses whose verdict is remembered, 32 addresses each at most
+
+
+class Places:
+    """`outside` gives this node's public addresses as servers see them."""
+
+    def __init__(self, book: AddressBook, *, local_only: bool, outside: Callable[[], Iterable[str]]) -> None:
+        self._book = book
+        self._local_only = local_only
+        self._outside = outside
+        self._seen = Here()
+        self._seen_until = 0.0
+
+    def moved(self) -> None:
+        """This machine may have other addresses now."""
+        self._seen_until = 0.0
+
+    def may_dial(self, peer: PeerId, told: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
+        """See link.interface.MayDial."""
+        return _judged(tuple(told), source, self._here(), frozenset(self._claims_of(peer)))
+
+    def of_relay(self, told: Sequence[Candidate]) -> Sequence[Dialable]:
+        """Addresses of a relay that only a peer's record names."""
+        return dialable(told, source=Source.RECORD, here=self._here())
+
+    def relays_of(self, peer: PeerId) -> tuple[RelayHint, ...]:
+        """The relays that its record names."""
+        record = self._book.record(peer)
+        hints = []
+        for url in record.relays if record is not None else ():
+            try:
+                hints.append(parse_relay_url(url))
+            except UserError:
+                continue
+        return tuple(hints)
+
+    def issuer_of(self, peer: PeerId) -> Admitter | None:
+        """Who let it in, as its record says."""
+        record = self._book.newest(peer)
+        return record.chain.admitter if record is not None else None
+
+    def facts_of(self, peer: PeerId) -> NetFacts | None:
+        """What its record says of its network."""
+        record = self._book.record(peer)
+        try:
+            return NetFacts.from_text(record.capabilities.get(CAPABILITY, "")) if record is not None else None
+        except RemoteProtocolError:
+            return None
+
+    def stun_members(self, most: int) -> list[str]:
+        """Mesh ports of members that can be reached from anywhere: they tell how a port of ours is seen."""
+        if self._local_only:
+            return []
+        found = [
+            place.place
+            for record in self._book.records()
+            if not record.has_left
+            for place in self.may_dial(record.peer, record.candidates, Source.RECORD)
+            if _answers_stun(place)
+        ]
+        return found[:most]
+
+    def _here(self) -> Here:
+        now = time.monotonic()
+        if now >= self._seen_until:
+            self._seen = local_addresses.here(self._outside(), local_only=self._local_only)
+            self._seen_until = now + HERE_SECONDS
+        return self._seen
+
+    def _claims_of(self, peer: PeerId) -> set[Address]:
+        """Every address that the record of `peer` says it can be reached by."""
+        record, facts = self._book.record(peer), self.facts_of(peer)
+        claimed = {candidate.ip for candidate in record.candidates} if record is not None else set()
+        if facts is not None and facts.public_v4:
+            claimed.add(ipaddress.ip_address(facts.public_v4))
+        return claimed
+
+
+@functools.lru_cache(maxsize=MAX_JUDGED)
+def _judged(
+    told: tuple[Candidate, ...], source: Source, here: Here, claims: frozenset[Address]
+) -> tuple[Dialable, ...]:
+    """A peer that does not answer is planned for again and again, with the same addresses."""
+    return tuple(dialable(told, source=source, here=here, claims=claims))
+
+
+def _answers_stun(candidate: Candidate) -> bool:
+    """Whether it may be the mesh port of a member that can be reached from anywhere, in IPv4."""
+    public = candidate.ip.is_global and candidate.kind in ("host", "mapped")
+    return public and candidate.proto == "tcp" and not candidate.is_v6

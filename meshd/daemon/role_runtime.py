@@ -1,0 +1,204 @@
+"""What the roles get to work with: real children, tunnels, pipes and the native binaries."""
+
+import contextlib
+import functools
+import hashlib
+import os
+import secrets
+import socket
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from meshd.admin.place import socket_folder
+from meshd.base import log
+from meshd.base.errors import MeshdError, UserError
+from meshd.base.listening import listen_in, remove_stale
+from meshd.base.stopped import is_stopped
+from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
+from meshd.build.native import find, read_bin_dir
+from meshd.build.pin import read_pin
+from meshd.config import Config
+from meshd.gateway.interface import ReadyReport
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import Mesh, MetadataValue
+from meshd.process.child import OwnedChild
+from meshd.process.connections import Address, ConnectionOwners
+from meshd.process.handover import OrderPipe, ReportPipe, pipe_with
+from meshd.process.interface import Child, ChildSpec, ReadyProbe
+from meshd.process.ports import HOST, listening_socket
+from meshd.process.ready import LineSeen, http_200, port_open
+from meshd.process.run import run_to_end
+from meshd.process.spent import spent
+from meshd.role.interface import Kit, Native
+from meshd.tunnel.compressed import VERSION
+from meshd.tunnel.compression_policy import judge
+from meshd.tunnel.expose import connect_through
+from meshd.tunnel.forward import Forward
+from meshd.tunnel.interface import IsOurs, SavedWeights, Watching
+from meshd.wire.native import NativeVersion
+
+LOG = log.get("daemon")
+
+
+def find_native(config: Config, *, head: bool = True) -> Native:
+    """The binaries in use; a worker (not `head`) needs no llama-server. Raises UserError without them."""
+    info: NativeInfo | None
+    if config.paths.native_bin is not None:
+        info = read_bin_dir(config.paths.native_bin, head=head)
+    else:
+        info = find(config.paths.cache)
+    if info is None:
+        raise UserError(
+            "the native part (llama.cpp) is not built yet",
+            hint="run `meshd native build` once: it needs a C++ compiler and takes some minutes",
+        )
+    version = NativeVersion(
+        rpc=read_pin().rpc_protocol, pin=info.pin, patches=info.patches_sha256, backend=info.backend
+    )
+    server = info.binaries.get(LLAMA_SERVER, info.bin_dir / LLAMA_SERVER)  # a worker starts none
+    return Native(info.binaries[RPC_SERVER], server, info.patched, version)
+
+
+def machine_id(mesh: bytes) -> str:
+    """The same for all nodes of one mesh on this machine, and of no use to anybody else."""
+    try:
+        seed = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        seed = f"{uuid.getnode():x} {socket.gethostname()}".encode()
+    return hashlib.sha256(b"meshd machine\0" + mesh + seed).hexdigest()[:32]
+
+
+def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
+    """All of it, for one daemon."""
+    run_dir = _folder_of_sockets(config.paths.home)
+    owners = ConnectionOwners()
+
+    def make_tunnel(
+        *,
+        peer: PeerId,
+        service: str,
+        metadata: Mapping[str, MetadataValue],
+        secret: bytes,
+        owner_pid: Callable[[], int | None] | None,
+        saved: SavedWeights | None,
+        on_broken: Callable[[MeshdError], None],
+        compressed: int = 0,
+        always: bool = False,
+        watch: Watching | None = None,
+        greeting: bytes = b"",
+    ) -> Forward:
+        takes = compressed == VERSION
+        return Forward(
+            mesh=mesh,
+            peer=peer,
+            service=service,
+            metadata=metadata,
+            secret=secret,
+            is_ours=None if secret or owner_pid is None else _owned_by(owner_pid, owners),
+            listen=run_dir if secret else (HOST, 0),  # who shows a secret is patched, and knows both
+            saved=saved,
+            watch=watch,
+            greeting=greeting,
+            on_broken=on_broken,
+            compresses=lambda: takes and _compresses(config.links.compress, mesh, peer, always=always),
+        )
+
+    return Kit(
+        mesh=mesh,
+        native=native,
+        make_child=_make_child,
+        run_to_end=run_to_end,
+        make_tunnel=make_tunnel,
+        connect_through=connect_through,
+        http_ready=_answers,
+        line_ready=LineSeen,
+        port_open=port_open,
+        hand_over=pipe_with,
+        make_report=ReportPipe,
+        make_orders=OrderPipe,
+        listening=functools.partial(_listening, run_dir),
+        free_port=_free_port,
+        one_token=_one_token,
+        is_stopped=is_stopped,
+        spent=spent,
+        random=secrets.token_bytes,
+        logs=config.paths.logs,
+        run_dir=run_dir,
+        passed_trials=config.paths.cache / "device-trials",
+        compressed=0 if config.links.compress == "off" else VERSION,
+        always_compressed=config.links.compress == "on",
+    )
+
+
+def _make_child(spec: Callable[[], ChildSpec], name: str) -> Child:
+    return OwnedChild(spec, name=name)
+
+
+def _compresses(setting: str, mesh: Mesh, peer: PeerId, *, always: bool) -> bool:
+    """Whether a stream to `peer` is compressed: by what was asked for, else as its path is now."""
+    if setting != "auto" or always:
+        return setting != "off"
+    verdict = judge(next((status.paths for status in mesh.peers() if status.peer == peer), ()))
+    LOG.info("tunnel_opened", peer=peer.short, compressed=verdict.pays, why=verdict.why)
+    return verdict.pays
+
+
+def _answers(place: Path) -> ReadyProbe:
+    """llama-server answers at its socket, which is closed to other users whatever its umask made it."""
+    ask = http_200(place)
+
+    async def ready() -> bool:
+        _make_private(place)
+        return await ask()
+
+    return ready
+
+
+def _make_private(place: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        place.chmod(0o600)
+
+
+async def _one_token(place: Path) -> ReadyReport:
+    from meshd.gateway.ready import one_token  # aiohttp: 11 MB that a worker does without
+
+    return await one_token(place)
+
+
+def _owned_by(pid: Callable[[], int | None], owners: ConnectionOwners) -> IsOurs:
+    """For a stock llama-server, which shows no secret: the system must say that the connection is its own.
+
+    Where it does not tell, whoever reaches the loopback port is taken for it, and that is said once.
+    """
+
+    async def is_ours(client: Address, server: Address) -> bool:
+        child = pid()
+        owns = child is not None and await owners.process_has(child, client, server)
+        if owns is None:
+            _warn_owner_unknown()
+        return owns is not False
+
+    return is_ours
+
+
+@functools.cache  # once a daemon
+def _warn_owner_unknown() -> None:
+    LOG.warning("tunnel_owner_unknown", why="this system does not tell whose a connection is")
+
+
+def _folder_of_sockets(home: Path) -> Path:
+    """No other daemon uses it: what one that was killed left there is removed."""
+    folder = socket_folder(home, os.environ)
+    remove_stale(folder)
+    return folder
+
+
+def _listening(folder: Path) -> tuple[int, Path]:
+    sock, path = listen_in(folder)
+    return sock.detach(), path
+
+
+def _free_port() -> int:
+    with listening_socket() as sock:
+        return int(sock.getsockname()[1])

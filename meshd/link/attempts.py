@@ -1,0 +1,207 @@
+"""Attempts that two nodes make together, talked over by signals: which is whose, and who gives way to whom.
+
+A *talk* is one attempt: begun by whoever dials, answered by the other side, ended by either. Kinds of link
+bring the words (each has the id of its `attempt`; the last of all may be `No`) and what is done about them.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from meshd.base.boundary import Contained, Fault
+from meshd.base.errors import Broken, Closed, RemoteProtocolError
+from meshd.base.log import get
+from meshd.base.rates import Rates
+from meshd.base.shares import ATTEMPTS
+from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
+from meshd.link.interface import DialError, DialFailure, LinkKind, Signals
+from meshd.link.punch.attempts import Attempt, Attempts, Verdict
+from meshd.wire.punching import ATTEMPT_BYTES, No
+
+YIELD_SECONDS = 8.0  # for the other side's attempt, when ours yields to it
+_INBOX = 4  # messages of one attempt that wait; there are three in all
+
+_log = get("link")
+
+
+class Message(Protocol):
+    """What a kind of link says about an attempt."""
+
+    @property
+    def attempt(self) -> bytes: ...
+
+
+M = TypeVar("M", bound=Message)
+W = TypeVar("W", bound=Message)
+
+
+class Yielded(Exception):
+    """The other side's attempt goes on instead of ours."""
+
+
+class Talk(Generic[M]):
+    """One attempt, with what the other side says about it."""
+
+    def __init__(
+        self, attempt_id: bytes, peer: PeerId, send: Callable[[PeerId, M], Coroutine[object, object, None]]
+    ) -> None:
+        self.id = attempt_id
+        self.peer = peer
+        self._send = send
+        self._queue: asyncio.Queue[tuple[M, float]] = asyncio.Queue(_INBOX)
+
+    async def send(self, message: M) -> None:
+        """Raises Broken: there is no way to the peer now."""
+        await self._send(self.peer, message)
+
+    def put(self, message: M) -> None:
+        """Keep it, with the time; dropped when there are more than there are words for."""
+        with contextlib.suppress(asyncio.QueueFull):
+            self._queue.put_nowait((message, asyncio.get_running_loop().time()))
+
+    async def next(self, word: type[W], *, seconds: float) -> tuple[W, float]:
+        """The next message of that kind, and when it came. Raises Yielded, Broken (ended), TimeoutError."""
+        async with asyncio.timeout(seconds):
+            while True:
+                message, at = await self._queue.get()
+                if isinstance(message, word):
+                    return message, at
+                if isinstance(message, No) and message.code == Verdict.GLARE:
+                    raise Yielded
+                if isinstance(message, No):
+                    raise Broken(message.text or "the other side ended the attempt")
+
+
+Answer = Callable[[Talk[M | No], M], Coroutine[object, object, None]]
+
+
+class Talks(Generic[M]):
+    """All talks of one kind of link. `first` is the word that begins one; `No` is a word of each kind."""
+
+    def __init__(
+        self,
+        own: PeerId,
+        signals: Signals,
+        *,
+        kind: LinkKind,
+        first: type[M],
+        decode: Callable[[bytes], M | No],
+        encode: Callable[[M | No], bytes],
+    ) -> None:
+        self._signals = signals
+        self._kind = kind
+        self._first = first
+        self._decode = decode
+        self._encode = encode
+        self._attempts: Attempts[M | No] = Attempts(own)
+        self._yielded: dict[PeerId, set[asyncio.Event]] = {}  # dials that wait for that peer's own attempt
+        self._begins = Rates(ATTEMPTS)
+        self._owner: Owner | None = None  # while `serve` runs
+
+    async def serve(self, answer: Answer[M]) -> None:
+        """Hear signals and run `answer` for each talk that a peer begins, until cancelled."""
+        try:
+            async with Owner() as owner:
+                self._owner = owner
+                while True:
+                    peer, payload = await self._signals.receive()
+                    try:
+                        with Contained(f"peer {peer.short}", f"{self._kind} signal"):
+                            self._hear(peer, payload, answer, owner)
+                    except (RemoteProtocolError, Fault) as error:
+                        _log.debug("signal_refused", peer=peer.short, why=error.what)
+        finally:
+            self._owner = None
+
+    def _hear(self, peer: PeerId, payload: bytes, answer: Answer[M], owner: Owner) -> None:
+        message = self._decode(payload)
+        if not isinstance(message, self._first):
+            self._attempts.heard(peer, message.attempt, message)
+        elif self._begins.spend(peer, asyncio.get_running_loop().time()):
+            self._begun(peer, message, answer, owner)
+        else:
+            self._say(peer, No(attempt=message.attempt, code=Verdict.BUSY))
+
+    @contextlib.contextmanager
+    def ours(self, peer: PeerId) -> Iterator[Talk[M | No]]:
+        """A talk that we begin; when the block is left in a hurry the other side is told, if it can be."""
+        talk = Talk[M | No](secrets.token_bytes(ATTEMPT_BYTES), peer, self._send)
+        attempt = self._attempts.begin(talk.id, peer, talk.put)
+        attempt.give_way = lambda: talk.put(No(attempt=talk.id, code=Verdict.GLARE))
+        try:
+            yield talk
+        except asyncio.CancelledError:
+            self._say(peer, No(attempt=talk.id, code="ended"))
+            raise
+        finally:
+            self._attempts.end(talk.id)
+
+    def over(self, talk: Talk[M | No]) -> None:
+        """A talk that we answered has come to its end: no message reaches it any more."""
+        self._attempts.end(talk.id)
+        for event in self._yielded.get(talk.peer, ()):
+            event.set()
+
+    def refuse(self, talk: Talk[M | No], why: str) -> None:
+        """Tell the other side that its talk came to nothing, so that it waits no longer."""
+        self._say(talk.peer, No(attempt=talk.id, code="ended", text=why))
+
+    async def given_way(self, peer: PeerId) -> DialError:
+        """Wait for the end of the talk that ours has yielded to; what our dial raises then."""
+        over = asyncio.Event()
+        waiting = self._yielded.setdefault(peer, set())
+        waiting.add(over)
+        try:
+            async with asyncio.timeout(YIELD_SECONDS):
+                await over.wait()
+        except TimeoutError:
+            pass
+        finally:
+            waiting.discard(over)
+            if not waiting:
+                self._yielded.pop(peer, None)
+        what = f"`{peer.short}` punched at the same time, so its attempt was the one that went on"
+        return DialError(what, kind=self._kind, failure=DialFailure.REFUSED)
+
+    def _begun(
+        self,
+        peer: PeerId,
+        message: M,
+        answer: Answer[M],
+        owner: Owner,
+    ) -> None:
+        talk = Talk[M | No](message.attempt, peer, self._send)
+        task: asyncio.Task[None] | None = None
+
+        def heard(word: M | No) -> None:
+            if isinstance(word, No) and task is not None:
+                task.cancel()  # wherever it is; once it is over no message reaches it any more
+            else:
+                talk.put(word)
+
+        verdict = self._attempts.answer(talk.id, peer, heard)
+        if isinstance(verdict, Verdict):
+            self._say(peer, No(attempt=talk.id, code=verdict))
+        elif isinstance(verdict, Attempt):
+            task = owner.start_for(
+                f"peer {peer.short}", answer(talk, message), name=f"{self._kind}-{peer.short}"
+            )
+            # a task that is cancelled before its first step never comes to its own clean-up
+            task.add_done_callback(lambda _: self.over(talk))
+
+    async def _send(self, peer: PeerId, message: M | No) -> None:
+        await self._signals.send(peer, self._encode(message))
+
+    def _say(self, peer: PeerId, message: No) -> None:
+        """Send it beside everything else; if it is lost, the other side's time runs out."""
+
+        async def say() -> None:
+            with contextlib.suppress(Broken):
+                await self._send(peer, message)
+
+        if self._owner is not None:
+            with contextlib.suppress(Closed):  # shutting down
+                self._owner.start_for(f"peer {peer.short}", say(), name="talk-no")

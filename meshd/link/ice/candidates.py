@@ -1,0 +1,37 @@
+"""Which addresses of the other side are checked, and what a chosen pair says of the way (pure)."""
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+
+from meshd.link.net.local_addresses import path_between
+from meshd.wire.address import Candidate, CandidateKind, order
+from meshd.wire.offer import MAX_OFFERED
+
+
+def checkable(offered: Iterable[Candidate], *, hosts: Sequence[str]) -> list[Candidate]:
+    """Addresses of use for checks, best first: UDP, of a family that one of `hosts` (ours) has.
+
+    Which of them may be sent to is for wire/dialable.py to say. Relays' ports are another kind of link.
+    """
+    families = {ipaddress.ip_address(host).version for host in hosts}
+    return [
+        candidate
+        for candidate in order(offered)
+        if candidate.proto == "udp" and candidate.kind != "relay" and candidate.ip.version in families
+    ][:MAX_OFFERED]
+
+
+def path_of(local: str, remote: str, told: CandidateKind | None) -> str:
+    """LinkInfo.path of a pair: `local` and `remote` are hosts, `told` is what they said of theirs.
+
+    `mapped`: through a port that a router was asked for. `punched`: both sides sent through a NAT. A side
+    that has a public address of its own calls the way `public`, whichever side it is.
+    """
+    way = path_between(local, remote)
+    if way != "public":
+        return way
+    if told == "mapped":
+        return "mapped"
+    if told == "host" or ipaddress.ip_address(local).is_global:
+        return "public"
+    return "punched"

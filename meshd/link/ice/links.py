@@ -1,0 +1,387 @@
+"""Links over paths that ICE finds: offers and answers over signals, for every kind that encrypts such a path.
+
+One object is dialler and listener, because both share the signals: `serve` sorts what comes into offers,
+which it answers, and answers, which a dial waits for. Candidates travel as they are found: the offer goes out
+with this machine's own addresses at once, what STUN servers and a port mapping add follows. When both sides
+dial at once, both attempts may succeed; the peer layer keeps one link of each kind (peer/links.py).
+
+A kind (webrtc/links.py, quic/over_ice.py) brings the session that a try is about. Its libraries are imported
+at the first dial or offer, in a thread.
+"""
+
+import asyncio
+import secrets
+import string
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshd.base.boundary import Contained, Fault
+from meshd.base.errors import Broken, Closed, MeshdError, RemoteProtocolError
+from meshd.base.log import get
+from meshd.base.rates import Rates
+from meshd.base.shares import ATTEMPTS, ICE_KNOWN, OFFERS, OFFERS_OF_PEER
+from meshd.base.tasks import Owner, first_error
+from meshd.identity.keys import PeerId
+from meshd.identity.proof import Proven, Purpose
+from meshd.link.ice.candidates import checkable, path_of
+from meshd.link.ice.session import IcePipe, IceSession, OpenSocket
+from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, MayDial, Signals
+from meshd.link.net import local_addresses
+from meshd.link.net.stun import stun_server
+from meshd.link.secure.handshake import (
+    ProvenLink,
+    Standing,
+    dial_error,
+    member_of,
+    prove_accepted,
+    prove_dialled,
+)
+from meshd.link.udp.host_socket import UdpSocket
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, Source
+from meshd.wire.offer import (
+    ATTEMPT_BYTES,
+    MAX_OFFERED,
+    Answer,
+    Gone,
+    More,
+    Offer,
+    OfferSignal,
+    Terms,
+    decode_offer,
+    encode_offer,
+)
+
+if TYPE_CHECKING:
+    from meshd.link.ice.agent import Pace
+
+ATTEMPT_SECONDS = 10.0  # signals, ICE, DTLS, SCTP and proof together
+MAX_ANSWERING = OFFERS.most
+MAX_ANSWERING_ONE = OFFERS_OF_PEER.most
+MAX_REMEMBERED = ICE_KNOWN.most  # attempts that are not answered twice
+TRICKLE_SECONDS = 0.05  # addresses found within so much of the first go out together
+_LETTERS = string.ascii_letters + string.digits
+
+_log = get("link")
+
+Accept = Callable[[Link], Awaitable[None]]
+Extra = Callable[[Sequence[Candidate]], Awaitable[Sequence[Candidate]]]
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One side of one try."""
+
+    peer: PeerId
+    id: bytes
+    session: IceSession
+    hosts: tuple[str, ...]
+    terms: Terms
+    answer: asyncio.Future[Terms]
+    task: asyncio.Task[None] | None = None  # of whoever answers an offer
+
+
+class IceLinks(ABC):
+    """Makes and takes in links. `serve` must run for dials to be answered.
+
+    `stun`: servers as `host:port` or `host`, asked at once; none: only this machine's own addresses are
+    offered. `extra(bases)` may add addresses that lead to `bases` (a port mapping), whenever it has them.
+    `hosts` says which addresses of this machine to use, `may_dial` which of the other side's.
+    """
+
+    def __init__(
+        self,
+        standing: Callable[[], Standing],
+        signals: Signals,
+        stun: Sequence[str] = (),
+        *,
+        extra: Extra | None = None,
+        hosts: Callable[[], Sequence[str]] = local_addresses.hosts,
+        open_socket: OpenSocket = UdpSocket,
+        may_dial: MayDial | None = None,
+    ) -> None:
+        self._standing = standing
+        self._may_dial = may_dial
+        self._signals = signals
+        self._stun = [stun_server(text) for text in stun]
+        self._extra = extra
+        self._hosts = hosts
+        self._open_socket = open_socket
+        self._owner: Owner | None = None
+        self._dials: dict[tuple[PeerId, bytes], Attempt] = {}
+        self._answering: dict[tuple[PeerId, bytes], Attempt] = {}
+        self._seen: OrderedDict[tuple[PeerId, bytes], None] = OrderedDict()
+        self._begins = Rates(ATTEMPTS)
+        self._paces: dict[PeerId, Pace] = {}
+
+    # --- what a kind brings
+
+    @property
+    @abstractmethod
+    def kind(self) -> LinkKind:
+        """Which links these are."""
+
+    @abstractmethod
+    async def _session(self, *, dialler: bool, user: str, password: str) -> IceSession:
+        """A new session; imports what it needs."""
+
+    @abstractmethod
+    def _pipe(self, session: IceSession) -> IcePipe:
+        """The pipe of a session that is connected."""
+
+    # --- both sides
+
+    def candidates(self) -> Sequence[Candidate]:
+        """None that last: each attempt has ports of its own, told in its offer."""
+        return ()
+
+    # --- dialling
+
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable] = ()) -> ProvenLink:
+        """Meet the peer by signals; at most 10 s. The candidates of its record are not used.
+
+        Raises Refused when the peer said why not, else DialError.
+        """
+        place = f"node {peer}"
+        attempt: Attempt | None = None
+        pipe: IcePipe | None = None
+        try:
+            async with asyncio.timeout(ATTEMPT_SECONDS):
+                attempt = await self._prepare(peer, secrets.token_bytes(ATTEMPT_BYTES), dialler=True)
+                self._dials[peer, attempt.id] = attempt
+                await self._offer(attempt)
+                pipe = await self._meet(attempt)
+                proven = await prove_dialled(
+                    pipe,
+                    standing=self._standing(),
+                    expect=peer,
+                    purpose=Purpose.MEMBER,
+                    binding=attempt.session.binding,
+                )
+                pipe.widen()
+                return ProvenLink(pipe, proven.leftover, self._info(attempt, proven, dialled=True))
+        except (MeshdError, OSError) as error:
+            if pipe is not None:
+                await pipe.aclose()
+            raise dial_error(error, kind=self.kind, place=place) from error
+        except asyncio.CancelledError:
+            if pipe is not None:
+                pipe.abort()
+            raise
+        finally:
+            if attempt is not None:
+                self._dials.pop((peer, attempt.id), None)
+                if pipe is None:
+                    attempt.session.shut()
+                    self._say_gone(attempt)
+
+    async def _offer(self, attempt: Attempt) -> None:
+        try:
+            offer = Offer(attempt=attempt.id, terms=attempt.terms, seconds=ATTEMPT_SECONDS)
+            await self._signals.send(attempt.peer, encode_offer(offer))
+        except Broken as error:
+            raise DialError(
+                f"no way to send an offer: {error.what}", kind=self.kind, failure=DialFailure.UNREACHABLE
+            ) from error
+
+    async def _prepare(self, peer: PeerId, number: bytes, *, dialler: bool) -> Attempt:
+        """A session with sockets and terms of its own."""
+        user, password = _word(8), _word(24)
+        session = await self._session(dialler=dialler, user=user, password=password)
+        self._share_pace(peer, session)
+        hosts = tuple(self._hosts()) or ("127.0.0.1",)
+        own = session.open(hosts, self._open_socket)
+        if not own:
+            raise DialError(
+                "this machine has no address to send from", kind=self.kind, failure=DialFailure.UNREACHABLE
+            )
+        terms = Terms(
+            user=user,
+            password=password,
+            fingerprint=session.fingerprint,
+            candidates=tuple(own[:MAX_OFFERED]),
+        )
+        answer: asyncio.Future[Terms] = asyncio.get_running_loop().create_future()
+        return Attempt(peer, number, session, tuple(one.host for one in own), terms, answer)
+
+    def _share_pace(self, peer: PeerId, session: IceSession) -> None:
+        """All attempts with one peer share its 50 checks a second, however many offers it sends."""
+        pace = self._paces.pop(peer, session.ice.pace)
+        self._paces[peer] = session.ice.pace = pace
+        if len(self._paces) > MAX_REMEMBERED:
+            del self._paces[next(iter(self._paces))]
+
+    async def _meet(self, attempt: Attempt) -> IcePipe:
+        """From the answer to a pipe; addresses that are found meanwhile are told."""
+        try:
+            async with Owner() as owner:
+                trickle = owner.start(self._trickle(attempt), name="ice-trickle")
+                terms = await attempt.answer
+                await attempt.session.connect(terms, self._places(attempt, terms.candidates))
+                trickle.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
+        return self._pipe(attempt.session)
+
+    def _places(self, attempt: Attempt, offered: Sequence[Candidate]) -> Sequence[Dialable]:
+        """Where checks may go. A signed offer may still be malicious."""
+        may_dial = self._may_dial or local_addresses.by_interfaces(attempt.hosts)
+        return may_dial(attempt.peer, checkable(offered, hosts=attempt.hosts), Source.SIGNAL)
+
+    async def _trickle(self, attempt: Attempt) -> None:
+        """Tell what STUN servers and `extra` find, in few messages."""
+        found: list[Candidate] = []
+        news = asyncio.Event()
+
+        def take(candidate: Candidate) -> None:
+            if candidate not in found and len(found) < MAX_OFFERED:
+                found.append(candidate)
+                news.set()
+
+        async with Owner() as owner:
+            owner.start(attempt.session.ice.reflexive(self._stun, take), name="ice-stun")
+            owner.start(self._ask_extra(attempt.terms.candidates, take), name="ice-extra")
+            told = 0
+            while True:
+                await news.wait()
+                await asyncio.sleep(TRICKLE_SECONDS)
+                news.clear()
+                more = More(attempt=attempt.id, candidates=tuple(found[told:]))
+                told = len(found)
+                try:
+                    await self._signals.send(attempt.peer, encode_offer(more))
+                except Broken:
+                    continue  # the next ones may find a way
+
+    async def _ask_extra(self, bases: Sequence[Candidate], take: Callable[[Candidate], None]) -> None:
+        if self._extra is not None:
+            for candidate in await self._extra(bases):
+                take(candidate)
+
+    # --- listening
+
+    async def serve(self, accept: Accept) -> None:
+        """Answer offers, hand every proven link to `accept`, which keeps it as long as it lives."""
+        async with Owner() as owner:
+            self._owner = owner
+            while True:
+                peer, payload = await self._signals.receive()
+                try:
+                    with Contained(f"peer {peer.short}", f"{self.kind} offer"):
+                        self._hear(peer, payload, accept, owner)
+                except (RemoteProtocolError, Fault) as error:
+                    _log.debug("offer_unreadable", peer=str(peer), why=error.what)
+
+    def _hear(self, peer: PeerId, payload: bytes, accept: Accept, owner: Owner) -> None:
+        signal = decode_offer(payload)
+        if isinstance(signal, Offer):
+            self._take_offer(peer, signal, accept, owner)
+        elif signal is not None:
+            self._take(peer, signal)
+
+    def _take(self, peer: PeerId, signal: OfferSignal) -> None:
+        """What concerns an attempt that is there; late ones are dropped."""
+        key = (peer, signal.attempt)
+        attempt = self._dials.get(key) or self._answering.get(key)
+        if attempt is None:
+            return
+        if isinstance(signal, Answer) and key in self._dials and not attempt.answer.done():
+            attempt.answer.set_result(signal.terms)
+        elif isinstance(signal, More):
+            attempt.session.ice.add(self._places(attempt, signal.candidates))
+        elif isinstance(signal, Gone):
+            if attempt.task is not None:  # we answer; `answer` is for that task to set
+                attempt.task.cancel()
+            elif not attempt.answer.done():
+                attempt.answer.set_exception(Broken(f"the other side gave up: {signal.why}"))
+
+    def _say_gone(self, attempt: Attempt) -> None:
+        """Spare the other side the rest of its ten seconds."""
+        if self._owner is not None and self._owner.is_open:
+            try:
+                self._owner.start_for(f"peer {attempt.peer.short}", self._send_gone(attempt), name="ice-gone")
+            except Closed:
+                return  # shutting down
+
+    async def _send_gone(self, attempt: Attempt) -> None:
+        try:
+            gone = Gone(attempt=attempt.id, why="the dial has ended")
+            await self._signals.send(attempt.peer, encode_offer(gone))
+        except Broken:
+            return
+
+    def _take_offer(self, peer: PeerId, offer: Offer, accept: Accept, owner: Owner) -> None:
+        key = (peer, offer.attempt)
+        if key in self._seen or self._standing().credentials.chain is None:
+            return
+        if not self._begins.spend(peer, asyncio.get_running_loop().time()):
+            return
+        self._seen[key] = None
+        if len(self._seen) > MAX_REMEMBERED:
+            self._seen.popitem(last=False)
+        of_peer = [one for one in self._answering.values() if one.peer == peer]
+        if len(of_peer) >= MAX_ANSWERING_ONE and (oldest := of_peer[0].task) is not None:
+            oldest.cancel()
+        elif len(self._answering) >= MAX_ANSWERING:
+            return
+        owner.start_for(f"peer {peer.short}", self._welcome(peer, offer, accept), name=f"ice-{peer}")
+
+    async def _welcome(self, peer: PeerId, offer: Offer, accept: Accept) -> None:
+        """The whole life of one incoming link."""
+        attempt: Attempt | None = None
+        pipe: IcePipe | None = None
+        key = (peer, offer.attempt)
+        try:
+            async with asyncio.timeout(min(offer.seconds, ATTEMPT_SECONDS)):
+                attempt = await self._prepare(peer, offer.attempt, dialler=False)
+                attempt.task = asyncio.current_task()
+                self._answering[key] = attempt
+                answer = Answer(attempt=offer.attempt, terms=attempt.terms)
+                await self._signals.send(peer, encode_offer(answer))
+                attempt.answer.set_result(offer.terms)
+                pipe = await self._meet(attempt)
+                proven = await prove_accepted(
+                    pipe, standing=self._standing(), binding=attempt.session.binding
+                )
+                link = ProvenLink(pipe, proven.leftover, self._info(attempt, proven, dialled=False))
+            pipe.widen()
+            self._answering.pop(key, None)
+            await accept(link)
+        except (MeshdError, OSError) as error:  # a TimeoutError too
+            _log.debug("link_ended", peer=str(peer), why=str(error) or "timed out")
+        finally:
+            self._answering.pop(key, None)
+            if pipe is not None:
+                await pipe.aclose()
+            elif attempt is not None:
+                attempt.session.shut()
+
+    def _info(self, attempt: Attempt, proven: Proven, *, dialled: bool) -> LinkInfo:
+        if proven.peer != attempt.peer:
+            raise RemoteProtocolError("another node answered than the one that was asked", code="target")
+        pair = attempt.session.pair
+        if pair is None:
+            raise Broken("the path to the other side is gone")
+        local, remote, told = pair
+        return LinkInfo(
+            kind=self.kind,
+            peer=proven.peer,
+            member=member_of(proven),
+            local=_place(local),
+            remote=_place(remote),
+            path=path_of(local[0], remote[0], told),
+            dialled=dialled,
+            established_at=asyncio.get_running_loop().time(),
+        )
+
+
+def _word(length: int) -> str:
+    return "".join(secrets.choice(_LETTERS) for _ in range(length))
+
+
+def _place(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,58 @@
+"""What a kind of link over ICE brings (webrtc/session.py, quic/over_ice.py): one try and its pipe."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from meshd.link.secure.handshake import RawPipe
+from meshd.link.udp.batch_socket import Address
+from meshd.link.udp.host_socket import UdpSocket
+from meshd.wire.address import Candidate, CandidateKind
+from meshd.wire.dialable import Dialable
+from meshd.wire.offer import Terms
+
+if TYPE_CHECKING:
+    from meshd.link.ice.agent import IcePath
+
+OpenSocket = Callable[[str], UdpSocket]
+
+
+class IcePipe(RawPipe, Protocol):
+    """A pipe over a path that ICE found."""
+
+    def widen(self) -> None:
+        """The other side has proven who it is: full windows from here on."""
+        ...
+
+    def abort(self) -> None:
+        """Drop it at once."""
+        ...
+
+
+class IceSession(Protocol):
+    """One side of one try: `open`, tell the terms, `connect` with the other side's; `shut` in the end."""
+
+    binding: bytes  # of the proof; after `connect`
+    ice: "IcePath"
+
+    @property
+    def fingerprint(self) -> bytes:
+        """SHA-256 of our certificate, for the terms."""
+        ...
+
+    @property
+    def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:
+        """Our address, theirs, and of what kind they said theirs is."""
+        ...
+
+    def open(self, hosts: Sequence[str], open_socket: OpenSocket) -> list[Candidate]:
+        """Bind sockets; returns their addresses."""
+        ...
+
+    async def connect(self, terms: Terms, places: Sequence[Dialable]) -> None:
+        """Find a path to one of `places` and encrypt it. Raises Broken; the caller sets the time limit."""
+        ...
+
+    def shut(self) -> list[asyncio.Task[None]]:
+        """End everything at once; returns tasks that end in the next turns. Idempotent."""
+        ...

@@ -1,0 +1,302 @@
+"""QUIC links where one NAT gives each flow another port and the other one filters: a second way for quic.
+
+Nothing simpler gets through there, and a relay carries the data meanwhile. What each side does is decided by
+what netcheck found out about both networks (plan.py): one opens many ports, the other tries ports
+until it hits one of them (sockets.py). Over the way that was found goes QUIC, the dialler being its
+client, with the proof that every link has.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from meshd.base.errors import Broken, MeshdError
+from meshd.base.log import get
+from meshd.base.shares import SEARCHES
+from meshd.base.tasks import Owner, first_error
+from meshd.identity.keys import PeerId
+from meshd.link.attempts import Talk, Talks, Yielded
+from meshd.link.interface import DialError, DialFailure, Link, LinkKind, MayDial, Signals
+from meshd.link.net.stun import Question, ask_udp, bound_socket, of_family, resolve
+from meshd.link.port_prediction.plan import (
+    GRANT_AGAIN,
+    MOST_PROBES,
+    PROBES_A_SECOND,
+    Part,
+    Patience,
+    part,
+    ports_to_open,
+    ports_to_try,
+)
+from meshd.link.port_prediction.sockets import LINGER_SECONDS, OpenPorts, Seal, Way, probe
+from meshd.link.quic.dial import QuicDialer
+from meshd.link.quic.listen import QuicListener
+from meshd.link.quic.sockets import DialPort
+from meshd.link.secure.handshake import Standing, dial_error
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, Source
+from meshd.wire.netfacts import NetFacts
+from meshd.wire.port_prediction import KEY_BYTES, Ask, Birthday, Here, Opened, decode, encode, is_outer
+from meshd.wire.stun import Endpoint
+
+WORD_SECONDS = 4.0  # for the other side's word: its STUN takes 1.5 at most, the rest is the way
+SEARCH_SECONDS = MOST_PROBES / PROBES_A_SECOND + LINGER_SECONDS + WORD_SECONDS  # of who holds ports open
+LINK_SECONDS = 8.0  # from the way to the proof
+MAX_SEARCHES = SEARCHES.most
+
+_log = get("link")
+
+Accept = Callable[[Link], Awaitable[None]]
+
+
+class BirthdayLinks:
+    """Dialer and Listener in one: `serve` must run for either, it hears the signals of both.
+
+    `facts` is what is known of our network now, `facts_of` what the peer's record says of its own; None or
+    unknown facts: not tried. `servers` gives STUN servers as `host:port`. Only where `may_dial` allows it are
+    ports opened or tried: at addresses that the peer's own record claims.
+    """
+
+    def __init__(
+        self,
+        standing: Callable[[], Standing],
+        signals: Signals,
+        *,
+        servers: Callable[[], Sequence[str]],
+        facts: Callable[[], NetFacts | None],
+        facts_of: Callable[[PeerId], NetFacts | None],
+        may_dial: MayDial,
+    ) -> None:
+        self._standing = standing
+        self._servers = servers
+        self._facts = facts
+        self._facts_of = facts_of
+        self._may_dial = may_dial
+        self._patience = Patience()
+        self._granted = Patience(GRANT_AGAIN)
+        self._searches = 0
+        self._talks: Talks[Birthday] = Talks(
+            standing().credentials.key.peer,
+            signals,
+            kind=LinkKind.QUIC,
+            first=Ask,
+            decode=decode,
+            encode=encode,
+        )
+
+    @property
+    def kind(self) -> LinkKind:
+        """QUIC."""
+        return LinkKind.QUIC
+
+    def candidates(self) -> Sequence[Candidate]:
+        """None: what an attempt finds is good for that attempt only."""
+        return ()
+
+    def addresses_changed(self) -> None:
+        """This machine is in another network: what did not work may work now."""
+        self._patience.forget()
+        self._granted.forget()
+
+    @property
+    def searches(self) -> int:
+        """Of other nodes, that this one takes part in now."""
+        return self._searches
+
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable] = ()) -> Link:
+        """Search a way to `peer`, if these two networks want one; its candidates are not needed.
+
+        At most 20 s, and not again within a minute after a search that found nothing. Raises DialError, or
+        Refused when the peer said why not.
+        """
+        mine, theirs = self._facts(), self._facts_of(peer)
+        does = part(mine, theirs) if mine is not None and theirs is not None else None
+        if mine is None or does is None:
+            raise _not_now("these two networks do not want a search for ports")
+        now = asyncio.get_running_loop().time
+        if wait := self._patience.wait(peer, now()):
+            raise _not_now(f"ports of `{peer.short}` were searched in vain; again in {wait:.0f} s")
+        try:
+            with self._talks.ours(peer) as talk:
+                sock, place = await self._search_ours(talk, mine, does)
+        except Yielded:
+            raise await self._talks.given_way(peer) from None
+        except (MeshdError, OSError) as error:
+            self._patience.failed(peer, now())
+            raise dial_error(error, kind=LinkKind.QUIC, place=peer.short) from error
+        try:
+            return await self._over(sock, place, peer)
+        except MeshdError:
+            self._patience.failed(peer, now())
+            raise
+
+    async def serve(self, accept: Accept) -> None:
+        """Hear signals, take part in searches, hand every proven link to `accept`, until cancelled."""
+        await self._talks.serve(lambda talk, ask: self._answer(talk, ask, accept))
+
+    # --- the dialling side
+
+    def _allowed(self, peer: PeerId, place: Endpoint) -> Dialable:
+        """Raises Broken when nothing may be sent there for that peer."""
+        found = self._may_dial(peer, [Candidate(place.host, place.port, "udp", "srflx")], Source.SEARCH)
+        if not found:
+            raise Broken(f"the record of `{peer.short}` does not name `{place.host}`")
+        return found[0]
+
+    async def _search_ours(self, talk: Talk[Birthday], mine: NetFacts, does: Part) -> Way:
+        key = secrets.token_bytes(KEY_BYTES)
+        seal = Seal(talk.id, key)
+        if does is Part.OPENS:
+            await talk.send(Ask(attempt=talk.id, key=key, facts=mine))
+            here, _ = await talk.next(Here, seconds=WORD_SECONDS)
+            return await self._open(talk, mine, self._allowed(talk.peer, here.place), seal)
+        sock, place = await self._one_port()
+        return await self._try(talk, sock, seal, Ask(attempt=talk.id, key=key, facts=mine, here=place))
+
+    async def _over(self, sock: socket.socket, place: Endpoint, peer: PeerId) -> Link:
+        """QUIC over the way that was found; the socket is the link's."""
+        taken = False
+
+        def port(candidate: Dialable) -> DialPort:
+            nonlocal taken
+            taken = True
+            return DialPort(candidate, sock=sock)
+
+        try:
+            dialer = QuicDialer(self._standing, ports=port, path="punched")
+            return await dialer.dial(peer, [self._allowed(peer, place)])
+        finally:
+            if not taken:
+                sock.close()
+
+    # --- the answering side
+
+    async def _answer(self, talk: Talk[Birthday], ask: Birthday, accept: Accept) -> None:
+        """One search of the other side, and the whole life of the link that comes of it."""
+        try:
+            assert isinstance(ask, Ask)
+            sock, place = await self._search_theirs(talk, ask)
+        except (MeshdError, OSError, Yielded) as error:
+            _log.debug("search_failed", peer=talk.peer.short, why=str(error) or "timed out")
+            self._talks.refuse(talk, str(error))
+            return
+        finally:
+            self._talks.over(talk)
+        self._patience.forget(talk.peer)
+        await self._take_in(sock, place, talk.peer, accept)
+
+    async def _search_theirs(self, talk: Talk[Birthday], ask: Ask) -> Way:
+        mine = self._facts()
+        does = part(mine, ask.facts) if mine is not None else None
+        if mine is None or does is None or self._standing().credentials.chain is None:
+            raise Broken("these two networks do not want a search for ports")
+        if self._searches >= MAX_SEARCHES:
+            raise Broken("too many searches at once")
+        self._searches += 1
+        try:
+            seal = Seal(talk.id, ask.key)
+            if does is Part.OPENS and ask.here is not None:
+                target = self._allowed(talk.peer, ask.here)
+                with self._grant(talk.peer, target.host):
+                    return await self._open(talk, mine, target, seal)
+            sock, place = await self._one_port()
+            return await self._try(talk, sock, seal, Here(attempt=talk.id, place=place), grant=True)
+        finally:
+            self._searches -= 1
+
+    @contextlib.contextmanager
+    def _grant(self, peer: PeerId, host: str) -> Iterator[None]:
+        """A search for `peer` through the ports of `host`: not again soon for either, unless it finds a way.
+
+        Raises Broken.
+        """
+        now = asyncio.get_running_loop().time
+        if wait := max(self._granted.wait(peer, now()), self._granted.wait(host, now())):
+            raise Broken(f"ports were searched for this node in vain; again in {wait:.0f} s")
+        self._granted.failed(peer, now())  # before anything is sent: several may be asked for at once
+        self._granted.failed(host, now())
+        yield
+        self._granted.forget(peer)
+        self._granted.forget(host)
+
+    async def _take_in(self, sock: socket.socket, place: Endpoint, peer: PeerId, accept: Accept) -> None:
+        """Let the dialler's QUIC in over the way that was found, once."""
+        listener = QuicListener(self._standing, path="punched")
+        listener.adopt(sock)
+        begun, over = asyncio.Event(), asyncio.Event()
+
+        async def take(link: Link) -> None:
+            if link.info.peer == peer and not begun.is_set():
+                begun.set()
+                try:
+                    await accept(link)
+                finally:
+                    over.set()
+
+        try:
+            async with Owner() as owner:
+                owner.start(listener.serve(take), name=f"birthday-{place}")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LINK_SECONDS):
+                        await begun.wait()
+                if begun.is_set():
+                    await over.wait()
+                owner.cancel()
+        finally:
+            listener.close()
+
+    # --- both
+
+    async def _open(self, talk: Talk[Birthday], mine: NetFacts, target: Dialable, seal: Seal) -> Way:
+        """Hold ports open until the other side has hit one."""
+        ports = OpenPorts()
+        try:
+            seen = await ports.learn(of_family(await resolve(self._servers()), socket.AF_INET))
+            if not is_outer(seen):
+                raise Broken(f"`{seen}` is not the outer port of a NAT")
+            count, step = ports_to_open(mine)
+            async with Owner() as owner:
+                searching = owner.start(ports.search(target, count, seal, SEARCH_SECONDS), name="search")
+                await asyncio.sleep(0)  # the first ports are open before the other side hears of them
+                await talk.send(Opened(attempt=talk.id, seen=seen, step=step, count=count))
+            return ports.keep(searching.result()), Endpoint(target.host, target.port)
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+        finally:
+            ports.close()
+
+    async def _one_port(self) -> tuple[socket.socket, Endpoint]:
+        """A socket, and how it is seen from outside. Raises Broken."""
+        sock = bound_socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            servers = of_family(await resolve(self._servers()), socket.AF_INET)
+            answers = await ask_udp(sock, [Question(server=one) for one in servers], grace=0.0)
+            for answer in answers:
+                if answer is not None and is_outer(answer.mapped):
+                    return sock, answer.mapped
+            raise Broken("no STUN server answers over UDP")
+        except BaseException:
+            sock.close()
+            raise
+
+    async def _try(
+        self, talk: Talk[Birthday], sock: socket.socket, seal: Seal, word: Birthday, *, grant: bool = False
+    ) -> Way:
+        """Name our port by `word`, and try those that the other side then opens towards it. `grant`: the
+        other side has asked for it."""
+        try:
+            await talk.send(word)
+            opened, _ = await talk.next(Opened, seconds=WORD_SECONDS)
+            place = self._allowed(talk.peer, opened.seen)
+            ports = ports_to_try(opened, secrets.randbits(64))
+            with self._grant(talk.peer, place.host) if grant else contextlib.nullcontext():
+                return sock, await probe(sock, place, ports, seal)
+        except BaseException:
+            sock.close()
+            raise
+
+
+def _not_now(what: str) -> DialError:
+    return DialError(what, kind=LinkKind.QUIC, failure=DialFailure.UNFIT)

@@ -1,0 +1,89 @@
+"""What a QUIC listener does with the first datagram of a stranger; and the dialler's first step."""
+
+import os
+from typing import cast
+
+from aioquic._buffer import Buffer
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.packet import (
+    QuicHeader,
+    QuicPacketType,
+    encode_quic_retry,
+    encode_quic_version_negotiation,
+    pull_quic_header,
+)
+from aioquic.quic.retry import QuicRetryTokenHandler
+
+from meshd.link.quic.engine import Engine
+from meshd.link.quic.sockets import ID_BYTES
+from meshd.link.quic.window import SAFE_DATAGRAM_BYTES
+from meshd.link.udp.batch_socket import Origin
+
+
+class Reception:
+    """What a listener does with the first datagram of a stranger; keeps nothing of it.
+
+    While it is `busy`, strangers must first show that they are where they say (a Retry, RFC 9000 section
+    8.1.2), which costs them a round trip and us nothing. Answers are never larger than what they answer.
+    """
+
+    def __init__(self, settings: QuicConfiguration) -> None:
+        self._settings = settings
+        self._tokens = QuicRetryTokenHandler()
+
+    def first(
+        self, data: bytes, origin: Origin, now: float, *, busy: bool
+    ) -> tuple[Engine, bytes] | bytes | None:
+        """A new connection and the id that its dialler gave it, a datagram to answer with, or None."""
+        if len(data) < SAFE_DATAGRAM_BYTES:
+            return None
+        try:
+            header = pull_quic_header(Buffer(data=data), host_cid_length=ID_BYTES)
+        except ValueError:
+            return None
+        if header.packet_type is QuicPacketType.VERSION_NEGOTIATION or header.version is None:
+            return None
+        if header.version not in self._settings.supported_versions:
+            return encode_quic_version_negotiation(
+                source_cid=header.destination_cid,
+                destination_cid=header.source_cid,
+                supported_versions=self._settings.supported_versions,
+            )
+        if header.packet_type is not QuicPacketType.INITIAL:
+            return None
+        original, retry = header.destination_cid, None
+        if header.token:
+            try:
+                original = self._tokens.validate_token(
+                    address=origin.address, destination_cid=original, token=header.token, now=now
+                )
+            except ValueError:
+                return None
+            retry = header.destination_cid
+        elif busy:
+            return self._retry(header, origin, now)
+        engine = Engine(self._settings, original_id=original, retry_id=retry)
+        engine.receive_datagram(data, origin, now)
+        return (engine, header.destination_cid) if engine.begun else None
+
+    def _retry(self, header: QuicHeader, origin: Origin, now: float) -> bytes:
+        source = os.urandom(ID_BYTES)
+        return encode_quic_retry(
+            version=cast(int, header.version),
+            source_cid=source,
+            destination_cid=header.source_cid,
+            original_destination_cid=header.destination_cid,
+            retry_token=self._tokens.create_token(
+                address=origin.address,
+                original_destination_connection_id=header.destination_cid,
+                retry_source_connection_id=source,
+                now=now,
+            ),
+        )
+
+
+def start_dialling(settings: QuicConfiguration, origin: Origin, now: float) -> Engine:
+    """The dialler's end of a new connection."""
+    engine = Engine(settings)
+    engine.connect(origin, now=now)
+    return engine

@@ -1,0 +1,266 @@
+"""Listening for QUIC links: one UDP port for all connections, told apart by connection id.
+
+Anybody can send a datagram: so nothing is kept of a stranger before its first packet has shown to be QUIC, at
+most 32 connections wait for their proof (base/unproven.py) with 64 KiB of credit each, and once half of these
+places are taken strangers must show first that they are where they say. Until then at most three times of
+what came is sent (RFC 9000 section 8.1).
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshd.base.boundary import contained
+from meshd.base.errors import Closed, LocalProtocolError, MeshdError
+from meshd.base.log import get
+from meshd.base.tasks import Owner
+from meshd.base.unproven import MAX_UNPROVEN, Doorstep
+from meshd.identity.certificate import make_link_certificate
+from meshd.identity.proof import Proven, Purpose
+from meshd.link.interface import LinkKind
+from meshd.link.net import local_addresses
+from meshd.link.quic.dial import IDLE_SECONDS, Accept, QuicLink, info_of, joining, load
+from meshd.link.quic.pipe import QuicPipe
+from meshd.link.quic.sockets import DialPort, Door, SharedPort
+from meshd.link.secure.handshake import PROOF_SECONDS, Standing, present, prove_accepted
+from meshd.link.secure.joining import JoinDesk, OnJoiner
+from meshd.link.udp.batch_socket import Origin, bind_udp
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable
+from meshd.wire.limits import MAX_CANDIDATES
+
+if TYPE_CHECKING:
+    from meshd.link.quic.first_datagram import Reception
+
+_log = get("link")
+
+_LOAD_AGAIN_SECONDS = 1.0
+_WAITING_STRANGERS = 16  # first datagrams kept while the library is loaded, once
+
+
+class QuicListener:
+    """Takes in QUIC links on UDP. `open` first, then `serve` until cancelled, which closes it.
+
+    Whoever opens it calls `close` in the end: a `serve` that is cancelled before its first step does not.
+    `host` empty: every address of this machine. Joiners are handed to `on_joiner` (link/secure/joining.py);
+    without it they are turned away. Datagrams that are not QUIC's (a STUN message begins with two zero bits,
+    RFC 9443) go to `on_other`, for which `send_other` answers. `path`: what the way is called (LinkInfo),
+    where the addresses do not tell.
+    """
+
+    def __init__(
+        self,
+        standing: Callable[[], Standing],
+        *,
+        host: str = "",
+        port: int = 0,
+        on_joiner: OnJoiner | None = None,
+        on_other: Callable[[bytes, Origin], None] | None = None,
+        path: str = "",
+        proof_seconds: float = PROOF_SECONDS,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        self._standing = standing
+        self._host = host
+        self._asked_port = port
+        self._on_other = on_other
+        self._path = path
+        self._proof_seconds = proof_seconds
+        self._idle_seconds = idle_seconds
+        self._certificate = make_link_certificate()
+        self._sockets: list[socket.socket] = []
+        self._doors: list[Door] = []
+        self._places: tuple[str, ...] = ()
+        self._port = 0
+        self._doorstep = Doorstep()
+        self._desk = JoinDesk(on_joiner, standing)
+        self._reception: Reception | None = None
+        self._waiting: list[tuple[Door, bytes, Origin]] = []
+        self._loading = asyncio.Event()
+        self._welcome: Callable[[QuicPipe, Door], None] | None = None
+
+    @property
+    def kind(self) -> LinkKind:
+        """QUIC."""
+        return LinkKind.QUIC
+
+    @property
+    def port(self) -> int:
+        """The port in use, known after `open`."""
+        return self._port
+
+    @property
+    def unproven(self) -> int:
+        """Connections that have not proven who they are yet."""
+        return len(self._doorstep)
+
+    def open(self) -> None:
+        """Bind: from here on datagrams wait for `serve`. Raises PortTaken, UserError."""
+        self._sockets = bind_udp(self._host, self._asked_port)
+        self._places = tuple(sock.getsockname()[0] for sock in self._sockets)
+        self._port = self._sockets[0].getsockname()[1]
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Instead of `open`: take connections in on this bound socket, which is closed with the others."""
+        host, port = sock.getsockname()[:2]
+        self._sockets, self._places, self._port = [sock], (host,), port
+
+    def close(self) -> None:
+        """Close the port, if it is still open."""
+        while self._doors:
+            self._doors.pop().socket.close()
+        while self._sockets:
+            self._sockets.pop().close()
+
+    def candidates(self) -> Sequence[Candidate]:
+        """Where this listener can be reached, as known now: real interfaces first, loopback last."""
+        if not self._port:
+            return ()
+        everywhere = [place for place in self._places if place in ("0.0.0.0", "::")]
+        hosts = [place for place in self._places if place not in everywhere]
+        if everywhere:
+            reachable = (*local_addresses.hosts(), "127.0.0.1", "::1")
+            hosts += [host for host in reachable if ("::" if ":" in host else "0.0.0.0") in everywhere]
+        offered = [Candidate(host, self._port, "udp") for host in hosts if "%" not in host]
+        return offered[:MAX_CANDIDATES]
+
+    def send_other(self, data: bytes, origin: Origin) -> None:
+        """Send a datagram that is not QUIC's from the port, to where `on_other` got one from."""
+        self._open_doors()
+        v6 = ":" in origin.address[0]
+        for door in self._doors:
+            if door.socket.v6 is v6:
+                door.socket.send([data], origin)
+                return
+
+    def dial_port(self, candidate: Dialable) -> DialPort | SharedPort:
+        """To dial `candidate` from the port that this listener has, where it has one of that family."""
+        self._open_doors()
+        for door in self._doors:
+            if door.socket.v6 is candidate.is_v6:
+                return SharedPort(door, candidate)
+        return DialPort(candidate)
+
+    def _open_doors(self) -> None:
+        """Before `serve` already when somebody dials: a node that joins takes nobody in yet."""
+        if not self._doors:
+            self._doors = [Door(sock, self._stranger) for sock in self._sockets]
+
+    async def serve(self, accept: Accept) -> None:
+        """Hand every proven link to `accept`, which keeps it as long as it lives, until cancelled.
+
+        The link is closed when `accept` returns; its MeshdErrors end that link only.
+        """
+        if not self._sockets:
+            raise LocalProtocolError("the listener is not open")
+        try:
+            async with Owner() as owner:
+                self._welcome = partial(self._arrive, accept=accept, owner=owner)
+                self._open_doors()
+                await self._load()
+                from meshd.link.quic import engine, first_datagram
+
+                settings = engine.listener_settings(self._certificate, idle_seconds=self._idle_seconds)
+                self._reception = first_datagram.Reception(settings)
+                waiting, self._waiting = self._waiting, []
+                for door, data, origin in waiting:
+                    self._stranger(door, data, origin)
+                    door.batch()
+                await asyncio.Event().wait()
+        finally:
+            self.close()
+
+    async def _load(self) -> None:
+        """Nobody pays for the library until somebody comes. Without a free descriptor it cannot be had."""
+        while True:
+            await self._loading.wait()
+            try:
+                await contained(load(), source="this machine", name="load QUIC")
+            except MeshdError:
+                self._loading.clear()
+                await asyncio.sleep(_LOAD_AGAIN_SECONDS)
+            else:
+                return
+
+    def _stranger(self, door: Door, data: bytes, origin: Origin) -> None:
+        if not data or not data[0] & 0x40:
+            if self._on_other is not None:
+                self._on_other(data, origin)
+            return
+        if self._reception is None:
+            if data[0] & 0x80 and len(self._waiting) < _WAITING_STRANGERS:
+                self._waiting.append((door, data, origin))
+                self._loading.set()
+            return
+        now, callers = asyncio.get_running_loop().time(), self._standing().callers
+        if callers is not None and not callers.hears(origin.address[0], now, origin.address[1]):
+            return
+        answer = self._reception.first(data, origin, now, busy=2 * len(self._doorstep) >= MAX_UNPROVEN)
+        if isinstance(answer, bytes):
+            door.send([answer], origin)
+        elif answer is not None and self._welcome is not None:
+            engine, given = answer
+            host, port = origin.address
+            place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            pipe = QuicPipe(engine, door, place=place, idle_seconds=self._idle_seconds)
+            door.add(pipe, (given, engine.host_cid))
+            self._welcome(pipe, door)
+
+    def _arrive(self, pipe: QuicPipe, door: Door, *, accept: Accept, owner: Owner) -> None:
+        origin = pipe.origin
+        host, port = origin.address if origin else ("", 0)
+        self._doorstep.arrive(pipe, host=host, send_away=pipe.abort)
+        try:
+            living = self._live(pipe, door, accept, (host, port))
+            task = owner.start_for(host, living, name=f"quic-{pipe.remote}")
+        except Closed:  # shutting down
+            self._part(pipe)
+        else:
+            # a task that is cancelled before its first step never comes to its own clean-up
+            task.add_done_callback(lambda _: self._part(pipe))
+
+    def _part(self, pipe: QuicPipe) -> None:
+        pipe.abort()
+        self._doorstep.leave(pipe)
+
+    async def _live(self, pipe: QuicPipe, door: Door, accept: Accept, first: tuple[str, int]) -> None:
+        """The whole life of one incoming connection; `first` is where its first datagram came from."""
+        reached = False  # who has not answered may be anywhere, whatever its datagrams say
+        proven: Proven | None = None
+        standing = self._standing()
+        try:
+            async with asyncio.timeout(self._proof_seconds):
+                await pipe.secure()
+                reached = True  # at `first`: all of the handshake came from there, whatever has come since
+                standing = self._standing()
+                if standing.credentials.chain is None:
+                    return  # not a member of any mesh yet: nothing to prove, nobody to let in
+                proven = await prove_accepted(pipe, standing=standing, binding=self._certificate.sha256)
+            self._doorstep.leave(pipe)
+            pipe.widen()
+            with present(standing, proven, *first):
+                await self._hand_over(pipe, proven, door, accept)
+        except (MeshdError, TimeoutError) as error:
+            if proven is None and reached and standing.callers is not None:
+                standing.callers.failed(first[0], asyncio.get_running_loop().time(), first[1])
+            _log.debug("link_ended", remote=pipe.remote, why=str(error) or "timed out")
+        finally:
+            await pipe.aclose()
+            self._doorstep.leave(pipe)
+
+    async def _hand_over(self, pipe: QuicPipe, proven: Proven, door: Door, accept: Accept) -> None:
+        def local() -> tuple[str, int]:
+            origin = pipe.origin
+            return door.socket.local_host(origin) if origin else "", self._port
+
+        if proven.purpose is Purpose.MEMBER:
+            info = info_of(pipe, proven, local=local(), path=self._path, dialled=False)
+            await accept(QuicLink(pipe, proven.leftover, info))
+        elif proven.purpose is Purpose.JOIN:
+            binding = self._certificate.sha256
+            newcomer = joining(pipe, proven, binding=binding, local=local, path=self._path, dialled=False)
+            link = await self._desk.admit(newcomer)
+            if link is not None:
+                await accept(link)

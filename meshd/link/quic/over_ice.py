@@ -1,0 +1,207 @@
+"""QUIC over a path that ICE found: for peers behind NATs, when the webrtc link does not come about.
+
+Signals and candidates are those of ice/links.py, under a topic of their own; on the path QUIC takes the
+place of DTLS and SCTP. It sees one path that never changes: where the datagrams really go is ICE's concern.
+The answerer is QUIC's listener, and tells the hash of its certificate in its signed answer too.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from meshd.base.errors import Broken, RemoteProtocolError
+from meshd.identity.certificate import LinkCertificate, make_link_certificate
+from meshd.link.ice.links import Extra, IceLinks
+from meshd.link.ice.session import IcePipe, IceSession, OpenSocket
+from meshd.link.interface import LinkKind, MayDial, Signals
+from meshd.link.net import local_addresses
+from meshd.link.quic.dial import IDLE_SECONDS
+from meshd.link.quic.pipe import Engine, QuicPipe
+from meshd.link.secure.handshake import Standing
+from meshd.link.udp.batch_socket import ETHERNET_MTU, Address, Origin
+from meshd.link.udp.host_socket import UdpSocket
+from meshd.wire.address import Candidate, CandidateKind
+from meshd.wire.dialable import Dialable
+from meshd.wire.offer import Terms
+
+if TYPE_CHECKING:
+    from meshd.link.quic.first_datagram import Reception
+
+_PATH = Origin(("ice", 0))  # what QUIC takes for the other side's address
+
+
+class QuicOverIce(IceLinks):
+    """Makes and takes in QUIC links over ICE; as `IceLinks` says."""
+
+    def __init__(
+        self,
+        standing: Callable[[], Standing],
+        signals: Signals,
+        stun: Sequence[str] = (),
+        *,
+        extra: Extra | None = None,
+        hosts: Callable[[], Sequence[str]] = local_addresses.hosts,
+        open_socket: OpenSocket = UdpSocket,
+        may_dial: MayDial | None = None,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        super().__init__(
+            standing, signals, stun, extra=extra, hosts=hosts, open_socket=open_socket, may_dial=may_dial
+        )
+        self._idle_seconds = idle_seconds
+        self._certificate = make_link_certificate()
+
+    @property
+    def kind(self) -> LinkKind:
+        """QUIC."""
+        return LinkKind.QUIC
+
+    async def _session(self, *, dialler: bool, user: str, password: str) -> "QuicSession":
+        await asyncio.to_thread(_load)
+        return QuicSession(
+            self._certificate, dialler=dialler, user=user, password=password, idle_seconds=self._idle_seconds
+        )
+
+    def _pipe(self, session: IceSession) -> IcePipe:
+        pipe = cast("QuicSession", session).pipe
+        assert pipe is not None
+        return pipe
+
+
+def _load() -> None:
+    """Import what this kind needs."""
+
+
+class QuicSession:
+    """One side of one try (an IceSession), and the port of its pipe (quic_pipe.Port)."""
+
+    def __init__(
+        self,
+        certificate: LinkCertificate,
+        *,
+        dialler: bool,
+        user: str,
+        password: str,
+        idle_seconds: float,
+    ) -> None:
+        from meshd.link.ice.agent import IcePath
+        from meshd.link.quic import engine, first_datagram
+
+        self._certificate = certificate
+        self._dialler = dialler
+        self._idle_seconds = idle_seconds
+        self._loop = asyncio.get_running_loop()
+        self._reception: Reception | None = None
+        self.binding = b""
+        self.ice: IcePath = IcePath(controlling=dialler, user=user, password=password)
+        self.ice.on_lost = self._lost
+        self.pipe: QuicPipe | None = None
+        self._pair: tuple[Address, Address, CandidateKind | None] | None = None  # outlives the path
+        self._begun = asyncio.Event()  # there is a pipe
+        if dialler:
+            self._settings = engine.dialler_settings(idle_seconds=idle_seconds)
+        else:
+            self._settings = engine.listener_settings(certificate, idle_seconds=idle_seconds)
+            self._reception = first_datagram.Reception(self._settings)
+
+    # --- as IceLinks asks
+
+    @property
+    def fingerprint(self) -> bytes:
+        """SHA-256 of our certificate."""
+        return self._certificate.sha256
+
+    @property
+    def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:
+        """Our address, theirs, and of what kind they said theirs is."""
+        return self.ice.pair or self._pair
+
+    def open(self, hosts: Sequence[str], open_socket: OpenSocket) -> list[Candidate]:
+        """Bind sockets; returns their addresses."""
+        return self.ice.open(hosts, open_socket)
+
+    async def connect(self, terms: Terms, places: Sequence[Dialable]) -> None:
+        """Find a path and run the handshake over it. Raises Broken, RemoteProtocolError."""
+        ice = self.ice
+        ice.remote_username, ice.remote_password = terms.user, terms.password
+        ice.add(places)
+        try:
+            await ice.connect()
+        except ConnectionError as error:
+            raise Broken("no address of the other side answers") from error
+        self._pair = ice.pair
+        if self._dialler:
+            from meshd.link.quic import first_datagram
+
+            self._begin(first_datagram.start_dialling(self._settings, _PATH, self._loop.time()))
+        ice.take_over(self._take)
+        ice.on_batch_end = self._advance
+        self._advance()
+        await self._begun.wait()
+        if self.pipe is None:
+            raise Broken("the path to the other side is gone")
+        await self.pipe.secure()
+        self.binding = self.pipe.binding() if self._dialler else self._certificate.sha256
+        if self._dialler and self.binding != terms.fingerprint:
+            raise RemoteProtocolError("the certificate is not the one of the signed answer", code="signature")
+
+    def shut(self) -> list[asyncio.Task[None]]:
+        """End everything at once; returns tasks that end in the next turns. Idempotent."""
+        if self.pipe is not None:
+            self.pipe.abort()  # says goodbye, and then comes by `forget`
+        return self._end_path()
+
+    # --- as the pipe's port
+
+    @property
+    def full(self) -> bool:
+        """Never: what the kernel does not take is lost on its way."""
+        return False
+
+    def send(self, datagrams: Sequence[bytes], origin: Origin) -> None:
+        """Send over the pair that ICE chose."""
+        self.ice.send_now(datagrams)
+
+    def probe(self, datagram: bytes, origin: Origin) -> None:
+        """Send one that arrives whole or not at all."""
+        self.ice.probe_now(datagram)
+
+    def mtu(self, origin: Origin) -> int:
+        """What nearly every way through a NAT takes."""
+        return ETHERNET_MTU
+
+    def renamed(self, pipe: QuicPipe, new: Sequence[bytes], old: Sequence[bytes]) -> None:
+        """Every datagram that comes is for the one pipe."""
+
+    def forget(self, pipe: QuicPipe) -> None:
+        """The connection is over, and so is its path."""
+        self._end_path()
+
+    # --- inside
+
+    def _begin(self, engine: Engine) -> None:
+        self.pipe = QuicPipe(engine, self, place="ICE path", idle_seconds=self._idle_seconds)
+        self._begun.set()
+
+    def _end_path(self) -> list[asyncio.Task[None]]:
+        return [] if self.ice.is_shut else self.ice.shut()
+
+    def _advance(self) -> None:
+        if self.pipe is not None:
+            self.pipe.advance()
+
+    def _lost(self) -> None:
+        self._begun.set()
+        if self.pipe is not None:
+            self.pipe.fail("the path to the other side is gone")
+
+    def _take(self, data: bytes) -> None:
+        now = self._loop.time()
+        if self.pipe is not None:
+            self.pipe.datagram(data, _PATH, now)
+        elif self._reception is not None:
+            answer = self._reception.first(data, _PATH, now, busy=False)
+            if isinstance(answer, bytes):
+                self.ice.send_now((answer,))
+            elif answer is not None:
+                self._begin(answer[0])

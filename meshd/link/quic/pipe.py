@@ -1,0 +1,379 @@
+"""One QUIC connection as a byte pipe: back-pressure both ways, bounded buffers, timers, keep-alive.
+
+The engine (engine.py) says what to send and when; the port (a socket of our own, the listener's, or a
+path that ICE found) sends it. What waits where, at most: 4 KiB unread before the proof and 4 MiB after it,
+which is what the other side is given credit for; on the way out 64 KiB plus one send that was never sent,
+and 16 MiB that is not confirmed.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from meshd.base.errors import (
+    Broken,
+    Busy,
+    Closed,
+    EndOfStream,
+    LocalProtocolError,
+    MeshdError,
+    RemoteProtocolError,
+)
+from meshd.link.udp.batch_socket import ETHERNET_MTU, Origin
+
+SEND_HIGH_BYTES = 64 << 10  # never sent yet
+SEND_LOW_BYTES = 32 << 10
+MAX_HELD_BYTES = 16 << 20  # sent or not, and not confirmed
+MAX_SEND_BYTES = 1 << 20  # one call of send
+RECEIVE_BYTES = 256 << 10  # one call of receive
+CLOSE_SECONDS = 0.8  # for what was sent before to arrive; the contract of a link is 1 s
+KEEP_ALIVE_PARTS = 3  # a sign of life is asked for after this part of the idle time
+_BREATH_BYTES = 256 << 10  # after so much sent without a pause other tasks get a turn
+_JOIN_BELOW = 4 << 10  # pieces smaller than this are put together first
+
+
+class Engine(Protocol):
+    """quic_engine.Engine: a Protocol, so that whoever only lists links does not import the library."""
+
+    inbox: list[bytes]
+    new_ids: list[bytes]
+    old_ids: list[bytes]
+    host_cid: bytes
+
+    @property
+    def secured(self) -> bool: ...
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def gone(self) -> str | None: ...
+    @property
+    def unsent(self) -> int: ...
+    @property
+    def held(self) -> int: ...
+    @property
+    def finished(self) -> bool: ...
+    def receive_datagram(self, data: bytes, addr: Origin, now: float) -> None: ...
+    def handle_timer(self, now: float) -> None: ...
+    def get_timer(self) -> float | None: ...
+    def poll(self) -> None: ...
+    def datagrams_to_send(self, now: float) -> list[tuple[bytes, Origin]]: ...
+    def get_peer_address(self) -> Origin | None: ...
+    def quiet(self, now: float) -> bool: ...
+    def path_probe(self, now: float) -> bytes | None: ...
+    def send_ping(self, uid: int) -> None: ...
+    def binding(self) -> bytes: ...
+    def consume(self, size: int) -> bool: ...
+    def widen(self, mtu: int) -> None: ...
+    def write(self, pieces: Sequence[bytes | memoryview]) -> None: ...
+    def finish(self) -> None: ...
+    def close(self, error_code: int = 0, frame_type: int | None = None, reason_phrase: str = "") -> None: ...
+
+
+class Port(Protocol):
+    """What carries the datagrams of a pipe."""
+
+    @property
+    def full(self) -> bool:
+        """True while it takes no more; `QuicPipe.transmit` is called when that ends."""
+        ...
+
+    def send(self, datagrams: Sequence[bytes], origin: Origin) -> None: ...
+
+    def probe(self, datagram: bytes, origin: Origin) -> None:
+        """Send without being fragmented on the way."""
+        ...
+
+    def mtu(self, origin: Origin) -> int:
+        """Bytes of an IP packet that the first hop towards `origin` takes."""
+        ...
+
+    def renamed(self, pipe: "QuicPipe", new: Sequence[bytes], old: Sequence[bytes]) -> None:
+        """Datagrams to these ids come for `pipe`, or do not any more."""
+        ...
+
+    def forget(self, pipe: "QuicPipe") -> None:
+        """`pipe` is done: nothing of it is sent or received any more."""
+        ...
+
+
+class QuicPipe:
+    """A RawPipe (secure/handshake.py) over QUIC."""
+
+    def __init__(self, engine: Engine, port: Port, *, place: str, idle_seconds: float) -> None:
+        self.engine = engine
+        self.remote = place  # host:port, for people
+        self._port = port
+        self._loop = asyncio.get_running_loop()
+        self._keep_alive = idle_seconds / KEEP_ALIVE_PARTS
+        self._heard = self._pinged = self._loop.time()
+        self._unread = bytearray()
+        self._since_breath = 0
+        self._receiving = self._sending = False
+        self._end: tuple[type[MeshdError], str] | None = None  # what receive raises once all is read
+        self._secured = asyncio.Event()  # the end of the handshake, or the end
+        self._readable = asyncio.Event()  # bytes, or the end
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._settled = asyncio.Event()  # nothing more will be sent or received
+        self._dropped = False
+        self._take: Callable[[bytes], bool] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    # --- what the port calls
+
+    def datagram(self, data: bytes, origin: Origin, now: float) -> None:
+        """One came; `advance` must follow."""
+        self._heard = now
+        try:
+            self.engine.receive_datagram(data, origin, now)
+        except Exception:
+            self.fail(f"the connection to `{self.remote}` met a defect")
+            raise  # to be seen: no datagram may get so far
+
+    def advance(self) -> None:
+        """Hand on what came, and send what is due."""
+        if self._dropped:
+            return
+        engine = self.engine
+        engine.poll()
+        if engine.new_ids or engine.old_ids:
+            self._port.renamed(self, engine.new_ids, engine.old_ids)
+            engine.new_ids, engine.old_ids = [], []
+        if engine.inbox:
+            self._take_in()
+        if engine.secured:
+            self._secured.set()
+        self.transmit()
+        if engine.ended:
+            self._finish(EndOfStream, f"`{self.remote}` ended the link")
+            self.engine.close()  # all has arrived; a link has no half that could stay open
+            self.transmit()
+            self._drop()
+        elif engine.gone is not None:
+            kind = Broken if engine.secured else RemoteProtocolError
+            self._finish(kind, f"the connection to `{self.remote}` broke: {engine.gone}")
+            self._drop()
+
+    def transmit(self) -> None:
+        """Send what is due, and set the timer."""
+        if self._dropped or self._port.full:
+            return
+        engine = self.engine
+        now = self._loop.time()
+        if not engine.quiet(now):
+            datagrams = engine.datagrams_to_send(now)
+            if datagrams:
+                self._send_out(datagrams)
+            probe, origin = engine.path_probe(now), engine.get_peer_address()
+            if probe is not None and origin is not None:
+                self._port.probe(probe, origin)
+        self._set_timer(now)
+        if self._end is None:
+            self._mark_room()
+        elif engine.finished:
+            self._settled.set()
+
+    def fail(self, what: str) -> None:
+        """The port cannot carry it any more."""
+        self._finish(Broken, what)
+        self._drop()
+
+    # --- what the owner calls
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where the other side is now."""
+        return self.engine.get_peer_address()
+
+    async def secure(self) -> None:
+        """Wait for the end of the handshake. Raises RemoteProtocolError (code `quic`), Broken, Closed."""
+        await self._secured.wait()
+        self._check()
+
+    def binding(self) -> bytes:
+        """SHA-256 of the certificate that the listener showed; for the dialler, after `secure`."""
+        binding = self.engine.binding()
+        if not binding:
+            raise RemoteProtocolError("the listener showed no certificate", code="quic")
+        return binding
+
+    def widen(self) -> None:
+        """The other side has proven who it is: full windows from here on."""
+        if self._end is None:
+            origin = self.origin
+            self.engine.widen(ETHERNET_MTU if origin is None else self._port.mtu(origin))
+            self.transmit()
+
+    @property
+    def unread_bytes(self) -> int:
+        """What `receive` has not fetched yet."""
+        return len(self._unread)
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None:
+        """Send the pieces in order, at most 1 MiB together; waits while over the high-water mark.
+
+        All or nothing: a call that is cancelled has either sent all pieces or none.
+        Raises Closed, Broken, Busy.
+        """
+        if self._sending:
+            raise Busy("two tasks send on one link")
+        self._sending = True
+        try:
+            await self._writable.wait()  # an earlier call may have been cancelled while it waited
+            self._put(data)
+            if not self._writable.is_set():
+                self._since_breath = 0
+                await self._writable.wait()
+                self._check_send()
+            elif self._since_breath >= _BREATH_BYTES:
+                self._since_breath = 0
+                await asyncio.sleep(0)
+        finally:
+            self._sending = False
+
+    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
+        """As `send`, without waiting; False when it would have to. Raises Closed, Broken."""
+        if self._sending or not self._writable.is_set() or self._since_breath >= _BREATH_BYTES:
+            return False
+        self._put(data)
+        return True
+
+    def divert(self, take: Callable[[bytes], bool]) -> None:
+        """As `Link.divert`."""
+        self._take = take
+
+    async def receive(self) -> bytes:
+        """The next chunk. Raises EndOfStream, Broken, Closed when there is nothing left; Busy."""
+        if self._receiving:
+            raise Busy("two tasks receive on one link")
+        self._receiving = True
+        try:
+            while not self._unread:
+                self._check()
+                self._readable.clear()
+                await self._readable.wait()
+        finally:
+            self._receiving = False
+        chunk = bytes(self._unread[:RECEIVE_BYTES])
+        del self._unread[: len(chunk)]
+        if self._end is None and self.engine.consume(len(chunk)):
+            self.transmit()
+        return chunk
+
+    async def aclose(self) -> None:
+        """Have what was sent arrive, then close. At most 0.8 s, then the connection is dropped."""
+        self._finish(Closed, "this link was closed")
+        self._unread.clear()
+        if self._dropped:
+            return
+        try:
+            self.engine.finish()
+            self.transmit()
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._settled.wait()
+        except TimeoutError:
+            pass  # the other side does not read, or is gone
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop the connection at once; the other side is told, nothing of it waits."""
+        self._finish(Closed, "this link was closed")
+        if not self._dropped:
+            self.engine.close()
+            self.transmit()
+            self._drop()
+
+    # --- inside
+
+    def _take_in(self) -> None:
+        engine = self.engine
+        data = engine.inbox[0] if len(engine.inbox) == 1 else b"".join(engine.inbox)
+        engine.inbox.clear()
+        if self._end is not None:
+            return  # closing: whatever comes now is thrown away, and no credit given for it
+        if self._take is not None and not self._unread and self._take(data):
+            engine.consume(len(data))
+        else:
+            self._unread += data
+            self._readable.set()
+
+    def _send_out(self, datagrams: list[tuple[bytes, Origin]]) -> None:
+        first = datagrams[0][1]
+        if all(origin is first for _, origin in datagrams):
+            self._port.send([data for data, _ in datagrams], first)
+            return
+        for data, origin in datagrams:  # a path that is being validated
+            self._port.send([data], origin)
+
+    def _put(self, data: Sequence[bytes | memoryview]) -> None:
+        self._check_send()
+        size = sum(map(len, data))
+        if size > MAX_SEND_BYTES:
+            raise LocalProtocolError(f"{size} bytes in one send, at most {MAX_SEND_BYTES}")
+        if len(data) > 1 and size < len(data) * _JOIN_BELOW:
+            data = [b"".join(data)]
+        self.engine.write(data)
+        self._since_breath += size
+        self.transmit()
+        self._mark_room()
+
+    def _mark_room(self) -> None:
+        unsent, held = self.engine.unsent, self.engine.held
+        if unsent >= SEND_HIGH_BYTES or held >= MAX_HELD_BYTES:
+            self._writable.clear()
+        elif unsent <= SEND_LOW_BYTES:
+            self._writable.set()
+
+    def _set_timer(self, now: float) -> None:
+        due = max(self._heard, self._pinged) + self._keep_alive
+        engine_due = self.engine.get_timer()
+        if engine_due is not None and engine_due < due:
+            due = engine_due
+        if self._timer is not None:
+            if self._timer_at <= due:
+                return  # it comes early, and is set again then: cheaper than a new one for each datagram
+            self._timer.cancel()
+        self._timer_at = due
+        self._timer = self._loop.call_at(due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = max(self._loop.time(), self._timer_at)
+        if now >= max(self._heard, self._pinged) + self._keep_alive:
+            self._pinged = now
+            if self.engine.secured:
+                self.engine.send_ping(0)
+        self.engine.handle_timer(now)
+        self.advance()
+
+    def _finish(self, kind: type[MeshdError], what: str) -> None:
+        if self._end is not None:
+            return
+        self._end = (kind, what)
+        self._secured.set()
+        self._readable.set()
+        self._writable.set()
+
+    def _drop(self) -> None:
+        if self._dropped:
+            return
+        self._dropped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._settled.set()
+        self._port.forget(self)
+
+    def _check(self) -> None:
+        if self._end is None:
+            return
+        kind, what = self._end
+        if kind is RemoteProtocolError:
+            raise RemoteProtocolError(what, code="quic")
+        raise kind(what)
+
+    def _check_send(self) -> None:
+        if self._end is not None and self._end[0] is EndOfStream:
+            raise Broken(self._end[1])
+        self._check()

@@ -1,0 +1,253 @@
+"""TLS 1.3 over a stream of a session, as a byte pipe: what a link through a member runs on.
+
+What waits where, at most: 64 KiB plus one send on the way out and 64 KiB plus one chunk on the way in; beyond
+that `send` waits, or the stream is left alone and its credit slows the other side.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from ssl import SSLContext
+from typing import Protocol
+
+from meshd.base.errors import Broken, Busy, Closed, EndOfStream, LocalProtocolError, MeshdError
+from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
+from meshd.link.secure.tls import TlsEngine
+
+HIGH_BYTES = 64 << 10  # in each direction, in our own buffers
+MAX_SEND_BYTES = 1 << 20  # one call of send, as with TCP
+CLOSE_SECONDS = 0.8  # for the goodbyes of both sides
+_SPACE_BYTES = 64 << 10
+_ENDED = 1  # code of a reset
+
+
+class Bytes(Protocol):
+    """A stream of a session (peer/interface.py), as far as it is needed here."""
+
+    @property
+    def peer(self) -> PeerId: ...
+    @property
+    def metadata(self) -> Mapping[str, str | int | bytes]: ...
+    async def read(self) -> bytes | memoryview: ...
+    def consumed(self, count: int) -> None: ...
+    async def write(self, data: bytes | memoryview) -> None: ...
+    def write_eof(self) -> None: ...
+    def reset(self, code: int, reason: str) -> None: ...
+
+
+class StreamPipe:
+    """A RawPipe (secure/handshake.py). `run` must be running for anything to happen."""
+
+    def __init__(self, stream: Bytes, context: SSLContext, *, server_side: bool) -> None:
+        self._stream = stream
+        self._engine = TlsEngine(context, server_side=server_side)
+        self._space = memoryview(bytearray(_SPACE_BYTES))
+        self._out: deque[bytes] = deque()
+        self._out_bytes = 0
+        self._chunks: deque[bytes] = deque()
+        self._unread = 0
+        self._secured = self._closing = False
+        self._sending = self._receiving = False
+        self._end: MeshdError | None = None  # what receive raises once all is read
+        self._wake = asyncio.Event()  # something to send
+        self._room = asyncio.Event()  # less than the high-water mark waits to be sent
+        self._room.set()
+        self._readable = asyncio.Event()
+        self._taken = asyncio.Event()  # less than the high-water mark is unread
+        self._taken.set()
+        self._settled = asyncio.Event()
+
+    # Life.
+
+    async def run(self) -> None:
+        """Move the bytes until both directions have ended."""
+        try:
+            async with Owner() as owner:
+                owner.start(self._write_out(), name="pipe out")
+                owner.start(self._read_in(), name="pipe in")
+        finally:
+            self._finish(Broken("the way through the member is gone"))
+            self._settled.set()
+
+    async def secure(self) -> None:
+        """Wait for the end of the handshake. Raises RemoteProtocolError (code `tls`), Broken, Refused."""
+        self._shake()
+        while not self._secured:
+            self._check()
+            self._readable.clear()
+            await self._readable.wait()
+
+    def binding(self) -> bytes:
+        """SHA-256 of the listener's certificate; for the dialler, after `secure`."""
+        return self._engine.binding()
+
+    async def aclose(self) -> None:
+        """As Link.aclose: what was sent before still goes out."""
+        if not self._closing:
+            self._closing = True
+            self._finish(Closed("this link was closed"))
+            self._chunks.clear()
+            self._engine.finish()
+            self._put(self._engine.outgoing())
+            try:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._settled.wait()
+            except TimeoutError:
+                pass
+            finally:
+                self.abort()
+
+    def abort(self) -> None:
+        """Drop it at once, without a goodbye."""
+        self._closing = True
+        self._finish(Closed("this link was closed"))
+        self._stream.reset(_ENDED, "the link was closed")
+        self._wake.set()
+        self._taken.set()
+
+    # What the owner of the link calls.
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None:
+        """As Link.send; a call that is cancelled has sent all of it or nothing."""
+        if self._sending:
+            raise Busy("two tasks send on one link")
+        self._sending = True
+        try:
+            await self._room.wait()
+            self._seal(data)
+            await self._room.wait()
+            self._check_send()
+        finally:
+            self._sending = False
+
+    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
+        """As Link.try_send."""
+        if self._end is None and (self._sending or not self._room.is_set()):
+            return False
+        self._seal(data)
+        return True
+
+    def divert(self, take: Callable[[bytes], bool]) -> None:
+        """This kind never asks: every chunk goes through `receive`."""
+
+    async def receive(self) -> bytes:
+        """As Link.receive."""
+        if self._receiving:
+            raise Busy("two tasks receive on one link")
+        self._receiving = True
+        try:
+            while not self._chunks:
+                self._check()
+                self._readable.clear()
+                await self._readable.wait()
+        finally:
+            self._receiving = False
+        chunk = self._chunks.popleft()
+        self._unread -= len(chunk)
+        if self._unread < HIGH_BYTES:
+            self._taken.set()
+        return chunk
+
+    # Inside.
+
+    async def _write_out(self) -> None:
+        try:
+            while True:
+                while self._out:
+                    data = self._out.popleft()
+                    await self._stream.write(data)
+                    self._out_bytes -= len(data)
+                    if self._out_bytes < HIGH_BYTES:
+                        self._room.set()
+                if self._closing:
+                    self._stream.write_eof()
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+        except MeshdError as error:
+            self._lost(error)
+
+    async def _read_in(self) -> None:
+        try:
+            while True:
+                await self._taken.wait()
+                data = await self._stream.read()
+                if self._closing:
+                    self._stream.consumed(len(data))
+                    continue  # only the end is waited for
+                self._engine.feed(data)
+                if not self._secured:
+                    self._shake()
+                if self._secured:
+                    self._pull()
+                self._stream.consumed(len(data))
+        except EndOfStream:
+            self._finish(Broken("the way through the member ended without a goodbye"))
+        except MeshdError as error:
+            self._lost(error)
+
+    def _shake(self) -> None:
+        if self._secured:
+            return
+        try:
+            self._secured = self._engine.advance()
+        finally:
+            self._put(self._engine.outgoing())
+        self._readable.set()
+
+    def _pull(self) -> None:
+        try:
+            while count := self._engine.unseal(self._space):
+                self._chunks.append(bytes(self._space[:count]))
+                self._unread += count
+        except EndOfStream:
+            self._finish(EndOfStream("the other side ended the link"))
+        self._put(self._engine.outgoing())
+        if self._unread >= HIGH_BYTES and not self._closing:
+            self._taken.clear()
+        self._readable.set()
+
+    def _seal(self, data: Sequence[bytes | memoryview]) -> None:
+        self._check_send()
+        size = sum(map(len, data))
+        if size > MAX_SEND_BYTES:
+            raise LocalProtocolError(f"{size} bytes in one send, at most {MAX_SEND_BYTES}")
+        self._put(self._engine.seal(data))
+
+    def _put(self, data: bytes) -> None:
+        if data:
+            self._out.append(data)
+            self._out_bytes += len(data)
+            if self._out_bytes >= HIGH_BYTES and self._end is None:
+                self._room.clear()
+        self._wake.set()
+
+    def _lost(self, error: MeshdError) -> None:
+        """The stream, or TLS on it, is broken: nothing more comes or goes."""
+        broken = error if not self._secured else Broken(error.what)
+        self._finish(broken)
+        self._stream.reset(_ENDED, "the link is broken")
+        self._closing = True
+        self._wake.set()
+
+    def _finish(self, end: MeshdError) -> None:
+        if self._end is None:
+            self._end = end
+        self._readable.set()
+        self._room.set()
+        self._taken.set()
+
+    def _check(self) -> None:
+        if self._end is not None:
+            raise _again(self._end)
+
+    def _check_send(self) -> None:
+        if isinstance(self._end, EndOfStream):
+            raise Broken(self._end.what)
+        self._check()
+
+
+def _again(error: MeshdError) -> MeshdError:
+    """The same error to raise once more: one object must not collect the traces of many."""
+    return error.with_traceback(None)

@@ -1,0 +1,264 @@
+"""Relayed links through another member: for two nodes that nothing connects but a third that has both.
+
+The third passes on the bytes of one stream to one of another. Inside, the two speak TLS with each other and
+run the same proof as on every link, so it can read nothing and stand in for nobody. Only members with a
+direct link pass on, and only to nodes they have a direct link to: nothing is relayed twice.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from ssl import SSLContext
+from typing import Protocol
+
+from meshd.base import log
+from meshd.base.asked import Asked
+from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
+from meshd.base.shares import PASSED_ON, PASSED_ON_OF_ISSUER, PASSED_ON_OF_PEER, WELCOMED, WELCOMED_BY_PEER
+from meshd.base.slots import Release, Slots
+from meshd.base.tasks import Owner, first_error, first_success
+from meshd.identity.certificate import make_link_certificate
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Member
+from meshd.identity.proof import Proven, Purpose
+from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind
+from meshd.link.relayed.stream_pipe import Bytes, StreamPipe
+from meshd.link.secure.handshake import (
+    ProvenLink,
+    Standing,
+    dial_error,
+    member_of,
+    prove_accepted,
+    prove_dialled,
+)
+from meshd.link.secure.tls import dialer_context, listener_context
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable
+
+SERVICE = "onward"
+TO, FROM = "to", "from"  # metadata: node ids; `to` asks to pass on, `from` says whose bytes these are
+ATTEMPT_SECONDS = 8.0
+STAGGER_SECONDS = 0.25  # between members that are asked
+SLOW_SECONDS = 2.0  # without a link: one that is given up then has not helped
+MAX_ASKED = 3  # members
+CODE_ENDED = 1
+LOG = log.get("link")
+
+Accept = Callable[[Link], Awaitable[None]]
+
+
+class Sessions(Protocol):
+    """What is needed of the mesh."""
+
+    def direct(self) -> Sequence[PeerId]:
+        """Peers with a link now that is not relayed."""
+        ...
+
+    def open_stream(
+        self, peer: PeerId, service: str, *, metadata: Mapping[str, str | int | bytes], bulk: bool = False
+    ) -> Bytes: ...
+
+    def handle(
+        self,
+        service: str,
+        handler: Callable[[Bytes], Awaitable[None]],
+        *,
+        allow: Callable[[Member, Mapping[str, str | int | bytes]], str | Release | None],
+        quiet: bool = False,
+    ) -> None: ...
+
+
+class MemberRelayLinks:
+    """Dialer and Listener of such links, and the one who passes on. `attach` makes it work.
+
+    `passes_on`: this node lets others meet through it.
+    """
+
+    def __init__(
+        self,
+        standing: Callable[[], Standing],
+        *,
+        passes_on: bool = True,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._standing = standing
+        self._passes_on = passes_on
+        self._sessions: Sessions | None = None
+        self._certificate = make_link_certificate()
+        self._listening = listener_context(self._certificate)
+        self._dialling = dialer_context()
+        self._accept: Accept | None = None
+        self._owner: Owner | None = None
+        self._asked: Asked[PeerId, PeerId] = Asked(chance)
+        self._passed_on = Slots(PASSED_ON, PASSED_ON_OF_PEER, PASSED_ON_OF_ISSUER)
+        self._welcomed = Slots(WELCOMED, WELCOMED_BY_PEER)
+
+    @property
+    def kind(self) -> LinkKind:
+        """RELAY."""
+        return LinkKind.RELAY
+
+    def candidates(self) -> Sequence[Candidate]:
+        """None: who knows both is found by asking."""
+        return ()
+
+    def attach(self, sessions: Sessions) -> None:
+        """Members carry links from here on."""
+        self._sessions = sessions
+        # a member asks again and again for one that is away
+        sessions.handle(SERVICE, self._take, allow=self._allow, quiet=True)
+
+    async def serve(self, accept: Accept) -> None:
+        """Own the links of this kind, and hand those that come in to `accept`, until cancelled."""
+        try:
+            async with Owner() as owner:
+                self._accept, self._owner = accept, owner
+                await asyncio.Event().wait()
+        finally:
+            self._accept = self._owner = None
+
+    # Dialling.
+
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> Link:
+        """Through the members that this node has a direct link to. Raises DialError, Refused."""
+        sessions = self._sessions if self._owner is not None else None
+        members = [one for one in sessions.direct() if one != peer] if sessions is not None else []
+        if sessions is None or not members:
+            raise DialError(
+                "no member is known that could pass it on", kind=self.kind, failure=DialFailure.UNREACHABLE
+            )
+        order = self._asked.order(members, peer, asyncio.get_running_loop().time())
+        starts: list[tuple[float, Callable[[], Coroutine[object, object, Link]]]] = [
+            (at * STAGGER_SECONDS, partial(self._ask, sessions, member, peer))
+            for at, member in enumerate(order[:MAX_ASKED])
+        ]
+        try:
+            return await first_success(starts, discard=lambda link: link.aclose())
+        except ExceptionGroup as failures:
+            raise first_error(failures) from None
+
+    async def _ask(self, sessions: Sessions, member: PeerId, peer: PeerId) -> Link:
+        began = asyncio.get_running_loop().time()
+        try:
+            link = await self._attempt(sessions, member, peer)
+        except BaseException as error:
+            now = asyncio.get_running_loop().time()
+            if not isinstance(error, asyncio.CancelledError) or now - began >= SLOW_SECONDS:
+                self._asked.failed(member, peer, now)  # or silent while another one was not
+            raise
+        self._asked.helped(member, peer)
+        return link
+
+    async def _attempt(self, sessions: Sessions, member: PeerId, peer: PeerId) -> Link:
+        place = f"member {member.short}"
+        pipe: StreamPipe | None = None
+        try:
+            async with asyncio.timeout(ATTEMPT_SECONDS):
+                stream = sessions.open_stream(member, SERVICE, metadata={TO: peer.raw})
+                pipe = self._pipe(stream, self._dialling, server_side=False)
+                await pipe.secure()
+                proven = await prove_dialled(
+                    pipe,
+                    standing=self._standing(),
+                    expect=peer,
+                    purpose=Purpose.MEMBER,
+                    binding=pipe.binding(),
+                )
+            return self._link(pipe, proven, member, dialled=True)
+        except BaseException as error:
+            if pipe is not None:
+                await pipe.aclose()
+            if isinstance(error, Refused) and pipe is not None and error.code == "refused":
+                raise DialError(  # the member's word, not the peer's
+                    f"{place}: {error.what}", kind=self.kind, failure=DialFailure.UNREACHABLE
+                ) from None
+            if isinstance(error, MeshdError | TimeoutError):
+                raise dial_error(error, kind=self.kind, place=place) from error
+            raise
+
+    def _pipe(self, stream: Bytes, context: SSLContext, *, server_side: bool) -> StreamPipe:
+        if self._owner is None:
+            raise Broken("this node stops")
+        pipe = StreamPipe(stream, context, server_side=server_side)
+        task = self._owner.start_for(
+            f"peer {stream.peer.short}", pipe.run(), name=f"through {stream.peer.short}"
+        )
+        task.add_done_callback(lambda _: pipe.abort())  # it may be cancelled before its first step
+        return pipe
+
+    def _link(self, pipe: StreamPipe, proven: Proven, member: PeerId, *, dialled: bool) -> ProvenLink:
+        info = LinkInfo(
+            kind=self.kind,
+            peer=proven.peer,
+            member=member_of(proven),
+            local="",
+            remote=f"member {member.short}",
+            path="relayed",
+            dialled=dialled,
+            established_at=asyncio.get_running_loop().time(),
+        )
+        return ProvenLink(pipe, proven.leftover, info)
+
+    # Being called, and passing on.
+
+    def _allow(self, member: Member, metadata: Mapping[str, str | int | bytes]) -> str | Release | None:
+        sessions, to = self._sessions, metadata.get(TO)
+        if to is None:
+            if not isinstance(metadata.get(FROM), bytes):
+                return "whose bytes these are is not said"
+            return self._welcomed.take(member.peer) or "too many at once"
+        if not self._passes_on:
+            return "this node passes nothing on"
+        if sessions is None or all(one.raw != to for one in sessions.direct()):
+            return "not connected to that node"
+        return self._passed_on.take(member.peer, member.chain.admitter) or "it passes on too much already"
+
+    async def _take(self, stream: Bytes) -> None:
+        to = stream.metadata.get(TO)
+        if to is None:
+            await self._welcome(stream)
+        elif isinstance(to, bytes):
+            await self._pass_on(stream, PeerId(to))
+
+    async def _pass_on(self, stream: Bytes, to: PeerId) -> None:
+        assert self._sessions is not None
+        onward = self._sessions.open_stream(to, SERVICE, metadata={FROM: stream.peer.raw})
+        LOG.info("passing_on", peer=stream.peer.short, node=to.short)
+        try:
+            async with Owner() as owner:
+                owner.start(_copy(stream, onward), name="onward")
+                owner.start(_copy(onward, stream), name="onward back")
+        except ExceptionGroup as group:
+            error = first_error(group)
+            if not isinstance(error, MeshdError):
+                raise
+            raise Broken(error.what) from None
+        finally:
+            onward.reset(CODE_ENDED, "the other side is gone")
+            stream.reset(CODE_ENDED, "the other side is gone")
+
+    async def _welcome(self, stream: Bytes) -> None:
+        pipe = self._pipe(stream, self._listening, server_side=True)
+        try:
+            async with asyncio.timeout(ATTEMPT_SECONDS):
+                await pipe.secure()
+                proven = await prove_accepted(
+                    pipe, standing=self._standing(), binding=self._certificate.sha256
+                )
+            if self._accept is not None and proven.purpose is Purpose.MEMBER:
+                await self._accept(self._link(pipe, proven, stream.peer, dialled=False))
+        except (MeshdError, TimeoutError) as error:
+            LOG.debug("link_ended", remote=f"member {stream.peer.short}", why=str(error) or "timed out")
+        finally:
+            await pipe.aclose()
+
+
+async def _copy(source: Bytes, to: Bytes) -> None:
+    with contextlib.suppress(EndOfStream):
+        while True:
+            data = await source.read()
+            await to.write(data)
+            source.consumed(len(data))
+    to.write_eof()

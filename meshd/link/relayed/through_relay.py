@@ -1,0 +1,411 @@
+"""Links through a relay: TLS 1.3 and the proof from node to node, over a byte pipe that a relay carries.
+
+Whoever dials calls the peer over its control connection; the peer is rung over its own; both come with a
+ticket and from there on talk to each other. A relay can delay, cut and count; it cannot read or pretend.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from meshd.base.errors import Closed, MeshdError, Refused
+from meshd.base.log import get
+from meshd.base.tasks import Owner, first_error, first_success
+from meshd.base.unproven import Doorstep
+from meshd.identity.certificate import make_link_certificate
+from meshd.identity.invite import JoinKeys, RelayHint
+from meshd.identity.keys import PeerId
+from meshd.identity.proof import Proven, Purpose
+from meshd.link.interface import DialError, DialFailure, LinkInfo, LinkKind
+from meshd.link.net.happy_eyeballs import closest
+from meshd.link.relayed.control_connection import Control, RelayTrouble
+from meshd.link.relayed.relay_client import RelayClient
+from meshd.link.relayed.relay_pipe import RelayPipe
+from meshd.link.secure.caller_rates import Callers
+from meshd.link.secure.handshake import (
+    PROOF_SECONDS,
+    ProvenLink,
+    Standing,
+    dial_error,
+    member_of,
+    prove_accepted,
+    prove_dialled,
+)
+from meshd.link.secure.joining import JoinDesk, Joining, OnJoiner
+from meshd.link.secure.tls import dialer_context, listener_context
+from meshd.link.tcp.links import Accept
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, trusted
+from meshd.wire.relay import Mail, Ring
+
+BOX_PAUSES = (0.7, 3.0)  # before a joiner asks again for a mailbox; a relay drops who asks four times
+ATTEMPT_SECONDS = 12.0  # through one relay, to the end of the proof
+STAGGER_SECONDS = 0.5  # between two relays
+MAX_WAYS = 4
+PASSING_BYTES = 128 << 10  # half of what a relay gives a joiner; a welcome takes a quarter
+WELCOME_SECONDS = PROOF_SECONDS + 5.0  # the way to the relay included
+
+_log = get("relay")
+
+Reached = tuple[RelayPipe, Proven, RelayHint]
+
+
+class RelayLink(ProvenLink):
+    """A link through a relay."""
+
+
+class PassingLink(RelayLink):
+    """One through the circuit of a joiner, which the relay cuts after 256 KiB each way.
+
+    Before that it takes nothing more: what waits goes on over the link that comes next, without a loss.
+    """
+
+    def __init__(self, pipe: RelayPipe, leftover: bytes, info: LinkInfo) -> None:
+        super().__init__(pipe, leftover, info)
+        self._below = pipe
+        self._left = PASSING_BYTES
+        self.send = self._send_some
+        self.try_send = self._try_some
+
+    def _try_some(self, data: Sequence[bytes | memoryview]) -> bool:
+        size = sum(map(len, data))
+        if size > self._left or not self._below.try_send(data):
+            return False
+        self._left -= size
+        return True
+
+    async def _send_some(self, data: Sequence[bytes | memoryview]) -> None:
+        size = sum(map(len, data))
+        if size > self._left:
+            await asyncio.Event().wait()  # until whoever sends gives this link up
+        self._left -= size
+        await self._below.send(data)
+
+
+class RelayLinks:
+    """Dialer and listener in one: both use the client's control connections, and its `serve` must run."""
+
+    def __init__(
+        self,
+        client: RelayClient,
+        standing: Callable[[], Standing],
+        *,
+        on_joiner: OnJoiner | None = None,
+        proof_seconds: float = PROOF_SECONDS,
+    ) -> None:
+        self._client = client
+        self._standing = standing
+        self._proof_seconds = proof_seconds
+        self._certificate = make_link_certificate()
+        self._listening: ssl.SSLContext = listener_context(self._certificate)
+        self._dialling = dialer_context()
+        self._doorstep = Doorstep()
+        self._desk = JoinDesk(on_joiner, standing)
+
+    @property
+    def kind(self) -> LinkKind:
+        """RELAY."""
+        return LinkKind.RELAY
+
+    def candidates(self) -> Sequence[Candidate]:
+        """None: where a node is relayed stands in its record's `relays` (`RelayClient.urls`)."""
+        return ()
+
+    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> RelayLink:
+        """Through the relays of the peer, those that we share first; candidates are of no use here.
+
+        Raises Refused when the peer said why not, else DialError.
+        """
+        ways = self._client.ways(peer)[:MAX_WAYS]
+        if not ways:
+            raise DialError("no relay is known", kind=LinkKind.RELAY, failure=DialFailure.UNREACHABLE)
+        starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = [
+            (at * STAGGER_SECONDS, partial(self._attempt, way, peer)) for at, way in enumerate(ways)
+        ]
+        try:
+            pipe, proven, way = await first_success(starts, discard=_discard)
+        except ExceptionGroup as failures:
+            raise closest(failures.exceptions) from None
+        try:
+            return RelayLink(pipe, proven.leftover, _info(pipe, proven, way, dialled=True))
+        except MeshdError:
+            pipe.abort()
+            raise
+
+    async def serve(self, accept: Accept) -> None:
+        """Hand every proven link to `accept`, which keeps it as long as it lives, until cancelled."""
+        async with Owner() as owner:
+
+            def rung(control: Control, ring: Ring) -> bool:
+                callers, now = self._standing().callers, asyncio.get_running_loop().time()
+                if callers is not None and not callers.hears(_caller(control, ring), now):
+                    return False
+                try:
+                    task = owner.start_for(
+                        f"relay {control.relay.place}", self._welcome(control, ring, accept), name="relayed"
+                    )
+                except Closed:  # shutting down
+                    return False
+
+                def send_away() -> None:
+                    task.cancel()
+
+                self._doorstep.arrive(ring.ticket, host=ring.caller.hex(), send_away=send_away)
+                # a task that is cancelled before its first step never comes to its own clean-up
+                task.add_done_callback(lambda _: self._doorstep.leave(ring.ticket))
+                return True
+
+            self._client.on_ring = rung
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._client.on_ring = None
+
+    async def _attempt(self, way: RelayHint, peer: PeerId) -> Reached:
+        """Through one relay. Raises DialError, Refused."""
+        try:
+            async with asyncio.timeout(ATTEMPT_SECONDS):
+                control = await self._client.reach(way, peer)
+                pipe, proven = await _call(
+                    control,
+                    peer.raw,
+                    outer=self._client.context,
+                    inner=self._dialling,
+                    environ=self._client.environ,
+                    standing=self._standing(),
+                    expect=peer,
+                    join=None,
+                )
+        except (MeshdError, OSError) as error:
+            raise _dial_error(error, way) from error
+        return pipe, proven, way
+
+    async def _welcome(self, control: Control, ring: Ring, accept: Accept) -> None:
+        """The whole life of one circuit on the side that was called."""
+        pipe: RelayPipe | None = None
+        callers: Callers | None = None  # what fails before the caller is there counts against nobody
+        proven: Proven | None = None
+        try:
+            async with asyncio.timeout(self._proof_seconds + WELCOME_SECONDS - PROOF_SECONDS):
+                pipe = await RelayPipe.open(
+                    control.relay, self._client.context, self._client.environ, control.allow
+                )
+                await pipe.enter(
+                    ring.ticket, self._listening, server_side=True, relay_binding=control.binding
+                )
+                standing = self._standing()
+                if standing.credentials.chain is None:
+                    return  # not a member of any mesh yet: nothing to prove, nobody to let in
+                callers = standing.callers
+                proven = await prove_accepted(
+                    pipe, standing=standing, binding=self._certificate.sha256, seconds=self._proof_seconds
+                )
+            self._doorstep.leave(ring.ticket)
+            pipe.widen()
+            await self._hand_over(pipe, proven, control.relay, accept)
+        except (MeshdError, OSError, TimeoutError) as error:
+            if proven is None and callers is not None:
+                callers.failed(_caller(control, ring), asyncio.get_running_loop().time())
+            _log.debug("link_ended", remote=control.relay.place, why=str(error) or "timed out")
+        finally:
+            if pipe is not None:
+                await pipe.aclose()
+            else:
+                control.hang_up(ring.ticket)
+
+    async def _hand_over(self, pipe: RelayPipe, proven: Proven, way: RelayHint, accept: Accept) -> None:
+        if proven.purpose is Purpose.MEMBER:
+            await accept(RelayLink(pipe, proven.leftover, _info(pipe, proven, way, dialled=False)))
+        elif proven.purpose is Purpose.JOIN:
+            joining = _joining(pipe, proven, way, binding=self._certificate.sha256, dialled=False)
+            link = await self._desk.admit(joining)
+            if link is not None:
+                await accept(link)
+
+
+def _caller(control: Control, ring: Ring) -> str:
+    """Stands for an address: the key that the caller has shown to that relay."""
+    return f"{control.relay.place} {ring.caller.hex()}"
+
+
+async def dial_join(
+    relays: Sequence[RelayHint],
+    *,
+    standing: Standing,
+    inviter: PeerId,
+    join: JoinKeys,
+    environ: Mapping[str, str],
+) -> Joining:
+    """Reach the inviter of a token through its mailbox at a relay, and prove that we hold the token.
+
+    As `tcp.dial_join`: the caller closes the pipe, or stays. A relay gives such a circuit few bytes and
+    little time, so as a link it is one to begin with.
+    Raises Refused when the inviter said why not, else DialError.
+    """
+    starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = [
+        (at * STAGGER_SECONDS, partial(_attempt_join, way, standing, inviter, join, environ))
+        for at, way in enumerate(tuple(dict.fromkeys(relays))[:MAX_WAYS])
+    ]
+    if not starts:
+        raise DialError("the token names no relay", kind=LinkKind.RELAY, failure=DialFailure.UNREACHABLE)
+    try:
+        pipe, proven, way = await first_success(starts, discard=_discard)
+    except ExceptionGroup as failures:
+        raise closest(failures.exceptions) from None
+    return _joining(pipe, proven, way, binding=pipe.binding(), dialled=True)
+
+
+class _Deaf:
+    """For a joiner, whom nobody calls."""
+
+    def rung(self, control: Control, ring: Ring) -> None:
+        control.hang_up(ring.ticket)
+
+    def mail(self, control: Control, mail: Mail) -> None:
+        return
+
+
+async def _attempt_join(
+    way: RelayHint, standing: Standing, inviter: PeerId, join: JoinKeys, environ: Mapping[str, str]
+) -> Reached:
+    context = dialer_context()
+    try:
+        async with asyncio.timeout(ATTEMPT_SECONDS), Owner() as owner:
+            control = await Control.open(
+                way, standing, _Deaf(), context=context, environ=environ, allow=trusted
+            )
+            owner.start(control.run(), name="relay control")
+            try:
+                pipe, proven = await _call(
+                    control,
+                    join.mailbox,
+                    outer=context,
+                    inner=dialer_context(),
+                    environ=environ,
+                    standing=standing,
+                    expect=inviter,
+                    join=join,
+                )
+            finally:
+                await control.aclose()
+                owner.cancel()
+    except (MeshdError, OSError) as error:
+        raise _dial_error(error, way) from error
+    except ExceptionGroup as group:
+        raise _dial_error(group.exceptions[0], way) from group
+    return pipe, proven, way
+
+
+async def _call(
+    control: Control,
+    to: bytes,
+    *,
+    outer: ssl.SSLContext,
+    inner: ssl.SSLContext,
+    environ: Mapping[str, str],
+    standing: Standing,
+    expect: PeerId,
+    join: JoinKeys | None,
+) -> tuple[RelayPipe, Proven]:
+    """A circuit to a key or a box, to the end of the proof; nothing is left open when it fails."""
+    # a relay lets a pipe wait 6 s for its ticket: longer than all pauses
+    pauses = BOX_PAUSES if join is not None else ()
+    ticket, pipe = await _ticket_and_pipe(control, to, outer, environ, pauses=pauses)
+    try:
+        await pipe.enter(ticket, inner, server_side=False, relay_binding=control.binding)
+        purpose = Purpose.MEMBER if join is None else Purpose.JOIN
+        proven = await prove_dialled(
+            pipe, standing=standing, expect=expect, purpose=purpose, binding=pipe.binding(), join=join
+        )
+        if join is None:
+            member_of(proven)
+    except BaseException as error:
+        control.hang_up(ticket)  # heard before the next call; the end of the pipe perhaps after it
+        if isinstance(error, asyncio.CancelledError):
+            pipe.abort()
+            await pipe.wait_lost()
+        else:
+            await pipe.aclose()
+        raise
+    pipe.widen()
+    return pipe, proven
+
+
+async def _ticket(control: Control, to: bytes, *, pauses: Sequence[float]) -> bytes:
+    """The relay's leave to meet `to`. Raises RelayTrouble.
+
+    A mailbox may be about to be opened: a node prints its token before its relay has answered.
+    """
+    for pause in (*pauses, None):
+        try:
+            return await control.call(to)
+        except Refused as refusal:  # the relay's word, not the peer's
+            if refusal.code != "absent" or pause is None:
+                trouble = f"relay `{control.relay.place}`: {refusal.what}"
+                raise RelayTrouble(trouble, hint=refusal.hint) from None
+        await asyncio.sleep(pause)
+    raise AssertionError("the last try returns or raises")
+
+
+async def _ticket_and_pipe(
+    control: Control,
+    to: bytes,
+    outer: ssl.SSLContext,
+    environ: Mapping[str, str],
+    *,
+    pauses: Sequence[float],
+) -> tuple[bytes, RelayPipe]:
+    """Both at once, for over a long way each takes two round trips. Raises RelayTrouble, OSError, Broken."""
+    opening: asyncio.Task[RelayPipe] | None = None
+    ticket = b""
+    try:
+        async with Owner() as owner:
+            opening = owner.start(
+                RelayPipe.open(control.relay, outer, environ, control.allow), name="relay pipe"
+            )
+            ticket = await _ticket(control, to, pauses=pauses)
+            pipe = await opening
+    except BaseException as error:
+        if opening is not None and opening.done() and not opening.cancelled() and not opening.exception():
+            opening.result().abort()
+            await opening.result().wait_lost()
+        if ticket:
+            control.hang_up(ticket)
+        if isinstance(error, ExceptionGroup):
+            raise first_error(error) from None
+        raise
+    return ticket, pipe
+
+
+async def _discard(result: Reached) -> None:
+    await result[0].aclose()
+
+
+def _dial_error(error: Exception, way: RelayHint) -> DialError | Refused:
+    if isinstance(error, RelayTrouble):
+        failure = DialFailure.UNREACHABLE
+        return DialError(error.what, kind=LinkKind.RELAY, failure=failure, hint=error.hint)
+    return dial_error(error, kind=LinkKind.RELAY, place=f"relay {way.place}")
+
+
+def _joining(pipe: RelayPipe, proven: Proven, way: RelayHint, *, binding: bytes, dialled: bool) -> Joining:
+    def link(member: Proven) -> RelayLink:
+        info = _info(pipe, member, way, dialled=dialled)
+        return PassingLink(pipe, member.leftover, replace(info, passing=True))
+
+    return Joining(pipe, proven, binding=binding, make_link=link)
+
+
+def _info(pipe: RelayPipe, proven: Proven, way: RelayHint, *, dialled: bool) -> LinkInfo:
+    return LinkInfo(
+        kind=LinkKind.RELAY,
+        peer=proven.peer,
+        member=member_of(proven),
+        local=pipe.local,
+        remote=way.place,
+        path="relayed",
+        dialled=dialled,
+        established_at=asyncio.get_running_loop().time(),
+    )

@@ -1,0 +1,91 @@
+"""A pipe between a joiner and its inviter, on links of every kind: first to join, then to stay.
+
+A joiner that was let in need not dial again: it proves its new membership over the same pipe, which from
+there on is a link like any other. A joiner that closes the pipe instead, or an inviter that does, costs the
+other nothing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from meshd.base.errors import RemoteProtocolError
+from meshd.base.shares import JOINING, JOINING_OF_KEY
+from meshd.base.slots import Slots
+from meshd.identity.keys import PeerId
+from meshd.identity.proof import Proven, Purpose
+from meshd.link.interface import Link
+from meshd.link.secure.handshake import (
+    ProvenPipe,
+    RawPipe,
+    Standing,
+    member_of,
+    prove_accepted,
+    prove_dialled,
+)
+
+JOIN_SECONDS = 30.0  # the inviter's disk and the joiner's start as a member included
+
+
+class Joining(ProvenPipe):
+    """What both ends say of joining goes through this; then, on both ends, `stay` or `aclose`."""
+
+    def __init__(
+        self, pipe: RawPipe, proven: Proven, *, binding: bytes, make_link: Callable[[Proven], Link]
+    ) -> None:
+        super().__init__(pipe, proven.leftover)
+        self.proven = replace(proven, leftover=b"")  # the pipe gives it by itself
+        self._binding = binding
+        self._make_link = make_link
+
+    @property
+    def peer(self) -> PeerId:
+        """Who is at the other end."""
+        return self.proven.peer
+
+    async def stay(self, standing: Standing, *, dialled: bool) -> Link:
+        """A link between members, of the pipe as it is; the caller closes that when this fails.
+
+        Raises Refused, RemoteProtocolError, Broken, TimeoutError.
+        """
+        if dialled:
+            proven = await prove_dialled(
+                self, standing=standing, expect=self.peer, purpose=Purpose.MEMBER, binding=self._binding
+            )
+        else:
+            # how long a joiner needs until it speaks as a member is the desk's matter
+            proven = await prove_accepted(
+                self, standing=standing, binding=self._binding, seconds=JOIN_SECONDS
+            )
+        if proven.peer != self.peer or proven.purpose is not Purpose.MEMBER:
+            raise RemoteProtocolError("another node goes on than the one that joined", code="purpose")
+        member_of(proven)
+        return self._make_link(proven)
+
+
+OnJoiner = Callable[[Joining], Awaitable[bool]]
+
+
+class JoinDesk:
+    """Where a listener takes its joiners: few at once, each for a bounded time.
+
+    `on_joiner` answers one, and says whether it is a member now; without it all are turned away.
+    """
+
+    def __init__(self, on_joiner: OnJoiner | None, standing: Callable[[], Standing]) -> None:
+        self._on_joiner = on_joiner
+        self._standing = standing
+        self._places = Slots(JOINING, JOINING_OF_KEY)  # each holds an invite, which may be in many hands
+
+    async def admit(self, joining: Joining) -> Link | None:
+        """The link of a joiner that stays. Raises as `Joining.stay`; the pipe stays the caller's to close."""
+        release = self._places.take(joining.peer) if self._on_joiner is not None else None
+        if self._on_joiner is None or release is None:
+            return None
+        try:
+            async with asyncio.timeout(JOIN_SECONDS):
+                if not await self._on_joiner(joining):
+                    return None
+                return await joining.stay(self._standing(), dialled=False)
+        finally:
+            release()

@@ -1,0 +1,367 @@
+"""One TCP connection with TLS on it, as a byte pipe: back-pressure both ways, bounded buffers.
+
+Everything between the kernel's socket and the proof lies here. A pipe starts narrow (it buffers 4 KiB and
+takes a short handshake, no more) because whoever is at the other end has proven nothing; `widen` opens it
+up. What waits where, at most: 256 KiB unread plus one read on the way in, 64 KiB plus one send on the way
+out; beyond that the socket stops being read, or `send` waits.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from meshd.base.errors import (
+    Broken,
+    Busy,
+    Closed,
+    EndOfStream,
+    LocalProtocolError,
+    MeshdError,
+    RemoteProtocolError,
+)
+from meshd.link.secure.tls import TlsEngine
+from meshd.link.tcp.options import tune
+from meshd.wire.limits import MAX_FRAME_BYTES, MAX_UNPROVEN_BYTES
+from meshd.wire.stun import Endpoint
+from meshd.wire.stun_answer import StreamAnswers
+
+SEND_HIGH_BYTES = 64 << 10  # in our own buffer; the kernel's comes on top
+SEND_LOW_BYTES = 16 << 10
+MAX_SEND_BYTES = 1 << 20  # one call of send; four of the largest frames
+RECEIVE_HIGH_BYTES = 256 << 10  # unread: then the socket is left alone
+RECEIVE_LOW_BYTES = 128 << 10
+READ_BYTES = MAX_FRAME_BYTES  # one read of the socket once the pipe is wide and busy
+MAX_HANDSHAKE_BYTES = 8 << 10  # of TLS; ours is under 2 KiB, a post-quantum hello adds as much again
+CLOSE_SECONDS = 0.8  # for the goodbyes of both sides; the contract of a link is 1 s
+_CHUNK_COST = 128  # what a waiting chunk costs beside its bytes, so that tiny ones are bounded too
+_BREATH_BYTES = 1 << 20  # after so much sent without a pause other tasks get a turn
+
+
+class TcpPipe(asyncio.BufferedProtocol):
+    """A RawPipe (secure/handshake.py) over TLS over TCP. `on_made` is called with it once it is connected."""
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        *,
+        server_side: bool,
+        on_made: "Callable[[TcpPipe], None] | None" = None,
+    ) -> None:
+        self._engine = TlsEngine(context, server_side=server_side)
+        self._server_side = server_side
+        self._on_made = on_made
+        self._transport: asyncio.Transport | None = None
+        self.local = self.remote = ""  # host:port
+        self.local_host = self.remote_host = ""
+        self._raw = memoryview(bytearray(MAX_UNPROVEN_BYTES))
+        self._plain = memoryview(bytearray(MAX_UNPROVEN_BYTES))
+        self._wide = False
+        self._chunks: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._handshake_bytes = 0
+        self._since_breath = 0
+        self._secured = False
+        self._receiving = self._sending = False
+        self._end: tuple[type[MeshdError], str] | None = None  # what receive raises once all is read
+        self._readable = asyncio.Event()  # a chunk, the end of the handshake, or the end
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._lost = asyncio.Event()  # the socket is closed
+        self._take: Callable[[bytes], bool] | None = None
+        self._stun: StreamAnswers | None = None  # the other side asks where it comes from: no link
+
+    # --- what the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Set the socket's options, let the owner know, begin the handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.local_host, self.local = _place(transport.get_extra_info("sockname"))
+        self.remote_host, self.remote = _place(transport.get_extra_info("peername"))
+        transport.set_write_buffer_limits(high=SEND_HIGH_BYTES, low=SEND_LOW_BYTES)
+        tune(transport.get_extra_info("socket"))
+        if self._on_made is not None:
+            self._on_made(self)
+        if not self._server_side and self._end is None:
+            self._shake()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the loop reads to."""
+        return self._raw
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes came: handshake first, then plain bytes for `receive`."""
+        if self._end is not None:
+            return  # closing: whatever comes now is thrown away
+        if not self._secured and self._is_stun():
+            self._answer_stun(bytes(self._raw[:nbytes]))
+            return
+        self._engine.feed(self._raw[:nbytes])
+        if not self._secured:
+            self._handshake_bytes += nbytes
+            self._shake()
+        if self._secured:
+            self._pull()
+        if self._wide and nbytes == len(self._raw) < READ_BYTES:
+            self._grow()
+
+    def eof_received(self) -> bool:
+        """The other side closed its half without a goodbye inside TLS: cut off, not ended."""
+        self._finish(Broken, f"the connection to `{self.remote}` ended without a goodbye")
+        return False  # the loop closes the socket
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        reason = f": {_reason(exc)}" if exc is not None else ""
+        self._finish(Broken, f"the connection to `{self.remote}` broke{reason}")
+        self._lost.set()
+
+    def pause_writing(self) -> None:
+        """Our buffer is over the high-water mark."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """It has drained."""
+        self._writable.set()
+
+    # --- what the owner calls
+
+    async def secure(self) -> None:
+        """Wait for the end of the TLS handshake.
+
+        Raises RemoteProtocolError (code `tls`) when the other side does not speak TLS 1.3, Broken, Closed.
+        """
+        while not self._secured:
+            self._check()
+            self._readable.clear()
+            await self._readable.wait()
+
+    def binding(self) -> bytes:
+        """SHA-256 of the certificate that the listener showed; for the dialler, after `secure`."""
+        return self._engine.binding()
+
+    def widen(self) -> None:
+        """The other side has proven who it is: full buffers from here on."""
+        self._wide = True
+        self._grow(16 << 10)
+        self._resume_reading()
+
+    @property
+    def unread_bytes(self) -> int:
+        """What `receive` has not fetched yet, with what the pieces cost beside their bytes."""
+        return self._waiting_bytes
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None:
+        """Send the pieces in order, at most 1 MiB together; waits while over the high-water mark.
+
+        All or nothing: a call that is cancelled has either sent all pieces or none.
+        Raises Closed, Broken, Busy.
+        """
+        if self._sending:
+            raise Busy("two tasks send on one link")
+        self._sending = True
+        try:
+            await self._writable.wait()  # an earlier call may have been cancelled while it waited
+            self._put(data)
+            if not self._writable.is_set():
+                self._since_breath = 0
+                await self._writable.wait()
+                self._check_send()
+            elif self._since_breath >= _BREATH_BYTES:
+                self._since_breath = 0
+                await asyncio.sleep(0)
+        finally:
+            self._sending = False
+
+    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
+        """As `send`, without waiting; False when it would have to. Raises Closed, Broken."""
+        if self._sending or not self._writable.is_set() or self._since_breath >= _BREATH_BYTES:
+            return False
+        self._put(data)
+        return True
+
+    def divert(self, take: Callable[[bytes], bool]) -> None:
+        """As `Link.divert`."""
+        self._take = take
+
+    async def receive(self) -> bytes:
+        """The next chunk. Raises EndOfStream, Broken, Closed when there is nothing left; Busy."""
+        if self._receiving:
+            raise Busy("two tasks receive on one link")
+        self._receiving = True
+        try:
+            while not self._chunks:
+                self._check()
+                self._readable.clear()
+                await self._readable.wait()
+        finally:
+            self._receiving = False
+        chunk = self._chunks.popleft()
+        self._waiting_bytes -= len(chunk) + _CHUNK_COST
+        self._resume_reading()
+        return chunk
+
+    async def aclose(self) -> None:
+        """Say goodbye, wait for the other's, close. At most 0.8 s, then the connection is dropped."""
+        self._finish(Closed, "this link was closed")
+        self._chunks.clear()
+        self._waiting_bytes = 0
+        if self._transport is None:
+            return
+        try:
+            self._end_our_half()
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._lost.wait()
+        except TimeoutError:
+            self.abort()
+            await self._lost.wait()  # the loop closes the socket in its next turn
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop the connection at once, without a goodbye."""
+        self._finish(Closed, "this link was closed")
+        if self._transport is not None and not self._lost.is_set():
+            self._transport.abort()
+
+    async def wait_lost(self) -> None:
+        """Until the socket is closed; after `abort` that is the loop's next turn."""
+        if self._transport is not None:
+            await self._lost.wait()
+
+    # --- inside
+
+    def _end_our_half(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.resume_reading()  # to see the other side's end
+        try:
+            self._transport.write_eof()
+        except OSError:
+            self._transport.abort()  # the other side was quicker
+
+    def _shake(self) -> None:
+        try:
+            self._secured = self._engine.advance()
+            if not self._secured and self._handshake_bytes > MAX_HANDSHAKE_BYTES:
+                raise RemoteProtocolError("the TLS handshake is too long", code="tls")
+        except RemoteProtocolError as error:
+            self._write(self._engine.outgoing())  # the alert that says why
+            self._fail(RemoteProtocolError, error.what)
+            return
+        self._write(self._engine.outgoing())
+        if self._secured:
+            self._readable.set()
+
+    @property
+    def asked_where(self) -> bool:
+        """The other side wanted to know its own address, and no link."""
+        return self._stun is not None
+
+    def _is_stun(self) -> bool:
+        """Whether STUN is spoken here: TLS never begins with a zero, a binding request always does."""
+        first = self._server_side and not self._handshake_bytes and self.remote_host
+        if self._stun is None and first and not self._raw[0]:
+            port = int(self.remote.rpartition(":")[2])
+            self._stun = StreamAnswers(Endpoint(self.remote_host, port))
+        return self._stun is not None
+
+    def _answer_stun(self, data: bytes) -> None:
+        assert self._stun is not None
+        try:
+            self._write(self._stun.feed(data))
+        except RemoteProtocolError as error:
+            self._fail(RemoteProtocolError, error.what)
+
+    def _put(self, data: Sequence[bytes | memoryview]) -> None:
+        if self._end is not None:
+            self._check_send()
+        size = sum(map(len, data))
+        if size > MAX_SEND_BYTES:
+            raise LocalProtocolError(f"{size} bytes in one send, at most {MAX_SEND_BYTES}")
+        sealed = self._engine.seal(data)
+        if self._transport is not None:
+            self._transport.write(sealed)
+        self._since_breath += size
+
+    def _pull(self) -> None:
+        try:
+            while count := self._engine.unseal(self._plain):
+                chunk = bytes(self._plain[:count])
+                if self._take is None or self._chunks or not self._take(chunk):
+                    self._chunks.append(chunk)
+                    self._waiting_bytes += count + _CHUNK_COST
+                    self._readable.set()
+                if self._engine.drained:
+                    break
+        except EndOfStream:
+            self._finish(EndOfStream, f"`{self.remote}` ended the link")
+            if self._transport is not None:
+                self._transport.close()  # our goodbye is written; a link has no half that could stay open
+        except RemoteProtocolError as error:
+            self._fail(Broken, error.what)
+        else:
+            answer = self._engine.outgoing()  # of TLS itself, to a key update say
+            if answer:
+                self._write(answer)
+            most = RECEIVE_HIGH_BYTES if self._wide else MAX_UNPROVEN_BYTES
+            if self._waiting_bytes >= most and self._transport is not None:
+                self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        least = RECEIVE_LOW_BYTES if self._wide else MAX_UNPROVEN_BYTES
+        if self._transport is not None and self._end is None and self._waiting_bytes < least:
+            self._transport.resume_reading()
+
+    def _grow(self, size: int = 0) -> None:
+        size = max(size, min(READ_BYTES, 4 * len(self._raw)))
+        self._raw = memoryview(bytearray(size))
+        self._plain = memoryview(bytearray(size))
+
+    def _write(self, data: bytes) -> None:
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+            if self._transport.get_write_buffer_size() > 2 * MAX_SEND_BYTES:
+                # only a peer that has us answer (key updates) and never reads gets here
+                self._fail(Broken, f"`{self.remote}` does not read")
+
+    def _finish(self, kind: type[MeshdError], what: str) -> None:
+        if self._end is not None:
+            return
+        self._end = (kind, what)
+        if self._secured and kind in (Closed, EndOfStream):
+            self._engine.finish()
+            self._write(self._engine.outgoing())
+        self._readable.set()
+        self._writable.set()
+
+    def _fail(self, kind: type[MeshdError], what: str) -> None:
+        self._finish(kind, what)
+        if self._transport is not None:
+            self._transport.close()
+
+    def _check(self) -> None:
+        if self._end is None:
+            return
+        kind, what = self._end
+        if kind is RemoteProtocolError:
+            raise RemoteProtocolError(what, code="tls")
+        raise kind(what)
+
+    def _check_send(self) -> None:
+        if self._end is not None and self._end[0] is EndOfStream:
+            raise Broken(self._end[1])
+        self._check()
+
+
+def _place(address: object) -> tuple[str, str]:
+    """Host, and `host:port` as people read it, of what the socket module gave."""
+    if not isinstance(address, tuple) or len(address) < 2:
+        return "", "unknown"  # the other side was gone before we asked
+    host, port = address[0], address[1]
+    return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)

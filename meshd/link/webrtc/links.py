@@ -1,0 +1,46 @@
+"""Links over WebRTC's transports: ICE finds a path through NATs, DTLS encrypts it, SCTP makes it reliable.
+
+aiortc and its relatives are imported at the first dial or offer, in a thread: 50 MB and a third of a second.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+from meshd.link.ice.links import IceLinks
+from meshd.link.ice.session import IcePipe, IceSession
+from meshd.link.interface import LinkKind
+
+if TYPE_CHECKING:
+    from meshd.link.webrtc.session import Identity, Session
+
+
+class WebRtcLinks(IceLinks):
+    """Makes and takes in webrtc links, as `IceLinks` says."""
+
+    _identity: "Identity | None" = None
+
+    @property
+    def kind(self) -> LinkKind:
+        """WebRTC."""
+        return LinkKind.WEBRTC
+
+    async def _session(self, *, dialler: bool, user: str, password: str) -> "Session":
+        await asyncio.to_thread(_load)
+        from meshd.link.webrtc.pipe import WebRtcPipe  # on demand
+        from meshd.link.webrtc.session import Identity, Session
+
+        if self._identity is None:
+            self._identity = Identity()
+        session = Session(self._identity, dialler=dialler, user=user, password=password)
+        session.pipe = WebRtcPipe(session)  # now: bytes may come in the moment the association stands
+        return session
+
+    def _pipe(self, session: IceSession) -> IcePipe:
+        pipe = cast("Session", session).pipe
+        assert pipe is not None
+        return pipe
+
+
+def _load() -> None:
+    """Import what this kind needs; the first time takes a third of a second."""
+    import meshd.link.webrtc.pipe  # noqa: F401  # on demand

@@ -1,0 +1,224 @@
+"""One attempt of the webrtc link: ICE, DTLS and SCTP put on top of each other, without SDP.
+
+Imports aiortc and aioice: import this module on demand (50 MB, a third of a second). aiortc's DTLS transport
+does the handshake and checks the fingerprint; afterwards datagrams go through OpenSSL by one call each way,
+without the tasks and queues between aiortc's layers.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+
+from aiortc import RTCCertificate, RTCDtlsFingerprint, RTCDtlsParameters, RTCDtlsTransport
+from OpenSSL import SSL
+
+from meshd.base.errors import Broken
+from meshd.base.tasks import Owner, first_error
+from meshd.link.ice.agent import IcePath
+from meshd.link.ice.session import IcePipe, OpenSocket
+from meshd.link.udp.batch_socket import Address
+from meshd.link.webrtc.sctp_association import Association
+from meshd.wire.address import Candidate, CandidateKind
+from meshd.wire.dialable import Dialable
+from meshd.wire.offer import Terms
+
+READ_BYTES = 2048  # of one DTLS record
+FLIGHT_SECONDS = (0.1, 0.15, 0.25, 0.4, 0.5, 0.5, 0.5, 0.5, 0.5)  # before each repetition
+_BINDING = b"meshd webrtc link 1"
+
+
+class Identity:
+    """The certificate of this process: made at the first use, trusted by nobody, told in each offer."""
+
+    def __init__(self) -> None:
+        self.certificate = RTCCertificate.generateCertificate()
+        told = {one.algorithm: one.value for one in self.certificate.getFingerprints()}
+        self.fingerprint = bytes.fromhex(told["sha-256"].replace(":", ""))
+
+
+class Dtls(RTCDtlsTransport):
+    """aiortc's, whose handshake can be cancelled at any moment.
+
+    It waits for datagrams by asyncio.wait_for, which before Python 3.12 forgets a cancellation that comes in
+    the same turn as the datagram (python/cpython#86296).
+    """
+
+    async def _recv_next(self) -> None:
+        task = asyncio.current_task()
+        before = task.cancelling() if task is not None else 0
+        await super()._recv_next()
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
+
+
+class _Below:
+    """What RTCDtlsTransport wants of an RTCIceTransport."""
+
+    state = "completed"
+    role = "controlling"
+
+    def __init__(self, ice: IcePath) -> None:
+        self._ice = ice
+        self._recv_early = ice.recv
+        self._flight: list[bytes] = []  # sent since something came
+        self._heard = 0
+
+    async def _recv(self) -> bytes:
+        if self._ice.on_datagram is None:
+            data = await self._recv_early()
+            self._heard += 1
+            self._flight.clear()
+            return data
+        never: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        return await never  # the session reads by itself now
+
+    async def _send(self, data: bytes) -> None:
+        self._flight.append(data)
+        self._ice.send_now((data,))
+
+    async def repeat(self) -> None:
+        """Send the last flight of the handshake again and again until something comes back.
+
+        OpenSSL does so after a second, and has no setting for it. A copy that was not needed is dropped by
+        the other side as a replay (RFC 6347 4.1.2.6).
+        """
+        for wait in FLIGHT_SECONDS:
+            before = self._heard
+            await asyncio.sleep(wait)
+            if before == self._heard:
+                self._ice.send_now(self._flight)
+
+
+class Session:
+    """One side of one attempt. `open`, tell the terms, `connect` with the other side's; then `association`.
+
+    `on_lost` is called when the path below is gone. `shut` in the end, always.
+    """
+
+    def __init__(self, identity: Identity, *, dialler: bool, user: str, password: str) -> None:
+        self._identity = identity
+        self._dialler = dialler
+        self.ice = IcePath(controlling=dialler, user=user, password=password)
+        self._below = _Below(self.ice)
+        self._dtls = Dtls(self._below, [identity.certificate])  # type: ignore[arg-type]
+        self._ssl: SSL.Connection | None = None
+        self.association = Association(self._dtls, self._send, self._push, self._probe)
+        self.pipe: IcePipe | None = None  # made by whoever made this
+        self._out: list[bytes] = []  # encrypted, to be sent together
+        self.binding = b""
+        self.on_lost: Callable[[], None] = lambda: None
+        self.ice.on_lost = self._lost
+
+    @property
+    def fingerprint(self) -> bytes:
+        """SHA-256 of our certificate."""
+        return self._identity.fingerprint
+
+    def open(self, hosts: Sequence[str], open_socket: OpenSocket) -> list[Candidate]:
+        """Bind sockets; returns their addresses. None: this machine has none that can be used."""
+        return self.ice.open(hosts, open_socket)
+
+    async def connect(self, terms: Terms, places: Sequence[Dialable]) -> None:
+        """Find a path, encrypt it, begin the association. Raises Broken; the caller sets the time limit."""
+        ice = self.ice
+        ice.remote_username, ice.remote_password = terms.user, terms.password
+        ice.add(places)
+        try:
+            await ice.connect()
+        except ConnectionError as error:
+            raise Broken("no address of the other side answers") from error
+        both = (self._identity.fingerprint, terms.fingerprint)
+        dialler, listener = both if self._dialler else both[::-1]
+        self.binding = hashlib.sha256(_BINDING + dialler + listener).digest()
+        try:
+            async with Owner() as owner:
+                repeat = owner.start(self._below.repeat(), name="dtls-repeat")
+                await self._encrypt(terms.fingerprint)
+                await self.association.begin()
+                await self.association.opened.wait()
+                repeat.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
+        if not self.association.is_open:
+            raise Broken("the other side ended the connection before it began")
+
+    async def _encrypt(self, fingerprint: bytes) -> None:
+        """The dialler, whose ICE is done first, says hello first."""
+        self._dtls._set_role("client" if self._dialler else "server")
+        told = RTCDtlsFingerprint(algorithm="sha-256", value=fingerprint.hex(":"))
+        await self._dtls.start(RTCDtlsParameters(fingerprints=[told]))
+        if self._dtls.state != "connected":
+            raise Broken("the other side is not the one whose fingerprint the offer has")
+        self._ssl = self._dtls._ssl
+        self.ice.take_over(self._take)
+        self.ice.on_batch_end = self.association.batch_ended
+
+    def _lost(self) -> None:
+        self.association.opened.set()  # `connect` need not wait any more
+        self.on_lost()
+
+    def _send(self, packet: bytes) -> None:
+        ssl = self._ssl
+        if ssl is None or self.ice.is_shut:
+            return
+        try:
+            ssl.send(packet)
+            self._out.append(ssl.bio_read(READ_BYTES))
+        except SSL.Error:
+            self.on_lost()
+
+    def _push(self) -> None:
+        if self._out:
+            out, self._out = self._out, []
+            self.ice.send_now(out)
+
+    def _probe(self, packet: bytes) -> None:
+        """Send one that no router may cut to pieces."""
+        self._push()
+        self._send(packet)
+        if self._out:
+            self.ice.probe_now(self._out.pop())
+
+    def _take(self, datagram: bytes) -> None:
+        ssl = self._ssl
+        if ssl is None:
+            return
+        try:
+            ssl.bio_write(datagram)
+            packet = ssl.recv(READ_BYTES)
+        except SSL.ZeroReturnError:
+            self.on_lost()  # goodbye of DTLS
+        except SSL.Error:
+            self._answer_handshake(ssl)  # repeated by the other side, or not for us
+        else:
+            self.association.take(packet)
+
+    def _answer_handshake(self, ssl: SSL.Connection) -> None:
+        try:
+            while True:  # a flight has several records
+                self.ice.send_now((ssl.bio_read(READ_BYTES),))
+        except SSL.Error:
+            return
+
+    @property
+    def pair(self) -> tuple[Address, Address, CandidateKind | None] | None:
+        """Our address, theirs, and of what kind they said theirs is."""
+        return self.ice.pair
+
+    def shut(self) -> list[asyncio.Task[None]]:
+        """End everything at once; returns tasks that end in the next turns. Idempotent."""
+        if self.ice.is_shut:
+            return []
+        self.association.drop()
+        tasks = []
+        if self._ssl is not None:
+            try:
+                self._ssl.shutdown()
+                self.ice.send_now((self._ssl.bio_read(READ_BYTES),))
+            except SSL.Error:
+                pass
+            self._ssl = None
+        if isinstance(self._dtls._task, asyncio.Task):
+            self._dtls._task.cancel()
+            tasks.append(self._dtls._task)
+        return [*tasks, *self.ice.shut()]

@@ -1,0 +1,256 @@
+"""Which dial starts when: pure. Everything that may work is raced, nothing waits for a failure.
+
+A *way* is a dialler. While there is no link all ways are tried, each with a back-off of its own; with one,
+those that could bring a better one (path_selection.py), more patiently; and a relay, to stand by behind a
+path that a router may end. Whatever changes (addresses, the peer's record, the NAT) starts all of it anew.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from meshd.base.backoff import Backoff
+from meshd.link.interface import LinkKind
+from meshd.peer.path_selection import RELAYED, Rank, fragile, rank_of
+
+# Seconds after the first dial of a race. TCP wins wherever it works, and the UDP kinds load heavy libraries:
+# they begin when a near peer would have answered. What needs signals first begins while the plain dial runs.
+_DELAY = {LinkKind.TCP: 0.0, LinkKind.RELAY: 0.0, LinkKind.WEBRTC: 0.15, LinkKind.QUIC: 0.2}
+_LATER_DELAY = {LinkKind.TCP: 0.1, LinkKind.RELAY: 0.1, LinkKind.WEBRTC: 0.15, LinkKind.QUIC: 0.3}
+
+RETRY = Backoff(first=0.2, factor=1.8, most=15.0)
+# A peer that says no will most likely say it again: a ban, a full node, another version.
+RETRY_REFUSED = Backoff(first=5.0, factor=2.0, most=120.0)
+# From relayed to direct: what has become possible is to be used within a minute, with the time of an attempt.
+UPGRADE = Backoff(first=3.0, factor=1.6, most=30.0)
+# The same by the side that does not lead, for kinds that both sides begin together: the leader does it too.
+UPGRADE_BEHIND = Backoff(first=8.0, factor=1.6, most=45.0)
+BEHIND_DELAY = 2.0  # seconds more for its first one: most often the leader has brought a link by then
+# From relayed to direct by a second kind over the same path, which the first one most likely finds as well.
+UPGRADE_SPARE = Backoff(first=8.0, factor=1.8, most=120.0)
+# Within a LAN plain TCP nearly always works; on busy machines it may take longer than the others hold back,
+# which are then in its way. Where it does not work, a relay bridges this.
+NEAR_DELAY = 0.7
+# From UDP to TCP, and to a relay that stands by: nobody waits for it.
+IMPROVE = Backoff(first=10.0, factor=2.0, most=300.0)
+
+SHORT_LIFE = 1.0  # seconds; a link that ends so soon has failed
+MOST_SHORT = 4  # that lengthen the back-off: a path that is cut again and again still carries data
+LONG_LIFE = 60.0  # seconds; after a link that lived so long a refusal is forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A dialler, the `nth` of its kind in the order of trouble: plain TCP, punched TCP; plain QUIC, QUIC over
+    ICE, QUIC by a search for ports; relays, a relaying member. `spare`: WebRTC takes the same path."""
+
+    kind: LinkKind
+    nth: int = 0
+    spare: bool = False
+
+    @property
+    def delay(self) -> float:
+        """Seconds after a race begins."""
+        return (_LATER_DELAY if self.nth else _DELAY)[self.kind]
+
+    @property
+    def rank(self) -> Rank:
+        """Of the links that it makes."""
+        return rank_of(self.kind, RELAYED if self.kind is LinkKind.RELAY else "")
+
+    @property
+    def together(self) -> bool:
+        """Do both sides begin it together, told by signals?"""
+        return self.kind is LinkKind.WEBRTC or (self.nth > 0 and self.kind is not LinkKind.RELAY)
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """A link that there is; `path`, `passing` as in LinkInfo, `lively`: heard from in both directions."""
+
+    kind: LinkKind
+    path: str
+    selected: bool
+    lively: bool
+    passing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the plan is made of. `possible`: there is anything to dial. `near`: the peer seems to be in our
+    LAN."""
+
+    present: tuple[Present, ...]
+    possible: bool = True
+    leads: bool = True
+    near: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Ways to start and attempts to give up, by index; `at`: look again then (loop seconds), or when told."""
+
+    start: tuple[int, ...] = ()
+    drop: tuple[int, ...] = ()
+    at: float | None = None
+
+
+def ways(kinds: Sequence[LinkKind]) -> tuple[Way, ...]:
+    """The ways of diallers of these kinds, in their order."""
+    found = (Way(kind, kinds[:index].count(kind)) for index, kind in enumerate(kinds))
+    spare = Way(LinkKind.QUIC, 1) if LinkKind.WEBRTC in kinds else None
+    return tuple(replace(way, spare=way == spare) for way in found)
+
+
+def wish(way: Way, facts: Facts) -> Backoff | None:
+    """How eagerly a way is tried with these links; None: not at all."""
+    lively = [link for link in facts.present if link.lively and not link.passing]
+    if not lively:
+        return RETRY
+    carrier = next((link for link in lively if link.selected), None)
+    if carrier is None:
+        carrier = min(lively, key=lambda link: rank_of(link.kind, link.path))
+    rank = rank_of(carrier.kind, carrier.path)
+    if any(link.kind is way.kind for link in lively):
+        return None
+    if way.rank is Rank.RELAYED:
+        return IMPROVE if fragile(carrier.kind, carrier.path) else None
+    if rank is Rank.RELAYED:
+        if way.spare:
+            return UPGRADE_SPARE
+        return UPGRADE_BEHIND if way.together and not facts.leads else UPGRADE
+    return IMPROVE if way.rank < rank else None
+
+
+@dataclass(slots=True)
+class _State:
+    running: bool = False
+    bound: bool = False  # it has a link already, which is not given up
+    again: bool = False  # once more, whatever the wishes
+    forced: bool = False  # runs whatever the wishes
+    stale: bool = False  # begun before something changed
+    refused: bool = False  # by whoever answered there, who need not be the peer: a matter of this way alone
+    failures: int = 0
+    failed_at: float = 0.0
+    chance: float = 0.0
+    wanted_since: float | None = None
+
+    def ready_at(self, rule: Backoff, delay: float) -> float:
+        if self.failures:
+            rule = RETRY_REFUSED if self.refused else rule
+            return self.failed_at + rule.delay(self.failures - 1, self.chance)
+        return (self.wanted_since or 0.0) + delay
+
+
+@dataclass(slots=True)
+class Schedule:
+    """The attempts at one peer. Tell it what happens, and ask for the plan after each."""
+
+    ways: tuple[Way, ...]
+    _states: list[_State] = field(init=False)
+    _linked_at: float | None = None
+    _refusals: int = 0
+    _held_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._states = [_State() for _ in self.ways]
+
+    @property
+    def running(self) -> bool:
+        """Is anything being tried?"""
+        return any(state.running for state in self._states)
+
+    def plan(self, facts: Facts, now: float) -> Plan:
+        """What to do now."""
+        linked = any(link.lively for link in facts.present)
+        if not linked and self._linked_at is not None:
+            if now - self._linked_at >= SHORT_LIFE:  # else what failed to live is dialled with a back-off
+                for state in self._states:
+                    state.failures, state.wanted_since = 0, None
+            self._linked_at = None
+        elif linked and self._linked_at is None:
+            self._linked_at = now
+        drop: list[int] = []
+        later: list[tuple[float, int]] = []
+        for index, (way, state) in enumerate(zip(self.ways, self._states, strict=True)):
+            rule = wish(way, facts) if facts.possible else None
+            wanted = rule is not None or state.again
+            if not wanted:
+                state.wanted_since = None
+            elif state.wanted_since is None:
+                state.wanted_since = now
+            if state.running:
+                if not state.bound and (state.again or not (wanted or state.forced)):
+                    drop.append(index)
+            elif wanted:
+                behind = linked and way.together and not facts.leads
+                aside = facts.near and way.delay > 0
+                delay = way.delay + BEHIND_DELAY * behind + NEAR_DELAY * aside
+                at = now if state.again else max(state.ready_at(rule or RETRY, delay), self._held_until)
+                later.append((at, index))
+        start = [index for at, index in later if at <= now]
+        later = sorted(one for one in later if one[0] > now)
+        if not linked and not start and not self.running and now >= self._held_until:
+            # Nothing is left to wait for: who has not failed yet need not hold back.
+            start = [index for _, index in later if not self._states[index].failures][:1]
+        ahead = [at for at, index in later if index not in start]
+        return Plan(tuple(start), tuple(drop), ahead[0] if ahead else None)
+
+    def began(self, index: int) -> None:
+        """The attempt runs."""
+        state = self._states[index]
+        state.forced = state.again
+        state.running, state.again, state.stale, state.bound = True, False, False, False
+
+    def dialled(self, index: int) -> None:
+        """It has a link, which now greets."""
+        self._states[index].bound = True
+
+    def dropped(self, index: int) -> None:
+        """It was given up as the plan said."""
+        self._states[index].running = False
+
+    def made(self, index: int) -> None:
+        """Its link is attached."""
+        self._states[index].running = False
+
+    def failed(self, index: int, now: float, chance: float, *, refused: bool = False) -> None:
+        """It ended without a link (`refused`: whoever is there wants none), or the link was short-lived.
+
+        `chance` lies in [0, 1).
+        """
+        state = self._states[index]
+        state.running = False
+        if state.stale:
+            state.failures, state.stale = 0, False
+            return
+        state.failures += 1
+        state.failed_at, state.chance, state.refused = now, chance, refused
+
+    def refused(self, now: float, chance: float) -> None:
+        """The peer, proven, said no or broke the rules: it is left alone for a while."""
+        self._held_until = now + RETRY_REFUSED.delay(self._refusals, chance)
+        self._refusals += 1
+
+    def ended(self, index: int, *, lived: float, now: float, chance: float) -> None:
+        """An attached link of this way has ended."""
+        if lived >= LONG_LIFE:
+            self._refusals = 0
+        if lived >= SHORT_LIFE:
+            self._states[index].failures = 0
+        elif not self._states[index].running:
+            state = self._states[index]
+            state.failures = min(state.failures, MOST_SHORT - 1)
+            self.failed(index, now, chance)
+
+    def changed(self, facts: Facts, *, again: bool) -> None:
+        """Something is different now: forget the back-off.
+
+        `again`: our own addresses, or we slept. What is under way is begun anew, and the ways of the links
+        that there are get another try beside them: they may be dead without knowing it.
+        """
+        self._refusals, self._held_until = 0, 0.0
+        kinds = {link.kind for link in facts.present}
+        for way, state in zip(self.ways, self._states, strict=True):
+            state.failures = 0
+            state.stale = state.running
+            state.again = again and facts.possible and (way.kind in kinds or wish(way, facts) is not None)

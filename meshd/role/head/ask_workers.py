@@ -1,0 +1,111 @@
+"""All workers are asked for an offer at once; those that only say "soon" are not waited for long."""
+
+import asyncio
+from collections.abc import Sequence
+
+from meshd.base import log
+from meshd.base.errors import MeshdError, Refused
+from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
+from meshd.model.weights_index import WeightsIndex
+from meshd.role.head.lease_client import Lender
+from meshd.wire.lease import Acquire
+from meshd.wire.native import NativeVersion
+
+LATE_SECONDS = 30.0  # for the others, once enough have offered: a trial of a GPU takes some seconds
+LATE_AGAIN_SECONDS = 3.0  # for those that were late the time before
+NOT_READY = "not_ready"  # code of what is said of them
+LOG = log.get("serve")
+
+
+class Asking:
+    """`ask` once. `blamed` gets whoever says nothing, or nonsense, and why.
+
+    `slow` are workers that were late the last time they were asked: one of them can hold up one load, and no
+    further one until it has offered.
+    """
+
+    def __init__(
+        self,
+        lenders: Sequence[Lender],
+        *,
+        enough: int,
+        slow: set[PeerId],
+        blamed: dict[PeerId, str],
+    ) -> None:
+        self._lenders = lenders
+        self._enough = enough
+        self._slow = slow
+        self._blamed = blamed
+
+    async def ask(self, acquire: Acquire, refusals: list[MeshdError]) -> list[Lender]:
+        """Those with an offer; why the others have none is added to `refusals`."""
+        async with Owner() as owner:
+            asked = [
+                owner.start(self._ask_one(lender, acquire, refusals), name=f"ask {lender.name}")
+                for lender in self._lenders
+            ]
+            for lender in await self._late(asked):
+                refusals.append(self._leave_out(lender))
+            owner.cancel()
+        for lender in self._lenders:
+            if lender.offer is not None:
+                self._slow.discard(lender.peer)
+        return [lender for lender in self._lenders if lender.offer is not None]
+
+    async def _late(self, asked: Sequence[asyncio.Task[None]]) -> list[Lender]:
+        """Those without an answer when it is time to plan."""
+        waiting = {task for task in asked if not task.done()}
+        while waiting and sum(lender.offer is not None for lender in self._lenders) < self._enough:
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        since = asyncio.get_running_loop().time()
+        while True:
+            late = [lender for lender, task in zip(self._lenders, asked, strict=True) if task in waiting]
+            first = any(lender.peer not in self._slow for lender in late)
+            left = since + (LATE_SECONDS if first else LATE_AGAIN_SECONDS) - asyncio.get_running_loop().time()
+            if not late or left <= 0:
+                return late
+            _, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+    def _leave_out(self, lender: Lender) -> Refused:
+        error = Refused(f"{lender.name} is not ready yet: {lender.progress}", code=NOT_READY)
+        LOG.warning("worker_left_out", peer=lender.peer.short, name=lender.name, why=error.what)
+        self._slow.add(lender.peer)
+        return error
+
+    async def _ask_one(self, lender: Lender, acquire: Acquire, refusals: list[MeshdError]) -> None:
+        try:
+            await lender.ask(acquire)
+        except MeshdError as error:
+            LOG.warning("worker_left_out", peer=lender.peer.short, name=lender.name, why=error.what)
+            refusals.append(error)
+            if not isinstance(error, Refused):  # it said nothing, or what makes no sense
+                self._blamed[lender.peer] = error.what
+        finally:
+            if lender.offer is None:
+                lender.release()
+
+
+def acquire_for(
+    alias: str,
+    index: WeightsIndex,
+    version: NativeVersion,
+    incarnation: bytes,
+    operations: tuple[str, ...],
+) -> Acquire:
+    """The question, the same for all."""
+    return Acquire(
+        incarnation=incarnation,
+        model=alias[:100],
+        fingerprint=index.fingerprint,
+        native_pin=version.pin,
+        native_patches=version.patches,
+        operations=operations,
+    )
+
+
+def not_ready(refusals: Sequence[MeshdError]) -> str:
+    """Who was late, in words; empty when nobody was."""
+    return "; ".join(
+        error.what for error in refusals if isinstance(error, Refused) and error.code == NOT_READY
+    )

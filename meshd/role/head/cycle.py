@@ -1,0 +1,337 @@
+"""The head: waits for workers, takes leases, plans the split, runs llama-server; starts over when one dies.
+
+One task owns the cycle *wait, ask, plan, reserve, load, serve*; whatever ends a cycle (a worker lost,
+llama-server gone) leads back to its beginning with the reason in the status. The gateway asks for
+`readiness` and never talks to the mesh.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.backoff import Backoff
+from meshd.base.boundary import Fault, contained
+from meshd.base.errors import MeshdError, Refused, UserError
+from meshd.gateway.interface import ModelState, Readiness
+from meshd.identity.keys import PeerId
+from meshd.model.layers import ModelLayers, read_layers
+from meshd.model.weights_index import WeightsIndex
+from meshd.peer.interface import PeerState, PeerStatus
+from meshd.process.interface import ChildStatus
+from meshd.role.head.device_exclusions import Unable
+from meshd.role.head.llama_args import read_extra
+from meshd.role.head.model_run import HeadRun
+from meshd.role.head.run_end import Loaded, ServerDied
+from meshd.role.head.split_plan import HeadOptions, PlainRpc
+from meshd.role.head.stock_rpc import ask_plain
+from meshd.role.head.unreachable import as_reached
+from meshd.role.head.worker_choice import Roster
+from meshd.role.interface import Kit, ModelStatus, RoleStatus
+from meshd.role.native.device_trial import Fitness
+from meshd.store.interface import HashProgress, WeightsFile
+from meshd.tunnel.interface import TunnelStatus
+
+MORE_WORKERS_SECONDS = 3.0  # for others that are known, once enough are there
+TRY_AGAIN_SECONDS = 20.0
+RETRY = Backoff(first=0.3, factor=2.0, most=15.0)
+SERVER_TRIES = 3  # of llama-server with one split: then it is not chance
+SERVER_TRIES_ANY = 6  # with whatever split: free memory, and so the split, may be another each time
+SERVER_RETRY = Backoff(first=30.0, factor=2.0, most=600.0)
+LOG = log.get("serve")
+
+
+class Serve:
+    """Implements Role, and gateway.interface.Upstream."""
+
+    def __init__(self, kit: Kit, file: WeightsFile, options: HeadOptions) -> None:
+        self._kit = kit
+        self._file = file
+        self._options = options
+        read_extra(options.extra)  # what cannot be given is an error at the start
+        self._layers: ModelLayers = read_layers(file.headers, name=file.name)
+        self._index: WeightsIndex | None = None
+        self._readiness = Readiness(ModelState.WAITING, "starting")
+        self._run: HeadRun | None = None
+        self._loaded = Loaded()
+        self._why_lost = ""  # the model that was ready last
+        self._failures = 0
+        self._roster = Roster(kit.mesh, least=options.min_workers)
+        self._unable = Unable()
+        self._slow: set[PeerId] = set()
+        self._fitness = Fitness(
+            kit.native, kit.run_to_end, logs=kit.logs, kept=kit.passed_trials, machine=options.machine
+        )
+        self._restarts = 0  # of llama-server, those that nobody asked for
+        self._why_restarted = ""  # the last of them
+        self._server_failures = 0  # in a row
+        self._server_failures_same = 0  # of them, the last with one split
+        self._server_died: ServerDied | None = None
+
+    # Upstream.
+
+    @property
+    def socket_path(self) -> Path:
+        """See Upstream."""
+        return self._kit.run_dir / "llama.sock"
+
+    @property
+    def readiness(self) -> Readiness:
+        """See Upstream. While the weights of workers are loaded it says how far they are."""
+        loads = self._run.loads if self._run is not None and not self._run.loaded else ()
+        if self._readiness.state is not ModelState.LOADING or not loads:
+            used = self._run.workers if self._run is not None else ()
+            return as_reached(self._readiness, self._kit.mesh, used)
+        reason = "; ".join([self._readiness.reason, *(load.text for load in loads)])
+        done = sum(load.share * load.total_bytes for load in loads)
+        done /= max(1, sum(load.total_bytes for load in loads))
+        return replace(self._readiness, reason=reason, progress=done, workers=loads)
+
+    @property
+    def model_name(self) -> str:
+        """See Upstream."""
+        return self._file.name.removesuffix(".gguf")
+
+    async def upstream_broke(self, why: str) -> str:
+        """See Upstream. The cycle would notice its end as well, but no request may fail in between."""
+        if (run := self._run) is None or not run.loaded:  # the cycle has noticed
+            return self._why_lost or why
+        if self._readiness.state is ModelState.READY:
+            LOG.warning("upstream_broke", why=why)
+            self._tell(ModelState.LOADING, why)
+        run.end.seen(why)
+        return await run.end.why()
+
+    def generated(self, total: int, *, alone: bool) -> None:
+        """See Upstream."""
+        if self._run is not None:
+            self._run.token_cost.generated(total, alone=alone)
+
+    # Role.
+
+    @property
+    def status(self) -> RoleStatus:
+        """See Role."""
+        children: Sequence[ChildStatus] = ()
+        tunnels: Sequence[TunnelStatus] = ()
+        if self._run is not None:
+            children = [self._as_one(child) for child in self._run.children]
+            tunnels = self._run.tunnels
+        elif self._readiness.state is ModelState.FAILED and self._server_died is not None:
+            children = [self._server_died.as_child(self._restarts, self._server_failures)]
+        loaded, readiness = self._loaded, self.readiness
+        model = ModelStatus(
+            name=self.model_name,
+            fingerprint=self._index.fingerprint if self._index is not None else "",
+            state=readiness.state.value,
+            reason=readiness.reason,
+            load_seconds=loaded.seconds,
+            weights_local_bytes=loaded.report.local_bytes,
+            weights_network_bytes=loaded.report.network_bytes,
+            tensors_from_network=loaded.report.from_network,
+            bytes_per_token=self._bytes_per_token(),
+            split=loaded.split,
+            progress=readiness.progress,
+            workers=self._run.loads if self._run is not None else (),
+        )
+        return RoleStatus(children=children, tunnels=tunnels, model=model, unfit=self._fitness.notes)
+
+    def _bytes_per_token(self) -> float | None:
+        run = self._run
+        if run is not None and run.loaded and not run.workers:
+            return 0.0
+        return run.token_cost.bytes_per_token if run is not None else None
+
+    def _as_one(self, child: ChildStatus) -> ChildStatus:
+        """Each life of the model has a llama-server of its own; its user sees one that is restarted."""
+        again = self._restarts and child.is_up
+        reason = f"the last time because {self._why_restarted}" if again else child.reason
+        return replace(child, restarts=self._restarts, reason=reason)
+
+    async def serve(self) -> None:
+        """See Role."""
+        self._tell(ModelState.LOADING, "reading the model file once to know its weights by content")
+        await self._know_file()
+        while True:
+            restarts, why = self._restarts, await self._cycle()
+            self._why_restarted = why if self._restarts > restarts else self._why_restarted
+            self._failures += 1
+            self._loaded = Loaded()
+            self._tell(ModelState.LOADING, why)
+            LOG.warning("model_lost", why=why)
+            await asyncio.sleep(RETRY.delay(self._failures - 1, 0.0))
+
+    async def _know_file(self) -> None:
+        """Costs nothing while the file is as it was. Raises UserError."""
+        before, self._index = self._index, await self._file.index(self._hash_progress)
+        if before is not None and before.fingerprint != self._index.fingerprint:
+            self._unable = Unable()  # another model
+        if not self._file.paths_unchanged():  # llama-server opens the path, the workers know what was there
+            raise UserError(
+                f"`{self._file.name}` was replaced by another file",
+                hint="start `meshd serve` again to serve it",
+            )
+        self._layers = read_layers(self._file.headers, name=self._file.name)
+
+    def _hash_progress(self, progress: HashProgress) -> None:
+        done = progress.done / max(1, progress.total)
+        self._tell(ModelState.LOADING, progress.text, progress=done)
+
+    def _tell(self, state: ModelState, reason: str, *, progress: float | None = None) -> None:
+        if (state, reason) != (self._readiness.state, self._readiness.reason):
+            LOG.info("model_state", state=state.value, why=reason)
+        self._readiness = Readiness(state, reason, progress=progress)
+
+    async def _cycle(self) -> str:
+        """One life of the model; returns why it ended."""
+        workers = await self._wait_for_workers()
+        try:
+            await self._know_file()
+            plain = await ask_plain(self._options.rpc, protocol=self._kit.native.version.rpc)
+        except MeshdError as error:
+            return await self._failed(error)
+        run = self._run = self._new_run(plain)
+        try:
+            why = await contained(run.run(workers), source="workers", name="model")
+        except Fault as error:  # of what a worker said, most likely: another life may do without it
+            return f"the model cannot be run: {error.what}"
+        except MeshdError as error:
+            self._end_run(run, workers)
+            return _text(error) if run.blame.anybody else await self._failed(error)
+        finally:
+            self._end_run(run, workers)
+        if run.loaded:
+            self._why_lost = why
+        tried_enough = self._server_failures_same >= SERVER_TRIES or self._server_failures >= SERVER_TRIES_ANY
+        if run.server_died is not None and tried_enough:
+            await self._server_failed(why)
+        return why
+
+    def _new_run(self, plain: Sequence[PlainRpc]) -> HeadRun:
+        assert self._index is not None
+        return HeadRun(
+            kit=self._kit,
+            file=self._file,
+            index=self._index,
+            layers=self._layers,
+            options=self._options,
+            plain=plain,
+            unable=self._unable,
+            fitness=self._fitness,
+            slow=self._slow,
+            apart=self._roster.standings.are_apart,
+            socket=self.socket_path,
+            alias=self.model_name,
+            told=lambda text: self._tell(ModelState.LOADING, text),
+            on_loaded=self._on_loaded,
+        )
+
+    def _end_run(self, run: HeadRun, workers: Sequence[PeerStatus]) -> None:
+        """Remember what the next life should know, once; what the split was is over."""
+        if self._run is not run:
+            return
+        self._run = None
+        self._loaded = Loaded()
+        self._restarts += run.started and not self._was_stopped(run)
+        now = asyncio.get_running_loop().time()
+        run.blame.tell(self._roster.standings, workers, now)
+        if run.loaded:
+            self._server_failures, self._server_died = 0, None
+        elif run.server_died is not None:
+            died, before = run.server_died, self._server_died
+            same = before is not None and before.split == died.split
+            self._server_failures += 1
+            self._server_failures_same = self._server_failures_same + 1 if same else 1
+            self._server_died = died
+
+    def _was_stopped(self, run: HeadRun) -> bool:
+        """A worker of it has said goodbye, or left the mesh: the model is loaded without it, as was meant."""
+        return not {p.peer for p in self._kit.mesh.peers() if not p.stopped}.issuperset(run.workers)
+
+    def _on_loaded(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._failures = 0
+        if self._run is not None:
+            self._roster.standings.worked(self._run.workers)
+            self._roster.all_needed = False
+            self._unable.worked(self._run.workers)
+        self._tell(ModelState.READY, "; ".join([loaded.why, *self._left_out()]))
+
+    async def _server_failed(self, why: str) -> None:
+        """It ends each time before it is ready: say so, and try again when something may have changed."""
+        extra = " ".join(self._options.extra)
+        hint = f"look at what stands after `--`: `{extra}`" if extra else "`meshd logs llama-server` has all"
+        self._tell(ModelState.FAILED, f"{self._server_failures} times in a row: {why} ({hint})")
+        LOG.error("model_failed", why=why, hint=hint)
+        await self._until_peers_change(SERVER_RETRY.delay(max(0, self._server_failures - SERVER_TRIES), 0.0))
+
+    async def _failed(self, error: MeshdError) -> str:
+        """A failure that the next try would meet again waits for another state of the mesh."""
+        why = _text(error)
+        if isinstance(error, UserError | Refused) and self._roster.spares():
+            self._roster.all_needed = True  # it may be one of them that is lacking
+        elif isinstance(error, UserError):
+            self._tell(ModelState.FAILED, why)
+            LOG.error("model_failed", why=error.what, hint=error.hint)
+            await self._until_peers_change()
+        elif isinstance(error, Refused):
+            self._tell(ModelState.WAITING, why)
+            await self._until_peers_change()
+        return why
+
+    async def _until_peers_change(self, seconds: float = TRY_AGAIN_SECONDS) -> None:
+        """Or for a while: free memory comes back without a word to anybody."""
+        before = {peer.peer for peer in self._roster.workers()}
+        seen = -1
+        try:
+            async with asyncio.timeout(seconds):
+                while {peer.peer for peer in self._roster.workers()} == before:
+                    seen = await self._kit.mesh.changed(seen)
+        except TimeoutError:
+            return
+
+    # Waiting.
+
+    async def _wait_for_workers(self) -> list[PeerStatus]:
+        least = self._options.min_workers
+        seen = -1
+        while len(self._roster.workers()) < least:
+            there, left_out = len(self._roster.connected()), self._left_out()
+            why = f"waiting for workers: {there} of {least} connected"
+            self._tell(ModelState.WAITING, "; ".join([why, *left_out]))
+            try:
+                async with asyncio.timeout_at(self._roster.next_try()):
+                    seen = await self._kit.mesh.changed(seen)
+            except TimeoutError:
+                LOG.info("worker_tried_again")
+        if least:
+            await self._wait_for_more()
+        for why in self._roster.used_all_the_same():
+            LOG.warning("worker_used_all_the_same", why=f"there are too few others: {why}")
+        return self._roster.workers()
+
+    def _left_out(self) -> list[str]:
+        banned = [
+            f"this node is banned, says `{peer.name}`: {peer.says_banned}"
+            for peer in self._kit.mesh.peers()
+            if peer.says_banned
+        ]
+        return banned[:1] + self._roster.left_out()
+
+    async def _wait_for_more(self) -> None:
+        """Give other workers that are known a moment."""
+        seen = -1
+        try:
+            async with asyncio.timeout(MORE_WORKERS_SECONDS):
+                while any(
+                    peer.role == "worker" and peer.state is not PeerState.CONNECTED
+                    for peer in self._kit.mesh.peers()
+                ):
+                    seen = await self._kit.mesh.changed(seen)
+        except TimeoutError:
+            return
+
+
+def _text(error: MeshdError) -> str:
+    return f"{error.what} ({error.hint})" if error.hint else error.what

@@ -1,0 +1,241 @@
+"""The head's side of one lease: asks a worker, holds the lease and the tunnel to its rpc-server."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from meshd.base import log
+from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
+from meshd.base.shares import PROGRESS_SHOWN
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import PeerStatus
+from meshd.peer.messages import MessageStream
+from meshd.role.interface import Kit, Tunnel
+from meshd.rpc.head_timeouts import Patience
+from meshd.rpc.protocol import SECRET_BYTES
+from meshd.tunnel.interface import SavedWeights
+from meshd.wire.lease import (
+    LEASE_SERVICE,
+    RPC_SERVICE,
+    Acquire,
+    Admit,
+    Grant,
+    LeaseMessage,
+    Loaded,
+    Lost,
+    Neighbour,
+    Offer,
+    Progress,
+    Reached,
+    Reserve,
+    decode,
+)
+from meshd.wire.native import NativeVersion, difference
+
+PLAIN_DEVICE = "CPU"  # upstream's name of it; BLAS and AMX are CPUs as well, with buffers of their own
+ANSWER_SECONDS = 30.0  # without a word of progress
+OFFER_SECONDS = (
+    600.0  # with it: what a worker does meanwhile, hashing above all, goes on when it is asked again
+)
+GRANT_SECONDS = 120.0  # with it: an rpc-server is given up after 60 s
+LOG = log.get("serve")
+
+
+def why_unfit(mine: NativeVersion, worker: PeerStatus) -> Refused | None:
+    """Why the llama.cpp of a worker cannot work with ours: it need not be asked."""
+    found = difference(mine, worker.native) if worker.native is not None else None
+    if found is None or found.fits:
+        return None
+    error = Refused(f"{worker.name} {found.what}", code="version", hint=found.hint)
+    LOG.warning("worker_left_out", peer=worker.peer.short, name=worker.name, why=error.what)
+    return error
+
+
+class Lender:
+    """One worker as this head uses it. `until_lost` runs after `until_granted`."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        *,
+        peer: PeerId,
+        name: str,
+        owner_pid: Callable[[], int | None] | None,
+        saved: SavedWeights | None,
+        patience: Patience,
+        told: Callable[[str], None],
+    ) -> None:
+        """`saved`: llama-server is a stock one."""
+        self._kit = kit
+        self._messages: MessageStream | None = None
+        self._owner_pid = owner_pid
+        self._saved = saved
+        self.patience = patience
+        self._told = told
+        self.peer = peer
+        self.name = name
+        self.offer: Offer | None = None
+        self.progress = "it has not answered"  # its last word
+        self._words = PROGRESS_SHOWN.bucket(asyncio.get_running_loop().time())
+        self.tunnel: Tunnel | None = None
+        self.unreached: dict[int, str] = {}  # neighbours to which it has no way, and why
+        self._lease_id = b""
+        self._compressed = 0
+        self._introduced: set[int] = set()
+        self.secret = kit.random(SECRET_BYTES) if kit.native.patched else b""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Through its tunnel."""
+        return self.tunnel.status.sent_bytes if self.tunnel is not None else 0
+
+    async def ask(self, acquire: Acquire) -> Offer:
+        """What the worker could lend. Raises Refused with its reason, Broken."""
+        stream = self._kit.mesh.open_stream(self.peer, LEASE_SERVICE, metadata={})
+        self._messages = MessageStream(stream)
+        await self._messages.send(acquire.encode())
+        answer = await self._answer(OFFER_SECONDS)
+        if not isinstance(answer, Offer):
+            raise RemoteProtocolError("lease: expected `offer`", code="lease")
+        self.offer = answer
+        return answer
+
+    async def reserve(self, bytes_per_device: tuple[int, ...]) -> None:
+        """Take a part of the offer. Raises Broken.
+
+        The tunnel is there at once where the worker has told the lease's id: what goes through it waits there
+        for the rpc-server.
+        """
+        assert self._messages is not None and self.offer is not None
+        await self._messages.send(Reserve(bytes_per_device).encode())
+        if self.offer.lease_id:
+            self._open_tunnel(self.offer.lease_id, self.offer.compressed)
+
+    async def until_granted(self) -> None:
+        """The tunnel is there. Raises Refused, Broken."""
+        answer = await self._answer(GRANT_SECONDS)
+        if not isinstance(answer, Grant):
+            raise RemoteProtocolError("lease: expected `grant`", code="lease")
+        if self.tunnel is None:
+            self._open_tunnel(answer.lease_id, answer.compressed)
+        elif answer.lease_id != self._lease_id:
+            raise RemoteProtocolError("lease: granted is another than was offered", code="lease")
+
+    def _open_tunnel(self, lease_id: bytes, compressed: int) -> None:
+        self._lease_id, self._compressed = lease_id, compressed
+        self.tunnel = self._kit.make_tunnel(
+            peer=self.peer,
+            service=RPC_SERVICE,
+            metadata={"lease": lease_id},
+            secret=self.secret,
+            owner_pid=self._owner_pid,
+            saved=self._saved_here(),
+            on_broken=self._tunnel_broken,
+            compressed=compressed,
+            watch=self.patience.connection,
+        )
+
+    def _saved_here(self) -> SavedWeights | None:
+        if self._saved is None or self.offer is None:
+            return self._saved
+        plain = all(device.name == PLAIN_DEVICE for device in self.offer.devices)
+        return replace(self._saved, plain_sizes=plain)
+
+    async def say_loaded(self) -> None:
+        """The worker may lend what is free then."""
+        self.patience.loaded = True
+        await self._tell(Loaded())
+
+    @property
+    def can_push(self) -> bool:
+        """Whether it knows how to send to another worker, and to take from one."""
+        return self.offer is not None and self.offer.push
+
+    @property
+    def endpoint(self) -> str:
+        """As llama-server names it; empty before the lease."""
+        return self.tunnel.endpoint if self.tunnel is not None else ""
+
+    async def admit(self, peer: PeerId) -> None:
+        """Another worker of ours may push to its rpc-server."""
+        await self._tell(Admit(peer.raw))
+
+    async def introduce(self, number: int, other: "Lender") -> None:
+        """Its rpc-server may push to that of another worker of ours, by this number.
+
+        What goes between the two is ours as well: compressed as we want it, if all three take it.
+        """
+        self._introduced.add(number)
+        compressed = other._compressed if self._kit.compressed else 0
+        await self._tell(
+            Neighbour(number, other.peer.raw, other._lease_id, compressed, self._kit.always_compressed)
+        )
+
+    async def _tell(self, message: LeaseMessage) -> None:
+        """A lease that is lost meanwhile is `until_lost`'s matter."""
+        if self._messages is not None:
+            with contextlib.suppress(Broken):
+                await self._messages.send(message.encode())
+
+    def _tunnel_broken(self, error: MeshdError) -> None:
+        LOG.warning("tunnel_broken", peer=self.peer.short, why=error.what)
+
+    async def until_lost(self) -> Lost:
+        """Why the lease has ended on the worker's side, in its own words or in ours."""
+        assert self._messages is not None
+        try:
+            while True:
+                match decode(await self._messages.receive()):
+                    case Lost() as lost:
+                        return lost
+                    case Reached() as reached:
+                        self._reached(reached)
+                    case _:
+                        continue
+        except EndOfStream:
+            return Lost("ended", "the worker ended the lease")
+        except MeshdError as error:
+            return Lost("broken", error.what)
+
+    def _reached(self, reached: Reached) -> None:
+        if reached.why_not and reached.number in self._introduced:
+            self.unreached[reached.number] = reached.why_not
+
+    def release(self) -> None:
+        """Give the lease back: the worker ends its rpc-server."""
+        if self.tunnel is not None:
+            self.tunnel.close()
+        if self._messages is not None:
+            self._messages.stream.write_eof()
+            self._messages = None
+
+    async def _answer(self, most: float) -> LeaseMessage:
+        """The next that is not about progress, within `most` seconds. Raises Refused, Broken."""
+        try:
+            async with asyncio.timeout(most):
+                return await self._next_answer()
+        except TimeoutError:
+            raise Broken(f"{self.name} is not ready after {most:.0f} s: {self.progress}") from None
+
+    async def _next_answer(self) -> LeaseMessage:
+        assert self._messages is not None
+        while True:
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    message = decode(await self._messages.receive())
+            except TimeoutError:
+                raise Broken(f"no answer from {self.name} within {ANSWER_SECONDS:.0f} s") from None
+            except EndOfStream:
+                raise Broken(f"{self.name} ended the lease") from None
+            match message:
+                case Progress(text=text):
+                    self.progress = text
+                    if self._words.spend(1, asyncio.get_running_loop().time()):
+                        self._told(f"{self.name}: {text}")
+                case Lost(code=code, text=text, hint=hint):
+                    raise Refused(f"{self.name}: {text}", code=code, hint=hint)
+                case Reached() as reached:  # it may have been introduced before its rpc-server was there
+                    self._reached(reached)
+                case _:
+                    return message

@@ -1,0 +1,207 @@
+"""The llama-server of one life of a model: its command line, its descriptors, its reports, its end."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
+from meshd.base.tasks import Owner
+from meshd.model.plan import Plan
+from meshd.model.weights_index import WeightsIndex, encode_index
+from meshd.process.interface import Child, ChildFailed, ChildSpec, ChildStatus
+from meshd.role.head.lease_client import Lender
+from meshd.role.head.llama_args import read_extra
+from meshd.role.head.load_report import WeightsReport
+from meshd.role.head.push_plan import Pushing
+from meshd.role.head.split_plan import HeadOptions, PlainRpc
+from meshd.role.head.stock_weights import OpenNamedWeights
+from meshd.role.interface import Kit, Report
+from meshd.role.native import command_lines
+from meshd.role.native.fd_handover import Outgoing
+from meshd.store.interface import WeightsFile
+from meshd.tunnel.interface import SavedWeights
+
+LOST = "lost "  # a line of the report: the connection to this endpoint is lost for good, and why
+LOG = log.get("serve")
+SHOWN_LINES = 3  # of its output, where it ended
+SHOWN_WEIGHTS = 12  # by name in the log; status has all
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Why llama-server is of no use any more; its last lines if it has ended.
+
+    `endpoint` is that of the worker it lost, if it is for that.
+    """
+
+    why: str
+    tail: tuple[str, ...] = ()
+    endpoint: str = ""
+
+
+class LlamaServer:
+    """One process; `start` once, `close` at the end. What it reports is summed up in `report`."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        *,
+        file: WeightsFile,
+        index: WeightsIndex,
+        options: HeadOptions,
+        socket: Path,
+        alias: str,
+        pushing: Pushing,
+    ) -> None:
+        self._kit = kit
+        self._pushing = pushing
+        self._file = file
+        self._index = index
+        self._options = options
+        self._socket = socket
+        self._alias = alias
+        self._child: Child | None = None
+        self._outgoing = Outgoing()
+        self._pipe: Report | None = None
+        self._weights: OpenNamedWeights | None = None
+        self._lost: asyncio.Future[Over] = asyncio.get_running_loop().create_future()
+        self.report = WeightsReport({})
+
+    @property
+    def status(self) -> ChildStatus | None:
+        """None before its start."""
+        return self._child.status if self._child is not None else None
+
+    @property
+    def lost(self) -> Over | None:
+        """It has lost a worker, as it reported."""
+        return self._lost.result() if self._lost.done() else None
+
+    def saved(self) -> SavedWeights | None:
+        """For a stock program: what its tunnels compare with, until `close`. Raises MeshdError."""
+        if self._kit.native.patched:
+            return None
+        try:
+            self._weights = OpenNamedWeights(self._index, self._file)
+        except OSError as error:
+            raise MeshdError(f"the model file cannot be kept open: {error.strerror}") from None
+        return SavedWeights(self._weights, self.report.placed)
+
+    def start(self, plan: Plan, lenders: Sequence[Lender], plain: Sequence[PlainRpc], owner: Owner) -> None:
+        """Begin to run it in tasks of `owner`. Raises MeshdError."""
+        self._socket.unlink(missing_ok=True)
+        try:
+            pipe = self._pipe = self._kit.make_report()
+        except OSError as error:
+            raise MeshdError(f"llama-server cannot be started: {error.strerror}") from None
+        self._outgoing.add(pipe.child_end)
+        child = self._kit.make_child(lambda: self._spec(plan, lenders, plain, pipe), "llama-server")
+        self._child = child
+        owner.start(child.serve(), name="llama-server")
+        owner.start(self._read_report(pipe), name="llama-server report")
+
+    def _spec(
+        self, plan: Plan, lenders: Sequence[Lender], plain: Sequence[PlainRpc], pipe: Report
+    ) -> ChildSpec:
+        options = self._options
+        rest = read_extra(options.extra).rest
+        tunnels = [(lender.tunnel.endpoint, lender.secret) for lender in lenders if lender.tunnel is not None]
+        secrets = {endpoint: secret for endpoint, secret in tunnels if secret}
+        weights = secrets_end = peers = -1
+        if self._kit.native.patched:
+            weights = self._outgoing.add(self._kit.hand_over(encode_index(self._index)))
+            secrets_end = self._outgoing.add(self._kit.hand_over(command_lines.secrets_text(secrets)))
+            if ways := self._pushing.text():
+                peers = self._outgoing.add(self._kit.hand_over(ways))
+        head = command_lines.Head(
+            model=str(self._file.paths[0]),
+            socket=str(self._socket),
+            alias=self._alias,
+            endpoints=(*(endpoint for endpoint, _ in tunnels), *(server.endpoint for server in plain)),
+            plan=command_lines.without_overridden(plan.arguments, rest),
+            load_mode=options.load_mode,
+            extra=rest,
+        )
+        return ChildSpec(
+            name="llama-server",
+            argv=command_lines.llama_server(str(self._kit.native.llama_server), head),
+            log=self._kit.logs / "llama-server.log",
+            probe=self._kit.http_ready(self._socket),
+            env=command_lines.head_environment(
+                weights=weights,
+                secrets=secrets_end,
+                peers=peers,
+                report=pipe.child_end,
+                sockets=str(self._kit.run_dir),
+                activations=options.activations,
+            ),
+            hand_over=self._outgoing.give(),
+            ready_timeout=None,
+            redact=tuple(secret.hex() for secret in secrets.values()),
+        )
+
+    async def until_ready(self) -> Over | None:
+        """None when it answers that it has loaded. Raises UserError."""
+        assert self._child is not None
+        try:
+            await self._child.ensure_ready()
+        except ChildFailed as error:
+            return _ended(error.what, error.tail)
+        return None
+
+    async def until_over(self) -> Over:
+        """It has ended; or it runs and has lost a worker, after which it answers nothing any more."""
+        async with Owner() as owner:
+            ended = owner.start(self._until_ended(), name="llama-server end")
+            await asyncio.wait([ended, self._lost], return_when=asyncio.FIRST_COMPLETED)
+            owner.cancel()
+        return ended.result() if not ended.cancelled() else self._lost.result()
+
+    async def _until_ended(self) -> Over:
+        assert self._child is not None
+        status = self._child.status
+        while status.is_up:
+            status = await self._child.wait_changed(status)
+        return _ended(status.reason, status.tail)
+
+    async def _read_report(self, pipe: Report) -> None:
+        try:
+            while True:
+                line = await pipe.line()
+                self.report.line(line)
+                self._pushing.line(line)
+                if line.startswith(LOST) and not self._lost.done():
+                    endpoint, _, why = line.removeprefix(LOST).partition(" ")
+                    name = self.report.names.get(endpoint, endpoint)
+                    self._lost.set_result(Over(f"llama-server lost worker {name}: {why}", endpoint=endpoint))
+        except (EndOfStream, Closed, Broken):
+            return
+
+    def tell(self) -> None:
+        """Into the log, once a load: weights that crossed, and who gets hidden states in f32 all the same."""
+        for weight in self.report.from_network[:SHOWN_WEIGHTS]:
+            LOG.warning("weight_from_network", tensor=weight.name, node=weight.node, why=weight.reason)
+        if len(self.report.from_network) > SHOWN_WEIGHTS:
+            LOG.warning("weights_from_network", count=len(self.report.from_network))
+        if self._options.activations == "f32":
+            return
+        if not self._kit.native.patched:
+            LOG.warning("activations_f32", why="llama-server has no patches")
+        for node in self.report.unrounded:
+            LOG.warning("activations_f32", node=node, why="its rpc-server does not know how")
+
+    def close(self) -> None:
+        """Close what is ours; its owner has ended the process before."""
+        self._socket.unlink(missing_ok=True)  # llama-server leaves it there
+        self._outgoing.close()
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._weights is not None:
+            self._weights.close()
+
+
+def _ended(reason: str, tail: tuple[str, ...]) -> Over:
+    last = f"; last lines: {' | '.join(tail[-SHOWN_LINES:])}" if tail else ""
+    return Over(f"llama-server ended: {reason}{last}", tail)

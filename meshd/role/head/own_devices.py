@@ -1,0 +1,38 @@
+"""The devices of the head's own machine: which may compute, and which cannot."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from meshd.role.head.split_plan import HeadOptions
+from meshd.role.interface import Kit
+from meshd.role.native.device_trial import Fitness
+from meshd.role.native.devices import list_devices, pick
+from meshd.wire.lease import Device
+
+
+async def own_devices(
+    kit: Kit,
+    options: HeadOptions,
+    fitness: Fitness,
+    operations: Sequence[str],
+    told: Callable[[str], Awaitable[None]],
+) -> tuple[tuple[Device, ...], Mapping[str, str]]:
+    """The CPU and the GPUs that the head may use; and those of them that are unfit, each with the reason.
+
+    Raises MeshdError.
+    """
+    listed = await list_devices(
+        kit.native.rpc_server,
+        patched=kit.native.patched,
+        machine=options.machine,
+        run_to_end=kit.run_to_end,
+        log=kit.logs / "devices.log",
+    )
+    cpu = tuple(device for device in listed if device.name == "CPU")
+    asked = options.devices
+    if asked and set(asked) <= {"none", "CPU"}:
+        return cpu, {}
+    gpus = pick(listed, [name for name in asked if name != "CPU"])
+    wanted = tuple(device for device in gpus if device.kind == "gpu")
+    reasons = await fitness.unfit(wanted, operations, told)
+    unfit = {device.name: why for device, why in zip(wanted, reasons, strict=True) if why}
+    return (*cpu, *wanted), unfit

@@ -1,0 +1,125 @@
+"""Which workers of one life of a model send their activations straight to the next one: the head's side.
+
+The head introduces those whose layers follow one another, tells llama-server which of them may reach which,
+and hears what came of it: from the worker whether there is a way, from llama-server whether it is used.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from meshd.base import log
+from meshd.identity.keys import PeerId
+from meshd.model.plan import Plan
+from meshd.role.head.lease_client import Lender
+from meshd.role.head.split_plan import followers
+from meshd.role.interface import SplitPart
+from meshd.role.native import command_lines
+
+OFF = "switched off (`--no-push`)"
+APART = "with this push one of the two ended a lease before, and nobody knows which"
+LOG = log.get("serve")
+
+Place = tuple[str, str]  # node and device
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """From a worker to the one that has the layers behind its own; `number`: what RPC calls the latter."""
+
+    source: Lender
+    target: Lender
+    number: int
+
+    @property
+    def ends(self) -> Place:
+        """As llama-server names them."""
+        return self.source.endpoint, self.target.endpoint
+
+
+class Pushing:
+    """`introduce` once all leases are there; then `text` for llama-server, and `line` for what it reports."""
+
+    def __init__(self, *, allowed: bool, apart: Callable[[PeerId, PeerId], bool]) -> None:
+        """`allowed`: the user wants it, and llama-server knows how. `apart`: these two may not."""
+        self._allowed = allowed
+        self._apart = apart
+        self._ways: dict[Place, Way] = {}  # by where they lead
+        self._why_not: dict[Place, str] = {}
+        self._told: dict[Place, tuple[bool, str]] = {}  # by the ends of a way
+
+    async def introduce(self, plan: Plan, lenders: Sequence[Lender]) -> None:
+        """Tell the workers of each other. One that is lost meanwhile is found out elsewhere."""
+        numbers = {lender.name: number for number, lender in enumerate(lenders)}
+        by_name = {lender.name: lender for lender in lenders}
+        for before, behind in followers(plan):
+            place = behind.device.node, behind.device.name
+            source, target = by_name.get(before.device.node), by_name.get(behind.device.node)
+            if not self._allowed:
+                self._why_not[place] = OFF
+            elif source is None or target is None:
+                plain = behind if target is None else before
+                self._why_not[place] = f"{plain.device.node} is a plain rpc-server"
+            elif stock := [lender.name for lender in (source, target) if not lender.can_push]:
+                self._why_not[place] = f"{stock[0]} does not know how"
+            elif self._apart(source.peer, target.peer):
+                self._why_not[place] = APART
+            else:
+                self._ways[place] = Way(source, target, numbers[target.name])
+        ways = {way.ends: way for way in self._ways.values()}.values()
+        for way in ways:
+            await way.target.admit(way.source.peer)
+        for way in ways:
+            await way.source.introduce(way.number, way.target)
+
+    def text(self) -> bytes:
+        """For GGML_RPC_PEERS_FD; empty when no worker can push to another."""
+        ends = dict.fromkeys((*way.ends, way.number) for way in self._ways.values())
+        return command_lines.peers_text(tuple(ends))
+
+    def line(self, text: str) -> None:
+        """Take in a line of llama-server's report; others are left alone."""
+        match text.split(" ", 4):
+            case ["push", source, target, "yes"]:
+                self._told[source, target] = True, ""
+            case ["push", source, target, "no", *why]:
+                self._told[source, target] = False, " ".join(why)
+
+    def others(self, peer: PeerId, waited_for: PeerId | None) -> tuple[PeerId, ...]:
+        """Who may have made its rpc-server end the connection: the one whose tensor it waited for, or else
+        each that it pushes to or takes from, as far as is known.
+        """
+        found = []
+        for way in self._ways.values():
+            ends = (way.source.peer, way.target.peer)
+            if peer in ends and self._told.get(way.ends, (True, ""))[0]:
+                found.append(ends[1] if ends[0] == peer else ends[0])
+        return (waited_for,) if waited_for in found else tuple(dict.fromkeys(found))
+
+    def parts(self, split: Sequence[SplitPart]) -> tuple[SplitPart, ...]:
+        """The split as it is now, with how each part gets its activations."""
+        return tuple(self._part(part) for part in split)
+
+    def _part(self, part: SplitPart) -> SplitPart:
+        place = part.node, part.device
+        if (way := self._ways.get(place)) is not None:
+            pushed, why = self._result(way)
+            return replace(part, push=pushed, why_no_push=why)
+        if (why_not := self._why_not.get(place)) is not None:
+            return replace(part, push=False, why_no_push=why_not)
+        return part
+
+    def _result(self, way: Way) -> tuple[bool, str]:
+        """What llama-server found; why there is no way the worker knows better."""
+        pushed, why = self._told.get(way.ends, (False, "llama-server did not say"))
+        unreached: Mapping[int, str] = way.source.unreached
+        return pushed, "" if pushed else unreached.get(way.number) or why
+
+    def tell(self) -> None:
+        """Into the log, once a load."""
+        for way in self._ways.values():
+            pushed, why = self._result(way)
+            source, target = way.source.name, way.target.name
+            if pushed:
+                LOG.info("push_direct", source=source, target=target)
+            else:
+                LOG.warning("push_through_head", source=source, target=target, why=why)

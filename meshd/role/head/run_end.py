@@ -1,0 +1,80 @@
+"""What one life of the model on a head comes to, and how it ends (model_run.py)."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from meshd.process.interface import ChildState, ChildStatus
+from meshd.role.head.load_report import WeightsReport
+from meshd.role.interface import SplitPart
+
+LEASE_WORD_SECONDS = 1.0  # llama-server sees the loss of a worker; the lease tells why, a moment later
+
+
+class End:
+    """Why it ended: the first that is said."""
+
+    def __init__(self) -> None:
+        self._known: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._reported = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether anybody has said it."""
+        return self._known.done()
+
+    def say(self, why: str) -> None:
+        """For good."""
+        if not self._known.done():
+            self._known.set_result(why)
+
+    def seen(self, why: str) -> None:
+        """It has ended, and a worker may have a better reason."""
+        if not self._seen.done():
+            self._seen.set_result(why)
+
+    def reported(self, why: str) -> None:
+        """llama-server names the worker that it lost: better than what was seen, and no word of a lease."""
+        self._reported = why
+
+    async def word_of_a_lease(self) -> None:
+        """Give it a moment."""
+        await asyncio.wait([self._known], timeout=LEASE_WORD_SECONDS)
+
+    async def why(self) -> str:
+        """Waits for it."""
+        await asyncio.wait([self._known, self._seen], return_when=asyncio.FIRST_COMPLETED)
+        await self.word_of_a_lease()
+        if self._known.done():
+            return self._known.result()
+        return self._reported or self._seen.result()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a load came to; `seconds` None before the first."""
+
+    seconds: float | None = None
+    why: str = ""
+    split: tuple[SplitPart, ...] = ()
+    report: WeightsReport = field(default_factory=lambda: WeightsReport({}))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDied:
+    """llama-server ended, or made no token, before it was ready: with which split, and its last lines."""
+
+    split: tuple[SplitPart, ...]
+    tail: tuple[str, ...]
+
+    def as_child(self, starts: int, failures: int) -> ChildStatus:
+        """For status, while it is not started again after so many `starts`; `failures` in a row."""
+        return ChildStatus(
+            name="llama-server",
+            state=ChildState.FAILED,
+            pid=None,
+            restarts=max(0, starts - 1),
+            reason=f"ended {failures} times in a row before it was ready",
+            tail=self.tail,
+            crash_loop=True,
+        )

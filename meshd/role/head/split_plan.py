@@ -1,0 +1,249 @@
+"""From the workers' offers and this machine's devices to a plan, and from the plan to reservations: pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from meshd.base.errors import Refused
+from meshd.model.layers import ModelLayers
+from meshd.model.output import Way
+from meshd.model.plan import Device as PlanDevice
+from meshd.model.plan import DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
+from meshd.model.split import plan_split
+from meshd.peer.interface import PathStatus
+from meshd.role.head.llama_args import read_extra
+from meshd.role.interface import SplitPart
+from meshd.role.native.devices import SHARED_MEMORY
+from meshd.wire.lease import Device, Offer
+
+# A reservation is a limit, and what lies under it an estimate: a little more, so that an estimate that is
+# short by a few MiB does not fail a load that the machine could carry.
+SLACK_SHARE = 1.1
+SLACK_BYTES = 128 << 20
+UNUSED_BYTES = 1 << 20  # keeps a device without layers in the list, so that RPC<i> stays what the plan says
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRpc:
+    """An rpc-server of the LAN without meshd (`--rpc HOST:PORT`), with its devices' memory."""
+
+    endpoint: str
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOptions:
+    """What the user decided for a serving node."""
+
+    min_workers: int = 1
+    tensor_split: tuple[float, ...] = ()
+    ctx_size: int | None = None
+    devices: tuple[str, ...] = ()
+    rpc: tuple[str, ...] = ()
+    load_mode: str = "none"
+    push: bool = True
+    activations: str = "f32"
+    output: str = "auto"
+    extra: tuple[str, ...] = ()
+    machine: str = ""
+    node_name: str = "head"
+    node_id: str = ""
+    incarnation: bytes = b""
+    grace: float = 120.0  # how long answers wait for a worker out of reach
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A worker's offer, under the name of its node, and what lies between.
+
+    `unable`: devices that cannot run the model, and why. They are not started, nor are those without memory.
+    """
+
+    node: str
+    offer: Offer
+    way: Way | None = None
+    unable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Those that may take part, in their order."""
+        return tuple(device for device in self.offer.devices if not self.why_not(device))
+
+    def why_not(self, device: Device) -> str:
+        """Why a device of the offer takes no part; empty when it may."""
+        return self.unable.get(device.name, "") or ("" if device.free_bytes else "it has no free memory")
+
+
+def make_plan(
+    layers: ModelLayers,
+    *,
+    lent: Sequence[Lent],
+    plain: Sequence[PlainRpc],
+    own: Sequence[Device],
+    options: HeadOptions,
+    own_unable: Mapping[str, str] | None = None,
+) -> Plan:
+    """The split over workers, plain rpc-servers and this machine's devices, in this order.
+
+    `own` has the head's CPU and, unless `--device none`, the GPUs it may use; `own_unable` those of them that
+    cannot run the model, and why. Raises NotEnoughMemory, UserError; Refused when devices that cannot run the
+    model leave too few workers.
+    """
+    _check_able(lent, options.min_workers)
+    devices: list[PlanDevice] = []
+    for item in lent:
+        devices += [_remote(item.node, device, item.offer.machine, item.way) for device in item.devices]
+    for server in plain:
+        devices += [_remote(server.endpoint, device, "", None) for device in server.devices]
+    unable: list[LeftOut] = []
+    for device in own:
+        mine = PlanDevice(
+            node=options.node_name,
+            name=device.name,
+            free=device.free_bytes,
+            is_gpu=device.kind == "gpu",
+            is_head=True,
+            pool=pool_of(device, options.machine),
+        )
+        if why := (own_unable or {}).get(device.name):
+            unable.append(LeftOut(mine, why))
+        else:
+            devices.append(mine)
+    extra = read_extra(options.extra)
+    split = SplitOptions(
+        shape=extra.shape(layers, tokens=options.ctx_size),
+        tensor_split=options.tensor_split,
+        head_layers=options.devices != ("none",),
+        local_output={"head": True, "worker": False}.get(options.output),
+        sampled_with_output=extra.backend_sampling,
+    )
+    unable += [
+        LeftOut(_remote(item.node, device, "", None), why)
+        for item in lent
+        for device in item.offer.devices
+        if (why := item.why_not(device))
+    ]
+    told = "".join(f"; {item.device.label} left out: {item.why}" for item in unable)
+    try:
+        plan = plan_split(layers, devices, split)
+    except NotEnoughMemory as error:
+        raise NotEnoughMemory(
+            f"{error.what}{told}", hint=error.hint, largest_context=error.largest_context
+        ) from None
+    return replace(plan, left_out=(*plan.left_out, *unable), why=f"{plan.why}{told}")
+
+
+def _check_able(lent: Sequence[Lent], least: int) -> None:
+    able = sum(1 for item in lent if item.devices)
+    reasons = [
+        f"{item.node} {device.name}: {why}"
+        for item in lent
+        for device in item.offer.devices
+        if (why := item.why_not(device))
+    ]
+    if able < least and reasons:
+        raise Refused(f"{able} of {least} workers can take part", code="workers", hint="; ".join(reasons))
+
+
+def _remote(node: str, device: Device, machine: str, way: Way | None) -> PlanDevice:
+    return PlanDevice(
+        node=node,
+        name=device.name,
+        free=device.free_bytes,
+        is_gpu=device.kind == "gpu",
+        pool=pool_of(device, machine),
+        way=way,
+    )
+
+
+def way_to(paths: Sequence[PathStatus]) -> Way | None:
+    """By the path that carries data; None where it was never measured."""
+    path = next((path for path in paths if path.selected), None)
+    shortest = None if path is None else path.rtt if path.rtt_min is None else path.rtt_min
+    return None if path is None or shortest is None else Way(shortest, path.rate)
+
+
+def pool_of(device: Device, machine: str) -> str:
+    """Nodes on one machine share its main memory, and a card that several lend has its memory once."""
+    if device.kind == "cpu" or device.card == SHARED_MEMORY:
+        return f"{machine} memory" if machine else ""
+    return f"card {device.card}" if device.card else ""
+
+
+def without_idle(plan: Plan, lent: Sequence[Lent]) -> tuple[Plan, list[Lent]]:
+    """The plan without workers that hold no layer, and those that stay.
+
+    `RPC<i>` counts the devices behind `--rpc`, so those that come after one that is left out move up.
+    """
+    busy = {share.device.node for share in plan.shares if share.layers and not share.device.is_head}
+    renamed: dict[str, str] = {}
+    before = 0
+    for item in lent:
+        for _ in item.devices:
+            if item.node in busy:
+                renamed[f"RPC{before}"] = f"RPC{len(renamed)}"
+            before += 1
+    gone = before - len(renamed)
+    return (
+        replace(
+            plan,
+            shares=tuple(
+                replace(share, llama_name=_moved(share.llama_name, renamed, before, gone))
+                for share in plan.shares
+            ),
+            devices=tuple(_moved(name, renamed, before, gone) for name in plan.devices),
+        ),
+        [item for item in lent if item.node in busy],
+    )
+
+
+def _moved(name: str, renamed: dict[str, str], lent: int, gone: int) -> str:
+    number = name.removeprefix("RPC")
+    if name in renamed or not name.startswith("RPC") or not number.isdigit():
+        return renamed.get(name, name)
+    return f"RPC{int(number) - gone}" if int(number) >= lent else name  # a plain rpc-server of the LAN
+
+
+def why_idle(plan: Plan, node: str) -> str:
+    """Why a worker got no layer."""
+    reasons = [f"{item.device.label}: {item.why}" for item in plan.left_out if item.device.node == node]
+    return "; ".join(reasons) or f"{node}: no layer was left for it"
+
+
+def reservations(plan: Plan, lent: Sequence[Lent]) -> list[tuple[int, ...]]:
+    """Bytes to reserve of each device of each offer."""
+    wanted: list[tuple[int, ...]] = []
+    for item in lent:
+        counts = []
+        for device in item.offer.devices:
+            if item.why_not(device):
+                counts.append(0)  # not even started
+                continue
+            total = sum(
+                share.total
+                for share in plan.shares
+                if share.device.node == item.node and share.device.name == device.name
+            )
+            ask = int(total * SLACK_SHARE) + SLACK_BYTES if total else UNUSED_BYTES
+            counts.append(min(ask, device.free_bytes))
+        wanted.append(tuple(counts))
+    return wanted
+
+
+def followers(plan: Plan) -> list[tuple[DeviceShare, DeviceShare]]:
+    """Where activations pass from another machine to another: who has the layers before, who those behind."""
+    shares = [share for share in plan.shares if share.layers]
+    return [
+        (before, behind)
+        for before, behind in pairwise(shares)
+        if not (before.device.is_head or behind.device.is_head) and before.device.node != behind.device.node
+    ]
+
+
+def split_of(plan: Plan) -> tuple[SplitPart, ...]:
+    """The plan as status shows it: workers in their order, then this node's devices."""
+    shares = [share for share in plan.shares if not share.device.is_head]
+    shares += [share for share in plan.shares if share.device.is_head]
+    return tuple(
+        SplitPart(share.device.node, share.device.name, share.layers, share.weights) for share in shares
+    )

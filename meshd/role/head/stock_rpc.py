@@ -1,0 +1,74 @@
+"""Plain rpc-servers of the LAN (`--rpc HOST:PORT`): without meshd, without a secret, weights over the wire.
+
+Asked once before a load, while nobody uses the connection: such a server has one client at a time.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from meshd.base import log
+from meshd.base.errors import MeshdError, RemoteProtocolError
+from meshd.role.head.split_plan import PlainRpc
+from meshd.rpc import probe
+from meshd.rpc.protocol import ANSWER
+from meshd.wire.lease import Device
+
+ASK_SECONDS = 5.0
+LOG = log.get("serve")
+
+
+async def ask_plain(endpoints: Sequence[str], *, protocol: str) -> tuple[PlainRpc, ...]:
+    """The devices of each; `protocol` is ours (`7.0.0`). Raises MeshdError naming the server."""
+    servers = []
+    for endpoint in endpoints:
+        LOG.warning("plain_rpc", remote=endpoint, why="no encryption, no identity, weights over the network")
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                servers.append(PlainRpc(endpoint, await _devices(endpoint, protocol)))
+        except TimeoutError:
+            raise MeshdError(
+                f"the rpc-server `{endpoint}` does not answer",
+                hint="another client may be using it: it serves one at a time",
+            ) from None
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise MeshdError(
+                f"cannot use the rpc-server `{endpoint}`: {error}", hint="is it running, and the port right"
+            ) from None
+        except RemoteProtocolError as error:
+            raise MeshdError(
+                f"cannot use the rpc-server `{endpoint}`: {error.what}", hint=error.hint
+            ) from None
+    return tuple(servers)
+
+
+async def _devices(endpoint: str, protocol: str) -> tuple[Device, ...]:
+    host, _, port = endpoint.rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+
+    async def ask(request: bytes) -> bytes:
+        writer.write(request)
+        await writer.drain()
+        (size,) = ANSWER.unpack(await reader.readexactly(ANSWER.size))
+        if size > 1024:
+            raise RemoteProtocolError("an answer far too long", hint="is it llama.cpp's rpc-server")
+        return await reader.readexactly(size)
+
+    try:
+        version = probe.read_hello(await ask(probe.hello())).version
+        mine = tuple(int(part) for part in protocol.split("."))
+        if version[0] != mine[0] or version[1] > mine[1]:
+            theirs = ".".join(map(str, version))
+            raise RemoteProtocolError(
+                f"it speaks RPC protocol {theirs}, this build {protocol}",
+                hint="build both from one version of llama.cpp",
+            )
+        count = probe.read_count(await ask(probe.device_count()))
+        devices = []
+        for number in range(count):
+            memory = probe.read_memory(await ask(probe.device_memory(number)))
+            # the protocol does not tell what a device is; people lend GPUs this way, or have nothing better
+            devices.append(Device(f"RPC{number}", "gpu", endpoint[:64], memory.free, memory.total))
+        return tuple(devices)
+    finally:
+        writer.close()
+        await writer.wait_closed()

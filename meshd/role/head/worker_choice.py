@@ -1,0 +1,65 @@
+"""Which workers a head asks: those that may and are of use, and of the others no more than it needs."""
+
+import asyncio
+
+from meshd.identity.membership import Role
+from meshd.peer.interface import Mesh, PeerState, PeerStatus
+from meshd.role.head.worker_backoff import Standings
+
+
+class Roster:
+    """`least` workers are needed to begin."""
+
+    def __init__(self, mesh: Mesh, *, least: int) -> None:
+        self._mesh = mesh
+        self._least = least
+        self.standings = Standings()
+        self.all_needed = False
+        """The model cannot be run without those that are left out while there are enough others."""
+
+    def connected(self) -> list[PeerStatus]:
+        """All that lend devices, by name."""
+        peers = [peer for peer in self._mesh.peers() if peer.role == "worker"]
+        return sorted(
+            (peer for peer in peers if peer.state is PeerState.CONNECTED),
+            key=lambda peer: (peer.name, peer.peer),
+        )
+
+    def workers(self) -> list[PeerStatus]:
+        """Those that may be asked now; of unsteady ones only what is needed, the best first."""
+        able = [peer for peer in self.connected() if self._why_not(peer) is None]
+        unsteady = [peer for peer in able if self._unsteady(peer) is not None]
+        missing = max(0, self._least - (len(able) - len(unsteady)))
+        if self.all_needed:
+            missing = len(unsteady)
+        best = sorted(unsteady, key=lambda peer: self.standings.ends(peer.peer))
+        spared = {peer.peer for peer in best[missing:]}
+        return [peer for peer in able if peer.peer not in spared]
+
+    def used_all_the_same(self) -> list[str]:
+        """Why those that are asked now would be left out, were there enough others."""
+        return [why for peer in self.workers() if (why := self._unsteady(peer)) is not None]
+
+    def left_out(self) -> list[str]:
+        """For people: who is not asked now, and why."""
+        asked = {peer.peer for peer in self.workers()}
+        others = [peer for peer in self.connected() if peer.peer not in asked]
+        return [why for peer in others if (why := self._why_not(peer) or self._unsteady(peer)) is not None]
+
+    def spares(self) -> bool:
+        """Whether somebody is left out who could be asked all the same."""
+        able = sum(self._why_not(peer) is None for peer in self.connected())
+        return len(self.workers()) < able
+
+    def next_try(self) -> float | None:
+        """When the first that is left out for good reason may be tried again, in loop time."""
+        return self.standings.next_try(self.connected(), asyncio.get_running_loop().time())
+
+    def _why_not(self, peer: PeerStatus) -> str | None:
+        member = self._mesh.member(peer.peer)
+        if member is None or not member.may(Role.WORK):
+            return f"{peer.name} may not lend its devices (role `work` is missing)"
+        return self.standings.why_not(peer, asyncio.get_running_loop().time())
+
+    def _unsteady(self, peer: PeerStatus) -> str | None:
+        return self.standings.unsteady(peer.peer, asyncio.get_running_loop().time())

@@ -1,0 +1,144 @@
+"""Command lines and environment of the native children: pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+NO_WARMUP = "--no-warmup"
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """Inherited descriptors of an rpc-server; `weights` may be -1 for none (docs/native.md)."""
+
+    listen: int
+    secret: int
+    weights: int
+    report: int
+    peers: int
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        return self.listen, self.secret, self.weights, self.report, self.peers
+
+
+def rpc_server(
+    program: str,
+    *,
+    devices: Sequence[str],
+    threads: int | None,
+    memory: Sequence[int],
+    descriptors: Descriptors,
+) -> list[str]:
+    """A patched rpc-server. `memory` has bytes for each of `devices`; no `threads`: it chooses."""
+    argv = [program, *_threads(threads), "--listen-fd", str(descriptors.listen)]
+    argv += ["--auth-fd", str(descriptors.secret)]
+    argv += ["--device", ",".join(devices), "--memory", ",".join(str(count) for count in memory)]
+    if descriptors.weights >= 0:
+        argv += ["--weights-fd", str(descriptors.weights)]
+    return [*argv, "--peers-fd", str(descriptors.peers), "--report-fd", str(descriptors.report)]
+
+
+def stock_rpc_server(program: str, *, devices: Sequence[str], threads: int | None, port: int) -> list[str]:
+    """Upstream's: it takes no descriptors, knows no secret and no limit of memory."""
+    place = ("--host", LOOPBACK, "--port", str(port))
+    return [program, *_threads(threads), *place, "--device", ",".join(devices)]
+
+
+def _threads(count: int | None) -> tuple[str, ...]:
+    return () if count is None else ("--threads", str(count))
+
+
+def trial(program: str, device: str, operations: Sequence[str]) -> list[str]:
+    """A patched rpc-server that computes these once on one device, and ends."""
+    return [program, "--try-device", device, "--try", ",".join(operations)]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What llama-server is started with. `plan` are the options of the split (model/split.py)."""
+
+    model: str
+    socket: str
+    alias: str
+    endpoints: tuple[str, ...]
+    plan: tuple[str, ...]
+    load_mode: str
+    extra: tuple[str, ...]
+
+
+def llama_server(program: str, head: Head) -> list[str]:
+    """The serving process. What the user gave after `--` comes last, so that it wins.
+
+    `-nr` (no repacking) keeps a split's text equal to one node's: repacked kernels of the head round
+    otherwise than a worker's. `--cache-ram 0`: the prompt cache in RAM aborts a head with RPC in some
+    builds, and takes 8 GiB by default. `--no-warmup`: it is one more pass through the whole model, and the
+    first token is asked for before anybody is told that the model is ready (role/head/model_run.py).
+    """
+    argv = [program, "-m", head.model, "--host", head.socket, "--alias", head.alias, "--no-webui", NO_WARMUP]
+    if head.endpoints:
+        argv += ["--rpc", ",".join(head.endpoints)]
+    argv += [*head.plan, "-lm", head.load_mode, "--cache-ram", "0", "-nr"]
+    return [*argv, *head.extra]
+
+
+def without_overridden(plan: Sequence[str], extra: Sequence[str]) -> tuple[str, ...]:
+    """The plan without its `-ot` where the user gives one: llama.cpp takes the first that matches."""
+    if not {"-ot", "--override-tensor"} & set(extra) or "-ot" not in plan:
+        return tuple(plan)
+    at = list(plan).index("-ot")
+    return (*plan[:at], *plan[at + 2 :])
+
+
+# By default OpenMP's threads spin on every core for as long as a token is under way to another machine, and
+# the daemon that carries it waits; without any spinning, each part of a matrix waits for threads to wake up.
+# libgomp's number of looks, and libomp's milliseconds.
+CALM_THREADS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+# Weights and caches of llama-server in pages of 2 MiB, where the kernel gives them to who asks, as glibc does
+# since 2.35. A patched rpc-server lays its weights together after the load: before it, that may hold it up.
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+REPORT_VARIABLE = "GGML_RPC_REPORT_FD"
+SOCKETS = "GGML_RPC_SOCKETS"  # the folder of endpoints `unix:NAME`
+
+
+def rpc_server_environment(sockets: str) -> Mapping[str, str]:
+    """For a patched rpc-server; `sockets` is the folder of those that lead to its neighbours."""
+    return CALM_THREADS | {SOCKETS: sockets}
+
+
+def head_environment(
+    *, weights: int, secrets: int, peers: int, report: int, sockets: str, activations: str = "f32"
+) -> Mapping[str, str]:
+    """For llama-server: descriptors for a patched one, -1 for none; never argv, which everybody may read.
+
+    `sockets` is the folder of those that lead to workers, `activations` how hidden states cross, f32 or f16;
+    a stock one reads neither.
+    """
+    given = {
+        "GGML_RPC_WEIGHTS_FD": weights,
+        "GGML_RPC_SECRETS_FD": secrets,
+        "GGML_RPC_PEERS_FD": peers,
+        REPORT_VARIABLE: report,
+    }
+    fixed = CALM_THREADS | LARGE_PAGES | {"GGML_RPC_ACTIVATIONS": activations, SOCKETS: sockets}
+    return fixed | {name: str(descriptor) for name, descriptor in given.items() if descriptor >= 0}
+
+
+def way(number: int, endpoint: str, secret: bytes) -> str:
+    """Line of `--peers-fd`: where a neighbour is reached, and what to send there first."""
+    return f"peer {number} {endpoint} {secret.hex()}"
+
+
+def no_way(number: int) -> str:
+    """Line of `--peers-fd`: a neighbour cannot be reached, or not any more."""
+    return f"no {number}"
+
+
+def peers_text(ways: Sequence[tuple[str, str, int]]) -> bytes:
+    """Lines `from to number` for GGML_RPC_PEERS_FD: endpoints, and what the one calls the other."""
+    return "".join(f"{source} {target} {number}\n" for source, target, number in ways).encode()
+
+
+def secrets_text(secrets: Mapping[str, bytes]) -> bytes:
+    """Lines `endpoint hex` for GGML_RPC_SECRETS_FD."""
+    return "".join(f"{endpoint} {secret.hex()}\n" for endpoint, secret in secrets.items()).encode()

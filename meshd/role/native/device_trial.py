@@ -1,0 +1,144 @@
+"""Whether a device computes what a model needs: a small trial in a process of its own, before it is used.
+
+What a device says of itself is believed elsewhere (docs/native.md, "What a device can compute").
+A trial that crashes, stands still or computes nonsense ends nothing but itself.
+"""
+
+import asyncio
+import os
+import platform
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.tasks import Owner, first_error
+from meshd.process.interface import ChildSpec, RunToEnd
+from meshd.role.interface import Native
+from meshd.role.native import command_lines
+from meshd.role.native.trial_cache import Passed, trial_key
+from meshd.role.native.trial_report import FitnessReport
+from meshd.wire.lease import Device
+
+REFERENCE = "CPU"  # what all are compared with
+STILL_SECONDS = 120.0  # without a line: a driver may compile its kernels for the first one
+AGAIN_SECONDS = 600.0  # until a device that failed is tried once more: its memory may just have been taken
+TELL_SECONDS = 2.0
+_DECIDING = ("GGML_", "CUDA_", "HIP_", "ROCR_", "VK_", "MESA_", "MTL_")  # variables: which device, and how
+LOG = log.get("worker")
+
+Told = Callable[[str], Awaitable[None]]
+
+
+class Fitness:
+    """The trials of this machine's devices; one at a time."""
+
+    def __init__(
+        self, native: Native, run_to_end: RunToEnd, *, logs: Path, kept: Path | None, machine: str
+    ) -> None:
+        """`kept`: the file of those that were passed. `machine` as in Offer: another one after a restart."""
+        self._native = native
+        self._run_to_end = run_to_end
+        self._log = logs / "device-trial.log"
+        self._machine = machine
+        self._passed = Passed(kept)
+        self._failed: dict[str, tuple[str, float]] = {}  # by key: why, and when
+        self._unfit: dict[str, str] = {}  # by device
+        self._running = asyncio.Lock()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The devices that failed their last trial, a line each."""
+        return tuple(f"device {name} is not used: {why}" for name, why in self._unfit.items())
+
+    async def unfit(
+        self, devices: Sequence[Device], operations: Sequence[str], told: Told
+    ) -> tuple[str, ...]:
+        """For each device why it may not be used for these operations; empty where it may.
+
+        A stock program cannot try anything. `told` hears from time to time that a trial runs.
+        """
+        if not self._native.patched or not operations:
+            return ("",) * len(devices)
+        reasons = []
+        for device in devices:
+            reasons.append(await self._of(device, operations, told))
+        return tuple(reasons)
+
+    async def _of(self, device: Device, operations: Sequence[str], told: Told) -> str:
+        if device.name == REFERENCE:
+            return ""
+        key = self._key(device, operations)
+        why = self._known(key)
+        if why is None:
+            try:
+                async with Owner() as owner:
+                    owner.start(_keep_telling(told, f"trying {device.name}"), name="trial told")
+                    why = await self._try(key, device, operations)
+                    owner.cancel()
+            except ExceptionGroup as group:
+                raise first_error(group) from None
+        if why:
+            self._unfit[device.name] = why
+        else:
+            self._unfit.pop(device.name, None)
+        return why
+
+    def _known(self, key: str) -> str | None:
+        if key in self._passed:
+            return ""
+        why, when = self._failed.get(key, ("", 0.0))
+        return why if why and asyncio.get_running_loop().time() - when < AGAIN_SECONDS else None
+
+    async def _try(self, key: str, device: Device, operations: Sequence[str]) -> str:
+        async with self._running:
+            if (known := self._known(key)) is not None:  # another lease has tried it meanwhile
+                return known
+            why, tried = await self._run(device, operations)
+            if why:
+                LOG.warning("device_unfit", device=device.name, why=why)
+                now = asyncio.get_running_loop().time()
+                self._failed = {k: v for k, v in self._failed.items() if now - v[1] < AGAIN_SECONDS}
+                self._failed[key] = (why, now)
+            elif tried:
+                LOG.info("device_tried", device=device.name, count=len(operations))
+                self._passed.add(key)
+            return why
+
+    async def _run(self, device: Device, operations: Sequence[str]) -> tuple[str, bool]:
+        """Why it is unfit, and whether it was tried at all. Raises UserError when it cannot be started."""
+        report = FitnessReport(operations)
+        ended = None
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(STILL_SECONDS) as still:
+
+                def see(line: str) -> None:
+                    if report.see(line) and not still.expired():
+                        still.reschedule(loop.time() + STILL_SECONDS)
+
+                argv = command_lines.trial(str(self._native.rpc_server), device.name, operations)
+                ended = await self._run_to_end(
+                    ChildSpec(name="device trial", argv=argv, log=self._log, on_line=see)
+                )
+        except TimeoutError:
+            pass
+        return report.why_unfit(ended), report.was_tried(ended)
+
+    def _key(self, device: Device, operations: Sequence[str]) -> str:
+        """Driver and kernel change with a restart, which makes another `machine`, or another release."""
+        version = self._native.version
+        try:
+            stat = self._native.rpc_server.stat()
+            program = f"{stat.st_size} {stat.st_mtime_ns}"
+        except OSError:
+            program = ""
+        chosen = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_DECIDING))
+        parts = [version.pin, version.patches, version.backend, program, self._machine, platform.release()]
+        parts += [device.name, device.description, device.card, str(device.total_bytes)]
+        return trial_key([*parts, "\n".join(chosen), *operations])
+
+
+async def _keep_telling(told: Told, text: str) -> None:
+    while True:
+        await told(text)
+        await asyncio.sleep(TELL_SECONDS)

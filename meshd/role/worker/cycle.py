@@ -1,0 +1,347 @@
+"""The worker: lends devices to heads, one rpc-server process for each lease.
+
+A lease is asked for over a stream of service `lease` and lives as long as that stream; the head's RPC
+connections come as streams of service `rpc` that name the lease. When the head is gone the process is
+ended, so its memory is back for certain.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from meshd.base import log
+from meshd.base.errors import (
+    Broken,
+    EndOfStream,
+    MeshdError,
+    Refused,
+    RemoteProtocolError,
+    UserError,
+)
+from meshd.base.shares import LEASES_ASKED, LEASES_ASKED_OF_PEER
+from meshd.base.tasks import Owner, first_error
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Member, Role
+from meshd.peer.interface import MetadataValue, Stream
+from meshd.peer.messages import MessageStream
+from meshd.process.interface import ChildStatus
+from meshd.role.interface import Kit, RoleStatus
+from meshd.role.native.device_list import Listing
+from meshd.role.native.device_trial import Fitness
+from meshd.role.native.devices import pick
+from meshd.role.native.fd_handover import Outgoing
+from meshd.role.worker.known_files import KnownFiles, Weights
+from meshd.role.worker.leases import MAX_LEASES, Lease, Ledger
+from meshd.role.worker.rpc_server import RpcServer, has_crashed
+from meshd.role.worker.rpc_streams import NO_USE, Lending, LentStreams
+from meshd.store.interface import ContentStore, WeightsFile
+from meshd.wire.lease import (
+    LEASE_ID_BYTES,
+    LEASE_SERVICE,
+    RPC_SERVER_CRASHED,
+    Acquire,
+    Admit,
+    Device,
+    Grant,
+    LeaseMessage,
+    Loaded,
+    Lost,
+    Neighbour,
+    Offer,
+    Progress,
+    Reserve,
+    decode,
+)
+
+UNKNOWN_PIN = "unknown"
+ANSWER_SECONDS = 60.0  # the head plans in milliseconds; a silent one must not hold an offer open
+MAX_ASKING = LEASES_ASKED.most  # each may hold descriptors of all files
+MAX_ASKING_PEER = LEASES_ASKED_OF_PEER.most
+LOG = log.get("worker")
+
+
+def check_may_work(roles: frozenset[Role]) -> None:
+    """Raises UserError when a node whose certificate has these roles may not lend devices."""
+    if Role.WORK not in roles:
+        raise UserError(
+            "this node may not lend its devices: its certificate has not the role `work`",
+            hint="get a token that gives it (`meshd invite --role work` on a member that may), run `meshd "
+            "leave` here, then start again with `--join TOKEN`",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """`memory` is bytes per device, None for all of it; `devices` empty means all GPUs, else the CPU.
+
+    `threads` are those of the CPU, None for as many as rpc-server takes.
+    """
+
+    devices: tuple[str, ...] = ()
+    memory: int | None = None
+    threads: int | None = None
+    machine: str = ""
+
+
+class Worker:
+    """Implements Role."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        files: Sequence[WeightsFile],
+        options: WorkerOptions,
+        store: ContentStore | None = None,
+    ) -> None:
+        self._kit = kit
+        self._files = KnownFiles(files, store)
+        self._store = store
+        self._options = options
+        self._listing = Listing(kit, machine=options.machine)
+        self._fitness = Fitness(
+            kit.native, kit.run_to_end, logs=kit.logs, kept=kit.passed_trials, machine=options.machine
+        )
+        self._ledger = Ledger(limit=options.memory)
+        self._running: dict[bytes, RpcServer] = {}
+        self._streams = LentStreams(kit)
+        self._asking: Counter[PeerId] = Counter()
+        self._logs: deque[int] = deque(range(1, MAX_LEASES + 1))
+        kit.mesh.handle(LEASE_SERVICE, self._serve_lease, allow=self._may_lease)
+
+    @property
+    def status(self) -> RoleStatus:
+        """See Role."""
+        children: list[ChildStatus] = [server.child.status for server in self._running.values()]
+        return RoleStatus(
+            children=children,
+            tunnels=[way for server in self._running.values() for way in server.ways],
+            model=None,
+            notes=self._files.notes,
+            unfit=self._fitness.notes,
+            refused=self._streams.refused,
+            store=self._store.status if self._store is not None else None,
+        )
+
+    async def prepare(self) -> None:
+        """Look at the devices once: a wrong `--device` is an error at the start. Raises MeshdError."""
+        for device in await self._devices():
+            LOG.info("device", device=device.name, kind=device.kind, free=device.free_bytes)
+
+    async def serve(self) -> None:
+        """See Role: knows its files by content, and again when one has changed before a lease."""
+        try:
+            async with Owner() as owner:
+                owner.start(self._files.serve(), name="model files")
+                if self._store is not None:
+                    owner.start(self._store.serve(), name="content store")
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+
+    async def _devices(self) -> tuple[Device, ...]:
+        return pick(await self._listing.devices(), self._options.devices)
+
+    # Who may.
+
+    def _may_lease(self, member: Member, _metadata: Mapping[str, MetadataValue]) -> str | None:
+        return None if Role.USE in member.roles else NO_USE
+
+    async def _serve_lease(self, stream: Stream) -> None:
+        messages = MessageStream(stream)
+        outgoing = Outgoing()
+        lease_id = self._kit.random(LEASE_ID_BYTES)
+        try:
+            with self._streams.lend(lease_id, stream.peer) as lending:
+                agreed = await self._negotiate(messages, outgoing, lease_id)
+                try:
+                    await self._run_lease(messages, agreed, lending, outgoing)
+                finally:
+                    self._ledger = self._ledger.release(lease_id)
+        except Broken:
+            return  # the head has gone, and everything of its lease with it
+        except EndOfStream:
+            pass  # it gave up before it had a lease: our half of the stream ends as well
+        except Refused as error:
+            LOG.warning("lease_refused", peer=stream.peer.short, why=error.what)
+            await messages.send(Lost(error.code, error.what, error.hint).encode())
+        except RemoteProtocolError:
+            raise
+        except MeshdError as error:
+            LOG.warning("lease_failed", peer=stream.peer.short, why=error.what)
+            await messages.send(Lost("failed", error.what, error.hint).encode())
+        finally:
+            outgoing.close()
+        stream.write_eof()
+
+    async def _negotiate(self, messages: MessageStream, outgoing: Outgoing, lease_id: bytes) -> "_Agreed":
+        """Agree on a lease; few are negotiated at once. Raises Refused."""
+        peer = messages.stream.peer
+        if self._asking[peer] >= MAX_ASKING_PEER or self._asking.total() >= MAX_ASKING:
+            raise Refused(
+                "too many leases are being negotiated", code="busy", hint="ask again in a few seconds"
+            )
+        self._asking[peer] += 1
+        try:
+            return await self._agree(messages, outgoing, lease_id)
+        finally:
+            self._asking[peer] -= 1
+            self._asking += Counter()  # drops those at zero
+
+    async def _agree(self, messages: MessageStream, outgoing: Outgoing, lease_id: bytes) -> "_Agreed":
+        peer = messages.stream.peer
+        acquire = await _within(messages)
+        if not isinstance(acquire, Acquire):
+            raise RemoteProtocolError("lease: expected `acquire`", code="lease")
+        self._check_version(acquire)
+        try:
+            weights = await self._files.take(outgoing, _teller(messages), peer=str(peer))
+        except OSError as error:
+            raise MeshdError(f"no lease can be made: {error.strerror}") from None
+        before = self._ledger  # looked at before the devices: see Ledger.offer
+        listed = await self._devices()
+        unfit = await self._fitness.unfit(listed, acquire.operations, _teller(messages))
+        devices = before.offer(listed, unfit)
+        offer = Offer(
+            devices,
+            has_model=weights is not None and weights.has_model,
+            machine=self._options.machine,
+            push=self._kit.native.patched,
+            unfit=unfit if any(unfit) else (),
+            lease_id=lease_id,
+            compressed=self._kit.compressed,
+        )
+        await messages.send(offer.encode())
+        reserve = await _within(messages)
+        if not isinstance(reserve, Reserve):
+            raise RemoteProtocolError("lease: expected `reserve`", code="lease")
+        why_not = self._ledger.why_not(devices, reserve.bytes_per_device, before=before, peer=peer)
+        if why_not is not None:
+            raise Refused(why_not, code="memory", hint="ask again: what is free has changed")
+        memory = {
+            device.name: count
+            for device, count in zip(devices, reserve.bytes_per_device, strict=True)
+            if count
+        }
+        lease = Lease(lease_id, peer, memory)
+        self._ledger = self._ledger.take(lease)
+        on_cpu = all(device.kind == "cpu" for device in devices if device.name in memory)
+        return _Agreed(lease, tuple(memory), weights, on_cpu)
+
+    def _check_version(self, acquire: Acquire) -> None:
+        mine = self._kit.native.version
+        # a build that the user named has no pin: then the RPC protocol's own HELLO has to find out
+        if UNKNOWN_PIN not in (acquire.native_pin, mine.pin) and acquire.native_pin != mine.pin:
+            raise Refused(
+                f"the head runs llama.cpp {acquire.native_pin}, this worker {mine.pin}",
+                code="version",
+                hint="install the same version of meshd on both and run `meshd native build`",
+            )
+
+    async def _run_lease(
+        self, messages: MessageStream, agreed: "_Agreed", lending: Lending, outgoing: Outgoing
+    ) -> None:
+        lease = agreed.lease
+        number = self._logs.popleft()  # there is one for each lease: none is shared with a live one
+        try:
+            server = RpcServer(
+                self._kit,
+                lease,
+                messages=messages,
+                devices=agreed.devices,
+                threads=self._options.threads,
+                on_cpu=agreed.on_cpu,
+                weights=agreed.weights,
+                outgoing=outgoing,
+                log_path=self._kit.logs / f"rpc-server-{number}.log",
+                sharers=partial(self._sharers, lease),
+            )
+            lending.server = server
+            try:
+                await self._lend(messages, server, lending)
+            finally:
+                lending.over()
+                server.close()
+                self._running.pop(lease.lease_id, None)
+                LOG.info("lease_ended", peer=lease.peer.short)
+        finally:
+            self._logs.append(number)
+
+    def _sharers(self, lease: Lease) -> int:
+        """How many other leases have work now on a device of this one."""
+        busy = [server.lease for server in self._running.values() if server.watch.is_at_work]
+        return sum(one is not lease and not one.memory.keys().isdisjoint(lease.memory) for one in busy)
+
+    async def _lend(self, messages: MessageStream, server: RpcServer, lending: Lending) -> None:
+        """From the start of its process to the end of the lease, whoever ends it."""
+        try:
+            async with Owner() as owner:
+                owner.start(server.child.serve(), name="rpc-server")
+                owner.start(server.read_report(self._count_loaded(server.lease)), name="rpc-server report")
+                released = owner.start(self._until_released(messages, server, owner), name="lease release")
+                ended = owner.start(self._serve_head(messages, server, lending), name="rpc-server end")
+                await asyncio.wait([ended, released], return_when=asyncio.FIRST_COMPLETED)
+                owner.cancel()
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+
+    async def _serve_head(self, messages: MessageStream, server: RpcServer, lending: Lending) -> None:
+        lease = server.lease
+        await server.until_ready(_teller(messages))
+        self._running[lease.lease_id] = server
+        lending.up()
+        LOG.info("lease_granted", peer=lease.peer.short, pid=server.child.status.pid)
+        await messages.send(Grant(lease.lease_id, compressed=self._kit.compressed).encode())
+        why = await server.until_ended()
+        code = RPC_SERVER_CRASHED if has_crashed(why) else "rpc_server_ended"
+        await messages.send(Lost(code, why).encode())
+
+    def _count_loaded(self, lease: Lease) -> Callable[[int], None]:
+        def loaded(count: int) -> None:
+            self._ledger = self._ledger.loaded(lease.lease_id, count)
+
+        return loaded
+
+    async def _until_released(self, messages: MessageStream, server: RpcServer, owner: Owner) -> None:
+        lease, neighbours = server.lease, server.neighbours
+        try:
+            while True:
+                match decode(await messages.receive()):
+                    case Loaded():
+                        server.model_loaded()
+                        self._ledger = self._ledger.loaded(lease.lease_id, sum(lease.memory.values()))
+                    case Admit(peer=peer) if neighbours is not None:
+                        neighbours.admit(peer)
+                    case Neighbour() as neighbour if neighbours is not None:
+                        neighbours.take(neighbour)
+                        owner.start(neighbours.keep(neighbour), name=f"neighbour {neighbour.number}")
+                    case _:
+                        pass
+        except (EndOfStream, Broken):
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _Agreed:
+    """A lease that is taken: its devices in the order of the offer, and the weights known at that moment."""
+
+    lease: Lease
+    devices: tuple[str, ...]
+    weights: Weights | None
+    on_cpu: bool
+
+
+def _teller(messages: MessageStream) -> Callable[[str], Awaitable[None]]:
+    async def told(text: str) -> None:
+        await messages.send(Progress(text).encode())
+
+    return told
+
+
+async def _within(messages: MessageStream) -> LeaseMessage:
+    """The next message of a head that must not keep us waiting."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return decode(await messages.receive())
+    except TimeoutError:
+        raise Refused("the head said nothing in time", code="timeout") from None

@@ -1,0 +1,149 @@
+"""The model files of a worker, known by content: hashed once, and again when one has changed or was replaced.
+
+A lease takes index and descriptors together, once (`take`): hashing anew for a later lease changes nothing
+for one that is being granted, and a stale index is found by the native server, which looks at size and times.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+
+from meshd.base import log
+from meshd.base.amounts import in_bytes
+from meshd.base.errors import UserError
+from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
+from meshd.role.interface import Kit
+from meshd.role.native.fd_handover import Outgoing
+from meshd.role.worker.stock_weights import OpenWeights
+from meshd.store.interface import ContentStore, HashProgress, Shelf, WeightsFile
+
+PROGRESS_SECONDS = 2.0
+LOG = log.get("worker")
+
+
+class Weights:
+    """Index and open files of one lease. The descriptors are of its own until they are given to a child.
+
+    `has_model`: some are model files. `shelf`: the others are of the content store, which keeps what comes.
+    """
+
+    def __init__(
+        self,
+        index: WeightsIndex | None,
+        files: Sequence[WeightsFile],
+        outgoing: Outgoing,
+        shelf: Shelf | None = None,
+    ) -> None:
+        """Duplicates go into `outgoing`. Raises OSError."""
+        indexes = [index] if index is not None else []
+        descriptors = [descriptor for file in files for descriptor in file.descriptors]
+        if shelf is not None:
+            indexes.append(shelf.index)
+            descriptors += shelf.descriptors
+        self._index = join_indexes(indexes)
+        self._descriptors = tuple(outgoing.add(os.dup(descriptor)) for descriptor in descriptors)
+        self.has_model = index is not None
+        self.shelf = shelf
+        if shelf is not None:
+            shelf.handed_over()
+
+    def hand_over(self, kit: Kit, outgoing: Outgoing) -> int:
+        """A descriptor with the index as text. Raises OSError."""
+        return outgoing.add(kit.hand_over(encode_index(self._index, self._descriptors)))
+
+    def open(self) -> OpenWeights:
+        """For a server that reads no index. The caller closes it. Raises OSError."""
+        return OpenWeights(self._index, [os.dup(descriptor) for descriptor in self._descriptors])
+
+
+class KnownFiles:
+    """`serve` runs as long as the worker; `notes` says what somebody should know."""
+
+    def __init__(self, files: Sequence[WeightsFile], store: ContentStore | None = None) -> None:
+        self._files = tuple(files)
+        self._store = store
+        self._index: WeightsIndex | None = None
+        self._known = asyncio.Event()
+        self._stale = asyncio.Event()
+        self._hashing = ""
+        self._replaced: set[str] = set()
+        self._unknown = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For status, one line each."""
+        replaced = [f"`{name}` was replaced by another file, which is used now" for name in self._replaced]
+        partial = [note for file in self._files if (note := _partial(file))]
+        return (*sorted(replaced), *partial, *([self._unknown] if self._unknown else []))
+
+    async def serve(self) -> None:
+        """Know the files, and again when one is found changed before a lease. Raises UserError at first."""
+        await self._know()
+        while True:
+            self._stale.clear()
+            self._known.set()
+            await self._stale.wait()
+            try:
+                await self._follow()
+                await self._know()
+                self._unknown = ""
+            except (UserError, OSError) as error:  # cut short, say: the weights come over the network then
+                hint = error.hint if isinstance(error, UserError) else ""
+                LOG.warning("weights_unknown", why=str(error), hint=hint)
+                self._unknown = f"{error}: its weights come over the network"
+
+    async def take(
+        self, outgoing: Outgoing, told: Callable[[str], Awaitable[None]], *, peer: str
+    ) -> Weights | None:
+        """What is known of the present files and of the content store, waiting until it is; None without any.
+
+        Raises OSError.
+        """
+        shelf = await self._store.take(peer=peer, told=told) if self._store is not None else None
+        if shelf is not None:
+            outgoing.at_end(shelf.close)
+        if not all(file.stat_unchanged() and file.paths_unchanged() for file in self._files):
+            self._known.clear()
+            self._stale.set()
+        while not self._known.is_set():
+            try:
+                async with asyncio.timeout(PROGRESS_SECONDS):
+                    await self._known.wait()
+            except TimeoutError:
+                await told(self._hashing or "getting ready")
+        if self._index is None and shelf is None:
+            return None
+        return Weights(self._index, self._files if self._index is not None else (), outgoing, shelf)
+
+    async def _follow(self) -> None:
+        """Open what a path leads to now, in place of the file that lay there."""
+        for file in self._files:
+            if file.paths_unchanged():
+                continue
+            try:
+                replaced = await file.follow()
+            except UserError as error:  # removed, say: what is open stays good
+                LOG.warning("model_file_gone", file=file.name, why=error.what)
+                continue
+            if replaced:
+                LOG.warning("model_file_replaced", file=file.name)
+                self._replaced.add(file.name)
+
+    async def _know(self) -> None:
+        self._index = None
+        if self._files:
+            indexes = [await file.index(self._hash_progress) for file in self._files]
+            self._index = join_indexes(indexes)
+            LOG.info("weights_known", count=len(self._index.tensors), bytes=self._index.weight_bytes)
+
+    def _hash_progress(self, progress: HashProgress) -> None:
+        if progress.text != self._hashing:
+            LOG.info("hashing", what=progress.text)
+        self._hashing = progress.text
+
+
+def _partial(file: WeightsFile) -> str:
+    """What a file lacks, for status; nothing for a whole one."""
+    parts = [f"{in_bytes(file.missing_bytes)} at the end"] if file.missing_bytes else []
+    parts += [f"{file.missing_shards} of its shards"] if file.missing_shards else []
+    return f"`{file.name}` lacks {' and '.join(parts)}: that comes over the network" if parts else ""

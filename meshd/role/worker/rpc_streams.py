@@ -1,0 +1,173 @@
+"""Streams to the rpc-servers that a worker lends: of their heads, and of other workers of the same heads."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+from meshd.base import log
+from meshd.base.errors import Broken, MeshdError, Refused, RemoteProtocolError
+from meshd.base.shares import EARLY_STREAMS, LENT, PUSHED, PUSHED_OF_PEER
+from meshd.base.slots import Release, Slots
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Member, Role
+from meshd.peer.interface import MetadataValue, Stream
+from meshd.role.interface import Kit
+from meshd.role.worker.push_neighbours import ASK
+from meshd.role.worker.rpc_server import RpcServer
+from meshd.rpc.push_firewall import PushFilter
+from meshd.wire.lease import PUSH_SERVICE, RPC_SERVICE
+
+SHOWN_REFUSED = 3  # requests that broke the rules, in status; the log has all
+NO_USE = "this member may not use workers (role `use` is missing)"
+TOO_MANY = "this lease has as many streams as it may have"
+LOG = log.get("worker")
+
+
+class Lending:
+    """A lease from its offer to its end, as the streams that name it see it."""
+
+    def __init__(self, peer: PeerId) -> None:
+        self.peer = peer
+        self.server: RpcServer | None = None  # once the head has reserved
+        self.lent = Slots(LENT)  # streams of its head
+        self.pushed = Slots(PUSHED, PUSHED_OF_PEER)  # those of other workers
+        self._is_up = False
+        self._settled = asyncio.Event()
+
+    def up(self) -> None:
+        """The rpc-server takes connections."""
+        self._is_up = True
+        self._settled.set()
+
+    def over(self) -> None:
+        """The lease has ended, or there will be none."""
+        self._is_up = False
+        self._settled.set()
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether its rpc-server is still to come."""
+        return not self._settled.is_set()
+
+    async def until_up(self) -> RpcServer:
+        """Its rpc-server. Raises Broken when there is none, or none any more."""
+        await self._settled.wait()
+        if self.server is None or not self._is_up:
+            raise Broken("the lease has ended")
+        return self.server
+
+
+class LentStreams:
+    """Serves both services."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+        self._lendings: dict[bytes, Lending] = {}
+        self._waiting: Counter[PeerId] = Counter()
+        self._refused: deque[tuple[str, str]] = deque(maxlen=SHOWN_REFUSED)
+        kit.mesh.handle(RPC_SERVICE, self._serve_rpc, allow=self._may_rpc)
+        kit.mesh.handle(PUSH_SERVICE, self._serve_push, allow=self._may_push, quiet=True)
+
+    @property
+    def refused(self) -> tuple[tuple[str, str], ...]:
+        """The last messages that broke the rules: what happened, and what to do."""
+        return tuple(self._refused)
+
+    @contextmanager
+    def lend(self, lease_id: bytes, peer: PeerId) -> Iterator[Lending]:
+        """Streams of `peer` may name the lease until the block is left."""
+        lending = self._lendings[lease_id] = Lending(peer)
+        try:
+            yield lending
+        finally:
+            lending.over()
+            del self._lendings[lease_id]
+
+    def _may_rpc(self, member: Member, metadata: Mapping[str, MetadataValue]) -> str | Release:
+        if Role.USE not in member.roles:
+            return NO_USE
+        lending = self._find(member.peer, metadata)
+        if lending is None:
+            return "no live lease with this id"
+        return lending.lent.take(member.peer) or TOO_MANY
+
+    def _may_push(self, member: Member, metadata: Mapping[str, MetadataValue]) -> str | Release:
+        lending = self._find_admitting(member.peer, metadata)
+        if lending is not None:
+            return lending.pushed.take(member.peer) or TOO_MANY
+        if ASK not in metadata:  # who asks may only be early: its head tells both of us at once
+            LOG.warning("push_refused", peer=member.peer.short)
+        return "no live lease with this id that admits this member"
+
+    def _find(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> Lending | None:
+        """The lease that `peer` has, or is about to have, and names."""
+        lending = self._named(metadata)
+        return lending if lending is not None and lending.peer == peer else None
+
+    def _find_admitting(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> Lending | None:
+        """The lease that `peer` names, if its head has introduced `peer`."""
+        lending = self._named(metadata)
+        admits = lending is not None and lending.server is not None and lending.server.admits(peer)
+        return lending if admits else None
+
+    def _named(self, metadata: Mapping[str, MetadataValue]) -> Lending | None:
+        lease_id = metadata.get("lease")
+        return self._lendings.get(lease_id) if isinstance(lease_id, bytes) else None
+
+    async def _up(self, lending: Lending, peer: PeerId) -> RpcServer:
+        """Few streams of one member wait, whatever it has leased. Raises Refused, Broken."""
+        if not lending.must_wait:
+            return await lending.until_up()
+        if self._waiting[peer] >= EARLY_STREAMS.most:
+            raise Refused("too many streams wait for an rpc-server", code="busy")
+        self._waiting[peer] += 1
+        try:
+            return await lending.until_up()
+        finally:
+            self._waiting[peer] -= 1
+            self._waiting += Counter()  # drops those at zero
+
+    async def _serve_rpc(self, stream: Stream) -> None:
+        lending = self._find(stream.peer, stream.metadata)
+        if lending is None:
+            raise Broken("the lease has ended")
+        server = await self._up(lending, stream.peer)
+        target, secret = server.address
+        owed = server.watch.connection(server.make_firewall())
+        try:
+            await self._kit.connect_through(
+                stream,
+                target,
+                secret=secret,
+                inspector=owed,
+                flow=owed,
+                weights=server.open_weights,
+                on_broken=partial(self._refuse, stream.peer),
+            )
+        finally:
+            server.watch.close(owed)
+
+    async def _serve_push(self, stream: Stream) -> None:
+        lending = self._find_admitting(stream.peer, stream.metadata)
+        if lending is None or lending.server is None or lending.server.neighbours is None:
+            raise Broken("the lease has ended")
+        if ASK in stream.metadata:
+            await lending.server.neighbours.answer(stream)
+            return
+        server = await self._up(lending, stream.peer)
+        await self._kit.connect_through(
+            stream,
+            server.address[0],
+            secret=server.peers_secret,
+            inspector=PushFilter(server.watch.arrived),
+            flow=None,
+            weights=None,
+            on_broken=partial(self._refuse, stream.peer),
+        )
+
+    def _refuse(self, peer: PeerId, error: MeshdError) -> None:
+        if isinstance(error, RemoteProtocolError):
+            LOG.warning("rpc_refused", peer=peer.short, why=error.what, hint=error.hint)
+            self._refused.append((f"a connection of `{peer.short}` was ended: {error.what}", error.hint))

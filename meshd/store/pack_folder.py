@@ -1,0 +1,169 @@
+"""The folder of the content store: which packs lie in it, how much room there is, what goes for more.
+
+Short file operations, for the event loop or a thread. Beside each pack lies `<pack>.checked`: the state in
+which it was read and found whole, and, by its date, when it was last of use.
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.replaced_file import NEW_PREFIX
+from meshd.store.eviction import MAX_PACKS, Held, limit_now, make_room
+from meshd.store.hash_cache import FileState
+from meshd.store.pack import SUFFIX, locked, read_table, remove
+
+CHECKED = ".checked"
+LOG = log.get("store")
+
+
+class StoreFolder:
+    """`limit` in bytes is what the user allows. Processes that share the folder share what is in it."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self.path = path
+        self.limit = limit
+        self._peers: dict[str, str] = {}
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is there, or can be made, and is this user's alone."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            about = self.path.lstat()
+        except OSError as error:
+            self.unusable(str(error))
+            return False
+        private = about.st_uid == os.geteuid() and stat.S_ISDIR(about.st_mode) and not about.st_mode & 0o077
+        if not private:
+            self.unusable("others can enter it")
+        return private
+
+    def unusable(self, why: str) -> None:
+        """Say so, once for each lease that does without it."""
+        LOG.warning("weights_store_unusable", path=str(self.path), why=why)
+
+    def packs(self) -> list[tuple[str, int]]:
+        """Names and sizes."""
+        return [(path.name, size) for path, size in self._files() if path.name.endswith(SUFFIX)]
+
+    def limit_now(self, held: int) -> int:
+        """Most bytes that may be here; `held` are."""
+        try:
+            free = shutil.disk_usage(self.path).free
+        except OSError:
+            free = 0
+        return limit_now(self.limit, held=held, free=free)
+
+    # What is noted beside a pack.
+
+    def touch(self, name: str) -> None:
+        """It was of use."""
+        with suppress(OSError):
+            (self.path / (name + CHECKED)).touch(mode=0o600)
+
+    def note(self, name: str, state: FileState) -> None:
+        """It was read in this state, and is whole."""
+        with suppress(OSError):
+            (self.path / (name + CHECKED)).write_text(state.line)
+
+    def noted(self, name: str) -> str:
+        """The state that was noted, as text."""
+        try:
+            return (self.path / (name + CHECKED)).read_text(errors="replace")[:200]
+        except OSError:
+            return ""
+
+    # Room.
+
+    def room(self, need: int) -> bool:
+        """Whether `need` bytes more may be written, after packs were removed that nobody uses."""
+        packs = self.packs()
+        held = sum(size for _, size in packs) + self._unsealed_bytes()
+        limit = self.limit_now(held)
+        over, packs_over = held + need - limit, len(packs) + 1 - MAX_PACKS
+        if over <= 0 and packs_over <= 0:
+            return True
+        return need <= limit and self._make_room(packs, over=over, packs_over=packs_over)
+
+    def _make_room(self, packs: Sequence[tuple[str, int]], *, over: int, packs_over: int) -> bool:
+        locks: dict[str, int] = {}
+        try:
+            held: list[Held] = []
+            for name, size in packs:
+                descriptor = locked(self.path / name, alone=True)
+                if descriptor is not None:
+                    locks[name] = descriptor
+                    held.append(Held(name, size, self._peer(name, descriptor), self._used(name)))
+            gone = make_room(held, over=over, packs_over=packs_over)
+            for name in gone or ():
+                LOG.info("kept_weights_removed", path=name, bytes=dict(packs)[name])
+                self._unlink(name, locks[name])
+            return gone is not None
+        finally:
+            for descriptor in locks.values():
+                os.close(descriptor)
+
+    def _peer(self, name: str, descriptor: int) -> str:
+        if name not in self._peers:
+            try:
+                self._peers[name] = read_table(descriptor).peer
+            except (ValueError, OSError):
+                self._peers[name] = ""
+        return self._peers[name]
+
+    def _used(self, name: str) -> int:
+        for path in (self.path / (name + CHECKED), self.path / name):
+            with suppress(OSError):
+                return path.stat().st_mtime_ns
+        return 0
+
+    def _unsealed_bytes(self) -> int:
+        """Of packs that are being written, by this process and others: what is truly there of them."""
+        total = 0
+        for path, _ in self._files():
+            if path.name.startswith(NEW_PREFIX):
+                with suppress(OSError):
+                    total += path.stat().st_blocks * 512
+        return total
+
+    def _files(self) -> list[tuple[Path, int]]:
+        found: list[tuple[Path, int]] = []
+        with suppress(OSError):
+            for path in self.path.iterdir():
+                with suppress(OSError):  # removed by another process meanwhile
+                    found.append((path, path.lstat().st_size))
+        return found
+
+    # Removing.
+
+    def discard(self, name: str) -> None:
+        """Remove a pack that is of no use, unless somebody has it open."""
+        descriptor = locked(self.path / name, alone=True)
+        if descriptor is not None:
+            self._unlink(name, descriptor)
+            os.close(descriptor)
+
+    def _unlink(self, name: str, descriptor: int) -> None:
+        self._peers.pop(name, None)
+        remove(self.path / name, descriptor)
+        with suppress(OSError):
+            (self.path / (name + CHECKED)).unlink()
+
+    def clean(self) -> None:
+        """Remove what a crash has left, and what is over the limit; without one, what others keep stays."""
+        names = {path.name for path, _ in self._files()}
+        for name in names:
+            path = self.path / name
+            if name.startswith(NEW_PREFIX) and (descriptor := locked(path, alone=True)) is not None:
+                remove(path, descriptor)
+                os.close(descriptor)
+            if name.endswith(CHECKED) and name.removesuffix(CHECKED) not in names:
+                with suppress(OSError):
+                    path.unlink()
+        if self.limit:
+            self.room(0)

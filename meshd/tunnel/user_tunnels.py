@@ -1,0 +1,293 @@
+"""Tunnels that users ask for: services that this node exposes, and peers' services that it has opened.
+
+Default deny: a service is reached by the nodes that were named for it, and by nobody while none was. A node
+that was not named hears the same as one that asks for a service that does not exist.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from meshd.base import log
+from meshd.base.boundary import Fault, contained
+from meshd.base.errors import Broken, MeshdError, Refused, RemoteProtocolError, UserError
+from meshd.base.hosts import is_loopback
+from meshd.base.shares import TUNNELLED, TUNNELLED_OF_PEER
+from meshd.base.slots import Release, Slots
+from meshd.base.tasks import Owner, cancel_and_wait
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Member
+from meshd.mux.events import Code
+from meshd.peer.interface import Mesh, MetadataValue, Stream
+from meshd.tunnel.expose import connect_through
+from meshd.tunnel.forward import Forward
+from meshd.tunnel.interface import ExposedStatus, IsOurs, TunnelStatus
+from meshd.tunnel.on_demand import open_on_demand
+from meshd.tunnel.pump import Counter
+from meshd.tunnel.user_tunnel_config import MAX_EXPOSED, MAX_OPENED, Exposed, Kept, Opened, check_name, unique
+
+TUNNEL_SERVICE = "tunnel"
+ASK_SECONDS = 5.0
+AGAIN_SECONDS = 10.0  # a listener whose port is taken at the start is tried again after that
+LOG = log.get("tunnel")
+
+
+@dataclass(slots=True)
+class _Service:
+    exposed: Exposed
+    places: Slots = field(default_factory=lambda: Slots(TUNNELLED, TUNNELLED_OF_PEER))
+    counter: Counter = field(default_factory=Counter)
+    streams: set[Stream] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Tunnel:
+    opened: Opened
+    forward: Forward | None = None
+    task: asyncio.Task[None] | None = None
+    last_error: str = ""
+
+
+class OwnTunnels:
+    """All of one node. `save` keeps what `load` gets at the next start; `serve` must run for any of it."""
+
+    def __init__(self, *, mesh: Mesh, save: Callable[[bytes], object], is_ours: IsOurs | None = None) -> None:
+        """`is_ours` says whether a client on loopback is a program of this OS user."""
+        self._mesh = mesh
+        self._save = save
+        self._is_ours = is_ours
+        self._services: dict[str, _Service] = {}
+        self._tunnels: list[_Tunnel] = []
+        self._owner: Owner | None = None
+        mesh.handle(TUNNEL_SERVICE, self._serve_stream, allow=self._why_not)
+
+    def load(self, blob: bytes | None, *, file: str) -> None:
+        """Take in what `save` was given at an earlier start. Raises UserError."""
+        if blob is None:
+            return
+        try:
+            kept = Kept.decode(blob)
+        except RemoteProtocolError as error:
+            raise UserError(
+                f"the file of tunnels `{file}` cannot be read: {error.what}",
+                hint="move it away; then expose and open again what you need",
+            ) from error
+        self._services = {one.name: _Service(one) for one in kept.exposed}
+        self._tunnels = [_Tunnel(one) for one in kept.opened]
+
+    async def serve(self) -> None:
+        """Listen, and carry what comes, until cancelled."""
+        async with Owner() as owner:
+            self._owner = owner
+            try:
+                for tunnel in self._tunnels:
+                    self._start(tunnel)
+                await asyncio.Event().wait()
+            finally:
+                self._owner = None
+                for tunnel in self._tunnels:
+                    if tunnel.forward is not None:
+                        tunnel.forward.close()  # of a task that is cancelled before its first step
+
+    # Services of this node.
+
+    def exposed(self) -> list[ExposedStatus]:
+        """In the order in which they were exposed."""
+        return [
+            ExposedStatus(
+                name=one.exposed.name,
+                host=one.exposed.host,
+                port=one.exposed.port,
+                peers=one.exposed.peers,
+                streams=len(one.streams),
+                sent_bytes=one.counter.sent,
+                received_bytes=one.counter.received,
+            )
+            for one in self._services.values()
+        ]
+
+    def expose(self, name: str, *, host: str, port: int, peers: Iterable[PeerId] | None) -> ExposedStatus:
+        """Let exactly these nodes reach host:port as `name`; what was exposed under that name before ends.
+
+        None: those that could reach it before. Connections of nodes that are named again, to the same place,
+        go on. Raises UserError.
+        """
+        check_name(name)
+        service = self._services.get(name)
+        if peers is None:
+            peers = service.exposed.peers if service is not None else ()
+        wanted = Exposed(name=name, host=host, port=port, peers=unique(peers))
+        if service is None:
+            if len(self._services) >= MAX_EXPOSED:
+                raise UserError(
+                    f"{MAX_EXPOSED} services are exposed already", hint="`meshd expose rm NAME` ends one"
+                )
+            service = self._services[name] = _Service(wanted)
+        moved = (service.exposed.host, service.exposed.port) != (host, port)
+        service.exposed = wanted
+        for stream in [one for one in service.streams if moved or one.peer not in wanted.peers]:
+            stream.reset(Code.REFUSED, "the service is not exposed to this node any more")
+        self._keep()
+        return next(status for status in self.exposed() if status.name == name)
+
+    def unexpose(self, name: str) -> None:
+        """End a service and the connections to it. Raises UserError."""
+        service = self._services.pop(name, None)
+        if service is None:
+            raise UserError(f"no service `{name}` is exposed", hint="`meshd expose ls` lists them")
+        for stream in list(service.streams):
+            stream.reset(Code.REFUSED, "the service is not exposed any more")
+        self._keep()
+
+    def _why_not(self, member: Member, metadata: Mapping[str, MetadataValue]) -> str | Release:
+        service = self._find(member.peer, metadata)
+        if service is None:
+            name = str(metadata.get("name", ""))[:64]
+            return f"no service `{name}` is exposed to this node"
+        release = service.places.take(member.peer)
+        return release or f"`{service.exposed.name}` has as many connections as it may have"
+
+    def _find(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> _Service | None:
+        service = self._services.get(str(metadata.get("name", "")))
+        return service if service is not None and peer in service.exposed.peers else None
+
+    async def _serve_stream(self, stream: Stream) -> None:
+        service = self._find(stream.peer, stream.metadata)
+        if service is None:
+            raise Broken("the service is not exposed any more")
+        if stream.metadata.get("ask"):
+            stream.write_eof()  # whoever opens a tunnel wants to know whether it may
+            return
+        service.streams.add(stream)
+        try:
+            place = service.exposed
+            await connect_through(stream, (place.host, place.port), counter=service.counter)
+        finally:
+            service.streams.discard(stream)
+
+    # Services of peers.
+
+    def opened(self) -> list[TunnelStatus]:
+        """In the order in which they were opened."""
+        return [_status(tunnel) for tunnel in self._tunnels]
+
+    async def open(self, peer: PeerId, service: str, *, host: str, port: int) -> TunnelStatus:
+        """Listen at host:port for the peer's `service`; with port 0 at any, which is kept.
+
+        A peer that is connected is asked first: raises Refused with its reason. Raises UserError when the
+        port is taken.
+        """
+        check_name(service)
+        same = [one for one in self._tunnels if (one.opened.peer, one.opened.service) == (peer, service)]
+        for tunnel in same:
+            if tunnel.opened.host == host and port in (0, tunnel.opened.port):
+                return _status(tunnel)
+        if len(self._tunnels) >= MAX_OPENED:
+            raise UserError(f"{MAX_OPENED} tunnels are open already", hint="`meshd tunnel close` ends one")
+        await self._ask(peer, service)
+        tunnel = _Tunnel(Opened(peer=peer, service=service, host=host, port=port))
+        self._listen(tunnel)
+        self._tunnels.append(tunnel)
+        self._start(tunnel)
+        self._keep()
+        return _status(tunnel)
+
+    async def close(self, tunnels: Iterable[TunnelStatus]) -> None:
+        """End these tunnels and their connections."""
+        listens = {status.listen for status in tunnels}
+        for tunnel in [one for one in self._tunnels if _status(one).listen in listens]:
+            self._tunnels.remove(tunnel)
+            if tunnel.task is not None:
+                await cancel_and_wait(tunnel.task)
+            if tunnel.forward is not None:
+                tunnel.forward.close()
+        self._keep()
+
+    async def _ask(self, peer: PeerId, service: str) -> None:
+        """Raises Refused when the peer says that we may not."""
+        try:
+            question: Mapping[str, MetadataValue] = {"name": service, "ask": 1}
+            stream = await open_on_demand(self._mesh, peer, TUNNEL_SERVICE, metadata=question)
+        except MeshdError:
+            return  # not connected now: whoever uses the tunnel will see
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                await stream.accepted()
+        except Refused as error:
+            hint = f"on that node: `meshd expose {service} HOST:PORT --to` and the name of this one"
+            raise Refused(error.what, code=error.code, hint=hint) from None
+        except (Broken, TimeoutError):
+            return
+        finally:
+            stream.reset(Code.CANCELLED, "that was the answer")
+
+    def _start(self, tunnel: _Tunnel) -> None:
+        if self._owner is not None:
+            tunnel.task = self._owner.start_for(
+                f"peer {tunnel.opened.peer.short}",
+                self._run(tunnel),
+                name=f"tunnel to {tunnel.opened.service}",
+            )
+
+    async def _run(self, tunnel: _Tunnel) -> None:
+        while True:
+            await self._listen_patiently(tunnel)
+            assert tunnel.forward is not None
+            try:
+                source, name = f"peer {tunnel.opened.peer.short}", f"tunnel to {tunnel.opened.service}"
+                await contained(tunnel.forward.serve(), source=source, name=name)
+            except Fault as error:
+                tunnel.forward, tunnel.last_error = None, error.what
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _listen_patiently(self, tunnel: _Tunnel) -> None:
+        while tunnel.forward is None:
+            try:
+                self._listen(tunnel)
+            except UserError as error:
+                tunnel.last_error = error.what
+                LOG.warning("tunnel_waits", service=tunnel.opened.service, why=error.what)
+                await asyncio.sleep(AGAIN_SECONDS)
+        tunnel.last_error = ""
+
+    def _listen(self, tunnel: _Tunnel) -> None:
+        opened = tunnel.opened
+
+        def broken(error: MeshdError) -> None:
+            tunnel.last_error = error.what
+
+        tunnel.forward = Forward(
+            mesh=self._mesh,
+            peer=opened.peer,
+            service=TUNNEL_SERVICE,
+            metadata={"name": opened.service},
+            is_ours=self._is_ours if is_loopback(opened.host) else None,
+            on_broken=broken,
+            listen=(opened.host, opened.port),
+            bulk=True,
+        )
+        if opened.port != tunnel.forward.port:
+            tunnel.opened = replace(opened, port=tunnel.forward.port)
+
+    def _keep(self) -> None:
+        exposed = tuple(service.exposed for service in self._services.values())
+        self._save(Kept(exposed, tuple(tunnel.opened for tunnel in self._tunnels)).encode())
+
+
+def _status(tunnel: _Tunnel) -> TunnelStatus:
+    opened, forward = tunnel.opened, tunnel.forward
+    host = f"[{opened.host}]" if ":" in opened.host else opened.host
+    base = TunnelStatus(
+        peer=opened.peer,
+        service=opened.service,
+        listen=f"{host}:{opened.port}",
+        streams=0,
+        sent_bytes=0,
+        received_bytes=0,
+        user=True,
+        last_error=tunnel.last_error,
+    )
+    if forward is None:
+        return base
+    now = forward.status
+    return replace(base, streams=now.streams, sent_bytes=now.sent_bytes, received_bytes=now.received_bytes)

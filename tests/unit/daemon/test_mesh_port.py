@@ -1,0 +1,121 @@
+"""Which mesh port: asked for, kept, the first free of sixteen; a taken one names its holder."""
+
+import socket
+from pathlib import Path
+from typing import cast
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.config import DEFAULT_MESH_PORT, MESH_PORT_TRIES, HostPort
+from meshd.daemon.mesh_port import open_listener
+from meshd.identity.keys import KeyPair, MeshId
+from meshd.identity.keystore import Home
+from meshd.identity.membership import Chain, issue
+from meshd.identity.proof import Credentials
+from meshd.link.secure.handshake import Standing
+from meshd.link.tcp.bind import PortTaken
+from meshd.link.tcp.links import TcpListener
+
+FIRST, LAST = DEFAULT_MESH_PORT, DEFAULT_MESH_PORT + MESH_PORT_TRIES - 1
+
+
+class FakeListener:
+    """Knows which ports are taken."""
+
+    taken: frozenset[int] = frozenset()
+    tried: list[tuple[str, int]]
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.asked = host, port
+        self.port = port or 50_000
+
+    def open(self) -> None:
+        FakeListener.tried.append((self.host, self.asked))
+        if self.asked in FakeListener.taken:
+            raise PortTaken(self.asked, self.host, "`nginx` (pid 7)")
+
+
+def choose(home: Home, asked: HostPort | None = None, *, taken: frozenset[int] = frozenset()) -> int:
+    FakeListener.taken = taken
+    FakeListener.tried = []
+    made = open_listener(
+        lambda host, port: cast(TcpListener, FakeListener(host, port)), asked=asked, home=home
+    )
+    return made.port
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def test_the_default_port_is_taken_and_kept(home: Home) -> None:
+    assert choose(home) == FIRST
+    assert home.read_blob("mesh-port") == str(FIRST).encode()
+
+
+def test_the_next_free_one_is_taken_and_kept(home: Home) -> None:
+    assert choose(home, taken=frozenset({FIRST, FIRST + 1})) == FIRST + 2
+    assert choose(home) == FIRST + 2  # tokens and records name it
+    assert FakeListener.tried == [("", FIRST + 2)]
+
+
+def test_the_last_of_sixteen_and_then_an_error_that_names_the_holder(home: Home) -> None:
+    assert choose(home, taken=frozenset(range(FIRST, LAST))) == LAST
+    other = Home(home.path.parent / "other")
+    with pytest.raises(UserError, match="nginx") as caught:
+        choose(other, taken=frozenset(range(FIRST, LAST + 1)))
+    assert len(FakeListener.tried) == MESH_PORT_TRIES
+    assert caught.value.hint
+    assert other.read_blob("mesh-port") is None
+
+
+def test_a_kept_port_that_is_taken_is_an_error(home: Home) -> None:
+    choose(home)
+    with pytest.raises(UserError, match=f"`{FIRST}`.*nginx"):
+        choose(home, taken=frozenset({FIRST}))
+    assert FakeListener.tried == [("", FIRST)]
+
+
+def test_a_port_asked_for_is_that_port_or_an_error(home: Home) -> None:
+    assert choose(home, HostPort("127.0.0.1", 9000)) == 9000
+    assert FakeListener.tried == [("127.0.0.1", 9000)]
+    with pytest.raises(UserError, match="9000"):
+        choose(home, HostPort("127.0.0.1", 9000), taken=frozenset({9000}))
+    assert len(FakeListener.tried) == 1
+
+
+def test_port_zero_is_any_but_rather_the_one_from_before(home: Home) -> None:
+    assert choose(home, HostPort("127.0.0.1", 0)) == 50_000
+    assert choose(home, HostPort("127.0.0.1", 0)) == 50_000
+    assert FakeListener.tried == [("127.0.0.1", 50_000)]
+    home.write_blob("mesh-port", b"1234")
+    assert choose(home, HostPort("127.0.0.1", 0), taken=frozenset({1234})) == 50_000
+    assert home.read_blob("mesh-port") == b"50000"
+
+
+@pytest.mark.parametrize("blob", [b"", b"x", b"-1", b"99999", b"123456", b"17430\n"])
+def test_a_damaged_note_is_no_note(home: Home, blob: bytes) -> None:
+    home.write_blob("mesh-port", blob)
+    assert choose(home) == FIRST
+
+
+def test_real_sockets_go_round_a_taken_port(home: Home) -> None:
+    root = KeyPair.from_seed(bytes(32))
+    mesh = MeshId.of(root.peer)
+    chain = Chain(
+        (issue(signer=root, mesh=mesh, node=root.peer, roles=(), serial=bytes(16), invite=b"", issued_at=0),),
+        root.peer,
+    )
+    standing = Standing(credentials=Credentials(root, chain), mesh=mesh)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        def make(host: str, port: int) -> TcpListener:
+            return TcpListener(lambda: standing, host=host, port=port)
+
+        with pytest.raises(UserError, match=f"port `{port}` on `127.0.0.1` is taken by .*pid"):
+            open_listener(make, asked=HostPort("127.0.0.1", port), home=home)
+        listener = open_listener(make, asked=HostPort("127.0.0.1", 0), home=home)
+        assert listener.port != port
+        listener.close()

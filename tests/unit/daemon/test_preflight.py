@@ -1,0 +1,110 @@
+"""What a daemon takes before it joins: each fault of this machine is found, and nothing stays taken."""
+
+import asyncio
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.config import Config, HostPort, LinksConfig, Paths, ServeConfig, WorkerConfig
+from meshd.daemon.preflight import Claims
+from meshd.identity.keystore import Home
+from meshd.role.interface import Native
+from meshd.wire.native import NativeVersion
+
+from tests.gguf_bytes import gguf, language_model
+
+LISTS_DEVICES = f"#!/bin/sh\necho 'device CPU cpu - {4 << 30} {3 << 30} some processor'\n"
+
+
+def native(folder: Path) -> Native:
+    program = folder / "rpc-server"
+    program.write_text(LISTS_DEVICES)
+    program.chmod(0o755)
+    return Native(program, program, True, NativeVersion("7", "pin", "patches", "cpu"))
+
+
+def model(folder: Path) -> Path:
+    file = folder / "model.gguf"
+    file.write_bytes(gguf(*language_model()))
+    return file
+
+
+def config_for(folder: Path, **serve: object) -> Config:
+    return replace(
+        Config(),
+        links=LinksConfig(listen=HostPort("127.0.0.1", 0)),
+        serve=replace(ServeConfig(model=model(folder), port=0), **serve),  # type: ignore[arg-type]
+        paths=Paths(home=folder / "home", cache=folder / "cache"),
+    )
+
+
+def claim(folder: Path, config: Config, role: str = "serve") -> Claims:
+    return asyncio.run(Claims.make(role, config, native(folder), Home(folder / "home")))
+
+
+def test_ports_are_bound_before_anything_else_and_given_back(tmp_path: Path) -> None:
+    before = len(os.listdir("/dev/fd"))  # noqa: PTH208
+    claims = claim(tmp_path, config_for(tmp_path))
+    assert claims.api is not None
+    ports = claims.api.port, claims.doorway.listener.port
+    for port in ports:
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            pass
+    claims.release()
+    claims.release()
+    for port in ports:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+    assert len(os.listdir("/dev/fd")) == before  # noqa: PTH208
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"devices": ("CUDA7",)}, "no device `CUDA7`"),
+        ({"api_key_file": Path("/dev/null")}, "key file"),
+        ({"allowed_origins": ("nonsense",)}, "is not an origin"),
+        ({"allowed_hosts": ("http://x/",)}, "is not a host name"),
+    ],
+)
+def test_faults_of_this_machine_come_first(tmp_path: Path, change: dict[str, object], what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        claim(tmp_path, config_for(tmp_path, **change))
+    assert Home(tmp_path / "home").load_membership() is None
+
+
+@pytest.mark.parametrize("role", ["worker", "serve"])
+def test_what_is_no_relay_comes_first(tmp_path: Path, role: str) -> None:
+    config = replace(config_for(tmp_path), links=LinksConfig(relays=("foo",)))
+    with pytest.raises(UserError, match="`foo` is not the URL of a relay"):
+        claim(tmp_path, config, role)
+    assert Home(tmp_path / "home").load_membership() is None
+
+
+def test_taken_ports_come_first(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=f"port `{port}` .* is taken"):
+            claim(tmp_path, config_for(tmp_path, port=port))
+        taken = replace(config_for(tmp_path), links=LinksConfig(listen=HostPort("127.0.0.1", port)))
+        with pytest.raises(UserError, match=f"port `{port}` .* is taken"):
+            claim(tmp_path, taken)
+
+
+def test_a_worker_claims_no_api(tmp_path: Path) -> None:
+    config = replace(config_for(tmp_path), worker=WorkerConfig(models=(model(tmp_path),), devices=("CPU",)))
+    claims = claim(tmp_path, config, "worker")
+    assert claims.api is None
+    assert [file.name for file in claims.files] == ["model.gguf"]
+    claims.release()
+    with pytest.raises(UserError, match="no device `CUDA0`"):
+        claim(tmp_path, replace(config, worker=WorkerConfig(devices=("CUDA0",))), "worker")
+
+
+def test_an_option_after_the_dashes_that_is_meshds_own_is_found(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--model") as caught:
+        claim(tmp_path, config_for(tmp_path, llama_args=("--model", "other.gguf")))
+    assert "--model" in caught.value.hint

@@ -1,0 +1,46 @@
+"""Guests of the TCP listener, and what its classes promise."""
+
+from meshd.base.tasks import Owner
+from meshd.link.interface import Dialer, Link, LinkInfo, LinkKind, Listener
+from meshd.link.secure.handshake import RawPipe
+from meshd.link.secure.tls import dialer_context
+from meshd.link.tcp.links import TcpDialer, TcpLink, TcpListener
+from meshd.link.tcp.pipe import TcpPipe
+
+from tests.conformance.nodes import TestMesh
+from tests.conformance.run import run
+from tests.unit.link.watched_pipe import Watched
+
+
+def test_a_guest_whose_task_is_cancelled_before_its_first_step_is_hung_up_on() -> None:
+    async def work() -> None:
+        listener = TcpListener(TestMesh().node().now)
+        guest = Watched()
+
+        async def accept(link: Link) -> None:
+            raise AssertionError
+
+        async with Owner() as owner:
+            listener._arrive(guest, accept, owner)
+            assert listener.unproven == 1
+            owner.cancel()
+        assert guest.aborted
+        assert listener.unproven == 0
+
+    run(work())
+
+
+def test_the_types_fit() -> None:
+    standing = TestMesh().node().now
+    dialer: Dialer = TcpDialer(standing)
+    listener: Listener = TcpListener(standing)
+    pipe: RawPipe = TcpPipe(dialer_context(), server_side=False)
+    node = TestMesh().node()
+    chain = node.standing.credentials.chain
+    assert chain is not None
+    from meshd.identity.membership import check_chain
+
+    member = check_chain(chain, node.standing.mesh, node.peer)
+    info = LinkInfo(LinkKind.TCP, node.peer, member, "a:1", "b:2", "lan", True, 0.0)
+    link: Link = TcpLink(pipe, b"", info)
+    assert dialer.kind == listener.kind == link.info.kind

@@ -1,0 +1,342 @@
+"""When which dial starts, and when it is given up."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.link.interface import LinkKind
+from meshd.peer.dial_schedule import (
+    BEHIND_DELAY,
+    IMPROVE,
+    LONG_LIFE,
+    NEAR_DELAY,
+    RETRY,
+    RETRY_REFUSED,
+    SHORT_LIFE,
+    UPGRADE,
+    UPGRADE_BEHIND,
+    UPGRADE_SPARE,
+    Facts,
+    Plan,
+    Present,
+    Schedule,
+    Way,
+    ways,
+    wish,
+)
+
+TCP, WEBRTC, QUIC, RELAY = LinkKind.TCP, LinkKind.WEBRTC, LinkKind.QUIC, LinkKind.RELAY
+KINDS = (TCP, TCP, RELAY, WEBRTC, QUIC)
+EVERY = (TCP, TCP, QUIC, QUIC, QUIC, WEBRTC, RELAY, RELAY)  # as a daemon has them
+ALL = ways(KINDS)
+NOW = 1000.0
+NONE = Facts(())
+
+
+def present(kind: LinkKind, way: str = "", *, selected: bool = True, lively: bool = True) -> Present:
+    where = {RELAY: "relayed", WEBRTC: "punched", QUIC: "punched"}.get(kind, "public")
+    return Present(kind, way or where, selected, lively)
+
+
+def facts(*links: Present, leads: bool = True) -> Facts:
+    return Facts(links, leads=leads)
+
+
+def started(schedule: Schedule, facts: Facts, now: float) -> tuple[int, ...]:
+    """Do as the plan says; returns what was started."""
+    plan = schedule.plan(facts, now)
+    for index in plan.drop:
+        schedule.dropped(index)
+    for index in plan.start:
+        schedule.began(index)
+    return plan.start
+
+
+def test_tcp_and_relay_start_at_once_the_dearer_ones_a_little_later() -> None:
+    assert [way.nth for way in ALL] == [0, 1, 0, 0, 0]
+    schedule = Schedule(ALL)
+    assert started(schedule, NONE, NOW) == (0, 2)
+    assert schedule.plan(NONE, NOW).at == NOW + 0.1
+    assert started(schedule, NONE, NOW + 0.1) == (1,)
+    assert started(schedule, NONE, NOW + 0.15) == (3,)
+    assert started(schedule, NONE, NOW + 0.2) == (4,)
+    assert schedule.plan(NONE, NOW + 0.2) == Plan()
+    assert ways([]) == ()
+
+
+def test_within_a_lan_what_is_dearer_waits_longer_unless_tcp_has_failed() -> None:
+    near = Facts((), near=True)
+    schedule = Schedule(ALL)
+    assert started(schedule, near, NOW) == (0, 2)
+    assert schedule.plan(near, NOW + 0.3) == Plan(at=NOW + (0.1 + NEAR_DELAY))
+    schedule.failed(0, NOW + 0.3, 0.5)
+    schedule.failed(2, NOW + 0.3, 0.5)
+    assert schedule.plan(near, NOW + 0.3).start == (1,)
+
+
+def test_when_all_that_run_have_failed_the_next_starts_at_once() -> None:
+    schedule = Schedule(ALL)
+    assert started(schedule, NONE, NOW) == (0, 2)
+    schedule.failed(0, NOW + 0.01, 0.0)
+    assert started(schedule, NONE, NOW + 0.01) == ()
+    schedule.failed(2, NOW + 0.02, 0.0)
+    assert started(schedule, NONE, NOW + 0.02) == (1,)
+
+
+def test_nothing_is_dialled_while_nothing_is_known() -> None:
+    schedule = Schedule(ALL)
+    assert schedule.plan(Facts((), possible=False), NOW) == Plan()
+    assert started(schedule, NONE, NOW + 50) == (0, 2)
+
+
+def test_what_cannot_be_better_is_given_up_but_no_link_that_greets() -> None:
+    schedule = Schedule(ALL)
+    for at in (0, 0.1, 0.15, 0.2):
+        started(schedule, NONE, NOW + at)
+    schedule.made(0)
+    schedule.dialled(3)
+    assert schedule.plan(facts(present(TCP)), NOW + 0.4) == Plan(drop=(1, 2, 4))
+    schedule = Schedule(ALL)
+    for at in (0, 0.1, 0.15, 0.2):
+        started(schedule, NONE, NOW + at)
+    schedule.made(2)
+    assert schedule.plan(facts(present(RELAY)), NOW + 0.4) == Plan()  # the race goes on
+
+
+def test_wishes_beside_what_there_is() -> None:
+    def wishes(*links: Present, leads: bool = True) -> list[object]:
+        return [wish(way, facts(*links, leads=leads)) for way in ALL]
+
+    assert wishes() == [RETRY] * 5
+    assert wishes(present(TCP, lively=False)) == [RETRY] * 5
+    assert wishes(present(RELAY)) == [UPGRADE, UPGRADE, None, UPGRADE, UPGRADE]
+    behind = UPGRADE_BEHIND
+    assert wishes(present(RELAY), leads=False) == [UPGRADE, behind, None, behind, UPGRADE]
+    assert wishes(present(WEBRTC)) == [IMPROVE, IMPROVE, IMPROVE, None, None]
+    assert wishes(present(QUIC), present(RELAY, selected=False)) == [IMPROVE, IMPROVE, None, None, None]
+    assert wishes(present(TCP)) == [None] * 5
+    assert wishes(present(TCP, "punched")) == [None, None, IMPROVE, None, None]
+    probation = present(WEBRTC, selected=False)
+    assert wishes(present(RELAY), probation) == [UPGRADE, UPGRADE, None, None, UPGRADE]
+    silent = present(TCP, lively=False)
+    assert wishes(silent, present(RELAY, selected=False)) == [UPGRADE, UPGRADE, None, UPGRADE, UPGRADE]
+
+
+def test_beside_a_passing_link_all_are_tried() -> None:
+    passing = Facts((replace(present(RELAY), passing=True),))
+    assert all(wish(way, passing) is RETRY for way in ALL)
+
+
+def test_with_a_link_who_does_not_lead_waits_for_the_leader() -> None:
+    for leads, delay in ((True, 0.15), (False, 0.15 + BEHIND_DELAY)):
+        schedule = Schedule(ways((RELAY, WEBRTC)))
+        assert started(schedule, facts(leads=leads), NOW) == (0,)
+        schedule.made(0)
+        relayed = facts(present(RELAY), leads=leads)
+        assert schedule.plan(relayed, NOW + 0.1) == Plan(at=NOW + delay)
+        assert started(schedule, relayed, NOW + delay) == (1,)
+
+
+def test_of_two_of_a_kind_the_second_begins_later_and_patiently() -> None:
+    found = ways(EVERY)
+    assert [way.nth for way in found] == [0, 1, 0, 1, 2, 0, 0, 1]
+    assert [way.delay for way in found] == [0.0, 0.1, 0.2, 0.3, 0.3, 0.15, 0.0, 0.1]
+    assert [way.together for way in found] == [False, True, False, True, True, True, False, False]
+    relayed = facts(present(RELAY))
+    assert [wish(way, relayed) for way in found] == [
+        *(UPGRADE, UPGRADE, UPGRADE, UPGRADE_SPARE, UPGRADE, UPGRADE),
+        *(None, None),
+    ]
+    assert wish(ways((QUIC, QUIC))[1], relayed) is UPGRADE  # without WebRTC it is the only one
+
+
+def test_a_relayed_peer_is_tried_again_within_the_minute_for_ever() -> None:
+    schedule, now = Schedule((Way(WEBRTC),)), NOW
+    relayed = facts(present(RELAY))
+    assert schedule.plan(relayed, now).start == ()
+    now += ALL[3].delay
+    pauses = []
+    for _ in range(30):
+        assert started(schedule, relayed, now) == (0,)
+        schedule.failed(0, now, 0.0)
+        at = schedule.plan(relayed, now).at
+        assert at is not None
+        pauses.append(at - now)
+        now = at
+    assert pauses == sorted(pauses)
+    assert pauses[0] == UPGRADE.first
+    assert pauses[-1] == UPGRADE.most <= 30
+
+
+def test_each_way_has_its_own_pause_and_a_lost_link_ends_them_all() -> None:
+    schedule = Schedule(ways((TCP, RELAY)))
+    assert started(schedule, NONE, NOW) == (0, 1)
+    schedule.failed(0, NOW, 0.0)
+    schedule.made(1)
+    relayed = facts(present(RELAY))
+    for number in range(8):
+        at = schedule.plan(relayed, NOW + number * 40).at or NOW + number * 40
+        assert started(schedule, relayed, at) == (0,)
+        schedule.failed(0, at, 0.0)
+    end = at + 1
+    schedule.ended(1, lived=300, now=end, chance=0.0)
+    assert started(schedule, NONE, end) == (0, 1)
+
+
+def test_a_link_that_dies_at_once_again_and_again_is_dialled_about_each_second() -> None:
+    schedule, now = Schedule((Way(TCP),)), NOW
+    dials = 0
+    while now < NOW + 60:
+        if started(schedule, NONE, now):
+            dials += 1
+            schedule.made(0)
+            schedule.plan(facts(present(TCP)), now)
+            schedule.ended(0, lived=SHORT_LIFE / 2, now=now, chance=0.0)
+        now = max(schedule.plan(NONE, now).at or now, now + 0.01)
+    assert 40 < dials < 70  # it may be a path that is cut again and again, and carries data in between
+
+
+def test_who_says_no_is_left_alone_by_all_ways_until_something_changes() -> None:
+    schedule = Schedule(ways((TCP, RELAY)))
+    assert started(schedule, NONE, NOW) == (0, 1)
+    schedule.failed(0, NOW, 0.0)
+    schedule.failed(1, NOW, 0.0)
+    schedule.refused(NOW, 0.0)
+    assert schedule.plan(NONE, NOW) == Plan(at=NOW + RETRY_REFUSED.first)
+    later = NOW + RETRY_REFUSED.first
+    assert started(schedule, NONE, later) == (0, 1)
+    schedule.failed(0, later, 0.0)
+    schedule.refused(later, 0.0)
+    schedule.made(1)
+    assert schedule.plan(NONE, later).at == later + 2 * RETRY_REFUSED.first
+    schedule.changed(NONE, again=False)
+    assert started(schedule, NONE, later) == (0, 1)
+
+
+def test_a_no_of_whoever_answers_at_an_address_is_a_matter_of_that_way() -> None:
+    schedule = Schedule(ways((TCP, RELAY)))
+    assert started(schedule, NONE, NOW) == (0, 1)
+    schedule.failed(0, NOW, 0.0, refused=True)
+    schedule.failed(1, NOW, 0.0)
+    assert schedule.plan(NONE, NOW).at == NOW + RETRY.first
+    assert started(schedule, NONE, NOW + RETRY.first) == (1,)
+    assert schedule.plan(NONE, NOW + 1).at == NOW + RETRY_REFUSED.first
+
+
+def test_a_refusal_is_forgotten_after_a_long_life() -> None:
+    schedule = Schedule((Way(TCP),))
+    for lived, pause in ((LONG_LIFE - 1, 4.0), (LONG_LIFE, 1.0)):
+        schedule.refused(NOW, 0.0)
+        schedule.refused(NOW, 0.0)
+        schedule.ended(0, lived=lived, now=NOW, chance=0.0)
+        schedule.refused(NOW, 0.0)
+        assert schedule.plan(NONE, NOW).at == NOW + pause * RETRY_REFUSED.first
+        schedule.changed(NONE, again=False)
+
+
+def test_a_change_starts_what_runs_anew_when_it_fails() -> None:
+    schedule = Schedule((Way(TCP),))
+    assert started(schedule, NONE, NOW) == (0,)
+    schedule.changed(NONE, again=False)
+    assert schedule.plan(NONE, NOW) == Plan()
+    schedule.failed(0, NOW + 3, 0.0)
+    assert started(schedule, NONE, NOW + 3) == (0,)
+    schedule.failed(0, NOW + 4, 0.0)
+    assert schedule.plan(NONE, NOW + 4).at == NOW + 4 + RETRY.first
+
+
+def test_a_change_of_addresses_dials_the_kinds_that_there_are_once_more() -> None:
+    schedule = Schedule(ALL)
+    here = facts(present(TCP))
+    assert schedule.plan(here, NOW) == Plan()
+    schedule.changed(here, again=True)
+    assert started(schedule, here, NOW) == (0, 1)
+    assert schedule.plan(here, NOW) == Plan()  # not given up, although nobody needs them
+    schedule.made(0)
+    schedule.failed(1, NOW + 1, 0.0)
+    assert schedule.plan(here, NOW + 1) == Plan()
+
+
+def test_a_change_of_addresses_gives_up_what_was_begun_before() -> None:
+    schedule = Schedule((Way(WEBRTC),))
+    assert started(schedule, NONE, NOW) == (0,)
+    schedule.changed(NONE, again=True)
+    assert schedule.plan(NONE, NOW).drop == (0,)
+    schedule.dropped(0)
+    assert started(schedule, NONE, NOW) == (0,)
+    schedule.dialled(0)
+    schedule.changed(NONE, again=True)
+    assert schedule.plan(NONE, NOW) == Plan()  # its link greets: it may be good
+    schedule.failed(0, NOW + 1, 0.0)
+    assert started(schedule, NONE, NOW + 1) == (0,)
+
+
+@given(st.integers(0, 10**6), st.booleans(), st.floats(0, 1, exclude_max=True))
+def test_the_pause_grows_to_a_limit_and_chance_takes_away_only(
+    failures: int, refused: bool, chance: float
+) -> None:
+    rule = RETRY_REFUSED if refused else RETRY
+    delay = rule.delay(failures, chance)
+    assert 0 < delay <= rule.delay(failures + 1, 0.0) <= rule.most
+    assert delay >= rule.first * (1 - rule.jitter)
+
+
+LINKS = st.lists(
+    st.builds(
+        present,
+        st.sampled_from(LinkKind),
+        selected=st.booleans(),
+        lively=st.booleans(),
+    ),
+    max_size=3,
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["fail", "refuse", "make", "change", "move", "wait"]),
+            st.integers(0, 4),
+            st.floats(0, 40),
+            LINKS,
+        ),
+        max_size=50,
+    )
+)
+def test_nothing_runs_twice_and_no_look_is_due_in_the_past(
+    steps: list[tuple[str, int, float, list[Present]]],
+) -> None:
+    schedule, now = Schedule(ALL), NOW
+    running: set[int] = set()
+    for what, index, pause, links in steps:
+        here = facts(*links)
+        plan = schedule.plan(here, now)
+        for dropped in plan.drop:
+            running.remove(dropped)
+            schedule.dropped(dropped)
+        assert not running & set(plan.start)
+        for begun in plan.start:
+            running.add(begun)
+            schedule.began(begun)
+        assert set(schedule.plan(here, now).start) <= set(plan.drop)  # to be begun anew
+        assert plan.at is None or plan.at > now
+        assert schedule.running == bool(running)
+        if index in running and what in ("fail", "refuse", "make"):
+            running.remove(index)
+            if what == "make":
+                schedule.made(index)
+            else:
+                schedule.failed(index, now, 0.5, refused=now % 2 > 1)
+                if what == "refuse":
+                    schedule.refused(now, 0.5)
+        elif what in ("change", "move"):
+            schedule.changed(here, again=what == "move")
+        now += pause
+    now += RETRY_REFUSED.most
+    for _ in range(5):  # all that runs not yet, each after its delay
+        plan = schedule.plan(NONE, now)
+        running |= set(plan.start)
+        for index in plan.start:
+            schedule.began(index)
+        now = plan.at or now
+    assert running == set(range(len(ALL)))

@@ -1,0 +1,122 @@
+"""A carrier's short way: what the link does not take at once is sent later, before anything else."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import pytest
+from meshd.base.boundary import Contained
+from meshd.base.errors import Broken
+from meshd.base.tasks import Owner, cancel_and_wait
+from meshd.link.interface import Link
+from meshd.peer.link_driver import Carrier
+
+from tests.conformance.run import run
+from tests.unit.mux.script import Two, Wire
+
+
+class HalfLink:
+    """Takes what is sent, if `full` or `broken` do not say otherwise; nothing ever arrives."""
+
+    def __init__(self) -> None:
+        self.sent = bytearray()
+        self.full = self.broken = False
+        self.open = asyncio.Event()
+
+    def _take(self, data: Sequence[bytes | memoryview]) -> None:
+        if self.broken:
+            raise Broken("the line is cut")
+        self.sent += b"".join(data)
+
+    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
+        if not self.full:
+            self._take(data)
+        return not self.full
+
+    async def send(self, data: Sequence[bytes | memoryview]) -> None:
+        while self.full:
+            self.open.clear()
+            await self.open.wait()
+        self._take(data)
+
+    async def receive(self) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def divert(self, take: Callable[[bytes], bool]) -> None:
+        pass
+
+
+async def _settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def _talking() -> tuple[Two, Wire, int, HalfLink, Carrier]:
+    """Two sessions with a stream between them; the leader's carrier has a link that the test holds."""
+    two = Two()
+    wire = two.link()
+    stream = two.leader.open()
+    two.transfer()
+    link = HalfLink()
+    carrier = Carrier(
+        link=cast(Link, link),
+        link_id=wire.link_id,
+        session=two.leader.session,
+        now=lambda: two.now,
+        dispatch=lambda _session, _events: None,
+        deliver=lambda _session, _stream, _data: None,
+        rearm=lambda _at: None,
+        contained=Contained("peer", "link"),
+    )
+    return two, wire, stream, link, carrier
+
+
+def test_what_a_full_link_does_not_take_goes_first_when_there_is_room() -> None:
+    async def work() -> None:
+        two, wire, stream, link, carrier = _talking()
+        async with Owner() as owner:
+            task = owner.start(carrier.carry(b""), name="carry")
+            await _settled()
+            assert carrier.pass_on(stream, b"one ")
+            link.full = True
+            assert carrier.pass_on(stream, b"two ")
+            assert not carrier.pass_on(stream, b"three"), (
+                "something waits already: the long way keeps the order"
+            )
+            two.leader.session.write(stream, b"three")
+            carrier.wake()
+            await _settled()
+            link.full = False
+            link.open.set()
+            await _settled()
+            await cancel_and_wait(task)
+        two.flows.out("leader", stream).written += b"one two three"
+        wire.to["follower"] += link.sent
+        two.deliver(two.follower, wire)
+        assert two.flows.out("leader", stream).read == 13
+
+    run(work())
+
+
+def test_what_a_broken_link_did_not_take_goes_over_the_next_one() -> None:
+    async def work() -> None:
+        two, wire, stream, link, carrier = _talking()
+        async with Owner() as owner:
+            task = owner.start(_ends(carrier), name="carry")
+            await _settled()
+            link.broken = True
+            assert carrier.pass_on(stream, b"kept")
+            await task
+        two.flows.out("leader", stream).written += b"kept"
+        two.cut(wire)
+        two.link()
+        two.transfer()
+        assert two.flows.out("leader", stream).read == 4
+
+    run(work())
+
+
+async def _ends(carrier: Carrier) -> None:
+    with pytest.raises(Broken, match="the line is cut"):
+        await carrier.carry(b"")

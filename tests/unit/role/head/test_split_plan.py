@@ -1,0 +1,300 @@
+"""From offers to a plan, from the plan to reservations and to what status shows."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from meshd.base.errors import Refused
+from meshd.model.layers import ModelLayers, read_layers
+from meshd.model.output import Way
+from meshd.model.plan import NotEnoughMemory, Plan
+from meshd.role.head.split_plan import (
+    SLACK_BYTES,
+    UNUSED_BYTES,
+    HeadOptions,
+    Lent,
+    PlainRpc,
+    make_plan,
+    reservations,
+    split_of,
+    way_to,
+    why_idle,
+    without_idle,
+)
+from meshd.role.native.devices import SHARED_MEMORY
+from meshd.wire.lease import Device, Offer
+
+from tests.gguf_bytes import gguf, language_model, parse
+from tests.unit.admin.test_snapshot import path
+
+GIB = 1 << 30
+
+
+def model(layers: int = 8) -> ModelLayers:
+    return read_layers([parse(gguf(*language_model(layers=layers)))], name="tiny")
+
+
+def cpu(free: float = 4) -> Device:
+    return Device("CPU", "cpu", "", int(free * GIB), 8 * GIB)
+
+
+def gpu(free: float = 4, name: str = "CUDA0") -> Device:
+    return Device(name, "gpu", "", int(free * GIB), 8 * GIB)
+
+
+def lent(name: str, *devices: Device, machine: str = "", unable: Mapping[str, str] | None = None) -> Lent:
+    return Lent(name, Offer(devices, has_model=True, machine=machine), unable=unable or {})
+
+
+OPTIONS = HeadOptions(machine="here")
+
+
+def test_every_layer_lies_somewhere_and_workers_come_first() -> None:
+    plan = make_plan(
+        model(), lent=[lent("a", cpu()), lent("b", cpu())], plain=[], own=[cpu()], options=OPTIONS
+    )
+    split = split_of(plan)
+    assert [part.node for part in split] == ["a", "b", "head"]
+    assert sum(part.layers for part in split) == 8
+    assert all(part.layers for part in split)
+
+
+@pytest.mark.parametrize(
+    ("output", "way", "extra", "on_head"),
+    [
+        ("auto", None, (), True),
+        ("auto", Way(0.05), (), True),
+        ("auto", Way(0.05), ("-bs",), False),
+        ("auto", Way(0.0001, 1e9), (), False),
+        ("head", Way(0.0001, 1e9), (), True),
+        ("worker", Way(0.05), (), False),
+    ],
+)
+def test_the_output_follows_the_way_to_the_last_worker_and_the_user(
+    output: str, way: Way | None, extra: tuple[str, ...], on_head: bool
+) -> None:
+    tiny = model()
+    wordy = replace(tiny, output=50_000_000, widths=replace(tiny.widths, vocabulary=100_000))
+    plan = make_plan(
+        wordy,
+        lent=[lent("a", gpu()), replace(lent("b", gpu()), way=way)],
+        plain=[],
+        own=[cpu()],
+        options=HeadOptions(devices=("none",), output=output, extra=extra),
+    )
+    assert (plan.override_tensor != "") is on_head
+
+
+def test_the_way_to_a_worker_is_its_path_with_the_data() -> None:
+    by = replace(path(selected=False), rtt=0.5)
+    used = replace(path(selected=True), rtt=0.03, rate=2e6)
+    assert way_to([by, used]) == Way(0.03, 2e6)
+    assert way_to([replace(used, rtt_min=0.02)]) == Way(0.02, 2e6)
+    assert way_to([replace(used, rtt=None)]) is None
+    assert way_to([by]) is None
+
+
+def test_a_reservation_has_room_and_stays_within_the_offer() -> None:
+    offers = [lent("a", cpu()), lent("b", cpu(0.3))]
+    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+    (first,), (second,) = reservations(plan, offers)
+    share = next(share for share in plan.shares if share.device.node == "a")
+    assert share.total + SLACK_BYTES <= first <= 4 * GIB
+    assert second <= int(0.3 * GIB)
+
+
+def test_a_device_without_layers_is_kept_in_the_list() -> None:
+    offers = [lent("a", gpu(), cpu())]
+    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=HeadOptions(tensor_split=(1, 0, 1)))
+    ((used, unused),) = reservations(plan, offers)
+    assert used > UNUSED_BYTES
+    assert unused == UNUSED_BYTES
+
+
+def test_a_device_without_free_memory_is_not_started_and_those_behind_it_move_up() -> None:
+    offers = [lent("a", gpu(0, "FULL"), gpu()), lent("b", gpu())]
+    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+    names = {(share.device.node, share.device.name): share.llama_name for share in plan.shares}
+    assert (names["a", "CUDA0"], names["b", "CUDA0"]) == ("RPC0", "RPC1")
+    assert [left.why for left in plan.left_out if left.device.name == "FULL"] == ["it has no free memory"]
+    (full, used), _ = reservations(plan, offers)
+    assert full == 0
+    assert used > UNUSED_BYTES
+
+
+def test_one_machines_memory_is_counted_once() -> None:
+    tight = [lent("a", cpu(0.2), machine="here"), lent("b", cpu(0.2), machine="here")]
+    with pytest.raises(NotEnoughMemory):
+        make_plan(
+            model(),
+            lent=tight,
+            plain=[],
+            own=[cpu(0.2)],
+            options=HeadOptions(machine="here", ctx_size=400_000),
+        )
+    apart = [lent("a", cpu(0.2), machine="there"), lent("b", cpu(0.2), machine="elsewhere")]
+    many = make_plan(model(), lent=apart, plain=[], own=[cpu(0.2)], options=HeadOptions(machine="here"))
+    assert len(many.shares) == 3
+
+
+def card(free: float, name: str = "CUDA0", *, of: str = "one") -> Device:
+    return replace(gpu(free, name), card=of)
+
+
+def in_cards_of_their_own(item: Lent) -> Lent:
+    devices = [replace(device, card=f"{item.node} {device.name}") for device in item.offer.devices]
+    return replace(item, offer=replace(item.offer, devices=tuple(devices)))
+
+
+@pytest.mark.parametrize("many", ["a-many", "z-many"])
+def test_a_node_with_many_devices_pushes_no_other_out(many: str) -> None:
+    """Of a model with fewer layers than devices, or of more devices than llama.cpp takes."""
+    offers = [lent(many, *(gpu(name=f"D{number}") for number in range(15))), lent("honest", cpu())]
+    offers.sort(key=lambda item: item.node)
+    for layers in (4, 32):
+        plan = make_plan(model(layers), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+        assert {node for node, _, _ in placed(plan)} == {many, "honest"}
+
+
+@pytest.mark.parametrize("small", ["a-small", "z-small"])
+def test_of_a_memory_that_two_lend_the_one_that_gives_less_is_left_out(small: str) -> None:
+    offers = [lent(small, card(0.001)), lent("honest", card(4))]
+    offers.sort(key=lambda item: item.node)
+    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+    assert [node for node, _, _ in placed(plan)] == ["honest"]
+
+
+@pytest.mark.parametrize(
+    "offers",
+    [
+        [lent("a", card(0.15)), lent("b", card(0.15))],
+        [lent("a", card(0.15), card(0.15, "Vulkan0"))],
+    ],
+    ids=["two workers", "two backends of one worker"],
+)
+def test_one_card_is_counted_once_however_many_lend_it(offers: list[Lent]) -> None:
+    options = HeadOptions(ctx_size=60_000, devices=("none",))
+    with pytest.raises(NotEnoughMemory):
+        make_plan(model(), lent=offers, plain=[], own=[cpu()], options=options)
+    apart = [in_cards_of_their_own(item) for item in offers]
+    make_plan(model(), lent=apart, plain=[], own=[cpu()], options=options)  # twice as much would do
+
+
+def test_a_card_that_the_head_has_too_is_counted_once() -> None:
+    own = [cpu(), card(0.35)]
+    options = HeadOptions(ctx_size=200_000)
+    plan = make_plan(model(), lent=[lent("a", card(0.35))], plain=[], own=own, options=options)
+    assert sum(share.total for share in plan.shares if share.device.is_gpu) <= 0.35 * GIB
+    apart = make_plan(model(), lent=[lent("a", card(0.35, of="two"))], plain=[], own=own, options=options)
+    assert sum(share.total for share in apart.shares if share.device.is_gpu) > 0.35 * GIB
+
+
+def test_a_card_that_two_lend_has_the_share_of_one() -> None:
+    offers = [lent("a", card(4)), lent("b", card(4)), lent("c", card(4, of="two"))]
+    plan = make_plan(model(16), lent=offers, plain=[], own=[cpu()], options=HeadOptions(devices=("none",)))
+    layers = {part.node: part.layers for part in split_of(plan)}
+    assert layers["a"] + layers["b"] in (7, 8, 9)
+    assert layers["a"] and layers["b"]
+
+
+def test_a_gpu_without_memory_of_its_own_shares_the_machines() -> None:
+    tight = [lent("a", card(0.2, of=SHARED_MEMORY), machine="here"), lent("b", cpu(0.2), machine="here")]
+    options = HeadOptions(machine="here", ctx_size=400_000)
+    with pytest.raises(NotEnoughMemory):
+        make_plan(model(), lent=tight, plain=[], own=[cpu(0.2)], options=options)
+
+
+LACKS = "it cannot compute SET_ROWS"
+
+
+def test_a_device_that_is_not_able_is_left_out_with_the_reason() -> None:
+    offers = [lent("a", gpu(name="HALF"), gpu(), unable={"HALF": LACKS}), lent("b", gpu())]
+    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=HeadOptions(devices=("none",)))
+    assert [(node, name) for node, name, _ in placed(plan)] == [("a", "RPC0"), ("b", "RPC1")]
+    assert f"a HALF left out: {LACKS}" in plan.why
+    (left_out, used), (_,) = reservations(plan, offers)
+    assert left_out == 0 < used  # its rpc-server is started without it, so that RPC0 is what the plan says
+
+
+def test_a_worker_with_no_able_device_is_sent_home_with_the_reason() -> None:
+    offers = [lent("a", gpu(), unable={"CUDA0": LACKS}), lent("b", gpu())]
+    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+    kept, used = without_idle(plan, offers)
+    assert [item.node for item in used] == ["b"]
+    assert kept.devices == ("RPC0",)
+    assert why_idle(plan, "a") == f"a CUDA0: {LACKS}"
+
+
+def test_too_little_memory_names_the_devices_that_are_left_out() -> None:
+    offers = [lent("a", gpu(), unable={"CUDA0": LACKS})]
+    with pytest.raises(NotEnoughMemory, match=f"a CUDA0 left out: {LACKS}"):
+        make_plan(
+            model(),
+            lent=offers,
+            plain=[],
+            own=[cpu(0.6)],
+            options=HeadOptions(min_workers=0, devices=("none",)),
+        )
+
+
+def test_too_few_able_workers_are_waited_for() -> None:
+    offers = [lent("a", gpu(), unable={"CUDA0": LACKS}), lent("b", gpu())]
+    with pytest.raises(Refused, match="1 of 2 workers can take part") as caught:
+        make_plan(model(), lent=offers, plain=[], own=[cpu()], options=HeadOptions(min_workers=2))
+    assert caught.value.hint == f"a CUDA0: {LACKS}"
+
+
+def test_a_head_without_compute_takes_no_layers() -> None:
+    plan = make_plan(
+        model(), lent=[lent("a", cpu())], plain=[], own=[cpu()], options=HeadOptions(devices=("none",))
+    )
+    assert [(part.node, part.layers) for part in split_of(plan) if part.layers] == [("a", 8)]
+
+
+def test_a_plain_rpc_server_comes_behind_the_workers() -> None:
+    server = PlainRpc("10.0.0.9:50052", (Device("RPC0", "gpu", "", 4 * GIB, 4 * GIB),))
+    offers = [lent("a", gpu())]
+    plan = make_plan(
+        model(), lent=offers, plain=[server], own=[cpu()], options=HeadOptions(devices=("none",))
+    )
+    assert [part.node for part in split_of(plan) if part.layers] == ["a", "10.0.0.9:50052"]
+    assert len(reservations(plan, offers)) == 1
+
+
+def placed(plan: Plan) -> list[tuple[str, str, int]]:
+    return [(share.device.node, share.llama_name, share.layers) for share in plan.shares if share.layers]
+
+
+def test_workers_without_layers_are_sent_home_and_the_others_move_up() -> None:
+    server = PlainRpc("10.0.0.9:50052", (gpu(name="RPC0"),))
+    offers = [
+        lent("full", cpu(0.001), gpu(0.001)),
+        lent("b", gpu(), gpu(name="CUDA1")),
+        lent("c", cpu(0.001)),
+    ]
+    plan = make_plan(model(), lent=offers, plain=[server], own=[cpu()], options=OPTIONS)
+    kept, used = without_idle(plan, offers)
+    assert [item.node for item in used] == ["b"]
+    assert [(node, layers) for node, _, layers in placed(kept)] == [
+        (node, layers) for node, _, layers in placed(plan)
+    ]
+    assert [name for _, name, _ in placed(kept)] == ["RPC0", "RPC1", "RPC2"]
+    assert kept.devices == ("RPC0", "RPC1", "RPC2")
+    assert "are left for layers" in why_idle(plan, "full") and "full CUDA0" in why_idle(plan, "full")
+
+
+def test_a_plan_in_which_all_take_part_stays_as_it_is() -> None:
+    offers = [lent("a", gpu(), cpu()), lent("b", cpu())]
+    for split in ((), (4, 0, 3, 1)):
+        plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=HeadOptions(tensor_split=split))
+        assert without_idle(plan, offers) == (plan, offers)
+
+
+def test_a_share_of_nothing_is_a_reason_too() -> None:
+    offers = [lent("a", cpu()), lent("b", cpu())]
+    options = HeadOptions(tensor_split=(0, 4, 4))
+    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=options)
+    kept, used = without_idle(plan, offers)
+    assert [item.node for item in used] == ["b"]
+    assert kept.devices == ("RPC0",)
+    assert "no share in the tensor split" in why_idle(plan, "a")

@@ -1,0 +1,219 @@
+"""Trials of devices: which are made, what becomes of their outcome, and what a lease offers after them."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.process.interface import Ended
+from meshd.role.interface import Native
+from meshd.role.native.device_trial import AGAIN_SECONDS, STILL_SECONDS, Fitness
+from meshd.wire.lease import Device, Lost, Offer, Progress, Reserve
+
+from tests.sim.loop import run
+from tests.unit.role.calls import ACQUIRE, scene
+from tests.unit.role.head.test_cycle_troubles import model_of, ready, stage
+from tests.unit.role.rig import DEVICE_LINES, GPU_LINE, Bench
+
+WORDS = ("rms_norm:64", "mul_mat:q4_0:64")
+ASKS = replace(ACQUIRE, operations=WORDS)
+GPU = Device("GPU0", "gpu", "some card", 5, 10)
+CPU = Device("CPU", "cpu", "some processor", 5, 10)
+WRONG = ["trying rms_norm:64", "wrong rms_norm:64 1.0e+00 1.0e-04", "tried 2"]
+TOLD_WRONG = "it computes rms_norm:64 wrong (error 1.0e+00, 1.0e-04 is allowed)"
+FAILED, CRASHED = Ended(2, None, ()), Ended(None, 11, ())
+
+
+async def silent(_text: str) -> None:
+    pass
+
+
+def fitness(bench: Bench, folder: Path, *, machine: str = "m", native: Native | None = None) -> Fitness:
+    kept = folder / "trials"
+    return Fitness(native or bench.kit.native, bench.kit.run_to_end, logs=folder, kept=kept, machine=machine)
+
+
+def test_a_card_is_tried_once_and_a_processor_never(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            tried = fitness(it.bench, tmp_path)
+            for _ in range(2):
+                assert await tried.unfit([CPU, GPU], WORDS, silent) == ("", "")
+            assert it.bench.trials == [("GPU0", WORDS)]
+            assert await tried.unfit([GPU], (), silent) == ("",)
+            assert await fitness(it.bench, tmp_path).unfit([GPU], WORDS, silent) == ("",)
+            assert len(it.bench.trials) == 1  # kept over a restart
+
+    run(main())
+
+
+def test_a_stock_program_is_not_asked(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            native = replace(it.bench.kit.native, patched=False)
+            assert await fitness(it.bench, tmp_path, native=native).unfit([GPU], WORDS, silent) == ("",)
+            assert it.bench.trials == []
+
+    run(main())
+
+
+@pytest.mark.parametrize("change", ["machine", "device", "words", "program", "variable"])
+def test_what_decides_it_makes_it_another_trial(
+    tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "rpc-server"
+    program.write_text("built")
+    device = replace(GPU, description="another card") if change == "device" else GPU
+    words = WORDS[:1] if change == "words" else WORDS
+    machine = "restarted" if change == "machine" else "m"
+
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            native = replace(it.bench.kit.native, rpc_server=program)
+            assert await fitness(it.bench, tmp_path, native=native).unfit([GPU], WORDS, silent) == ("",)
+            if change == "program":
+                program.write_text("built anew")
+            if change == "variable":
+                monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "1")
+            again = fitness(it.bench, tmp_path, machine=machine, native=native)
+            assert await again.unfit([device], words, silent) == ("",)
+            assert len(it.bench.trials) == 2
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("lines", "ended", "why"),
+    [
+        (WRONG, FAILED, TOLD_WRONG),
+        (WRONG[:1], CRASHED, "its trial was ended by SIGSEGV while it computed rms_norm:64"),
+        (WRONG[:1], None, "its trial stood still while it computed rms_norm:64"),
+    ],
+    ids=["wrong", "crash", "hang"],
+)
+def test_a_failure_holds_for_a_while(
+    tmp_path: Path, lines: Sequence[str], ended: Ended | None, why: str
+) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            it.bench.trial_lines, it.bench.trial_ended = lines, ended
+            tried = fitness(it.bench, tmp_path)
+            for _ in range(2):
+                assert await tried.unfit([GPU], WORDS, silent) == (why,)
+            assert list(tried.notes) == [f"device GPU0 is not used: {why}"]
+            assert len(it.bench.trials) == 1
+            await asyncio.sleep(AGAIN_SECONDS + 1)
+            it.bench.trial_lines, it.bench.trial_ended = None, Ended(0, None, ())
+            assert await tried.unfit([GPU], WORDS, silent) == ("",)
+            assert list(tried.notes) == []
+            assert len(it.bench.trials) == 2
+
+    run(main())
+
+
+def test_one_that_goes_on_is_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            it.bench.trial_seconds = STILL_SECONDS - 1  # after its last line
+            told: list[str] = []
+
+            async def tell(text: str) -> None:
+                told.append(text)
+
+            assert await fitness(it.bench, tmp_path).unfit([GPU], WORDS, tell) == ("",)
+            assert len(told) > 10 and set(told) == {"trying GPU0"}
+
+    run(main())
+
+
+def test_two_who_ask_at_once_share_one_trial(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            it.bench.trial_seconds = 5
+            tried = fitness(it.bench, tmp_path)
+            answers = await asyncio.gather(*(tried.unfit([GPU], WORDS, silent) for _ in range(3)))
+            assert set(answers) == {("",)} and len(it.bench.trials) == 1
+
+    run(main())
+
+
+# A worker.
+
+
+def test_a_worker_offers_nothing_of_a_device_that_failed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.bench.device_lines = [GPU_LINE, *DEVICE_LINES]
+            it.bench.trial_lines, it.bench.trial_ended, it.bench.trial_seconds = WRONG, FAILED, 5
+            call = it.call()
+            await call.says(ASKS)
+            heard = await call.hears()
+            assert heard == Progress("trying GPU0")  # so that its head does not give up
+            while isinstance(heard, Progress):
+                heard = await call.hears()
+            assert isinstance(heard, Offer)
+            assert heard.unfit == (TOLD_WRONG,)
+            assert [(device.name, device.free_bytes) for device in heard.devices] == [("GPU0", 0)]
+            assert it.worker.status.unfit == (f"device GPU0 is not used: {TOLD_WRONG}",)
+            await call.says(Reserve((1,)))  # a head that does not care
+            assert isinstance(await call.hears(), Lost)
+            assert it.bench.children == []
+
+    run(main())
+
+
+def test_a_head_that_goes_in_the_trial_ends_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.bench.device_lines = [GPU_LINE, *DEVICE_LINES]
+            it.bench.trial_ended = None
+            call = it.call()
+            await call.says(ASKS)
+            assert isinstance(await call.hears(), Progress)
+            call.stream.reset(1, "gone")
+            await asyncio.sleep(5)
+            it.bench.trial_ended = Ended(0, None, ())
+            again = it.call()  # which need not wait for the deadline of the first
+            await again.says(ASKS)
+            heard = await again.hears()
+            while isinstance(heard, Progress):
+                heard = await again.hears()
+            assert isinstance(heard, Offer) and heard.unfit == ()
+            assert len(it.bench.trials) == 2
+
+    run(main())
+
+
+# A head.
+
+
+def test_a_head_does_without_it_and_says_why(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            bad, _good = it.worker("a-bad"), it.worker("b-good")
+            bad.device_lines = [GPU_LINE, *DEVICE_LINES]
+            bad.trial_lines, bad.trial_ended = ["trying rms_norm:32"], CRASHED
+            serve = it.serve()
+            assert await ready(serve) == {"head", "b-good"}
+            told = "a-bad GPU0 left out: its trial was ended by SIGSEGV while it computed rms_norm:32"
+            assert told in model_of(serve).reason
+            assert [device for device, _ in bad.trials] == ["GPU0"]
+            assert bad.children == []
+
+    run(main())
+
+
+def test_a_head_tries_its_own_card_as_well(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            it.worker("good")
+            it.bench.device_lines = [GPU_LINE, *DEVICE_LINES]
+            it.bench.trial_lines, it.bench.trial_ended = ["trying rms_norm:32"], CRASHED
+            serve = it.serve()
+            await ready(serve)
+            assert "head GPU0 left out: its trial was ended by SIGSEGV" in model_of(serve).reason
+            assert {part.device for part in model_of(serve).split} == {"CPU"}
+            assert serve.status.unfit
+
+    run(main())

@@ -1,0 +1,220 @@
+"""The worker and its content store: every lease gets a shelf, its firewalls fill it, and it is closed."""
+
+import os
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
+from meshd.role.worker import rpc_server
+from meshd.rpc import protocol as rpc
+from meshd.rpc.missed_tensors import Missed
+from meshd.store.interface import StoreStatus
+from meshd.wire.lease import Grant, Loaded, Lost, Reserve
+
+from tests.sim.loop import run
+from tests.unit.role.calls import ACQUIRE, MIB, scene
+from tests.unit.role.rig import FakeFile
+from tests.unit.rpc import talk
+
+DIGEST = b"d" * 32
+
+
+class FakeShelf:
+    """A shelf with one file and one tensor; remembers what happens to it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptors: Sequence[int] = [descriptor]
+        self.happened: list[object] = []
+
+    @property
+    def index(self) -> WeightsIndex:
+        stat = os.fstat(self.descriptors[0])
+        entry = FileEntry(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        return WeightsIndex((entry,), (TensorEntry(0, 0, 0, 4, DIGEST, DIGEST.hex()),), "")
+
+    def loaded(self, digest: bytes) -> None:
+        self.happened.append(digest)
+
+    def piece(self, tensor: Missed, offset: int, data: bytes, *, last: bool) -> bool:
+        self.happened.append((tensor.digest, offset, data, last))
+        return True
+
+    def handed_over(self) -> None:
+        self.happened.append("handed over")
+
+    def allow(self, most: int) -> None:
+        self.happened.append(most)
+
+    def done(self) -> None:
+        self.happened.append("done")
+
+    def close(self) -> None:
+        self.happened.append("closed")
+
+
+class FakeStore:
+    """Gives shelves, or fails."""
+
+    def __init__(self, file: Path) -> None:
+        self.descriptor = os.open(file, os.O_RDONLY)
+        self.shelves: list[FakeShelf] = []
+        self.peers: list[str] = []
+        self.fails = False
+        self.served = False
+
+    @property
+    def status(self) -> StoreStatus:
+        return StoreStatus(Path("/s"), 1, 2, 3)
+
+    async def serve(self) -> None:
+        self.served = True
+
+    async def take(self, *, peer: str, told: Callable[[str], Awaitable[None]]) -> FakeShelf:
+        if self.fails:
+            raise OSError(24, "Too many open files")
+        self.peers.append(peer)
+        self.shelves.append(FakeShelf(self.descriptor))
+        return self.shelves[-1]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FakeStore:
+    (tmp_path / "pack").write_bytes(b"kept")
+    return FakeStore(tmp_path / "pack")
+
+
+@pytest.fixture(autouse=True)
+def _closed(store: FakeStore) -> object:
+    yield
+    os.close(store.descriptor)
+
+
+@pytest.mark.parametrize("file", [None, FakeFile()], ids=["without a model", "with a model"])
+def test_a_lease_is_given_what_is_kept_and_keeps_what_comes(
+    tmp_path: Path, store: FakeStore, file: FakeFile | None
+) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, store=store, file=file) as it:
+            call = it.call()
+            offer = await call.offer()
+            assert offer.has_model == (file is not None), "what was kept is no file of its own"
+            await call.says(Reserve((300 * MIB,)))
+            grant = await call.hears()
+            assert isinstance(grant, Grant)
+            [shelf] = store.shelves
+            assert store.served and store.peers == [str(call.head.key.peer)]
+            assert shelf.happened == ["handed over", 300 * MIB]
+            spec = it.bench.children[0].spec
+            assert spec is not None
+            argv = list(spec.argv)
+            index = os.read(int(argv[argv.index("--weights-fd") + 1]), 10_000).decode()
+            assert f" {DIGEST.hex()} {DIGEST.hex()}\n" in index
+            it.bench.head_says = talk.hello()
+            call.rpc(grant)
+            await it.until(lambda: len(it.bench.inspectors) == 1)
+            _miss(it.bench.inspectors[0])
+            assert shelf.happened[2:] == [(DIGEST, 0, b"w" * 16, True)]
+            await call.says(Loaded())
+            await it.until(lambda: shelf.happened[-1] == "done")
+            call.stream.write_eof()
+            await call.is_over()
+            await it.until(lambda: shelf.happened[-1] == "closed")
+            assert it.worker.status.store == store.status
+
+    run(main())
+
+
+def _miss(inspector: object) -> None:
+    """The rest of a talk in which a tensor is asked for by content, is missed, and is sent."""
+    hear, say = inspector.to_peer, inspector.from_peer  # type: ignore[attr-defined]
+    hear(talk.hello_answer())
+    say(talk.alloc())
+    hear(talk.answer(struct.pack("<QQ", talk.HANDLE, talk.ROOM)))
+    say(talk.on_buffer(rpc.BUFFER_GET_BASE))
+    hear(talk.answer(struct.pack("<Q", talk.BASE)))
+    say(talk.load(talk.load_entry(digest=DIGEST)))
+    hear(talk.answer(bytes([rpc.NO_SUCH_HASH])))
+    say(talk.set_tensor(talk.A, b"w" * 16))
+
+
+def test_a_lease_that_is_not_made_leaves_no_shelf(tmp_path: Path, store: FakeStore) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, store=store) as it:
+            for wanted in (None, 1 << 50):
+                call = it.call()
+                await call.offer()
+                if wanted is None:
+                    call.stream.write_eof()
+                else:
+                    await call.says(Reserve((wanted,)))
+                await call.is_over()
+                await it.until(lambda: store.shelves[-1].happened[-1] == "closed")
+            store.fails = True
+            call = it.call()
+            await call.says(ACQUIRE)
+            lost = await call.hears()
+            assert isinstance(lost, Lost) and "Too many open files" in lost.text
+
+    run(main())
+
+
+def test_a_stock_server_gets_what_is_kept_through_its_tunnel(tmp_path: Path, store: FakeStore) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, store=store, patched=False) as it:
+            call = it.call()
+            grant = await call.lease(300)
+            call.rpc(grant)
+            await it.until(lambda: it.bench.weights is not None)
+            weights = it.bench.weights
+            assert weights is not None
+            kept = weights.find(DIGEST)
+            assert kept is not None and kept.size == 4
+
+    run(main())
+
+
+def test_what_a_file_lacks_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = FakeFile()
+        async with scene(tmp_path, file=file) as it:
+            assert not it.worker.status.notes
+            file.missing_bytes, file.missing_shards = 5_000_000, 2
+            assert it.worker.status.notes == (
+                "`tiny.gguf` lacks 5.0 MB at the end and 2 of its shards: that comes over the network",
+            )
+
+    run(main())
+
+
+class Log:
+    """In the place of a logger."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, object]] = []
+
+    def info(self, event: str, **fields: object) -> None:
+        self.lines.append((event, fields.get("bytes")))
+
+    def warning(self, event: str, **fields: object) -> None:
+        self.lines.append((event, fields.get("tensor")))
+
+
+def test_of_many_misses_only_the_first_are_in_the_log(
+    tmp_path: Path, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log()
+    monkeypatch.setattr(rpc_server, "LOG", log)
+
+    async def main() -> None:
+        async with scene(tmp_path, store=store) as it:
+            await it.call().lease()
+            shown = rpc_server.SHOWN_MISSES
+            for number in range(2 * shown):
+                it.bench.children[0].report(f"miss no-such-hash blk.{number}")
+            it.bench.children[0].report("loaded 1 100")
+            await it.until(lambda: bool(log.lines) and log.lines[-1] == ("weights_loaded", 100))
+            assert log.lines[:-1] == [("weight_missed", f"blk.{number}") for number in range(shown)]
+
+    run(main())

@@ -1,0 +1,122 @@
+"""Who may have what of a worker's memory."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.shares import LEASES_OF_PEER
+from meshd.role.worker.leases import MAX_LEASES, Lease, Ledger
+from meshd.wire.lease import Device
+
+from tests.unit.identity.cast import GUEST, WORKER, key
+
+CPU = Device("CPU", "cpu", "", 80, 100)
+HEADS = [key(f"head {number}").peer for number in range(12)]
+GPU = Device("CUDA0", "gpu", "", 50, 60)
+
+
+def lease(number: int, **memory: int) -> Lease:
+    """Each of another head."""
+    return Lease(bytes([number]) * 16, HEADS[number], memory)
+
+
+def test_without_a_limit_what_is_free_is_offered() -> None:
+    assert Ledger().offer([CPU, GPU]) == (CPU, GPU)
+
+
+def test_the_limit_is_what_others_see() -> None:
+    (cpu, gpu) = Ledger(limit=55).offer([CPU, GPU])
+    assert (cpu.free_bytes, cpu.total_bytes) == (55, 55)
+    assert (gpu.free_bytes, gpu.total_bytes) == (50, 55)
+
+
+def test_what_is_taken_is_not_offered_again() -> None:
+    ledger = Ledger(limit=60).take(lease(1, CPU=40))
+    assert ledger.offer([CPU])[0].free_bytes == 20
+    assert ledger.offer([GPU])[0].free_bytes == 50
+    assert ledger.take(lease(2, CPU=90)).offer([CPU])[0].free_bytes == 0
+    assert ledger.release(lease(1).lease_id).offer([CPU])[0].free_bytes == 60
+    assert ledger.release(b"another") == ledger
+
+
+def test_a_reservation_is_held_to_what_is_left_now() -> None:
+    ledger = Ledger(limit=60)
+    offered = ledger.offer([CPU, GPU])
+    assert ledger.why_not(offered, [60, 50], before=ledger, peer=GUEST.peer) is None
+    assert ledger.why_not(offered, [0, 1], before=ledger, peer=GUEST.peer) is None
+    assert "CPU has 0 MiB" in (ledger.why_not(offered, [61, 0], before=ledger, peer=GUEST.peer) or "")
+    later = ledger.take(lease(1, CPU=50))
+    assert later.why_not(offered, [10, 50], before=ledger, peer=GUEST.peer) is None
+    assert later.why_not(offered, [11, 0], before=ledger, peer=GUEST.peer) is not None
+    for wanted in ([], [1], [1, 1, 1], [0, 0]):
+        assert (
+            ledger.why_not(offered, wanted, before=ledger, peer=GUEST.peer)
+            == "the reservation does not fit the offer"
+        )
+
+
+def test_there_are_so_many_leases_and_no_more() -> None:
+    ledger = Ledger()
+    for number in range(MAX_LEASES):
+        assert ledger.why_not([CPU], [1], before=ledger, peer=GUEST.peer) is None
+        ledger = ledger.take(lease(number, CPU=1))
+    assert (
+        ledger.why_not([CPU], [1], before=ledger, peer=GUEST.peer)
+        == f"{MAX_LEASES} heads use this worker already"
+    )
+
+
+def test_one_head_has_a_few_of_them_and_leaves_the_others_to_others() -> None:
+    ledger = Ledger()
+    for number in range(LEASES_OF_PEER.most):
+        assert ledger.why_not([CPU], [1], before=ledger, peer=GUEST.peer) is None
+        ledger = ledger.take(replace(lease(number, CPU=1), peer=GUEST.peer))
+    why = f"this head has {LEASES_OF_PEER.most} leases of this worker already"
+    assert ledger.why_not([CPU], [1], before=ledger, peer=GUEST.peer) == why
+    assert ledger.why_not([CPU], [1], before=ledger, peer=WORKER.peer) is None
+    ledger = ledger.release(lease(0).lease_id)
+    assert ledger.why_not([CPU], [1], before=ledger, peer=GUEST.peer) is None
+
+
+def test_what_is_promised_and_not_loaded_yet_is_held_back() -> None:
+    """Without a limit too: the device shows memory as free that a lease is about to take."""
+    ledger = Ledger().take(lease(1, CPU=30))
+    assert ledger.offer([CPU])[0].free_bytes == 50
+    half = ledger.loaded(lease(1).lease_id, 15)
+    assert half.offer([replace(CPU, free_bytes=65)])[0].free_bytes == 50
+    done = ledger.loaded(lease(1).lease_id, 1000)
+    assert done.offer([replace(CPU, free_bytes=50)])[0].free_bytes == 50
+    assert ledger.offer([replace(CPU, free_bytes=10)])[0].free_bytes == 0
+
+
+def test_what_was_promised_since_the_offer_is_not_to_be_had() -> None:
+    before = Ledger().take(lease(1, CPU=30))
+    offered = before.offer([CPU])
+    assert before.why_not(offered, [50], before=before, peer=GUEST.peer) is None
+    now = before.take(lease(2, CPU=20))
+    assert now.why_not(offered, [30], before=before, peer=GUEST.peer) is None
+    assert "30 MiB" not in (now.why_not(offered, [31], before=before, peer=GUEST.peer) or "30 MiB")
+
+
+SIZES = st.integers(0, 120)
+
+
+@given(st.none() | st.integers(1, 120), st.lists(st.tuples(SIZES, SIZES), max_size=12))
+def test_leases_that_are_granted_never_go_beyond_the_limit(
+    limit: int | None, asked: list[tuple[int, int]]
+) -> None:
+    ledger = Ledger(limit=limit)
+    for number, wanted in enumerate(asked):
+        offered = ledger.offer([CPU, GPU])
+        if ledger.why_not(offered, wanted, before=ledger, peer=GUEST.peer) is None:
+            ledger = ledger.take(lease(number, CPU=wanted[0], CUDA0=wanted[1]))
+    for device in (CPU, GPU):
+        taken = sum(held.memory[device.name] for held in ledger.leases)
+        assert taken <= min(device.free_bytes, limit if limit is not None else device.free_bytes)
+
+
+@given(SIZES, SIZES)
+def test_an_offer_never_promises_more_than_the_device_has(free: int, limit: int) -> None:
+    device = replace(CPU, free_bytes=min(free, 100))
+    (offered,) = Ledger(limit=limit).offer([device])
+    assert offered.free_bytes <= min(device.free_bytes, limit)

@@ -1,0 +1,366 @@
+"""Tunnels of users: who is named gets in and nobody else, what is kept comes back, what ends ends at once."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+from meshd.base.errors import Broken, Refused, UserError
+from meshd.base.shares import TUNNELLED, TUNNELLED_OF_PEER
+from meshd.base.slots import Release
+from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import check_chain
+from meshd.mux.events import Code
+from meshd.peer.interface import Allow, Handler, MetadataValue, Stream
+from meshd.peer.stream import MeshStream
+from meshd.tunnel import user_tunnels
+from meshd.tunnel.user_tunnel_config import Kept, Opened
+from meshd.tunnel.user_tunnels import TUNNEL_SERVICE, OwnTunnels
+
+from tests.conformance.run import run, ticks, until
+from tests.unit.identity.cast import GUEST, GUEST_CHAIN, MESH, WORKER, WORKER_CHAIN
+from tests.unit.tunnel.far import FarMesh, Port, streams
+
+ME = check_chain(WORKER_CHAIN, MESH, WORKER.peer)
+THEM = GUEST.peer
+OTHER = check_chain(GUEST_CHAIN, MESH, GUEST.peer)
+
+
+class Serving(FarMesh):
+    """A mesh that takes services, and opens streams to those of another one."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(lambda _stream: None)
+        self.owner = owner
+        self.services: dict[str, tuple[Handler, Allow]] = {}
+        self.far: Serving | None = None
+        self.bulk: list[bool] = []
+
+    def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
+        self.services[service] = handler, allow
+
+    def begin(
+        self, far: MeshStream, metadata: Mapping[str, MetadataValue], release: Release | None = None
+    ) -> None:
+        """A stream that was let in is served."""
+        assert self.far is not None
+        handler, _ = self.far.services[TUNNEL_SERVICE]
+
+        async def serve() -> None:
+            await handler(Named(far, WORKER.peer, metadata))
+
+        task = self.owner.start(serve(), name="far handler")
+        if release is not None:
+            task.add_done_callback(lambda _: release())
+
+    def open_stream(
+        self, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
+    ) -> Stream:
+        if self.far is None:
+            raise Broken("no session to the peer")
+        self.opened.append((peer, service, metadata))
+        self.bulk.append(bulk)
+        _, allow = self.far.services[service]
+        near, far, _, _ = streams()
+        why = allow(ME, metadata)
+        if isinstance(why, str):
+            near = MeshStream(
+                port=Port(window=0, most=1),
+                wake=lambda: None,
+                pass_on=lambda _id, _data: False,
+                on_done=lambda _id: None,
+                stream_id=1,
+                peer=peer,
+                service=service,
+                metadata=metadata,
+            )
+            near.feed_reset(Code.REFUSED, why)
+            return near
+        self.begin(far, metadata, why)
+        return near
+
+
+class Named:
+    """A stream that says whose it is; all else is the stream's own."""
+
+    def __init__(self, stream: MeshStream, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
+        self.peer = peer
+        self.service = TUNNEL_SERVICE
+        self.metadata = metadata
+        self.accepted, self.read, self.divert = stream.accepted, stream.read, stream.divert
+        self.try_write, self.consumed, self.write = stream.try_write, stream.consumed, stream.write
+        self.write_eof, self.reset = stream.write_eof, stream.reset
+
+
+class Both:
+    """This node, which opens, and the other one, which exposes; and a service that answers in capitals."""
+
+    def __init__(self, owner: Owner, port: int) -> None:
+        self.port = port
+        self.saved: list[bytes] = []
+        self.near_mesh, self.far_mesh = Serving(owner), Serving(owner)
+        self.near_mesh.far = self.far_mesh
+        self.near = OwnTunnels(mesh=self.near_mesh, save=self.saved.append, is_ours=self.is_ours)
+        self.far = OwnTunnels(mesh=self.far_mesh, save=self.saved.append)
+        self.ours = True
+        self.tasks = [owner.start(one.serve(), name="tunnels") for one in (self.near, self.far)]
+
+    async def is_ours(self, client: tuple[str, int], server: tuple[str, int]) -> bool:
+        assert client[0] == server[0] == "127.0.0.1" and client[1] != server[1]
+        return self.ours
+
+    def expose(self, name: str = "web", *peers: PeerId) -> None:
+        self.far.expose(name, host="127.0.0.1", port=self.port, peers=peers or [WORKER.peer])
+
+    async def ask(self, listen: str, data: bytes = b"hello") -> bytes:
+        """What the service answers; empty when the connection is reset."""
+        host, _, port = listen.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(data)
+            writer.write_eof()
+            return await reader.read()
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.transport.abort()
+
+
+@asynccontextmanager
+async def both() -> AsyncIterator[Both]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(100):
+                writer.write(data.upper())
+        except ConnectionResetError:
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        async with Owner() as owner:
+            made = Both(owner, server.sockets[0].getsockname()[1])
+            await ticks(2)  # both serve
+            yield made
+            owner.cancel()
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+def test_a_node_that_is_named_uses_the_service() -> None:
+    async def main() -> None:
+        async with both() as it:
+            it.expose()
+            status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
+            assert status.user and status.listen.startswith("127.0.0.1:")
+            assert await it.ask(status.listen) == b"HELLO"
+            assert it.near_mesh.opened[-1] == (THEM, TUNNEL_SERVICE, {"name": "web"})
+            assert it.near_mesh.bulk[-1]  # the model's own traffic goes first
+            await until(lambda: it.far.exposed()[0].streams == 0)
+            [shown], [service] = it.near.opened(), it.far.exposed()
+            assert (shown.sent_bytes, shown.received_bytes) == (5, 5)
+            assert (service.sent_bytes, service.received_bytes) == (5, 5)
+
+    run(main())
+
+
+def test_who_is_not_named_hears_what_it_would_of_no_service_at_all() -> None:
+    async def main() -> None:
+        async with both() as it:
+            it.expose("web", THEM)  # somebody else
+            it.expose("nobody")
+            it.far.expose("nobody", host="127.0.0.1", port=it.port, peers=[])
+            for name in ("web", "nobody", "missing"):
+                with pytest.raises(Refused) as caught:
+                    await it.near.open(THEM, name, host="127.0.0.1", port=0)
+                assert caught.value.what.startswith(f"no service `{name}` is exposed to this node")
+            assert it.near.opened() == []
+
+    run(main())
+
+
+def test_a_name_of_meshd_itself_is_no_service() -> None:
+    async def main() -> None:
+        async with both() as it:
+            with pytest.raises(Refused):
+                await it.near.open(THEM, "rpc", host="127.0.0.1", port=0)
+            assert set(it.far_mesh.services) == {TUNNEL_SERVICE}
+
+    run(main())
+
+
+def test_connections_end_when_the_service_or_the_permission_does() -> None:
+    async def main() -> None:
+        async with both() as it:
+            it.expose()
+            status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
+            for end in (
+                lambda: it.far.unexpose("web"),
+                lambda: it.far.expose("web", host="127.0.0.1", port=it.port, peers=[THEM]),
+                lambda: it.far.expose("web", host="127.0.0.1", port=1, peers=[WORKER.peer]),
+            ):
+                it.expose()
+                reader, writer = await asyncio.open_connection("127.0.0.1", int(status.listen[10:]))
+                writer.write(b"x")
+                assert await reader.read(1) == b"X"
+                it.expose()  # the same again: it goes on
+                writer.write(b"y")
+                assert await reader.read(1) == b"Y"
+                end()
+                with pytest.raises(ConnectionResetError):
+                    await reader.read()
+                writer.transport.abort()
+            assert "not exposed" in it.near.opened()[0].last_error
+
+    run(main())
+
+
+def test_another_target_leaves_it_as_it_is_who_may() -> None:
+    async def main() -> None:
+        async with both() as it:
+            assert it.far.expose("web", host="127.0.0.1", port=1, peers=None).peers == ()
+            it.expose()
+            moved = it.far.expose("web", host="127.0.0.1", port=1, peers=None)
+            assert (moved.port, moved.peers) == (1, (WORKER.peer,))
+
+    run(main())
+
+
+def test_programs_of_another_user_stay_out() -> None:
+    async def main() -> None:
+        async with both() as it:
+            it.expose()
+            status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
+            it.ours = False
+            opened = len(it.near_mesh.opened)
+            assert await it.ask(status.listen) == b""
+            assert len(it.near_mesh.opened) == opened
+            wide = await it.near.open(THEM, "web", host="0.0.0.0", port=0)  # asked for: nobody is asked
+            assert await it.ask(wide.listen.replace("0.0.0.0", "127.0.0.1")) == b"HELLO"
+
+    run(main())
+
+
+def test_all_of_it_comes_back_after_a_restart() -> None:
+    async def main() -> None:
+        async with both() as it:
+            it.expose("web", WORKER.peer, THEM)
+            exposed = it.saved[-1]
+            status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
+            opened = it.saved[-1]
+            for task in it.tasks:
+                task.cancel()
+            await asyncio.wait(it.tasks)
+            again = Both(it.near_mesh.owner, it.port)
+            again.far.load(exposed, file="f")
+            assert again.far.exposed()[0].peers == (WORKER.peer, THEM)
+            again.near.load(opened, file="f")
+            assert [one.listen for one in again.near.opened()] == [status.listen]
+            await ticks(2)
+            assert await again.ask(status.listen) == b"HELLO"
+
+    run(main())
+
+
+def test_a_damaged_file_is_named() -> None:
+    async def main() -> None:
+        async with both() as it:
+            with pytest.raises(UserError, match=r"`/h/tunnels\.blob` cannot be read"):
+                it.near.load(b"no", file="/h/tunnels.blob")
+
+    run(main())
+
+
+def test_a_peer_that_is_away_is_opened_and_said_later() -> None:
+    async def main() -> None:
+        async with both() as it:
+            it.near_mesh.far = None
+            status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
+            assert await it.ask(status.listen) == b""
+            assert it.near.opened()[0].last_error == "no session to the peer"
+            it.near_mesh.far = it.far_mesh
+            it.expose()
+            assert await it.ask(status.listen) == b"HELLO"
+
+    run(main())
+
+
+def test_the_same_tunnel_is_opened_once_and_closed() -> None:
+    async def main() -> None:
+        async with both() as it:
+            it.expose()
+            status = await it.near.open(THEM, "web", host="127.0.0.1", port=0)
+            port = int(status.listen[10:])
+            for same in (0, port):
+                assert await it.near.open(THEM, "web", host="127.0.0.1", port=same) == status
+            await it.near.close([status])
+            assert it.near.opened() == []
+            with socket.socket() as probe:
+                assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+    run(main())
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    async def main() -> None:
+        async with both() as it:
+            it.expose()
+            with socket.create_server(("127.0.0.1", 0)) as taken:
+                port = taken.getsockname()[1]
+                with pytest.raises(UserError, match=f"`127.0.0.1:{port}` for a tunnel: the port is taken"):
+                    await it.near.open(THEM, "web", host="127.0.0.1", port=port)
+                assert it.near.opened() == []
+            await it.near.open(THEM, "web", host="127.0.0.1", port=port)
+
+    run(main())
+
+
+def test_a_port_that_is_taken_at_the_start_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(user_tunnels, "AGAIN_SECONDS", 0.01)
+        async with both() as it:
+            it.expose()
+            with socket.create_server(("127.0.0.1", 0)) as taken:
+                port = taken.getsockname()[1]
+                kept = Opened(peer=THEM, service="web", host="127.0.0.1", port=port)
+                again = Both(it.near_mesh.owner, it.port)
+                again.near.load(Kept((), (kept,)).encode(), file="f")
+                again.near_mesh.far = it.far_mesh
+                await until(lambda: "the port is taken" in again.near.opened()[0].last_error)
+            await until(lambda: again.near.opened()[0].last_error == "")
+            assert await it.ask(f"127.0.0.1:{port}") == b"HELLO"
+
+    run(main())
+
+
+def test_connections_to_a_service_are_counted() -> None:
+    async def main() -> None:
+        async with both() as it:
+            it.expose()
+            _, allow = it.far_mesh.services[TUNNEL_SERVICE]
+            it.far.expose("web", host="127.0.0.1", port=it.port, peers=[WORKER.peer, GUEST.peer])
+            asked = [allow(ME, {"name": "web"}) for _ in range(2 * TUNNELLED.most)]  # before any is served
+            let_in = [release for release in asked if callable(release)]
+            assert len(let_in) == TUNNELLED_OF_PEER.most
+            assert asked[-1] == "`web` has as many connections as it may have"
+            assert callable(allow(OTHER, {"name": "web"}))  # one peer does not keep out another
+            for release in let_in:
+                it.near_mesh.begin(streams()[1], {"name": "web"}, release)
+            await until(lambda: it.far.exposed()[0].streams == TUNNELLED_OF_PEER.most)
+            it.far.unexpose("web")  # ends them
+            it.expose()
+            await until(lambda: callable(allow(ME, {"name": "web"})))
+
+    run(main())
+
+
+def test_what_is_not_there_cannot_be_ended() -> None:
+    async def main() -> None:
+        async with both() as it:
+            with pytest.raises(UserError, match="no service `web` is exposed"):
+                it.far.unexpose("web")
+
+    run(main())
