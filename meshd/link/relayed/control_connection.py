@@ -138,7 +138,9 @@ class Control:
     async def call(self, to: bytes) -> bytes:
         """Ask for a circuit to a key or a box; returns our ticket. Raises Refused (by the relay), Broken."""
         if self._given_up:  # each would count as a circuit beside this one
-            await asyncio.wait(self._given_up)
+            _, silent = await asyncio.wait(self._given_up, timeout=ANSWER_SECONDS)
+            for late in silent:
+                late.cancel()
         number = self._next()
         return (await self._ask(Call(number, to), number, Called)).ticket
 
@@ -201,13 +203,10 @@ class Control:
 
     def _give_up(self, number: int, waiting: asyncio.Future[Answer]) -> None:
         """A call that nobody waits for any more: what the relay grants is given back as soon as it comes."""
-        loop = asyncio.get_running_loop()
         late = waiting
         if waiting.cancelled() or not waiting.done():
-            late = self._waiting[number] = loop.create_future()
+            late = self._waiting[number] = asyncio.get_running_loop().create_future()
             self._given_up.add(late)
-            timer = loop.call_later(ANSWER_SECONDS, late.cancel)
-            late.add_done_callback(lambda _: timer.cancel())
 
         def answered(late: asyncio.Future[Answer]) -> None:
             self._given_up.discard(late)

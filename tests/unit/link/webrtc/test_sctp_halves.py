@@ -5,13 +5,17 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from meshd.link.webrtc import sctp_packet as wire
 from meshd.link.webrtc.sctp_inbox import Inbox
 from meshd.link.webrtc.sctp_outbox import GIVE_UP_SECONDS, LEAST_PROBE_SECONDS, Outbox
 
 WINDOW = 64 << 10
+
+
+class GaveUp(Exception):
+    """Nothing was acknowledged for GIVE_UP_SECONDS."""
 
 
 @dataclass
@@ -67,7 +71,8 @@ class Line:
             self.put(self.back, self.inbox.sack(unread=self.unread))
         for packet in self.due(self.back):
             self.outbox.on_sack(wire.open_sack(packet[4:]), self.now)
-        assert self.outbox.on_timer(self.now)
+        if not self.outbox.on_timer(self.now):
+            raise GaveUp
         return True
 
     def due(self, queue: list[tuple[float, int, bytes]]) -> list[bytes]:
@@ -106,7 +111,11 @@ def test_all_arrives_in_order(
     for size in sizes:
         line.outbox.write(data[at : at + size])
         at += size
-    line.run()
+    try:
+        line.run()
+    except GaveUp:
+        assume(loss < 0.3)  # of that many a dozen in a row are lost now and then
+        raise
     assert bytes(line.got) == data
     assert line.outbox.is_done
     assert line.outbox.flight_bytes == 0
