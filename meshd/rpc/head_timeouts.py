@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from meshd.identity.keys import PeerId
+from meshd.rpc.device_check import DeviceCheck
 from meshd.rpc.hang_detector import LOOK_SECONDS, TIMES_LONGEST
 from meshd.rpc.pending_work import Arrived, Debt, Owed
 
@@ -69,21 +70,11 @@ class _Taken(Arrived):
         self._company.taken(token)
 
 
-class _Open:
-    """An Inspector that lets everything pass."""
-
-    def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
-        return data
-
-    def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
-        return data
-
-
 class HeadEnd:
     """One connection of llama-server, as the head's tunnel sees it. Implements tunnel.interface.Watched."""
 
     def __init__(self, company: Company, clock: Callable[[], float]) -> None:
-        self.owed = Owed(_Open(), arrived=_Taken(company), graph_done=self._graph_done)
+        self.owed = Owed(DeviceCheck(), arrived=_Taken(company), graph_done=self._graph_done)
         self._clock = clock
         self._began = clock()  # the step that it is at
         self._largest = -1  # steps with a graph that were done: bytes,
@@ -105,7 +96,7 @@ class HeadEnd:
         return self.owed.from_peer(data)
 
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Answers."""
+        """Answers. Raises RemoteProtocolError for devices that cannot be."""
         self._bytes += len(data)
         return self.owed.to_peer(data)
 

@@ -300,14 +300,14 @@ def test_cancelled_anywhere_it_leaves_nothing(dials: str, monkeypatch: pytest.Mo
 
     async def work() -> None:
         async with pair() as ends:
-            links, peer = (
+            dialer, peer = (
                 (ends.low_links, ends.high.peer) if dials == "low" else (ends.high_links, ends.low.peer)
             )
-            await (await links.dial(peer)).aclose()
+            await (await dialer.dial(peer)).aclose()
             monkeypatch.setattr(links, "LINK_SECONDS", 0.5)  # so long the other side waits for our QUIC
             turns = 0
             while True:
-                dialling = asyncio.get_running_loop().create_task(links.dial(peer))
+                dialling = asyncio.get_running_loop().create_task(dialer.dial(peer))
                 await ticks(turns)
                 if dialling.done():
                     await (await dialling).aclose()
