@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rules import behaviour, reach, shape
+from tests.rules import behaviour, circles, reach, shape
 from tests.rules.source import ROOT, Fault, Rule, Source, sources
 
 EVERYWHERE: tuple[Rule, ...] = (
@@ -206,6 +206,33 @@ def test_layers() -> None:
     done = subprocess.run([tool], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "Layers KEPT" in done.stdout
+
+
+def test_no_module_needs_itself() -> None:
+    assert circles.circles("meshd") == []
+
+
+def test_a_circle_is_found_through_other_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an import at the top, one in a function, and one for the type checker; those outside it are not."""
+    package = tmp_path / "round_about"
+    package.mkdir()
+    for name, text in {
+        "__init__": "",
+        "a": "from round_about.b import x\n",
+        "b": "def x():\n    from round_about import c\n",
+        "c": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import round_about.a\n",
+        "before": "import round_about.a\n",
+        "d": "import round_about.e\n",
+        "e": "from round_about import d, after\n",
+        "after": "",
+    }.items():
+        (package / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = circles.circles("round_about")
+    assert found == [
+        ("round_about.a", "round_about.b", "round_about.c"),
+        ("round_about.d", "round_about.e"),
+    ]
 
 
 SLOW_MODULES = ("asyncio", "aiohttp", "cryptography", "structlog", "logging", "ssl", "subprocess")

@@ -27,7 +27,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.ice.candidates import checkable, path_of
-from meshd.link.ice.session import IcePipe, IceSession, OpenSocket
+from meshd.link.ice.session import IcePipe, IceSession
 from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, MayDial, Signals
 from meshd.link.net import local_addresses
 from meshd.link.net.stun import stun_server
@@ -39,7 +39,7 @@ from meshd.link.secure.handshake import (
     prove_accepted,
     prove_dialled,
 )
-from meshd.link.udp.host_socket import UdpSocket
+from meshd.link.udp.host_socket import OpenSocket, UdpSocket
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
 from meshd.wire.offer import (

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, cast
 from meshd.base.errors import Broken, RemoteProtocolError
 from meshd.identity.certificate import LinkCertificate, make_link_certificate
 from meshd.link.ice.links import Extra, IceLinks
-from meshd.link.ice.session import IcePipe, IceSession, OpenSocket
+from meshd.link.ice.session import IcePipe, IceSession
 from meshd.link.interface import LinkKind, MayDial, Signals
 from meshd.link.net import local_addresses
 from meshd.link.quic.dial import IDLE_SECONDS
 from meshd.link.quic.pipe import Engine, QuicPipe
 from meshd.link.secure.handshake import Standing
 from meshd.link.udp.batch_socket import ETHERNET_MTU, Address, Origin
-from meshd.link.udp.host_socket import UdpSocket
+from meshd.link.udp.host_socket import OpenSocket, UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable
 from meshd.wire.offer import Terms
