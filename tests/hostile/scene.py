@@ -19,7 +19,7 @@ from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
 from meshd.identity.relay_url import parse_relay_url
-from meshd.link.interface import Link, LinkKind
+from meshd.link.interface import Link, LinkKind, Transport
 from meshd.link.quic import first_datagram as _  # noqa: F401 - else loaded in a thread, at whatever time
 from meshd.link.quic.dial import QuicDialer
 from meshd.link.relayed.relay_client import RelayClient
@@ -70,7 +70,7 @@ def _may_dial(_peer: PeerId, told: Sequence[Candidate], source: Source) -> Seque
 class _Tcp:
     """One way, as the daemon has it: to nodes of the world in memory, to all others outside."""
 
-    kind = LinkKind.TCP
+    transport = Transport.TCP
 
     def __init__(self, inside: WorldDialer, outside: Noted, world: World) -> None:
         self._inside = inside

@@ -18,7 +18,7 @@ from meshd.identity.certificate import make_link_certificate
 from meshd.identity.invite import JoinKeys, RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
-from meshd.link.interface import DialError, DialFailure, LinkInfo, LinkKind
+from meshd.link.interface import DialError, DialFailure, LinkInfo, LinkKind, Transport
 from meshd.link.net.happy_eyeballs import closest
 from meshd.link.relayed.control_connection import Control, RelayTrouble
 from meshd.link.relayed.relay_client import RelayClient
@@ -86,6 +86,8 @@ class PassingLink(RelayLink):
 
 class RelayLinks:
     """Dialer and listener in one: both use the client's control connections, and its `serve` must run."""
+
+    transport = Transport.RELAY
 
     def __init__(
         self,

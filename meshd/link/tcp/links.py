@@ -20,7 +20,7 @@ from meshd.identity.certificate import make_link_certificate
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
-from meshd.link.interface import Link, LinkInfo, LinkKind
+from meshd.link.interface import Link, LinkInfo, LinkKind, Transport
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import dial_order, race
 from meshd.link.secure.handshake import (
@@ -58,14 +58,11 @@ class TcpLink(ProvenLink):
 class TcpDialer:
     """Makes TCP links; `standing` is asked anew at each dial."""
 
+    transport = Transport.TCP
+
     def __init__(self, standing: Callable[[], Standing]) -> None:
         self._standing = standing
         self._context = dialer_context()
-
-    @property
-    def kind(self) -> LinkKind:
-        """TCP."""
-        return LinkKind.TCP
 
     async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> TcpLink:
         """Race the TCP candidates, 250 ms apart; 10 s at most for each.
