@@ -26,7 +26,7 @@ from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.through_member import MemberRelayLinks
 from meshd.link.relayed.through_relay import RelayLinks
 from meshd.link.secure.handshake import RawPipe
-from meshd.link.tcp.links import TcpDialer
+from meshd.link.tcp.dial import TcpDialer
 from meshd.peer.interface import PeerState
 from meshd.role.worker.cycle import Worker, WorkerOptions
 from meshd.tunnel.user_tunnels import OwnTunnels

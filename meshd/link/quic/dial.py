@@ -28,7 +28,7 @@ from meshd.link.secure.handshake import (
     prove_dialled,
 )
 from meshd.link.secure.joining import Joining
-from meshd.link.tcp.links import ATTEMPT_SECONDS, CONNECT_SECONDS
+from meshd.link.tcp.dial import ATTEMPT_SECONDS, CONNECT_SECONDS
 from meshd.wire.dialable import Dialable
 
 IDLE_SECONDS = 15.0  # without a sign of life, asked for after a third of it; sessions notice a death in 4.5 s
@@ -97,7 +97,7 @@ async def dial_join(
     join: JoinKeys,
     ports: Ports = DialPort,
 ) -> Joining:
-    """Reach the inviter of a token and prove that we hold it, as tcp.dial_join does over TCP."""
+    """Reach the inviter of a token and prove that we hold it, as tcp/dial.py does over TCP."""
     attempt = partial(
         _attempt,
         standing=standing,

@@ -35,7 +35,7 @@ from meshd.link.secure.handshake import (
 )
 from meshd.link.secure.joining import JoinDesk, Joining, OnJoiner
 from meshd.link.secure.tls import dialer_context, listener_context
-from meshd.link.tcp.links import Accept
+from meshd.link.tcp.listen import Accept
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, trusted
 from meshd.wire.relay import Mail, Ring
