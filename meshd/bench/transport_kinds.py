@@ -23,7 +23,8 @@ from meshd.link.quic.dial import QuicDialer
 from meshd.link.quic.listen import QuicListener
 from meshd.link.secure.handshake import Standing
 from meshd.link.secure.tls import dialer_context, listener_context
-from meshd.link.tcp.links import TcpDialer, TcpListener
+from meshd.link.tcp.dial import TcpDialer
+from meshd.link.tcp.listen import TcpListener
 from meshd.link.webrtc.links import WebRtcLinks
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted

@@ -23,11 +23,11 @@ from meshd.identity.revocation import RevocationSet
 from meshd.link.interface import DialError, DialFailure, LinkKind
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import closest
-from meshd.link.quic import dial
+from meshd.link.quic import dial as quic
 from meshd.link.relayed import through_relay
 from meshd.link.secure.handshake import Standing
 from meshd.link.secure.joining import Joining
-from meshd.link.tcp import links
+from meshd.link.tcp import dial as tcp
 from meshd.rendezvous.book import AddressBook
 from meshd.rendezvous.join import Admitted, ask
 from meshd.wire.address import Candidate
@@ -164,11 +164,11 @@ async def _reach(invite: Invite, key: KeyPair, config: Config, doorway: Doorway)
                 "it is not seen in this network", kind=LinkKind.TCP, failure=DialFailure.UNREACHABLE
             )
         near = dialable(found, source=Source.NEARBY, here=local_addresses.here())
-        return await links.dial_join(near, standing=standing, inviter=invite.inviter, join=join)
+        return await tcp.dial_join(near, standing=standing, inviter=invite.inviter, join=join)
 
     starts: list[tuple[float, Callable[[], Coroutine[object, object, Joining]]]] = []
     if "tcp" in kinds:
-        starts.append((0.0, lambda: over(links.dial_join, invite.candidates)))
+        starts.append((0.0, lambda: over(tcp.dial_join, invite.candidates)))
         if not config.links.no_mdns:
             starts.append((NEARBY_AFTER, nearby))
     if "relay" in kinds and relays:
@@ -181,7 +181,7 @@ async def _reach(invite: Invite, key: KeyPair, config: Config, doorway: Doorway)
             )
         )
     if "quic" in kinds:
-        from_port = partial(dial.dial_join, ports=doorway.dial_port)
+        from_port = partial(quic.dial_join, ports=doorway.dial_port)
         starts.append((QUIC_AFTER, lambda: over(from_port, with_udp(invite.candidates))))
     if not starts:
         raise UserError(

@@ -16,7 +16,7 @@ from meshd.link.quic.sockets import DialPort, SharedPort
 from meshd.link.secure.handshake import Standing
 from meshd.link.secure.joining import Joining, OnJoiner
 from meshd.link.tcp.bind import PortTaken
-from meshd.link.tcp.links import TcpListener
+from meshd.link.tcp.listen import TcpListener
 from meshd.link.udp.batch_socket import Origin
 from meshd.wire.dialable import Dialable
 from meshd.wire.stun import Endpoint

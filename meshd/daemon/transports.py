@@ -40,7 +40,7 @@ from meshd.link.relayed.through_member import MemberRelayLinks
 from meshd.link.relayed.through_relay import RelayLinks
 from meshd.link.secure.handshake import Standing
 from meshd.link.secure.joining import OnJoiner
-from meshd.link.tcp.links import TcpDialer
+from meshd.link.tcp.dial import TcpDialer
 from meshd.link.webrtc.links import WebRtcLinks
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node

@@ -16,17 +16,12 @@ from typing import Protocol
 from meshd.base.errors import MeshdError
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
+from meshd.link.transport import KINDS as KINDS
+from meshd.link.transport import TRANSPORTS as TRANSPORTS
+from meshd.link.transport import LinkKind as LinkKind
+from meshd.link.transport import Transport as Transport
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
-
-
-class LinkKind(StrEnum):
-    """Ways to carry bytes."""
-
-    TCP = "tcp"
-    WEBRTC = "webrtc"
-    QUIC = "quic"
-    RELAY = "relay"
 
 
 class DialFailure(StrEnum):
@@ -140,13 +135,13 @@ class Signals(Protocol):
 
 
 class Dialer(Protocol):
-    """Makes links of one kind. Gets `Signals` when it is built, if it needs them."""
+    """Makes links in one way. Gets `Signals` when it is built, if it needs them."""
 
     @property
-    def kind(self) -> LinkKind: ...
+    def transport(self) -> Transport: ...
 
     async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> Link:
-        """Race the candidates of this kind. Raises DialError, or Refused when the peer said why not."""
+        """Race the candidates that fit. Raises DialError, or Refused when the peer said why not."""
         ...
 
 

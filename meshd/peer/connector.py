@@ -6,7 +6,7 @@ what is too much.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from meshd.base import log
@@ -14,27 +14,22 @@ from meshd.base.boundary import Fault, contained
 from meshd.base.errors import Broken, Closed, MeshdError, Refused, RemoteProtocolError
 from meshd.base.shares import DIALS, RETRIES
 from meshd.base.tasks import Owner
-from meshd.link.interface import Dialer, DialError, DialFailure, Link, LinkKind
+from meshd.link.interface import TRANSPORTS, Dialer, DialError, DialFailure, Link, LinkKind
 from meshd.peer.connection import PeerConnection
-from meshd.peer.dial_schedule import Facts, Plan, Schedule, ways
+from meshd.peer.dial_schedule import Facts, Plan, Schedule
 from meshd.peer.interface import Book
 from meshd.peer.node import Node
 from meshd.peer.path_selection import fragile
 from meshd.peer.reasons import Failed, last_error
-from meshd.wire.address import Proto
 from meshd.wire.dialable import Dialable, Source
 from meshd.wire.netfacts import CAPABILITY, NetFacts
 
 ATTEMPT_SECONDS = 30.0  # for a dialler that knows no end
-_PLAIN: Mapping[LinkKind, Proto] = {
-    LinkKind.TCP: "tcp",
-    LinkKind.QUIC: "udp",
-}  # first of its kind: by address
 LOG = log.get("peer")
 
 
 class Connector:
-    """The dialling side of one peer connection; of two `dialers` of one kind the first is preferred."""
+    """The dialling side of one peer connection; of two `dialers` that are due the first begins first."""
 
     def __init__(
         self,
@@ -51,7 +46,7 @@ class Connector:
         self._dialers = dialers
         self._source = f"peer {connection.peer.short}"
         self._chance = chance
-        self._schedule = Schedule(ways([dialer.kind for dialer in dialers]))
+        self._schedule = Schedule(tuple(dialer.transport for dialer in dialers))
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._greeting: dict[int, Link] = {}  # made, and not attached yet
         self._failed: dict[int, Failed] = {}
@@ -146,8 +141,7 @@ class Connector:
 
     def _affordable(self, index: int) -> list[Dialable]:
         """What this attempt may dial: each address that nobody but the peer names counts against its rate."""
-        way, places = self._schedule.ways[index], self._places()
-        proto = _PLAIN.get(way.kind) if way.nth == 0 else None
+        proto, places = TRANSPORTS[self._dialers[index].transport].proto, self._places()
         if proto is None:
             return places
         peer, now = self._connection.peer, self._node.now()
@@ -188,12 +182,13 @@ class Connector:
                 link = await contained(
                     dialer.dial(peer, self._affordable(index)),
                     source=self._source,
-                    name=f"dial {dialer.kind.value}",
+                    name=f"dial {dialer.transport.value}",
                     blame=self._connection.blame,
                 )
         except TimeoutError:
             what = f"no link within {ATTEMPT_SECONDS:.0f} s"
-            self._fell_through(index, DialError(what, kind=dialer.kind, failure=DialFailure.TIMEOUT))
+            kind = TRANSPORTS[dialer.transport].kind
+            self._fell_through(index, DialError(what, kind=kind, failure=DialFailure.TIMEOUT))
         except MeshdError as error:
             self._fell_through(index, error)
         except asyncio.CancelledError:
@@ -238,12 +233,10 @@ class Connector:
             self._wake.set()
 
     def _fell_through(self, index: int, error: MeshdError) -> None:
-        dialer = self._dialers[index]
         self._tasks.pop(index, None)
         connection = self._connection
         failure = error.failure if isinstance(error, DialError) else None
-        nth = self._schedule.ways[index].nth
-        self._failed[index] = Failed(dialer.kind, nth, failure, error.what)
+        self._failed[index] = Failed(self._dialers[index].transport, failure, error.what)
         # what fails in a way that nobody foresaw fails again; a peer that broke the rules: see take_fault
         refused = isinstance(error, Refused | Fault)
         self._schedule.failed(index, self._node.now(), self._chance(), refused=refused)

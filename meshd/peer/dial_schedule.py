@@ -1,21 +1,16 @@
 """Which dial starts when: pure. Everything that may work is raced, nothing waits for a failure.
 
-A *way* is a dialler. While there is no link all ways are tried, each with a back-off of its own; with one,
-those that could bring a better one (path_selection.py), more patiently; and a relay, to stand by behind a
-path that a router may end. Whatever changes (addresses, the peer's record, the NAT) starts all of it anew.
+While there is no link all transports (link/transport.py) are tried, each with a back-off of its own; with
+one, those that could bring a better one (path_selection.py), more patiently; and a relay, to stand by behind
+a path that a router may end. Whatever changes (addresses, the peer's record, the NAT) starts all of it anew.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from meshd.base.backoff import Backoff
-from meshd.link.interface import LinkKind
-from meshd.peer.path_selection import RELAYED, Rank, fragile, rank_of
-
-# Seconds after the first dial of a race. TCP wins wherever it works, and the UDP kinds load heavy libraries:
-# they begin when a near peer would have answered. What needs signals first begins while the plain dial runs.
-_DELAY = {LinkKind.TCP: 0.0, LinkKind.RELAY: 0.0, LinkKind.WEBRTC: 0.15, LinkKind.QUIC: 0.2}
-_LATER_DELAY = {LinkKind.TCP: 0.1, LinkKind.RELAY: 0.1, LinkKind.WEBRTC: 0.15, LinkKind.QUIC: 0.3}
+from meshd.link.interface import TRANSPORTS, LinkKind, Transport
+from meshd.peer.path_selection import Rank, fragile, rank_of
 
 RETRY = Backoff(first=0.2, factor=1.8, most=15.0)
 # A peer that says no will most likely say it again: a ban, a full node, another version.
@@ -36,31 +31,6 @@ IMPROVE = Backoff(first=10.0, factor=2.0, most=300.0)
 SHORT_LIFE = 1.0  # seconds; a link that ends so soon has failed
 MOST_SHORT = 4  # that lengthen the back-off: a path that is cut again and again still carries data
 LONG_LIFE = 60.0  # seconds; after a link that lived so long a refusal is forgotten
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A dialler, the `nth` of its kind in the order of trouble: plain TCP, punched TCP; plain QUIC, QUIC over
-    ICE, QUIC by a search for ports; relays, a relaying member. `spare`: WebRTC takes the same path."""
-
-    kind: LinkKind
-    nth: int = 0
-    spare: bool = False
-
-    @property
-    def delay(self) -> float:
-        """Seconds after a race begins."""
-        return (_LATER_DELAY if self.nth else _DELAY)[self.kind]
-
-    @property
-    def rank(self) -> Rank:
-        """Of the links that it makes."""
-        return rank_of(self.kind, RELAYED if self.kind is LinkKind.RELAY else "")
-
-    @property
-    def together(self) -> bool:
-        """Do both sides begin it together, told by signals?"""
-        return self.kind is LinkKind.WEBRTC or (self.nth > 0 and self.kind is not LinkKind.RELAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +57,16 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ways to start and attempts to give up, by index; `at`: look again then (loop seconds), or when told."""
+    """Dials to start and to give up, by index; `at`: look again then (loop seconds), or when told."""
 
     start: tuple[int, ...] = ()
     drop: tuple[int, ...] = ()
     at: float | None = None
 
 
-def ways(kinds: Sequence[LinkKind]) -> tuple[Way, ...]:
-    """The ways of diallers of these kinds, in their order."""
-    found = (Way(kind, kinds[:index].count(kind)) for index, kind in enumerate(kinds))
-    spare = Way(LinkKind.QUIC, 1) if LinkKind.WEBRTC in kinds else None
-    return tuple(replace(way, spare=way == spare) for way in found)
-
-
-def wish(way: Way, facts: Facts) -> Backoff | None:
-    """How eagerly a way is tried with these links; None: not at all."""
+def wish(transport: Transport, facts: Facts, beside: Collection[Transport] = ()) -> Backoff | None:
+    """How eagerly a transport is tried with these links, `beside` these others; None: not at all."""
+    traits = TRANSPORTS[transport]
     lively = [link for link in facts.present if link.lively and not link.passing]
     if not lively:
         return RETRY
@@ -110,15 +74,16 @@ def wish(way: Way, facts: Facts) -> Backoff | None:
     if carrier is None:
         carrier = min(lively, key=lambda link: rank_of(link.kind, link.path))
     rank = rank_of(carrier.kind, carrier.path)
-    if any(link.kind is way.kind for link in lively):
+    if any(link.kind is traits.kind for link in lively):
         return None
-    if way.rank is Rank.RELAYED:
+    makes = rank_of(traits.kind, "")
+    if makes is Rank.RELAYED:
         return IMPROVE if fragile(carrier.kind, carrier.path) else None
     if rank is Rank.RELAYED:
-        if way.spare:
+        if traits.spare_to in beside:
             return UPGRADE_SPARE
-        return UPGRADE_BEHIND if way.together and not facts.leads else UPGRADE
-    return IMPROVE if way.rank < rank else None
+        return UPGRADE_BEHIND if traits.needs_signals and not facts.leads else UPGRADE
+    return IMPROVE if makes < rank else None
 
 
 @dataclass(slots=True)
@@ -128,7 +93,9 @@ class _State:
     again: bool = False  # once more, whatever the wishes
     forced: bool = False  # runs whatever the wishes
     stale: bool = False  # begun before something changed
-    refused: bool = False  # by whoever answered there, who need not be the peer: a matter of this way alone
+    refused: bool = (
+        False  # by whoever answered there, who need not be the peer: a matter of this transport alone
+    )
     failures: int = 0
     failed_at: float = 0.0
     chance: float = 0.0
@@ -143,16 +110,16 @@ class _State:
 
 @dataclass(slots=True)
 class Schedule:
-    """The attempts at one peer. Tell it what happens, and ask for the plan after each."""
+    """The attempts at one peer, by index. Tell it what happens, and ask for the plan after each."""
 
-    ways: tuple[Way, ...]
+    transports: tuple[Transport, ...]
     _states: list[_State] = field(init=False)
     _linked_at: float | None = None
     _refusals: int = 0
     _held_until: float = 0.0
 
     def __post_init__(self) -> None:
-        self._states = [_State() for _ in self.ways]
+        self._states = [_State() for _ in self.transports]
 
     @property
     def running(self) -> bool:
@@ -171,8 +138,9 @@ class Schedule:
             self._linked_at = now
         drop: list[int] = []
         later: list[tuple[float, int]] = []
-        for index, (way, state) in enumerate(zip(self.ways, self._states, strict=True)):
-            rule = wish(way, facts) if facts.possible else None
+        for index, (transport, state) in enumerate(zip(self.transports, self._states, strict=True)):
+            traits = TRANSPORTS[transport]
+            rule = wish(transport, facts, self.transports) if facts.possible else None
             wanted = rule is not None or state.again
             if not wanted:
                 state.wanted_since = None
@@ -182,9 +150,9 @@ class Schedule:
                 if not state.bound and (state.again or not (wanted or state.forced)):
                     drop.append(index)
             elif wanted:
-                behind = linked and way.together and not facts.leads
-                aside = facts.near and way.delay > 0
-                delay = way.delay + BEHIND_DELAY * behind + NEAR_DELAY * aside
+                behind = linked and traits.needs_signals and not facts.leads
+                aside = facts.near and traits.delay > 0
+                delay = traits.delay + BEHIND_DELAY * behind + NEAR_DELAY * aside
                 at = now if state.again else max(state.ready_at(rule or RETRY, delay), self._held_until)
                 later.append((at, index))
         start = [index for at, index in later if at <= now]
@@ -232,7 +200,7 @@ class Schedule:
         self._refusals += 1
 
     def ended(self, index: int, *, lived: float, now: float, chance: float) -> None:
-        """An attached link of this way has ended."""
+        """An attached link of this attempt has ended."""
         if lived >= LONG_LIFE:
             self._refusals = 0
         if lived >= SHORT_LIFE:
@@ -245,12 +213,13 @@ class Schedule:
     def changed(self, facts: Facts, *, again: bool) -> None:
         """Something is different now: forget the back-off.
 
-        `again`: our own addresses, or we slept. What is under way is begun anew, and the ways of the links
+        `again`: our own addresses, or we slept. What is under way is begun anew, and the kinds of the links
         that there are get another try beside them: they may be dead without knowing it.
         """
         self._refusals, self._held_until = 0, 0.0
         kinds = {link.kind for link in facts.present}
-        for way, state in zip(self.ways, self._states, strict=True):
+        for transport, state in zip(self.transports, self._states, strict=True):
             state.failures = 0
             state.stale = state.running
-            state.again = again and facts.possible and (way.kind in kinds or wish(way, facts) is not None)
+            wanted = TRANSPORTS[transport].kind in kinds or wish(transport, facts) is not None
+            state.again = again and facts.possible and wanted

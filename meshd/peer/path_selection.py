@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from meshd.link.interface import LinkKind
+from meshd.link.interface import KINDS, LinkKind
 
 SILENT_AFTER = 2.5  # seconds; one heartbeat of 1.5 s missed
 MOVE_PAUSE = 300.0  # seconds between two moves that are for a gain only
@@ -40,11 +40,6 @@ class Rank(IntEnum):
     UDP = 1
     RELAYED = 2
     PASSING = 3
-
-
-# Bytes a second that the CPU can do (docs/benchmarks.md), and what to expect of a path before it is measured.
-_CPU = {LinkKind.TCP: 160e6, LinkKind.QUIC: 20e6, LinkKind.WEBRTC: 19e6, LinkKind.RELAY: 60e6}
-_EXPECTED = {LinkKind.TCP: 50e6, LinkKind.QUIC: 10e6, LinkKind.WEBRTC: 10e6, LinkKind.RELAY: 5e6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +70,10 @@ class Path:
 
     def cost(self) -> float:
         """Seconds for an exchange of EXCHANGE_BYTES."""
-        rate = self.rate or _EXPECTED[self.kind]
+        traits = KINDS[self.kind]
+        rate = self.rate or traits.expected
         rtt = UNKNOWN_RTT if self.rtt is None else self.rtt
-        return rtt + EXCHANGE_BYTES / rate + EXCHANGE_BYTES / _CPU[self.kind]
+        return rtt + EXCHANGE_BYTES / rate + EXCHANGE_BYTES / traits.cpu
 
     @property
     def label(self) -> str:

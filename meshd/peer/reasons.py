@@ -3,29 +3,22 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshd.link.interface import DialFailure, LinkKind
-
-_NAMES = {
-    LinkKind.TCP: ("tcp", "punched tcp"),
-    LinkKind.QUIC: ("quic", "quic over ice", "quic by a search for ports"),
-    LinkKind.WEBRTC: ("webrtc",),
-    LinkKind.RELAY: ("relay", "a relaying member"),
-}
+from meshd.link.interface import TRANSPORTS, DialFailure, LinkKind, Transport
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """How the last attempt of one way ended; `nth` of its kind (dial_schedule.py). `what` is for people."""
+    """How the last attempt by one transport ended; `what` is for people."""
 
-    kind: LinkKind
-    nth: int
+    transport: Transport
     failure: DialFailure | None
     what: str
 
     @property
     def direct(self) -> bool:
         """Was it an attempt at a direct link?"""
-        return self.kind is not LinkKind.RELAY and self.failure is not DialFailure.UNFIT
+        relayed = TRANSPORTS[self.transport].kind is LinkKind.RELAY
+        return not relayed and self.failure is not DialFailure.UNFIT
 
 
 def last_error(failed: Mapping[int, Failed]) -> str:
@@ -34,8 +27,7 @@ def last_error(failed: Mapping[int, Failed]) -> str:
 
 
 def _told(one: Failed) -> str:
-    names = _NAMES[one.kind]
-    name = names[min(one.nth, len(names) - 1)]
+    name = TRANSPORTS[one.transport].words
     match one.failure:
         case DialFailure.TIMEOUT:
             return f"{name} gets no answer"

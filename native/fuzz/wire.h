@@ -1,7 +1,8 @@
-// Tensors and frames as they are on the wire. Needs the structures of ggml-rpc.cpp before it.
+// Tensors and frames as they are on the wire: the structures are those of the server itself.
 #pragma once
 
 #include "operations.h"
+#include "server.h"
 
 #include <algorithm>
 #include <cstring>

@@ -14,7 +14,7 @@ from meshd.base.errors import Broken, Busy, Closed, EndOfStream, MeshdError
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Purpose
-from meshd.link.interface import Link, LinkKind, Signals
+from meshd.link.interface import Link, LinkKind, Signals, Transport
 from meshd.link.secure.handshake import ProvenLink, Standing, dial_error, prove_accepted, prove_dialled
 from meshd.wire.address import Candidate
 
@@ -168,6 +168,7 @@ class ChannelEndpoint:
 class ChannelDialer:
     """A Dialer: offers through the signals, and meets the answerer in the fabric."""
 
+    transport = Transport.WEBRTC
     kind = LinkKind.WEBRTC
 
     def __init__(self, endpoint: ChannelEndpoint) -> None:

@@ -20,7 +20,8 @@ from meshd.link.quic.over_ice import QuicOverIce
 from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.through_member import MemberRelayLinks
 from meshd.link.relayed.through_relay import RelayLinks
-from meshd.link.tcp.links import TcpDialer, TcpListener
+from meshd.link.tcp.dial import TcpDialer
+from meshd.link.tcp.listen import TcpListener
 from meshd.link.webrtc.links import WebRtcLinks
 from meshd.relay.limits import WIDE
 from meshd.relay.server import RelayServer

@@ -9,7 +9,7 @@ from meshd.base.errors import Broken, Busy, Closed, EndOfStream, MeshdError
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
-from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind
+from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, Transport
 from meshd.link.secure.handshake import (
     ProvenLink,
     RawPipe,
@@ -162,6 +162,7 @@ class MemoryNet:
 class MemoryDialer:
     """A Dialer over a MemoryNet."""
 
+    transport = Transport.TCP
     kind = LinkKind.TCP
     path = "loopback"
 

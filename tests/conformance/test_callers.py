@@ -16,7 +16,8 @@ from meshd.link.quic.engine import dialler_settings
 from meshd.link.quic.first_datagram import start_dialling
 from meshd.link.quic.listen import QuicListener
 from meshd.link.secure.caller_rates import Callers
-from meshd.link.tcp.links import TcpDialer, TcpListener
+from meshd.link.tcp.dial import TcpDialer
+from meshd.link.tcp.listen import TcpListener
 from meshd.link.tcp.pipe import TcpPipe
 from meshd.link.udp.batch_socket import Origin
 from meshd.wire.address import Candidate

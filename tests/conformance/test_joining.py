@@ -18,8 +18,8 @@ from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.through_relay import RelayLinks
 from meshd.link.secure import joining as joining_module
 from meshd.link.secure.joining import Joining, OnJoiner
-from meshd.link.tcp import links as tcp
-from meshd.link.tcp.links import TcpListener
+from meshd.link.tcp import dial as tcp
+from meshd.link.tcp.listen import TcpListener
 from meshd.relay.limits import WIDE
 from meshd.relay.server import RelayServer
 from meshd.wire.address import Candidate

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 from meshd.base.unproven import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
 from meshd.link.secure.tls import dialer_context
-from meshd.link.tcp.links import TcpDialer, TcpListener
+from meshd.link.tcp.dial import TcpDialer
+from meshd.link.tcp.listen import TcpListener
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

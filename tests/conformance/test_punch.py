@@ -13,7 +13,7 @@ from meshd.link import attempts
 from meshd.link.interface import DialError, DialFailure, Link
 from meshd.link.punch import links, race
 from meshd.link.punch.links import PunchLinks
-from meshd.link.tcp.links import TcpListener
+from meshd.link.tcp.listen import TcpListener
 from meshd.wire.address import Candidate
 from meshd.wire.punching import Go, Knock, No, Punching, Ready, decode, encode
 

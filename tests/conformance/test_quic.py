@@ -20,7 +20,7 @@ from meshd.link.quic.first_datagram import start_dialling
 from meshd.link.quic.listen import QuicListener
 from meshd.link.quic.over_ice import QuicOverIce
 from meshd.link.secure.joining import Joining, OnJoiner
-from meshd.link.tcp.links import CONNECT_SECONDS
+from meshd.link.tcp.dial import CONNECT_SECONDS
 from meshd.link.udp.batch_socket import Origin
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted

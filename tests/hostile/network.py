@@ -13,7 +13,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 from meshd.base.bucket import TokenBucket
 from meshd.base.shares import DIALS
 from meshd.identity.keys import PeerId
-from meshd.link.interface import Dialer, Link, LinkKind
+from meshd.link.interface import Dialer, Link, Transport
 from meshd.link.quic.sockets import DialPort
 from meshd.wire.dialable import Dialable
 
@@ -44,9 +44,9 @@ class Noted:
         self._name = name
 
     @property
-    def kind(self) -> LinkKind:
+    def transport(self) -> Transport:
         """That of the dialer."""
-        return self._dialer.kind
+        return self._dialer.transport
 
     async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> Link:
         """As it does."""

@@ -19,14 +19,14 @@ from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
 from meshd.identity.relay_url import parse_relay_url
-from meshd.link.interface import Link, LinkKind
+from meshd.link.interface import Link, LinkKind, Transport
 from meshd.link.quic import first_datagram as _  # noqa: F401 - else loaded in a thread, at whatever time
 from meshd.link.quic.dial import QuicDialer
 from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.through_member import MemberRelayLinks
 from meshd.link.relayed.through_relay import RelayLinks
 from meshd.link.secure.handshake import RawPipe
-from meshd.link.tcp.links import TcpDialer
+from meshd.link.tcp.dial import TcpDialer
 from meshd.peer.interface import PeerState
 from meshd.role.worker.cycle import Worker, WorkerOptions
 from meshd.tunnel.user_tunnels import OwnTunnels
@@ -70,7 +70,7 @@ def _may_dial(_peer: PeerId, told: Sequence[Candidate], source: Source) -> Seque
 class _Tcp:
     """One way, as the daemon has it: to nodes of the world in memory, to all others outside."""
 
-    kind = LinkKind.TCP
+    transport = Transport.TCP
 
     def __init__(self, inside: WorldDialer, outside: Noted, world: World) -> None:
         self._inside = inside

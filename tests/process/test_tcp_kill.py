@@ -15,7 +15,8 @@ from meshd.identity.membership import Chain
 from meshd.identity.proof import Credentials
 from meshd.link.interface import DialError, Link
 from meshd.link.secure.handshake import Standing
-from meshd.link.tcp.links import TcpDialer, TcpListener
+from meshd.link.tcp.dial import TcpDialer
+from meshd.link.tcp.listen import TcpListener
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

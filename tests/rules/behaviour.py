@@ -91,6 +91,7 @@ PURE_FILES = frozenset(
         "meshd/link/webrtc/sctp_outbox.py",
         "meshd/link/webrtc/sctp_packet.py",
         "meshd/link/ice/candidates.py",
+        "meshd/link/transport.py",
         "meshd/base/backoff.py",
         "meshd/bench/curve.py",
         "meshd/bench/figures.py",

@@ -17,7 +17,7 @@ from meshd.identity.membership import Chain, Role, issue
 from meshd.identity.proof import Credentials
 from meshd.identity.record import LEFT, PeerRecord
 from meshd.identity.revocation import RevocationSet, ban
-from meshd.link.interface import DialError, DialFailure, Link, LinkKind
+from meshd.link.interface import DialError, DialFailure, Link, LinkKind, Transport
 from meshd.link.secure.caller_rates import Callers
 from meshd.link.secure.handshake import Standing
 from meshd.mux.config import MuxConfig, NodeBudget
@@ -115,6 +115,7 @@ class WorldDialer:
     def __init__(self, owner: "WorldNode", kind: LinkKind) -> None:
         self._node = owner
         self.kind = kind
+        self.transport = Transport(kind.value)  # the plain one, called as its kind
         self.dials = 0
         self.seconds = 0.0  # that a dial takes, whatever comes of it
 

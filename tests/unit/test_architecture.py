@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rules import behaviour, reach, shape
+from tests.rules import behaviour, circles, contracts, reach, shape
 from tests.rules.source import ROOT, Fault, Rule, Source, sources
 
 EVERYWHERE: tuple[Rule, ...] = (
@@ -201,11 +201,81 @@ def test_long_files_are_named() -> None:
 
 
 def test_layers() -> None:
-    """The import contracts of pyproject.toml, and that their tool can fail."""
+    """The import contracts of pyproject.toml, as `make check` has them."""
     tool = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([tool], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "Layers KEPT" in done.stdout
+
+
+# contract, who imports, what: an import that it is there to prevent
+BROKEN: tuple[tuple[str, str, str], ...] = (
+    ("Layers", "meshd.link.tcp.pipe", "meshd.peer.interface"),
+    ("aiohttp only in gateway", "meshd.admin.server", "aiohttp"),
+    ("msgpack only in wire/message.py", "meshd.wire.frame", "msgpack"),
+    ("structlog only in base/log.py", "meshd.peer.mesh", "structlog"),
+    ("cryptography only in identity", "meshd.link.secure.tls", "cryptography"),
+    ("zeroconf only in rendezvous/mdns_network.py", "meshd.rendezvous.mdns", "zeroconf"),
+    ("aioquic only in link/quic", "meshd.link.port_prediction.links", "aioquic"),
+    ("aioquic only in link/quic", "meshd.bench.transport_kinds", "aioquic"),
+    ("aiortc only in link/webrtc", "meshd.link.ice.links", "aiortc"),
+    ("aiortc only in link/webrtc", "meshd.bench.transport_kinds", "aiortc"),
+    ("aioice only in link/ice/agent.py", "meshd.link.webrtc.session", "aioice"),
+    (
+        "Implementations are imported by their own package and the daemon",
+        "meshd.role.head.cycle",
+        "meshd.tunnel.forward",
+    ),
+    ("Pure code touches no clock, socket, loop, file, log or chance", "meshd.mux.session", "time"),
+    ("The CLI talks to a running daemon through admin/client.py", "meshd.cli.status", "meshd.peer.mesh"),
+    ("process knows only base", "meshd.process.child", "meshd.wire.frame"),
+)
+KEPT: tuple[tuple[str, str, str], ...] = (
+    ("aioquic only in link/quic", "meshd.link.quic.listen", "aioquic"),
+    ("aiortc only in link/webrtc", "meshd.link.webrtc.pipe", "aiortc"),
+    ("aioice only in link/ice/agent.py", "meshd.link.ice.agent", "aioice"),
+)
+
+
+@pytest.mark.parametrize(("name", "importer", "imported"), BROKEN)
+def test_a_contract_is_broken_by_its_bad_sample(name: str, importer: str, imported: str) -> None:
+    assert not contracts.keeps(name, importer, imported)
+
+
+@pytest.mark.parametrize(("name", "importer", "imported"), KEPT)
+def test_a_contract_lets_its_own_place_import(name: str, importer: str, imported: str) -> None:
+    assert contracts.keeps(name, importer, imported)
+
+
+def test_every_contract_has_a_bad_sample() -> None:
+    assert set(contracts.contracts()) == {name for name, *_ in BROKEN}
+
+
+def test_no_module_needs_itself() -> None:
+    assert circles.circles("meshd") == []
+
+
+def test_a_circle_is_found_through_other_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an import at the top, one in a function, and one for the type checker; those outside it are not."""
+    package = tmp_path / "round_about"
+    package.mkdir()
+    for name, text in {
+        "__init__": "",
+        "a": "from round_about.b import x\n",
+        "b": "def x():\n    from round_about import c\n",
+        "c": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import round_about.a\n",
+        "before": "import round_about.a\n",
+        "d": "import round_about.e\n",
+        "e": "from round_about import d, after\n",
+        "after": "",
+    }.items():
+        (package / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = circles.circles("round_about")
+    assert found == [
+        ("round_about.a", "round_about.b", "round_about.c"),
+        ("round_about.d", "round_about.e"),
+    ]
 
 
 SLOW_MODULES = ("asyncio", "aiohttp", "cryptography", "structlog", "logging", "ssl", "subprocess")

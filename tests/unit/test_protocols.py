@@ -16,7 +16,8 @@ from meshd.daemon.control import DaemonControl
 from meshd.demo.interface import DemoOutput
 from meshd.gateway.interface import Upstream
 from meshd.link.interface import Dialer, Link, Listener, Signals
-from meshd.link.tcp.links import TcpDialer, TcpLink, TcpListener
+from meshd.link.tcp.dial import TcpDialer, TcpLink
+from meshd.link.tcp.listen import TcpListener
 from meshd.netcheck.interface import NetCheck
 from meshd.netcheck.watch import NetWatch
 from meshd.peer.interface import Book, Mesh, Stream

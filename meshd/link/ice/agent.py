@@ -23,9 +23,8 @@ from aioice.stun import Class, Message, Method, TransactionFailed, TransactionTi
 
 from meshd.base.shares import CHECKED, CHECKS
 from meshd.base.tasks import Owner
-from meshd.link.ice.session import OpenSocket
 from meshd.link.udp.batch_socket import Address
-from meshd.link.udp.host_socket import UdpSocket
+from meshd.link.udp.host_socket import OpenSocket, UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable
 

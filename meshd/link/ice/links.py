@@ -27,8 +27,18 @@ from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.ice.candidates import checkable, path_of
-from meshd.link.ice.session import IcePipe, IceSession, OpenSocket
-from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, MayDial, Signals
+from meshd.link.ice.session import IcePipe, IceSession
+from meshd.link.interface import (
+    TRANSPORTS,
+    DialError,
+    DialFailure,
+    Link,
+    LinkInfo,
+    LinkKind,
+    MayDial,
+    Signals,
+    Transport,
+)
 from meshd.link.net import local_addresses
 from meshd.link.net.stun import stun_server
 from meshd.link.secure.handshake import (
@@ -39,7 +49,7 @@ from meshd.link.secure.handshake import (
     prove_accepted,
     prove_dialled,
 )
-from meshd.link.udp.host_socket import UdpSocket
+from meshd.link.udp.host_socket import OpenSocket, UdpSocket
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
 from meshd.wire.offer import (
@@ -92,6 +102,8 @@ class IceLinks(ABC):
     `hosts` says which addresses of this machine to use, `may_dial` which of the other side's.
     """
 
+    transport: Transport  # that the kind brings
+
     def __init__(
         self,
         standing: Callable[[], Standing],
@@ -120,9 +132,9 @@ class IceLinks(ABC):
     # --- what a kind brings
 
     @property
-    @abstractmethod
     def kind(self) -> LinkKind:
         """Which links these are."""
+        return TRANSPORTS[self.transport].kind
 
     @abstractmethod
     async def _session(self, *, dialler: bool, user: str, password: str) -> IceSession:

@@ -1,20 +1,18 @@
 """What a kind of link over ICE brings (webrtc/session.py, quic/over_ice.py): one try and its pipe."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from meshd.link.secure.handshake import RawPipe
 from meshd.link.udp.batch_socket import Address
-from meshd.link.udp.host_socket import UdpSocket
+from meshd.link.udp.host_socket import OpenSocket
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable
 from meshd.wire.offer import Terms
 
 if TYPE_CHECKING:
     from meshd.link.ice.agent import IcePath
-
-OpenSocket = Callable[[str], UdpSocket]
 
 
 class IcePipe(RawPipe, Protocol):

@@ -18,7 +18,7 @@ from meshd.base.shares import SEARCHES
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.link.attempts import Talk, Talks, Yielded
-from meshd.link.interface import DialError, DialFailure, Link, LinkKind, MayDial, Signals
+from meshd.link.interface import DialError, DialFailure, Link, LinkKind, MayDial, Signals, Transport
 from meshd.link.net.stun import Question, ask_udp, bound_socket, of_family, resolve
 from meshd.link.port_prediction.plan import (
     GRANT_AGAIN,
@@ -58,6 +58,8 @@ class BirthdayLinks:
     unknown facts: not tried. `servers` gives STUN servers as `host:port`. Only where `may_dial` allows it are
     ports opened or tried: at addresses that the peer's own record claims.
     """
+
+    transport = Transport.QUIC_PORT_PREDICTION
 
     def __init__(
         self,

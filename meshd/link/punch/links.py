@@ -15,7 +15,7 @@ from meshd.identity.certificate import make_link_certificate
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.attempts import Talk, Talks, Yielded
-from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, MayDial, Signals
+from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, MayDial, Signals, Transport
 from meshd.link.net import local_addresses
 from meshd.link.net.stun import resolve
 from meshd.link.punch.race import PunchRace, Side
@@ -51,6 +51,8 @@ class PunchLinks:
     says whether it is of any use to try a peer now (feasibility.py). `hosts`: addresses to offer, for a node
     that keeps to this machine. `may_dial` says what of the other side's addresses may be connected to.
     """
+
+    transport = Transport.TCP_PUNCH
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from meshd.base.log import get
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
-from meshd.link.interface import Link, LinkInfo, LinkKind
+from meshd.link.interface import Link, LinkInfo, LinkKind, Transport
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import dial_order, race
 from meshd.link.quic.pipe import QuicPipe
@@ -28,7 +28,7 @@ from meshd.link.secure.handshake import (
     prove_dialled,
 )
 from meshd.link.secure.joining import Joining
-from meshd.link.tcp.links import ATTEMPT_SECONDS, CONNECT_SECONDS
+from meshd.link.tcp.dial import ATTEMPT_SECONDS, CONNECT_SECONDS
 from meshd.wire.dialable import Dialable
 
 IDLE_SECONDS = 15.0  # without a sign of life, asked for after a third of it; sessions notice a death in 4.5 s
@@ -47,6 +47,8 @@ class QuicLink(ProvenLink):
 class QuicDialer:
     """Makes QUIC links over plain UDP; `standing` is asked anew at each dial."""
 
+    transport = Transport.QUIC
+
     def __init__(
         self,
         standing: Callable[[], Standing],
@@ -63,11 +65,6 @@ class QuicDialer:
         self._standing = standing
         self._ports = ports
         self._idle_seconds = idle_seconds
-
-    @property
-    def kind(self) -> LinkKind:
-        """QUIC."""
-        return LinkKind.QUIC
 
     async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> QuicLink:
         """Race the UDP candidates, 250 ms apart; 10 s at most for each.
@@ -100,7 +97,7 @@ async def dial_join(
     join: JoinKeys,
     ports: Ports = DialPort,
 ) -> Joining:
-    """Reach the inviter of a token and prove that we hold it, as tcp.dial_join does over TCP."""
+    """Reach the inviter of a token and prove that we hold it, as tcp/dial.py does over TCP."""
     attempt = partial(
         _attempt,
         standing=standing,

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, cast
 from meshd.base.errors import Broken, RemoteProtocolError
 from meshd.identity.certificate import LinkCertificate, make_link_certificate
 from meshd.link.ice.links import Extra, IceLinks
-from meshd.link.ice.session import IcePipe, IceSession, OpenSocket
-from meshd.link.interface import LinkKind, MayDial, Signals
+from meshd.link.ice.session import IcePipe, IceSession
+from meshd.link.interface import MayDial, Signals, Transport
 from meshd.link.net import local_addresses
 from meshd.link.quic.dial import IDLE_SECONDS
 from meshd.link.quic.pipe import Engine, QuicPipe
 from meshd.link.secure.handshake import Standing
 from meshd.link.udp.batch_socket import ETHERNET_MTU, Address, Origin
-from meshd.link.udp.host_socket import UdpSocket
+from meshd.link.udp.host_socket import OpenSocket, UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable
 from meshd.wire.offer import Terms
@@ -32,6 +32,8 @@ _PATH = Origin(("ice", 0))  # what QUIC takes for the other side's address
 
 class QuicOverIce(IceLinks):
     """Makes and takes in QUIC links over ICE; as `IceLinks` says."""
+
+    transport = Transport.QUIC_ICE
 
     def __init__(
         self,
@@ -50,11 +52,6 @@ class QuicOverIce(IceLinks):
         )
         self._idle_seconds = idle_seconds
         self._certificate = make_link_certificate()
-
-    @property
-    def kind(self) -> LinkKind:
-        """QUIC."""
-        return LinkKind.QUIC
 
     async def _session(self, *, dialler: bool, user: str, password: str) -> "QuicSession":
         await asyncio.to_thread(_load)

@@ -23,7 +23,7 @@ from meshd.identity.certificate import make_link_certificate
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.identity.proof import Proven, Purpose
-from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind
+from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, Transport
 from meshd.link.relayed.stream_pipe import Bytes, StreamPipe
 from meshd.link.secure.handshake import (
     ProvenLink,
@@ -75,6 +75,8 @@ class MemberRelayLinks:
 
     `passes_on`: this node lets others meet through it.
     """
+
+    transport = Transport.MEMBER_RELAY
 
     def __init__(
         self,

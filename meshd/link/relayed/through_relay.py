@@ -18,7 +18,7 @@ from meshd.identity.certificate import make_link_certificate
 from meshd.identity.invite import JoinKeys, RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
-from meshd.link.interface import DialError, DialFailure, LinkInfo, LinkKind
+from meshd.link.interface import DialError, DialFailure, LinkInfo, LinkKind, Transport
 from meshd.link.net.happy_eyeballs import closest
 from meshd.link.relayed.control_connection import Control, RelayTrouble
 from meshd.link.relayed.relay_client import RelayClient
@@ -35,7 +35,7 @@ from meshd.link.secure.handshake import (
 )
 from meshd.link.secure.joining import JoinDesk, Joining, OnJoiner
 from meshd.link.secure.tls import dialer_context, listener_context
-from meshd.link.tcp.links import Accept
+from meshd.link.tcp.listen import Accept
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, trusted
 from meshd.wire.relay import Mail, Ring
@@ -86,6 +86,8 @@ class PassingLink(RelayLink):
 
 class RelayLinks:
     """Dialer and listener in one: both use the client's control connections, and its `serve` must run."""
+
+    transport = Transport.RELAY
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ Sending never waits. Datagrams are read and sent many at once where the kernel c
 
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from meshd.link.udp.batch_socket import Address, Origin
@@ -109,6 +109,9 @@ class UdpSocket:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.socket_lost(error)
+
+
+OpenSocket = Callable[[str], UdpSocket]  # on a host; raises OSError
 
 
 def _unheard(error: OSError) -> None:

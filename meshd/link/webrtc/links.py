@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from meshd.link.ice.links import IceLinks
 from meshd.link.ice.session import IcePipe, IceSession
-from meshd.link.interface import LinkKind
+from meshd.link.interface import Transport
 
 if TYPE_CHECKING:
     from meshd.link.webrtc.session import Identity, Session
@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 class WebRtcLinks(IceLinks):
     """Makes and takes in webrtc links, as `IceLinks` says."""
 
+    transport = Transport.WEBRTC
     _identity: "Identity | None" = None
-
-    @property
-    def kind(self) -> LinkKind:
-        """WebRTC."""
-        return LinkKind.WEBRTC
 
     async def _session(self, *, dialler: bool, user: str, password: str) -> "Session":
         await asyncio.to_thread(_load)

@@ -15,8 +15,9 @@ from OpenSSL import SSL
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner, first_error
 from meshd.link.ice.agent import IcePath
-from meshd.link.ice.session import IcePipe, OpenSocket
+from meshd.link.ice.session import IcePipe
 from meshd.link.udp.batch_socket import Address
+from meshd.link.udp.host_socket import OpenSocket
 from meshd.link.webrtc.sctp_association import Association
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable

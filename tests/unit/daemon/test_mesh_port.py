@@ -14,7 +14,7 @@ from meshd.identity.membership import Chain, issue
 from meshd.identity.proof import Credentials
 from meshd.link.secure.handshake import Standing
 from meshd.link.tcp.bind import PortTaken
-from meshd.link.tcp.links import TcpListener
+from meshd.link.tcp.listen import TcpListener
 
 FIRST, LAST = DEFAULT_MESH_PORT, DEFAULT_MESH_PORT + MESH_PORT_TRIES - 1
 

@@ -7,7 +7,7 @@ from meshd.base.shares import LINKS
 from meshd.base.tasks import Owner
 from meshd.identity.proof import Credentials
 from meshd.link.secure.handshake import Standing
-from meshd.link.tcp.links import TcpDialer
+from meshd.link.tcp.dial import TcpDialer
 from meshd.wire.dialable import trusted
 
 from tests.conformance.run import open_files, run, until

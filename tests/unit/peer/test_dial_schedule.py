@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.link.interface import LinkKind
+from meshd.link.interface import TRANSPORTS, LinkKind, Transport
 from meshd.peer.dial_schedule import (
     BEHIND_DELAY,
     IMPROVE,
@@ -20,15 +20,12 @@ from meshd.peer.dial_schedule import (
     Plan,
     Present,
     Schedule,
-    Way,
-    ways,
     wish,
 )
 
 TCP, WEBRTC, QUIC, RELAY = LinkKind.TCP, LinkKind.WEBRTC, LinkKind.QUIC, LinkKind.RELAY
-KINDS = (TCP, TCP, RELAY, WEBRTC, QUIC)
-EVERY = (TCP, TCP, QUIC, QUIC, QUIC, WEBRTC, RELAY, RELAY)  # as a daemon has them
-ALL = ways(KINDS)
+BY_TCP, BY_WEBRTC, BY_QUIC, BY_RELAY = Transport.TCP, Transport.WEBRTC, Transport.QUIC, Transport.RELAY
+ALL = (BY_TCP, Transport.TCP_PUNCH, BY_RELAY, BY_WEBRTC, BY_QUIC)
 NOW = 1000.0
 NONE = Facts(())
 
@@ -53,7 +50,6 @@ def started(schedule: Schedule, facts: Facts, now: float) -> tuple[int, ...]:
 
 
 def test_tcp_and_relay_start_at_once_the_dearer_ones_a_little_later() -> None:
-    assert [way.nth for way in ALL] == [0, 1, 0, 0, 0]
     schedule = Schedule(ALL)
     assert started(schedule, NONE, NOW) == (0, 2)
     assert schedule.plan(NONE, NOW).at == NOW + 0.1
@@ -61,7 +57,7 @@ def test_tcp_and_relay_start_at_once_the_dearer_ones_a_little_later() -> None:
     assert started(schedule, NONE, NOW + 0.15) == (3,)
     assert started(schedule, NONE, NOW + 0.2) == (4,)
     assert schedule.plan(NONE, NOW + 0.2) == Plan()
-    assert ways([]) == ()
+    assert Schedule(()).plan(NONE, NOW) == Plan()
 
 
 def test_within_a_lan_what_is_dearer_waits_longer_unless_tcp_has_failed() -> None:
@@ -105,7 +101,7 @@ def test_what_cannot_be_better_is_given_up_but_no_link_that_greets() -> None:
 
 def test_wishes_beside_what_there_is() -> None:
     def wishes(*links: Present, leads: bool = True) -> list[object]:
-        return [wish(way, facts(*links, leads=leads)) for way in ALL]
+        return [wish(transport, facts(*links, leads=leads), ALL) for transport in ALL]
 
     assert wishes() == [RETRY] * 5
     assert wishes(present(TCP, lively=False)) == [RETRY] * 5
@@ -124,12 +120,12 @@ def test_wishes_beside_what_there_is() -> None:
 
 def test_beside_a_passing_link_all_are_tried() -> None:
     passing = Facts((replace(present(RELAY), passing=True),))
-    assert all(wish(way, passing) is RETRY for way in ALL)
+    assert all(wish(transport, passing, ALL) is RETRY for transport in ALL)
 
 
 def test_with_a_link_who_does_not_lead_waits_for_the_leader() -> None:
     for leads, delay in ((True, 0.15), (False, 0.15 + BEHIND_DELAY)):
-        schedule = Schedule(ways((RELAY, WEBRTC)))
+        schedule = Schedule((BY_RELAY, BY_WEBRTC))
         assert started(schedule, facts(leads=leads), NOW) == (0,)
         schedule.made(0)
         relayed = facts(present(RELAY), leads=leads)
@@ -138,23 +134,28 @@ def test_with_a_link_who_does_not_lead_waits_for_the_leader() -> None:
 
 
 def test_of_two_of_a_kind_the_second_begins_later_and_patiently() -> None:
-    found = ways(EVERY)
-    assert [way.nth for way in found] == [0, 1, 0, 1, 2, 0, 0, 1]
-    assert [way.delay for way in found] == [0.0, 0.1, 0.2, 0.3, 0.3, 0.15, 0.0, 0.1]
-    assert [way.together for way in found] == [False, True, False, True, True, True, False, False]
+    every = tuple(Transport)
     relayed = facts(present(RELAY))
-    assert [wish(way, relayed) for way in found] == [
+    assert [wish(transport, relayed, every) for transport in every] == [
         *(UPGRADE, UPGRADE, UPGRADE, UPGRADE_SPARE, UPGRADE, UPGRADE),
         *(None, None),
     ]
-    assert wish(ways((QUIC, QUIC))[1], relayed) is UPGRADE  # without WebRTC it is the only one
+    over_ice = Transport.QUIC_ICE
+    assert wish(over_ice, relayed, (BY_QUIC, over_ice)) is UPGRADE  # without WebRTC it is the only one
+    schedule = Schedule((over_ice, BY_WEBRTC))
+    schedule.plan(relayed, NOW)
+    for index in (0, 1):
+        schedule.failed(index, NOW, 0.0)
+    assert schedule.plan(relayed, NOW).at == NOW + UPGRADE.first
+    assert started(schedule, relayed, NOW + UPGRADE.first) == (1,)
+    assert schedule.plan(relayed, NOW + UPGRADE.first).at == NOW + UPGRADE_SPARE.first
 
 
 def test_a_relayed_peer_is_tried_again_within_the_minute_for_ever() -> None:
-    schedule, now = Schedule((Way(WEBRTC),)), NOW
+    schedule, now = Schedule((BY_WEBRTC,)), NOW
     relayed = facts(present(RELAY))
     assert schedule.plan(relayed, now).start == ()
-    now += ALL[3].delay
+    now += TRANSPORTS[BY_WEBRTC].delay
     pauses = []
     for _ in range(30):
         assert started(schedule, relayed, now) == (0,)
@@ -169,7 +170,7 @@ def test_a_relayed_peer_is_tried_again_within_the_minute_for_ever() -> None:
 
 
 def test_each_way_has_its_own_pause_and_a_lost_link_ends_them_all() -> None:
-    schedule = Schedule(ways((TCP, RELAY)))
+    schedule = Schedule((BY_TCP, BY_RELAY))
     assert started(schedule, NONE, NOW) == (0, 1)
     schedule.failed(0, NOW, 0.0)
     schedule.made(1)
@@ -184,7 +185,7 @@ def test_each_way_has_its_own_pause_and_a_lost_link_ends_them_all() -> None:
 
 
 def test_a_link_that_dies_at_once_again_and_again_is_dialled_about_each_second() -> None:
-    schedule, now = Schedule((Way(TCP),)), NOW
+    schedule, now = Schedule((BY_TCP,)), NOW
     dials = 0
     while now < NOW + 60:
         if started(schedule, NONE, now):
@@ -197,7 +198,7 @@ def test_a_link_that_dies_at_once_again_and_again_is_dialled_about_each_second()
 
 
 def test_who_says_no_is_left_alone_by_all_ways_until_something_changes() -> None:
-    schedule = Schedule(ways((TCP, RELAY)))
+    schedule = Schedule((BY_TCP, BY_RELAY))
     assert started(schedule, NONE, NOW) == (0, 1)
     schedule.failed(0, NOW, 0.0)
     schedule.failed(1, NOW, 0.0)
@@ -214,7 +215,7 @@ def test_who_says_no_is_left_alone_by_all_ways_until_something_changes() -> None
 
 
 def test_a_no_of_whoever_answers_at_an_address_is_a_matter_of_that_way() -> None:
-    schedule = Schedule(ways((TCP, RELAY)))
+    schedule = Schedule((BY_TCP, BY_RELAY))
     assert started(schedule, NONE, NOW) == (0, 1)
     schedule.failed(0, NOW, 0.0, refused=True)
     schedule.failed(1, NOW, 0.0)
@@ -224,7 +225,7 @@ def test_a_no_of_whoever_answers_at_an_address_is_a_matter_of_that_way() -> None
 
 
 def test_a_refusal_is_forgotten_after_a_long_life() -> None:
-    schedule = Schedule((Way(TCP),))
+    schedule = Schedule((BY_TCP,))
     for lived, pause in ((LONG_LIFE - 1, 4.0), (LONG_LIFE, 1.0)):
         schedule.refused(NOW, 0.0)
         schedule.refused(NOW, 0.0)
@@ -235,7 +236,7 @@ def test_a_refusal_is_forgotten_after_a_long_life() -> None:
 
 
 def test_a_change_starts_what_runs_anew_when_it_fails() -> None:
-    schedule = Schedule((Way(TCP),))
+    schedule = Schedule((BY_TCP,))
     assert started(schedule, NONE, NOW) == (0,)
     schedule.changed(NONE, again=False)
     assert schedule.plan(NONE, NOW) == Plan()
@@ -258,7 +259,7 @@ def test_a_change_of_addresses_dials_the_kinds_that_there_are_once_more() -> Non
 
 
 def test_a_change_of_addresses_gives_up_what_was_begun_before() -> None:
-    schedule = Schedule((Way(WEBRTC),))
+    schedule = Schedule((BY_WEBRTC,))
     assert started(schedule, NONE, NOW) == (0,)
     schedule.changed(NONE, again=True)
     assert schedule.plan(NONE, NOW).drop == (0,)

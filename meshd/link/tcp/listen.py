@@ -1,8 +1,7 @@
-"""Links over TCP with TLS 1.3: dial by racing addresses, listen on all of them.
+"""Links over TCP with TLS 1.3, taken in: on all addresses of this machine, or on one.
 
-The listener's certificate is made at its start and trusted by nobody; the dialler takes whichever it is shown
-and binds the proof to it (secure/handshake.py), so that somebody in the middle, who must show another one,
-cannot pass a proof on. Both ends of a link are proven before anything of it is handed upward.
+The certificate is made at the start and trusted by nobody: the proof is bound to it (tcp/dial.py). Both ends
+of a link are proven before anything of it is handed upward.
 """
 
 import asyncio
@@ -10,95 +9,27 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 from meshd.base.errors import Closed, LocalProtocolError, MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.base.unproven import Doorstep
 from meshd.identity.certificate import make_link_certificate
-from meshd.identity.invite import JoinKeys
-from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
-from meshd.link.interface import Link, LinkInfo, LinkKind
+from meshd.link.interface import Link, LinkKind
 from meshd.link.net import local_addresses
-from meshd.link.net.happy_eyeballs import dial_order, race
-from meshd.link.secure.handshake import (
-    PROOF_SECONDS,
-    ProvenLink,
-    Standing,
-    dial_error,
-    member_of,
-    present,
-    prove_accepted,
-    prove_dialled,
-)
-from meshd.link.secure.joining import JoinDesk, Joining, OnJoiner
-from meshd.link.secure.tls import dialer_context, listener_context
+from meshd.link.secure.handshake import PROOF_SECONDS, Standing, present, prove_accepted
+from meshd.link.secure.joining import JoinDesk, OnJoiner
+from meshd.link.secure.tls import listener_context
 from meshd.link.tcp.bind import accept_from, listen
-from meshd.link.tcp.connect import connect
+from meshd.link.tcp.dial import TcpLink, info_of, joining
 from meshd.link.tcp.pipe import TcpPipe
 from meshd.wire.address import Candidate
-from meshd.wire.dialable import Dialable
 from meshd.wire.limits import MAX_CANDIDATES
-
-CONNECT_SECONDS = 3.0  # one lost SYN is sent again after 1 s, a second one after 3 s
-ATTEMPT_SECONDS = 10.0  # connecting, TLS and proof together, for one address
 
 _log = get("link")
 
 Accept = Callable[[Link], Awaitable[None]]
-Reached = tuple[TcpPipe, Proven]
-
-
-class TcpLink(ProvenLink):
-    """A link over TLS over TCP."""
-
-
-class TcpDialer:
-    """Makes TCP links; `standing` is asked anew at each dial."""
-
-    def __init__(self, standing: Callable[[], Standing]) -> None:
-        self._standing = standing
-        self._context = dialer_context()
-
-    @property
-    def kind(self) -> LinkKind:
-        """TCP."""
-        return LinkKind.TCP
-
-    async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> TcpLink:
-        """Race the TCP candidates, 250 ms apart; 10 s at most for each.
-
-        Raises Refused when the peer said why not, else DialError with the failure that came closest.
-        """
-        standing = self._standing()
-        attempt = partial(
-            _attempt, self._context, standing=standing, expect=peer, purpose=Purpose.MEMBER, join=None
-        )
-        pipe, proven = await race(dial_order(candidates, "tcp"), attempt, kind=LinkKind.TCP)
-        try:
-            mapped = _mapped(pipe, candidates)
-            return TcpLink(pipe, proven.leftover, _info(pipe, proven, dialled=True, mapped=mapped))
-        except MeshdError:
-            pipe.abort()
-            raise
-
-
-async def dial_join(
-    candidates: Sequence[Dialable], *, standing: Standing, inviter: PeerId, join: JoinKeys
-) -> Joining:
-    """Reach the inviter of a token and prove that we hold it; what is said then is rendezvous/join.py's.
-
-    `standing` has the key that asks and the token's mesh. The caller closes the pipe, or stays. Raises as
-    `TcpDialer.dial`.
-    """
-    attempt = partial(
-        _attempt, dialer_context(), standing=standing, expect=inviter, purpose=Purpose.JOIN, join=join
-    )
-    pipe, proven = await race(dial_order(candidates, "tcp"), attempt, kind=LinkKind.TCP)
-    mapped = _mapped(pipe, candidates)
-    return _joining(pipe, proven, binding=pipe.binding(), dialled=True, mapped=mapped)
 
 
 class TcpListener:
@@ -235,73 +166,10 @@ class TcpListener:
         # who comes from outside to a private address came by a port of the router
         mapped = ipaddress.ip_address(pipe.local_host).is_private
         if proven.purpose is Purpose.MEMBER:
-            await accept(TcpLink(pipe, proven.leftover, _info(pipe, proven, dialled=False, mapped=mapped)))
+            await accept(TcpLink(pipe, proven.leftover, info_of(pipe, proven, dialled=False, mapped=mapped)))
         elif proven.purpose is Purpose.JOIN:
             binding = self._certificate.sha256
-            joining = _joining(pipe, proven, binding=binding, dialled=False, mapped=mapped)
-            link = await self._desk.admit(joining)
+            newcomer = joining(pipe, proven, binding=binding, dialled=False, mapped=mapped)
+            link = await self._desk.admit(newcomer)
             if link is not None:
                 await accept(link)
-
-
-async def _attempt(
-    context: ssl.SSLContext,
-    made: list[TcpPipe],
-    candidate: Dialable,
-    *,
-    standing: Standing,
-    expect: PeerId,
-    purpose: Purpose,
-    join: JoinKeys | None,
-) -> Reached:
-    """One address, to the end of the proof. Raises DialError, Refused."""
-    loop = asyncio.get_running_loop()
-    pipe = TcpPipe(context, server_side=False)
-    made.append(pipe)
-    proven: Proven | None = None
-    try:
-        async with asyncio.timeout(ATTEMPT_SECONDS):
-            async with asyncio.timeout(CONNECT_SECONDS):
-                sock = await connect(candidate)
-                await loop.create_connection(lambda: pipe, sock=sock)
-            await pipe.secure()
-            proven = await prove_dialled(
-                pipe, standing=standing, expect=expect, purpose=purpose, binding=pipe.binding(), join=join
-            )
-            if purpose is Purpose.MEMBER:
-                member_of(proven)
-    except (MeshdError, OSError) as error:
-        await pipe.aclose()
-        raise dial_error(error, kind=LinkKind.TCP, place=candidate.place) from error
-    except asyncio.CancelledError:
-        pipe.abort()
-        await pipe.wait_lost()
-        raise
-    pipe.widen()
-    return pipe, proven
-
-
-def _mapped(pipe: TcpPipe, candidates: Sequence[Candidate]) -> bool:
-    """Was it reached by a port that a router maps?"""
-    return any(one.kind == "mapped" and one.place == pipe.remote for one in candidates)
-
-
-def _joining(pipe: TcpPipe, proven: Proven, *, binding: bytes, dialled: bool, mapped: bool) -> Joining:
-    def link(member: Proven) -> TcpLink:
-        return TcpLink(pipe, member.leftover, _info(pipe, member, dialled=dialled, mapped=mapped))
-
-    return Joining(pipe, proven, binding=binding, make_link=link)
-
-
-def _info(pipe: TcpPipe, proven: Proven, *, dialled: bool, mapped: bool) -> LinkInfo:
-    path = local_addresses.path_between(pipe.local_host, pipe.remote_host)
-    return LinkInfo(
-        kind=LinkKind.TCP,
-        peer=proven.peer,
-        member=member_of(proven),
-        local=pipe.local,
-        remote=pipe.remote,
-        path="mapped" if mapped and path == "public" else path,
-        dialled=dialled,
-        established_at=asyncio.get_running_loop().time(),
-    )

@@ -1,10 +1,11 @@
 """Guests of the TCP listener, and what its classes promise."""
 
 from meshd.base.tasks import Owner
-from meshd.link.interface import Dialer, Link, LinkInfo, LinkKind, Listener
+from meshd.link.interface import TRANSPORTS, Dialer, Link, LinkInfo, LinkKind, Listener
 from meshd.link.secure.handshake import RawPipe
 from meshd.link.secure.tls import dialer_context
-from meshd.link.tcp.links import TcpDialer, TcpLink, TcpListener
+from meshd.link.tcp.dial import TcpDialer, TcpLink
+from meshd.link.tcp.listen import TcpListener
 from meshd.link.tcp.pipe import TcpPipe
 
 from tests.conformance.nodes import TestMesh
@@ -43,4 +44,4 @@ def test_the_types_fit() -> None:
     member = check_chain(chain, node.standing.mesh, node.peer)
     info = LinkInfo(LinkKind.TCP, node.peer, member, "a:1", "b:2", "lan", True, 0.0)
     link: Link = TcpLink(pipe, b"", info)
-    assert dialer.kind == listener.kind == link.info.kind
+    assert TRANSPORTS[dialer.transport].kind == listener.kind == link.info.kind

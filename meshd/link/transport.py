@@ -1,0 +1,86 @@
+"""The transports: one row for each way to make a link, and one for each kind that results. Pure.
+
+A *kind* is what a link is, whoever made it, and what status and settings name. A *transport* is how this node
+makes one: several make links of one kind, as plain and punched TCP do. A new one adds its name and its row
+here; whoever dials (link/*), decides when (peer/dial_schedule.py) or tells of it (peer/reasons.py) asks the
+tables.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from meshd.wire.address import Proto
+
+
+class LinkKind(StrEnum):
+    """What carries the bytes."""
+
+    TCP = "tcp"
+    WEBRTC = "webrtc"
+    QUIC = "quic"
+    RELAY = "relay"
+
+
+class Transport(StrEnum):
+    """How a link is made; what is tried by itself first, what needs others last."""
+
+    TCP = "tcp"
+    TCP_PUNCH = "tcp-punch"
+    QUIC = "quic"
+    QUIC_ICE = "quic-ice"
+    QUIC_PORT_PREDICTION = "quic-port-prediction"
+    WEBRTC = "webrtc"
+    RELAY = "relay"
+    MEMBER_RELAY = "member-relay"
+
+
+@dataclass(frozen=True, slots=True)
+class KindTraits:
+    """What a link costs, in bytes a second: `cpu` is what the processor can do (docs/benchmarks.md),
+    `expected` what a path carries before it is measured."""
+
+    cpu: float
+    expected: float
+
+
+@dataclass(frozen=True, slots=True)
+class TransportTraits:
+    """How a transport is dialled, and what it is called.
+
+    `words`: in sentences for people. `delay`: seconds after a race begins. `needs_signals`: both sides begin
+    it together, told by signals. `proto`: it dials the peer's addresses of this protocol. `spare_to`: another
+    one that most likely finds the same path.
+    """
+
+    kind: LinkKind
+    words: str
+    delay: float
+    needs_signals: bool = False
+    proto: Proto | None = None
+    spare_to: Transport | None = None
+
+
+KINDS: Mapping[LinkKind, KindTraits] = {
+    LinkKind.TCP: KindTraits(cpu=160e6, expected=50e6),
+    LinkKind.QUIC: KindTraits(cpu=20e6, expected=10e6),
+    LinkKind.WEBRTC: KindTraits(cpu=19e6, expected=10e6),
+    LinkKind.RELAY: KindTraits(cpu=60e6, expected=5e6),
+}
+
+# TCP wins wherever it works, and the UDP kinds load heavy libraries: they begin when a near peer would have
+# answered. What needs signals first begins while the plain dial runs.
+TRANSPORTS: Mapping[Transport, TransportTraits] = {
+    Transport.TCP: TransportTraits(LinkKind.TCP, "tcp", delay=0.0, proto="tcp"),
+    Transport.TCP_PUNCH: TransportTraits(LinkKind.TCP, "punched tcp", delay=0.1, needs_signals=True),
+    Transport.QUIC: TransportTraits(LinkKind.QUIC, "quic", delay=0.2, proto="udp"),
+    Transport.QUIC_ICE: TransportTraits(
+        LinkKind.QUIC, "quic over ice", delay=0.3, needs_signals=True, spare_to=Transport.WEBRTC
+    ),
+    Transport.QUIC_PORT_PREDICTION: TransportTraits(
+        LinkKind.QUIC, "quic by a search for ports", delay=0.3, needs_signals=True
+    ),
+    Transport.WEBRTC: TransportTraits(LinkKind.WEBRTC, "webrtc", delay=0.15, needs_signals=True),
+    Transport.RELAY: TransportTraits(LinkKind.RELAY, "relay", delay=0.0),
+    Transport.MEMBER_RELAY: TransportTraits(LinkKind.RELAY, "a relaying member", delay=0.1),
+}
