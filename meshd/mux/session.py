@@ -320,7 +320,7 @@ class Session:
     def links(self) -> tuple[LinkStatus, ...]:
         """As `status` has them, whatever the number of streams."""
         state = self._state
-        return tuple(_link_status(link, link.link_id == state.data_link) for link in state.links.values())
+        return tuple(LinkStatus.of(link, link.link_id == state.data_link) for link in state.links.values())
 
     def status(self) -> SessionStatus:
         """The whole session as plain values."""
@@ -329,7 +329,7 @@ class Session:
             session_id=state.session_id,
             data_link=state.data_link,
             links=self.links(),
-            streams=tuple(_stream_status(stream) for stream in state.streams.values()),
+            streams=tuple(StreamStatus.of(stream) for stream in state.streams.values()),
             sent=state.sent,
             received=state.credit.received,
             send_buffered=state.send_buffered,
@@ -348,36 +348,3 @@ class Session:
             self._check_open()
             raise Closed(f"stream {stream_id} is gone")
         return stream
-
-
-def _link_status(link: LinkState, carries_data: bool) -> LinkStatus:
-    pacing = link.pacing
-    return LinkStatus(
-        link_id=link.link_id,
-        carries_data=carries_data,
-        rtt=link.rtt,
-        rtt_min=pacing.rtt_min,
-        bandwidth=pacing.rate,
-        in_flight=pacing.in_flight,
-        allowance=pacing.allowance(),
-        sent=pacing.sent,
-        received=link.received,
-        last_heard=link.last_heard,
-        confirmed_at=link.confirmed_at,
-    )
-
-
-def _stream_status(stream: Stream) -> StreamStatus:
-    window = stream.receive.window
-    return StreamStatus(
-        stream_id=stream.stream_id,
-        service=stream.service,
-        priority=stream.priority,
-        ours=stream.ours,
-        accepted=stream.accepted,
-        written=stream.send.written,
-        acknowledged=stream.send.acked,
-        received=stream.receive.received,
-        consumed=window.consumed,
-        window=window.size,
-    )
