@@ -1,4 +1,4 @@
-"""Status to warnings, pure: what a person should know, how bad it is, and what to do about it.
+"""Status to warnings: what a person should know, how bad it is, and what to do about it. Pure.
 
 Codes are stable and listed in docs/errors.md.
 """

@@ -1,4 +1,4 @@
-"""Status values of each part to the views that the control socket shows, pure.
+"""Status values of each part to the views that the control socket shows. Pure.
 
 `wall` is Unix time now, `now` loop time now: what happened at a loop time is shown as a date.
 """

@@ -1,4 +1,4 @@
-"""Jittered exponential back-off, pure: the caller brings the random number."""
+"""Jittered exponential back-off: the caller brings the random number. Pure."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,10 @@
 """What one peer or one issuer may make this node keep, open, dial, compute, write and say: the one table.
+Pure.
 
 An issuer is an inviter, or the root by one of its invites: all that it let in share what is for each issuer.
 
 docs/security.md shows it. A limit that guards against a member stands here and nowhere else; sizes of single
-messages stand in wire/limits.py. Pure.
+messages stand in wire/limits.py.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """Apply unified diffs, exactly: the source is pinned, so a line that does not fit is a fault, never a guess.
+Pure.
 
-Pure. Knows what `git format-patch` writes for added and changed text files, and nothing else: no fuzz, no
+Knows what `git format-patch` writes for added and changed text files, and nothing else: no fuzz, no
 offsets, no renames, no modes. Neither git nor patch(1) need be there where meshd is installed.
 """
 

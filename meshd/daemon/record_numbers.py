@@ -1,7 +1,8 @@
 """Numbers for this node's own records: each greater than all before it, of this start and of earlier ones.
+Pure.
 
 They are reserved on the disk in blocks, ahead of their use: a number that others may have seen is never
-given out again, even if the disk takes nothing while the node runs, and the node is killed then. Pure.
+given out again, even if the disk takes nothing while the node runs, and the node is killed then.
 """
 
 from collections.abc import Callable

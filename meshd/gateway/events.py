@@ -1,6 +1,6 @@
-"""Server-sent events as the proxy needs them: where an event ends, and how many tokens went by.
+"""Server-sent events as the proxy needs them: where an event ends, and how many tokens went by. Pure.
 
-Pure: bytes in, bytes and numbers out. The bytes are never changed.
+The bytes are never changed.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What both sides of the proof share: its words, its transcript, cutting frames within the budget.
+"""What both sides of the proof share: its words, its transcript, cutting frames within the budget. Pure.
 
 The exchange itself, and how a driver uses it, is told in proof.py.
 """

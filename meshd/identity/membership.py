@@ -1,8 +1,8 @@
-"""Membership: certificates that say which node may do what in a mesh, and chains of them.
+"""Membership: certificates that say which node may do what in a mesh, and chains of them. Pure.
 
 A certificate is issued by the mesh's root, or by a member with `invite` whose own certificate the root
 issued: nothing is deeper. An inviter gives at most its own roles, and neither `admin` nor `invite`.
-Certificates have no end date (clocks lie); they end by a ban (revocation.py). Pure.
+Certificates have no end date (clocks lie); they end by a ban (revocation.py).
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Signs of life: "I was here", signed by a node, so small that all of a large mesh hear each other's.
+"""Signs of life: "I was here", signed by a node, so small that all of a large mesh hear each other's. Pure.
 
 108 bytes: node, sequence number of its record, a count that goes up, signature. The pair (sequence, count)
 orders them; clocks do not. Who hears a new one knows that the node was there after the last one.

@@ -1,4 +1,4 @@
-"""The proof: the exchange inside every link that shows who both ends are. Sans-IO.
+"""The proof: the exchange inside every link that shows who both ends are. Sans-IO. Pure.
 
     dialler                                     listener
     MESHD hi (versions, purpose, mesh, ids, nonce) ->

@@ -1,8 +1,7 @@
-"""Peer records: what a node says of itself, signed, for others to pass on.
+"""Peer records: what a node says of itself, signed, for others to pass on. Pure.
 
 Which of two records of one node is newer is decided by its sequence number, which the node persists:
 clocks lie. A record carries the node's chain, so that whoever gets it by hearsay can check membership.
-Pure.
 """
 
 import functools

@@ -1,7 +1,7 @@
-"""Signals as their sender signs them and their receiver checks them (wire/signal.py has the fields).
+"""Signals as their sender signs them and their receiver checks them (wire/signal.py has the fields). Pure.
 
 A signal carries its sender's chain: whoever gets it, over whatever way, can tell whether a member speaks.
-When it is too old or comes again is judged in signal_guard.py. Pure.
+When it is too old or comes again is judged in signal_guard.py.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A congestion window from a model of the path, not from its losses (pure: acknowledgements and `now` in).
+"""A congestion window from a model of the path, not from its losses. Pure.
 
 What BBR is about (Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14(5), 2016; its
 second version: draft-ietf-ccwg-bbr): a path is described by the most it has delivered lately and by the

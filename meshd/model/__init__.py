@@ -1,0 +1,1 @@
+"""GGUF headers, memory, the split of a model over devices. Pure."""

@@ -1,6 +1,6 @@
 """Read the header of a GGUF file, versions 2 and 3, little endian, within limits.
 
-Pure: bytes come from a `pread` callback. Everything in the file is hostile until it has passed here: counts,
+Bytes come from a `pread` callback. Everything in the file is hostile until it has passed here: counts,
 lengths, offsets and types are checked before they are used, memory is bounded whatever the file says, and
 every fault is a UserError that names the part of the file and what was expected there.
 

@@ -1,4 +1,4 @@
-"""Where the matrix that makes logits lies: on the head, or with the last layers on a worker. Pure.
+"""Where the matrix that makes logits lies: on the head, or with the last layers on a worker.
 
 A token costs, beside the round trip that it takes either way,
 
@@ -67,3 +67,8 @@ def choose_output(
     worker += way.seconds(slots * (SAMPLED_BYTES if sampled else 4 * widths.vocabulary))
     why = f"{head * 1000:.1f} ms a token on the head, {worker * 1000:.1f} ms on the worker, estimated"
     return OutputChoice(worker >= GAIN * head, why)
+
+
+def output_on_cpu(model: ModelLayers) -> str:
+    """What `--override-tensor` takes to keep the matrix on the head's CPU."""
+    return "token_embd.weight=CPU" if model.tied else r"^output\.weight=CPU"

@@ -1,4 +1,4 @@
-"""Decide which layers of a model lie on which device, and refuse what does not fit. Pure.
+"""Decide which layers of a model lie on which device, and refuse what does not fit.
 
 The order is llama.cpp's: the head's CPU (the first layers, by `-ngl`), the workers as given, then the head's
 own GPUs; the input embedding is always on the head. The answer holds the options for llama-server that lead
@@ -13,13 +13,10 @@ from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.cache import CELL_PADDING
 from meshd.model.compute import compute_bound
 from meshd.model.layers import ModelLayers
-from meshd.model.output import OutputChoice, choose_output
+from meshd.model.output import OutputChoice, choose_output, output_on_cpu
 from meshd.model.partition import partition, share_out
 from meshd.model.placement import MAX_DEVICES, check_placed, one_to_spare
 from meshd.model.plan import Device, DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
-
-_TIED_OUTPUT = "token_embd.weight=CPU"
-_OWN_OUTPUT = r"^output\.weight=CPU"
 
 
 def plan_split(model: ModelLayers, devices: Sequence[Device], options: SplitOptions) -> Plan:
@@ -284,7 +281,7 @@ class _Planner:
 
     def _override(self, order: Sequence[Device]) -> str:
         moved = bool(order) and order[-1] is not self._cpu and self._output_on(order) is self._cpu
-        return (_TIED_OUTPUT if self._model.tied else _OWN_OUTPUT) if moved else ""
+        return output_on_cpu(self._model) if moved else ""
 
     def _costs(self, device: Device) -> list[int]:
         layers = self._model.padded_layers if device.is_gpu else self._model.layers
@@ -339,9 +336,8 @@ class _Planner:
         parts = [why, f"output on {self._output_on(taking).label}" + (f" ({there})" if there else "")]
         parts += [f"{item.device.label} left out: {item.why}" for item in left_out]
         if not self._model.cache.exact:
-            parts.append(
-                f"architecture `{self._model.architecture}` is not known: its cache is an upper bound"
-            )
+            name = self._model.architecture
+            parts.append(f"architecture `{name}` is not known: its cache is an upper bound")
         return "; ".join(parts)
 
     def _fits(self, plan: Plan) -> bool:

@@ -1,0 +1,1 @@
+"""Streams over links that come and go. Pure."""

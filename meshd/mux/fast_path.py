@@ -6,10 +6,10 @@ not plain here is left to the long way (inbound.py, outbound.py), with nothing c
 same behind; only acknowledgements that wait for company may go up to ACK_CRUMB_DELAY later on this one.
 """
 
+from meshd.mux.ack_queue import ACK_CRUMB_DELAY
 from meshd.mux.link import ACK_LEAST
-from meshd.mux.outbound import Outbound
 from meshd.mux.pacing import FRAME_LEAST
-from meshd.mux.state import ACK_CRUMB_DELAY, State
+from meshd.mux.state import State
 from meshd.mux.stream import Piece
 from meshd.wire.frame import DATA_OVERHEAD, data_header
 
@@ -19,27 +19,30 @@ MOST = 16 << 10  # bytes of a message: of a longer one, the steps are not what c
 class Shortcut:
     """Both directions of one session."""
 
-    def __init__(self, state: State, outbound: Outbound) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._outbound = outbound
+        self._streams = state.streams
+        self._sending = state.sending
+        self._acks = state.acks
+        self._links = state.links
 
     def send(self, link_id: int, stream_id: int, data: bytes, now: float) -> list[Piece] | None:
         """`write` and `transmit` at once: what to send. None, and nothing done: that may not be all to do."""
         state = self._state
-        link = state.links.get(link_id)
-        stream = state.streams.get(stream_id)
+        link = self._links.by_id.get(link_id)
+        stream = self._streams.by_id.get(stream_id)
         size = len(data)
         if (
             link is None
             or stream is None
             or stream.resetting
             or not 0 < size <= MOST
-            or link_id != state.data_link
+            or link_id != self._links.data_link
             or link.awaits_resume
             or now < link.hold_until
-            or state.schedule.waiting
+            or self._sending.schedule.waiting
             or state.upload is not None
-            or state.stream_control_due()
+            or self._streams.control_due()
             or link.control_due()
         ):
             return None
@@ -50,24 +53,23 @@ class Shortcut:
             or send.cursor != send.written
             or room < 0
             or (size > FRAME_LEAST and size > pacing.frame_size())
-            or size > state.peer_credit - state.sent
-            or size > state.room(stream)
         ):
             return None
+        offset = send.written
+        if not self._sending.pass_on(stream, data, size):
+            return None
         state.now = now
+        acks = self._acks
         out: list[Piece] = []
         if (
-            state.acks_ripe
-            or state.late_acks
+            acks.ripe
+            or acks.late
             or link.received - link.acked >= ACK_LEAST
-            or now - state.acknowledged_at >= ACK_CRUMB_DELAY
+            or now - acks.company_at >= ACK_CRUMB_DELAY
         ):
-            self._outbound.acknowledge(link, now, out, carries=True)
-        out.append(data_header(stream_id, send.written, size, False))
+            acks.acknowledge(link, now, out, carries=True)
+        out.append(data_header(stream_id, offset, size, False))
         out.append(data)
-        send.pass_on(data, size)
-        state.send_buffered += size
-        state.sent += size
         pacing.on_sent(sum(map(len, out)), now, starved=room > 0)
         return out
 
@@ -78,17 +80,17 @@ class Shortcut:
         None, and nothing done, for whatever else; what breaks a rule goes the long way, too.
         """
         state = self._state
-        link = state.links.get(link_id)
-        if link is None or len(data) > MOST or state.blocked or state.events:
+        link = self._links.by_id.get(link_id)
+        if link is None or len(data) > MOST or self._sending.blocked or state.events:
             return None
         head = link.parser.whole(data)
         if head is None:
             return None
         stream_id, offset = head
-        stream = state.streams.get(stream_id)
+        stream = self._streams.by_id.get(stream_id)
         if stream is None or stream.resetting or not stream.answered:
             return None
-        receive, credit = stream.receive, state.credit
+        receive, credit = stream.receive, self._streams.credit
         payload = data[DATA_OVERHEAD:]
         end = offset + len(payload)
         total = credit.received + len(payload)
@@ -103,10 +105,11 @@ class Shortcut:
         state.now = now
         ripe_at = link.heard(len(data), now)
         if ripe_at is not None:
-            state.want_timer(ripe_at)
+            state.timer.want(ripe_at)
         receive.received = receive.highest = end
         credit.received = total
         urgent = end - receive.acked > receive.window.size // 4
-        if urgent or state.acks_at is None or stream_id not in state.acks_due:
-            state.want_ack(stream, now=urgent)
+        acks = self._acks
+        if urgent or acks.at is None or stream_id not in acks.due:
+            acks.want(stream, now, urgent=urgent)
         return stream_id, payload, urgent or link.received - link.acked >= ACK_LEAST

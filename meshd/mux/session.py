@@ -8,22 +8,18 @@ Times are loop time in seconds, sizes are bytes. A RemoteProtocolError from `rec
 session: the peer broke the rules, and what it said before may not be believed either.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from meshd.base.errors import Busy, Closed, LocalProtocolError, RemoteProtocolError
 from meshd.mux.config import MuxConfig, NodeBudget, Priority, Side
 from meshd.mux.events import Event, LinkDead, SessionLost
 from meshd.mux.fast_path import Shortcut
-from meshd.mux.inbound import Inbound, start_reset
-from meshd.mux.link import LinkState
+from meshd.mux.inbound import Inbound
 from meshd.mux.outbound import Outbound
 from meshd.mux.session_choice import SESSION_ID_BYTES
 from meshd.mux.state import State
 from meshd.mux.status import LinkStatus, SessionStatus, StreamStatus
-from meshd.mux.stream import ReceiveHalf, SendHalf, Stream
-from meshd.mux.window import StreamWindow
-from meshd.wire.frame import encode
-from meshd.wire.frame_types import Goodbye, Open
+from meshd.wire.frame_types import Goodbye
 
 
 class Session:
@@ -42,10 +38,17 @@ class Session:
     ) -> None:
         if len(session_id) != SESSION_ID_BYTES:
             raise LocalProtocolError(f"session id of {len(session_id)} bytes")
-        self._state = State(side, session_id, config or MuxConfig(), budget)
-        self._inbound = Inbound(self._state)
-        self._outbound = Outbound(self._state)
-        self.shortcut = Shortcut(self._state, self._outbound)
+        self._state = state = State(side, session_id, config or MuxConfig(), budget)
+        # When `handle_timeout` wants to be called for what came up since this or `next_timeout` was asked.
+        # After each call but `receive`, ask `next_timeout`.
+        self.take_timer_at: Callable[[], float | None] = state.timer.take
+        self._streams = state.streams
+        self._sending = state.sending
+        self._acks = state.acks
+        self._links = state.links
+        self._inbound = Inbound(state)
+        self._outbound = Outbound(state)
+        self.shortcut = Shortcut(state)
 
     @property
     def session_id(self) -> bytes:
@@ -55,7 +58,7 @@ class Session:
     @property
     def data_link(self) -> int | None:
         """The link that carries data now."""
-        return self._state.data_link
+        return self._links.data_link
 
     # from the application
 
@@ -64,39 +67,23 @@ class Session:
 
         Raises Busy when `max_streams` are open, LocalProtocolError when the metadata is too large, Closed.
         """
-        state = self._state
         self._check_open()
-        config = state.config
-        if len(state.streams) >= config.max_streams:
-            live = sum(stream.ours and not stream.finished() for stream in state.streams.values())
-            if live >= config.max_streams:
+        most, streams = self._state.config.max_streams, self._streams
+        if len(streams.by_id) >= most:
+            live = sum(stream.ours and not stream.finished() for stream in streams.by_id.values())
+            if live >= most:
                 raise Busy(f"{live} streams are open to this peer, more are not allowed")
-        stream_id = state.next_own
-        frame = Open(stream_id, service, metadata, int(priority), config.stream_window)
-        state.opens[stream_id] = state.opens_due[stream_id] = encode(frame)
-        state.next_own += 2
-        window = StreamWindow(
-            config.stream_window, most=config.max_stream_window, session=state.credit, node=state.budget
-        )
-        state.streams[stream_id] = Stream(
-            stream_id,
-            service=service,
-            priority=priority,
-            ours=True,
-            send=SendHalf(config.stream_window),
-            receive=ReceiveHalf(window),
-        )
-        return stream_id
+        return streams.open(service, metadata, priority)
 
     def accept(self, stream_id: int) -> None:
         """Tell the opener that this side's application took the stream (refuse with `reset`)."""
-        stream = self._state.streams.get(stream_id)
+        stream = self._streams.by_id.get(stream_id)
         if stream is None or stream.resetting:
             return
         if stream.ours:
             raise LocalProtocolError(f"stream {stream_id} is our own, the peer accepts it")
         stream.accepted = True
-        self._state.want_ack(stream, now=True)
+        self._acks.want(stream, self._state.now, urgent=True)
 
     def write(self, stream_id: int, data: bytes | bytearray | memoryview) -> int:
         """Take bytes to send and return how many; fewer than given: wait for Writable, give the rest again.
@@ -104,49 +91,31 @@ class Session:
         Bytes and read-only views are kept by reference. Raises LocalProtocolError after `write_eof`,
         Closed when the stream is gone.
         """
-        state = self._state
-        stream = self._find(stream_id)
+        stream = self._streams.by_id.get(stream_id)
+        if stream is None or stream.resetting:
+            raise self._gone(stream_id)
         if stream.send.eof:
             raise LocalProtocolError(f"stream {stream_id}: write after the end")
-        size = len(data)
-        room = state.room(stream)
-        if size > room:
-            state.blocked[stream_id] = None
-            if not room:
-                return 0
-            data = memoryview(data)[:room]
-            size = room
-        elif not size:
-            return 0
-        if isinstance(data, bytearray) or (isinstance(data, memoryview) and not data.readonly):
-            data = bytes(data)
-        send = stream.send
-        send.write(data)
-        state.send_buffered += size
-        if send.cursor < send.credit:
-            state.schedule.add(stream_id, stream.priority)
-        return size
+        return self._sending.write(stream, data)
 
     def write_eof(self, stream_id: int) -> None:
         """No more bytes follow; the other direction stays open. Idempotent. Raises Closed."""
-        stream = self._find(stream_id)
-        stream.send.eof = True
-        self._state.blocked.pop(stream_id, None)
-        if stream.ready():
-            self._state.schedule.add(stream_id, stream.priority)
+        stream = self._streams.by_id.get(stream_id)
+        if stream is None or stream.resetting:
+            raise self._gone(stream_id)
+        self._sending.write_eof(stream)
 
     def reset(self, stream_id: int, code: int, reason: str) -> None:
         """Throw the stream away in both directions, as TCP's RST. Nothing, if it is gone already."""
         state = self._state
-        stream = state.streams.get(stream_id)
+        stream = self._streams.by_id.get(stream_id)
         if stream is None or stream.resetting:
             return
         if stream.finished() or not (stream.announced or stream.answered):
-            state.drop_sending(stream)
-            state.drop_receiving(stream)
+            state.drop(stream)
             state.forget(stream)
         else:
-            start_reset(state, stream, code, reason)
+            state.start_reset(stream, code, reason)
         state.wake_writers()
 
     def consumed(self, stream_id: int, count: int) -> bool:
@@ -155,41 +124,35 @@ class Session:
         True when that is worth telling at once.
         """
         state = self._state
-        stream = state.streams.get(stream_id)
+        stream = self._streams.by_id.get(stream_id)
         if stream is None or stream.resetting:
             return False
         receive = stream.receive
         if not 0 <= count <= receive.received - receive.window.consumed:
             raise LocalProtocolError(f"stream {stream_id}: {count} bytes consumed that were not received")
-        due = receive.window.consume(count, now=state.now, rtt=state.rtt)
-        state.credit.consumed += count
+        due = receive.window.consume(count, now=state.now, rtt=self._links.rtt)
         if receive.ended:
             state.forget_if_finished(stream)
             return True
         if due:
-            state.want_ack(stream, now=True)
+            self._acks.want(stream, state.now, urgent=True)
             return True
-        return state.credit.due()
+        return self._streams.credit.due()
 
     def ping(self, link_id: int, now: float) -> int:
         """Send a ping at the next `transmit`; its PongReceived carries the id returned. Raises Closed."""
         self._check_open()
-        link = self._state.links.get(link_id)
+        link = self._links.by_id.get(link_id)
         if link is None:
             raise Closed(f"link {link_id} is gone")
-        number = self._state.new_ping()
+        number = self._links.new_ping()
         link.ask(number)
         return number
 
     def goodbye(self, code: int, reason: str) -> None:
         """End the session on purpose: sent on every link by the next `transmit`; streams are void at once."""
-        state = self._state
-        if state.over:
-            return
-        state.goodbye = Goodbye(code, reason)
-        for link in state.links.values():
-            link.goodbye_due = True
-        state.end("we said goodbye")
+        if not self._state.over:
+            self._state.say_goodbye(Goodbye(code, reason))
 
     # from the links
 
@@ -197,15 +160,9 @@ class Session:
         """A link on which both Hellos have passed is attached. The leader's first carries data at once."""
         state = self._state
         self._check_open()
-        if link_id in state.links:
-            raise LocalProtocolError(f"link {link_id} is attached already")
+        self._links.add(link_id, now)
         state.now = now
-        state.grace_at = None
-        link = LinkState(link_id, now, state.config)
-        link.awaits_resume = state.linked_before
-        state.linked_before = True
-        state.links[link_id] = link
-        if state.side == "leader" and state.data_link is None:
+        if state.side == "leader" and self._links.data_link is None:
             state.lead_to(link_id)
         return state.drain_events()
 
@@ -219,7 +176,7 @@ class Session:
         """Leader only: this link carries the data from now on. Nothing, if it does already or is gone."""
         state = self._state
         state.now = now
-        if link_id != state.data_link and link_id in state.links and not state.over:
+        if link_id != self._links.data_link and link_id in self._links.by_id and not state.over:
             state.lead_to(link_id)
         return state.drain_events()
 
@@ -227,12 +184,12 @@ class Session:
         """Bytes that came over a link, in order. Raises RemoteProtocolError: the session is over then."""
         state = self._state
         state.now = now
-        link = state.links.get(link_id)
+        link = self._links.by_id.get(link_id)
         if link is None or state.over:
             return state.drain_events()
         ripe_at = link.heard(len(data), now)
         if ripe_at is not None:
-            state.want_timer(ripe_at)
+            state.timer.want(ripe_at)
         act = self._inbound.act
         try:
             for frame in link.parser.feed(data):
@@ -243,7 +200,7 @@ class Session:
             state.end(error.what)
             state.events.clear()
             raise
-        if state.blocked:
+        if self._sending.blocked:
             state.wake_writers()
         return state.drain_events()
 
@@ -252,30 +209,20 @@ class Session:
 
         Cheaper than the call: most of what comes in asks for nothing.
         """
-        state = self._state
-        link = state.links.get(link_id)
+        link = self._links.by_id.get(link_id)
         return link is not None and bool(
-            state.schedule.waiting
+            self._sending.schedule.waiting
             or link.control_due()
             or link.ack_due(now)
-            or state.stream_control_due()
-            or state.acks_worth_sending(now)
+            or self._streams.control_due()
+            or self._acks.worth_sending(now)
         )
 
     def transmit(self, link_id: int, now: float, budget: int) -> list[bytes | memoryview]:
         """Buffers to send on this link, in order, about `budget` bytes; empty when nothing is to be sent."""
         self._state.now = now
-        link = self._state.links.get(link_id)
+        link = self._links.by_id.get(link_id)
         return [] if link is None else self._outbound.transmit(link, now, budget)
-
-    def take_timer_at(self) -> float | None:
-        """When `handle_timeout` wants to be called for what came up since this or `next_timeout` was asked.
-
-        After each call but `receive`, ask `next_timeout`.
-        """
-        state = self._state
-        at, state.timer_at = state.timer_at, None
-        return at
 
     @property
     def limited(self) -> bool:
@@ -285,13 +232,15 @@ class Session:
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called (and `transmit` after it); may change with any call."""
         state = self._state
-        state.timer_at = None
+        state.timer.take()
         if state.events:
             return state.now
         if state.over:
             return None
-        times = [link.next_timeout() for link in state.links.values()]
-        times.extend(at for at in (state.acks_at, state.grace_at, state.upload_at) if at is not None)
+        times = [link.next_timeout() for link in self._links.by_id.values()]
+        times.extend(
+            at for at in (self._acks.at, self._links.grace_at, self._sending.upload_at) if at is not None
+        )
         return min(times, default=None)
 
     def handle_timeout(self, now: float) -> list[Event]:
@@ -300,18 +249,17 @@ class Session:
         state.now = now
         if state.over:
             return state.drain_events()
-        state.ripen(now)
-        if state.upload_at is not None and now >= state.upload_at:
-            state.upload_at = None  # whoever asks `transmit` now finds out
-        for link in list(state.links.values()):
+        self._acks.ripen(now)
+        self._sending.upload_ripe(now)
+        for link in list(self._links.by_id.values()):
             link.ripen(now)
             why = link.dead(now)
             if why:
                 state.events.append(LinkDead(link.link_id, why))
                 state.unlink(link.link_id, now)
             elif link.ping_due(now):
-                link.pings_due.append(state.new_ping())
-        if state.grace_at is not None and now >= state.grace_at:
+                link.pings_due.append(self._links.new_ping())
+        if self._links.grace_at is not None and now >= self._links.grace_at:
             why = f"no link for {state.config.grace:g} s"
             state.end(why)
             state.events.append(SessionLost(why))
@@ -319,65 +267,29 @@ class Session:
 
     def links(self) -> tuple[LinkStatus, ...]:
         """As `status` has them, whatever the number of streams."""
-        state = self._state
-        return tuple(_link_status(link, link.link_id == state.data_link) for link in state.links.values())
+        links = self._links
+        return tuple(LinkStatus.of(link, link.link_id == links.data_link) for link in links.by_id.values())
 
     def status(self) -> SessionStatus:
         """The whole session as plain values."""
-        state = self._state
+        streams, sending = self._streams, self._sending
         return SessionStatus(
-            session_id=state.session_id,
-            data_link=state.data_link,
+            session_id=self._state.session_id,
+            data_link=self._links.data_link,
             links=self.links(),
-            streams=tuple(_stream_status(stream) for stream in state.streams.values()),
-            sent=state.sent,
-            received=state.credit.received,
-            send_buffered=state.send_buffered,
-            receive_buffered=state.credit.received - state.credit.consumed,
-            resent=state.resent,
-            switches=state.switches,
+            streams=tuple(StreamStatus.of(stream) for stream in streams.by_id.values()),
+            sent=sending.sent,
+            received=streams.credit.received,
+            send_buffered=sending.buffered,
+            receive_buffered=streams.credit.received - streams.credit.consumed,
+            resent=sending.resent,
+            switches=self._links.switches,
         )
 
     def _check_open(self) -> None:
         if self._state.over:
             raise Closed(f"the session is over: {self._state.over}")
 
-    def _find(self, stream_id: int) -> Stream:
-        stream = self._state.streams.get(stream_id)
-        if stream is None or stream.resetting:
-            self._check_open()
-            raise Closed(f"stream {stream_id} is gone")
-        return stream
-
-
-def _link_status(link: LinkState, carries_data: bool) -> LinkStatus:
-    pacing = link.pacing
-    return LinkStatus(
-        link_id=link.link_id,
-        carries_data=carries_data,
-        rtt=link.rtt,
-        rtt_min=pacing.rtt_min,
-        bandwidth=pacing.rate,
-        in_flight=pacing.in_flight,
-        allowance=pacing.allowance(),
-        sent=pacing.sent,
-        received=link.received,
-        last_heard=link.last_heard,
-        confirmed_at=link.confirmed_at,
-    )
-
-
-def _stream_status(stream: Stream) -> StreamStatus:
-    window = stream.receive.window
-    return StreamStatus(
-        stream_id=stream.stream_id,
-        service=stream.service,
-        priority=stream.priority,
-        ours=stream.ours,
-        accepted=stream.accepted,
-        written=stream.send.written,
-        acknowledged=stream.send.acked,
-        received=stream.receive.received,
-        consumed=window.consumed,
-        window=window.size,
-    )
+    def _gone(self, stream_id: int) -> Closed:
+        self._check_open()
+        return Closed(f"stream {stream_id} is gone")

@@ -1,8 +1,11 @@
 """What a session tells about itself: plain values for status and for path choice."""
 
 from dataclasses import dataclass
+from typing import Self
 
 from meshd.mux.config import Priority
+from meshd.mux.link import LinkState
+from meshd.mux.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,24 @@ class LinkStatus:
     last_heard: float  # loop time
     confirmed_at: float  # loop time; when the peer last showed that it hears us
 
+    @classmethod
+    def of(cls, link: LinkState, carries_data: bool) -> Self:
+        """As it is now."""
+        pacing = link.pacing
+        return cls(
+            link_id=link.link_id,
+            carries_data=carries_data,
+            rtt=link.rtt,
+            rtt_min=pacing.rtt_min,
+            bandwidth=pacing.rate,
+            in_flight=pacing.in_flight,
+            allowance=pacing.allowance(),
+            sent=pacing.sent,
+            received=link.received,
+            last_heard=link.last_heard,
+            confirmed_at=link.confirmed_at,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
@@ -36,6 +57,23 @@ class StreamStatus:
     received: int
     consumed: int
     window: int  # receive window in force
+
+    @classmethod
+    def of(cls, stream: Stream) -> Self:
+        """As it is now."""
+        window = stream.receive.window
+        return cls(
+            stream_id=stream.stream_id,
+            service=stream.service,
+            priority=stream.priority,
+            ours=stream.ours,
+            accepted=stream.accepted,
+            written=stream.send.written,
+            acknowledged=stream.send.acked,
+            received=stream.receive.received,
+            consumed=window.consumed,
+            window=window.size,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,6 @@ class Stream:
         "accepted",
         "announced",
         "answered",
-        "blocked",
         "code",
         "ours",
         "priority",
@@ -253,7 +252,6 @@ class Stream:
         self.answered = not ours  # the peer is known to know the stream
         self.resetting = False  # we reset it and wait for ResetAck; nothing else matters any more
         self.announced = False  # our Open has been sent on some link
-        self.blocked = False  # a write took less than it was given
         self.code = 0  # of our reset
         self.reason = ""
 

@@ -66,6 +66,7 @@ class StreamWindow:
         if not self._since or self.consumed == self._mark:
             self._since = now
         self.consumed += count
+        self._session.consumed += count
         if self.consumed - self._mark >= self.size:
             quick = now - self._since < 2 * max(rtt() or 0.0, _COARSE)
             self._mark = self.consumed
@@ -78,6 +79,12 @@ class StreamWindow:
         """The credit to tell now."""
         self.granted = max(self.granted, self.consumed + self.size)
         return self.granted
+
+    def drain(self, highest: int) -> None:
+        """Nothing up to `highest` will be read any more: what it held of the session's credit is free."""
+        self._session.consumed += highest - self.consumed
+        self.consumed = highest
+        self.release()
 
     def release(self) -> None:
         """The stream is gone: what its window had grown by is free for others. Once only."""

@@ -1,4 +1,4 @@
-"""What two networks allow between each other, and why there is no direct path: pure."""
+"""What two networks allow between each other, and why there is no direct path. Pure."""
 
 from dataclasses import dataclass
 from enum import IntEnum

@@ -1,13 +1,13 @@
 """The driver of one peer: links in, one durable session, streams out.
 
 `run_link` owns one link from its greeting to its end, in the task of whoever made or took it in;
-`serve` owns the session's timers and the handlers of streams that the peer opens. Decisions are made
-elsewhere: which session goes on in mux/session_choice.py, which link carries data in peer/path_selection.py.
+`serve` owns the session's timers and the handlers of streams that the peer opens. What happens is handed on:
+to the links (links.py), the session (session_holder.py), what status shows (status_view.py). Whether a link
+may go on is decided in admission.py, which one carries data in path_selection.py.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from meshd.base import log
 from meshd.base.boundary import Contained, Fault
@@ -15,27 +15,24 @@ from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemotePr
 from meshd.base.shares import LINKS
 from meshd.base.slots import Slots
 from meshd.base.tasks import Owner
-from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.identity.membership import Member
 from meshd.link.interface import Link
-from meshd.mux import events, session_choice
+from meshd.mux import events
 from meshd.mux.events import Code
 from meshd.mux.session import Session
+from meshd.peer.admission import Admission
 from meshd.peer.alarm import Alarm
 from meshd.peer.dial_schedule import Present
-from meshd.peer.greeting import greet, turn_away
+from meshd.peer.greeting import greet
 from meshd.peer.interface import MetadataValue, PathStatus, PeerState, PeerStatus
 from meshd.peer.link_driver import Carrier
 from meshd.peer.links import Links
 from meshd.peer.node import Node
-from meshd.peer.path_selection import RELAYED
+from meshd.peer.session_holder import SessionHolder
+from meshd.peer.status_view import StatusView
 from meshd.peer.stream import MeshStream
-from meshd.peer.streams import Streams
 from meshd.wire.hello import Hello
-from meshd.wire.native import NativeVersion, difference
 
-CHALLENGE_SECONDS = 2.0  # an older incarnation that answers within this keeps the identity
 CHOOSE_SECONDS = 1.0  # between two looks at which link should carry data, unless one comes or goes
 TIMER_SLACK = 0.02  # seconds by which an acknowledgement may come late at most
 LOG = log.get("peer")
@@ -47,36 +44,19 @@ class PeerConnection:
     def __init__(self, node: Node, peer: PeerId) -> None:
         self._node = node
         self.peer = peer
-        self._leader = node.peer > peer
-        self._streams: Streams | None = None
-        self._session_id = b""
-        self._fresh = node.random(session_choice.HALF_BYTES)
+        self.leads = node.peer > peer  # this side decides which link carries data
         self._room = Slots(LINKS)
-        self._links = Links(peer=peer, leads=self._leader, now=node.now)
-        self._incarnation = b""
+        self._links = Links(peer=peer, leads=self.leads, now=node.now)
+        self._held = SessionHolder(node, peer, self._links, leads=self.leads, blame=self.blame)
+        self._admission = Admission(node, self._held, self._links, replace=self._end_session)
+        self.view = StatusView(node, peer)
         self._alarm = Alarm(self._ring)
         self._chosen_at = 0.0
         self._owner: Owner | None = None
         self._begun = asyncio.Event()
-        self._unlinked_until: float | None = None  # the grace of a session that no link has carried yet
-        self._state = PeerState.KNOWN
-        self._since = node.now()
-        self.member: Member | None = None
-        self.name = ""
-        self.role = ""
-        self.native: NativeVersion | None = None
-        self.software = ""
-        self.resumes = 0
-        self.last_error = ""
-        self.says_banned = ""
-        self._stopped = ""
-        self._grace = 0
         self._fault: MeshdError | None = None
         self._contained = Contained(f"peer {peer.short}", "link", self.blame)
-        self.clock_offset: float | None = None
-        self.dialling = False
         self.on_links: Callable[[], None] = lambda: None  # one came, went, fell silent, or is used now
-        self.why_not_direct: Callable[[], str] = lambda: ""
         self._shown: tuple[Present, ...] = ()
 
     # What others ask.
@@ -87,19 +67,14 @@ class PeerConnection:
         return len(self._links) > 0
 
     @property
-    def leads(self) -> bool:
-        """True on the side that decides which link carries data."""
-        return self._leader
-
-    @property
     def in_use(self) -> bool:
         """True while a stream is open that is not of the mesh's own."""
-        return self._streams is not None and self._streams.in_use
+        return self._held.streams is not None and self._held.streams.in_use
 
     @property
     def session_id(self) -> bytes:
         """Another one whenever streams could not survive; empty without a session."""
-        return self._session_id if self._streams is not None else b""
+        return self._held.session_id
 
     @property
     def hears(self) -> bool:
@@ -108,11 +83,12 @@ class PeerConnection:
 
     def present(self) -> tuple[Present, ...]:
         """The links that there are, as the planning of attempts sees them."""
-        return self._links.present(self._streams.session) if self._streams is not None else ()
+        streams = self._held.streams
+        return self._links.present(streams.session) if streams is not None else ()
 
     def test_links(self) -> None:
         """End those that do not answer at once: they may be dead without knowing it."""
-        if self._owner is not None and self._streams is not None:
+        if self._owner is not None and self._held.streams is not None:
             self._owner.start_for(
                 f"peer {self.peer.short}",
                 self._links.test(self._look_again),
@@ -124,74 +100,38 @@ class PeerConnection:
         """True once `link` is attached."""
         return self._links.has(link)
 
-    @property
-    def state(self) -> PeerState:
-        """As in PeerStatus."""
-        return PeerState.CONNECTING if self._streams is None and self.dialling else self._state
-
     def status(self) -> PeerStatus:
         """A snapshot."""
-        paths = self._links.statuses(self._streams.session) if self._streams is not None else []
-        relayed = any(path.selected and path.link.path == RELAYED for path in paths)
-        return PeerStatus(
-            peer=self.peer,
-            name=self.name,
-            role=self.role,
-            state=self.state,
-            paths=tuple(paths),
-            native=self.native,
-            software=self.software,
-            resumes=self.resumes,
-            since=self._since,
-            last_error=self.last_error,
-            clock_offset=self.clock_offset,
-            says_banned=self.says_banned,
-            why_not_direct=self.why_not_direct() if relayed else "",
-            grace=self._grace,
-            stopped=self._stopped,
-        )
+        streams = self._held.streams
+        paths = self._links.statuses(streams.session) if streams is not None else []
+        return self.view.status(paths, session=streams is not None, grace=self._held.grace)
 
     def open_stream(self, service: str, metadata: Mapping[str, MetadataValue], *, bulk: bool) -> MeshStream:
         """Raises Broken without a session, Busy when too many streams are open."""
-        if self._streams is None:
-            raise Broken(f"not connected to {self.label}: {self.last_error or 'no link yet'}")
-        return self._streams.open(service, metadata, bulk=bulk)
-
-    @property
-    def label(self) -> str:
-        """How people know the peer."""
-        return self.name or self.peer.short
+        if self._held.streams is None:
+            raise self._not_connected()
+        return self._held.streams.open(service, metadata, bulk=bulk)
 
     async def ping(self, within: float) -> tuple[float, PathStatus]:
         """Round trip in seconds over the link that carries data. Raises Broken."""
-        selected = self._links.selected(self._streams.session) if self._streams is not None else None
-        if self._streams is None or selected is None:
-            raise Broken(f"not connected to {self.label}: {self.last_error or 'no link yet'}")
+        streams = self._held.streams
+        selected = self._links.selected(streams.session) if streams is not None else None
+        if streams is None or selected is None:
+            raise self._not_connected()
         number, path = selected
-        rtt = await self._links.ping(self._streams.session, number, within)
+        rtt = await self._links.ping(streams.session, number, within)
         if rtt is None:
-            raise Broken(f"no answer from {self.label} within {within:g} s")
+            raise Broken(f"no answer from {self.view.label} within {within:g} s")
         return rtt, path
+
+    def _not_connected(self) -> Broken:
+        return Broken(f"not connected to {self.view.label}: {self.view.last_error or 'no link yet'}")
 
     def close(self, code: Code, reason: str) -> None:
         """Say goodbye on every link and end the session: its streams break with `reason`."""
-        if self._streams is not None:
-            self._streams.session.goodbye(code, reason)
-        self._end_session(reason, PeerState.KNOWN)
-
-    def refused(self, error: Refused) -> None:
-        """The peer would not have a link with us."""
-        self.last_error = error.what
-        if error.code == "banned":
-            self._banned(error.what)
-        else:
-            LOG.warning("peer_refuses", peer=self.peer.short, name=self.name, why=error.what, hint=error.hint)
-
-    def _banned(self, why: str) -> None:
-        """The peer holds this node for banned."""
-        self.says_banned = why
-        self._node.told_banned(self.peer, self.label, why)
-        self._node.changed()
+        if self._held.streams is not None:
+            self._held.streams.session.goodbye(code, reason)
+        self._end_session(reason)
 
     def blame(self, fault: Fault) -> None:
         """Something that the peer caused failed here in a way that nobody foresaw."""
@@ -240,29 +180,27 @@ class PeerConnection:
             agreed = self._settle(mine, theirs)
 
         try:
-            if self._node.faults.refuses(self.peer, self._node.now()):
-                await turn_away(link, _too_many_faults())
+            await self._admission.check_faults(link)
             with self._contained:
                 await self._begun.wait()
-                hello, rest = await greet(link, self, leader=self._leader, settle=settle)
-                self.check_banned(link)  # a ban may have come during the last flight
+                hello, rest = await greet(link, self._admission, leader=self.leads, settle=settle)
+                self._admission.check_banned(link)  # a ban may have come during the last flight
                 carrier = self._new_carrier(link, agreed)
                 self._attach(carrier, hello)
                 await carrier.carry(rest)
         except (RemoteProtocolError, Fault) as error:
-            self.last_error = error.what
+            self.view.last_error = error.what
             self._fault = error
             if isinstance(error, RemoteProtocolError):
                 LOG.warning("peer_broke_protocol", peer=self.peer.short, why=error.what)
                 self._node.faults.broke(self.peer, self._node.now(), error.what)
-            if carrier is not None and self._streams and carrier.session is self._streams.session:
-                self._end_session(f"protocol error: {error.what}", PeerState.KNOWN)
+            if carrier is not None and self._held.has(carrier.session):
+                self._end_session(f"protocol error: {error.what}")
             raise
-        except (Broken, EndOfStream) as error:
-            self.last_error = error.what
-        except Refused as error:
-            self.last_error = error.what
-            raise
+        except (Broken, EndOfStream, Refused) as error:
+            self.view.last_error = error.what
+            if isinstance(error, Refused):
+                raise
         finally:
             try:
                 if carrier is not None:
@@ -272,10 +210,10 @@ class PeerConnection:
 
     def _ring(self) -> None:
         """A timer of the session is due."""
-        streams = self._streams
+        streams = self._held.streams
         if streams is not None:
             now = self._node.now()
-            if self._unlinked_until is not None and now >= self._unlinked_until:
+            if self._held.never_linked(now):
                 self._end_session("no link came for the new session", PeerState.LOST)
             self._dispatch(streams.session, streams.session.handle_timeout(now))
             self._links.wake()
@@ -286,8 +224,7 @@ class PeerConnection:
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        streams = self._streams
-        self._alarm.set(None if streams is None else streams.session.next_timeout() or self._unlinked_until)
+        self._alarm.set(self._held.next_timeout())
 
     def _rearm(self, at: float) -> None:
         """The session wants its timer at `at`, for an acknowledgement that waits for company say.
@@ -298,125 +235,39 @@ class PeerConnection:
         if armed is None or armed > at + min(at - self._node.now(), TIMER_SLACK):
             self._set_alarm()
 
-    # Greeting (greeting.Parley).
-
-    def my_hello(self, theirs: Hello | None) -> Hello:
-        """See greeting.Parley."""
-        if theirs is None:
-            return self._node.hello(current=self.session_id, fresh=self._fresh, chosen=b"")
-        offer = session_choice.Offer(current=theirs.current or None, fresh=theirs.fresh)
-        answer = session_choice.answer(
-            offer, mine=self.session_id or None, salt=self._node.random(session_choice.HALF_BYTES)
-        )
-        return self._node.hello(current=b"", fresh=b"", chosen=answer.session_id)
-
-    async def check_hello(self, theirs: Hello) -> None:
-        """See greeting.Parley: one identity lives in one place."""
-        if self._incarnation in (b"", theirs.incarnation):
-            return
-        remote = await self._links.first_answer(CHALLENGE_SECONDS)
-        if remote is not None:
-            raise Refused(
-                f"this identity is in use at {remote}, which still answers",
-                code="identity_in_use",
-                hint="stop the other daemon; a copied state folder needs an identity of its own: "
-                "`meshd leave --new-identity` there, then join again",
-            )
-        if self._incarnation != theirs.incarnation:  # else another of its links was quicker, and has begun
-            self._end_session("replaced by a newer start of the same node", PeerState.KNOWN)
-
-    def ban_entries(self) -> Sequence[bytes]:
-        """See greeting.Parley."""
-        return self._node.bans.entries()
-
-    def learn_bans(self, entries: Sequence[bytes]) -> int:
-        """See greeting.Parley."""
-        return self._node.learn_bans(entries)
-
-    def check_banned(self, link: Link) -> None:
-        """See greeting.Parley."""
-        why = self._node.why_banned(link.info.member)
-        if why is not None:
-            raise Refused(why, code="banned", hint="a banned node comes back with a new key and a new invite")
-
     def _settle(self, mine: Hello, theirs: Hello) -> bytes:
         """Begin the session that the Hellos agree on, unless it is there; returns its id."""
-        self._incarnation = theirs.incarnation
-        session_id = theirs.chosen if self._leader else mine.chosen
-        if self._leader:
-            verdict = session_choice.settle(session_id, current=self.session_id or None, fresh=self._fresh)
-            if verdict is session_choice.Verdict.STALE:
-                raise Broken("the peer answered for a session that has gone")
-            if verdict is session_choice.Verdict.ATTACH:
-                return session_id
-            self._fresh = self._node.random(session_choice.HALF_BYTES)
-        elif session_id == self.session_id:
+        self._admission.settled(theirs)
+        session_id, begins = self._held.agreed(mine, theirs)
+        if not begins:
             return session_id
-        self._end_session("the peer has lost the session", PeerState.KNOWN)
+        self._end_session("the peer has lost the session")
         if self._owner is None:
             raise Broken("this node stops")
-        self._session_id = session_id
-        self._grace = min(theirs.grace, mine.grace)
-        session = Session(
-            side="leader" if self._leader else "follower",
-            session_id=session_id,
-            config=self._node.mux_config(self._grace),
-            budget=self._node.budget,
-        )
-        self._streams = Streams(
-            session=session,
-            peer=self.peer,
-            node=self._node,
-            owner=self._owner,
-            wake=self._links.wake,
-            pass_on=partial(self._links.pass_on, session),
-            blame=self.blame,
-        )
-        self._unlinked_until = self._node.now() + self._grace
-        self._set_state(PeerState.CONNECTING)
+        self._held.begin(session_id, grace=min(theirs.grace, mine.grace), owner=self._owner)
+        self.view.set_state(PeerState.CONNECTING)
         self._set_alarm()
         return session_id
 
     # Links.
 
     def _new_carrier(self, link: Link, session_id: bytes) -> Carrier:
-        if self._streams is None or self._session_id != session_id:
-            raise Broken("the session ended during the greeting")
         return self._links.carrier(
             link,
-            self._streams.session,
+            self._held.session(session_id),
             dispatch=self._dispatch,
             deliver=self._deliver,
             rearm=self._rearm,
             contained=self._contained,
         )
 
-    def _compare(self, native: NativeVersion) -> None:
-        """Say once what the build of a node that was not seen with it is to ours."""
-        found = difference(self._node.facts.native, native) if native != self.native else None
-        self.native = native
-        if found is not None:
-            tell = LOG.info if found.fits else LOG.warning
-            tell("native_differs", peer=self.peer.short, name=self.name, why=found.what, hint=found.hint)
-
     def _attach(self, carrier: Carrier, hello: Hello) -> None:
         link = carrier.link
         happened = self._links.attach(carrier)
-        self.name, self.role = naming.shown(hello.name), hello.role
-        self._compare(hello.native)
-        self.software = hello.software
-        self.member = link.info.member
-        self.clock_offset = float(hello.clock - self._node.wall_clock())
-        self.last_error = self.says_banned = self._stopped = ""
-        self._unlinked_until = None
+        self.view.met(hello, link.info.member)
+        self._held.linked()
         self._dispatch(carrier.session, happened)
-        LOG.info(
-            "link_up",
-            peer=self.peer.short,
-            name=self.name,
-            link=link.info.kind.value,
-            remote=link.info.remote,
-        )
+        self.view.link_up(link.info)
         self._look_again()
         self._set_alarm()
         self._node.changed()
@@ -427,28 +278,16 @@ class PeerConnection:
         if happened is None:
             return
         self._dispatch(carrier.session, happened)
-        LOG.info(
-            "link_lost",
-            peer=self.peer.short,
-            name=self.name,
-            link=carrier.link.info.kind.value,
-            why=carrier.why or self.last_error,
-        )
-        if not self.linked and self._streams is not None:
-            self._set_state(PeerState.SUSPENDED)
+        self.view.link_lost(carrier.link.info, carrier.why)
+        if not self.linked and self._held.streams is not None:
+            self.view.set_state(PeerState.SUSPENDED)
         self._look_again()
         self._set_alarm()
         self._node.changed()
 
-    def _carried(self) -> None:
-        """A link carries data: one that is only attached may wait for the leader to say so."""
-        if self._state is PeerState.SUSPENDED:
-            self.resumes += 1
-        self._set_state(PeerState.CONNECTED)
-
     def _choose(self) -> None:
-        if self._streams is not None:
-            session = self._streams.session
+        if self._held.streams is not None:
+            session = self._held.streams.session
             self._dispatch(session, self._links.choose(session))
 
     def _look_again(self) -> None:
@@ -465,13 +304,13 @@ class PeerConnection:
     # Events.
 
     def _deliver(self, session: Session, stream_id: int, data: bytes) -> None:
-        streams = self._streams
+        streams = self._held.streams
         if streams is not None and session is streams.session:
             streams.deliver(stream_id, data)
 
     def _dispatch(self, session: Session, happened: Sequence[events.Event]) -> None:
         for event in happened:
-            streams = self._streams
+            streams = self._held.streams
             if streams is None or session is not streams.session:
                 return  # the end of an older session: its streams are broken already
             if type(event) is events.DataReceived:  # nearly all of them
@@ -481,49 +320,31 @@ class PeerConnection:
                 case events.PongReceived() | events.LinkDead():
                     self._links.heard(event)
                 case events.GoodbyeReceived(code=code, reason=reason):
-                    self._end_session(reason or "the peer said goodbye", PeerState.KNOWN)
-                    if code == Code.SHUTDOWN:
-                        self._stopped = reason or "it was stopped"
-                    if code == Code.BANNED:
-                        self._banned(reason or "this node is banned")
+                    self._end_session(reason or "the peer said goodbye")
+                    self.view.said_goodbye(code, reason)
                     self._node.on_goodbye(self.peer, code)
                 case events.SessionLost(reason=reason):
                     self._end_session(reason, PeerState.LOST)
                 case events.Switched(link_id=link_id):
                     if link_id is not None:
-                        self._carried()
+                        self.view.carried()
                     self.on_links()
                     self._node.changed()
                 case _:
-                    streams.feed(event, self.member)
+                    streams.feed(event, self.view.member)
 
-    def _end_session(self, reason: str, state: PeerState) -> None:
+    def _end_session(self, reason: str, state: PeerState = PeerState.KNOWN) -> None:
         """The session is over for both sides: its links go with it."""
         self._drop_session(reason, state)
         self._links.end(reason)
 
     def _drop_session(self, reason: str, state: PeerState) -> None:
-        streams, self._streams = self._streams, None
-        self._unlinked_until = None
+        streams = self._held.drop()
         if streams is None:
             return
-        self.last_error = reason
-        self._set_state(state)
+        self.view.last_error = reason
+        self.view.set_state(state)
         streams.break_all(reason)
         self._look_at_links()
         self._set_alarm()
         self._node.changed()
-
-    def _set_state(self, state: PeerState) -> None:
-        if state is not self._state:
-            self._state = state
-            self._since = self._node.now()
-            self._node.changed()
-
-
-def _too_many_faults() -> Refused:
-    return Refused(
-        "too much of this node's work failed at the other one",
-        code="faults",
-        hint="read the log of the other node (`meshd logs`); it accepts links again after one minute",
-    )

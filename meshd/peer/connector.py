@@ -57,7 +57,7 @@ class Connector:
         self._dials = DIALS.bucket(node.now())
         self._retries = RETRIES.bucket(node.now())
         connection.on_links = self._wake.set
-        connection.why_not_direct = self.why_not_direct
+        connection.view.why_not_direct = self.why_not_direct
 
     def poke(self, *, although_connected: bool = False) -> None:
         """Something changed (a record, a NAT; `although_connected`: our addresses, or we slept): dial now.
@@ -116,7 +116,7 @@ class Connector:
                         name=f"dial {self._connection.peer.short}",
                         blame=self._connection.blame,
                     )
-                self._connection.dialling = self._schedule.running
+                self._connection.view.dialling = self._schedule.running
                 await self._until(plan.at)
 
     def _facts(self) -> Facts:
@@ -171,7 +171,7 @@ class Connector:
                     self._book.worked(self._connection.peer, info.remote)
         fault = self._connection.take_fault()
         if fault is not None:
-            self._connection.last_error = fault.what
+            self._connection.view.last_error = fault.what
             self._schedule.refused(self._node.now(), self._chance())
 
     async def _attempt(self, index: int, owner: Owner) -> None:
@@ -241,9 +241,9 @@ class Connector:
         refused = isinstance(error, Refused | Fault)
         self._schedule.failed(index, self._node.now(), self._chance(), refused=refused)
         if not connection.linked and (refused or index == min(self._failed)):
-            connection.last_error = error.what
+            connection.view.last_error = error.what
         if isinstance(error, Refused):
-            connection.refused(error)
+            connection.view.refused(error)
 
     async def _until(self, at: float | None) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Which dial starts when: pure. Everything that may work is raced, nothing waits for a failure.
+"""Which dial starts when. Everything that may work is raced, nothing waits for a failure. Pure.
 
 While there is no link all transports (link/transport.py) are tried, each with a back-off of its own; with
 one, those that could bring a better one (path_selection.py), more patiently; and a relay, to stand by behind

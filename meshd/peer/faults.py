@@ -1,4 +1,4 @@
-"""What peers have done wrong lately, counted for each: pure.
+"""What peers have done wrong lately, counted for each. Pure.
 
 A failure that nobody foresaw is put up with a few times. A peer that goes on gets no links for a while:
 whether it means to or not, this node cannot work with it. Broken rules end a link and are counted only. Both

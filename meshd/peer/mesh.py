@@ -1,38 +1,35 @@
-"""All peers of this node: the table of connections, and what keeps them connected."""
+"""All peers of this node: what others ask of them, and what keeps them connected.
+
+What there is with each stands in peer_table.py, how people see them in roster.py.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
 
 from meshd.base import log
-from meshd.base.boundary import Contained, Fault, contained
 from meshd.base.errors import Broken, MeshdError, RemoteProtocolError
-from meshd.base.shares import TABLED_ADMITTED, TABLED_PEERS
 from meshd.base.tasks import Owner
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.identity.membership import Admitter, Member
+from meshd.identity.membership import Member
 from meshd.identity.record import PeerRecord
 from meshd.link.interface import Dialer, Link, LinkInfo, LinkKind
 from meshd.mux.events import Code
-from meshd.peer.connection import PeerConnection
-from meshd.peer.connector import Connector
 from meshd.peer.interface import (
     Allow,
     Book,
     Handler,
     MetadataValue,
     PathStatus,
-    PeerState,
     PeerStatus,
     Stream,
 )
-from meshd.peer.naming import find
 from meshd.peer.news import News
 from meshd.peer.node import Node, Service
+from meshd.peer.peer_table import PeerEntry, PeerTable
 from meshd.peer.presence import Crowd, in_order
 from meshd.peer.presence_gossip import Signer
+from meshd.peer.roster import Roster
 from meshd.peer.streams import OF_THE_MESH
 from meshd.peer.suspend_detector import boot_seconds, watch_sleep
 from meshd.wire.hello import Hello
@@ -40,20 +37,7 @@ from meshd.wire.news import NEWS_SERVICE
 
 LOOK_SECONDS = 2.0  # how often a large mesh is looked at
 IDLE_SECONDS = 60.0  # without a stream, until a session that neither end keeps is ended
-AGAIN_SECONDS = 5.0  # after something failed that nobody foresaw, until a peer is looked after again
-FAREWELL_SECONDS = 3.0  # for the goodbye to a node that is dropped; then its links are cut
 LOG = log.get("peer")
-
-
-@dataclass(slots=True)
-class _Entry:
-    connection: PeerConnection
-    connector: Connector
-    admitter: Admitter | None = None  # of one that called us
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-    news_session: bytes = b""  # the session in which we keep a news stream open
-    news: asyncio.Task[None] | None = None  # what keeps it open
-    used_at: float = 0.0  # when it was wanted, or a stream was open, the last time that we looked
 
 
 class PeerMesh:
@@ -71,15 +55,14 @@ class PeerMesh:
     ) -> None:
         self._node = node
         self._book = book
-        self._dialers = dialers
         self._chance = chance
         self._boot = boot
-        self._peers: dict[PeerId, _Entry] = {}
-        self._owner: Owner | None = None
         self._leaving = False
         self._crowd = Crowd(node=node, book=book, signer=signer, chance=chance)
+        self._peers = PeerTable(node=node, book=book, crowd=self._crowd, dialers=dialers, chance=chance)
+        self._roster = Roster(node, book, self._crowd, self._peers)
         self._news = News(node, book, self._crowd.lives, heard=self._heard)
-        book.spare(self._is_linked)
+        book.spare(self._peers.is_linked)
         node.on_link = self._link_made
         node.on_goodbye = self._said_goodbye
         node.on_bans = lambda _entries: self._drop_banned()
@@ -89,56 +72,23 @@ class PeerMesh:
 
     def peers(self) -> Sequence[PeerStatus]:
         """See Mesh; members that are only known from their record come as `known`."""
-        found = [entry.connection.status() for entry in self._peers.values()]
-        found += [self._known(peer) for peer in self._book.peers() if peer not in self._peers]
-        ids = sorted(str(peer) for peer in (self._node.peer, *(status.peer for status in found)))
-        return [self._named(self._blamed(self._shown(status)), ids) for status in found]
+        return self._roster.peers()
 
-    def _blamed(self, status: PeerStatus) -> PeerStatus:
-        count, what = self._node.faults.told(status.peer, self._node.now())
-        return replace(status, faults=count, last_fault=what) if count else status
-
-    def _named(self, status: PeerStatus, ids: Sequence[str]) -> PeerStatus:
-        name = naming.shown_among(status.name, str(status.peer), ids)
-        return status if name == status.name else replace(status, name=name)
-
-    def _known(self, peer: PeerId) -> PeerStatus:
-        """Of a member with which this node has nothing now."""
-        record = self._book.record(peer)
-        return PeerStatus(
-            peer=peer,
-            name=naming.shown(record.name) if record is not None else "",
-            role=record.role if record is not None else "",
-            state=PeerState.KNOWN,
-            paths=(),
-            native=None,
-            software="",
-            resumes=0,
-            since=self._crowd.met(peer),
-            last_error="",
-            clock_offset=None,
-        )
-
-    def _shown(self, status: PeerStatus) -> PeerStatus:
-        """Of a peer that is not connected because nobody needs it, news tell whether it is there."""
-        if not self._crowd.large or status.state in (PeerState.CONNECTED, PeerState.SUSPENDED):
-            return status
-        if self._crowd.present(status.peer):
-            away = status.state is PeerState.LOST  # from here only
-            return replace(status, state=PeerState.KNOWN if away else status.state, present=True)
-        since = self._crowd.away_since(status.peer)
-        return status if since is None else replace(status, state=PeerState.LOST, since=since)
+    def find(self, text: str, also: Iterable[PeerId] = ()) -> PeerId:
+        """The peer that `text` means, or one of `also`, which need not be peers now. Raises UnknownPeer, or
+        UserError when it is this node, or fits several."""
+        return self._roster.find(text, also)
 
     def member(self, peer: PeerId) -> Member | None:
         """See Mesh."""
         entry = self._peers.get(peer)
-        return entry.connection.member if entry is not None else None
+        return entry.connection.view.member if entry is not None else None
 
     def open_stream(
         self, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
     ) -> Stream:
         """See Mesh."""
-        entry = self._peers.get(peer) if service in OF_THE_MESH else self._demand(peer)
+        entry = self._peers.get(peer) if service in OF_THE_MESH else self._peers.demand(peer)
         if entry is None:
             raise Broken(f"unknown peer {peer.short}")
         return entry.connection.open_stream(service, metadata, bulk=bulk)
@@ -181,12 +131,12 @@ class PeerMesh:
         """Have a session with a member that is not connected because nobody needed it. Raises Broken."""
         await self._reach(peer, within)
 
-    async def _reach(self, peer: PeerId, within: float) -> _Entry:
+    async def _reach(self, peer: PeerId, within: float) -> PeerEntry:
         """Returns at once where a session is kept anyway, connected or not."""
         kept = self._peers.get(peer)
         if kept is not None and kept.connector.wanted:
             return kept
-        entry = self._demand(peer)
+        entry = self._peers.demand(peer)
         if entry is None:
             raise Broken(f"unknown peer {peer.short}")
         try:
@@ -195,35 +145,9 @@ class PeerMesh:
                 while not any(path.selected for path in entry.connection.status().paths):
                     seen = await self._node.wait_changed(seen)
         except TimeoutError:
-            why = entry.connection.last_error
-            raise Broken(f"not connected to {entry.connection.label}: {why or 'no link yet'}") from None
+            why = entry.connection.view.last_error
+            raise Broken(f"not connected to {entry.connection.view.label}: {why or 'no link yet'}") from None
         return entry
-
-    def _demand(self, peer: PeerId) -> _Entry | None:
-        """Somebody needs a session with a member now. None: it is unknown."""
-        entry = self._peers.get(peer)
-        if entry is None:
-            if peer not in self._book.peers():
-                return None
-            self._crowd.demand(peer)
-            entry = self._entry(peer)
-        if entry is not None:
-            self._crowd.demand(peer)
-            entry.connector.wanted = True
-            entry.used_at = self._node.now()
-        return entry
-
-    def find(self, text: str, also: Iterable[PeerId] = ()) -> PeerId:
-        """The peer that `text` means, or one of `also`, which need not be peers now. Raises UnknownPeer, or
-        UserError when it is this node, or fits several."""
-        me = self._node.facts
-        names = dict.fromkeys(also, "") | self._names()
-        return find(text, me=me.peer, names=names | {me.peer: me.name})
-
-    def _names(self) -> dict[PeerId, str]:
-        records = ((peer, self._book.record(peer)) for peer in self._book.peers())
-        told = {peer: naming.shown(record.name) if record is not None else "" for peer, record in records}
-        return told | {peer: entry.connection.name for peer, entry in self._peers.items()}
 
     # Life.
 
@@ -231,13 +155,13 @@ class PeerMesh:
         """Connect to all known members, and keep at it until cancelled; then say goodbye."""
         try:
             async with Owner() as owner:
-                self._owner = owner
+                self._peers.owner = owner
                 self._crowd.tick(())
                 owner.start(self._keep_sessions(), name="sessions")
                 self._add_wanted()
                 await watch_sleep(self._woke, boot=self._boot)  # until cancelled
         finally:
-            self._owner = None
+            self._peers.owner = None
 
     def say_goodbye(self, reason: str, *, code: Code = Code.SHUTDOWN) -> None:
         """End all sessions on purpose, and make no new ones; the caller then gives the links a moment."""
@@ -248,7 +172,8 @@ class PeerMesh:
 
     async def accept(self, link: Link) -> None:
         """Own a link that a listener took in."""
-        entry = None if self._leaving else self._entry(link.info.peer, caller=link.info.member.chain.admitter)
+        caller = link.info.member.chain.admitter
+        entry = None if self._leaving else self._peers.entry(link.info.peer, caller=caller)
         if entry is None:
             await link.aclose()
             return
@@ -260,11 +185,11 @@ class PeerMesh:
     def expect(self, peer: PeerId) -> None:
         """Begin to connect to a peer that is known by address only (from a token)."""
         self._crowd.tick(self.reachable())
-        self._wish(peer)
+        self._peers.wish(peer)
 
     def seen_nearby(self, peer: PeerId) -> None:
         """It was just seen in one of our networks: dial now, unless it is connected."""
-        entry = self._wish(peer)
+        entry = self._peers.wish(peer)
         if entry is not None:
             entry.connector.told()
 
@@ -303,102 +228,19 @@ class PeerMesh:
                 elif now - entry.used_at < IDLE_SECONDS:
                     continue
                 elif not entry.connection.linked and not entry.connection.session_id:
-                    self._retire(peer, entry)
+                    self._peers.retire(peer, entry)
                 elif entry.connection.linked and entry.connection.leads:
                     entry.connection.close(Code.IDLE, "nobody needs it now")
 
     def _add_wanted(self) -> None:
         for peer in in_order(self._crowd.wishes() - self._peers.keys()):
-            self._entry(peer)
-
-    def _wish(self, peer: PeerId) -> _Entry | None:
-        """What there is with a peer; begun where a session with it is to be kept."""
-        entry = self._peers.get(peer)
-        if entry is None and peer in self._book.peers() and self._crowd.wants(peer):
-            entry = self._entry(peer)
-        return entry
-
-    def _entry(self, peer: PeerId, *, caller: Admitter | None = None) -> _Entry | None:
-        """What there is with a peer, made if there is nothing yet; None: there is no room for it."""
-        entry = self._peers.get(peer)
-        if entry is not None:
-            return entry
-        if self._owner is None or peer == self._node.peer or not self._has_room(peer, caller):
-            return None
-        connection = PeerConnection(self._node, peer)
-        connector = Connector(
-            node=self._node,
-            connection=connection,
-            book=self._book,
-            dialers=self._dialers,
-            chance=self._chance,
-        )
-        entry = _Entry(connection, connector, admitter=caller, used_at=self._node.now())
-        connector.wanted = self._crowd.wants(peer)
-        self._name_from_record(connection)
-        self._peers[peer] = entry
-        self._owner.start_for(f"peer {peer.short}", self._live(entry), name=f"peer {peer.short}")
-        self._node.changed()
-        return entry
-
-    def _is_linked(self, peer: PeerId) -> bool:
-        entry = self._peers.get(peer)
-        return entry is not None and entry.connection.linked
-
-    def _has_room(self, peer: PeerId, caller: Admitter | None) -> bool:
-        if len(self._peers) >= TABLED_PEERS.most:
-            return False
-        if caller is None or self._crowd.keeps(peer):
-            return True
-        alike = (other for other, entry in self._peers.items() if entry.admitter == caller)
-        return sum(not self._crowd.keeps(other) for other in alike) < TABLED_ADMITTED.most
-
-    def _retire(self, peer: PeerId, entry: _Entry) -> None:
-        """Nothing is left with a member that nobody needs: what is known of it stands in the book."""
-        del self._peers[peer]
-        entry.connector.stop()
-        entry.gone.set()
-
-    async def _live(self, entry: _Entry) -> None:
-        """Until the peer is dropped. If its life fails in a way that nobody foresaw, another one begins."""
-        peer = entry.connection.peer
-        source, blame = f"peer {peer.short}", entry.connection.blame
-        try:
-            await contained(self._one_life(entry), source=source, name="connection", blame=blame)
-        except MeshdError:
-            if self._peers.get(peer) is entry:
-                del self._peers[peer]
-            with suppress(Fault), Contained(source, "connection", blame):
-                entry.connection.close(Code.NONE, "it failed here")  # the links that others own
-            await asyncio.sleep(AGAIN_SECONDS)
-            self._wish(peer)
-
-    async def _one_life(self, entry: _Entry) -> None:
-        """Until the peer is dropped, and the goodbye to it is out."""
-        connection = entry.connection
-        async with Owner() as owner:
-            owner.start(connection.serve(), name=f"connection {connection.peer.short}")
-            owner.start(entry.connector.serve(), name=f"connector {connection.peer.short}")
-            await entry.gone.wait()
-            try:
-                async with asyncio.timeout(FAREWELL_SECONDS):
-                    seen = -1
-                    while connection.linked:
-                        seen = await self._node.wait_changed(seen)
-            except TimeoutError:
-                pass
-            connection.close(Code.NONE, "not a member any more")  # a link that was made meanwhile
-            owner.cancel()
+            self._peers.entry(peer)
 
     def _drop(self, peer: PeerId, code: Code, why: str) -> None:
         """A peer is no member any more: forget where it is, end what there is with it, show it no longer."""
         self._book.forget(peer)
         self._crowd.forget(peer)
-        entry = self._peers.pop(peer, None)
-        if entry is not None:
-            entry.connector.stop()
-            entry.connection.close(code, why)
-            entry.gone.set()
+        self._peers.drop(peer, code, why)
         self._node.changed()
 
     def _heard(self, record: PeerRecord) -> None:
@@ -408,15 +250,10 @@ class PeerMesh:
             return
         if not self._crowd.large:  # else others may be next to us now: see _keep_sessions
             self._crowd.tick(self.reachable())
-        entry = self._wish(record.peer)
+        entry = self._peers.wish(record.peer)
         if entry is not None:
-            self._name_from_record(entry.connection)
+            self._peers.name_from_record(entry.connection)
             entry.connector.told()
-
-    def _name_from_record(self, connection: PeerConnection) -> None:
-        record = self._book.record(connection.peer)
-        if record is not None and not connection.linked:
-            connection.name, connection.role = naming.shown(record.name), record.role
 
     def _link_made(self, peer: PeerId, hello: Hello, _info: LinkInfo) -> None:
         """Raises RemoteProtocolError where the peer shows no good record: it would never be a member here."""
@@ -432,10 +269,10 @@ class PeerMesh:
         entry = self._peers.get(peer)
         if entry is None:
             return  # dropped while it greeted
-        if entry.connection.leads and entry.news_session != entry.connection.session_id and self._owner:
-            self._keep_news(entry, self._owner)
+        if entry.connection.leads and entry.news_session != entry.connection.session_id and self._peers.owner:
+            self._keep_news(entry, self._peers.owner)
 
-    def _keep_news(self, entry: _Entry, owner: Owner) -> None:
+    def _keep_news(self, entry: PeerEntry, owner: Owner) -> None:
         """Speak of news with the peer for as long as its session of now lasts."""
         connection = entry.connection
         session = entry.news_session = connection.session_id
@@ -465,7 +302,7 @@ class PeerMesh:
         bans = self._node.bans
         for peer in dict.fromkeys([*self._peers, *self._book.peers()]):
             entry, record = self._peers.get(peer), self._book.record(peer)
-            member = entry.connection.member if entry is not None else None
+            member = entry.connection.view.member if entry is not None else None
             chain = member.chain if member is not None else record and record.chain
             why = bans.why_banned(chain) if chain else bans.why_node_banned(peer)
             if why is not None:

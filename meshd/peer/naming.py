@@ -1,4 +1,4 @@
-"""Which peer a text means, or an error that says what to do. Pure; the rules are in identity/naming.py."""
+"""Which peer a text means, or an error that says what to do.. the rules are in identity/naming.py. Pure."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Which link carries the data, and which are closed: pure. Facts and `now` in, a choice with its reason out.
+"""Which link carries the data, and which are closed. Facts and `now` in, a choice with its reason out. Pure.
 
 Only the leader of a pair decides (mux/session.py tells the follower). The rules, in order:
 

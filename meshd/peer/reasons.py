@@ -1,4 +1,4 @@
-"""How the last attempts at a direct link ended, in words: pure. What networks allow: netcheck/reasons.py."""
+"""How the last attempts at a direct link ended, in words. What networks allow: netcheck/reasons.py. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

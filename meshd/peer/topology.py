@@ -1,4 +1,4 @@
-"""With whom to keep a session: pure. All in a small mesh, a few in a large one, by a rule of both ends.
+"""With whom to keep a session. All in a small mesh, a few in a large one, by a rule of both ends. Pure.
 
 In a mesh of up to nine, everybody keeps a session with everybody. In a larger one the members that are there
 stand on a ring, in order of their places (random, none chooses its own: identity/membership.py). Each keeps a

@@ -1,4 +1,4 @@
-"""When to renew, when to look, and what a router's answers mean: pure. Times are loop seconds.
+"""When to renew, when to look, and what a router's answers mean. Times are loop seconds. Pure.
 
 RFC 6887, 8.5 and 11.2.1; RFC 6886, 3.3 and 3.6.
 """

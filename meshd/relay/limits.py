@@ -1,4 +1,4 @@
-"""What a relay grants: to each key, to each address, and in all. Pure values.
+"""What a relay grants: to each key, to each address, and in all. Pure.
 
 Without a list of meshes anybody may come with as many keys as he likes, so small bounds hold for each key
 and a bound for each address; `--open` and `--mesh` lift those of a key.

@@ -1,4 +1,4 @@
-"""Which members were seen by multicast DNS, and where; pure.
+"""Which members were seen by multicast DNS, and where. Pure.
 
 Bounded, whatever the network says: who is seen, how many addresses each has, and how often a change is told.
 """

@@ -1,4 +1,4 @@
-"""Where this node is announced by multicast DNS, and with which addresses; pure."""
+"""Where this node is announced by multicast DNS, and with which addresses. Pure."""
 
 import ipaddress
 from collections.abc import Iterable, Sequence

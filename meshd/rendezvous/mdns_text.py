@@ -1,4 +1,4 @@
-"""What a node says of itself by multicast DNS, and how members read it; pure.
+"""What a node says of itself by multicast DNS, and how members read it. Pure.
 
 The TXT record (RFC 6763, section 6) carries a fresh random nonce and two tags, hashes of the mesh and of the
 node with that nonce. Who knows the mesh id computes the same and recognises the mesh and the nodes that it

@@ -1,4 +1,4 @@
-"""The mesh-server protocol: messages, limits, operations and types. Pure.
+"""The mesh-server protocol: messages, limits, operations and types.
 
 Made from native/mesh/protocol.toml by `python -m tests.native.schema --write`: change that. What it
 means is in docs/native-protocol.md.

@@ -1,4 +1,4 @@
-"""The few commands of llama.cpp's RPC protocol that tell what a server has: pure.
+"""The few commands of llama.cpp's RPC protocol that tell what a server has.
 
 A request is a command byte, the size of the payload (8 bytes, little endian) and the payload; an answer is
 size and payload. Layouts: ggml/src/ggml-rpc/ggml-rpc.cpp of the pinned upstream, protocol 7.

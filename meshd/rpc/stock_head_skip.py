@@ -1,4 +1,4 @@
-"""Lets a stock llama-server load weights by content: pure.
+"""Lets a stock llama-server load weights by content.
 
 It sends every weight as data. Here those that the index of the model file has are taken out; whoever has
 the file compares what flows past with it, and asks the worker to fill the tensor from its own file instead

@@ -1,4 +1,4 @@
-"""Lets a stock rpc-server load weights by content: pure.
+"""Lets a stock rpc-server load weights by content.
 
 To a patched head the server seems to know SET_TENSOR_GGUF. Such a request is taken out here; whoever has the
 files turns each tensor of it into SET_TENSOR, and says what became of it. While that goes on nothing else is

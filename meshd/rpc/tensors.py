@@ -1,4 +1,4 @@
-"""Where tensors of the wire lie: in which buffer, how many bytes, within it or not. Pure."""
+"""Where tensors of the wire lie: in which buffer, how many bytes, within it or not."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

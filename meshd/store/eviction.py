@@ -1,4 +1,4 @@
-"""Which packs make room for more: pure."""
+"""Which packs make room for more. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What users have exposed and opened, as values and as the bytes that outlive a restart; pure.
+"""What users have exposed and opened, as values and as the bytes that outlive a restart. Pure.
 
 Names of users' services live in a space of their own: on the wire they are metadata of the one service
 `tunnel`, so that none can take the place of a service of meshd (`rpc`, `lease`, `news`).

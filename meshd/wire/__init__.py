@@ -1,0 +1,1 @@
+"""Bytes to values and back, with every limit. Pure."""

@@ -1,4 +1,4 @@
-"""Compressed streams: frames of at most 128 KiB, each compressed in the way that suits what is in it. Pure.
+"""Compressed streams: frames of at most 128 KiB, each compressed in the way that suits what is in it.
 
 A frame is kind << 24 | bytes that it makes (4 bytes), bytes of its body (4), little endian, and the body:
 

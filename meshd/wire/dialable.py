@@ -2,7 +2,7 @@
 
 A member may name any address in its signed record and its signals. A node that connected to all of them would
 scan its own loopback and its LAN for that member, or flood a stranger. So whatever connects or sends to a
-candidate takes `Dialable`, and only `dialable` makes one. Pure.
+candidate takes `Dialable`, and only `dialable` makes one.
 """
 
 import ipaddress

@@ -1,4 +1,4 @@
-"""Whether the llama.cpp of two nodes works together, and what to do where it does not: pure."""
+"""Whether the llama.cpp of two nodes works together, and what to do where it does not."""
 
 from dataclasses import dataclass
 

@@ -114,7 +114,8 @@ class Victim:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, OutsideLoop)
         quic = Noted(QuicDialer(node.standing, ports=loop.udp_port), node.name)
-        node.mesh._dialers = (tcp, quic, relayed, self.members)  # visits to relays have a share of their own
+        # visits to relays have a share of their own
+        node.mesh._peers._dialers = (tcp, quic, relayed, self.members)
         for topic in TOPICS:
             node.signals.topic(topic)
 

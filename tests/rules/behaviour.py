@@ -4,9 +4,10 @@ Each list of exceptions says why. A longer list is a weaker rule: move the code 
 """
 
 import ast
-import re
+import functools
 from collections.abc import Iterator
 
+from tests.rules import purity
 from tests.rules.source import Fault, Source, dotted, last_part
 
 TASK_MAKERS = frozenset({"create_task", "ensure_future", "gather", "run_coroutine_threadsafe"})
@@ -82,71 +83,6 @@ WALL_CLOCK_ALLOWED = frozenset(
         "meshd/daemon/member_node.py",
         "meshd/peer/node.py",
     }
-)
-
-PURE_PACKAGES = ("meshd/wire/", "meshd/mux/", "meshd/model/", "meshd/rpc/")
-PURE_FILES = frozenset(
-    {
-        "meshd/link/webrtc/sctp_inbox.py",
-        "meshd/link/webrtc/sctp_outbox.py",
-        "meshd/link/webrtc/sctp_packet.py",
-        "meshd/link/ice/candidates.py",
-        "meshd/link/transport.py",
-        "meshd/base/backoff.py",
-        "meshd/bench/curve.py",
-        "meshd/bench/figures.py",
-        "meshd/fleet/delay_line.py",
-        "meshd/fleet/rpc_count.py",
-        "meshd/link/bbr.py",
-        "meshd/peer/path_selection.py",
-        "meshd/link/port_prediction/plan.py",
-        "meshd/link/punch/attempts.py",
-        "meshd/link/punch/feasibility.py",
-        "meshd/peer/dial_schedule.py",
-        "meshd/peer/topology.py",
-        "meshd/peer/naming.py",
-        "meshd/peer/reasons.py",
-        "meshd/process/lifecycle.py",
-        "meshd/rendezvous/mdns_neighbours.py",
-        "meshd/rendezvous/mdns_places.py",
-        "meshd/rendezvous/mdns_text.py",
-        "meshd/role/native/command_lines.py",
-        "meshd/role/head/llama_args.py",
-        "meshd/role/worker/leases.py",
-        "meshd/role/head/worker_backoff.py",
-        "meshd/role/head/split_plan.py",
-        "meshd/admin/snapshot.py",
-        "meshd/admin/health.py",
-        "meshd/identity/invite.py",
-        "meshd/identity/invite_book.py",
-        "meshd/identity/membership.py",
-        "meshd/identity/naming.py",
-        "meshd/identity/presence.py",
-        "meshd/identity/proof.py",
-        "meshd/identity/exchange.py",
-        "meshd/identity/record.py",
-        "meshd/identity/relay_url.py",
-        "meshd/base/bucket.py",
-        "meshd/base/fair.py",
-        "meshd/base/rates.py",
-        "meshd/base/slots.py",
-        "meshd/base/shares.py",
-        "meshd/relay/limits.py",
-        "meshd/relay/mailroom.py",
-        "meshd/relay/states.py",
-        "meshd/relay/switchboard.py",
-        "meshd/identity/revocation.py",
-        "meshd/netcheck/advice.py",
-        "meshd/netcheck/classify.py",
-        "meshd/netcheck/reasons.py",
-        "meshd/portmap/lease.py",
-        "meshd/identity/signal.py",
-        "meshd/identity/signal_guard.py",
-    }
-)
-_SAYS_PURE = re.compile(r"[:;] pure\b|\bPure\.")
-IMPURE = frozenset(
-    "asyncio socket ssl time random secrets os threading subprocess pathlib logging structlog".split()  # noqa: SIM905
 )
 
 
@@ -243,9 +179,9 @@ def _caught(node: ast.ExceptHandler) -> set[str]:
 
 def pure(source: Source) -> Iterator[Fault]:
     """Decisions are functions of bytes and `now`: no loop, clock, file, chance. Who says so keeps it."""
-    says_so = _SAYS_PURE.search(ast.get_docstring(source.tree) or "")
-    if not source.path.startswith(PURE_PACKAGES) and source.path not in PURE_FILES and not says_so:
+    if not purity.is_pure(source):
         return
+    impure = _impure()
     for node in source.nodes:
         if isinstance(node, ast.AsyncFunctionDef | ast.Await):
             yield source.fault(node, "pure", "`async` in a pure module")
@@ -253,8 +189,13 @@ def pure(source: Source) -> Iterator[Fault]:
         if name in ("open", "print", "input"):
             yield source.fault(call, "pure", f"`{name}` in a pure module")
     for node, module in _imports(source):
-        if module.partition(".")[0] in IMPURE:
+        if module.partition(".")[0] in impure:
             yield source.fault(node, "pure", f"`{module}` is imported in a pure module")
+
+
+@functools.cache
+def _impure() -> frozenset[str]:
+    return purity.forbidden_modules()
 
 
 def prints(source: Source) -> Iterator[Fault]:

@@ -20,7 +20,7 @@ MOST_GROWTH = 64 << 10  # bytes of the whole process over 40 flaps
 
 async def heartbeat(node: WorldNode, other: WorldNode) -> None:
     """Until one has just come: the earliest that silence can be noticed is now the furthest away."""
-    streams = node.mesh._peers[other.peer].connection._streams
+    streams = node.mesh._peers[other.peer].connection._held.streams
     assert streams is not None
     last = streams.session.status().links[0].confirmed_at
     for _ in range(500):

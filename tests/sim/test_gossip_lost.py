@@ -165,7 +165,7 @@ def test_news_that_cannot_be_read_do_not_end_the_rest() -> None:
 
 
 def _news_of(node: WorldNode, other: WorldNode) -> Stream | None:
-    streams = node.mesh._peers[other.peer].connection._streams
+    streams = node.mesh._peers[other.peer].connection._held.streams
     assert streams is not None, "one session throughout"
     return next((one for one in streams._streams.values() if one.service == NEWS_SERVICE), None)
 

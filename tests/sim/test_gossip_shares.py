@@ -19,7 +19,7 @@ from meshd.base.shares import (
 from meshd.identity import revocation
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import Ban
-from meshd.peer import mesh as mesh_module
+from meshd.peer import peer_table
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.mesh import IDLE_SECONDS, LOOK_SECONDS
 from meshd.peer.news_outbox import SLACK, BanItem
@@ -206,7 +206,7 @@ def test_records_are_checked_at_a_pace_and_others_have_their_turns() -> None:
 
 def test_callers_of_one_admitter_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(mesh_module, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
+        monkeypatch.setattr(peer_table, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
         async with World() as world:
             victim = world.node("victim")
             victim.start()
@@ -226,7 +226,7 @@ def test_callers_with_a_stream_each_leave_room_for_others(monkeypatch: pytest.Mo
     """In a large mesh: a stream is a reason to keep a session, and no standing of its own."""
 
     async def main() -> None:
-        monkeypatch.setattr(mesh_module, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
+        monkeypatch.setattr(peer_table, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
         async with World() as world:
             victim = world.node("victim")
 
@@ -256,7 +256,7 @@ def test_callers_that_show_no_record_of_their_own_are_no_members(monkeypatch: py
     """They would never be in the book: the mesh would stay small, and everybody in it be wanted for ever."""
 
     async def main() -> None:
-        monkeypatch.setattr(mesh_module, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
+        monkeypatch.setattr(peer_table, "TABLED_ADMITTED", replace(TABLED_ADMITTED, most=3))
         async with World() as world:
             victim = world.node("victim")
             victim.start()

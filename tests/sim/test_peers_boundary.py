@@ -142,7 +142,7 @@ def test_a_link_in_which_something_fails_ends_and_the_next_one_works() -> None:
             leader, follower = await pair(world)
             serve_echo(follower)
             await echoes(leader, follower)
-            session = leader.mesh._peers[follower.peer].connection._streams
+            session = leader.mesh._peers[follower.peer].connection._held.streams
             assert session is not None
 
             def fail(*_given: object) -> None:

@@ -286,12 +286,12 @@ def test_a_node_is_found_by_name_or_id_and_never_by_guessing() -> None:
             for mine in ("anna", str(one.peer)):
                 with pytest.raises(UserError, match="is this node itself"):
                     find(mine)
-            assert one.mesh._peers[other.peer].connection.name == "carl"
-            one.mesh._peers[other.peer].connection.name = "bert"
+            assert one.mesh._peers[other.peer].connection.view.name == "carl"
+            one.mesh._peers[other.peer].connection.view.name = "bert"
             with pytest.raises(UserError, match="fits 2 nodes") as caught:
                 find("bert")
             assert str(other.peer)[:10] in caught.value.what
-            one.mesh._peers[other.peer].connection.name = "anna"
+            one.mesh._peers[other.peer].connection.view.name = "anna"
             with pytest.raises(UserError, match="fits 2 nodes: this node, "):
                 find("anna")
 

@@ -63,8 +63,8 @@ def test_a_place_comes_back_from_a_handler_that_never_began() -> None:
             slots = Slots(FIVE)
 
             def allow(member: Member, _metadata: Mapping[str, MetadataValue]) -> str | Release:
-                assert follower.mesh._owner is not None
-                follower.mesh._owner.cancel()  # before the handler's first step
+                assert follower.mesh._peers.owner is not None
+                follower.mesh._peers.owner.cancel()  # before the handler's first step
                 return slots.take(member.peer) or "full"
 
             async def never(_stream: Stream) -> None:

@@ -106,7 +106,7 @@ def test_a_reader_that_stops_stops_the_writer() -> None:
             writer = world.owner.start(stream.write(data), name="writer")
             await asyncio.sleep(60)
             assert not writer.done()
-            session = leader.mesh._peers[follower.peer].connection._streams
+            session = leader.mesh._peers[follower.peer].connection._held.streams
             assert session is not None
             written = next(s for s in session.session.status().streams if s.service == "sink").written
             assert 0 < written <= 2 * MuxConfig().stream_window
@@ -239,7 +239,7 @@ def test_cancel_at_every_turn_leaves_the_session_whole() -> None:
             assert turns > 20
             await asyncio.sleep(5)
             for node, far in ((leader, follower), (follower, leader)):
-                streams = node.mesh._peers[far.peer].connection._streams
+                streams = node.mesh._peers[far.peer].connection._held.streams
                 assert streams is not None
                 assert {s.service for s in streams.session.status().streams} == {"news"}
                 assert len(streams._streams) == 1
@@ -258,7 +258,7 @@ def test_who_is_connected_costs_the_same_however_many_streams_a_member_opens(
             leader, follower = await pair(world)
             for _ in range(50):
                 leader.mesh.open_stream(follower.peer, "nothing", metadata={})
-            monkeypatch.setattr("meshd.mux.session._stream_status", looked_at)
+            monkeypatch.setattr(StreamStatus, "of", looked_at)
             assert leader.mesh.direct() == [follower.peer]
             assert follower.mesh.direct() == [leader.peer]
             assert leader.status_of(follower).paths

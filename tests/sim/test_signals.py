@@ -89,7 +89,7 @@ def test_a_session_carries_them_both_ways_and_keeps_topics_apart() -> None:
                 assert await heard(far) == (near.peer, b"x" * 4096)
             await asyncio.sleep(1)
             for node, other in ((leader, follower), (follower, leader)):
-                streams = node.mesh._peers[other.peer].connection._streams
+                streams = node.mesh._peers[other.peer].connection._held.streams
                 assert streams is not None
                 assert {stream.service for stream in streams._streams.values()} == {"news"}
 

@@ -67,7 +67,7 @@ async def carried_by(pair: Pair, kind: LinkKind, *, seconds: float) -> float:
 
 
 def switches(node: WorldNode, other: WorldNode) -> int:
-    streams = node.mesh._peers[other.peer].connection._streams
+    streams = node.mesh._peers[other.peer].connection._held.streams
     assert streams is not None
     return streams.session.status().switches
 

@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
 
-from tests.rules import behaviour, circles, contracts, reach, shape
+from tests.rules import behaviour, circles, contracts, purity, reach, shape
 from tests.rules.source import ROOT, Fault, Rule, Source, sources
 
 EVERYWHERE: tuple[Rule, ...] = (
@@ -17,6 +16,7 @@ EVERYWHERE: tuple[Rule, ...] = (
     shape.name_says,
 )
 PACKAGE_ONLY: tuple[Rule, ...] = (
+    shape.long_for_a_reason,
     shape.interface_holds,
     shape.no_any,
     behaviour.owned_tasks,
@@ -24,6 +24,7 @@ PACKAGE_ONLY: tuple[Rule, ...] = (
     behaviour.bounded_queues,
     behaviour.caught_errors,
     behaviour.pure,
+    purity.purity_word,
     behaviour.prints,
     behaviour.dynamic,
     behaviour.processes,
@@ -34,6 +35,7 @@ PACKAGE_ONLY: tuple[Rule, ...] = (
     reach.limited_lines,
 )
 
+WHY = "Over 350 lines: it is one table."
 BODY_OF_61 = "def f():\n" + "    x = 1\n" * 60
 
 LATER = (
@@ -42,7 +44,11 @@ LATER = (
 
 # rule, where the sample pretends to lie, sample, line of the fault
 BAD: tuple[tuple[Rule, str, str, int], ...] = (
-    (shape.file_length, "meshd/x.py", '"""x"""\n' * 601, 601),
+    (shape.file_length, "meshd/x.py", '"""x"""\n' * 451, 451),
+    (shape.file_length, "tests/x.py", '"""x"""\n' * 601, 601),
+    (shape.long_for_a_reason, "meshd/x.py", '"""x"""\n' * 351, 1),
+    (shape.long_for_a_reason, "meshd/x.py", f'"""x\n\n{WHY}\n"""\n', 1),
+    (shape.long_for_a_reason, "meshd/x.py", '"""x\n\nOver 350 lines: \n"""\n' + "x = 1\n" * 350, 1),
     (shape.function_length, "meshd/x.py", BODY_OF_61, 1),
     (shape.docstring, "meshd/x.py", "import os\n", 1),
     (shape.name_says, "meshd/base/utils.py", "", 1),
@@ -83,7 +89,13 @@ BAD: tuple[tuple[Rule, str, str, int], ...] = (
     (behaviour.pure, "meshd/mux/x.py", "import time\n", 1),
     (behaviour.pure, "meshd/mux/x.py", "from os import path\n", 1),
     (behaviour.pure, "meshd/wire/x.py", "async def f(): ...\n", 1),
-    (behaviour.pure, "meshd/x.py", '"""Sums: pure."""\nimport time\n', 2),
+    (behaviour.pure, "meshd/x.py", '"""Sums. Pure."""\nimport time\n', 2),
+    (behaviour.pure, "meshd/x.py", '"""Sums.\nPure.\n\nMore.\n"""\nimport time\n', 6),
+    (purity.purity_word, "meshd/x.py", '"""Sums: pure."""\n', 1),
+    (purity.purity_word, "meshd/x.py", '"""Pure: sums."""\n', 1),
+    (purity.purity_word, "meshd/x.py", '"""Sums (pure)."""\n', 1),
+    (purity.purity_word, "meshd/x.py", '"""Sums.\n\nOf numbers. Pure.\n"""\n', 1),
+    (purity.purity_word, "meshd/mux/x.py", '"""Sums. Pure."""\n', 1),
     (behaviour.pure, "meshd/model/x.py", "open('x')\n", 1),
     (behaviour.prints, "meshd/x.py", "print(1)\n", 1),
     (behaviour.dynamic, "meshd/x.py", "eval('1')\n", 1),
@@ -99,6 +111,9 @@ BAD: tuple[tuple[Rule, str, str, int], ...] = (
 
 GOOD: tuple[tuple[Rule, str, str], ...] = (
     (shape.docstring, "meshd/x/__init__.py", ""),
+    (shape.file_length, "tests/x.py", '"""x"""\n' * 600),
+    (shape.long_for_a_reason, "meshd/x.py", '"""x"""\n' * 350),
+    (shape.long_for_a_reason, "meshd/x.py", f'"""x\n\n{WHY}\n"""\n' + "x = 1\n" * 350),
     (
         shape.interface_holds,
         "meshd/x/interface.py",
@@ -112,6 +127,9 @@ GOOD: tuple[tuple[Rule, str, str], ...] = (
     (behaviour.bounded_queues, "meshd/x.py", "asyncio.Queue(8)\nasyncio.Queue(maxsize=8)\n"),
     (behaviour.caught_errors, "meshd/x.py", "try:\n    f()\nexcept BaseException:\n    close()\n    raise\n"),
     (behaviour.pure, "meshd/link/x.py", "import time\n"),
+    (behaviour.pure, "meshd/x.py", '"""Sums.\n\nThe pure part is elsewhere.\n"""\nimport time\n'),
+    (purity.purity_word, "meshd/x.py", '"""Sums, of pure functions."""\n'),
+    (purity.purity_word, "meshd/x.py", '"""Sums. Pure."""\n'),
     (reach.dialables, "meshd/x.py", "dial(trusted(told))\n"),
     (reach.limits, "meshd/peer/x.py", "MAX_THINGS = THINGS.most\nMAX_BLOB_BYTES = 64\n"),
     (reach.limited_lines, "meshd/peer/x.py", "LOG.warning('refused', peer=peer.short)\nLOG.debug('x')\n"),
@@ -186,18 +204,30 @@ def test_exceptions_are_still_needed() -> None:
         for path in sorted(listed):
             elsewhere = Source.of("meshd/x.py", (ROOT / path).read_text(encoding="utf-8"))
             assert list(rule(elsewhere)), f"`{path}` needs no exception from {rule.__name__}"
-    for path in sorted(behaviour.PURE_FILES):
-        assert (ROOT / path).is_file(), path
 
 
-def test_long_files_are_named() -> None:
-    """Files over the aim are no error; the output of pytest names them."""
-    long = [s for s in sources("meshd") if s.text.count("\n") > shape.AIM_FILE_LINES]
-    assert len(long) < 10, "too many long files: " + ", ".join(s.path for s in long)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")  # shown in pytest's summary, not an error
-        for source in long:
-            warnings.warn(f"{source.path}: {source.text.count(chr(10))} lines", stacklevel=1)
+def test_the_contract_holds_for_what_says_that_it_is_pure() -> None:
+    """Its list is made of the docstrings: `python -m tests.rules.purity --write pyproject.toml`."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    names = purity.pure_modules(sources("meshd"))
+    assert {"meshd.wire", "meshd.mux", "meshd.model", "meshd.rpc"} <= set(names)
+    assert purity.listed(text) == names
+    assert purity.written(text, names) == text
+
+
+def test_the_contract_is_written_anew() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    fewer = purity.written(text, ["meshd.wire"])
+    assert purity.listed(fewer) == ["meshd.wire"]
+    assert purity.written(fewer, purity.listed(text)) == text
+
+
+def test_a_package_speaks_for_its_modules() -> None:
+    package = Source.of("meshd/x/__init__.py", '"""Sums. Pure."""\n')
+    inside = Source.of("meshd/x/y.py", '"""More."""\n')
+    alone = Source.of("meshd/z.py", '"""Differences. Pure."""\n')
+    other = Source.of("meshd/xy.py", '"""Nothing."""\n')
+    assert purity.pure_modules([package, inside, alone, other]) == ["meshd.x", "meshd.z"]
 
 
 def test_layers() -> None:

@@ -1,4 +1,4 @@
-"""Which addresses of the other side are checked, and what a chosen pair says of the way (pure)."""
+"""Which addresses of the other side are checked, and what a chosen pair says of the way. Pure."""
 
 import ipaddress
 from collections.abc import Iterable, Sequence

@@ -7,6 +7,8 @@ dial at once, both attempts may succeed; the peer layer keeps one link of each k
 
 A kind (webrtc/links.py, quic/over_ice.py) brings the session that a try is about. Its libraries are imported
 at the first dial or offer, in a thread.
+
+Over 350 lines: both ends of one exchange of signals share the table of attempts.
 """
 
 import asyncio

@@ -4,6 +4,8 @@ The engine (engine.py) says what to send and when; the port (a socket of our own
 path that ICE found) sends it. What waits where, at most: 4 KiB unread before the proof and 4 MiB after it,
 which is what the other side is given credit for; on the way out 64 KiB plus one send that was never sent,
 and 16 MiB that is not confirmed.
+
+Over 350 lines: both directions share the state of one connection; the Protocols say what it needs of others.
 """
 
 import asyncio

@@ -2,6 +2,8 @@
 
 Whoever dials calls the peer over its control connection; the peer is rung over its own; both come with a
 ticket and from there on talk to each other. A relay can delay, cut and count; it cannot read or pretend.
+
+Over 350 lines: calls, rings and visits to the relays of others share how a circuit becomes a link.
 """
 
 import asyncio

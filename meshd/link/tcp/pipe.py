@@ -4,6 +4,8 @@ Everything between the kernel's socket and the proof lies here. A pipe starts na
 takes a short handshake, no more) because whoever is at the other end has proven nothing; `widen` opens it
 up. What waits where, at most: 256 KiB unread plus one read on the way in, 64 KiB plus one send on the way
 out; beyond that the socket stops being read, or `send` waits.
+
+Over 350 lines: asyncio calls one object for all that happens, and both directions share its state.
 """
 
 import asyncio

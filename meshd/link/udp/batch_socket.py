@@ -5,6 +5,8 @@ in in one (UDP_GRO): a call for each costs a third of what QUIC in Python costs 
 is bound to every address, an answer leaves from the address that the question came to (IP_PKTINFO, RFC 9000
 section 9.5: a client drops what comes from elsewhere). Datagrams may be fragmented on their way, which is
 slow and works, but for those that are sent to find out what a path takes (`probe`).
+
+Over 350 lines: what each kernel can do with a socket stands beside the one class that uses it.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The receiving half of an SCTP association, pure: chunks in, bytes in order and acknowledgements out.
+"""The receiving half of an SCTP association: chunks in, bytes in order and acknowledgements out. Pure.
 
 Numbers count from 0 without wrapping. What has come beyond a hole is kept as ranges, so that a chunk and an
 acknowledgement cost the number of holes, not that of chunks (aiortc sorts all of them, each time).

@@ -1,4 +1,4 @@
-"""The sending half of an SCTP association, pure: bytes and SACKs in, chunks to send out.
+"""The sending half of an SCTP association: bytes and SACKs in, chunks to send out. Pure.
 
 Losses are found as QUIC finds them (RFC 9002 6.1): each transmission has a number, and one is lost when one
 that is later by three or more was acknowledged, or one that was sent 9/8 of a round trip later. So a

@@ -1,4 +1,4 @@
-"""SCTP packets as the webrtc link sends and reads them (RFC 9260), pure: bytes and values.
+"""SCTP packets as the webrtc link sends and reads them (RFC 9260): bytes and values. Pure.
 
 Only what runs all the time is here: DATA and SACK. The chunks that begin and end an association are
 aiortc's (sctp_association.py). Every DATA chunk is a whole message, so nothing is put together again: the

@@ -1,4 +1,4 @@
-"""Which devices cannot run this head's model, and why: pure.
+"""Which devices cannot run this head's model, and why. Pure.
 
 A device that says it lacks an operation is left out from then on; one whose rpc-server crashed in the load
 may have had bad luck once, and is left out after the worker's second crash. Either way until the worker's

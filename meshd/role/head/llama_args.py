@@ -1,6 +1,7 @@
 """What the user gives llama-server after `--`: what is meshd's own is refused, what decides memory is read.
+Pure.
 
-Pure. llama.cpp takes `_` for `-` in long names, and each value as an argument of its own.
+llama.cpp takes `_` for `-` in long names, and each value as an argument of its own.
 """
 
 from collections.abc import Sequence

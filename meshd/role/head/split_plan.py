@@ -1,4 +1,4 @@
-"""From the workers' offers and this machine's devices to a plan, and from the plan to reservations: pure."""
+"""From the workers' offers and this machine's devices to a plan, and from the plan to reservations. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

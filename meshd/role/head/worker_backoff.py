@@ -1,4 +1,4 @@
-"""Which workers a head does without for a while, and why: pure.
+"""Which workers a head does without for a while, and why. Pure.
 
 A worker that fails while a model is loaded over it gets a second try; then it is left out, so that one bad
 worker never keeps the others from serving. Its time out ends by itself. Once it ends as well when the worker

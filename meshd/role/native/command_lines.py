@@ -1,4 +1,4 @@
-"""Command lines and environment of the native children: pure."""
+"""Command lines and environment of the native children. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

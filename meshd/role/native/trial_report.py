@@ -1,4 +1,4 @@
-"""What `ggml-rpc-server --try-device` prints, and what that says of the device: pure."""
+"""What `ggml-rpc-server --try-device` prints, and what that says of the device. Pure."""
 
 import signal
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Who may have what of a worker's memory: pure. All leases together stay within the worker's limit."""
+"""Who may have what of a worker's memory. All leases together stay within the worker's limit. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

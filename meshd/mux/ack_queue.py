@@ -1,0 +1,121 @@
+"""Acknowledgements on their way out: which streams owe one, and how long it may wait for company.
+
+An Ack with every small message would cost both sides more than it tells, so it goes with data that goes
+anyway, or when its time has come.
+"""
+
+from meshd.base.errors import RemoteProtocolError
+from meshd.mux.due_timer import DueTimer
+from meshd.mux.link import LinkState
+from meshd.mux.stream import Piece, Stream
+from meshd.mux.stream_table import StreamTable
+from meshd.wire.frame import ack_frame, encode
+from meshd.wire.frame_types import Ack, Data, LinkAck, MaxData
+from meshd.wire.limits import MAX_STREAMS
+
+ACK_DELAY = 0.1  # seconds that an Ack waits for data to travel with
+ACK_CRUMB_DELAY = 0.04  # seconds after which one of a few bytes travels with any data
+_ACK_CRUMB = 16 << 10  # bytes of a stream that are acknowledged with company only if they have waited
+_MOST_LATE = 4 * MAX_STREAMS  # answers owed about forgotten streams; an honest peer asks about fewer
+
+
+class AckQueue:
+    """Of all streams of a session. Times are loop time."""
+
+    def __init__(self, streams: StreamTable, timer: DueTimer) -> None:
+        self._streams = streams
+        self._credit = streams.credit
+        self._timer = timer
+        self.due: dict[int, None] = {}
+        self.at: float | None = None  # when they go even without company
+        self.ripe = False
+        self.company_at = 0.0  # when acknowledgements last had company to go with
+        self.late: dict[int, Ack] = {}  # answers about streams that are forgotten
+
+    def want(self, stream: Stream, now: float, *, urgent: bool) -> None:
+        """An Ack of this stream goes with the next data, or when it has waited, or at once (`urgent`)."""
+        self.due[stream.stream_id] = None
+        if urgent:
+            self.ripe = True
+        elif self.at is None and not self.ripe:
+            self.at = now + ACK_DELAY
+            self._timer.want(self.at)
+
+    def ripen(self, now: float) -> None:
+        """Those that have waited their time are due."""
+        if self.at is not None and now >= self.at:
+            self.at = None
+            self.ripe = True
+
+    def worth_sending(self, now: float) -> bool:
+        """Are acknowledgements worth sending without company?"""
+        if self.at is not None and now >= self.at:
+            self.ripen(now)
+        return self.ripe or bool(self.late) or self._credit.due()
+
+    def acknowledge(self, link: LinkState, now: float, out: list[Piece], *, carries: bool) -> None:
+        """Something is sent anyway: all acknowledgements go with it, but crumbs."""
+        self.company_at = now
+        received = link.ack(now)
+        if received is not None:
+            out.append(encode(LinkAck(received)))
+        if not carries:
+            return
+        credit = self._credit
+        if credit.due():
+            out.append(encode(MaxData(credit.grant())))
+        if self.late:
+            out.extend(map(encode, self.late.values()))
+            self.late.clear()
+        self.ripen(now)
+        crumbs = self.ripe or (self.at is not None and now >= self.at - ACK_DELAY + ACK_CRUMB_DELAY)
+        streams = self._streams.by_id
+        for stream_id in list(self.due):
+            stream = streams[stream_id]
+            receive = stream.receive
+            if not crumbs and receive.received - receive.acked < _ACK_CRUMB and not receive.ended:
+                continue
+            del self.due[stream_id]
+            receive.acked = receive.received
+            receive.told_end = receive.ended
+            accepted = stream.accepted and not stream.ours
+            out.append(
+                ack_frame(stream_id, receive.received, receive.window.grant(), accepted, receive.ended)
+            )
+        if not self.due:
+            self.at = None
+        self.ripe = False
+
+    def answer_late(self, data: Data) -> None:
+        """Data for a forgotten stream: all of it was here once, so say so again."""
+        late = self.late
+        end = data.offset + len(data.payload)
+        before = late.get(data.stream_id)
+        ended = data.fin or (before is not None and before.ended)
+        end = max(end, before.received if before is not None else 0)
+        late[data.stream_id] = Ack(data.stream_id, end, end, accepted=True, ended=ended)
+        if len(late) > _MOST_LATE:
+            raise RemoteProtocolError("too many frames for streams that are gone", code="stream")
+
+    def drop(self, stream: Stream) -> None:
+        """No Ack of this stream is worth anything now."""
+        self.due.pop(stream.stream_id, None)
+
+    def forget(self, stream: Stream) -> None:
+        """The stream is forgotten, but its end may not have been acknowledged."""
+        stream_id = stream.stream_id
+        if stream_id in self.due:
+            del self.due[stream_id]
+            if stream.receive.ended and not stream.receive.told_end:
+                end = stream.receive.received
+                self.late[stream_id] = Ack(stream_id, end, end, accepted=True, ended=True)
+
+    def told(self) -> None:
+        """The Resume of another link says it all."""
+        self.due.clear()
+        self.at = None
+        self.ripe = False
+
+    def end(self) -> None:
+        """The session is over."""
+        self.at = None

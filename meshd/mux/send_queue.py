@@ -1,0 +1,198 @@
+"""Data on its way out: what writers may still add, whose turn it is, what the peer gives credit for.
+
+Frames of data are made here, next to what they count against. Nothing is copied: a frame is a header and the
+very pieces that were written. What the link and the node bear is decided in outbound.py.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from meshd.base.errors import RemoteProtocolError
+from meshd.mux.config import MuxConfig
+from meshd.mux.schedule import Schedule
+from meshd.mux.stream import Piece, Stream
+from meshd.wire.frame import DATA_OVERHEAD, data_header
+
+_WAKE_BYTES = 32 << 10  # room that is worth waking a writer for
+_LEAST = 4 << 10  # what a frame may hold even if less room is left: crumbs cost more than they save
+
+
+class SendQueue:
+    """Of all streams of a session. Sizes in bytes."""
+
+    def __init__(self, config: MuxConfig) -> None:
+        self._stream_window = config.max_stream_window
+        self._session_window = config.session_window
+        self.schedule = Schedule()
+        self.blocked: dict[int, Stream] = {}  # streams whose writer waits, in order
+        self.peer_credit = config.session_window  # what we may send, absolute
+        self.sent = 0  # sum over streams of the highest offset sent
+        self.buffered = 0
+        self.resent = 0
+        self.upload_at: float | None = None  # when there may be room for data that waits for the node's limit
+
+    # from writers
+
+    def room(self, stream: Stream) -> int:
+        """Bytes that a write may add now."""
+        send = stream.send
+        most = self._stream_window - (send.written - send.acked) - send.overhead()
+        return max(min(send.credit - send.written, most, self._session_window - self.buffered), 0)
+
+    def write(self, stream: Stream, data: Piece | bytearray) -> int:
+        """Take as much as there is room for; says how much. If that is not all, the writer waits."""
+        size = len(data)
+        room = self.room(stream)
+        if size > room:
+            self.blocked[stream.stream_id] = stream
+            if not room:
+                return 0
+            data = memoryview(data)[:room]
+            size = room
+        elif not size:
+            return 0
+        if isinstance(data, bytearray) or (isinstance(data, memoryview) and not data.readonly):
+            data = bytes(data)
+        send = stream.send
+        send.write(data)
+        self.buffered += size
+        if send.cursor < send.credit:
+            self.schedule.add(stream.stream_id, stream.priority)
+        return size
+
+    def write_eof(self, stream: Stream) -> None:
+        """No more bytes follow."""
+        stream.send.eof = True
+        self.blocked.pop(stream.stream_id, None)
+        if stream.ready():
+            self.schedule.add(stream.stream_id, stream.priority)
+
+    def pass_on(self, stream: Stream, data: bytes, size: int) -> bool:
+        """`write`, and send all of it at once: nothing else waits. False, with nothing done, without room."""
+        send = stream.send
+        most = self._stream_window - (send.written - send.acked) - send.overhead()
+        if (
+            size > self.peer_credit - self.sent
+            or size > most
+            or size > send.credit - send.written
+            or size > self._session_window - self.buffered
+        ):
+            return False
+        send.pass_on(data, size)
+        self.buffered += size
+        self.sent += size
+        return True
+
+    def woken(self) -> list[int]:
+        """Those whose writers now have room worth waking for; they wait no more."""
+        woken = []
+        for stream_id, stream in list(self.blocked.items()):
+            send = stream.send
+            room = self.room(stream)
+            idle = send.acked == send.written
+            if room and (idle or room >= min(_WAKE_BYTES, (send.credit - send.acked) // 2)):
+                del self.blocked[stream_id]
+                woken.append(stream_id)
+        return woken
+
+    # to the link
+
+    def frames(self, streams: Mapping[int, Stream], out: list[Piece], room: int, most: int) -> bool:
+        """Frames of data until there is no room; True if there was room and nothing to send."""
+        schedule = self.schedule
+        held_back = 0  # streams in a row that only the session's credit stops
+        while room > 0:
+            stream_id = schedule.next()
+            if stream_id is None:
+                return True
+            stream = streams[stream_id]
+            size = self._frame(stream, min(most, max(room, _LEAST)), out)
+            if stream.ready():
+                schedule.add(stream_id, stream.priority)
+            room -= size
+            held_back = 0 if size else held_back + 1
+            if held_back > len(schedule.waiting):
+                return True
+        return False
+
+    def _frame(self, stream: Stream, most: int, out: list[Piece]) -> int:
+        """One frame of data of this stream; returns its size, 0 if the session's credit forbids it."""
+        send = stream.send
+        size = min(send.sendable(), most)
+        fresh = send.cursor + size - send.sent
+        if fresh > 0:
+            beyond = self.sent + fresh - self.peer_credit
+            if beyond > 0:
+                size -= beyond
+                fresh -= beyond
+        start = send.cursor
+        fin = send.eof and not send.eof_sent and start + size == send.written
+        if size <= 0 and not fin:
+            return 0
+        out.append(data_header(stream.stream_id, start, size, fin))
+        if size:
+            send.take(size, out)
+        if fresh > 0:
+            self.sent += fresh
+        send.eof_sent = send.eof_sent or fin
+        return size + DATA_OVERHEAD
+
+    def wait_for_upload(self, at: float) -> None:
+        """The node gives no more before `at`."""
+        self.upload_at = at
+
+    def upload_ripe(self, now: float) -> None:
+        """Whoever asks for frames now finds out whether the node gives more."""
+        if self.upload_at is not None and now >= self.upload_at:
+            self.upload_at = None
+
+    # from the peer
+
+    def acknowledge(self, stream: Stream, received: int, credit: int, ended: bool) -> None:
+        """The peer has all below `received`, takes bytes up to `credit`, and perhaps knows the end."""
+        send = stream.send
+        self.buffered -= send.acknowledge(received)
+        if ended and not send.eof_acked:
+            if not send.eof or received != send.written:
+                raise RemoteProtocolError("an end was acknowledged that was not sent", code="ack")
+            send.eof_sent = send.eof_acked = True
+        if credit > send.credit:
+            send.credit = credit
+            if stream.ready():
+                self.schedule.add(stream.stream_id, stream.priority)
+
+    def grant(self, credit: int) -> None:
+        """The peer takes that many bytes of all streams together."""
+        self.peer_credit = max(self.peer_credit, credit)
+
+    def never_arrived(self, stream: Stream, received: int) -> None:
+        """The peer has reset the stream, and counts no more than it has seen."""
+        self.sent -= stream.send.sent - received
+        stream.send.sent = received
+
+    # streams and links
+
+    def drop(self, stream: Stream) -> None:
+        """Nothing more of this stream will be sent."""
+        send = stream.send
+        self.buffered -= send.written - send.acked
+        send.acked = send.cursor = send.written = send.sent
+        send.clear()
+        self.forget(stream)
+
+    def forget(self, stream: Stream) -> None:
+        """The stream has no turn and no writer any more."""
+        self.schedule.remove(stream.stream_id, stream.priority)
+        self.blocked.pop(stream.stream_id, None)
+
+    def rewind(self, streams: Iterable[Stream]) -> None:
+        """Another link carries on: all that is not known to have arrived is sent again."""
+        for stream in streams:
+            self.resent += stream.send.rewind()
+            if stream.ready():
+                self.schedule.add(stream.stream_id, stream.priority)
+
+    def end(self) -> None:
+        """The session is over."""
+        self.blocked.clear()
+        self.schedule = Schedule()
+        self.buffered = 0
