@@ -30,7 +30,7 @@ def run(args: Arguments, out: Output) -> int:
     with Client(home) as client:
         if args.watch:
             _watch(client, out, as_json=args.json)
-        status = client.ask(StatusRequest(), Status)
+        status = client.ask(StatusRequest())
     if args.json:
         out.json(to_json(status))
     else:
@@ -42,7 +42,7 @@ def _watch(client: Client, out: Output, *, as_json: bool) -> None:
     """Until interrupted, or the daemon ends (an error)."""
     seen = ""
     while True:
-        status = client.ask(StatusRequest(), Status)
+        status = client.ask(StatusRequest())
         if as_json:
             out.json(to_json(status), compact=True)
         elif out.terminal:

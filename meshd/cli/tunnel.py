@@ -11,7 +11,7 @@ names another address: then for everybody who reaches that.
 import argparse
 from collections.abc import Sequence
 
-from meshd.admin.api import TunnelCloseRequest, TunnelList, TunnelListRequest, TunnelOpenRequest
+from meshd.admin.api import TunnelCloseRequest, TunnelListRequest, TunnelOpenRequest
 from meshd.admin.client import ask
 from meshd.admin.codec import to_json
 from meshd.admin.status import TunnelView
@@ -47,7 +47,7 @@ def run(args: Arguments, out: Output) -> int:
         return _open(args, out)
     if args.action == "close":
         return _close(args.what, out)
-    found = ask(home_here(), TunnelListRequest(), TunnelList).tunnels
+    found = ask(home_here(), TunnelListRequest()).tunnels
     if args.json:
         out.json({"schema": 1, "tunnels": to_json(found)})
     elif not found:
@@ -62,7 +62,7 @@ def run(args: Arguments, out: Output) -> int:
 
 def _open(args: Arguments, out: Output) -> int:
     request = TunnelOpenRequest(peer=args.peer, service=args.service, listen=args.listen)
-    view = ask(home_here(), request, TunnelView)
+    view = ask(home_here(), request)
     if args.json:
         out.json({"schema": 1, "tunnel": to_json(view)})
     else:
@@ -80,7 +80,7 @@ def _close(what: list[str], out: Output) -> int:
         if len(what) == 1
         else TunnelCloseRequest(peer=what[0], service=what[1])
     )
-    for view in ask(home_here(), request, TunnelList).tunnels:
+    for view in ask(home_here(), request).tunnels:
         out.line(f"closed {view.listen} to `{view.service}` of {view.peer_name or view.peer[:10]}")
     return 0
 

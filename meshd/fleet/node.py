@@ -94,7 +94,7 @@ class LocalNode:
 
     async def status(self) -> Status:
         """As `meshd status`. Raises NotRunning, Broken."""
-        return await asyncio.to_thread(ask, self.spec.home, StatusRequest(), Status)
+        return await asyncio.to_thread(ask, self.spec.home, StatusRequest())
 
     async def until(
         self, ready: Callable[[Status], bool], *, told: Callable[[Status], None] | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from meshd.admin.api import PingReply, PingRequest
+from meshd.admin.api import PingRequest
 from meshd.admin.client import ask
 from meshd.admin.status import ModelView, PeerView, Status
 from meshd.base.errors import MeshdError
@@ -172,7 +172,7 @@ def child_pid(status: Status, name: str) -> int:
 
 async def ping(node: LocalNode, peer: str) -> float:
     """Round trip in seconds."""
-    reply = await asyncio.to_thread(ask, node.spec.home, PingRequest(peer=peer), PingReply)
+    reply = await asyncio.to_thread(ask, node.spec.home, PingRequest(peer=peer))
     return reply.rtt_ms / 1000
 
 
