@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
 from typing import TypeVar
 
 from meshd.admin.api import REQUESTS
@@ -99,6 +100,10 @@ def _fit(hint: object, value: object, where: str) -> object:
         if not isinstance(value, str) or value not in choices:
             raise _misfit(where, f"one of {', '.join(map(str, choices))}")
         return value
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        if not isinstance(value, str) or value not in list(hint):
+            raise _misfit(where, f"one of {', '.join(hint)}")
+        return hint(value)
     if origin is tuple:
         if not isinstance(value, list):
             raise _misfit(where, "a list")

@@ -7,11 +7,12 @@ given in full.
 from dataclasses import dataclass
 from typing import Literal
 
+from meshd.model.status import ModelStatus
+
 SCHEMA = 1
 PeerStateName = Literal["known", "connecting", "connected", "suspended", "lost"]
 LinkKindName = Literal["tcp", "webrtc", "quic", "relay"]
 PathName = Literal["loopback", "lan", "public", "mapped", "punched", "relayed"]
-ModelStateName = Literal["waiting", "loading", "ready", "degraded", "failed"]
 MdnsState = Literal["off", "looking", "silent", "heard"]
 Severity = Literal["info", "warning", "error"]
 
@@ -105,61 +106,6 @@ class ChildView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitView:
-    """What lies on one device: a count of layers and bytes of weights.
-
-    `push`: activations come straight from the worker before; false: through the head, `why_no_push` says why;
-    null: no other worker comes before.
-    """
-
-    node: str
-    device: str
-    layers: int
-    bytes: int
-    push: bool | None = None
-    why_no_push: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkTensor:
-    """A tensor that had to come over the network, and why."""
-
-    name: str
-    bytes: int
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerWeights:
-    """One worker's weights in bytes: all, read from its own files, lacking, and of these sent."""
-
-    node: str
-    total_bytes: int
-    local_bytes: int
-    missing_bytes: int
-    sent_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelView:
-    """The model a serving node loads. `bytes_per_token` counts both directions on all links."""
-
-    name: str
-    fingerprint: str
-    state: ModelStateName
-    reason: str
-    load_seconds: float | None
-    weights_local_bytes: int
-    weights_network_bytes: int
-    tensors_from_network: tuple[NetworkTensor, ...]
-    bytes_per_token: float | None
-    split: tuple[SplitView, ...]
-    progress: float | None = None  # 0 to 1 while loading
-    workers: tuple[WorkerWeights, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreView:
     """Weights that came over the network to this worker and are kept: bytes, most bytes, whole tensors."""
 
@@ -211,7 +157,7 @@ class Status:
     peers: tuple[PeerView, ...] = ()
     tunnels: tuple[TunnelView, ...] = ()
     children: tuple[ChildView, ...] = ()
-    model: ModelView | None = None
+    model: ModelStatus | None = None
     api: ApiView | None = None
     mdns: MdnsView | None = None
     store: StoreView | None = None

@@ -6,7 +6,7 @@ import resource
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshd import __version__
@@ -36,17 +36,16 @@ from meshd.admin.snapshot import (
     link_kind,
     link_path,
     mdns_view,
-    model_state,
     peer_views,
     store_view,
     tunnel_views,
 )
-from meshd.admin.status import MeshView, ModelView, NetworkTensor, NodeView, SplitView, Status, WorkerWeights
+from meshd.admin.status import MeshView, NodeView, Status
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.daemon.network_state import Surroundings
 from meshd.daemon.tunnels import TunnelAnswers
-from meshd.gateway.interface import GatewayStatus, ModelState
+from meshd.gateway.interface import GatewayStatus
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home, Membership
@@ -54,7 +53,7 @@ from meshd.peer.mesh import PeerMesh
 from meshd.peer.naming import UnknownPeer
 from meshd.peer.node import Node
 from meshd.rendezvous.interface import MdnsStatus
-from meshd.role.interface import ModelStatus, Role
+from meshd.role.interface import Role
 from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate
 
@@ -118,7 +117,7 @@ class DaemonControl(TunnelAnswers):
             peers=peer_views(peers, now=now, wall=wall),
             tunnels=tunnel_views((*role.tunnels, *parts.tunnels.opened()), self._names()),
             children=child_views(role.children),
-            model=_model_view(role.model),
+            model=role.model,
             api=api_view(parts.gateway()),
             mdns=mdns_view(parts.mdns()),
             store=store_view(role.store),
@@ -205,38 +204,6 @@ class DaemonControl(TunnelAnswers):
     async def stop(self, request: StopRequest) -> Done:
         self._parts.stop("stopped")
         return Done()
-
-
-def _model_view(model: ModelStatus | None) -> ModelView | None:
-    if model is None:
-        return None
-    return ModelView(
-        name=model.name,
-        fingerprint=model.fingerprint,
-        state=model_state(ModelState(model.state)),
-        reason=model.reason,
-        load_seconds=None if model.load_seconds is None else round(model.load_seconds, 3),
-        weights_local_bytes=model.weights_local_bytes,
-        weights_network_bytes=model.weights_network_bytes,
-        tensors_from_network=tuple(
-            NetworkTensor(name=t.name, bytes=t.bytes, node=t.node, reason=t.reason)
-            for t in model.tensors_from_network
-        ),
-        bytes_per_token=model.bytes_per_token,
-        split=tuple(
-            SplitView(
-                node=part.node,
-                device=part.device,
-                layers=part.layers,
-                bytes=part.bytes,
-                push=part.push,
-                why_no_push=part.why_no_push,
-            )
-            for part in model.split
-        ),
-        progress=model.progress,
-        workers=tuple(WorkerWeights(**asdict(worker)) for worker in model.workers),
-    )
 
 
 def resident_bytes() -> int:

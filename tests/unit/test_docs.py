@@ -14,6 +14,7 @@ from meshd.cli.main import VERBS, Verb
 from meshd.cli.options import Parser
 from meshd.config.key import Key
 from meshd.config.keys import KEYS
+from meshd.model import status as model_status
 from meshd.process.interface import ChildState
 
 from tests.unit.admin.codes import warning_codes
@@ -21,7 +22,11 @@ from tests.unit.admin.codes import warning_codes
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 LOG_METHODS = {"debug", "info", "warning", "error"}
-STATUS_VALUES = [one for one in vars(status).values() if isinstance(one, type) and is_dataclass(one)]
+STATUS_VALUES = [
+    one
+    for one in (*vars(status).values(), *vars(model_status).values())
+    if isinstance(one, type) and is_dataclass(one)
+]
 
 
 def page(name: str) -> str:

@@ -30,15 +30,13 @@ from meshd.admin.status import (
     LinkView,
     MdnsView,
     MeshView,
-    ModelView,
-    NetworkTensor,
     NodeView,
     PeerView,
-    SplitView,
     Status,
     TunnelView,
 )
 from meshd.base.errors import Refused, UserError
+from meshd.model.status import ModelState, ModelStatus, NetworkTensor, SplitPart
 
 DEADLINE = 20.0
 
@@ -62,10 +60,10 @@ PEER = PeerView(
     version="0.1.0",
     state_s=100.0,
 )
-MODEL = ModelView(
+MODEL = ModelStatus(
     name="SmolLM2",
     fingerprint="f" * 64,
-    state="ready",
+    state=ModelState.READY,
     reason="",
     load_seconds=0.29,
     weights_local_bytes=96_700_000,
@@ -74,7 +72,7 @@ MODEL = ModelView(
         NetworkTensor(name="blk.3.ffn_up.weight", bytes=4096, node="garage", reason="hash"),
     ),
     bytes_per_token=2400.0,
-    split=(SplitView(node="garage", device="CPU", layers=15, bytes=48_000_000),),
+    split=(SplitPart(node="garage", device="CPU", layers=15, bytes=48_000_000),),
 )
 
 NETCHECK = NetcheckReply(

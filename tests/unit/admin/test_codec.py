@@ -12,8 +12,9 @@ from meshd.admin.net_api import NetcheckRequest
 from meshd.admin.request import Request
 from meshd.admin.status import PeerView, Status
 from meshd.base.errors import RemoteProtocolError
+from meshd.model.status import ModelState, ModelStatus
 
-from .fake import full_status
+from .fake import MODEL, full_status
 
 EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versions write them
     api.StatusRequest(): '{"request":"status"}',
@@ -132,6 +133,16 @@ def test_what_is_no_peer(change: dict[str, object]) -> None:
     assert isinstance(body, dict)
     with pytest.raises(RemoteProtocolError):
         from_json(PeerView, {**body, **change})
+
+
+def test_the_state_of_a_model_is_one_of_five_words() -> None:
+    body = to_json(MODEL)
+    assert isinstance(body, dict) and json.dumps(body["state"]) == '"ready"'
+    assert from_json(ModelStatus, {**body, "state": "degraded"}).state is ModelState.DEGRADED
+    wrongs: list[object] = ["gone", "READY", 1, None, []]
+    for wrong in wrongs:
+        with pytest.raises(RemoteProtocolError, match="`state` is not one of waiting, loading, ready, deg"):
+            from_json(ModelStatus, {**body, "state": wrong})
 
 
 _JSON = st.recursive(
