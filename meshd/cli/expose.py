@@ -26,11 +26,15 @@ from meshd.cli.output import Output
 from meshd.config import home_here
 
 USE = "`meshd expose NAME HOST:PORT --to PEER`, `meshd expose ls` or `meshd expose rm NAME`"
+USAGE = """\
+meshd expose NAME HOST:PORT [--to PEER ...] [--json]
+       meshd expose ls [--json]
+       meshd expose rm NAME"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """NAME HOST:PORT, or ls, or rm NAME; --to, --json."""
-    parser.usage = "meshd expose NAME HOST:PORT [--to PEER ...] | ls | rm NAME  [--json]"
+    parser.usage = USAGE
     parser.add_argument("words", metavar="NAME HOST:PORT | ls | rm NAME", nargs="+", help="as above")
     parser.add_argument(
         "--to",

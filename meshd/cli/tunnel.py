@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = below.add_parser("ls", description="List the tunnels that are open.")
     listing.add_argument("--json", action="store_true", help="one JSON document, for scripts")
     closing = below.add_parser("close", description="Close tunnels, and the connections through them.")
-    closing.add_argument("what", metavar="HOST:PORT | PEER SERVICE", nargs="+", help="as `ls` shows it")
+    closing.add_argument(
+        "what", metavar="HOST:PORT | PORT | PEER SERVICE", nargs="+", help="as `ls` shows it"
+    )
 
 
 def run(args: Arguments, out: Output) -> int:

@@ -28,10 +28,10 @@ class SplitPart:
 
     node: str
     device: str
-    layers: int
-    bytes: int
-    push: bool | None = None
-    why_no_push: str = ""
+    layers: int  # how many
+    bytes: int  # of weights
+    push: bool | None = None  # straight from the worker before; null: there is none before
+    why_no_push: str = ""  # why through the head
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class WorkerWeights:
     """One worker's weights in bytes: all, read from its own files, lacking, and of these sent."""
 
     node: str
-    total_bytes: int
-    local_bytes: int
-    missing_bytes: int
-    sent_bytes: int
+    total_bytes: int  # all that it computes with
+    local_bytes: int  # read from its own files
+    missing_bytes: int  # that it lacks
+    sent_bytes: int  # of these, sent
 
     @property
     def share(self) -> float:
@@ -72,14 +72,14 @@ class ModelStatus:
     """The model of a head. `bytes_per_token` counts both directions on all links."""
 
     name: str
-    fingerprint: str
+    fingerprint: str  # the hash of its content
     state: ModelState
     reason: str
     load_seconds: float | None
-    weights_local_bytes: int
-    weights_network_bytes: int
+    weights_local_bytes: int  # that workers read from their own files
+    weights_network_bytes: int  # that were sent
     tensors_from_network: tuple[NetworkTensor, ...]
-    bytes_per_token: float | None
+    bytes_per_token: float | None  # both ways, on the head's links; null until an answer was alone
     split: tuple[SplitPart, ...]
     progress: float | None = None  # 0 to 1 while loading
-    workers: tuple[WorkerWeights, ...] = ()
+    workers: tuple[WorkerWeights, ...] = ()  # while it is loaded, and afterwards
