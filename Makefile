@@ -39,6 +39,9 @@ check: $(INSTALLED) ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+reference: $(INSTALLED) ## make anew what docs/ and configs/ say of settings, options, log events, limits and status
+	@$(BIN)/python -m tests.reference --write
+
 bench: build ## measure stock beside meshd, and write docs/performance.md (Linux, two idle cores)
 	@$(BIN)/python -m meshd.bench.performance --write docs/performance.md
 
@@ -64,4 +67,4 @@ clean: ## remove what was made in this folder (the user's cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help build demo demo-nat mesh follow test check bench soak fuzz nat-grid clean
+.PHONY: help build demo demo-nat mesh follow test check reference bench soak fuzz nat-grid clean

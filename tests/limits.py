@@ -1,6 +1,7 @@
 """The tables of limits in docs/security.md, made from the code.
 
-`python -m tests.limits --write docs/security.md` brings them up to date.
+`make reference` brings them up to date with all else that is made from the code; by itself it is
+`python -m tests.limits --write docs/security.md`.
 """
 
 import argparse

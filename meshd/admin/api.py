@@ -6,8 +6,11 @@ given in full. `codec.py` turns these values to JSON and back, and refuses what 
 
 from dataclasses import dataclass
 
-from meshd.admin.net_api import NetcheckReply, NetcheckRequest
+from meshd.admin import net_api  # noqa: F401 - its request is among REQUESTS
+from meshd.admin.request import Request, requests
 from meshd.admin.status import LinkKindName, PathName, Status, TunnelView
+
+MAX_PING_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,59 +101,6 @@ class TunnelList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """It is done, and there is nothing to tell."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusRequest:
-    """For Status."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PingRequest:
-    """For PingReply; `peer` is a name, an id or the beginning of one; `timeout_s` up to 60."""
-
-    peer: str
-    timeout_s: float = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InviteRequest:
-    """For InviteReply."""
-
-    expires_s: int
-    uses: int
-    roles: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InviteListRequest:
-    """For InviteList."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InviteRevokeRequest:
-    """For RevokeReply; `id` or the beginning of one."""
-
-    id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RevokeRequest:
-    """For RevokeReply; `peer` as in PingRequest."""
-
-    peer: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptRequest:
-    """For AcceptReply: open the way for who made this reply code (identity/reply_code.py)."""
-
-    code: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptReply:
     """The joiner's id, the addresses that are sent to, and for how long in seconds."""
 
@@ -160,20 +110,78 @@ class AcceptReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveRequest:
-    """For Done: give up the membership; the daemon then ends. A founder loses the root with `drop_root`."""
+class Done:
+    """It is done, and there is nothing to tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusRequest(Request[Status], name="status"):
+    """A snapshot, taken now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PingRequest(Request[PingReply], name="ping"):
+    """One round trip to `peer` (a name, an id or the beginning of one), at most `timeout_s` seconds."""
+
+    peer: str
+    timeout_s: float = 5.0
+
+    @property
+    def seconds(self) -> float:
+        """`timeout_s` within its bounds."""
+        return min(max(self.timeout_s, 0.01), MAX_PING_SECONDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteRequest(Request[InviteReply], name="invite"):
+    """Make an invite; kept on disk before the reply."""
+
+    expires_s: int
+    uses: int
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteListRequest(Request[InviteList], name="invite_list"):
+    """The invites of this node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteRevokeRequest(Request[RevokeReply], name="invite_revoke"):
+    """Ban an invite, by its `id` or the beginning of one, and whoever came by it."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevokeRequest(Request[RevokeReply], name="revoke"):
+    """Ban a node, `peer` as in PingRequest; its sessions close."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptRequest(Request[AcceptReply], name="accept"):
+    """Send to the addresses of a reply code for a while, so that its maker can come in."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveRequest(Request[Done], name="leave"):
+    """Give up the membership; the daemon then ends. A founder allows with `drop_root` to lose the root."""
 
     drop_root: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequest:
-    """For Done: the daemon ends after it has answered."""
+class StopRequest(Request[Done], name="stop"):
+    """The daemon ends after it has answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExposeRequest:
-    """For ExposedView: `target` is host:port; `to` are nodes' names or ids, those of before no more."""
+class ExposeRequest(Request[ExposedView], name="expose"):
+    """Let exactly the nodes `to` (names or ids) reach `target` (host:port) as `name`; none: as before."""
 
     name: str
     target: str
@@ -181,20 +189,23 @@ class ExposeRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExposeListRequest:
-    """For ExposedList."""
+class ExposeListRequest(Request[ExposedList], name="expose_list"):
+    """The services of this node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExposeRemoveRequest:
-    """For Done."""
+class ExposeRemoveRequest(Request[Done], name="expose_remove"):
+    """End a service, and the connections to it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TunnelOpenRequest:
-    """For TunnelView; `peer` as in PingRequest; `listen` is host:port, empty for any on loopback."""
+class TunnelOpenRequest(Request[TunnelView], name="tunnel_open"):
+    """Listen for a peer's service; `peer` as in PingRequest; `listen` is host:port, empty: any on loopback.
+
+    Refused when the peer is connected and says no.
+    """
 
     peer: str
     service: str
@@ -202,48 +213,17 @@ class TunnelOpenRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TunnelListRequest:
-    """For TunnelList."""
+class TunnelListRequest(Request[TunnelList], name="tunnel_list"):
+    """The tunnels that users have opened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TunnelCloseRequest:
-    """For TunnelList, those that were closed: at `listen` (host:port or port), or to a peer's `service`."""
+class TunnelCloseRequest(Request[TunnelList], name="tunnel_close"):
+    """End the tunnel at `listen` (host:port or port), or all to a peer's `service`; the reply lists them."""
 
     listen: str = ""
     peer: str = ""
     service: str = ""
 
 
-Request = (
-    StatusRequest
-    | PingRequest
-    | InviteRequest
-    | InviteListRequest
-    | InviteRevokeRequest
-    | RevokeRequest
-    | AcceptRequest
-    | LeaveRequest
-    | StopRequest
-    | NetcheckRequest
-    | ExposeRequest
-    | ExposeListRequest
-    | ExposeRemoveRequest
-    | TunnelOpenRequest
-    | TunnelListRequest
-    | TunnelCloseRequest
-)
-Reply = (
-    Status
-    | PingReply
-    | InviteReply
-    | InviteList
-    | RevokeReply
-    | AcceptReply
-    | NetcheckReply
-    | ExposedView
-    | ExposedList
-    | TunnelView
-    | TunnelList
-    | Done
-)
+REQUESTS = requests()  # by name, those of net_api.py included

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from meshd.admin import api
 from meshd.admin.codec import decode_line, encode_request, from_json
 from meshd.admin.interface import MAX_REPLY_BYTES
 from meshd.admin.place import find_socket
+from meshd.admin.request import Request
 from meshd.base.errors import Broken, Refused, RemoteProtocolError, UserError
 from meshd.base.stopped import is_stopped_by_ps
 from meshd.base.unix_peer import allowed, peer_of
@@ -22,7 +22,7 @@ from meshd.base.unix_peer import allowed, peer_of
 CONNECT_SECONDS = 5.0
 FULL_SECONDS = 0.02
 REPLY_SECONDS = 15.0  # a daemon that computes hashes answers late, not never
-T = TypeVar("T")
+R = TypeVar("R")
 
 
 class NotRunning(UserError):
@@ -117,7 +117,7 @@ class Client:
         self._lines.close()
         self._socket.close()
 
-    def ask(self, request: api.Request, reply: type[T], *, seconds: float = REPLY_SECONDS) -> T:
+    def ask(self, request: Request[R], *, seconds: float = REPLY_SECONDS) -> R:
         """Send a request, wait at most `seconds` for its reply."""
         if self.daemon_pid and is_stopped_by_ps(self.daemon_pid):
             raise Silent(self._home, self.daemon_pid)
@@ -135,7 +135,7 @@ class Client:
         refusal = body.get("error")
         if isinstance(refusal, Mapping):
             raise _refused(refusal)
-        return from_json(reply, body.get("reply"))
+        return from_json(request.reply_type(), body.get("reply"))
 
     def _gone(self) -> Broken:
         return Broken(
@@ -173,7 +173,7 @@ def _refused(refusal: Mapping[object, object]) -> Refused:
     return Refused(what, code=code, hint=hint)
 
 
-def ask(home: Path, request: api.Request, reply: type[T], *, seconds: float = REPLY_SECONDS) -> T:
+def ask(home: Path, request: Request[R], *, seconds: float = REPLY_SECONDS) -> R:
     """One request on a connection of its own."""
     with Client(home) as client:
-        return client.ask(request, reply, seconds=seconds)
+        return client.ask(request, seconds=seconds)

@@ -10,33 +10,16 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
 from typing import TypeVar
 
-from meshd.admin import api, net_api
+from meshd.admin.api import REQUESTS
+from meshd.admin.request import Request
 from meshd.base.errors import RemoteProtocolError
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 T = TypeVar("T")
 _HINTS: dict[type, Mapping[str, object]] = {}  # resolving annotations is slow; the kinds are few
-
-REQUESTS: Mapping[str, type] = {
-    "status": api.StatusRequest,
-    "ping": api.PingRequest,
-    "invite": api.InviteRequest,
-    "invite_list": api.InviteListRequest,
-    "invite_revoke": api.InviteRevokeRequest,
-    "revoke": api.RevokeRequest,
-    "accept": api.AcceptRequest,
-    "leave": api.LeaveRequest,
-    "stop": api.StopRequest,
-    "netcheck": net_api.NetcheckRequest,
-    "expose": api.ExposeRequest,
-    "expose_list": api.ExposeListRequest,
-    "expose_remove": api.ExposeRemoveRequest,
-    "tunnel_open": api.TunnelOpenRequest,
-    "tunnel_list": api.TunnelListRequest,
-    "tunnel_close": api.TunnelCloseRequest,
-}
 
 
 def to_json(value: object) -> Json:
@@ -50,12 +33,11 @@ def to_json(value: object) -> Json:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def encode_request(request: api.Request) -> bytes:
+def encode_request(request: Request[object]) -> bytes:
     """One line."""
-    name = next(name for name, kind in REQUESTS.items() if type(request) is kind)
     body = to_json(request)
     assert isinstance(body, Mapping)
-    return encode_line({"request": name, **body})
+    return encode_line({"request": request.request_name, **body})
 
 
 def encode_line(body: Json) -> bytes:
@@ -63,7 +45,7 @@ def encode_line(body: Json) -> bytes:
     return json.dumps(body, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def decode_request(line: bytes) -> api.Request:
+def decode_request(line: bytes) -> Request[object]:
     """The request of one line. Raises RemoteProtocolError."""
     body = decode_line(line)
     name = body.get("request")
@@ -71,8 +53,7 @@ def decode_request(line: bytes) -> api.Request:
     if kind is None:
         shown = name if isinstance(name, str) else type(name).__name__
         raise RemoteProtocolError(f"unknown request `{shown[:40]}`", code="message")
-    request: api.Request = from_json(kind, body)
-    return request
+    return from_json(kind, body)
 
 
 def decode_line(line: bytes) -> Mapping[str, object]:
@@ -119,6 +100,10 @@ def _fit(hint: object, value: object, where: str) -> object:
         if not isinstance(value, str) or value not in choices:
             raise _misfit(where, f"one of {', '.join(map(str, choices))}")
         return value
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        if not isinstance(value, str) or value not in list(hint):
+            raise _misfit(where, f"one of {', '.join(hint)}")
+        return hint(value)
     if origin is tuple:
         if not isinstance(value, list):
             raise _misfit(where, "a list")

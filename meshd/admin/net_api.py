@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from meshd.admin.request import Request
+
 Severity = Literal["info", "warning", "error"]
 
 
@@ -65,7 +67,7 @@ class NetcheckReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetcheckRequest:
-    """For NetcheckReply; `fresh`: check now, which takes some seconds."""
+class NetcheckRequest(Request[NetcheckReply], name="netcheck"):
+    """What network this node is in; `fresh`: check now, which takes some seconds."""
 
     fresh: bool = False

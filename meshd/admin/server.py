@@ -11,11 +11,11 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from meshd.admin import api
+from meshd.admin.api import REQUESTS
 from meshd.admin.codec import Json, decode_request, encode_line, to_json
-from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES, MAX_PING_SECONDS, Control
-from meshd.admin.net_api import NetcheckRequest
+from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES
 from meshd.admin.place import check_private, choose_socket, remove_socket_folder
+from meshd.admin.request import Answers
 from meshd.base.errors import LocalProtocolError, MeshdError, Refused, RemoteProtocolError, UserError
 from meshd.base.tasks import Owner
 from meshd.base.unix_peer import allowed, peer_of
@@ -33,7 +33,12 @@ class AdminServer:
     `serve` runs until cancelled, then closes every connection and removes the socket.
     """
 
-    def __init__(self, *, home: Path, control: Control, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *, home: Path, control: Answers, environ: Mapping[str, str] | None = None) -> None:
+        unanswered = [
+            f"`{name}`" for name, kind in sorted(REQUESTS.items()) if kind not in control.answered()
+        ]
+        if unanswered:
+            raise LocalProtocolError(f"nothing answers {', '.join(unanswered)}")
         self._home = home
         self._control = control
         self._environ = os.environ if environ is None else environ
@@ -155,7 +160,7 @@ class AdminServer:
             await _send(writer, _error(error.code, error.what, "are the versions of both the same"))
             return False
         try:
-            reply = await self._answer(request)
+            reply = await self._control.answer(request)
         except LocalProtocolError:
             raise
         except MeshdError as error:
@@ -163,43 +168,6 @@ class AdminServer:
             return True
         await _send(writer, {"reply": to_json(reply)})
         return True
-
-    async def _answer(self, request: api.Request) -> api.Reply:
-        control = self._control
-        match request:
-            case api.StatusRequest():
-                return await control.status()
-            case api.PingRequest(peer=peer, timeout_s=seconds):
-                return await control.ping(peer, min(max(seconds, 0.01), MAX_PING_SECONDS))
-            case api.InviteRequest(expires_s=expires, uses=uses, roles=roles):
-                return await control.invite(expires_s=expires, uses=uses, roles=roles)
-            case api.InviteListRequest():
-                return await control.invite_list()
-            case api.InviteRevokeRequest(id=invite):
-                return await control.invite_revoke(invite)
-            case api.RevokeRequest(peer=peer):
-                return await control.revoke(peer)
-            case api.ExposeRequest(name=name, target=target, to=to):
-                return await control.expose(name, target=target, to=to)
-            case api.ExposeListRequest():
-                return await control.exposed()
-            case api.ExposeRemoveRequest(name=name):
-                await control.unexpose(name)
-            case api.TunnelOpenRequest(peer=peer, service=service, listen=listen):
-                return await control.open_tunnel(peer, service, listen=listen)
-            case api.TunnelListRequest():
-                return await control.tunnels()
-            case api.TunnelCloseRequest(listen=listen, peer=peer, service=service):
-                return await control.close_tunnels(listen=listen, peer=peer, service=service)
-            case api.AcceptRequest(code=code):
-                return await control.accept(code)
-            case NetcheckRequest(fresh=fresh):
-                return await control.netcheck(fresh=fresh)
-            case api.LeaveRequest(drop_root=drop_root):
-                await control.leave(drop_root=drop_root)
-            case api.StopRequest():
-                await control.stop()
-        return api.Done()
 
 
 async def _readable(listener: socket.socket) -> None:

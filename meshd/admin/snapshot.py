@@ -14,14 +14,13 @@ from meshd.admin.status import (
     LinkView,
     MdnsState,
     MdnsView,
-    ModelStateName,
     PathName,
     PeerStateName,
     PeerView,
     StoreView,
     TunnelView,
 )
-from meshd.gateway.interface import GatewayStatus, ModelState
+from meshd.gateway.interface import GatewayStatus
 from meshd.identity.keys import PeerId
 from meshd.link.interface import LinkKind
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
@@ -43,13 +42,6 @@ _STATES: Mapping[PeerState, PeerStateName] = {
     PeerState.SUSPENDED: "suspended",
     PeerState.LOST: "lost",
 }
-_MODEL_STATES: Mapping[ModelState, ModelStateName] = {
-    ModelState.WAITING: "waiting",
-    ModelState.LOADING: "loading",
-    ModelState.READY: "ready",
-    ModelState.DEGRADED: "degraded",
-    ModelState.FAILED: "failed",
-}
 _PATHS: Mapping[str, PathName] = {
     "loopback": "loopback",
     "lan": "lan",
@@ -68,11 +60,6 @@ def link_kind(kind: LinkKind) -> LinkKindName:
 def link_path(path: str) -> PathName:
     """The name in JSON; what a later version may call otherwise counts as public."""
     return _PATHS.get(path, "public")
-
-
-def model_state(state: ModelState) -> ModelStateName:
-    """The name in JSON."""
-    return _MODEL_STATES[state]
 
 
 def link_view(path: PathStatus, *, now: float, wall: float) -> LinkView:

@@ -7,11 +7,12 @@ given in full.
 from dataclasses import dataclass
 from typing import Literal
 
+from meshd.model.status import ModelStatus
+
 SCHEMA = 1
 PeerStateName = Literal["known", "connecting", "connected", "suspended", "lost"]
 LinkKindName = Literal["tcp", "webrtc", "quic", "relay"]
 PathName = Literal["loopback", "lan", "public", "mapped", "punched", "relayed"]
-ModelStateName = Literal["waiting", "loading", "ready", "degraded", "failed"]
 MdnsState = Literal["off", "looking", "silent", "heard"]
 Severity = Literal["info", "warning", "error"]
 
@@ -22,13 +23,13 @@ class NodeView:
 
     id: str
     name: str
-    role: str
+    role: str  # worker or serve
     version: str
-    pid: int
+    pid: int  # its process
     uptime_s: float
-    rss_bytes: int
+    rss_bytes: int  # memory of that process
     listen: tuple[str, ...] = ()  # where other nodes reach it
-    home: str = ""
+    home: str = ""  # the folder of its state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class MeshView:
     """The mesh: its id and how many members this node knows, itself included."""
 
     id: str
-    members: int
+    members: int  # this node included
     roles: tuple[str, ...] = ()  # what this node's certificate allows
 
 
@@ -46,9 +47,9 @@ class LinkView:
 
     kind: LinkKindName
     path: PathName
-    remote: str
-    rtt_ms: float | None
-    since: float
+    remote: str  # host:port of the other end
+    rtt_ms: float | None  # null while it is not measured
+    since: float  # a date
     sent_bytes: int
     received_bytes: int
 
@@ -60,11 +61,11 @@ class PeerView:
     id: str
     name: str
     role: str
-    state: PeerStateName
-    link: LinkView | None
-    standby_links: tuple[LinkView, ...] = ()
-    why_not_direct: str | None = None
-    resumes: int = 0
+    state: PeerStateName  # a node that was stopped, or unseen for long, keeps its state here
+    link: LinkView | None  # carries data now
+    standby_links: tuple[LinkView, ...] = ()  # up beside it
+    why_not_direct: str | None = None  # why data goes through others
+    resumes: int = 0  # how often the session went on over a new link
     version: str = ""
     native: str = ""  # pin + patches, to see builds that differ
     rpc: str = ""  # version of llama.cpp's RPC protocol
@@ -84,11 +85,11 @@ class TunnelView:
 
     peer: str
     service: str
-    listen: str
+    listen: str  # where it is used on this machine
     streams: int
     sent_bytes: int
     received_bytes: int
-    user: bool = False
+    user: bool = False  # opened by `meshd tunnel open`, else by a role
     last_error: str = ""  # why the last connection failed, or why it does not listen
     peer_name: str = ""
 
@@ -100,63 +101,8 @@ class ChildView:
     name: str
     pid: int | None
     state: str
-    restarts: int
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitView:
-    """What lies on one device: a count of layers and bytes of weights.
-
-    `push`: activations come straight from the worker before; false: through the head, `why_no_push` says why;
-    null: no other worker comes before.
-    """
-
-    node: str
-    device: str
-    layers: int
-    bytes: int
-    push: bool | None = None
-    why_no_push: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkTensor:
-    """A tensor that had to come over the network, and why."""
-
-    name: str
-    bytes: int
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerWeights:
-    """One worker's weights in bytes: all, read from its own files, lacking, and of these sent."""
-
-    node: str
-    total_bytes: int
-    local_bytes: int
-    missing_bytes: int
-    sent_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelView:
-    """The model a serving node loads. `bytes_per_token` counts both directions on all links."""
-
-    name: str
-    fingerprint: str
-    state: ModelStateName
-    reason: str
-    load_seconds: float | None
-    weights_local_bytes: int
-    weights_network_bytes: int
-    tensors_from_network: tuple[NetworkTensor, ...]
-    bytes_per_token: float | None
-    split: tuple[SplitView, ...]
-    progress: float | None = None  # 0 to 1 while loading
-    workers: tuple[WorkerWeights, ...] = ()
+    restarts: int  # since the daemon's start
+    reason: str = ""  # why it is in this state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +110,9 @@ class StoreView:
     """Weights that came over the network to this worker and are kept: bytes, most bytes, whole tensors."""
 
     path: str
-    bytes: int
-    limit: int
-    tensors: int
+    bytes: int  # kept now
+    limit: int  # the most that are kept
+    tensors: int  # whole ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,9 +120,9 @@ class ApiView:
     """The OpenAI-compatible API of a serving node."""
 
     url: str
-    ready: bool
-    requests: int
-    tokens: int
+    ready: bool  # a real token has been generated
+    requests: int  # since the daemon's start
+    tokens: int  # generated since then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +133,8 @@ class MdnsView:
     """
 
     state: MdnsState
-    networks: tuple[str, ...] = ()
-    members: int = 0
+    networks: tuple[str, ...] = ()  # interfaces on which this node is announced
+    members: int = 0  # those of the mesh seen there
     why: str = ""
 
 
@@ -196,10 +142,10 @@ class MdnsView:
 class HealthWarning:
     """A condition worth a person's attention: a stable code, what it is, what to do."""
 
-    code: str
+    code: str  # stable, as in errors.md
     severity: Severity
     what: str
-    hint: str
+    hint: str  # what to do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,9 +157,9 @@ class Status:
     peers: tuple[PeerView, ...] = ()
     tunnels: tuple[TunnelView, ...] = ()
     children: tuple[ChildView, ...] = ()
-    model: ModelView | None = None
+    model: ModelStatus | None = None
     api: ApiView | None = None
     mdns: MdnsView | None = None
     store: StoreView | None = None
     warnings: tuple[HealthWarning, ...] = ()
-    schema: int = SCHEMA
+    schema: int = SCHEMA  # of this document

@@ -5,7 +5,7 @@ For two machines behind NAT without a relay: the token goes one way, this code t
 
 import argparse
 
-from meshd.admin.api import AcceptReply, AcceptRequest
+from meshd.admin.api import AcceptRequest
 from meshd.admin.client import ask
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Arguments, out: Output) -> int:
     """By the running daemon: it holds the port that the other side comes to."""
-    reply = ask(home_here(), AcceptRequest(code=args.code), AcceptReply)
+    reply = ask(home_here(), AcceptRequest(code=args.code))
     where = ", ".join(reply.addresses)
     out.line(f"node {reply.joiner[:10]} may come in for {reply.seconds} s, from {where}")
     return 0

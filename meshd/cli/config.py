@@ -10,7 +10,8 @@ from pathlib import Path
 from meshd.base.errors import UserError
 from meshd.cli.options import Arguments, Parser, add_config_file, config_file
 from meshd.cli.output import Json, Output
-from meshd.config import HostPort, Setting, load
+from meshd.config import Setting, load
+from meshd.config.shown import plain, toml
 
 DEFAULT_FILE = "meshd.toml"
 EXAMPLE = "meshd.example.toml"
@@ -56,30 +57,17 @@ def _entry(setting: Setting) -> Json:
 def _plain(setting: Setting) -> Json:
     if setting.key.secret:
         return "[hidden]" if setting.value else ""
-    return _json_value(setting.value)
-
-
-def _json_value(value: object) -> Json:
-    if isinstance(value, tuple):
-        return [_json_value(item) for item in value]
-    if isinstance(value, Path | HostPort):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"{type(value).__name__} is no value of a setting")
+    return plain(setting.value)
 
 
 def _toml_line(setting: Setting) -> str:
     """A line that can be put in a file again; what cannot be written there stands as a comment."""
-    import json
-
     value = _plain(setting)
     name = setting.key.field
     if value is None or setting.key.secret or not setting.key.in_file:
         shown = "not set" if value in (None, "") else str(value)
         return f"# {name}: {shown}  # {setting.origin}"
-    # a TOML basic string, array or number is written as in JSON
-    return f"{name} = {json.dumps(value, ensure_ascii=False)}  # {setting.origin}"
+    return f"{name} = {toml(setting.value)}  # {setting.origin}"
 
 
 def _init(file: Path, out: Output) -> int:

@@ -43,12 +43,11 @@ def run(args: Arguments, out: Output) -> int:
 def _daemon() -> "list[Finding]":
     from meshd.admin.api import StatusRequest
     from meshd.admin.client import NotRunning, ask
-    from meshd.admin.status import Status
     from meshd.config import home_here
     from meshd.daemon.doctor import Finding
 
     try:
-        status = ask(home_here(), StatusRequest(), Status)
+        status = ask(home_here(), StatusRequest())
     except NotRunning:
         return [Finding("daemon", "ok", "none runs for this home")]
     running = Finding("daemon", "ok", f"`{status.node.name}` runs as {status.node.role}")

@@ -11,8 +11,6 @@ Nobody may reach it whom you did not name. On the other node: `meshd tunnel open
 import argparse
 
 from meshd.admin.api import (
-    Done,
-    ExposedList,
     ExposedView,
     ExposeListRequest,
     ExposeRemoveRequest,
@@ -28,11 +26,15 @@ from meshd.cli.output import Output
 from meshd.config import home_here
 
 USE = "`meshd expose NAME HOST:PORT --to PEER`, `meshd expose ls` or `meshd expose rm NAME`"
+USAGE = """\
+meshd expose NAME HOST:PORT [--to PEER ...] [--json]
+       meshd expose ls [--json]
+       meshd expose rm NAME"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """NAME HOST:PORT, or ls, or rm NAME; --to, --json."""
-    parser.usage = "meshd expose NAME HOST:PORT [--to PEER ...] | ls | rm NAME  [--json]"
+    parser.usage = USAGE
     parser.add_argument("words", metavar="NAME HOST:PORT | ls | rm NAME", nargs="+", help="as above")
     parser.add_argument(
         "--to",
@@ -51,7 +53,7 @@ def run(args: Arguments, out: Output) -> int:
     if words[0] in ("ls", "rm") and args.to:
         raise UsageError(f"`meshd expose {words[0]}` takes no `--to`", hint=USE)
     if words == ["ls"]:
-        found = ask(home_here(), ExposeListRequest(), ExposedList).exposed
+        found = ask(home_here(), ExposeListRequest()).exposed
         if args.json:
             out.json({"schema": 1, "exposed": to_json(found)})
         else:
@@ -60,10 +62,10 @@ def run(args: Arguments, out: Output) -> int:
     if len(words) != 2 or words[0] == "ls":
         raise UsageError("cannot tell what to expose", hint=f"use {USE}")
     if words[0] == "rm":
-        ask(home_here(), ExposeRemoveRequest(name=words[1]), Done)
+        ask(home_here(), ExposeRemoveRequest(name=words[1]))
         out.line(f"`{words[1]}` is not exposed any more")
         return 0
-    view = ask(home_here(), ExposeRequest(name=words[0], target=words[1], to=tuple(args.to)), ExposedView)
+    view = ask(home_here(), ExposeRequest(name=words[0], target=words[1], to=tuple(args.to)))
     if args.json:
         out.json({"schema": 1, "exposed": to_json(view)})
     else:

@@ -90,7 +90,7 @@ def _request(args: Arguments) -> InviteRequest:
 
 def _create(home: Path, request: InviteRequest) -> InviteReply:
     try:
-        return ask(home, request, InviteReply)
+        return ask(home, request)
     except NotRunning:
         pass
     import secrets
@@ -118,7 +118,7 @@ def _create(home: Path, request: InviteRequest) -> InviteReply:
 
 def _invites(home: Path) -> InviteList:
     try:
-        return ask(home, InviteListRequest(), InviteList)
+        return ask(home, InviteListRequest())
     except NotRunning:
         from meshd.cli.offline import authority
 
@@ -180,7 +180,7 @@ def _sure(home: Path, start: str, out: Output) -> bool:
 
 def _ban(home: Path, invite: str) -> RevokeReply:
     try:
-        return ask(home, InviteRevokeRequest(id=invite), RevokeReply)
+        return ask(home, InviteRevokeRequest(id=invite))
     except NotRunning:
         from meshd.cli.offline import authority
 

@@ -42,9 +42,7 @@ def _reply(args: Arguments, out: Output) -> NetcheckReply:
     own = args.config is not None or any(vars(args).get(name) is not None for name in OPTIONS)
     if not own:
         try:
-            return ask(
-                home_here(), NetcheckRequest(fresh=not args.cached), NetcheckReply, seconds=CHECK_SECONDS
-            )
+            return ask(home_here(), NetcheckRequest(fresh=not args.cached), seconds=CHECK_SECONDS)
         except NotRunning:
             if args.cached:
                 raise

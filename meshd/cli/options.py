@@ -12,6 +12,7 @@ from meshd.config import Loaded, load
 from meshd.config.forms import parse_duration, whole
 from meshd.config.key import ROLES, Key
 from meshd.config.keys import KEYS
+from meshd.config.shown import help_of
 
 Arguments = argparse.Namespace
 NOT_HERE = "not in this version"
@@ -60,7 +61,7 @@ def add_keys(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
 
 
 def _add(group: argparse._ActionsContainer, key: Key) -> None:
-    text = key.help.replace("%", "%%")
+    text = help_of(key).replace("%", "%%")
     if key.switch:
         group.add_argument(key.option, dest=key.name, action="store_const", const=True, help=text)
     elif key.repeat:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Arguments, out: Output) -> int:
     """Ask the daemon and print."""
-    status = ask(home_here(), StatusRequest(), Status)
+    status = ask(home_here(), StatusRequest())
     if args.json:
         out.json({"schema": status.schema, "peers": to_json(status.peers)})
     else:

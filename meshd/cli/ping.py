@@ -44,7 +44,6 @@ def run(args: Arguments, out: Output) -> int:
             try:
                 reply = client.ask(
                     PingRequest(peer=args.peer, timeout_s=seconds),
-                    PingReply,
                     seconds=seconds + REPLY_MARGIN_SECONDS,
                 )
             except Refused as refusal:

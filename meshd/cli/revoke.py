@@ -6,7 +6,7 @@ Others hear of it as soon as they meet this node.
 import argparse
 import time
 
-from meshd.admin.api import RevokeReply, RevokeRequest
+from meshd.admin.api import RevokeRequest
 from meshd.admin.client import NotRunning, ask
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
@@ -22,7 +22,7 @@ def run(args: Arguments, out: Output) -> int:
     """By the daemon if it runs, else on the files."""
     home = home_here()
     try:
-        reply = ask(home, RevokeRequest(peer=args.peer), RevokeReply)
+        reply = ask(home, RevokeRequest(peer=args.peer))
     except NotRunning:
         from meshd.cli.offline import authority
 

@@ -6,12 +6,13 @@ import time
 from meshd.admin.api import StatusRequest
 from meshd.admin.client import Client
 from meshd.admin.codec import to_json
-from meshd.admin.status import ModelView, SplitView, Status
+from meshd.admin.status import Status
 from meshd.base.amounts import in_bytes, in_number
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output, bar, in_time
 from meshd.cli.peers import print_peers
 from meshd.config import home_here
+from meshd.model.status import ModelStatus, SplitPart
 
 WATCH_SECONDS = 1.0
 
@@ -30,7 +31,7 @@ def run(args: Arguments, out: Output) -> int:
     with Client(home) as client:
         if args.watch:
             _watch(client, out, as_json=args.json)
-        status = client.ask(StatusRequest(), Status)
+        status = client.ask(StatusRequest())
     if args.json:
         out.json(to_json(status))
     else:
@@ -42,7 +43,7 @@ def _watch(client: Client, out: Output, *, as_json: bool) -> None:
     """Until interrupted, or the daemon ends (an error)."""
     seen = ""
     while True:
-        status = client.ask(StatusRequest(), Status)
+        status = client.ask(StatusRequest())
         if as_json:
             out.json(to_json(status), compact=True)
         elif out.terminal:
@@ -119,7 +120,7 @@ def show(status: Status, out: Output) -> None:
         out.line(f"  hint: {warning.hint}")
 
 
-def _show_model(model: ModelView, out: Output) -> None:
+def _show_model(model: ModelStatus, out: Output) -> None:
     reason = f": {model.reason}" if model.reason else ""
     progress = f" {model.progress:.0%}" if model.progress is not None and model.state == "loading" else ""
     out.line(f"model   {model.name} ({model.fingerprint[:12]})  {model.state}{progress}{reason}")
@@ -130,8 +131,7 @@ def _show_model(model: ModelView, out: Output) -> None:
         f"{in_bytes(model.weights_network_bytes)} over the network{took}{each}"
     )
     for worker in model.workers if out.terminal and model.state == "loading" else ():
-        there = worker.local_bytes + worker.sent_bytes
-        out.line(f"        {bar(there / max(1, worker.total_bytes))} {worker.node}")
+        out.line(f"        {bar(worker.share)} {worker.node}")
     for tensor in model.tensors_from_network[:10]:
         out.line(f"        over the network: {tensor.name} ({in_bytes(tensor.bytes)}): {tensor.reason}")
     if len(model.tensors_from_network) > 10:
@@ -146,7 +146,7 @@ def _show_model(model: ModelView, out: Output) -> None:
         )
 
 
-def _push(part: SplitView) -> str:
+def _push(part: SplitPart) -> str:
     """How it gets activations from the worker before, if there is one."""
     if part.push is None:
         return "-"

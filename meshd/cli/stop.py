@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from meshd.admin.api import Done, LeaveRequest, StatusRequest, StopRequest
+from meshd.admin.api import LeaveRequest, StatusRequest, StopRequest
 from meshd.admin.client import Client, NotAnswering
 from meshd.admin.status import Status
 from meshd.base.errors import Broken, UserError
@@ -69,13 +69,13 @@ def end_daemon(home: Path, request: StopRequest | LeaveRequest, seconds: float) 
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(home))
-        status = client.ask(StatusRequest(), Status)
+        status = client.ask(StatusRequest())
         # opened before the request, so that a number given to another process later is not mistaken for it
         daemon = stack.enter_context(Watched(status.node.pid))
         children = [stack.enter_context(Watched(child.pid)) for child in status.children if child.pid]
         # Broken: it went before its answer got out, which is what was wanted
         with contextlib.suppress(Broken):
-            client.ask(request, Done)
+            client.ask(request)
         client.close()
         if not daemon.wait(deadline):
             raise _still_there(daemon.pid, seconds)

@@ -11,7 +11,7 @@ names another address: then for everybody who reaches that.
 import argparse
 from collections.abc import Sequence
 
-from meshd.admin.api import TunnelCloseRequest, TunnelList, TunnelListRequest, TunnelOpenRequest
+from meshd.admin.api import TunnelCloseRequest, TunnelListRequest, TunnelOpenRequest
 from meshd.admin.client import ask
 from meshd.admin.codec import to_json
 from meshd.admin.status import TunnelView
@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = below.add_parser("ls", description="List the tunnels that are open.")
     listing.add_argument("--json", action="store_true", help="one JSON document, for scripts")
     closing = below.add_parser("close", description="Close tunnels, and the connections through them.")
-    closing.add_argument("what", metavar="HOST:PORT | PEER SERVICE", nargs="+", help="as `ls` shows it")
+    closing.add_argument(
+        "what", metavar="HOST:PORT | PORT | PEER SERVICE", nargs="+", help="as `ls` shows it"
+    )
 
 
 def run(args: Arguments, out: Output) -> int:
@@ -47,7 +49,7 @@ def run(args: Arguments, out: Output) -> int:
         return _open(args, out)
     if args.action == "close":
         return _close(args.what, out)
-    found = ask(home_here(), TunnelListRequest(), TunnelList).tunnels
+    found = ask(home_here(), TunnelListRequest()).tunnels
     if args.json:
         out.json({"schema": 1, "tunnels": to_json(found)})
     elif not found:
@@ -62,7 +64,7 @@ def run(args: Arguments, out: Output) -> int:
 
 def _open(args: Arguments, out: Output) -> int:
     request = TunnelOpenRequest(peer=args.peer, service=args.service, listen=args.listen)
-    view = ask(home_here(), request, TunnelView)
+    view = ask(home_here(), request)
     if args.json:
         out.json({"schema": 1, "tunnel": to_json(view)})
     else:
@@ -80,7 +82,7 @@ def _close(what: list[str], out: Output) -> int:
         if len(what) == 1
         else TunnelCloseRequest(peer=what[0], service=what[1])
     )
-    for view in ask(home_here(), request, TunnelList).tunnels:
+    for view in ask(home_here(), request).tunnels:
         out.line(f"closed {view.listen} to `{view.service}` of {view.peer_name or view.peer[:10]}")
     return 0
 

@@ -12,19 +12,28 @@ class Key:
     """One setting: where it stands in the tree and in the file, and by which other ways it is given.
 
     `switch`: the option takes no value. `repeat`: it may be given several times. `roles`: the verbs that
-    have the option. `secret`: its value is never shown. `list_separator` divides a variable's value.
+    have the option. `needed`: they cannot start without. `secret`: its value is never shown.
+    `list_separator` divides a variable's value.
+
+    For people: `help` is a phrase, `more` sentences for the file, `default` says in words what holds without
+    it (else the tree's value is shown), `example` is a value in TOML where the tree has none to show.
+    docs/config.md and configs/meshd.example.toml are made from these (`make reference`).
     """
 
     section: str
     field: str
     form: Form
     help: str
+    more: str = ""
+    default: str = ""
+    example: str = ""
     option: str = ""
     env: str = ""
     metavar: str = ""
     roles: tuple[str, ...] = ROLES
     repeat: bool = False
     switch: bool = False
+    needed: bool = False
     secret: bool = False
     in_file: bool = True
     list_separator: str = ""

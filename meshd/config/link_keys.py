@@ -15,7 +15,11 @@ LINK_KEYS: tuple[Key, ...] = (
         form=forms.ADDRESS,
         option="--listen",
         metavar="HOST:PORT",
-        help="mesh port, TCP and UDP; port 0 picks one (default: the one used before, else 17430 and up)",
+        help="mesh port, TCP and UDP; port 0 picks one",
+        default="the one used before, else 17430 and up",
+        example='":17430"',
+        more='"HOST:PORT", or ":PORT" for all addresses. A port asked for here that is taken is an error; '
+        "without one the first free of 16 is taken, and kept.",
     ),
     Key(
         section="links",
@@ -24,7 +28,9 @@ LINK_KEYS: tuple[Key, ...] = (
         option="--links",
         metavar="KIND,…",
         list_separator=",",
-        help=f"kinds of link that may be used, of {','.join(LINK_KINDS)} (default: all)",
+        help=f"kinds of link that may be used, of {','.join(LINK_KINDS)}",
+        default="all",
+        more="To have fewer helps to find a fault.",
     ),
     Key(
         section="links",
@@ -35,6 +41,7 @@ LINK_KEYS: tuple[Key, ...] = (
         repeat=True,
         list_separator=",",
         help="STUN server that tells this node its outer address, may repeat; none for no server",
+        more="Links that punch through NAT ask it. [] is for none: then relays and other members are asked.",
     ),
     Key(
         section="links",
@@ -52,7 +59,10 @@ LINK_KEYS: tuple[Key, ...] = (
         form=forms.RATE,
         option="--max-upload",
         metavar="RATE",
-        help="the most that this node sends to all others together, as 20Mbit or 2.5MB (default: no limit)",
+        help="the most that this node sends to all others together, as 20Mbit or 2.5MB",
+        default="no limit",
+        example='"20Mbit"',
+        more="That is in a second: Mbit counts bits, MB bytes.",
     ),
     Key(
         section="links",
@@ -60,8 +70,8 @@ LINK_KEYS: tuple[Key, ...] = (
         form=whole(MIN_GRACE, MAX_GRACE),
         option="--grace",
         metavar="SECONDS",
-        help="how long answers wait for a worker that cannot be reached; the smaller of both sides counts "
-        "(default: 120)",
+        help="how long answers wait for a worker that cannot be reached; the smaller of both sides counts",
+        more="It is in seconds, 10 to 140.",
     ),
     Key(
         section="links",
@@ -92,7 +102,9 @@ LINK_KEYS: tuple[Key, ...] = (
         field="compress",
         form=choice("auto", "on", "off"),
         option="--compress",
-        metavar="WHEN",
-        help="compress what workers get and send: auto (where the path is slow), on, off (default: auto)",
+        metavar="auto|on|off",
+        help="compress what workers get and send: auto (where the path is slow), on, off",
+        more='A path within a machine or a wired network is not slow. A worker with "off" takes nothing '
+        "compressed.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The daemon as its control socket sees it: implements admin.interface.Control."""
+"""The daemon as its control socket sees it: what it answers to each request of admin/api.py."""
 
 import asyncio
 import os
@@ -6,31 +6,46 @@ import resource
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshd import __version__
-from meshd.admin.api import AcceptReply, InviteList, InviteReply, PingReply, RevokeReply
+from meshd.admin.api import (
+    AcceptReply,
+    AcceptRequest,
+    Done,
+    InviteList,
+    InviteListRequest,
+    InviteReply,
+    InviteRequest,
+    InviteRevokeRequest,
+    LeaveRequest,
+    PingReply,
+    PingRequest,
+    RevokeReply,
+    RevokeRequest,
+    StatusRequest,
+    StopRequest,
+)
 from meshd.admin.authority import Authority
 from meshd.admin.health import examine
-from meshd.admin.net_api import NetcheckReply
+from meshd.admin.net_api import NetcheckReply, NetcheckRequest
 from meshd.admin.snapshot import (
     api_view,
     child_views,
     link_kind,
     link_path,
     mdns_view,
-    model_state,
     peer_views,
     store_view,
     tunnel_views,
 )
-from meshd.admin.status import MeshView, ModelView, NetworkTensor, NodeView, SplitView, Status, WorkerWeights
+from meshd.admin.status import MeshView, NodeView, Status
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.daemon.network_state import Surroundings
 from meshd.daemon.tunnels import TunnelAnswers
-from meshd.gateway.interface import GatewayStatus, ModelState
+from meshd.gateway.interface import GatewayStatus
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home, Membership
@@ -38,7 +53,7 @@ from meshd.peer.mesh import PeerMesh
 from meshd.peer.naming import UnknownPeer
 from meshd.peer.node import Node
 from meshd.rendezvous.interface import MdnsStatus
-from meshd.role.interface import ModelStatus, Role
+from meshd.role.interface import Role
 from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate
 
@@ -76,8 +91,8 @@ class DaemonControl(TunnelAnswers):
         self._parts = parts
         self._began = asyncio.get_running_loop().time()
 
-    async def status(self) -> Status:
-        """See Control."""
+    @StatusRequest.answer
+    async def status(self, request: StatusRequest) -> Status:
         parts, now, wall = self._parts, asyncio.get_running_loop().time(), time.time()
         facts = parts.node.facts
         role = parts.role.status
@@ -102,7 +117,7 @@ class DaemonControl(TunnelAnswers):
             peers=peer_views(peers, now=now, wall=wall),
             tunnels=tunnel_views((*role.tunnels, *parts.tunnels.opened()), self._names()),
             children=child_views(role.children),
-            model=_model_view(role.model),
+            model=role.model,
             api=api_view(parts.gateway()),
             mdns=mdns_view(parts.mdns()),
             store=store_view(role.store),
@@ -118,10 +133,10 @@ class DaemonControl(TunnelAnswers):
             unwritten={**parts.home.keeping.waiting, **log.unwritten()},
         )
 
-    async def ping(self, peer: str, timeout: float) -> PingReply:
-        """See Control."""
-        found = self._parts.mesh.find(peer)
-        rtt, path = await self._parts.mesh.ping(found, timeout)
+    @PingRequest.answer
+    async def ping(self, request: PingRequest) -> PingReply:
+        found = self._parts.mesh.find(request.peer)
+        rtt, path = await self._parts.mesh.ping(found, request.seconds)
         return PingReply(
             peer=str(found),
             name=next((p.name for p in self._parts.mesh.peers() if p.peer == found), ""),
@@ -131,35 +146,35 @@ class DaemonControl(TunnelAnswers):
             remote=path.link.remote,
         )
 
-    async def invite(self, *, expires_s: int, uses: int, roles: tuple[str, ...]) -> InviteReply:
-        """See Control."""
+    @InviteRequest.answer
+    async def invite(self, request: InviteRequest) -> InviteReply:
         return self._parts.authority.invite(
             now=int(time.time()),
-            expires_s=expires_s,
-            uses=uses,
-            roles=roles,
+            expires_s=request.expires_s,
+            uses=request.uses,
+            roles=request.roles,
             secret=secrets.token_bytes(16),
             candidates=self._parts.candidates(),
             relays=self._parts.relays,
         )
 
-    async def accept(self, code: str) -> AcceptReply:
-        """See Control."""
-        return self._parts.accept(code)
+    @AcceptRequest.answer
+    async def accept(self, request: AcceptRequest) -> AcceptReply:
+        return self._parts.accept(request.code)
 
-    async def invite_list(self) -> InviteList:
-        """See Control."""
+    @InviteListRequest.answer
+    async def invite_list(self, request: InviteListRequest) -> InviteList:
         return self._parts.authority.invites(int(time.time()), self._names())
 
-    async def invite_revoke(self, id: str) -> RevokeReply:
-        """See Control."""
-        reply = self._parts.authority.revoke_invite(id, now=int(time.time()), names=self._names())
+    @InviteRevokeRequest.answer
+    async def invite_revoke(self, request: InviteRevokeRequest) -> RevokeReply:
+        reply = self._parts.authority.revoke_invite(request.id, now=int(time.time()), names=self._names())
         self._parts.bans_changed()
         return reply
 
-    async def revoke(self, peer: str) -> RevokeReply:
-        """See Control."""
-        node, name = self._find(peer)
+    @RevokeRequest.answer
+    async def revoke(self, request: RevokeRequest) -> RevokeReply:
+        node, name = self._find(request.peer)
         reply = self._parts.authority.revoke_node(node, now=int(time.time()), name=name)
         self._parts.bans_changed()
         return reply
@@ -174,51 +189,21 @@ class DaemonControl(TunnelAnswers):
                 raise unknown from None
         return found, next((p.name for p in self._parts.mesh.peers() if p.peer == found), "")
 
-    async def netcheck(self, *, fresh: bool) -> NetcheckReply:
-        """See Control."""
-        return await self._parts.surroundings.reply(fresh=fresh)
+    @NetcheckRequest.answer
+    async def netcheck(self, request: NetcheckRequest) -> NetcheckReply:
+        return await self._parts.surroundings.reply(fresh=request.fresh)
 
-    async def leave(self, *, drop_root: bool = False) -> None:
-        """See Control."""
-        self._parts.home.leave(drop_root=drop_root)
+    @LeaveRequest.answer
+    async def leave(self, request: LeaveRequest) -> Done:
+        self._parts.home.leave(drop_root=request.drop_root)
         self._parts.leave()
         self._parts.stop("this node has left the mesh")
+        return Done()
 
-    async def stop(self) -> None:
-        """See Control."""
+    @StopRequest.answer
+    async def stop(self, request: StopRequest) -> Done:
         self._parts.stop("stopped")
-
-
-def _model_view(model: ModelStatus | None) -> ModelView | None:
-    if model is None:
-        return None
-    return ModelView(
-        name=model.name,
-        fingerprint=model.fingerprint,
-        state=model_state(ModelState(model.state)),
-        reason=model.reason,
-        load_seconds=None if model.load_seconds is None else round(model.load_seconds, 3),
-        weights_local_bytes=model.weights_local_bytes,
-        weights_network_bytes=model.weights_network_bytes,
-        tensors_from_network=tuple(
-            NetworkTensor(name=t.name, bytes=t.bytes, node=t.node, reason=t.reason)
-            for t in model.tensors_from_network
-        ),
-        bytes_per_token=model.bytes_per_token,
-        split=tuple(
-            SplitView(
-                node=part.node,
-                device=part.device,
-                layers=part.layers,
-                bytes=part.bytes,
-                push=part.push,
-                why_no_push=part.why_no_push,
-            )
-            for part in model.split
-        ),
-        progress=model.progress,
-        workers=tuple(WorkerWeights(**asdict(worker)) for worker in model.workers),
-    )
+        return Done()
 
 
 def resident_bytes() -> int:

@@ -4,7 +4,19 @@ import functools
 import ipaddress
 import os
 
-from meshd.admin.api import ExposedList, ExposedView, TunnelList
+from meshd.admin.api import (
+    Done,
+    ExposedList,
+    ExposedView,
+    ExposeListRequest,
+    ExposeRemoveRequest,
+    ExposeRequest,
+    TunnelCloseRequest,
+    TunnelList,
+    TunnelListRequest,
+    TunnelOpenRequest,
+)
+from meshd.admin.request import Answers
 from meshd.admin.snapshot import exposed_view, tunnel_views
 from meshd.admin.status import TunnelView
 from meshd.base import log
@@ -52,33 +64,36 @@ def _warn_user_unknown() -> None:
     LOG.warning("tunnel_user_unknown", why="this system does not tell whose a connection is")
 
 
-class TunnelAnswers:
-    """Implements admin.interface.TunnelControl."""
+class TunnelAnswers(Answers):
+    """What concerns tunnels and exposed services; both outlive a restart."""
 
     def __init__(self, mesh: PeerMesh, tunnels: OwnTunnels) -> None:
         self._mesh = mesh
         self._tunnels = tunnels
 
-    async def expose(self, name: str, *, target: str, to: tuple[str, ...]) -> ExposedView:
-        """See TunnelControl. A node that is not known yet is named by its whole id; none: as before."""
-        place = _place(target, "the service")
+    @ExposeRequest.answer
+    async def expose(self, request: ExposeRequest) -> ExposedView:
+        """A node that is not known yet is named by its whole id; none: as before."""
+        place = _place(request.target, "the service")
         if not place.port:
-            raise UserError(f"`{target}` has no port", hint="name the service as HOST:PORT")
-        peers = [self._peer(text) for text in to] or None
-        status = self._tunnels.expose(name, host=place.host or LOOPBACK, port=place.port, peers=peers)
+            raise UserError(f"`{request.target}` has no port", hint="name the service as HOST:PORT")
+        peers = [self._peer(text) for text in request.to] or None
+        status = self._tunnels.expose(request.name, host=place.host or LOOPBACK, port=place.port, peers=peers)
         return exposed_view(status, self._names())
 
-    async def exposed(self) -> ExposedList:
-        """See TunnelControl."""
+    @ExposeListRequest.answer
+    async def exposed(self, request: ExposeListRequest) -> ExposedList:
         names = self._names()
         return ExposedList(exposed=tuple(exposed_view(one, names) for one in self._tunnels.exposed()))
 
-    async def unexpose(self, name: str) -> None:
-        """See TunnelControl."""
-        self._tunnels.unexpose(name)
+    @ExposeRemoveRequest.answer
+    async def unexpose(self, request: ExposeRemoveRequest) -> Done:
+        self._tunnels.unexpose(request.name)
+        return Done()
 
-    async def open_tunnel(self, peer: str, service: str, *, listen: str) -> TunnelView:
-        """See TunnelControl."""
+    @TunnelOpenRequest.answer
+    async def open_tunnel(self, request: TunnelOpenRequest) -> TunnelView:
+        listen = request.listen
         place = _place(listen, "the listener") if listen else HostPort(LOOPBACK, 0)
         host = LOOPBACK if place.host == "localhost" else place.host or "0.0.0.0"
         try:
@@ -87,15 +102,18 @@ class TunnelAnswers:
             raise UserError(
                 f"cannot listen at `{listen}` for a tunnel", hint="give an address of this machine: IP:PORT"
             ) from None
-        status = await self._tunnels.open(self._peer(peer), service, host=host, port=place.port)
+        status = await self._tunnels.open(
+            self._peer(request.peer), request.service, host=host, port=place.port
+        )
         return self._views([status])[0]
 
-    async def tunnels(self) -> TunnelList:
-        """See TunnelControl."""
+    @TunnelListRequest.answer
+    async def tunnels(self, request: TunnelListRequest) -> TunnelList:
         return TunnelList(tunnels=self._views(self._tunnels.opened()))
 
-    async def close_tunnels(self, *, listen: str, peer: str, service: str) -> TunnelList:
-        """See TunnelControl."""
+    @TunnelCloseRequest.answer
+    async def close_tunnels(self, request: TunnelCloseRequest) -> TunnelList:
+        listen = request.listen
         if listen:
             chosen = [
                 one
@@ -104,8 +122,8 @@ class TunnelAnswers:
             ]
             what = f"no tunnel listens at `{listen}`"
         else:
-            chosen = self._to(peer, service)
-            what = f"no tunnel to `{service}` of `{peer}` is open"
+            chosen = self._to(request.peer, request.service)
+            what = f"no tunnel to `{request.service}` of `{request.peer}` is open"
         if not chosen:
             raise UserError(what, hint="`meshd tunnel ls` lists them")
         views = self._views(chosen)

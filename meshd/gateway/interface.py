@@ -6,45 +6,10 @@ It must never keep an answer that the client does not read, nor a generation who
 """
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from meshd.base.amounts import in_bytes
-
-
-class ModelState(StrEnum):
-    WAITING = "waiting"
-    LOADING = "loading"
-    READY = "ready"
-    DEGRADED = "degraded"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
-    """The weights of one worker, in bytes: all that it computes with, and where they come from.
-
-    `local_bytes` it has read from its own files; it lacks `missing_bytes`, of which `sent_bytes` are sent.
-    """
-
-    node: str
-    total_bytes: int
-    local_bytes: int
-    missing_bytes: int
-    sent_bytes: int
-
-    @property
-    def share(self) -> float:
-        """From 0 to 1."""
-        return min(1.0, (self.local_bytes + self.sent_bytes) / max(1, self.total_bytes))
-
-    @property
-    def text(self) -> str:
-        """For people."""
-        there, total = in_bytes(self.local_bytes + self.sent_bytes), in_bytes(self.total_bytes)
-        network = f" ({in_bytes(self.sent_bytes)} over the network)" if self.missing_bytes else ""
-        return f"{self.node} {there} of {total}{network}"
+from meshd.model.status import ModelState, WorkerWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +23,7 @@ class Readiness:
     reason: str
     retry_after: int = 5
     progress: float | None = None
-    workers: tuple[WorkerLoad, ...] = ()
+    workers: tuple[WorkerWeights, ...] = ()
 
 
 class Upstream(Protocol):

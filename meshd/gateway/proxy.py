@@ -19,9 +19,10 @@ from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, before_error, exact_tokens
 from meshd.gateway.failure import Failure, Refusal
-from meshd.gateway.interface import ModelState, Upstream
+from meshd.gateway.interface import Upstream
 from meshd.gateway.reply import ClientGone, StreamReply
 from meshd.gateway.upstream import open_session
+from meshd.model.status import ModelState
 
 WORKER_LOST = "A worker was lost."  # what our llama-server answers then (native/patches)
 HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502

@@ -17,8 +17,9 @@ from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, prefli
 from meshd.gateway.door import Door, Visitor
 from meshd.gateway.events import StreamForm
 from meshd.gateway.failure import Failure, Refusal
-from meshd.gateway.interface import ModelState, Upstream
+from meshd.gateway.interface import Upstream
 from meshd.gateway.proxy import Call, Proxy
+from meshd.model.status import ModelState
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,11 @@ from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies
 from meshd.gateway.browser import BrowserGuard, normal_host
 from meshd.gateway.door import Door, DoorServer
-from meshd.gateway.interface import GatewayConfig, GatewayStatus, ModelState, Upstream
+from meshd.gateway.interface import GatewayConfig, GatewayStatus, Upstream
 from meshd.gateway.listen import all_loopback, bind, resolve
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.routes import Router, Tally
+from meshd.model.status import ModelState
 
 IDLE_CONNECTION_SECONDS = 75.0
 SHUTDOWN_SECONDS = 1.0  # for clients to take the last event; who does not read is cut off

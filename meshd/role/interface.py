@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from meshd.base.errors import MeshdError
-from meshd.gateway.interface import ReadyReport, WorkerLoad
+from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import PeerId
+from meshd.model.status import ModelStatus
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
 from meshd.store.interface import StoreStatus
@@ -161,50 +162,6 @@ class Kit:
     """Its user wants that on any path."""
     passed_trials: Path | None = None
     """Where the trials that devices passed are kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class SplitPart:
-    """What lies on one device.
-
-    `push`: activations come straight from the worker before; None: that is no other worker. Else they come
-    through the head, and `why_no_push` says why.
-    """
-
-    node: str
-    device: str
-    layers: int
-    bytes: int
-    push: bool | None = None
-    why_no_push: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkWeight:
-    """A tensor that did not come from the worker's own file, and why."""
-
-    name: str
-    bytes: int
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelStatus:
-    """The model of a head; times in seconds, sizes in bytes."""
-
-    name: str
-    fingerprint: str
-    state: str
-    reason: str
-    load_seconds: float | None
-    weights_local_bytes: int
-    weights_network_bytes: int
-    tensors_from_network: tuple[NetworkWeight, ...]
-    bytes_per_token: float | None
-    split: tuple[SplitPart, ...]
-    progress: float | None
-    workers: tuple[WorkerLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from meshd.admin.api import InviteReply, InviteRequest
+from meshd.admin.api import InviteRequest
 from meshd.admin.client import ask
 from meshd.admin.status import Status
 from meshd.fleet.node import LocalNode
@@ -31,7 +31,7 @@ async def gather(fleet: Fleet, count: int) -> list[LocalNode]:
     first = await fleet.worker("n0", *QUIET)
     await first.token()
     request = InviteRequest(uses=count, expires_s=3600, roles=("use", "work"))
-    invite = await asyncio.to_thread(ask, first.spec.home, request, InviteReply)
+    invite = await asyncio.to_thread(ask, first.spec.home, request)
     nodes = [first]
     while len(nodes) < count:
         more = range(len(nodes), min(count, len(nodes) + AT_ONCE))

@@ -12,12 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from meshd.admin.api import PingReply, PingRequest
+from meshd.admin.api import PingRequest
 from meshd.admin.client import ask
-from meshd.admin.status import ModelView, PeerView, Status
+from meshd.admin.status import PeerView, Status
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.fleet.node import LocalNode, NodeSpec, ready_or_raise
+from meshd.model.status import ModelStatus
 
 from tests.conformance.run import run as run_to_end
 from tests.e2e.api_client import Api, Connect
@@ -151,7 +152,7 @@ def api_of(status: Status, connect: Connect | None = None) -> Api:
     return Api(status.api.url, connect)
 
 
-def model_of(status: Status) -> ModelView:
+def model_of(status: Status) -> ModelStatus:
     """The model of a serving node."""
     assert status.model is not None
     return status.model
@@ -172,7 +173,7 @@ def child_pid(status: Status, name: str) -> int:
 
 async def ping(node: LocalNode, peer: str) -> float:
     """Round trip in seconds."""
-    reply = await asyncio.to_thread(ask, node.spec.home, PingRequest(peer=peer), PingReply)
+    reply = await asyncio.to_thread(ask, node.spec.home, PingRequest(peer=peer))
     return reply.rtt_ms / 1000
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from meshd.admin.status import ModelView, Status
+from meshd.admin.status import Status
 from meshd.fleet.node import LocalNode, model_ready
+from meshd.model.status import ModelStatus
 
 from tests.e2e.alone import alone
 from tests.e2e.models import (
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 ON_WORKER = ("--device", "none")  # the head computes nothing: every layer's tensor is a worker's
 
 
-async def _served(folder: Path, theirs: Path, reference: str) -> tuple[ModelView, str]:
+async def _served(folder: Path, theirs: Path, reference: str) -> tuple[ModelStatus, str]:
     """The head's model with `theirs` on the worker, and what `meshd status` prints; the text is checked."""
     copy = copy_to(theirs, folder, smollm2().name)
     async with Fleet(folder) as fleet:

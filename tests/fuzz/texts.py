@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from meshd.admin import api
 from meshd.admin.codec import decode_line, decode_request, encode_line, encode_request, from_json, to_json
+from meshd.admin.request import Request
 from meshd.admin.status import Status
 from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.identity.invite import TOKEN, Invite, RelayHint, encode_token, parse_token
@@ -79,7 +80,7 @@ def _feed_gguf(data: bytes) -> None:
     assert all(one.offset + one.size <= len(data) for one in header.tensors)
 
 
-_REQUESTS: tuple[api.Request, ...] = (
+_REQUESTS: tuple[Request[object], ...] = (
     api.StatusRequest(),
     api.PingRequest(peer="garage", timeout_s=2.5),
     api.InviteRequest(expires_s=3600, uses=1, roles=(Role.USE, Role.WORK)),

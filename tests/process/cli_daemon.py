@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from meshd.admin.api import Done, LeaveRequest, StopRequest
 from meshd.admin.server import AdminServer
 from meshd.admin.status import ChildView
 from meshd.base.tasks import Owner
@@ -27,13 +28,13 @@ class Stoppable(FakeControl):
 
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def stop(self) -> None:
-        await super().stop()
+    async def stop(self, request: StopRequest) -> Done:
         self.stopped.set()
+        return await super().stop(request)
 
-    async def leave(self, *, drop_root: bool = False) -> None:
-        await super().leave(drop_root=drop_root)
+    async def leave(self, request: LeaveRequest) -> Done:
         self.stopped.set()
+        return await super().leave(request)
 
 
 async def answer(child: int, *, deaf: bool) -> None:

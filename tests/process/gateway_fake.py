@@ -18,8 +18,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from meshd.base.tasks import Owner
-from meshd.gateway.interface import GatewayConfig, ModelState, Readiness
+from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.gateway.server import Gateway
+from meshd.model.status import ModelState
 
 DEADLINE = 20.0  # of a whole scenario; only a hang comes near it
 

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 from aiohttp import web
-from meshd.gateway.interface import GatewayConfig, ModelState, Readiness, WorkerLoad
+from meshd.gateway.interface import GatewayConfig, Readiness
+from meshd.model.status import ModelState, WorkerWeights
 
 from tests.process.gateway_fake import (
     FakeServer,
@@ -218,7 +219,7 @@ def test_a_full_accept_queue_is_waited_for() -> None:
 def test_until_it_is_ready_calls_get_503_with_the_reason(state: ModelState) -> None:
     async def scenario() -> None:
         async with world(says(200, COMPLETION)) as here:
-            anna = WorkerLoad("anna", 100, 60, 40, 10)
+            anna = WorkerWeights("anna", 100, 60, 40, 10)
             here.upstream.readiness = Readiness(
                 state, "hashing 3 of 17 GB", retry_after=7, progress=0.2, workers=(anna,)
             )

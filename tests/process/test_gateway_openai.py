@@ -5,7 +5,8 @@ import asyncio
 import openai
 import pytest
 from aiohttp import web
-from meshd.gateway.interface import GatewayConfig, ModelState, Readiness
+from meshd.gateway.interface import GatewayConfig, Readiness
+from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import (
     DONE,

@@ -13,8 +13,9 @@ from aiohttp import web
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.gateway import listen
-from meshd.gateway.interface import GatewayConfig, ModelState, Readiness
+from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.gateway.server import Gateway
+from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import (
     Answer,

@@ -6,7 +6,8 @@ import json
 import pytest
 from aiohttp import ClientResponse, web
 from meshd.gateway.events import HELD_BYTES
-from meshd.gateway.interface import GatewayConfig, ModelState, Readiness
+from meshd.gateway.interface import GatewayConfig, Readiness
+from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import (
     DONE,

@@ -25,7 +25,7 @@ def test_a_limit_limits(row: Share | Rate) -> None:
 
 def test_the_page_shows_the_table_as_it_is() -> None:
     page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-    assert with_table(page) == page, "run `python -m tests.limits --write docs/security.md`"
+    assert with_table(page) == page, "run `make reference`"
 
 
 def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:

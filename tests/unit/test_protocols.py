@@ -8,11 +8,9 @@ import ast
 from collections.abc import Callable
 
 import pytest
-from meshd.admin.interface import Control, TunnelControl
 from meshd.bench.interface import BenchOutput
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.output import Output
-from meshd.daemon.control import DaemonControl
 from meshd.demo.interface import DemoOutput
 from meshd.gateway.interface import Upstream
 from meshd.link.interface import Dialer, Link, Listener, Signals
@@ -105,14 +103,6 @@ def serve_role(one: Serve) -> Role:
     return one
 
 
-def control(one: DaemonControl) -> Control:
-    return one
-
-
-def tunnel_control(one: DaemonControl) -> TunnelControl:
-    return one
-
-
 def router(one: PcpRouter) -> Router:
     return one
 
@@ -180,11 +170,9 @@ FITS: tuple[Callable[..., object], ...] = (
     weights,
     worker_role,
     serve_role,
-    control,
     demo_output,
     bench_output,
     upstream,
-    tunnel_control,
     router,
     net_check,
     signals,

@@ -14,9 +14,10 @@ from meshd.base import log
 from meshd.base.backoff import Backoff
 from meshd.base.boundary import Fault, contained
 from meshd.base.errors import MeshdError, Refused, UserError
-from meshd.gateway.interface import ModelState, Readiness
+from meshd.gateway.interface import Readiness
 from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers, read_layers
+from meshd.model.status import ModelState, ModelStatus
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
@@ -28,7 +29,7 @@ from meshd.role.head.split_plan import HeadOptions, PlainRpc
 from meshd.role.head.stock_rpc import ask_plain
 from meshd.role.head.unreachable import as_reached
 from meshd.role.head.worker_choice import Roster
-from meshd.role.interface import Kit, ModelStatus, RoleStatus
+from meshd.role.interface import Kit, RoleStatus
 from meshd.role.native.device_trial import Fitness
 from meshd.store.interface import HashProgress, WeightsFile
 from meshd.tunnel.interface import TunnelStatus
@@ -124,9 +125,9 @@ class Serve:
         model = ModelStatus(
             name=self.model_name,
             fingerprint=self._index.fingerprint if self._index is not None else "",
-            state=readiness.state.value,
+            state=readiness.state,
             reason=readiness.reason,
-            load_seconds=loaded.seconds,
+            load_seconds=None if loaded.seconds is None else round(loaded.seconds, 3),
             weights_local_bytes=loaded.report.local_bytes,
             weights_network_bytes=loaded.report.network_bytes,
             tensors_from_network=loaded.report.from_network,

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from meshd.gateway.interface import WorkerLoad
-from meshd.role.interface import NetworkWeight
+from meshd.model.status import NetworkTensor, WorkerWeights
 
 MAX_UNSUPPORTED = 8
 MAX_UNROUNDED = 64  # more than workers can be
@@ -30,7 +29,7 @@ class WeightsReport:
     names: dict[str, str]
     local_bytes: int = 0
     network_bytes: int = 0
-    from_network: tuple[NetworkWeight, ...] = ()
+    from_network: tuple[NetworkTensor, ...] = ()
     unsupported: tuple[tuple[str, int, str], ...] = ()
     """Endpoint, number of the device there, and an operation that it was to compute and cannot."""
     unrounded: tuple[str, ...] = ()
@@ -49,7 +48,7 @@ class WeightsReport:
                 self._of(endpoint).network_bytes += count
                 if len(self.from_network) < MAX_KEPT:
                     node = self.names.get(endpoint, endpoint)
-                    weight = NetworkWeight(name, count, node, reason.replace("_", " "))
+                    weight = NetworkTensor(name, count, node, reason.replace("_", " "))
                     self.from_network = (*self.from_network, weight)
             case ["unsupported", endpoint, device, operation, *_name] if (
                 number := count_of(device)
@@ -65,11 +64,11 @@ class WeightsReport:
         way = f"network {why}" if why else "local loaded"
         self.line(f"tensor {endpoint} {way} {count} {name}")
 
-    def load_of(self, node: str, total: int, passed: int) -> WorkerLoad:
+    def load_of(self, node: str, total: int, passed: int) -> WorkerWeights:
         """How far a node is with its `total` bytes, of which `passed` at most went through its tunnel."""
         weights = self.by_node.get(node, NodeWeights())
         missing = weights.network_bytes
-        return WorkerLoad(node, total, weights.local_bytes, missing, min(passed, missing))
+        return WorkerWeights(node, total, weights.local_bytes, missing, min(passed, missing))
 
     def _of(self, endpoint: str) -> NodeWeights:
         return self.by_node.setdefault(self.names.get(endpoint, endpoint), NodeWeights())

@@ -8,12 +8,12 @@ from pathlib import Path
 from meshd.base import amounts, log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
-from meshd.gateway.interface import WorkerLoad
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers
 from meshd.model.operations import operations
 from meshd.model.plan import Plan
+from meshd.model.status import WorkerWeights
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
@@ -122,7 +122,7 @@ class HeadRun:
         return [lender.peer for lender in self._lenders]
 
     @property
-    def loads(self) -> tuple[WorkerLoad, ...]:
+    def loads(self) -> tuple[WorkerWeights, ...]:
         """How far the weights of each worker are; empty before llama-server is started."""
         lenders, report = self._lenders if self.started else (), self._server.report
         return tuple(report.load_of(x.name, self._weights_of(x.name), x.sent_bytes) for x in lenders)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from meshd.base import log
 from meshd.identity.keys import PeerId
 from meshd.model.plan import Plan
+from meshd.model.status import SplitPart
 from meshd.role.head.lease_client import Lender
 from meshd.role.head.split_plan import followers
-from meshd.role.interface import SplitPart
 from meshd.role.native import command_lines
 
 OFF = "switched off (`--no-push`)"

@@ -3,9 +3,9 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from meshd.model.status import SplitPart
 from meshd.process.interface import ChildState, ChildStatus
 from meshd.role.head.load_report import WeightsReport
-from meshd.role.interface import SplitPart
 
 LEASE_WORD_SECONDS = 1.0  # llama-server sees the loss of a worker; the lease tells why, a moment later
 

@@ -10,9 +10,9 @@ from meshd.model.output import Way
 from meshd.model.plan import Device as PlanDevice
 from meshd.model.plan import DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
 from meshd.model.split import plan_split
+from meshd.model.status import SplitPart
 from meshd.peer.interface import PathStatus
 from meshd.role.head.llama_args import read_extra
-from meshd.role.interface import SplitPart
 from meshd.role.native.devices import SHARED_MEMORY
 from meshd.wire.lease import Device, Offer
 

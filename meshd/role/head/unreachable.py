@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
-from meshd.gateway.interface import ModelState, Readiness
+from meshd.gateway.interface import Readiness
 from meshd.identity.keys import PeerId
+from meshd.model.status import ModelState
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
 from meshd.role.head.blame import Blame
 from meshd.role.head.run_end import End

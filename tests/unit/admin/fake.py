@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from meshd.admin import api
 from meshd.admin.api import (
     AcceptReply,
     ExposedList,
@@ -20,7 +21,8 @@ from meshd.admin.api import (
     RevokeReply,
     TunnelList,
 )
-from meshd.admin.net_api import NatView, NetcheckReply, PortMappingView, ProblemView
+from meshd.admin.net_api import NatView, NetcheckReply, NetcheckRequest, PortMappingView, ProblemView
+from meshd.admin.request import Answers
 from meshd.admin.server import AdminServer
 from meshd.admin.status import (
     ApiView,
@@ -28,15 +30,13 @@ from meshd.admin.status import (
     LinkView,
     MdnsView,
     MeshView,
-    ModelView,
-    NetworkTensor,
     NodeView,
     PeerView,
-    SplitView,
     Status,
     TunnelView,
 )
 from meshd.base.errors import Refused, UserError
+from meshd.model.status import ModelState, ModelStatus, NetworkTensor, SplitPart
 
 DEADLINE = 20.0
 
@@ -60,10 +60,10 @@ PEER = PeerView(
     version="0.1.0",
     state_s=100.0,
 )
-MODEL = ModelView(
+MODEL = ModelStatus(
     name="SmolLM2",
     fingerprint="f" * 64,
-    state="ready",
+    state=ModelState.READY,
     reason="",
     load_seconds=0.29,
     weights_local_bytes=96_700_000,
@@ -72,7 +72,7 @@ MODEL = ModelView(
         NetworkTensor(name="blk.3.ffn_up.weight", bytes=4096, node="garage", reason="hash"),
     ),
     bytes_per_token=2400.0,
-    split=(SplitView(node="garage", device="CPU", layers=15, bytes=48_000_000),),
+    split=(SplitPart(node="garage", device="CPU", layers=15, bytes=48_000_000),),
 )
 
 NETCHECK = NetcheckReply(
@@ -162,7 +162,7 @@ def exposed(name: str, target: str, to: tuple[str, ...]) -> ExposedView:
 
 
 @dataclass
-class FakeControl:
+class FakeControl(Answers):
     """Remembers what it was asked. `stopping` is set by stop and leave."""
 
     state: Status = field(default_factory=full_status)
@@ -171,25 +171,29 @@ class FakeControl:
     services: tuple[ExposedView, ...] = ()
     open: tuple[TunnelView, ...] = ()
 
-    async def status(self) -> Status:
+    @api.StatusRequest.answer
+    async def status(self, request: api.StatusRequest) -> Status:
         self.asked.append("status")
         return self.state
 
-    async def ping(self, peer: str, timeout: float) -> PingReply:
-        self.asked.append(("ping", peer, timeout))
-        if peer == "nobody":
+    @api.PingRequest.answer
+    async def ping(self, request: api.PingRequest) -> PingReply:
+        self.asked.append(("ping", request.peer, request.seconds))
+        if request.peer == "nobody":
             raise UserError("no node is called `nobody`", hint="`meshd peers` lists them")
-        if peer == "silent":
+        if request.peer == "silent":
             raise Refused("no answer within 5 s", code="timeout", hint="is it running")
         return PingReply(
             peer=PEER.id, name="garage", rtt_ms=1.234, kind="tcp", path="lan", remote="192.168.1.5:17430"
         )
 
-    async def invite(self, *, expires_s: int, uses: int, roles: tuple[str, ...]) -> InviteReply:
-        self.asked.append(("invite", expires_s, uses, roles))
-        return InviteReply(token="meshd1token", id="00ff", expires_at=1_900_000_000, uses=uses)
+    @api.InviteRequest.answer
+    async def invite(self, request: api.InviteRequest) -> InviteReply:
+        self.asked.append(("invite", request.expires_s, request.uses, request.roles))
+        return InviteReply(token="meshd1token", id="00ff", expires_at=1_900_000_000, uses=request.uses)
 
-    async def invite_list(self) -> InviteList:
+    @api.InviteListRequest.answer
+    async def invite_list(self, request: api.InviteListRequest) -> InviteList:
         view = InviteView(
             id="00ff",
             roles=("use",),
@@ -202,58 +206,73 @@ class FakeControl:
         )
         return InviteList(invites=(view,))
 
-    async def invite_revoke(self, id: str) -> RevokeReply:
-        self.asked.append(("invite_revoke", id))
-        return RevokeReply(id=id, removed=(GUEST,))
+    @api.InviteRevokeRequest.answer
+    async def invite_revoke(self, request: api.InviteRevokeRequest) -> RevokeReply:
+        self.asked.append(("invite_revoke", request.id))
+        return RevokeReply(id=request.id, removed=(GUEST,))
 
-    async def accept(self, code: str) -> AcceptReply:
-        self.asked.append(("accept", code))
+    @api.AcceptRequest.answer
+    async def accept(self, request: api.AcceptRequest) -> AcceptReply:
+        self.asked.append(("accept", request.code))
         return AcceptReply(joiner=PEER.id, addresses=("20.1.0.2:17430",), seconds=60)
 
-    async def revoke(self, peer: str) -> RevokeReply:
-        self.asked.append(("revoke", peer))
-        if peer == "me":
+    @api.RevokeRequest.answer
+    async def revoke(self, request: api.RevokeRequest) -> RevokeReply:
+        self.asked.append(("revoke", request.peer))
+        if request.peer == "me":
             raise UserError("this node cannot ban itself", hint="leave instead")
-        return RevokeReply(id=PEER.id, name=peer)
+        return RevokeReply(id=PEER.id, name=request.peer)
 
-    async def expose(self, name: str, *, target: str, to: tuple[str, ...]) -> ExposedView:
-        self.asked.append(("expose", name, target, to))
-        if "nobody" in to:
+    @api.ExposeRequest.answer
+    async def expose(self, request: api.ExposeRequest) -> ExposedView:
+        self.asked.append(("expose", request.name, request.target, request.to))
+        if "nobody" in request.to:
             raise UserError("no node `nobody` is known", hint="`meshd peers` lists names and ids")
-        return exposed(name, target, to)
+        return exposed(request.name, request.target, request.to)
 
-    async def exposed(self) -> ExposedList:
+    @api.ExposeListRequest.answer
+    async def exposed(self, request: api.ExposeListRequest) -> ExposedList:
         self.asked.append("exposed")
         return ExposedList(exposed=self.services)
 
-    async def unexpose(self, name: str) -> None:
-        self.asked.append(("unexpose", name))
+    @api.ExposeRemoveRequest.answer
+    async def unexpose(self, request: api.ExposeRemoveRequest) -> api.Done:
+        self.asked.append(("unexpose", request.name))
+        return api.Done()
 
-    async def open_tunnel(self, peer: str, service: str, *, listen: str) -> TunnelView:
-        self.asked.append(("open_tunnel", peer, service, listen))
-        if service == "secret":
+    @api.TunnelOpenRequest.answer
+    async def open_tunnel(self, request: api.TunnelOpenRequest) -> TunnelView:
+        self.asked.append(("open_tunnel", request.peer, request.service, request.listen))
+        if request.service == "secret":
             raise Refused("no service `secret` is exposed to this node", code="refused")
-        return replace(TUNNEL, service=service, listen=listen or TUNNEL.listen)
+        return replace(TUNNEL, service=request.service, listen=request.listen or TUNNEL.listen)
 
-    async def tunnels(self) -> TunnelList:
+    @api.TunnelListRequest.answer
+    async def tunnels(self, request: api.TunnelListRequest) -> TunnelList:
         self.asked.append("tunnels")
         return TunnelList(tunnels=self.open)
 
-    async def close_tunnels(self, *, listen: str, peer: str, service: str) -> TunnelList:
-        self.asked.append(("close_tunnels", listen, peer, service))
+    @api.TunnelCloseRequest.answer
+    async def close_tunnels(self, request: api.TunnelCloseRequest) -> TunnelList:
+        self.asked.append(("close_tunnels", request.listen, request.peer, request.service))
         return TunnelList(tunnels=(TUNNEL,))
 
-    async def netcheck(self, *, fresh: bool) -> NetcheckReply:
-        self.asked.append(("netcheck", fresh))
+    @NetcheckRequest.answer
+    async def netcheck(self, request: NetcheckRequest) -> NetcheckReply:
+        self.asked.append(("netcheck", request.fresh))
         return NETCHECK
 
-    async def leave(self, *, drop_root: bool = False) -> None:
-        self.asked.append(("leave", drop_root))
+    @api.LeaveRequest.answer
+    async def leave(self, request: api.LeaveRequest) -> api.Done:
+        self.asked.append(("leave", request.drop_root))
         self.stopping = True
+        return api.Done()
 
-    async def stop(self) -> None:
+    @api.StopRequest.answer
+    async def stop(self, request: api.StopRequest) -> api.Done:
         self.asked.append("stop")
         self.stopping = True
+        return api.Done()
 
 
 @contextlib.contextmanager

@@ -7,41 +7,51 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.admin import api
-from meshd.admin.codec import REQUESTS, decode_line, decode_request, encode_request, from_json, to_json
+from meshd.admin.codec import decode_line, decode_request, encode_request, from_json, to_json
 from meshd.admin.net_api import NetcheckRequest
+from meshd.admin.request import Request
 from meshd.admin.status import PeerView, Status
 from meshd.base.errors import RemoteProtocolError
+from meshd.model.status import ModelState, ModelStatus
 
-from .fake import full_status
+from .fake import MODEL, full_status
 
-EXAMPLES: list[api.Request] = [
-    api.StatusRequest(),
-    api.PingRequest(peer="garage", timeout_s=1.5),
-    api.InviteRequest(expires_s=60, uses=1, roles=("use", "work")),
-    api.InviteListRequest(),
-    api.InviteRevokeRequest(id="00ff"),
-    api.RevokeRequest(peer="gar"),
-    api.AcceptRequest(code="meshdreply1abc"),
-    api.LeaveRequest(drop_root=True),
-    api.StopRequest(),
-    NetcheckRequest(fresh=True),
-    api.ExposeRequest(name="web", target="127.0.0.1:80", to=("garage",)),
-    api.ExposeListRequest(),
-    api.ExposeRemoveRequest(name="web"),
-    api.TunnelOpenRequest(peer="garage", service="web", listen="127.0.0.1:8000"),
-    api.TunnelListRequest(),
-    api.TunnelCloseRequest(peer="garage", service="web"),
-]
+EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versions write them
+    api.StatusRequest(): '{"request":"status"}',
+    api.PingRequest(peer="garage", timeout_s=1.5): '{"request":"ping","peer":"garage","timeout_s":1.5}',
+    api.InviteRequest(expires_s=60, uses=1, roles=("use", "work")): (
+        '{"request":"invite","expires_s":60,"uses":1,"roles":["use","work"]}'
+    ),
+    api.InviteListRequest(): '{"request":"invite_list"}',
+    api.InviteRevokeRequest(id="00ff"): '{"request":"invite_revoke","id":"00ff"}',
+    api.RevokeRequest(peer="gar"): '{"request":"revoke","peer":"gar"}',
+    api.AcceptRequest(code="meshdreply1abc"): '{"request":"accept","code":"meshdreply1abc"}',
+    api.LeaveRequest(drop_root=True): '{"request":"leave","drop_root":true}',
+    api.StopRequest(): '{"request":"stop"}',
+    NetcheckRequest(fresh=True): '{"request":"netcheck","fresh":true}',
+    api.ExposeRequest(name="web", target="127.0.0.1:80", to=("garage",)): (
+        '{"request":"expose","name":"web","target":"127.0.0.1:80","to":["garage"]}'
+    ),
+    api.ExposeListRequest(): '{"request":"expose_list"}',
+    api.ExposeRemoveRequest(name="web"): '{"request":"expose_remove","name":"web"}',
+    api.TunnelOpenRequest(peer="garage", service="web", listen="127.0.0.1:8000"): (
+        '{"request":"tunnel_open","peer":"garage","service":"web","listen":"127.0.0.1:8000"}'
+    ),
+    api.TunnelListRequest(): '{"request":"tunnel_list"}',
+    api.TunnelCloseRequest(peer="garage", service="web"): (
+        '{"request":"tunnel_close","listen":"","peer":"garage","service":"web"}'
+    ),
+}
 
 
 def test_every_request_has_an_example() -> None:
-    assert {type(request) for request in EXAMPLES} == set(REQUESTS.values())
+    assert {type(request) for request in EXAMPLES} == set(api.REQUESTS.values())
 
 
 @pytest.mark.parametrize("request_", EXAMPLES, ids=lambda one: type(one).__name__)
-def test_requests_go_round(request_: api.Request) -> None:
+def test_requests_go_round(request_: Request[object]) -> None:
     line = encode_request(request_)
-    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert line.decode() == EXAMPLES[request_] + "\n"
     assert decode_request(line) == request_
 
 
@@ -125,6 +135,16 @@ def test_what_is_no_peer(change: dict[str, object]) -> None:
         from_json(PeerView, {**body, **change})
 
 
+def test_the_state_of_a_model_is_one_of_five_words() -> None:
+    body = to_json(MODEL)
+    assert isinstance(body, dict) and json.dumps(body["state"]) == '"ready"'
+    assert from_json(ModelStatus, {**body, "state": "degraded"}).state is ModelState.DEGRADED
+    wrongs: list[object] = ["gone", "READY", 1, None, []]
+    for wrong in wrongs:
+        with pytest.raises(RemoteProtocolError, match="`state` is not one of waiting, loading, ready, deg"):
+            from_json(ModelStatus, {**body, "state": wrong})
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
@@ -141,7 +161,7 @@ def test_any_bytes_are_a_request_or_refused(line: bytes) -> None:
 
 
 @given(
-    name=st.sampled_from(sorted(REQUESTS)),
+    name=st.sampled_from(sorted(api.REQUESTS)),
     body=st.dictionaries(
         st.sampled_from(
             ["peer", "timeout_s", "expires_s", "uses", "roles", "id", "drop_root", "name", "to", "listen"]

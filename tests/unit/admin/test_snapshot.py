@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from meshd.admin import snapshot
 from meshd.admin.status import StoreView
-from meshd.gateway.interface import GatewayStatus, ModelState
+from meshd.gateway.interface import GatewayStatus
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.membership import Chain, Member, Role, issue
 from meshd.link.interface import LinkInfo, LinkKind
@@ -91,8 +91,6 @@ def test_every_state_and_kind_has_a_name() -> None:
         assert snapshot.peer_view(peer(state=state), now=NOW, wall=WALL).state == state.value
     for kind in LinkKind:
         assert snapshot.link_kind(kind) == kind.value
-    for model in ModelState:
-        assert snapshot.model_state(model) == model.value
     assert snapshot.link_path("by carrier pigeon") == "public"
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.status import Status, StoreView, WorkerWeights
+from meshd.admin.status import Status, StoreView
 from meshd.cli.logs import Followed
 from meshd.cli.output import Output
 from meshd.cli.status import show
+from meshd.model.status import ModelState, WorkerWeights
 
 from tests.unit.admin.fake import MODEL, PEER, FakeControl, full_status
 
@@ -71,7 +72,7 @@ def test_status_says_how_activations_come_from_the_worker_before(daemon: FakeCon
 def loading() -> Status:
     """A model that is being loaded over one worker."""
     half = WorkerWeights(node="garage", total_bytes=100, local_bytes=40, missing_bytes=60, sent_bytes=10)
-    model = replace(MODEL, state="loading", progress=0.5, workers=(half,))
+    model = replace(MODEL, state=ModelState.LOADING, progress=0.5, workers=(half,))
     return replace(full_status(), model=model)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import pytest
+from meshd.admin.api import TunnelCloseRequest
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
 from meshd.daemon import shared_names
@@ -126,11 +127,11 @@ def test_a_tunnel_is_closed_by_a_name_that_only_one_tunnel_fits() -> None:
         mesh = FakeMesh({ONE: "vm", OTHER: "vm"})
         tunnels = FakeTunnels([(ONE, "web"), (OTHER, "db"), (ONE, "db")])
         answers = TunnelAnswers(cast(PeerMesh, mesh), cast(OwnTunnels, tunnels))
-        closed = await answers.close_tunnels(listen="", peer="vm", service="web")
+        closed = await answers.close_tunnels(TunnelCloseRequest(peer="vm", service="web"))
         assert [view.peer for view in closed.tunnels] == [str(ONE)]
         with pytest.raises(UserError, match="`vm` fits 2 nodes"):
-            await answers.close_tunnels(listen="", peer="vm", service="db")
-        await answers.close_tunnels(listen="", peer=OTHER.short, service="db")
+            await answers.close_tunnels(TunnelCloseRequest(peer="vm", service="db"))
+        await answers.close_tunnels(TunnelCloseRequest(peer=OTHER.short, service="db"))
         assert tunnels.to == [(ONE, "db")]
 
     run(main())

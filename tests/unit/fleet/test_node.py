@@ -9,6 +9,7 @@ import pytest
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.fleet.node import LocalNode, NodeSpec, model_ready, ready_or_raise, start_all
+from meshd.model.status import ModelState
 from meshd.process.interface import ChildFailed
 
 from tests.conformance.run import run
@@ -115,9 +116,11 @@ def test_a_node_that_is_not_up_yet_is_waited_for(tmp_path: Path) -> None:
 def test_a_failed_model_is_an_error_with_its_reason() -> None:
     full = full_status()
     assert full.model is not None
-    for state in ("ready", "loading"):
+    for state in (ModelState.READY, ModelState.LOADING):
         status = replace(full, model=replace(full.model, state=state))
-        assert ready_or_raise(status) == model_ready(status) == (state == "ready")
+        assert ready_or_raise(status) == model_ready(status) == (state is ModelState.READY)
     with pytest.raises(MeshdError, match="too little memory"):
-        ready_or_raise(replace(full, model=replace(full.model, state="failed", reason="too little memory")))
+        ready_or_raise(
+            replace(full, model=replace(full.model, state=ModelState.FAILED, reason="too little memory"))
+        )
     assert not ready_or_raise(replace(full, model=None))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.shares import PROGRESS_SHOWN
-from meshd.gateway.interface import ModelState
+from meshd.model.status import ModelState
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.head.ask_workers import LATE_AGAIN_SECONDS, LATE_SECONDS

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner, cancel_and_wait
-from meshd.gateway.interface import ModelState, ReadyReport
+from meshd.gateway.interface import ReadyReport
+from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
 from meshd.role.head.cycle import Serve
 from meshd.role.head.split_plan import HeadOptions

@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from meshd.gateway.interface import ModelState, ReadyReport
+from meshd.gateway.interface import ReadyReport
+from meshd.model.status import ModelState
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.role.head.cycle import Serve
 from meshd.role.head.stock_weights import OpenNamedWeights

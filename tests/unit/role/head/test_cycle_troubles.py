@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
-from meshd.gateway.interface import ModelState, ReadyReport
+from meshd.gateway.interface import ReadyReport
 from meshd.identity.membership import Role
+from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerState
 from meshd.process.interface import ChildFailed, ChildState
 from meshd.role.head.cycle import Serve
 from meshd.role.head.split_plan import HeadOptions
-from meshd.role.interface import ModelStatus
 from meshd.role.worker.cycle import Worker, WorkerOptions
 
 from tests.sim.loop import run

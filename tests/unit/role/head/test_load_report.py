@@ -2,8 +2,8 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.model.status import NetworkTensor
 from meshd.role.head.load_report import MAX_KEPT, NodeWeights, WeightsReport, count_of
-from meshd.role.interface import NetworkWeight
 
 
 def test_tensors_are_counted_and_those_from_the_network_named() -> None:
@@ -16,8 +16,8 @@ def test_tensors_are_counted_and_those_from_the_network_named() -> None:
     assert (report.local_bytes, report.network_bytes, report.done) == (100, 12, True)
     assert report.by_node == {"anna": NodeWeights(100, 7), "10.0.0.9:5": NodeWeights(0, 5)}
     assert report.from_network == (
-        NetworkWeight("a name with spaces", 7, "anna", "not in file"),
-        NetworkWeight("x", 5, "10.0.0.9:5", "other bytes"),
+        NetworkTensor("a name with spaces", 7, "anna", "not in file"),
+        NetworkTensor("x", 5, "10.0.0.9:5", "other bytes"),
     )
 
 

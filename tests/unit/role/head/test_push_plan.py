@@ -5,10 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
-from meshd.gateway.interface import ModelState, ReadyReport
+from meshd.gateway.interface import ReadyReport
+from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerState
 from meshd.role.head.split_plan import HeadOptions
-from meshd.role.interface import ModelStatus, Native
+from meshd.role.interface import Native
 
 from tests.sim.loop import run
 from tests.unit.role.head.test_cycle import Scene, scene

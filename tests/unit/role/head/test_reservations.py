@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.tasks import cancel_and_wait
-from meshd.gateway.interface import ModelState
+from meshd.model.status import ModelState
 from meshd.process.interface import ChildFailed
 from meshd.wire.lease import Offer
 

@@ -1,0 +1,82 @@
+"""docs/status.md: the objects of `meshd status --json`, from the values they are made of."""
+
+import ast
+import inspect
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from meshd.admin.status import Status
+
+from tests.reference.marks import table
+
+PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
+
+
+def page(kind: type = Status) -> str:
+    """A table for each object, the whole document first."""
+    places = places_of(kind)
+    return "\n\n".join(_chapter(one, place, places) for one, place in places.items())
+
+
+def places_of(
+    kind: type, place: str = "", known: Mapping[type, str] = MappingProxyType({})
+) -> dict[type, str]:
+    """This one and those within it, each once, with the fields that lead to where it stands first."""
+    found = {**known, kind: place}
+    for name, hint in typing.get_type_hints(kind).items():
+        for one in _kinds(hint):
+            if is_dataclass(one) and one not in found:
+                found = places_of(one, f"{place}.{name}".strip("."), found)
+    return found
+
+
+def _kinds(hint: object) -> Iterator[type]:
+    for one in typing.get_args(hint) or (hint,):
+        if typing.get_args(one):
+            yield from _kinds(one)
+        elif isinstance(one, type):
+            yield one
+
+
+def _chapter(kind: type, place: str, places: Mapping[type, str]) -> str:
+    assert is_dataclass(kind)
+    hints, notes = typing.get_type_hints(kind), _comments(kind)
+    rows = [
+        (f"`{field.name}`", _form(hints[field.name], places), notes.get(field.name, ""))
+        for field in fields(kind)
+    ]
+    head = f"## {place or 'The document'}\n\n{inspect.cleandoc(kind.__doc__ or '')}\n\n"
+    return head + table(("field", "type", "meaning"), rows)
+
+
+def _form(hint: object, places: Mapping[type, str]) -> str:
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return ", ".join(f"`{one}`" for one in choices)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_form(one, places) for one in choices)
+    if origin is tuple:
+        return f"list of {_form(choices[0], places)}"
+    assert isinstance(hint, type)
+    if issubclass(hint, StrEnum):
+        return ", ".join(f"`{one}`" for one in hint)
+    if is_dataclass(hint):
+        return f"[{places[hint]}](#{places[hint].replace('.', '')})"  # as GitHub makes anchors
+    return PLAIN[hint]
+
+
+def _comments(kind: type) -> dict[str, str]:
+    """What stands behind each field in the source."""
+    source = inspect.getsource(kind)
+    lines = source.splitlines()
+    (made,) = ast.parse(source).body
+    assert isinstance(made, ast.ClassDef)
+    return {
+        node.target.id: lines[(node.end_lineno or 0) - 1].partition("  # ")[2]
+        for node in made.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }

@@ -1,0 +1,99 @@
+"""The synopses of docs/cli.md, from the parsers of the verbs."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+
+from meshd.cli.main import VERBS, Verb
+from meshd.cli.options import Parser
+from meshd.config.key import ROLES
+from meshd.config.keys import KEYS
+
+WIDTH = 108
+INDENT = "    "
+COMMON = frozenset(key.name for key in KEYS if key.roles == ROLES and key.section != "paths") | {"config"}
+NEEDED = frozenset(key.name for key in KEYS if key.needed)
+
+
+def parts() -> dict[str, str]:
+    """For each verb, and the options that all daemons have."""
+    made = {f"synopsis of {verb.name}": _synopsis(verb) for verb in VERBS}
+    return {**made, "options of every daemon": _common()}
+
+
+def parser_of(verb: Verb) -> Parser:
+    """As main builds it."""
+    parser = Parser(prog=f"meshd {verb.name}")
+    verb.load().add_arguments(parser)
+    return parser
+
+
+def _synopsis(verb: Verb) -> str:
+    parser = parser_of(verb)
+    is_role = verb.name in ROLES
+    if parser.usage and not is_role:  # the verb has written it down, because its parser cannot tell
+        return "\n".join(
+            INDENT + line.removeprefix(" " * len("usage: ")) for line in parser.usage.splitlines()
+        )
+    elsewhere = COMMON - {"node.join"} if is_role else frozenset()
+    words = [_words(action) for action in _own(parser) if action.dest not in elsewhere]
+    if is_role:
+        words.append("[OPTIONS]")
+    if verb.rest:
+        words.append("[-- LLAMA_SERVER_ARGS...]")
+    lines = [] if _needs_a_word(parser) else [_wrapped(parser.prog, words)]
+    return "\n".join([*lines, *(_wrapped(below.prog, map(_words, _own(below))) for below in _below(parser))])
+
+
+def _own(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """What comes behind its name: first what has no dashes, then the options, those that are needed first."""
+    actions = [
+        action
+        for action in parser._actions
+        if not isinstance(action, argparse._SubParsersAction | argparse._HelpAction)
+        and action.help != argparse.SUPPRESS
+    ]
+    return sorted(actions, key=lambda one: (bool(one.option_strings), one.dest not in NEEDED))
+
+
+def _below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.values()
+
+
+def _needs_a_word(parser: argparse.ArgumentParser) -> bool:
+    return any(isinstance(one, argparse._SubParsersAction) and one.required for one in parser._actions)
+
+
+def _words(action: argparse.Action) -> str:
+    """`[--count N]`, `PEER`, `[FILE]`, `[--role R ...]`."""
+    value = "|".join(map(str, action.choices)) if action.choices else str(action.metavar or "")
+    if not action.option_strings:
+        return f"[{value}]" if action.nargs == "?" else value
+    repeats = isinstance(action, argparse._ExtendAction | argparse._AppendAction)
+    option = " | ".join(action.option_strings)
+    whole = f"{option}{f' {value}' if value and action.nargs != 0 else ''}{' ...' if repeats else ''}"
+    return whole if action.dest in NEEDED else f"[{whole}]"
+
+
+def _wrapped(name: str, words: Iterator[str] | Sequence[str]) -> str:
+    lines, line = [], INDENT + name
+    for word in words:
+        if len(line) + 1 + len(word) > WIDTH:
+            lines.append(line)
+            line = INDENT + " " * len(name)
+        line += f" {word}"
+    return "\n".join([*lines, line])
+
+
+def _common() -> str:
+    verb = next(verb for verb in VERBS if verb.name == ROLES[0])
+    options = [action for action in _own(parser_of(verb)) if action.dest in COMMON]
+    text, line = [], ""
+    for action in options:
+        word = f"`{_words(action).strip('[]')}`"
+        if line and len(line) + len(word) > WIDTH:
+            text.append(line)
+            line = ""
+        line += f"{word}, "
+    return "\n".join([*text, line]).replace(", \n", ",\n").removesuffix(", ") + "."
