@@ -57,7 +57,8 @@ def resolve_backend(backend: str) -> str:
     if backend == "auto":
         if sys.platform == "darwin":
             return "metal"
-        return "cuda" if find_nvcc() is not None and has_nvidia_gpu() else "cpu"
+        else:
+            return "cuda" if find_nvcc() is not None and has_nvidia_gpu() else "cpu"
     if backend not in BACKENDS:
         raise UserError(f"there is no backend `{backend}`", hint=f"one of: auto, {', '.join(BACKENDS)}")
     return backend
