@@ -11,7 +11,7 @@ help: ## list the targets
 
 $(INSTALLED): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build,dev]'
 	@touch $@
 
 build: $(INSTALLED) ## set up .venv and build the native part into the user's cache
@@ -32,11 +32,12 @@ follow: $(INSTALLED) ## build and test native/mesh on another tree of llama.cpp:
 test: build mesh ## run every test this machine can run, and say what was left out
 	$(BIN)/python -m pytest
 
-check: $(INSTALLED) ## format, lint, types, layers
+check: $(INSTALLED) ## format, lint, types (Linux and macOS), layers
 	$(BIN)/ruff format --check
 	$(BIN)/clang-format --dry-run -Werror native/mesh/*.cpp native/mesh/*.h native/mesh/tests/* native/fuzz/mesh_*
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	$(BIN)/lint-imports
 
 reference: $(INSTALLED) ## make anew what docs/ and configs/ say of settings, options, log events, limits and status

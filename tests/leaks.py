@@ -31,9 +31,10 @@ class Seen:
 
 def look() -> Seen:
     """What this process holds now."""
-    if sys.platform != "linux":
+    if sys.platform == "linux":
+        return Seen(frozenset(_descriptors()), frozenset(_children()))
+    else:
         return Seen(frozenset(), frozenset())
-    return Seen(frozenset(_descriptors()), frozenset(_children()))
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:

@@ -33,8 +33,7 @@ def lower_for(pid: int) -> None:
 
     Where the system cannot do that (macOS) it keeps ours.
     """
-    if _before is None or sys.platform != "linux":
-        return
-    with suppress(OSError, ValueError):  # it has ended already
-        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (_before, hard))
+    if sys.platform == "linux" and _before is not None:
+        with suppress(OSError, ValueError):  # it has ended already
+            _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (_before, hard))

@@ -20,7 +20,8 @@ def is_stopped_by_ps(pid: int) -> bool:
     """The same for a verb, which may run a program where the system tells no other way (macOS)."""
     if sys.platform == "darwin":
         return _ask_ps(pid)
-    return is_stopped(pid)
+    else:
+        return is_stopped(pid)
 
 
 def _ask_ps(pid: int) -> bool:

@@ -16,9 +16,10 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
         uid = int(struct.unpack_from("II", raw)[1])
         pid = connection.getsockopt(0, _LOCAL_PEERPID)
         return uid, pid
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, _gid = struct.unpack("3i", raw)
-    return uid, pid
+    else:
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, uid, _gid = struct.unpack("3i", raw)
+        return uid, pid
 
 
 def allowed(uid: int) -> bool:

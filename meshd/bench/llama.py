@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import socket
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,8 +100,11 @@ def _is_served(url: str) -> bool:
 
 
 def clock() -> float:
-    """Seconds since this machine was started, as in /proc."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    """Seconds since this machine was started, as in /proc. Raises MeshdError where there is none."""
+    if sys.platform == "linux":
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    else:
+        raise MeshdError("when llama-server was started cannot be told on this system")
 
 
 def started_at(pid: int) -> float:

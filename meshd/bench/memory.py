@@ -7,6 +7,7 @@ memory is held and given back the moment llama-server starts, for stock and for 
 
 import asyncio
 import mmap
+import sys
 from pathlib import Path
 
 from meshd.base.tasks import in_thread
@@ -31,7 +32,10 @@ async def take_memory() -> mmap.mmap | None:
 
 
 def _take() -> mmap.mmap:
-    return mmap.mmap(-1, AT_HAND, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    if sys.platform == "linux":
+        flags |= mmap.MAP_POPULATE
+    return mmap.mmap(-1, AT_HAND, flags=flags)
 
 
 async def give_back(held: mmap.mmap | None, place: Path) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -214,7 +215,7 @@ async def _streams(
     if place.is_near:
         port = int(await place.talk.receive())
         reader, writer = await asyncio.open_connection(place.far_host, port, ssl=client, limit=READ_BYTES)
-        if place.control:
+        if place.control and sys.platform == "linux":
             # by socket: a network of its own takes no default but the machine's (tcp_congestion_control)
             sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, place.control.encode())

@@ -8,6 +8,7 @@ import platform
 import shutil
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshd.base.errors import UserError
@@ -15,6 +16,11 @@ from meshd.build.interface import BACKENDS
 
 _CPUINFO = Path("/proc/cpuinfo")
 _NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")
+_TOOLS = ("cmake", "ninja")
+_INSTALL = (
+    "install meshd[build] (`pip install 'meshd[build]'`; in a clone, `pip install '.[build]'` or "
+    "`make build`), or your system's cmake and ninja"
+)
 _CUDA_PLACES = (Path("/usr/local/cuda/bin/nvcc"), Path("/opt/cuda/bin/nvcc"))
 
 
@@ -51,7 +57,8 @@ def resolve_backend(backend: str) -> str:
     if backend == "auto":
         if sys.platform == "darwin":
             return "metal"
-        return "cuda" if find_nvcc() is not None and has_nvidia_gpu() else "cpu"
+        else:
+            return "cuda" if find_nvcc() is not None and has_nvidia_gpu() else "cpu"
     if backend not in BACKENDS:
         raise UserError(f"there is no backend `{backend}`", hint=f"one of: auto, {', '.join(BACKENDS)}")
     return backend
@@ -90,13 +97,40 @@ def need_compiler() -> None:
 
 
 def find_tool(name: str) -> str:
-    """Path of `cmake` or `ninja`: the one installed with meshd, else the system's. Raises UserError."""
+    """Path of `cmake` or `ninja`: the one installed with meshd[build], else one in PATH. Raises UserError."""
+    found = _look_for(name)
+    if found is None:
+        raise _lacking([name])
+    return found
+
+
+def need_tools() -> None:
+    """Raise UserError that says what to install unless cmake and ninja are there."""
+    if missing := missing_tools():
+        raise _lacking(missing)
+
+
+def missing_tools() -> list[str]:
+    """Which of cmake and ninja are not there."""
+    return [name for name in _TOOLS if _look_for(name) is None]
+
+
+def how_to_build() -> str:
+    """A hint for whoever has no native build: what to run here, and what to install before."""
+    run = "`meshd native build`"
+    if not missing_tools():
+        return f"run {run} once: it needs a C++ compiler and takes some minutes"
+    return f"{_INSTALL}; then run {run} once: it needs a C++ compiler and takes some minutes"
+
+
+def _look_for(name: str) -> str | None:
     for folder in (Path(sysconfig.get_path("scripts")), Path(sys.executable).parent):
         if (folder / name).is_file():
             return str(folder / name)
-    found = shutil.which(name)
-    if found is None:
-        raise UserError(
-            f"the native part cannot be built: `{name}` is not there", hint=f"`pip install {name}`"
-        )
-    return found
+    return shutil.which(name)
+
+
+def _lacking(names: Sequence[str]) -> UserError:
+    are = "is" if len(names) == 1 else "are"
+    listed = " and ".join(f"`{name}`" for name in names)
+    return UserError(f"the native part cannot be built: {listed} {are} not there", hint=_INSTALL)

@@ -21,7 +21,7 @@ from meshd.build.interface import (
     ProgressCallback,
     Stage,
 )
-from meshd.build.machine import cpu_kind, need_compiler, resolve_backend
+from meshd.build.machine import cpu_kind, need_compiler, need_tools, resolve_backend
 from meshd.build.pin import Pin, read_pin
 from meshd.build.tree import Tree, check_source
 
@@ -75,6 +75,7 @@ async def build(
                 info = await asyncio.to_thread(builds.load, folder, key)  # the one we waited for may have it
                 if info is None or not targets.keys() <= info.binaries.keys():
                     need_compiler()
+                    need_tools()
                     tree = Tree(cache / "native" / f"tree-{backend}-{key.cpu}")
                     await _fill(tree, pin, cache, source, progress)
                     info = await _make(tree, pin, key, folder, targets, progress)

@@ -1,6 +1,7 @@
 """Build the native part (llama.cpp at a pinned commit, patched) into the cache, or tell about the build.
 
-`build` needs a C++ compiler; cmake and ninja come with meshd. A build that is there already is kept.
+`build` needs a C++ compiler, cmake and ninja; the last two come with meshd[build], or from your system. A
+build that is there already is kept.
 """
 
 import argparse
@@ -76,6 +77,7 @@ def _build(cache: Path, backend: str, source: Path | None, tools: bool, out: Out
 
 
 def _find(cache: Path, backend: str, native_bin: Path | None) -> "NativeInfo":
+    from meshd.build.machine import how_to_build
     from meshd.build.native import find, read_bin_dir
 
     if native_bin is not None:
@@ -84,7 +86,7 @@ def _find(cache: Path, backend: str, native_bin: Path | None) -> "NativeInfo":
     if found is None:
         raise UserError(
             f"there is no native build for `{backend}` in `{cache}`",
-            hint="make one with `meshd native build`",
+            hint=how_to_build(),
         )
     return found
 

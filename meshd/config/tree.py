@@ -142,7 +142,8 @@ def find_home(environ: Mapping[str, str]) -> Path:
         return Path(given).expanduser().absolute()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "meshd"
-    return _xdg(environ, "XDG_STATE_HOME", ".local/state") / "meshd"
+    else:
+        return _xdg(environ, "XDG_STATE_HOME", ".local/state") / "meshd"
 
 
 def find_cache(environ: Mapping[str, str]) -> Path:
@@ -151,7 +152,8 @@ def find_cache(environ: Mapping[str, str]) -> Path:
         return Path(given).expanduser().absolute()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "meshd"
-    return _xdg(environ, "XDG_CACHE_HOME", ".cache") / "meshd"
+    else:
+        return _xdg(environ, "XDG_CACHE_HOME", ".cache") / "meshd"
 
 
 def _xdg(environ: Mapping[str, str], name: str, default: str) -> Path:

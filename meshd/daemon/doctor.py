@@ -11,7 +11,7 @@ from typing import Literal
 
 from meshd.base.amounts import in_bytes
 from meshd.base.errors import MeshdError, UserError
-from meshd.build.machine import need_compiler
+from meshd.build.machine import need_compiler, need_tools
 from meshd.build.pin import read_pin
 from meshd.config import Config
 from meshd.daemon.native_check import check_native
@@ -79,10 +79,11 @@ def _build(config: Config) -> Iterator[Finding]:
         native = find_native(config)
     except UserError as error:
         yield _fault("llama.cpp", error)
-        try:
-            need_compiler()
-        except UserError as missing:
-            yield _fault("compiler", missing)
+        for name, look in (("compiler", need_compiler), ("build tools", need_tools)):
+            try:
+                look()
+            except UserError as missing:
+                yield _fault(name, missing)
         return
     patches, where = _patches(native), native.rpc_server.parent
     if native.version.pin not in (read_pin().commit, "unknown"):

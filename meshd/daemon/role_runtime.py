@@ -16,6 +16,7 @@ from meshd.base.errors import MeshdError, UserError
 from meshd.base.listening import listen_in, remove_stale
 from meshd.base.stopped import is_stopped
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
+from meshd.build.machine import how_to_build
 from meshd.build.native import find, read_bin_dir
 from meshd.build.pin import read_pin
 from meshd.config import Config
@@ -51,7 +52,7 @@ def find_native(config: Config, *, head: bool = True) -> Native:
     if info is None:
         raise UserError(
             "the native part (llama.cpp) is not built yet",
-            hint="run `meshd native build` once: it needs a C++ compiler and takes some minutes",
+            hint=how_to_build(),
         )
     version = NativeVersion(
         rpc=read_pin().rpc_protocol, pin=info.pin, patches=info.patches_sha256, backend=info.backend

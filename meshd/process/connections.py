@@ -39,10 +39,11 @@ class ConnectionOwners:
         return await self._ask(partial(user_has_connection, uid, client, server))
 
     async def _ask(self, look: Callable[[], bool]) -> bool | None:
-        if sys.platform != "linux":
+        if sys.platform == "linux":
+            async with self._turn:
+                return await in_thread(look)
+        else:
             return None
-        async with self._turn:
-            return await in_thread(look)
 
 
 def owns_connection(pid: int, client: Address, server: Address) -> bool:

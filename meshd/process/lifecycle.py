@@ -2,7 +2,7 @@
 
 The driver (child.py) feeds events with `now` (seconds of its clock) and carries out the actions in order.
 Every pair of state and event stands in TABLE, in IGNORED (late, harmless), or is a bug of ours and raises
-LocalProtocolError. Each row names the states it may lead to; `on` holds it to that, `mermaid` draws it.
+LocalProtocolError. Each row names the states it may lead to; `on` holds it to that.
 """
 
 import signal
@@ -303,12 +303,3 @@ TABLE: Mapping[tuple[ChildState, type[Event]], Row] = {
 
 # a probe that was under way when the child was told to stop
 IGNORED = frozenset({(_S.STOPPING, ProbePassed)})
-
-
-def mermaid() -> str:
-    """The table as a mermaid state diagram (docs/decisions/0005-children.md holds it)."""
-    lines = ["stateDiagram-v2", "    [*] --> stopped"]
-    for (state, event), row in TABLE.items():
-        others = sorted(row.leads_to - {state})
-        lines += [f"    {state} --> {target}: {event.__name__}" for target in others]
-    return "\n".join(lines) + "\n"

@@ -177,8 +177,10 @@ def group_lives(group: int) -> bool:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):  # EPERM: macOS, for a group of zombies
         return False
-    if sys.platform != "linux":
-        return True
+    return _has_more_than_zombies(group) if sys.platform == "linux" else True
+
+
+def _has_more_than_zombies(group: int) -> bool:
     # Linux counts zombies too, and a container's first process may reap them late or never
     try:
         return any(_lives_in(entry, group) for entry in Path("/proc").iterdir() if entry.name.isdecimal())

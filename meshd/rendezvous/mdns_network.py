@@ -171,17 +171,17 @@ def _hear_this_network_only(zeroconf: "AsyncZeroconf", interface: str) -> None:
     For IPv4 there is an option against that, for IPv6 nothing but to bind the socket to the interface, which
     anybody may do since Linux 5.7. Elsewhere the systems look at the interface by themselves.
     """
-    if sys.platform != "linux":
-        return
-    for reader in zeroconf.zeroconf.engine.readers:
-        sock = reader.transport.get_extra_info("socket")
-        if not ipaddress.ip_address(sock.getsockname()[0]).is_unspecified:
-            continue  # it hears what is sent to its own address only
-        for level, option, value in (
+    if sys.platform == "linux":
+        options = (
             (socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode()),
             (socket.IPPROTO_IP, _IP_MULTICAST_ALL, bytes(4)),
-        ):
-            try:
-                sock.setsockopt(level, option, value)
-            except OSError as error:
-                LOG.debug("option_refused", interface=interface, why=(error.strerror or "").lower())
+        )
+        for reader in zeroconf.zeroconf.engine.readers:
+            sock = reader.transport.get_extra_info("socket")
+            if not ipaddress.ip_address(sock.getsockname()[0]).is_unspecified:
+                continue  # it hears what is sent to its own address only
+            for level, option, value in options:
+                try:
+                    sock.setsockopt(level, option, value)
+                except OSError as error:
+                    LOG.debug("option_refused", interface=interface, why=(error.strerror or "").lower())

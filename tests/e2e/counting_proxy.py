@@ -12,7 +12,7 @@ from meshd.fleet.rpc_count import RpcCounts, RpcListener
 
 from tests.e2e.threaded_proxy import ThreadedProxy, Way
 
-_TCP_INFO_BYTES, _DATA_SEGS_IN = 192, 152  # struct tcp_info, linux/tcp.h
+_TCP_INFO, _TCP_INFO_BYTES, _DATA_SEGS_IN = 11, 192, 152  # struct tcp_info, linux/tcp.h
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class CountingProxy(ThreadedProxy):
         """TCP segments with data that have come from the head, by the kernel's own count (Linux)."""
         total = 0
         for client in self.clients:
-            info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            info = client.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES)
             total += struct.unpack_from("=I", info, _DATA_SEGS_IN)[0]
         return total
 

@@ -26,8 +26,10 @@ def _mounted() -> Path | None:
 
 def why_not() -> str:
     """Why nothing can be frozen here; empty when it can."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        return "needs root on Linux"
+    return _lacking() if sys.platform == "linux" and os.geteuid() == 0 else "needs root on Linux"
+
+
+def _lacking() -> str:
     root = _mounted()
     if root is None:
         return "no cgroup2 is mounted"

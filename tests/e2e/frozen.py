@@ -48,8 +48,11 @@ void GOMP_parallel(void (*work)(void *), void * data, unsigned threads, unsigned
 
 def why_not() -> str:
     """Why this cannot be done here; empty when it can."""
-    if sys.platform != "linux" or shutil.which("cc") is None:
-        return "needs Linux and a C compiler"
+    linux_and_cc = sys.platform == "linux" and shutil.which("cc") is not None
+    return _lacking() if linux_and_cc else "needs Linux and a C compiler"
+
+
+def _lacking() -> str:
     listed = subprocess.run(
         ["ldd", str(patched().binaries[RPC_SERVER])], check=False, capture_output=True, text=True
     )

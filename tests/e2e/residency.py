@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,7 +14,8 @@ def drop(path: Path) -> None:
     """Have the kernel forget what it holds of the file."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if sys.platform == "linux":
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def read_ahead_bytes(path: Path) -> int:

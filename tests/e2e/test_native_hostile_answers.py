@@ -1,7 +1,7 @@
 """A worker whose answers are wrong: llama-server ends with an error or answers, and never by a signal.
 
-What the head's daemon checks is checked here by the same code (rpc/device_check.py); all else that comes is for
-llama-server itself. Wrong numbers in a tensor are not found: what a worker computes, only it knows.
+What the head's daemon checks is checked here by the same code (rpc/device_check.py); all else is for
+llama-server itself. Wrong numbers in a tensor are not found: what a worker computes only it knows.
 """
 
 import itertools

@@ -290,12 +290,13 @@ def test_a_refusal_is_told_although_the_connection_ends_at_once(tmp_path: Path, 
 @pytest.fixture
 def one_processor() -> Iterator[None]:
     """For all that is started meanwhile."""
-    if sys.platform != "linux":
+    if sys.platform == "linux":
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(before)})
+        yield
+        os.sched_setaffinity(0, before)
+    else:
         pytest.skip("only Linux keeps programs to one processor")
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    yield
-    os.sched_setaffinity(0, before)
 
 
 def test_report_says_who_comes_and_goes(tmp_path: Path) -> None:

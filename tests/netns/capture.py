@@ -12,6 +12,7 @@ from tests.netns.space import Namespace
 from tests.netns.world import Host
 
 ALL = 0x0003  # ETH_P_ALL
+_AF_PACKET = 17  # Python has the name on Linux alone
 V4, V6 = 0x0800, 0x86DD
 BUFFER = 64 << 20
 
@@ -40,7 +41,7 @@ class Capture:
         self._seen: list[Packet] = []
 
     def __enter__(self) -> Self:
-        self._socket = self._space.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ALL))
+        self._socket = self._space.socket(_AF_PACKET, socket.SOCK_DGRAM, socket.htons(ALL))
         self._socket.setsockopt(socket.SOL_SOCKET, 33, BUFFER)  # SO_RCVBUFFORCE
         self._socket.bind((self._device, ALL))
         self._socket.setblocking(False)

@@ -30,14 +30,17 @@ FILES = Path("/etc/netns")  # NAME/hosts there is /etc/hosts for programs inside
 HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
 HOW_TO_GET = "apt-get install -y nftables iproute2"
 _CLONE_NEWNET = 0x40000000  # sched.h
+_AF_NETLINK = 16  # Python has the name on Linux alone
 _numbers = itertools.count()
 
 
 @cache
 def why_not() -> str:
     """Why the bench cannot run here, with what to do about it; empty when it can."""
-    if sys.platform != "linux":
-        return "network namespaces: Linux only"
+    return _lacking() if sys.platform == "linux" else "network namespaces: Linux only"
+
+
+def _lacking() -> str:
     if os.geteuid() != 0:
         return "network namespaces: needs root (`sudo make test`)"
     for program in ("ip", "nft", "nsenter"):
@@ -139,7 +142,7 @@ class Namespace:
         One netlink message: IPCTNL_MSG_CT_DELETE without a tuple (nfnetlink_conntrack.h).
         """
         delete_all = struct.pack("=IHHII4x", 20, (1 << 8) | 2, 0x0001 | 0x0004, 1, 0)  # request, acknowledged
-        with self.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12) as link:  # NETLINK_NETFILTER
+        with self.socket(_AF_NETLINK, socket.SOCK_RAW, 12) as link:  # NETLINK_NETFILTER
             link.send(delete_all)
             (code,) = struct.unpack_from("=i", link.recv(4096), 16)
             if code:

@@ -7,6 +7,7 @@ beside the stages of writing: what is read has no others, for its bytes come wit
 import errno
 import io
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,7 +48,8 @@ class FailingDisk:
         """As os.open."""
         named = path
         writes = bool(flags & _WRITES)
-        if flags & os.O_TMPFILE == os.O_TMPFILE:  # a file without a name in this folder
+        if sys.platform == "linux" and flags & os.O_TMPFILE == os.O_TMPFILE:
+            # a file without a name in this folder
             path = Path(path) / NEW_PREFIX
         if self._concerned(Path(path)):
             self._fail("open" if writes else OPEN_TO_READ)

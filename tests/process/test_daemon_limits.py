@@ -29,12 +29,20 @@ SOMEBODY = str(KeyPair.from_seed(bytes(32)).peer)
 @contextmanager
 def limited(pid: int, what: int, most: int) -> Iterator[None]:
     """While the block runs, as `ulimit` in the shell that started it."""
-    before = resource.prlimit(pid, what)
-    resource.prlimit(pid, what, (most, before[1]))
+    before = _limits(pid, what)
+    _limits(pid, what, (most, before[1]))
     try:
         yield
     finally:
-        resource.prlimit(pid, what, before)
+        _limits(pid, what, before)
+
+
+def _limits(pid: int, what: int, new: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Those that held, soft and hard."""
+    if sys.platform == "linux":
+        return resource.prlimit(pid, what) if new is None else resource.prlimit(pid, what, new)
+    else:
+        raise NotImplementedError
 
 
 def pid_of(node: LocalNode) -> int:
@@ -74,7 +82,7 @@ def test_a_daemon_may_open_as_many_files_as_the_system_allows(tmp_path: Path) ->
             shell = ("/bin/sh", "-c", 'ulimit -Sn 200 && exec "$0" "$@"')
             node = await fleet.start(fleet.spec("worker", "worker", prefix=shell))
             await node.token()
-            assert resource.prlimit(pid_of(node), resource.RLIMIT_NOFILE) == (allowed, hard)
+            assert _limits(pid_of(node), resource.RLIMIT_NOFILE) == (allowed, hard)
 
     assert allowed > 200
     play(check())

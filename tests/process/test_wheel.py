@@ -1,5 +1,6 @@
 """The wheel, installed outside the checkout, has all that an installed meshd needs."""
 
+import email
 import os
 import shutil
 import subprocess
@@ -54,9 +55,9 @@ class Installed:
     bin: Path
     folder: Path
 
-    def meshd(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        own = str(self.folder)
-        return _run(self.bin / "meshd", *arguments, cwd=self.folder, MESHD_HOME=own, MESHD_CACHE=own)
+    def meshd(self, arguments: Sequence[str], **environ: str) -> subprocess.CompletedProcess[str]:
+        own = {"MESHD_HOME": str(self.folder), "MESHD_CACHE": str(self.folder)}
+        return _run(self.bin / "meshd", *arguments, cwd=self.folder, **own, **environ)
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +100,40 @@ def test_it_runs_from_its_own_files(installed: Installed) -> None:
 
 
 def test_no_native_build_is_said_with_what_to_do(installed: Installed) -> None:
-    shown = installed.meshd(["native", "info"])
+    shown = installed.meshd(["native", "info"], PATH=_tools(installed, "cmake", "ninja"))
     assert shown.returncode == 1
     assert shown.stdout == ""
     assert "error: there is no native build" in shown.stderr
-    assert "hint: make one with `meshd native build`" in shown.stderr
+    assert "hint: run `meshd native build` once" in shown.stderr
+
+
+def _tools(installed: Installed, *names: str) -> str:
+    """A PATH where just these programs are, and compilers; none of them is ever run."""
+    folder = installed.folder / "-".join(("path", *names))
+    folder.mkdir(exist_ok=True)
+    for name in ("cc", "c++", *names):
+        (folder / name).write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    return str(folder)
+
+
+def test_what_only_a_build_needs_is_an_extra(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    wanted = metadata.get_all("Requires-Dist") or []
+    of_a_build = {one for one in wanted if one.startswith(("cmake", "ninja"))}
+    assert len(of_a_build) == 2
+    assert all(one.endswith("extra == 'build'") for one in of_a_build)
+
+
+@pytest.mark.parametrize("verb", ["native build", "native info", "demo", "worker", "serve --model m.gguf"])
+def test_without_the_extra_every_verb_that_needs_a_build_names_it(installed: Installed, verb: str) -> None:
+    (installed.folder / "m.gguf").write_bytes(b"GGUF")
+    shown = installed.meshd(verb.split(), PATH=_tools(installed))
+    assert shown.returncode == 1
+    assert "install meshd[build]" in shown.stderr
+    assert "Traceback" not in shown.stderr
 
 
 def test_it_writes_and_reads_a_configuration(installed: Installed) -> None:

@@ -15,11 +15,17 @@ def test_a_stopped_process_is_seen_as_such() -> None:
     try:
         assert not is_stopped(child.pid)
         child.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        _wait(child.pid, stopped=True)
         assert is_stopped(child.pid)
         child.send_signal(signal.SIGCONT)
-        os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOWAIT)
+        _wait(child.pid, stopped=False)
         assert not is_stopped(child.pid)
     finally:
         child.communicate(b"\n")
     assert not is_stopped(child.pid)
+
+
+def _wait(pid: int, *, stopped: bool) -> None:
+    """Until the kernel says so of a child."""
+    if sys.platform == "linux":
+        os.waitid(os.P_PID, pid, (os.WSTOPPED if stopped else os.WCONTINUED) | os.WNOWAIT)

@@ -1,6 +1,7 @@
 """meshd.build.machine: kind of CPU, backends, compilers and tools."""
 
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -72,5 +73,39 @@ def test_tools_that_came_with_meshd_are_found_without_path(monkeypatch: pytest.M
     monkeypatch.setenv("PATH", "")
     for name in ("cmake", "ninja"):
         assert Path(machine.find_tool(name)).is_file()
+    assert machine.missing_tools() == []
     with pytest.raises(UserError, match="`no-such-tool` is not there"):
         machine.find_tool("no-such-tool")
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installation without the extra; returns the only folder in PATH, which is empty."""
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "venv"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def _put(folder: Path, name: str) -> None:
+    (folder / name).write_text("#!/bin/sh\n")
+    (folder / name).chmod(0o755)
+
+
+def test_without_the_extra_it_says_what_to_install(bare: Path) -> None:
+    with pytest.raises(UserError, match="`cmake` and `ninja` are not there") as caught:
+        machine.need_tools()
+    assert "install meshd[build]" in caught.value.hint
+    assert machine.how_to_build().startswith("install meshd[build]")
+    _put(bare, "cmake")
+    with pytest.raises(UserError, match="cannot be built: `ninja` is not there") as caught:
+        machine.need_tools()
+    assert "install meshd[build]" in caught.value.hint
+
+
+def test_tools_of_the_system_will_do(bare: Path) -> None:
+    for name in ("cmake", "ninja"):
+        _put(bare, name)
+        assert machine.find_tool(name) == str(bare / name)
+    machine.need_tools()
+    assert machine.how_to_build().startswith("run `meshd native build` once")

@@ -1,7 +1,6 @@
 """The table of a child's life: each row, and what must hold whatever happens in whatever order."""
 
 import signal
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -29,7 +28,7 @@ from meshd.process.events import (
     Wake,
 )
 from meshd.process.interface import ChildState
-from meshd.process.lifecycle import IGNORED, STUBBORN_AFTER, TABLE, Lifecycle, mermaid
+from meshd.process.lifecycle import IGNORED, STUBBORN_AFTER, TABLE, Lifecycle
 
 S = ChildState
 RULES = Rules("cat", ready_timeout=10.0, stop_timeout=5.0, restart=False)
@@ -43,7 +42,6 @@ SAMPLES: tuple[Event, ...] = (
     Exited(1, None),
     TimerFired(),
 )
-DECISION = Path(__file__).parents[3] / "docs" / "decisions" / "0005-children.md"
 
 
 def run(*events: Event, rules: Rules = RULES, now: float = 100.0) -> tuple[Lifecycle, tuple[Action, ...]]:
@@ -239,10 +237,6 @@ def test_a_loop_is_called_one_and_a_stop_forgets_it() -> None:
     life, actions = life.on(StartAsked(), now)
     assert Spawn() in actions
     assert not life.record.looping
-
-
-def test_the_diagram_in_the_decision_is_current() -> None:
-    assert mermaid() in DECISION.read_text(encoding="utf-8")
 
 
 class AnyOrder(RuleBasedStateMachine):

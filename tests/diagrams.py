@@ -1,0 +1,108 @@
+"""The diagrams of docs/architecture.md, made from what they show: import contracts, and tables of states.
+
+`python -m tests.diagrams --write` brings them up to date.
+"""
+
+import argparse
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from meshd.process.lifecycle import TABLE
+
+from tests.rules.source import ROOT
+
+PAGE = ROOT / "docs/architecture.md"
+Contract = Mapping[str, object]
+
+
+def contracts() -> list[Contract]:
+    """Those of pyproject.toml."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    found: list[Contract] = table["tool"]["importlinter"]["contracts"]
+    return found
+
+
+def layers(of: Sequence[Contract]) -> str:
+    """Rows of packages, each importing what is below; libraries hang on the one place that has them."""
+    (rows,) = (_rows(one) for one in of if one["type"] == "layers")
+    pure = {name.removeprefix("meshd.") for one in of if one["type"] == "forbidden" for name in _pure(one)}
+    lines = ["flowchart TB"]
+    for number, row in enumerate(rows):
+        lines.append(f'    subgraph layer{number} [" "]')
+        lines += [f'        {name}["{name}"]{":::pure" if name in pure else ""}' for name in row]
+        lines.append("    end")
+    lines += [f"    layer{number} --> layer{number + 1}" for number in range(len(rows) - 1)]
+    lines += [f"    {package} -.- {library}([{library}])" for library, package in _libraries(of)]
+    return "\n".join([*lines, "    classDef pure stroke-width:3px"]) + "\n"
+
+
+def _rows(contract: Contract) -> list[list[str]]:
+    found = contract["layers"]
+    assert isinstance(found, list)
+    rows = [[name.strip(" ()") for name in row.split("|")] for row in found]
+    return [row for row in rows if row != ["__main__"]]  # a module that starts cli, and no package
+
+
+def _pure(contract: Contract) -> Iterator[str]:
+    """Whole packages that a contract about purity names."""
+    sources, forbidden = contract["source_modules"], contract["forbidden_modules"]
+    assert isinstance(sources, list) and isinstance(forbidden, list)
+    if "asyncio" in forbidden:
+        yield from (name for name in sources if name.count(".") == 1)
+
+
+def _libraries(of: Sequence[Contract]) -> Iterator[tuple[str, str]]:
+    for one in of:
+        if one["type"] != "protected":
+            continue
+        protected, importers = one["protected_modules"], one["allowed_importers"]
+        assert isinstance(protected, list) and isinstance(importers, list)
+        for library in protected:
+            if not library.startswith("meshd"):
+                packages = sorted({importer.split(".")[1] for importer in importers})
+                yield from ((library, package) for package in packages)
+
+
+def life_of_a_child() -> str:
+    """Of process/lifecycle.py, without the events that leave a child as it is."""
+    lines = ["stateDiagram-v2", "    [*] --> stopped"]
+    for (state, event), row in TABLE.items():
+        others = sorted(row.leads_to - {state})
+        lines += [f"    {state} --> {target}: {event.__name__}" for target in others]
+    return "\n".join(lines) + "\n"
+
+
+DIAGRAMS: Mapping[str, Callable[[], str]] = {
+    "layers": lambda: layers(contracts()),
+    "life of a child": life_of_a_child,
+}
+
+
+def brought_up_to_date(text: str) -> str:
+    """The page, each diagram between its marks as it is now. Raises ValueError where a mark is missing."""
+    for name, draw in DIAGRAMS.items():
+        begin, end = f"<!-- diagram: {name} -->\n", "<!-- end of the diagram -->"
+        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+        if len(pattern.findall(text)) != 1:
+            raise ValueError(f"there is no one place for `{name}`")
+        drawn = f"{begin}```mermaid\n{draw()}```\n{end}"
+        text = pattern.sub(lambda _, drawn=drawn: drawn, text)  # type: ignore[misc]
+    return text
+
+
+def main() -> None:
+    """Without --write only says whether the page is current."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    before = PAGE.read_text(encoding="utf-8")
+    after = brought_up_to_date(before)
+    if args.write:
+        PAGE.write_text(after, encoding="utf-8")
+    elif before != after:
+        raise SystemExit("docs/architecture.md is not current: python -m tests.diagrams --write")
+
+
+if __name__ == "__main__":
+    main()

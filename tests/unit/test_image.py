@@ -1,0 +1,188 @@
+"""Dockerfile and compose file: what they name exists, nobody is root, no secret lies where others see it."""
+
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import cast
+
+import pytest
+import yaml
+from meshd.cli.main import VERBS
+from meshd.cli.options import Parser
+from meshd.cli.relay import DEFAULT_PORT as RELAY_PORT
+from meshd.config.keys import KEYS
+from meshd.config.tree import DEFAULT_MESH_PORT, ServeConfig
+
+from tests.dockerfile import Stage, read, stages
+from tests.rules.source import ROOT
+
+Service = Mapping[str, object]
+
+VARIABLES = {key.variable for key in KEYS}
+ALL_PORTS = {
+    *(f"{DEFAULT_MESH_PORT}/{kind}" for kind in ("tcp", "udp")),
+    *(f"{RELAY_PORT}/{kind}" for kind in ("tcp", "udp")),
+    f"{ServeConfig().port}/tcp",
+}
+REDIRECTED = re.compile(r"exec (meshd .*?) > (\S+)$", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def image() -> Stage:
+    """The stage that is kept."""
+    return read()[-1]
+
+
+@pytest.fixture(scope="module")
+def services() -> Mapping[str, Service]:
+    return cast(Mapping[str, Service], _compose()["services"])
+
+
+def _compose() -> Mapping[str, object]:
+    text = (ROOT / "configs/compose.yaml").read_text(encoding="utf-8")
+    return cast(Mapping[str, object], yaml.safe_load(text))
+
+
+def _words(service: Service, name: str) -> list[str]:
+    found = service.get(name, [])
+    assert isinstance(found, list)
+    return [str(one) for one in found]
+
+
+def _called(command: str) -> None:
+    """Raises UsageError for what meshd would not take."""
+    _, verb, *rest = shlex.split(command)
+    (module,) = (one.load() for one in VERBS if one.name == verb)
+    parser = Parser(prog=verb)
+    module.add_arguments(parser)
+    parser.parse_args(rest)
+
+
+def test_a_dockerfile_is_read_by_stages() -> None:
+    first, last = stages(
+        "# why\nFROM a AS b\nRUN x \\\n# note\n && y\nFROM c\nENV A=1 \\\n  B='2 3'\nUSER d\n"
+    )
+    assert (first.base, first.name, last.base, last.name) == ("a", "b", "c", "1")
+    assert first.texts("RUN")[0].split() == ["x", "&&", "y"]
+    assert last.env() == {"A": "1", "B": "2 3"}
+
+
+def test_the_image_does_not_run_as_root(image: Stage) -> None:
+    (user,) = image.texts("USER")
+    assert user == "meshd"
+    (made,) = (text for text in image.texts("RUN") if "useradd" in text)
+    assert re.search(r"useradd .*--uid [1-9]\d+ .* meshd\b", made)
+    after = [word for word, _ in image.steps[image.steps.index(("USER", user)) + 1 :]]
+    assert set(after) <= {"VOLUME", "EXPOSE", "ENTRYPOINT", "CMD"}
+
+
+def test_the_image_names_the_ports_and_settings_of_the_code(image: Stage) -> None:
+    assert set(" ".join(image.texts("EXPOSE")).split()) == ALL_PORTS
+    env = image.env()
+    assert {"MESHD_HOME", "MESHD_CACHE", "MESHD_NATIVE_BIN"} <= env.keys()
+    assert env.keys() - {"PATH"} <= VARIABLES
+    (volumes,) = image.texts("VOLUME")
+    assert {env["MESHD_HOME"], env["MESHD_CACHE"]} <= set(yaml.safe_load(volumes))
+    assert image.texts("ENTRYPOINT") == ['["meshd"]']
+
+
+def test_the_user_owns_the_volumes_alone(image: Stage) -> None:
+    (made,) = (text for text in image.texts("RUN") if "install -d" in text)
+    folders = made.split("install -d -o meshd -g meshd -m 0700", 1)[1].split()
+    assert folders == yaml.safe_load(image.texts("VOLUME")[0])
+
+
+def test_what_the_package_is_made_of_is_copied_and_not_ignored() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    built = wheel["tool"]["hatch"]["build"]["targets"]["wheel"]
+    wanted = {*built["packages"], *built["force-include"], "README.md", "LICENSE", "pyproject.toml"}
+    copied = {name for text in read()[0].texts("COPY") for name in text.split()[:-1]}
+    assert copied == wanted
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {line.removeprefix("!") for line in ignored if line.startswith("!")} == wanted
+
+
+def test_the_native_part_is_built_for_more_than_one_machine() -> None:
+    (step,) = (text for text in read()[0].texts("RUN") if "native build" in text)
+    assert "SOURCE_DATE_EPOCH=" in step, "llama.cpp would use all that this processor can do"
+    calls = re.findall(r"/bin/(meshd native [^|&)]*)", step)
+    assert len(calls) == 2
+    for call in calls:
+        _called(call)
+    assert read()[-1].env()["MESHD_NATIVE_BIN"] == step.split()[-1] + "/bin"
+
+
+def test_a_relay_two_workers_and_a_head(services: Mapping[str, Service]) -> None:
+    verbs = {name: _call(service)[0].split()[1] for name, service in services.items()}
+    assert verbs == {"relay": "relay", "worker-1": "worker", "worker-2": "worker", "head": "serve"}
+
+
+def _call(service: Service) -> tuple[str, str]:
+    """The call of meshd in a service's script, and where its standard output goes."""
+    (script,) = _words(service, "command")
+    assert _words(service, "entrypoint")[0] == "sh"
+    found = REDIRECTED.search(script.replace("\\\n", " ").strip())
+    assert found, script
+    return found[1], found[2]
+
+
+def test_every_call_is_taken_and_tells_no_secret(services: Mapping[str, Service]) -> None:
+    for name, service in services.items():
+        call, told_to = _call(service)
+        _called(call.replace('"$$(cat /run/meshd/relay)"', "relay://KEY@relay:17443"))
+        assert told_to.startswith(("/run/meshd/", "/dev/null")), f"{name}: its token would be in a log"
+        assert "meshd1" not in str(service), "a token"
+        for join in re.findall(r"--join (\S+)", call):
+            assert join.startswith("@/run/meshd/")
+        assert cast(Mapping[str, str], service.get("environment", {})).keys() <= VARIABLES - {"MESHD_JOIN"}
+
+
+def test_a_file_with_a_secret_is_made_for_its_owner_alone(services: Mapping[str, Service]) -> None:
+    for name, secret in (("worker-1", "/run/meshd/token"), ("head", "/var/lib/meshd/api-keys")):
+        before, _, after = _words(services[name], "command")[0].partition("umask 077\n")
+        assert secret in after and secret not in before
+
+
+def test_a_service_may_do_no_more_than_it_must(services: Mapping[str, Service]) -> None:
+    for service in services.values():
+        assert service["read_only"] is True
+        assert service["init"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert not {"user", "privileged", "cap_add", "network_mode"} & service.keys()
+
+
+def test_ports_and_volumes_are_those_of_the_image(services: Mapping[str, Service], image: Stage) -> None:
+    named = cast(Mapping[str, object], _compose()["volumes"])
+    folders = {*yaml.safe_load(image.texts("VOLUME")[0]), "/models"}
+    homes = []
+    for service in services.values():
+        for port in _words(service, "ports"):
+            inside, _, kind = port.rpartition(":")[2].partition("/")
+            assert f"{inside}/{kind or 'tcp'}" in ALL_PORTS
+        for volume in _words(service, "volumes"):
+            source, target = re.findall(r"^(\$\{.*\}|[\w-]+):(/[\w/]+)", volume)[0]
+            assert source in named or source.startswith("${MODELS")
+            assert PurePosixPath(target).as_posix() in folders
+            homes += [source] if target == "/var/lib/meshd" else []
+    assert len(homes) == len(set(homes)) == len(services), "each node has a home of its own"
+
+
+def test_the_api_is_open_to_this_machine_and_asks_for_a_key(services: Mapping[str, Service]) -> None:
+    call, _ = _call(services["head"])
+    assert "--api-key-file" in call
+    assert all(port.startswith("127.0.0.1:") for port in _words(services["head"], "ports"))
+
+
+def test_who_waits_for_a_file_waits_for_its_writer(services: Mapping[str, Service]) -> None:
+    checks = {
+        name: _words(cast(Service, service["healthcheck"]), "test")[-1]
+        for name, service in services.items()
+        if "healthcheck" in service
+    }
+    assert checks == {"relay": "/run/meshd/relay", "worker-1": "/run/meshd/token"}
+    assert services["worker-1"]["depends_on"] == {"relay": {"condition": "service_healthy"}}
+    for name in ("worker-2", "head"):
+        assert services[name]["depends_on"] == {"worker-1": {"condition": "service_healthy"}}
