@@ -1,4 +1,4 @@
-"""What becomes of a model that a head serves, as the role, the API and `meshd status` say it. Pure.
+"""What becomes of a model that a head serves, as the role, the API and `meshd status` say it.
 
 `meshd status --json` shows them as they are: fields may be added, never renamed or dropped. Times are
 seconds, sizes bytes.
