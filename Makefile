@@ -40,7 +40,7 @@ check: $(INSTALLED) ## format, lint, types (Linux and macOS), layers
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	$(BIN)/lint-imports
 
-reference: $(INSTALLED) ## make anew what docs/ and configs/ say of settings, options, log events, limits and status
+reference: $(INSTALLED) ## make anew what docs/ and configs/ say of settings, options, log events, limits, status and layers
 	@$(BIN)/python -m tests.reference --write
 
 bench: build ## measure stock beside meshd, and write docs/performance.md (Linux, two idle cores)

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
-from tests import limits
+from tests import diagrams, limits
 from tests.reference import logs, settings, status_json, synopses
 from tests.reference.marks import with_parts
+from tests.rules import purity
+from tests.rules.source import sources
 
 
 def _parts(make: Callable[[], Mapping[str, str]]) -> Callable[[str], str]:
@@ -13,9 +15,11 @@ def _parts(make: Callable[[], Mapping[str, str]]) -> Callable[[str], str]:
 
 PAGES: Mapping[str, Callable[[str], str]] = {
     "configs/meshd.example.toml": lambda _page: settings.example(),
+    "docs/architecture.md": diagrams.brought_up_to_date,
     "docs/cli.md": _parts(synopses.parts),
     "docs/config.md": _parts(lambda: {"settings": settings.page()}),
     "docs/logging.md": _parts(lambda: {"fields": logs.log_fields(), "events": logs.events()}),
     "docs/security.md": limits.with_table,
     "docs/status.md": _parts(lambda: {"status": status_json.page()}),
+    "pyproject.toml": lambda page: purity.written(page, purity.pure_modules(sources("meshd"))),
 }

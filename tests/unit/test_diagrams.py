@@ -23,7 +23,7 @@ SAMPLE: list[Mapping[str, object]] = [
 
 def test_the_page_is_current() -> None:
     page = diagrams.PAGE.read_text(encoding="utf-8")
-    assert diagrams.brought_up_to_date(page) == page, "python -m tests.diagrams --write"
+    assert diagrams.brought_up_to_date(page) == page, "run `make reference`"
 
 
 def test_what_a_contract_says_is_drawn() -> None:
