@@ -11,13 +11,14 @@ from meshd.base.tasks import Owner
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.invite import derive
 from meshd.identity.proof import Proven, Purpose
+from meshd.link.buffered_pipe import MAX_SEND_BYTES
 from meshd.link.interface import DialError, DialFailure, Link
 from meshd.link.net.happy_eyeballs import dial_order
 from meshd.link.secure.joining import Joining
 from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.link.tcp.dial import ATTEMPT_SECONDS, TcpDialer, dial_join
 from meshd.link.tcp.listen import TcpListener
-from meshd.link.tcp.pipe import MAX_SEND_BYTES, TcpPipe
+from meshd.link.tcp.pipe import TcpPipe
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 

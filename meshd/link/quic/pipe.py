@@ -4,33 +4,21 @@ The engine (engine.py) says what to send and when; the port (a socket of our own
 path that ICE found) sends it. What waits where, at most: 4 KiB unread before the proof and 4 MiB after it,
 which is what the other side is given credit for; on the way out 64 KiB plus one send that was never sent,
 and 16 MiB that is not confirmed.
-
-Over 350 lines: both directions share the state of one connection; the Protocols say what it needs of others.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from meshd.base.errors import (
-    Broken,
-    Busy,
-    Closed,
-    EndOfStream,
-    LocalProtocolError,
-    MeshdError,
-    RemoteProtocolError,
-)
+from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
+from meshd.link.buffered_pipe import BufferedPipe
 from meshd.link.udp.batch_socket import ETHERNET_MTU, Origin
 
 SEND_HIGH_BYTES = 64 << 10  # never sent yet
 SEND_LOW_BYTES = 32 << 10
 MAX_HELD_BYTES = 16 << 20  # sent or not, and not confirmed
-MAX_SEND_BYTES = 1 << 20  # one call of send
 RECEIVE_BYTES = 256 << 10  # one call of receive
-CLOSE_SECONDS = 0.8  # for what was sent before to arrive; the contract of a link is 1 s
 KEEP_ALIVE_PARTS = 3  # a sign of life is asked for after this part of the idle time
-_BREATH_BYTES = 256 << 10  # after so much sent without a pause other tasks get a turn
 _JOIN_BELOW = 4 << 10  # pieces smaller than this are put together first
 
 
@@ -98,27 +86,24 @@ class Port(Protocol):
         ...
 
 
-class QuicPipe:
+class QuicPipe(BufferedPipe):
     """A RawPipe (secure/handshake.py) over QUIC."""
 
+    _breath_bytes = 256 << 10
+    _code = "quic"
+
     def __init__(self, engine: Engine, port: Port, *, place: str, idle_seconds: float) -> None:
+        super().__init__()
         self.engine = engine
         self.remote = place  # host:port, for people
         self._port = port
         self._loop = asyncio.get_running_loop()
         self._keep_alive = idle_seconds / KEEP_ALIVE_PARTS
         self._heard = self._pinged = self._loop.time()
-        self._unread = bytearray()
-        self._since_breath = 0
-        self._receiving = self._sending = False
-        self._end: tuple[type[MeshdError], str] | None = None  # what receive raises once all is read
+        self._came = bytearray()
         self._secured = asyncio.Event()  # the end of the handshake, or the end
-        self._readable = asyncio.Event()  # bytes, or the end
-        self._writable = asyncio.Event()
-        self._writable.set()
         self._settled = asyncio.Event()  # nothing more will be sent or received
         self._dropped = False
-        self._take: Callable[[bytes], bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
@@ -207,78 +192,6 @@ class QuicPipe:
             self.engine.widen(ETHERNET_MTU if origin is None else self._port.mtu(origin))
             self.transmit()
 
-    @property
-    def unread_bytes(self) -> int:
-        """What `receive` has not fetched yet."""
-        return len(self._unread)
-
-    async def send(self, data: Sequence[bytes | memoryview]) -> None:
-        """Send the pieces in order, at most 1 MiB together; waits while over the high-water mark.
-
-        All or nothing: a call that is cancelled has either sent all pieces or none.
-        Raises Closed, Broken, Busy.
-        """
-        if self._sending:
-            raise Busy("two tasks send on one link")
-        self._sending = True
-        try:
-            await self._writable.wait()  # an earlier call may have been cancelled while it waited
-            self._put(data)
-            if not self._writable.is_set():
-                self._since_breath = 0
-                await self._writable.wait()
-                self._check_send()
-            elif self._since_breath >= _BREATH_BYTES:
-                self._since_breath = 0
-                await asyncio.sleep(0)
-        finally:
-            self._sending = False
-
-    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
-        """As `send`, without waiting; False when it would have to. Raises Closed, Broken."""
-        if self._sending or not self._writable.is_set() or self._since_breath >= _BREATH_BYTES:
-            return False
-        self._put(data)
-        return True
-
-    def divert(self, take: Callable[[bytes], bool]) -> None:
-        """As `Link.divert`."""
-        self._take = take
-
-    async def receive(self) -> bytes:
-        """The next chunk. Raises EndOfStream, Broken, Closed when there is nothing left; Busy."""
-        if self._receiving:
-            raise Busy("two tasks receive on one link")
-        self._receiving = True
-        try:
-            while not self._unread:
-                self._check()
-                self._readable.clear()
-                await self._readable.wait()
-        finally:
-            self._receiving = False
-        chunk = bytes(self._unread[:RECEIVE_BYTES])
-        del self._unread[: len(chunk)]
-        if self._end is None and self.engine.consume(len(chunk)):
-            self.transmit()
-        return chunk
-
-    async def aclose(self) -> None:
-        """Have what was sent arrive, then close. At most 0.8 s, then the connection is dropped."""
-        self._finish(Closed, "this link was closed")
-        self._unread.clear()
-        if self._dropped:
-            return
-        try:
-            self.engine.finish()
-            self.transmit()
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._settled.wait()
-        except TimeoutError:
-            pass  # the other side does not read, or is gone
-        finally:
-            self.abort()
-
     def abort(self) -> None:
         """Drop the connection at once; the other side is told, nothing of it waits."""
         self._finish(Closed, "this link was closed")
@@ -289,6 +202,13 @@ class QuicPipe:
 
     # --- inside
 
+    async def _say_goodbye(self, *, ended: bool) -> None:
+        self._came.clear()
+        if not self._dropped:
+            self.engine.finish()
+            self.transmit()
+            await self._settled.wait()
+
     def _take_in(self) -> None:
         engine = self.engine
         data = engine.inbox[0] if len(engine.inbox) == 1 else b"".join(engine.inbox)
@@ -298,7 +218,8 @@ class QuicPipe:
         if self._take is not None and not self._unread and self._take(data):
             engine.consume(len(data))
         else:
-            self._unread += data
+            self._came += data
+            self._unread += len(data)
             self._readable.set()
 
     def _send_out(self, datagrams: list[tuple[bytes, Origin]]) -> None:
@@ -309,17 +230,20 @@ class QuicPipe:
         for data, origin in datagrams:  # a path that is being validated
             self._port.send([data], origin)
 
-    def _put(self, data: Sequence[bytes | memoryview]) -> None:
-        self._check_send()
-        size = sum(map(len, data))
-        if size > MAX_SEND_BYTES:
-            raise LocalProtocolError(f"{size} bytes in one send, at most {MAX_SEND_BYTES}")
+    def _put(self, data: Sequence[bytes | memoryview], size: int) -> None:
         if len(data) > 1 and size < len(data) * _JOIN_BELOW:
             data = [b"".join(data)]
         self.engine.write(data)
-        self._since_breath += size
         self.transmit()
         self._mark_room()
+
+    def _fetch(self) -> bytes:
+        chunk = bytes(self._came[:RECEIVE_BYTES])
+        del self._came[: len(chunk)]
+        self._unread -= len(chunk)
+        if self._end is None and self.engine.consume(len(chunk)):
+            self.transmit()
+        return chunk
 
     def _mark_room(self) -> None:
         unsent, held = self.engine.unsent, self.engine.held
@@ -351,12 +275,8 @@ class QuicPipe:
         self.advance()
 
     def _finish(self, kind: type[MeshdError], what: str) -> None:
-        if self._end is not None:
-            return
-        self._end = (kind, what)
+        super()._finish(kind, what)
         self._secured.set()
-        self._readable.set()
-        self._writable.set()
 
     def _drop(self) -> None:
         if self._dropped:
@@ -366,16 +286,3 @@ class QuicPipe:
             self._timer.cancel()
         self._settled.set()
         self._port.forget(self)
-
-    def _check(self) -> None:
-        if self._end is None:
-            return
-        kind, what = self._end
-        if kind is RemoteProtocolError:
-            raise RemoteProtocolError(what, code="quic")
-        raise kind(what)
-
-    def _check_send(self) -> None:
-        if self._end is not None and self._end[0] is EndOfStream:
-            raise Broken(self._end[1])
-        self._check()

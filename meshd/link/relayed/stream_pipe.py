@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from ssl import SSLContext
 from typing import Protocol
 
-from meshd.base.errors import Broken, Busy, Closed, EndOfStream, LocalProtocolError, MeshdError
+from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
+from meshd.link.buffered_pipe import BufferedPipe
 from meshd.link.secure.tls import TlsEngine
 
 HIGH_BYTES = 64 << 10  # in each direction, in our own buffers
-MAX_SEND_BYTES = 1 << 20  # one call of send, as with TCP
-CLOSE_SECONDS = 0.8  # for the goodbyes of both sides
 _SPACE_BYTES = 64 << 10
 _ENDED = 1  # code of a reset
 
@@ -36,24 +35,20 @@ class Bytes(Protocol):
     def reset(self, code: int, reason: str) -> None: ...
 
 
-class StreamPipe:
+class StreamPipe(BufferedPipe):
     """A RawPipe (secure/handshake.py). `run` must be running for anything to happen."""
 
     def __init__(self, stream: Bytes, context: SSLContext, *, server_side: bool) -> None:
+        super().__init__()
         self._stream = stream
         self._engine = TlsEngine(context, server_side=server_side)
         self._space = memoryview(bytearray(_SPACE_BYTES))
         self._out: deque[bytes] = deque()
         self._out_bytes = 0
         self._chunks: deque[bytes] = deque()
-        self._unread = 0
         self._secured = self._closing = False
-        self._sending = self._receiving = False
-        self._end: MeshdError | None = None  # what receive raises once all is read
+        self._why_unsecured: MeshdError | None = None  # as the stream or TLS said it
         self._wake = asyncio.Event()  # something to send
-        self._room = asyncio.Event()  # less than the high-water mark waits to be sent
-        self._room.set()
-        self._readable = asyncio.Event()
         self._taken = asyncio.Event()  # less than the high-water mark is unread
         self._taken.set()
         self._settled = asyncio.Event()
@@ -67,7 +62,7 @@ class StreamPipe:
                 owner.start(self._write_out(), name="pipe out")
                 owner.start(self._read_in(), name="pipe in")
         finally:
-            self._finish(Broken("the way through the member is gone"))
+            self._finish(Broken, "the way through the member is gone")
             self._settled.set()
 
     async def secure(self) -> None:
@@ -85,71 +80,27 @@ class StreamPipe:
     async def aclose(self) -> None:
         """As Link.aclose: what was sent before still goes out."""
         if not self._closing:
-            self._closing = True
-            self._finish(Closed("this link was closed"))
-            self._chunks.clear()
-            self._engine.finish()
-            self._put(self._engine.outgoing())
-            try:
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await self._settled.wait()
-            except TimeoutError:
-                pass
-            finally:
-                self.abort()
+            await super().aclose()
 
     def abort(self) -> None:
         """Drop it at once, without a goodbye."""
         self._closing = True
-        self._finish(Closed("this link was closed"))
+        self._finish(Closed, "this link was closed")
         self._stream.reset(_ENDED, "the link was closed")
         self._wake.set()
         self._taken.set()
 
-    # What the owner of the link calls.
-
-    async def send(self, data: Sequence[bytes | memoryview]) -> None:
-        """As Link.send; a call that is cancelled has sent all of it or nothing."""
-        if self._sending:
-            raise Busy("two tasks send on one link")
-        self._sending = True
-        try:
-            await self._room.wait()
-            self._seal(data)
-            await self._room.wait()
-            self._check_send()
-        finally:
-            self._sending = False
-
-    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
-        """As Link.try_send."""
-        if self._end is None and (self._sending or not self._room.is_set()):
-            return False
-        self._seal(data)
-        return True
-
     def divert(self, take: Callable[[bytes], bool]) -> None:
         """This kind never asks: every chunk goes through `receive`."""
 
-    async def receive(self) -> bytes:
-        """As Link.receive."""
-        if self._receiving:
-            raise Busy("two tasks receive on one link")
-        self._receiving = True
-        try:
-            while not self._chunks:
-                self._check()
-                self._readable.clear()
-                await self._readable.wait()
-        finally:
-            self._receiving = False
-        chunk = self._chunks.popleft()
-        self._unread -= len(chunk)
-        if self._unread < HIGH_BYTES:
-            self._taken.set()
-        return chunk
-
     # Inside.
+
+    async def _say_goodbye(self, *, ended: bool) -> None:
+        self._closing = True
+        self._chunks.clear()
+        self._engine.finish()
+        self._send_out(self._engine.outgoing())
+        await self._settled.wait()
 
     async def _write_out(self) -> None:
         try:
@@ -159,7 +110,7 @@ class StreamPipe:
                     await self._stream.write(data)
                     self._out_bytes -= len(data)
                     if self._out_bytes < HIGH_BYTES:
-                        self._room.set()
+                        self._writable.set()
                 if self._closing:
                     self._stream.write_eof()
                     return
@@ -183,7 +134,7 @@ class StreamPipe:
                     self._pull()
                 self._stream.consumed(len(data))
         except EndOfStream:
-            self._finish(Broken("the way through the member ended without a goodbye"))
+            self._finish(Broken, "the way through the member ended without a goodbye")
         except MeshdError as error:
             self._lost(error)
 
@@ -193,7 +144,7 @@ class StreamPipe:
         try:
             self._secured = self._engine.advance()
         finally:
-            self._put(self._engine.outgoing())
+            self._send_out(self._engine.outgoing())
         self._readable.set()
 
     def _pull(self) -> None:
@@ -202,52 +153,47 @@ class StreamPipe:
                 self._chunks.append(bytes(self._space[:count]))
                 self._unread += count
         except EndOfStream:
-            self._finish(EndOfStream("the other side ended the link"))
-        self._put(self._engine.outgoing())
+            self._finish(EndOfStream, "the other side ended the link")
+        self._send_out(self._engine.outgoing())
         if self._unread >= HIGH_BYTES and not self._closing:
             self._taken.clear()
         self._readable.set()
 
-    def _seal(self, data: Sequence[bytes | memoryview]) -> None:
-        self._check_send()
-        size = sum(map(len, data))
-        if size > MAX_SEND_BYTES:
-            raise LocalProtocolError(f"{size} bytes in one send, at most {MAX_SEND_BYTES}")
-        self._put(self._engine.seal(data))
+    def _put(self, data: Sequence[bytes | memoryview], size: int) -> None:
+        self._send_out(self._engine.seal(data))
 
-    def _put(self, data: bytes) -> None:
+    def _fetch(self) -> bytes:
+        chunk = self._chunks.popleft()
+        self._unread -= len(chunk)
+        if self._unread < HIGH_BYTES:
+            self._taken.set()
+        return chunk
+
+    def _send_out(self, data: bytes) -> None:
         if data:
             self._out.append(data)
             self._out_bytes += len(data)
             if self._out_bytes >= HIGH_BYTES and self._end is None:
-                self._room.clear()
+                self._writable.clear()
         self._wake.set()
 
     def _lost(self, error: MeshdError) -> None:
         """The stream, or TLS on it, is broken: nothing more comes or goes."""
-        broken = error if not self._secured else Broken(error.what)
-        self._finish(broken)
+        if self._secured:
+            self._finish(Broken, error.what)
+        elif self._end is None:
+            self._why_unsecured = error
+            self._finish(type(error), error.what)
         self._stream.reset(_ENDED, "the link is broken")
         self._closing = True
         self._wake.set()
 
-    def _finish(self, end: MeshdError) -> None:
-        if self._end is None:
-            self._end = end
-        self._readable.set()
-        self._room.set()
+    def _finish(self, kind: type[MeshdError], what: str) -> None:
+        super()._finish(kind, what)
         self._taken.set()
 
     def _check(self) -> None:
-        if self._end is not None:
-            raise _again(self._end)
-
-    def _check_send(self) -> None:
-        if isinstance(self._end, EndOfStream):
-            raise Broken(self._end.what)
-        self._check()
-
-
-def _again(error: MeshdError) -> MeshdError:
-    """The same error to raise once more: one object must not collect the traces of many."""
-    return error.with_traceback(None)
+        if self._why_unsecured is not None:
+            # the same error once more: one object must not collect the traces of many
+            raise self._why_unsecured.with_traceback(None)
+        super()._check()

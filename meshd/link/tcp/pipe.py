@@ -4,8 +4,6 @@ Everything between the kernel's socket and the proof lies here. A pipe starts na
 takes a short handshake, no more) because whoever is at the other end has proven nothing; `widen` opens it
 up. What waits where, at most: 256 KiB unread plus one read on the way in, 64 KiB plus one send on the way
 out; beyond that the socket stops being read, or `send` waits.
-
-Over 350 lines: asyncio calls one object for all that happens, and both directions share its state.
 """
 
 import asyncio
@@ -13,15 +11,8 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from meshd.base.errors import (
-    Broken,
-    Busy,
-    Closed,
-    EndOfStream,
-    LocalProtocolError,
-    MeshdError,
-    RemoteProtocolError,
-)
+from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
+from meshd.link.buffered_pipe import MAX_SEND_BYTES, BufferedPipe
 from meshd.link.secure.tls import TlsEngine
 from meshd.link.tcp.options import tune
 from meshd.wire.limits import MAX_FRAME_BYTES, MAX_UNPROVEN_BYTES
@@ -30,18 +21,17 @@ from meshd.wire.stun_answer import StreamAnswers
 
 SEND_HIGH_BYTES = 64 << 10  # in our own buffer; the kernel's comes on top
 SEND_LOW_BYTES = 16 << 10
-MAX_SEND_BYTES = 1 << 20  # one call of send; four of the largest frames
 RECEIVE_HIGH_BYTES = 256 << 10  # unread: then the socket is left alone
 RECEIVE_LOW_BYTES = 128 << 10
 READ_BYTES = MAX_FRAME_BYTES  # one read of the socket once the pipe is wide and busy
 MAX_HANDSHAKE_BYTES = 8 << 10  # of TLS; ours is under 2 KiB, a post-quantum hello adds as much again
-CLOSE_SECONDS = 0.8  # for the goodbyes of both sides; the contract of a link is 1 s
 _CHUNK_COST = 128  # what a waiting chunk costs beside its bytes, so that tiny ones are bounded too
-_BREATH_BYTES = 1 << 20  # after so much sent without a pause other tasks get a turn
 
 
-class TcpPipe(asyncio.BufferedProtocol):
+class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
     """A RawPipe (secure/handshake.py) over TLS over TCP. `on_made` is called with it once it is connected."""
+
+    _code = "tls"
 
     def __init__(
         self,
@@ -50,6 +40,7 @@ class TcpPipe(asyncio.BufferedProtocol):
         server_side: bool,
         on_made: "Callable[[TcpPipe], None] | None" = None,
     ) -> None:
+        super().__init__()
         self._engine = TlsEngine(context, server_side=server_side)
         self._server_side = server_side
         self._on_made = on_made
@@ -60,17 +51,9 @@ class TcpPipe(asyncio.BufferedProtocol):
         self._plain = memoryview(bytearray(MAX_UNPROVEN_BYTES))
         self._wide = False
         self._chunks: deque[bytes] = deque()
-        self._waiting_bytes = 0
         self._handshake_bytes = 0
-        self._since_breath = 0
         self._secured = False
-        self._receiving = self._sending = False
-        self._end: tuple[type[MeshdError], str] | None = None  # what receive raises once all is read
-        self._readable = asyncio.Event()  # a chunk, the end of the handshake, or the end
-        self._writable = asyncio.Event()
-        self._writable.set()
         self._lost = asyncio.Event()  # the socket is closed
-        self._take: Callable[[bytes], bool] | None = None
         self._stun: StreamAnswers | None = None  # the other side asks where it comes from: no link
 
     # --- what the event loop calls
@@ -147,79 +130,8 @@ class TcpPipe(asyncio.BufferedProtocol):
         """The other side has proven who it is: full buffers from here on."""
         self._wide = True
         self._grow(16 << 10)
-        self._resume_reading()
-
-    @property
-    def unread_bytes(self) -> int:
-        """What `receive` has not fetched yet, with what the pieces cost beside their bytes."""
-        return self._waiting_bytes
-
-    async def send(self, data: Sequence[bytes | memoryview]) -> None:
-        """Send the pieces in order, at most 1 MiB together; waits while over the high-water mark.
-
-        All or nothing: a call that is cancelled has either sent all pieces or none.
-        Raises Closed, Broken, Busy.
-        """
-        if self._sending:
-            raise Busy("two tasks send on one link")
-        self._sending = True
-        try:
-            await self._writable.wait()  # an earlier call may have been cancelled while it waited
-            self._put(data)
-            if not self._writable.is_set():
-                self._since_breath = 0
-                await self._writable.wait()
-                self._check_send()
-            elif self._since_breath >= _BREATH_BYTES:
-                self._since_breath = 0
-                await asyncio.sleep(0)
-        finally:
-            self._sending = False
-
-    def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
-        """As `send`, without waiting; False when it would have to. Raises Closed, Broken."""
-        if self._sending or not self._writable.is_set() or self._since_breath >= _BREATH_BYTES:
-            return False
-        self._put(data)
-        return True
-
-    def divert(self, take: Callable[[bytes], bool]) -> None:
-        """As `Link.divert`."""
-        self._take = take
-
-    async def receive(self) -> bytes:
-        """The next chunk. Raises EndOfStream, Broken, Closed when there is nothing left; Busy."""
-        if self._receiving:
-            raise Busy("two tasks receive on one link")
-        self._receiving = True
-        try:
-            while not self._chunks:
-                self._check()
-                self._readable.clear()
-                await self._readable.wait()
-        finally:
-            self._receiving = False
-        chunk = self._chunks.popleft()
-        self._waiting_bytes -= len(chunk) + _CHUNK_COST
-        self._resume_reading()
-        return chunk
-
-    async def aclose(self) -> None:
-        """Say goodbye, wait for the other's, close. At most 0.8 s, then the connection is dropped."""
-        self._finish(Closed, "this link was closed")
-        self._chunks.clear()
-        self._waiting_bytes = 0
-        if self._transport is None:
-            return
-        try:
-            self._end_our_half()
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._lost.wait()
-        except TimeoutError:
-            self.abort()
-            await self._lost.wait()  # the loop closes the socket in its next turn
-        finally:
-            self.abort()
+        if self._unread < RECEIVE_LOW_BYTES and self._transport is not None and self._end is None:
+            self._transport.resume_reading()
 
     def abort(self) -> None:
         """Drop the connection at once, without a goodbye."""
@@ -233,6 +145,15 @@ class TcpPipe(asyncio.BufferedProtocol):
             await self._lost.wait()
 
     # --- inside
+
+    async def _say_goodbye(self, *, ended: bool) -> None:
+        self._chunks.clear()
+        if self._transport is not None:
+            self._end_our_half()
+            await self._lost.wait()
+
+    async def _wait_gone(self) -> None:
+        await self.wait_lost()  # the loop closes the socket in its next turn
 
     def _end_our_half(self) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -276,16 +197,18 @@ class TcpPipe(asyncio.BufferedProtocol):
         except RemoteProtocolError as error:
             self._fail(RemoteProtocolError, error.what)
 
-    def _put(self, data: Sequence[bytes | memoryview]) -> None:
-        if self._end is not None:
-            self._check_send()
-        size = sum(map(len, data))
-        if size > MAX_SEND_BYTES:
-            raise LocalProtocolError(f"{size} bytes in one send, at most {MAX_SEND_BYTES}")
+    def _put(self, data: Sequence[bytes | memoryview], size: int) -> None:
         sealed = self._engine.seal(data)
         if self._transport is not None:
             self._transport.write(sealed)
-        self._since_breath += size
+
+    def _fetch(self) -> bytes:
+        chunk = self._chunks.popleft()
+        self._unread -= len(chunk) + _CHUNK_COST
+        least = RECEIVE_LOW_BYTES if self._wide else MAX_UNPROVEN_BYTES
+        if self._unread < least and self._transport is not None and self._end is None:
+            self._transport.resume_reading()
+        return chunk
 
     def _pull(self) -> None:
         try:
@@ -293,7 +216,7 @@ class TcpPipe(asyncio.BufferedProtocol):
                 chunk = bytes(self._plain[:count])
                 if self._take is None or self._chunks or not self._take(chunk):
                     self._chunks.append(chunk)
-                    self._waiting_bytes += count + _CHUNK_COST
+                    self._unread += count + _CHUNK_COST
                     self._readable.set()
                 if self._engine.drained:
                     break
@@ -308,13 +231,8 @@ class TcpPipe(asyncio.BufferedProtocol):
             if answer:
                 self._write(answer)
             most = RECEIVE_HIGH_BYTES if self._wide else MAX_UNPROVEN_BYTES
-            if self._waiting_bytes >= most and self._transport is not None:
+            if self._unread >= most and self._transport is not None:
                 self._transport.pause_reading()
-
-    def _resume_reading(self) -> None:
-        least = RECEIVE_LOW_BYTES if self._wide else MAX_UNPROVEN_BYTES
-        if self._transport is not None and self._end is None and self._waiting_bytes < least:
-            self._transport.resume_reading()
 
     def _grow(self, size: int = 0) -> None:
         size = max(size, min(READ_BYTES, 4 * len(self._raw)))
@@ -331,30 +249,15 @@ class TcpPipe(asyncio.BufferedProtocol):
     def _finish(self, kind: type[MeshdError], what: str) -> None:
         if self._end is not None:
             return
-        self._end = (kind, what)
+        super()._finish(kind, what)
         if self._secured and kind in (Closed, EndOfStream):
             self._engine.finish()
             self._write(self._engine.outgoing())
-        self._readable.set()
-        self._writable.set()
 
     def _fail(self, kind: type[MeshdError], what: str) -> None:
         self._finish(kind, what)
         if self._transport is not None:
             self._transport.close()
-
-    def _check(self) -> None:
-        if self._end is None:
-            return
-        kind, what = self._end
-        if kind is RemoteProtocolError:
-            raise RemoteProtocolError(what, code="tls")
-        raise kind(what)
-
-    def _check_send(self) -> None:
-        if self._end is not None and self._end[0] is EndOfStream:
-            raise Broken(self._end[1])
-        self._check()
 
 
 def _place(address: object) -> tuple[str, str]:
