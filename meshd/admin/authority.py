@@ -54,8 +54,8 @@ class Authority:
         membership = home.load_membership()
         if membership is None:
             raise UserError(
-                f"the node of `{home.path}` is in no mesh",
-                hint="start `meshd worker` or `meshd serve` here; with --join TOKEN for a mesh that exists",
+                f"the node of `{home.path}` is not in a mesh",
+                hint="start `meshd worker` or `meshd serve`; to join an existing mesh, add `--join TOKEN`",
             )
         return cls(
             home=home,
@@ -87,13 +87,13 @@ class Authority:
         may = self.gives
         if not may:
             raise UserError(
-                "this node may not invite others into the mesh",
-                hint="ask for a token on the node that founded it, or one whose roles include invite",
+                "this node is not allowed to invite others",
+                hint="run `meshd invite` on the node that founded the mesh, or on one with the role `invite`",
             )
         if not wanted <= may:
             names = ", ".join(sorted(wanted - may))
             raise UserError(
-                f"this node may not give the role {names}", hint=f"it may give {', '.join(sorted(may))}"
+                f"this node cannot grant the role {names}", hint=f"choose from {', '.join(sorted(may))}"
             )
         entry = self._invites.create(
             secret=secret, roles=wanted, now=now, expires_at=now + expires_s, uses=uses, printed=printed
@@ -161,13 +161,13 @@ class Authority:
     def revoke_node(self, node: PeerId, *, now: int, name: str = "") -> RevokeReply:
         """Ban a node. Raises UserError when this node may not, or when it is itself."""
         if node == self._key.peer:
-            raise UserError("this node cannot ban itself", hint="`meshd leave` gives up its membership")
+            raise UserError("this node cannot ban itself", hint="run `meshd leave` to leave the mesh")
         evidence = self._certificate_of(node)
         _, shown = self._membership.signer(self._key)
         if shown is not None and Role.ADMIN not in shown.leaf.roles and evidence is None:
             raise UserError(
-                f"this node may not ban `{name or node.short}`: it did not admit it",
-                hint="do it on the node that founded the mesh, an admin, or the one that invited it",
+                f"this node is not allowed to ban `{name or node.short}`, which another node admitted",
+                hint="run this on the mesh's founder, on an admin, or on the node that invited it",
             )
         self._ban("node", node.raw, now, evidence)
         return RevokeReply(id=str(node), name=name)
@@ -184,10 +184,10 @@ class Authority:
             return PeerId.parse(found[0])
         if not found and len(text.strip()) == naming.ID_CHARS:
             return PeerId.parse(text)
-        why = "fits several nodes" if found else "is no node that this one has admitted"
+        why = "matches several nodes" if found else "does not match a node that this one admitted"
         raise UserError(
             f"`{text[:64]}` {why}",
-            hint="give its whole id, or start the daemon, which knows the nodes by name",
+            hint="give its whole id, or start the daemon, which knows the names",
         )
 
     def _certificate_of(self, node: PeerId) -> Certificate | None:
@@ -212,7 +212,7 @@ class Authority:
             self._bans.add(made)
         except RemoteProtocolError as error:  # the set says no as it would to a peer's ban
             raise UserError(
-                f"not banned: {error.what}", hint="do it on the node that founded the mesh"
+                f"not banned: {error.what}", hint="run this on the node that founded the mesh"
             ) from None
         self._save_bans()
 
@@ -222,7 +222,7 @@ def read_role(text: str) -> Role:
     try:
         return Role(text)
     except ValueError:
-        raise UserError(f"there is no role `{text[:40]}`", hint=f"roles are {', '.join(Role)}") from None
+        raise UserError(f"there is no role `{text[:40]}`", hint=f"choose from {', '.join(Role)}") from None
 
 
 def save_addresses(home: Home, candidates: Sequence[Candidate]) -> None:

@@ -31,7 +31,7 @@ class NotRunning(UserError):
     def __init__(self, home: Path) -> None:
         super().__init__(
             f"no daemon is running for `{home}`",
-            hint="start one with `meshd worker` or `meshd serve`, or set MESHD_HOME to the folder of yours",
+            hint="start one with `meshd worker` or `meshd serve`, or set MESHD_HOME to your node's directory",
         )
 
 
@@ -40,8 +40,8 @@ class NotAnswering(UserError):
 
     def __init__(self, home: Path, pid: int) -> None:
         super().__init__(
-            f"the daemon of `{home}` (process {pid}) is starting or ending, and does not answer yet",
-            hint="try again in a moment; `meshd logs` shows what it does, `meshd stop` ends it",
+            f"the daemon of `{home}` (process {pid}) is starting or stopping, and does not answer yet",
+            hint="try again in a moment; run `meshd logs` to see what it does, or `meshd stop` to end it",
         )
         self.pid = pid
 
@@ -53,11 +53,11 @@ class Silent(UserError):
         process = f" (process {pid})" if pid else ""
         ends = f"`kill -9 {pid}` ends it and its children" if pid else ""
         if pid and is_stopped_by_ps(pid):
-            what = f"the daemon of `{home}`{process} is suspended by a signal (state T), and cannot answer"
-            hint = f"`kill -CONT {pid}` lets it go on; {ends}"
+            what = f"the daemon of `{home}`{process} is suspended (SIGSTOP), and cannot answer"
+            hint = f"run `kill -CONT {pid}` to resume it; {ends}"
         else:
             what = f"the daemon of `{home}`{process} does not answer{after}"
-            hint = "`meshd logs` shows what it does" + (f"; {ends}" if ends else "")
+            hint = "run `meshd logs` to see what it does" + (f"; {ends}" if ends else "")
         super().__init__(what, hint=hint)
 
 
@@ -78,7 +78,7 @@ class Client:
             if not allowed(uid):
                 raise UserError(
                     f"the control socket `{path}` belongs to user {uid}",
-                    hint="set MESHD_HOME to your own folder",
+                    hint="set MESHD_HOME to a directory of your own",
                 )
         except BaseException:
             self._socket.close()
@@ -94,14 +94,14 @@ class Client:
         except PermissionError:
             raise UserError(
                 f"not allowed to use the control socket `{path}`",
-                hint="it belongs to another user: run this as the user who runs the daemon",
+                hint="run this as the user who runs the daemon",
             ) from None
         except (TimeoutError, BlockingIOError):
             raise Silent(self._home, _holder(self._home) or 0) from None
         except OSError as error:
             raise UserError(
                 f"cannot use the control socket `{path}`: {error.strerror or error}",
-                hint="is MESHD_HOME right",
+                hint="check MESHD_HOME",
             ) from None
 
     def __enter__(self) -> Self:
@@ -139,7 +139,7 @@ class Client:
 
     def _gone(self) -> Broken:
         return Broken(
-            f"the daemon of `{self._home}` ended before it answered", hint="`meshd logs` shows why it ended"
+            f"the daemon of `{self._home}` ended before it answered", hint="run `meshd logs` to see why"
         )
 
 

@@ -18,20 +18,20 @@ CLOCK_SECONDS = 120.0
 RESTARTS = 3
 AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, no fault to be mended
 MAX_NAMED = 3
-_FILE_HINT = "if that was not meant, put the right file there: the next lease takes what lies there then"
-_REVOKE_HINT = "; `meshd revoke` keeps out a node that means harm"
+_FILE_HINT = "if that was not intended, put the right file there; the next load uses it"
+_REVOKE_HINT = "; if the node is malicious, ban it with `meshd revoke`"
 _FAULTS_HINT = (
-    "install the same version of meshd on both nodes; if it lasts, `meshd logs` has each of them: please "
-    "report what it calls `work_failed`."
+    "install the same version of meshd on both nodes; if it persists, report the `work_failed` lines of "
+    "`meshd logs`."
 )
 _UNFIT_HINT = (
-    "another driver may help; `meshd logs device-trial` has all. It is tried again after ten minutes; "
-    "`--device CPU` does without it"
+    "try another driver, or exclude the device with `--device CPU`; run `meshd logs device-trial` for "
+    "details. It is tried again after ten minutes"
 )
-_NAME_HINT = "give one of them another name: start it once with `--name`, which it keeps"
+_NAME_HINT = "restart one of them once with another `--name`"
 _DISK_HINT = (
-    "free space on that disk, and check that it is mounted for writing. The node goes on from memory and "
-    "writes the file by itself; do not restart it before"
+    "free space on that disk, and check that it is mounted read-write. Do not restart the node before: it "
+    "keeps the content in memory, and writes the file as soon as it can"
 )
 
 
@@ -84,8 +84,8 @@ def _mesh(status: Status) -> Iterator[HealthWarning]:
         yield HealthWarning(
             code="not_in_mesh",
             severity="warning",
-            what="this node is in no mesh",
-            hint="join one: get a token from a member by `meshd invite`, and restart with --join TOKEN",
+            what="this node is not in a mesh",
+            hint="run `meshd invite` on a member, and restart this node with `--join TOKEN`",
         )
 
 
@@ -108,8 +108,7 @@ def _banned(status: Status) -> Iterator[HealthWarning]:
         yield HealthWarning(
             code="banned",
             severity="error",
-            what=f"this node's key is banned in this mesh, says `{judges[0].name}`{others}: "
-            f"{judges[0].says_banned}",
+            what=f"this node is banned, according to `{judges[0].name}`{others}: {judges[0].says_banned}",
             hint=BANNED_HINT,
         )
 
@@ -148,15 +147,15 @@ def _peer(
             code="peer_lost",
             severity="error",
             what=f"{who} has been gone for longer than the grace time{_because(peer.last_error)}",
-            hint="start it again; it comes back by itself, without a token",
+            hint="start it again; it needs no token",
         )
     unseen = peer.state in ("known", "connecting") and not peer.says_banned and not is_away(peer)
     if unseen and not peer.present and peer.last_error and long >= SUSPENDED_SECONDS:
         yield HealthWarning(
             code="peer_unreachable",
             severity="warning",
-            what=f"no link to {who} could be made{_because(peer.last_error)}",
-            hint="is it running, and does a firewall let its mesh port through",
+            what=f"cannot connect to {who}{_because(peer.last_error)}",
+            hint="check that it is running and that its firewall allows its mesh port",
         )
     if peer.faults:
         times = "once" if peer.faults == 1 else f"{peer.faults} times"
@@ -165,7 +164,7 @@ def _peer(
             severity="warning",
             what=f"{who} broke the protocol, or made work fail here, {times} in the last hour; the last time"
             f"{_because(peer.last_fault)}",
-            hint=f"{_FAULTS_HINT} `meshd revoke {peer.id[:10]}` keeps it out if it means harm",
+            hint=f"{_FAULTS_HINT} If the node is malicious, run `meshd revoke {peer.id[:10]}`",
         )
     yield from _versions(peer, who, status, native)
     offset = clocks.get(peer.id, 0.0)
@@ -175,14 +174,14 @@ def _peer(
             code="clock_off",
             severity="warning",
             what=f"the clock of {who} is {abs(offset):.0f} s {side} of this node's",
-            hint="set both clocks (NTP): tokens and their ends depend on them",
+            hint="set both clocks (NTP): the expiry of tokens depends on them",
         )
     if peer.link is not None and peer.link.path == "relayed":
         yield HealthWarning(
             code="relayed",
             severity="info",
             what=f"{who} is reached through a relay{_because(peer.why_not_direct or '')}",
-            hint="a direct path is tried again whenever an address changes",
+            hint="run `meshd netcheck` on both nodes to see why; every change of address is a new try",
         )
 
 
@@ -192,16 +191,16 @@ def _suspended(peer: PeerView, who: str, long: float, *, used: bool) -> Iterator
         yield HealthWarning(
             code="peer_suspended",
             severity="warning",
-            what=f"answers have waited {long:.0f} s for a link to {who}; they end in {left:.0f} s without one"
-            f"{_because(peer.last_error)}",
-            hint="they go on when a link is back; check its network, power and sleep",
+            what=f"answers have waited {long:.0f} s for a link to {who}; "
+            f"without one they fail in {left:.0f} s{_because(peer.last_error)}",
+            hint="check its network, power and sleep; answers resume when a link is back",
         )
     elif long >= SUSPENDED_SECONDS:
         yield HealthWarning(
             code="peer_suspended",
             severity="warning",
             what=f"no link to {who} for {long:.0f} s{_because(peer.last_error)}",
-            hint="its streams wait and go on when a link is back; check its network, power and sleep",
+            hint="check its network, power and sleep; its streams resume when a link is back",
         )
 
 
@@ -219,7 +218,7 @@ def _versions(
             code="version_mismatch",
             severity="info",
             what=f"{who} runs meshd {peer.version}, this node {status.node.version}",
-            hint="the mesh works; install the same version on both before a fault is looked for",
+            hint="install the same version on both before looking for a fault",
         )
     if native is not None and peer.native:
         pin, _, patches = peer.native.partition("+")
@@ -232,7 +231,7 @@ def _versions(
             yield HealthWarning(
                 code="native_mismatch",
                 severity="error",
-                what=f"{who} {found.what}: they take no part in one model",
+                what=f"{who} {found.what}: they cannot share a model",
                 hint=found.hint,
             )
 
@@ -244,14 +243,14 @@ def _children(status: Status) -> Iterator[HealthWarning]:
                 code="child_failed",
                 severity="error",
                 what=f"`{child.name}` has failed{_because(child.reason)}",
-                hint=f"`meshd logs {child.name}` shows its last words",
+                hint=f"run `meshd logs {child.name}` for its last lines",
             )
         elif child.restarts >= RESTARTS:
             yield HealthWarning(
                 code="child_restarts",
                 severity="warning",
                 what=f"`{child.name}` was restarted {child.restarts} times{_because(child.reason)}",
-                hint=f"`meshd logs {child.name}` shows why",
+                hint=f"run `meshd logs {child.name}` to see why",
             )
 
 
@@ -264,14 +263,14 @@ def _model(status: Status) -> Iterator[HealthWarning]:
             code="model_failed",
             severity="error",
             what=f"`{model.name}` is not served{_because(model.reason)}",
-            hint="`meshd logs llama-server` shows more",
+            hint="run `meshd logs llama-server` for details",
         )
     if model.state == "waiting":
         yield HealthWarning(
             code="model_waiting",
             severity="info",
             what=f"`{model.name}` is not loaded yet{_because(model.reason)}",
-            hint="start a worker that is in this mesh, or serve with --min-workers 0",
+            hint="start a worker of this mesh, or serve with --min-workers 0",
         )
     if model.tensors_from_network:
         tensors = model.tensors_from_network
@@ -281,7 +280,7 @@ def _model(status: Status) -> Iterator[HealthWarning]:
             code="tensors_from_network",
             severity="warning",
             what=f"{in_number(len(tensors), 'tensor')} ({size} bytes) came over the network: {names}",
-            hint=f"first reason: {tensors[0].reason}; give the workers the same file by --model",
+            hint=f"give the workers the same file with --model; first reason: {tensors[0].reason}",
         )
 
 

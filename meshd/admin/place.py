@@ -81,6 +81,6 @@ def check_private(folder: Path) -> None:
     seen = folder.lstat()
     if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
         raise UserError(
-            f"`{folder}` is not a folder that only this user can enter",
-            hint=f"remove it, or make it yours: chown and chmod 700 {folder}",
+            f"`{folder}` is not a directory that only this user can enter",
+            hint=f"remove it, or take ownership and run `chmod 700 {folder}`",
         )

@@ -236,5 +236,5 @@ def _in_use(home: Path, pid: int) -> UserError:
     who = f" (process {pid})" if pid else ""
     return UserError(
         f"a daemon is already running for `{home}`{who}",
-        hint="stop it with `meshd stop`, or set MESHD_HOME to another folder for a second node",
+        hint="run `meshd stop`, or set MESHD_HOME to another directory for a second node",
     )

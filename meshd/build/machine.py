@@ -119,8 +119,8 @@ def how_to_build() -> str:
     """A hint for whoever has no native build: what to run here, and what to install before."""
     run = "`meshd native build`"
     if not missing_tools():
-        return f"run {run} once: it needs a C++ compiler and takes some minutes"
-    return f"{_INSTALL}; then run {run} once: it needs a C++ compiler and takes some minutes"
+        return f"run {run} once; it needs a C++ compiler and takes some minutes"
+    return f"{_INSTALL}; then run {run} once; it needs a C++ compiler and takes some minutes"
 
 
 def _look_for(name: str) -> str | None:

@@ -1,6 +1,6 @@
-"""Let a node in that cannot reach this one: take the reply code that it printed.
+"""Admit a node that could not reach this one, by the reply code that it printed.
 
-For two machines behind NAT without a relay: the token goes one way, this code the other.
+For two machines behind NAT without a relay: the token goes one way, the reply code the other.
 """
 
 import argparse
@@ -14,12 +14,12 @@ from meshd.config import home_here
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """CODE."""
-    parser.add_argument("code", metavar="CODE", help="the code that `meshd serve --join TOKEN` printed there")
+    parser.add_argument("code", metavar="CODE", help="reply code that the joining node printed")
 
 
 def run(args: Arguments, out: Output) -> int:
     """By the running daemon: it holds the port that the other side comes to."""
     reply = ask(home_here(), AcceptRequest(code=args.code))
     where = ", ".join(reply.addresses)
-    out.line(f"node {reply.joiner[:10]} may come in for {reply.seconds} s, from {where}")
+    out.line(f"node {reply.joiner[:10]} can join for {reply.seconds} s, from {where}")
     return 0

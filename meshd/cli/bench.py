@@ -1,9 +1,9 @@
-"""Measure: what distance and meshd cost a model, stock beside meshd's build, and how fast its links are.
+"""Run a benchmark: meshd beside stock llama.cpp, over a simulated distance, or meshd's links alone.
 
-`load`, `nodes` and `latency` compare stock llama.cpp with meshd over a distance, in one run; `ready` times
-`meshd serve` from asking its workers until it is ready, beside one machine alone;
-`latency --proxy` is the distance alone, a delaying TCP proxy. `rpc` compares a model over meshd with a direct
---rpc connection of the same binaries; `transport` compares links with what their libraries do unchanged.
+`load`, `nodes` and `latency` compare stock llama.cpp with meshd over a distance. `ready` times `meshd serve`
+until it is ready, beside one machine alone. `rpc` compares meshd with a direct --rpc connection of the same
+binaries. `transport` compares meshd's links with the libraries they use. `latency --proxy` runs only the
+delaying TCP proxy.
 """
 
 import argparse
@@ -40,42 +40,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar=WHAT,
-        help="load: seconds until it answers; nodes: speed by their number; latency: speed by distance; "
-        "ready: seconds from asking the workers until the API is ready; "
-        "rpc: tokens a second beside a direct connection; transport: bytes a second of links",
+        help="load: time to the first answer; nodes: speed by number of workers; latency: speed by distance; "
+        "ready: time until the API is ready; rpc: tokens per second beside a direct connection; "
+        "transport: bytes per second of links",
     )
     parser.add_argument("--model", metavar="FILE", help="GGUF file (default: SmolLM2)")
     parser.add_argument(
-        "--pairs", metavar="N", help="how many pairs of runs, or runs of each cell for ready (default: 3)"
+        "--pairs", metavar="N", help="number of paired runs; for ready, runs per cell (default: 3)"
     )
     distance = parser.add_argument_group("load, nodes, latency and ready (which takes --workers and --rtt)")
-    distance.add_argument("--workers", metavar="N,…", help="how many workers (default: by what is measured)")
     distance.add_argument(
-        "--rtt", metavar="MS,…", help="round trips to each worker (default: by what is measured)"
+        "--workers",
+        metavar="N,…",
+        help="numbers of workers to measure with (default: depends on the benchmark)",
+    )
+    distance.add_argument(
+        "--rtt", metavar="MS,…", help="round trips to measure with (default: depends on the benchmark)"
     )
     distance.add_argument(
         "--compute-only",
         action="store_true",
-        help="the delay of many reports: each request for computing waits, all else passes at once",
+        help="delay only requests that compute, as many published reports do",
     )
     distance.add_argument(
         "--without",
         metavar="WHAT,…",
-        help="measure meshd without these, too: push (activations from worker to worker)",
+        help="also measure meshd without: push (activations straight from worker to worker)",
     )
-    distance.add_argument("--svg", metavar="FILE", help="draw the curve into this file")
-    alone = parser.add_argument_group("latency as a proxy on its own")
-    alone.add_argument("--proxy", metavar="LISTEN:TARGET", help="ports, or HOST:PORT each")
-    alone.add_argument("--ms", metavar="N", help="added to a round trip, half of it each way")
+    distance.add_argument("--svg", metavar="FILE", help="write a plot to this file")
+    alone = parser.add_argument_group("latency, as a proxy only")
+    alone.add_argument(
+        "--proxy", metavar="LISTEN:TARGET", help="run only the delaying proxy: two ports, or HOST:PORT each"
+    )
+    alone.add_argument("--ms", metavar="N", help="delay to add to a round trip, half in each direction")
     alone.add_argument(
         "--count-rpc", action="store_true", help="count round trips and bytes of llama.cpp's RPC"
     )
     transport = parser.add_argument_group("transport")
-    transport.add_argument("--ways", metavar="LIST", help="such as webrtc,aiortc (default: all)")
     transport.add_argument(
-        "--only", choices=("loopback", "lines", "beside"), help="one part (default: all three)"
+        "--ways", metavar="LIST", help="links to measure, such as webrtc,aiortc (default: all)"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    transport.add_argument(
+        "--only", choices=("loopback", "lines", "beside"), help="part to run (default: all three)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
 def run(args: Arguments, out: Output) -> int:
@@ -91,13 +99,15 @@ def run(args: Arguments, out: Output) -> int:
             return _distance(args, out)
         case "ready":
             return _ready(args, out)
-    raise UsageError(f"unknown measurement `{args.what}`", hint=f"there are {WHAT.replace('|', ', ')}")
+    raise UsageError(f"unknown measurement `{args.what}`", hint=f"choose one of {WHAT.replace('|', ', ')}")
 
 
 def _model(args: Arguments) -> Path | None:
     model = Path(args.model).expanduser().absolute() if args.model else None
     if model is not None and not model.is_file():
-        raise UserError(f"there is no model file `{model}`", hint="give a GGUF file, or none for SmolLM2")
+        raise UserError(
+            f"there is no model file `{model}`", hint="name a GGUF file, or leave it out to use SmolLM2"
+        )
     return model
 
 
@@ -168,7 +178,7 @@ def _without(text: str | None) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(text.split(","))) if text else ()
     for word in words:
         if word not in WITHOUT:
-            raise UsageError(f"cannot measure without `{word[:32]}`", hint=f"there is {', '.join(WITHOUT)}")
+            raise UsageError(f"cannot measure without `{word[:32]}`", hint=f"choose {', '.join(WITHOUT)}")
     return words
 
 
@@ -216,7 +226,7 @@ def _transport(args: Arguments, out: Output) -> int:
     for way in ways:
         if way not in TRANSPORT_WAYS:
             known = ", ".join(TRANSPORT_WAYS)
-            raise UsageError(f"`{way[:32]}` is no way to carry bytes", hint=f"there are {known}")
+            raise UsageError(f"unknown link `{way[:32]}`", hint=f"choose from {known}")
     return run_bench(
         TransportBenchArgs(
             ways=ways,

@@ -1,6 +1,6 @@
-"""Show the effective configuration and where each value comes from, or write one to begin with.
+"""Show the effective configuration and the origin of each value, or write an example file.
 
-Precedence: option, environment, the file of --config, what the home keeps (the name), default.
+Precedence: option, environment, file of --config, value kept from an earlier start (the name), default.
 """
 
 import argparse
@@ -20,12 +20,18 @@ EXAMPLE = "meshd.example.toml"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`show`, `init [FILE]`."""
     below = parser.add_subparsers(dest="action", metavar="show | init", required=True, parser_class=Parser)
-    showing = below.add_parser("show", description="The effective values, as TOML, each with its origin.")
+    showing = below.add_parser("show", description="Show the effective values as TOML, each with its origin.")
     add_config_file(showing)
-    showing.add_argument("--json", action="store_true", help="one JSON document, for scripts")
-    beginning = below.add_parser("init", description="Write a configuration with every key, explained.")
+    showing.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    beginning = below.add_parser(
+        "init", description="Write an example configuration that explains every key."
+    )
     beginning.add_argument(
-        "file", metavar="FILE", nargs="?", default=DEFAULT_FILE, help=f"a new file (default: {DEFAULT_FILE})"
+        "file",
+        metavar="FILE",
+        nargs="?",
+        default=DEFAULT_FILE,
+        help=f"file to create (default: {DEFAULT_FILE})",
     )
 
 
@@ -76,16 +82,16 @@ def _init(file: Path, out: Output) -> int:
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # it may come to hold a token
     except FileExistsError:
         raise UserError(
-            f"`{file}` exists, and is left as it is", hint="give another name: `meshd config init FILE`"
+            f"`{file}` already exists", hint="choose another name: `meshd config init FILE`"
         ) from None
     except OSError as error:
         raise UserError(
-            f"cannot write `{file}`: {error.strerror}", hint="give another place for it"
+            f"cannot write `{file}`: {error.strerror}", hint="create its directory, or choose another path"
         ) from None
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
         stream.write(text)
     out.line(str(file))
-    out.note(f"edit it, then use it with --config {file}, or set MESHD_CONFIG")
+    out.note(f"edit it, then pass --config {file} or set MESHD_CONFIG")
     return 0
 
 
@@ -95,4 +101,4 @@ def example_text() -> str:
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / EXAMPLE).is_file():
             return (folder / EXAMPLE).read_text(encoding="utf-8")
-    raise UserError(f"`{EXAMPLE}` is missing from this installation", hint="install meshd again")
+    raise UserError(f"`{EXAMPLE}` is missing from this installation", hint="reinstall meshd")

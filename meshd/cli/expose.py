@@ -1,11 +1,11 @@
-"""Let nodes that you name reach a TCP service of this machine, or of its network.
+"""Give chosen nodes access to a TCP service of this machine or its network.
 
-  meshd expose NAME HOST:PORT --to PEER ...   the nodes named may reach it, those named before no more;
-                                              without --to those named before
-  meshd expose ls                             what is exposed, and to whom
-  meshd expose rm NAME                        end it, and the connections to it
+  meshd expose NAME HOST:PORT --to PEER ...   expose it to these nodes, and no longer to others;
+                                              without --to, the nodes stay the same
+  meshd expose ls                             list what is exposed, and to whom
+  meshd expose rm NAME                        stop exposing it, and close its connections
 
-Nobody may reach it whom you did not name. On the other node: `meshd tunnel open THIS_NODE NAME`.
+Only the nodes you name can connect. On the other node, run `meshd tunnel open THIS_NODE NAME`.
 """
 
 import argparse
@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         nargs="+",
         default=[],
-        help="a node that may reach it: name, id, or the beginning of an id; may repeat",
+        help="node that can connect: name, id, or unique beginning of an id; repeatable",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
 def run(args: Arguments, out: Output) -> int:
@@ -60,10 +60,10 @@ def run(args: Arguments, out: Output) -> int:
             _print(found, out)
         return 0
     if len(words) != 2 or words[0] == "ls":
-        raise UsageError("cannot tell what to expose", hint=f"use {USE}")
+        raise UsageError("expected a name and an address", hint=f"use {USE}")
     if words[0] == "rm":
         ask(home_here(), ExposeRemoveRequest(name=words[1]))
-        out.line(f"`{words[1]}` is not exposed any more")
+        out.line(f"`{words[1]}` is no longer exposed")
         return 0
     view = ask(home_here(), ExposeRequest(name=words[0], target=words[1], to=tuple(args.to)))
     if args.json:
@@ -71,11 +71,9 @@ def run(args: Arguments, out: Output) -> int:
     else:
         out.line(f"{view.name}  {view.target}  to {_names(view)}")
     if not view.to:
-        out.note(f"nobody may reach `{view.name}` yet: say who with `--to PEER`")
+        out.note(f"no node can connect to `{view.name}` yet: name one with `--to PEER`")
     if not is_loopback(view.target.rpartition(":")[0].strip("[]")):
-        out.note(
-            f"`{view.target}` is no address of this machine alone: those nodes reach it through this one"
-        )
+        out.note(f"`{view.target}` is not a loopback address: those nodes reach it through this one")
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Make an invite token for others to join the mesh with, list the invites, or revoke one.
+"""Create an invite token, list the invites, or revoke one.
 
-The token is the only line on standard output. Whoever has it may join until it is used up or expires.
+The token is the only line on standard output. Anyone who has it can join until it expires or is used up.
 """
 
 import argparse
@@ -35,25 +35,30 @@ ROLES = ("work", "use", "invite", "admin")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of a new invite; `ls` and `revoke ID` below."""
     parser.add_argument(
-        "--expires", metavar="TIME", default=DEFAULT_EXPIRES, help="such as 24h, 30m, 7d (default: 24h)"
+        "--expires",
+        metavar="TIME",
+        default=DEFAULT_EXPIRES,
+        help="how long it is valid, such as 24h, 30m or 7d (default: 24h)",
     )
     parser.add_argument(
-        "--uses", metavar="N", default=DEFAULT_USES, help="how many nodes may join by it (default: 1)"
+        "--uses", metavar="N", default=DEFAULT_USES, help="how many nodes can join with it (default: 1)"
     )
     parser.add_argument(
         "--role",
         metavar="R",
         action="append",
-        help=f"role it gives, may repeat: {', '.join(ROLES)} (default: use and work)",
+        help=f"role it grants, out of {', '.join(ROLES)}; repeatable (default: use and work)",
     )
     parser.add_argument("--qr", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     below = parser.add_subparsers(dest="action", metavar="ls | revoke ID", parser_class=Parser)
-    listing = below.add_parser("ls", description="List the invites that this node has made.")
-    listing.add_argument("--json", action="store_true", help="one JSON document, for scripts")
-    revoking = below.add_parser("revoke", description="Ban an invite, and whoever joined by it.")
-    revoking.add_argument("--yes", action="store_true", help="do not ask, though this is a terminal")
-    revoking.add_argument("id", metavar="ID", help="as in `meshd invite ls`, or its beginning")
+    listing = below.add_parser("ls", description="List the invites that this node created.")
+    listing.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    revoking = below.add_parser(
+        "revoke", description="Revoke an invite and ban all nodes that joined with it."
+    )
+    revoking.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+    revoking.add_argument("id", metavar="ID", help="id as in `meshd invite ls`, or its beginning")
 
 
 def run(args: Arguments, out: Output) -> int:
@@ -64,7 +69,9 @@ def run(args: Arguments, out: Output) -> int:
     if args.action == "revoke":
         return _revoke(home, args, out)
     if args.qr:
-        raise UsageError(f"`--qr` is {NOT_HERE}", hint="copy the token, or send it as a file: --join @FILE")
+        raise UsageError(
+            f"`--qr` is {NOT_HERE}", hint="copy the token, or send it as a file for `--join @FILE`"
+        )
     reply = _create(home, _request(args))
     if args.json:
         out.json({"schema": 1, **_fields(reply)})
@@ -72,7 +79,7 @@ def run(args: Arguments, out: Output) -> int:
     out.line(reply.token)
     uses = "1 node" if reply.uses == 1 else f"{reply.uses} nodes"
     left = in_time(max(0.0, reply.expires_at - time.time()))
-    out.note(f"invite {reply.id}: for {uses}, within {left}; keep it to yourself")
+    out.note(f"invite {reply.id}: valid for {uses} and {left}; keep it secret")
     return 0
 
 
@@ -103,8 +110,8 @@ def _create(home: Path, request: InviteRequest) -> InviteReply:
         candidates = load_addresses(store)
         if not candidates:
             raise UserError(
-                "this node's addresses are not known: it has not run yet",
-                hint="start it with `meshd worker` or `meshd serve`, then invite",
+                "this node's addresses are unknown: it has not run yet",
+                hint="start it with `meshd worker` or `meshd serve` first",
             )
         return books.invite(
             now=int(time.time()),
@@ -131,10 +138,10 @@ def _list(home: Path, args: Arguments, out: Output) -> int:
     if args.json:
         out.json({"schema": 1, "invites": to_json(found.invites)})
     elif not found.invites:
-        out.note("this node has made no invite")
+        out.note("this node has created no invites")
     else:
         out.table(
-            ("ID", "STATE", "USED", "ROLES", "EXPIRES", "JOINED BY IT"),
+            ("ID", "STATE", "USED", "ROLES", "EXPIRES", "JOINED WITH IT"),
             [_row(one, time.time()) for one in found.invites],
         )
     return 0
@@ -163,10 +170,10 @@ def _called(nodes: Sequence[Joined], count: int) -> str:
 
 def _revoke(home: Path, args: Arguments, out: Output) -> int:
     if out.asks and not args.yes and not _sure(home, args.id, out):
-        raise UserError("the invite was not revoked", hint="`meshd revoke PEER` removes one node alone")
+        raise UserError("the invite was not revoked", hint="run `meshd revoke PEER` to ban a single node")
     banned = _ban(home, args.id)
     removed = f": {_called(banned.removed, len(banned.removed))}" if banned.removed else ""
-    out.line(f"revoked invite {banned.id}, and whoever joined by it{removed}")
+    out.line(f"revoked invite {banned.id} and the nodes that joined with it{removed}")
     return 0
 
 
@@ -175,7 +182,7 @@ def _sure(home: Path, start: str, out: Output) -> bool:
     fits = [one for one in _invites(home).invites if start and one.id.startswith(start.strip().lower())]
     if len(fits) != 1 or not fits[0].used:
         return True
-    return out.confirm(f"this also removes {_called(fits[0].joined, fits[0].used)}: go on?")
+    return out.confirm(f"this also bans {_called(fits[0].joined, fits[0].used)}: continue?")
 
 
 def _ban(home: Path, invite: str) -> RevokeReply:

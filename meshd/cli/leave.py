@@ -1,4 +1,4 @@
-"""Give up this node's membership; the daemon, if it runs, ends. A new token lets it join a mesh again."""
+"""Leave the mesh, and stop the daemon if it runs. To join a mesh again, use a new token."""
 
 import argparse
 
@@ -16,12 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="also where the mesh's root is: without a backup of it nobody can rule that mesh again",
+        help="leave even if this node holds the mesh's root key; back it up with `meshd mesh export` first",
     )
     parser.add_argument(
         "--new-identity",
         action="store_true",
-        help="and take a new key, as a banned node needs to come back (the daemon must not run)",
+        help="also take a new key, which a banned node needs to join again (stop the daemon first)",
     )
 
 
@@ -38,10 +38,10 @@ def run(args: Arguments, out: Output) -> int:
         with home_locked(home) as store:
             if store.load_membership() is None:
                 raise UserError(
-                    "this node is in no mesh", hint="set MESHD_HOME to the folder of the node that you mean"
+                    "this node is not in a mesh", hint="set MESHD_HOME to the directory of the right node"
                 ) from None
             store.leave(drop_root=args.force)
-        out.note("the other nodes were not told: no daemon was running; they show it as away")
+        out.note("no daemon was running to tell the other nodes; they will show this one as away")
     out.line("left the mesh")
     return 0
 
@@ -57,7 +57,7 @@ def _new_identity(out: Output) -> int:
     except NotRunning:
         pass
     else:
-        raise UserError(f"a daemon uses the key of `{home}`", hint="end it first with `meshd stop`")
+        raise UserError(f"a daemon is using the key in `{home}`", hint="run `meshd stop` first")
     with home_locked(home) as store:
         key = store.reset_identity(now=int(time.time()))
     out.line(f"this node is now {key.peer.short}")

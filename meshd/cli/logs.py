@@ -1,6 +1,6 @@
-"""Show the logs of the daemon and of its children, read from the node's home: no daemon has to run.
+"""Show the logs of the daemon and of its llama.cpp processes, whether or not the daemon runs.
 
-CHILD is `meshd` for the daemon itself, or a child's name or its beginning, as in `meshd status`.
+CHILD is `meshd` for the daemon itself, or the name (or its beginning) of a child as in `meshd status`.
 """
 
 import argparse
@@ -21,15 +21,15 @@ TAIL_BYTES = 4 << 20  # of each file; its lines are long enough for any --lines 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """CHILD, -f, --lines."""
-    parser.add_argument("child", metavar="CHILD", nargs="?", help="show this one only")
+    parser.add_argument("child", metavar="CHILD", nargs="?", help="log to show (default: all)")
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on with what comes, until interrupted"
+        "-f", "--follow", action="store_true", help="keep printing new lines until interrupted"
     )
     parser.add_argument(
         "--lines",
         metavar="N",
         default=str(DEFAULT_LINES),
-        help=f"how many of the last lines of each (default: {DEFAULT_LINES})",
+        help=f"number of last lines of each log (default: {DEFAULT_LINES})",
     )
 
 
@@ -39,11 +39,13 @@ def run(args: Arguments, out: Output) -> int:
     folder = home_here() / "logs"
     logs = _choose(folder, args.child)
     if not logs:
-        what = f"no log of `{args.child}`" if args.child else "no logs"
+        what = f"no log named `{args.child}`" if args.child else "no logs"
         have = ", ".join(sorted({log.stem for log in _all(folder)}))
         raise UserError(
             f"{what} in `{folder}`",
-            hint=f"there are: {have}" if have else "a daemon writes them once it runs",
+            hint=f"choose one of: {have}"
+            if have
+            else "start a daemon first: `meshd worker` or `meshd serve`",
         )
     several = len(logs) > 1
     followed = [Followed(path) for path in logs]

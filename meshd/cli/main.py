@@ -167,27 +167,27 @@ def _bench() -> VerbModule:
 
 
 VERBS: tuple[Verb, ...] = (
-    Verb("worker", "lend this machine's devices to the mesh", _worker),
-    Verb("serve", "serve a model over the mesh's workers, with an OpenAI-compatible API", _serve, rest=True),
-    Verb("relay", "forward for nodes that cannot reach each other, on a public host", _relay),
-    Verb("status", "what the daemon of this machine does", _status),
-    Verb("peers", "the other nodes, and the way to each", _peers),
-    Verb("ping", "measure the way to a node", _ping),
-    Verb("netcheck", "what network this machine is in, and what is wrong with it", _netcheck),
-    Verb("doctor", "what is wrong with this machine's llama.cpp and mesh, and what to do", _doctor),
-    Verb("invite", "make, list and revoke invites", _invite),
-    Verb("accept", "let a node in by the reply code that it printed", _accept),
+    Verb("worker", "lend this machine's GPUs or CPU to the mesh", _worker),
+    Verb("serve", "serve a model across the mesh, with an OpenAI-compatible API", _serve, rest=True),
+    Verb("relay", "forward traffic between nodes that cannot reach each other (for a public host)", _relay),
+    Verb("status", "show what this node does, and what needs attention", _status),
+    Verb("peers", "list the other nodes and the connection to each", _peers),
+    Verb("ping", "measure the round trip to a node", _ping),
+    Verb("netcheck", "diagnose the network: NAT type, port mapping, what blocks connections", _netcheck),
+    Verb("doctor", "diagnose this machine: llama.cpp, devices, daemon", _doctor),
+    Verb("invite", "create, list and revoke invite tokens", _invite),
+    Verb("accept", "admit a node by the reply code that it printed", _accept),
     Verb("revoke", "ban a node from the mesh", _revoke),
-    Verb("expose", "let nodes that you name reach a TCP service of this machine", _expose),
+    Verb("expose", "give chosen nodes access to a TCP service of this machine", _expose),
     Verb("tunnel", "use a service that another node exposes", _tunnel),
-    Verb("leave", "give up this node's membership", _leave),
-    Verb("mesh", "back up and restore the mesh's root", _mesh),
-    Verb("stop", "end the daemon of this machine", _stop),
-    Verb("logs", "show the logs of the daemon and its children", _logs),
-    Verb("config", "show the configuration, or write one to begin with", _config),
-    Verb("native", "build the native part, or tell about it", _native),
-    Verb("demo", "split a model over two nodes on this machine and chat with it", _demo),
-    Verb("bench", "measure", _bench),
+    Verb("leave", "leave the mesh", _leave),
+    Verb("mesh", "back up and restore the mesh's root key", _mesh),
+    Verb("stop", "stop the daemon and its children", _stop),
+    Verb("logs", "show the logs of the daemon and of llama.cpp", _logs),
+    Verb("config", "show the effective configuration, or write an example file", _config),
+    Verb("native", "build llama.cpp for this machine, or show the build", _native),
+    Verb("demo", "try it out: split a small model over two nodes on this machine", _demo),
+    Verb("bench", "run benchmarks", _bench),
 )
 
 
@@ -248,19 +248,19 @@ def _run(argv: list[str], out: Output) -> int:
 
 def _unknown(name: str) -> UsageError:
     if name in LATER:
-        return UsageError(f"`meshd {name}` is {NOT_HERE}", hint="`meshd --help` lists what there is")
+        return UsageError(f"`meshd {name}` is {NOT_HERE}", hint="run `meshd --help` for the verbs there are")
     if name.startswith("-"):
-        return UsageError(f"unknown option `{name}`", hint="a verb comes first: `meshd --help` lists them")
+        return UsageError(f"unknown option `{name}`", hint="put a verb first; `meshd --help` lists them")
     import difflib
 
     near = difflib.get_close_matches(name, [verb.name for verb in VERBS], n=1)
-    hint = f"did you mean `meshd {near[0]}`" if near else "`meshd --help` lists them"
+    hint = f"try `meshd {near[0]}`" if near else "run `meshd --help` for the list"
     return UsageError(f"unknown verb `{name}`", hint=hint)
 
 
 def _help() -> str:
     lines = [
-        f"meshd {__version__}: one GGUF model over several machines, without sending a weight byte",
+        f"meshd {__version__}: run one GGUF model across several machines",
         "",
         "usage: meshd VERB [OPTIONS]",
         "       meshd --version",
@@ -268,7 +268,9 @@ def _help() -> str:
         "verbs:",
         *(f"  {verb.name:<8}  {verb.help}" for verb in VERBS),
         "",
-        "`meshd VERB --help` tells about one. Its state lies in $MESHD_HOME, or the user's state folder.",
+        "`serve` makes this node a head, which loads the model; `worker` lends its devices to heads.",
+        "Run `meshd VERB --help` for a verb's options. A node keeps its state in $MESHD_HOME",
+        "(default: ~/.local/state/meshd; on macOS: ~/Library/Application Support/meshd).",
     ]
     return "\n".join(lines)
 

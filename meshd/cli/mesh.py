@@ -1,6 +1,6 @@
-"""Back up the root of the mesh, or restore it: whoever holds it may admit and ban anyone.
+"""Back up or restore the mesh's root key. Its holder can admit and ban any node.
 
-`export` writes it to FILE (0600), or to standard output; `import` reads it from FILE, or from `-`.
+`export` writes it to FILE (0600) or to standard output; `import` reads it from FILE, or from `-`.
 """
 
 import argparse
@@ -20,10 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     below = parser.add_subparsers(
         dest="action", metavar="export | import", required=True, parser_class=Parser
     )
-    exporting = below.add_parser("export", description="Write the root of the mesh: a secret.")
-    exporting.add_argument("file", metavar="FILE", nargs="?", help="a new file (default: -, standard output)")
-    importing = below.add_parser("import", description="Restore the root of a mesh in this home.")
-    importing.add_argument("file", metavar="FILE", help="what `export` wrote; - for standard input")
+    exporting = below.add_parser("export", description="Write the mesh's root key, a secret.")
+    exporting.add_argument(
+        "file", metavar="FILE", nargs="?", help="file to create (default: -, standard output)"
+    )
+    importing = below.add_parser("import", description="Restore a mesh's root key to this node.")
+    importing.add_argument("file", metavar="FILE", help="file that `export` wrote; - for standard input")
 
 
 def run(args: Arguments, out: Output) -> int:
@@ -36,7 +38,10 @@ def _export(home: Path, file: str | None, out: Output) -> int:
     from meshd.identity.keystore import Home
 
     if not home.is_dir():
-        raise UserError(f"there is no node in `{home}`", hint="set MESHD_HOME to the founder's folder")
+        raise UserError(
+            f"there is no node in `{home}`",
+            hint="set MESHD_HOME to the directory of the node that founded the mesh",
+        )
     text = Home(home).export_root().strip()
     if file in (None, "-"):  # a secret must not end up in a file of that name
         out.line(text)
@@ -46,14 +51,14 @@ def _export(home: Path, file: str | None, out: Output) -> int:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise UserError(
-            f"cannot write `{path}`: {error.strerror}", hint="give the name of a new file"
+            f"cannot write `{path}`: {error.strerror}", hint="name a new file in a directory you can write to"
         ) from None
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
         stream.write(text + "\n")
         stream.flush()
         os.fsync(stream.fileno())
     out.line(str(path))
-    out.note("keep it where only you can read it: whoever has it rules the mesh")
+    out.note("keep it where only you can read it: anyone who has it controls the mesh")
     return 0
 
 
@@ -68,5 +73,5 @@ def _import(home: Path, file: str, out: Output) -> int:
     store = Home(home)
     with store.lock():
         membership = store.import_root(text, now=int(time.time()), random=secrets.token_bytes)
-    out.line(f"this node now holds the root of mesh {membership.mesh.short}")
+    out.line(f"this node now holds the root key of mesh {membership.mesh.short}")
     return 0

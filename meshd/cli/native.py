@@ -1,7 +1,7 @@
-"""Build the native part (llama.cpp at a pinned commit, patched) into the cache, or tell about the build.
+"""Build llama.cpp for this machine, at a pinned commit with meshd's patches, or show the build.
 
-`build` needs a C++ compiler, cmake and ninja; the last two come with meshd[build], or from your system. A
-build that is there already is kept.
+`build` needs a C++ compiler, cmake and ninja; the last two come with meshd[build] or from your system. An
+existing build is kept.
 """
 
 import argparse
@@ -22,16 +22,18 @@ BACKENDS = ("auto", "cpu", "metal", "cuda", "vulkan", "hip")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`build` and `info`."""
     below = parser.add_subparsers(dest="action", metavar="build | info", required=True, parser_class=Parser)
-    building = below.add_parser("build", description="Build it, unless this build is in the cache already.")
-    _add_backend(building)
-    building.add_argument("--source", metavar="DIR", help="a llama.cpp tree at the pinned commit")
-    building.add_argument(
-        "--tools", action="store_true", help="build llama-quantize as well (for tests and models)"
+    building = below.add_parser(
+        "build", description="Build llama.cpp, unless the cache already has this build."
     )
-    building.add_argument("--json", action="store_true", help="one JSON document, for scripts")
-    informing = below.add_parser("info", description="Pin, patches, backend and binaries of the build.")
+    _add_backend(building)
+    building.add_argument("--source", metavar="DIR", help="llama.cpp source tree at the pinned commit")
+    building.add_argument("--tools", action="store_true", help="also build llama-quantize")
+    building.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    informing = below.add_parser(
+        "info", description="Show commit, patches, backend and binaries of the build."
+    )
     _add_backend(informing)
-    informing.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    informing.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
 def _add_backend(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +42,7 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
         choices=BACKENDS,
         default="auto",
         metavar="B",
-        help=f"{', '.join(BACKENDS)} (default: auto)",
+        help=f"what to compute on: {', '.join(BACKENDS)} (default: auto)",
     )
 
 

@@ -1,7 +1,7 @@
-"""What network this machine is in, what is wrong with it, and what to do.
+"""Diagnose the network of this machine: what is wrong, and what to do about it.
 
-Asks the daemon of this machine; where none runs, or servers are given, this command makes the check itself.
-Only the configured STUN servers and relays are asked, and the home router.
+The daemon makes the check; if none runs, or if servers are given, this command makes it. It contacts only the
+configured STUN servers and relays, and the router.
 """
 
 import argparse
@@ -17,8 +17,10 @@ _WIDTH = 14
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--json, --cached, and what replaces the configuration."""
-    parser.add_argument("--json", action="store_true", help="one JSON document, for scripts")
-    parser.add_argument("--cached", action="store_true", help="what the daemon knows already, at once")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    parser.add_argument(
+        "--cached", action="store_true", help="show the daemon's last result instead of a new check"
+    )
     add_config_file(parser)
     add_keys(parser, OPTIONS)
 
@@ -50,7 +52,7 @@ def _reply(args: Arguments, out: Output) -> NetcheckReply:
     from meshd.daemon.netcheck import check_alone, servers_of
 
     servers = servers_of(config)
-    out.note("no daemon is asked: checking from here, some seconds")
+    out.note("checking without the daemon; this takes some seconds")
     return check_alone(config, servers)
 
 
@@ -97,8 +99,8 @@ def _mapping(router: PortMappingView) -> str:
             outside = f", outer address {router.external}" if router.external else ""
             return f"the router {router.gateway} offers it{by}{outside}"
         case "off":
-            return "switched off"
+            return "disabled"
         case "asking":
-            return "the router is being asked"
+            return "asking the router"
         case _:
             return f"none: {router.why}" if router.why else "none"

@@ -15,7 +15,7 @@ def home_locked(path: Path) -> Iterator[Home]:
     if not path.is_dir():
         raise UserError(
             f"there is no node in `{path}`",
-            hint="set MESHD_HOME to a node's folder, or start one with `meshd worker` or `meshd serve`",
+            hint="set MESHD_HOME to a node's directory, or start one with `meshd worker` or `meshd serve`",
         )
     home = Home(path)
     with home.lock():

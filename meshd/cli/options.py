@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError instead of printing."""
-        raise UsageError(f"{self.prog}: {message}", hint=f"`{self.prog} --help` tells how it is used")
+        raise UsageError(f"{self.prog}: {message}", hint=f"run `{self.prog} --help`")
 
     def print_help(self, file: object = None) -> None:
         """On stdout; argparse's own drops what cannot be written, and ends with 0."""
@@ -41,13 +41,15 @@ class Parser(argparse.ArgumentParser):
 
 def add_config_file(parser: argparse.ArgumentParser) -> None:
     """`--config FILE`."""
-    parser.add_argument("--config", metavar="FILE", help="configuration in TOML (default: $MESHD_CONFIG)")
+    parser.add_argument(
+        "--config", metavar="FILE", help="configuration file in TOML (default: $MESHD_CONFIG)"
+    )
 
 
 def add_role_options(parser: argparse.ArgumentParser, role: str) -> None:
     """Every option of the verb `role`; values stay text, load() reads and judges them."""
     add_config_file(parser)
-    common = parser.add_argument_group("of every daemon")
+    common = parser.add_argument_group("options of every daemon")
     for key in KEYS:
         if key.option and role in key.roles:
             _add(common if key.roles == ROLES else parser, key)
@@ -140,4 +142,6 @@ def read_text(source: str, what: str, limit: int) -> str:
             return stream.read(limit)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not text"
-        raise UserError(f"cannot read {what} `{source}`: {why}", hint="check the path") from None
+        raise UserError(
+            f"cannot read {what} `{source}`: {why}", hint="check the path and its permissions"
+        ) from None

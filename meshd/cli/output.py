@@ -24,7 +24,7 @@ class Unwritable(MeshdError):
 
     def __init__(self, error: OSError) -> None:
         reason = (error.strerror or type(error).__name__).lower()
-        super().__init__(f"cannot write to standard output: {reason}", hint="send it to another place")
+        super().__init__(f"cannot write to standard output: {reason}", hint="redirect it elsewhere")
 
 
 class Output:

@@ -1,4 +1,4 @@
-"""The other nodes of the mesh: their state, and the way to each."""
+"""List the other nodes of the mesh: their state, and the connection to each."""
 
 import argparse
 
@@ -15,7 +15,7 @@ from meshd.config import home_here
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--json."""
-    parser.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
 def run(args: Arguments, out: Output) -> int:
@@ -31,10 +31,10 @@ def run(args: Arguments, out: Output) -> int:
 def print_peers(status: Status, out: Output) -> None:
     """A table, or a line that says that there are none."""
     if not status.peers:
-        out.line("no other node is known yet")
+        out.line("no other nodes known yet")
         return
     out.table(
-        ("PEER", "ID", "ROLE", "STATE", "WAY", "RTT", "SENT", "RECEIVED", "RESUMES", "NOTE"),
+        ("PEER", "ID", "ROLE", "STATE", "LINK", "RTT", "SENT", "RECEIVED", "RESUMES", "NOTE"),
         [_row(peer) for peer in status.peers],
     )
 

@@ -1,6 +1,6 @@
-"""Measure the way to a node, given by its name, its id or the beginning of its id.
+"""Measure the round trip to a node, given by its name, its id, or the beginning of its id.
 
-Each answer names the kind of link, the path and the address that it came by.
+Each answer shows the kind of link, the path and the address it used.
 """
 
 import argparse
@@ -21,14 +21,17 @@ MISTAKE = "user"  # what was asked cannot be done: asking again changes nothing
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """PEER, --count, --timeout, --json."""
-    parser.add_argument("peer", metavar="PEER", help="name, id, or the beginning of an id that only one has")
+    parser.add_argument("peer", metavar="PEER", help="name, id, or unique beginning of an id")
     parser.add_argument(
-        "--count", metavar="N", default=str(DEFAULT_COUNT), help=f"how many (default: {DEFAULT_COUNT})"
+        "--count", metavar="N", default=str(DEFAULT_COUNT), help=f"number of pings (default: {DEFAULT_COUNT})"
     )
     parser.add_argument(
-        "--timeout", metavar="SECONDS", default="5", help="how long to wait for each (default: 5, at most 60)"
+        "--timeout",
+        metavar="SECONDS",
+        default="5",
+        help="how long to wait for each answer (default: 5, at most 60)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document at the end, for scripts")
+    parser.add_argument("--json", action="store_true", help="print JSON at the end, for scripts")
 
 
 def run(args: Arguments, out: Output) -> int:
@@ -62,7 +65,7 @@ def run(args: Arguments, out: Output) -> int:
         _print_json(args.peer, count, replies, out)
     if not replies:
         hint = last.hint if last is not None else ""
-        out.error(f"`{args.peer}` did not answer", hint or "`meshd peers` shows the state of each node")
+        out.error(f"`{args.peer}` did not answer", hint or "run `meshd peers` for the state of each node")
         return 1
     return 0
 

@@ -1,8 +1,8 @@
-"""Relay for nodes that cannot reach each other, on a host with a public address, until stopped.
+"""Forward traffic between nodes that cannot reach each other, on a host with a public address, until stopped.
 
-The first and only line on standard output is the relay's URL, with its key: give it to nodes as --relay URL.
-What passes is sealed from node to node; the relay cannot read it, and admits nobody to a mesh. Without --mesh
-it serves any mesh, with small bounds for each key.
+The only line on standard output is the relay's URL, which contains its key: start nodes with --relay URL. The
+traffic is encrypted between the nodes; the relay cannot read it, and cannot admit anyone to a mesh. Without
+--mesh it serves any mesh, with low limits for each node.
 """
 
 import argparse
@@ -24,13 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"TCP and UDP port (default: {DEFAULT_PORT} on all addresses; 443 passes most firewalls)",
     )
     parser.add_argument(
-        "--public-host", metavar="NAME", default="", help="name or address of this host in the URL"
+        "--public-host",
+        metavar="NAME",
+        default="",
+        help="name or address of this host to put into the URL (default: its public address)",
     )
     parser.add_argument(
         "--second-host",
         metavar="ADDRESS",
         default="",
-        help="another address of this host, with which it tells kinds of NAT apart (default: if it has one)",
+        help="second address of this host, to detect kinds of NAT (default: found by itself)",
     )
     parser.add_argument(
         "--mesh",
@@ -38,23 +41,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         nargs="+",
         default=[],
-        help="serve members of this mesh (id as `meshd status --json` shows it), may repeat (default: any)",
+        help="serve only this mesh (`mesh.id` of `meshd status --json`); repeatable (default: any)",
     )
     parser.add_argument(
-        "--open", action="store_true", help="without bounds for each key, though any mesh is served"
+        "--open", action="store_true", help="serve any mesh without the low limits for each node"
     )
     parser.add_argument(
-        "--rate", metavar="SIZE", help="bytes a second of each key, as 2M; 0: no bound (default: 1M, or none)"
+        "--rate",
+        metavar="SIZE",
+        help="bytes per second for each node, such as 2M; 0: no limit (default: 1M; with --mesh or "
+        "--open, no limit)",
     )
     parser.add_argument(
-        "--metrics", metavar="HOST:PORT", help="figures as plain text over HTTP, on loopback only"
+        "--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus over HTTP, on loopback only"
     )
-    parser.add_argument("--log-format", choices=("text", "json"), default="text", help="form of log lines")
+    parser.add_argument("--log-format", choices=("text", "json"), default="text", help="format of log lines")
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="info",
-        help="log that and above",
+        help="lowest level to log",
     )
 
 

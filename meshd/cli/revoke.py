@@ -1,6 +1,6 @@
-"""Ban a node from the mesh: its sessions close, and it can come back only with a new key and a new token.
+"""Ban a node from the mesh: its sessions close, and it can return only with a new key and a new token.
 
-Others hear of it as soon as they meet this node.
+The ban spreads from node to node.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from meshd.config import home_here
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """PEER."""
-    parser.add_argument("peer", metavar="PEER", help="name, id, or the beginning of an id that only one has")
+    parser.add_argument("peer", metavar="PEER", help="name, id, or unique beginning of an id")
 
 
 def run(args: Arguments, out: Output) -> int:

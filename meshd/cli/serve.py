@@ -1,7 +1,7 @@
-"""Serve a model over the workers of a mesh, with an OpenAI-compatible API, until stopped.
+"""Serve a model across the workers of a mesh, with an OpenAI-compatible API, until stopped.
 
-With --join it joins a mesh that a worker founded; without, and without a mesh from before, it founds one and
-prints an invite token for workers. What stands after `--` goes to llama-server as it is.
+Either start a worker first and join its mesh with --join, or start this first: without --join, the first
+start founds a mesh and prints an invite token for workers. Arguments after `--` go to llama-server unchanged.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What the daemon of this machine does: node, mesh, peers, tunnels, model, API, and what needs attention."""
+"""Show what this node does: mesh, peers, tunnels, model, API, and what needs attention."""
 
 import argparse
 import time
@@ -19,9 +19,11 @@ WATCH_SECONDS = 1.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--json, --watch."""
-    parser.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     parser.add_argument(
-        "--watch", action="store_true", help="look every second: redraw on a terminal, else lines of changes"
+        "--watch",
+        action="store_true",
+        help="refresh every second; without a terminal, print a line per change",
     )
 
 
@@ -77,7 +79,7 @@ def show(status: Status, out: Output) -> None:
     if status.mesh is None:
         out.line("mesh    none")
     else:
-        roles = f", this node may {', '.join(status.mesh.roles)}" if status.mesh.roles else ""
+        roles = f", roles of this node: {', '.join(status.mesh.roles)}" if status.mesh.roles else ""
         out.line(f"mesh    {status.mesh.id[:10]}, {in_number(status.mesh.members, 'member')}{roles}")
     if status.api is not None:
         api = status.api
@@ -89,7 +91,7 @@ def show(status: Status, out: Output) -> None:
     if status.store is not None and (status.store.limit or status.store.bytes):
         there, most = in_bytes(status.store.bytes), in_bytes(status.store.limit)
         count = in_number(status.store.tensors, "tensor")
-        out.line(f"kept    {there} of {most}: {count} that came over the network")
+        out.line(f"cache   {there} of {most}: {count} downloaded")
     out.line()
     print_peers(status, out)
     if status.tunnels:
@@ -125,7 +127,7 @@ def _show_model(model: ModelStatus, out: Output) -> None:
     progress = f" {model.progress:.0%}" if model.progress is not None and model.state == "loading" else ""
     out.line(f"model   {model.name} ({model.fingerprint[:12]})  {model.state}{progress}{reason}")
     took = f", loaded in {model.load_seconds:.2f} s" if model.load_seconds is not None else ""
-    each = f", {in_bytes(model.bytes_per_token)} a token" if model.bytes_per_token is not None else ""
+    each = f", {in_bytes(model.bytes_per_token)} per token" if model.bytes_per_token is not None else ""
     out.line(
         f"        weights: {in_bytes(model.weights_local_bytes)} from local files, "
         f"{in_bytes(model.weights_network_bytes)} over the network{took}{each}"

@@ -1,4 +1,4 @@
-"""End the daemon of this machine and its children; returns when they are gone."""
+"""Stop the daemon and its children; return when they have ended."""
 
 import argparse
 import contextlib
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         metavar="SECONDS",
         default=str(DEFAULT_SECONDS),
-        help=f"how long to wait for its end (default: {DEFAULT_SECONDS})",
+        help=f"how long to wait (default: {DEFAULT_SECONDS})",
     )
 
 
@@ -39,7 +39,7 @@ def run(args: Arguments, out: Output) -> int:
         status = end_daemon(home, StopRequest(), seconds)
     except NotAnswering as early:
         _end_early(early, seconds)
-        out.line(f"stopped a daemon that had not started (process {early.pid})")
+        out.line(f"stopped a daemon that was still starting (process {early.pid})")
     else:
         out.line(f"stopped {status.node.name} (process {status.node.pid})")
     return 0
@@ -57,7 +57,7 @@ def _end_early(early: NotAnswering, seconds: float) -> None:
 def _still_there(pid: int, seconds: float) -> UserError:
     return UserError(
         f"the daemon (process {pid}) has not ended within {seconds:.0f} s",
-        hint=f"`meshd logs` shows what it waits for; `kill -9 {pid}` ends it and its children",
+        hint=f"run `meshd logs` to see what it waits for, or `kill -9 {pid}` to end it and its children",
     )
 
 
@@ -82,7 +82,9 @@ def end_daemon(home: Path, request: StopRequest | LeaveRequest, seconds: float) 
         left = [child.pid for child in children if not child.wait(deadline)]
         if left:
             numbers = ", ".join(map(str, left))
-            raise UserError(f"children of the daemon are left: {numbers}", hint="end them with `kill`")
+            raise UserError(
+                f"children of the daemon are still running: {numbers}", hint="end them with `kill`"
+            )
     return status
 
 

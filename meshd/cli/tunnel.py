@@ -1,11 +1,11 @@
-"""Use a service that another node exposes to this one, at an address of this machine.
+"""Use a service that another node exposes, at a local address.
 
-  meshd tunnel open PEER SERVICE [--listen HOST:PORT]   prints the address at which it is here
-  meshd tunnel ls                                       what is open
-  meshd tunnel close HOST:PORT | PEER SERVICE           end it, and the connections through it
+  meshd tunnel open PEER SERVICE [--listen HOST:PORT]   open a tunnel, and print its local address
+  meshd tunnel ls                                       list the open tunnels
+  meshd tunnel close HOST:PORT | PEER SERVICE           close a tunnel and its connections
 
-A tunnel stays open over restarts. It listens on loopback, for programs of this user only, unless `--listen`
-names another address: then for everybody who reaches that.
+Tunnels persist across restarts. A tunnel listens on loopback, for programs of this user only. With `--listen`
+and another address, anyone who can reach that address can use it.
 """
 
 import argparse
@@ -28,18 +28,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     below = parser.add_subparsers(
         dest="action", metavar="open | ls | close", parser_class=Parser, required=True
     )
-    opening = below.add_parser("open", description="Open a peer's service here; prints the address.")
-    opening.add_argument("peer", metavar="PEER", help="name, id, or the beginning of an id that only one has")
-    opening.add_argument("service", metavar="SERVICE", help="the name under which that node exposes it")
-    opening.add_argument(
-        "--listen", metavar="HOST:PORT", default="", help="where (default: any free port of 127.0.0.1)"
+    opening = below.add_parser(
+        "open", description="Open a tunnel to a peer's service, and print its local address."
     )
-    opening.add_argument("--json", action="store_true", help="one JSON document, for scripts")
-    listing = below.add_parser("ls", description="List the tunnels that are open.")
-    listing.add_argument("--json", action="store_true", help="one JSON document, for scripts")
-    closing = below.add_parser("close", description="Close tunnels, and the connections through them.")
+    opening.add_argument("peer", metavar="PEER", help="name, id, or unique beginning of an id")
+    opening.add_argument("service", metavar="SERVICE", help="name under which that node exposes it")
+    opening.add_argument(
+        "--listen", metavar="HOST:PORT", default="", help="local address (default: a free port of 127.0.0.1)"
+    )
+    opening.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    listing = below.add_parser("ls", description="List the open tunnels.")
+    listing.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    closing = below.add_parser("close", description="Close tunnels and their connections.")
     closing.add_argument(
-        "what", metavar="HOST:PORT | PORT | PEER SERVICE", nargs="+", help="as `ls` shows it"
+        "what",
+        metavar="HOST:PORT | PORT | PEER SERVICE",
+        nargs="+",
+        help="tunnel, as `meshd tunnel ls` shows it",
     )
 
 
@@ -53,7 +58,7 @@ def run(args: Arguments, out: Output) -> int:
     if args.json:
         out.json({"schema": 1, "tunnels": to_json(found)})
     elif not found:
-        out.note("no tunnel is open")
+        out.note("no open tunnels")
     else:
         out.table(
             ("LISTEN", "PEER", "SERVICE", "OPEN", "SENT", "RECEIVED", "NOTE"),
@@ -70,13 +75,16 @@ def _open(args: Arguments, out: Output) -> int:
     else:
         out.line(view.listen)
     if not is_loopback(view.listen.rpartition(":")[0].strip("[]")):
-        out.note(f"everybody who reaches `{view.listen}` can use `{view.service}` through this node")
+        out.note(f"anyone who can reach `{view.listen}` can use `{view.service}`")
     return 0
 
 
 def _close(what: list[str], out: Output) -> int:
     if len(what) > 2:
-        raise UsageError("too many words", hint="use `meshd tunnel close HOST:PORT`, or PEER SERVICE")
+        raise UsageError(
+            "too many arguments",
+            hint="use `meshd tunnel close HOST:PORT` or `meshd tunnel close PEER SERVICE`",
+        )
     request = (
         TunnelCloseRequest(listen=what[0])
         if len(what) == 1

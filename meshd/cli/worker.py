@@ -1,7 +1,8 @@
 """Lend this machine's devices to a mesh, until stopped.
 
-The first worker of a mesh founds it and prints an invite token: the only line on standard output. Give the
-token to `meshd serve --join TOKEN` on another machine. A restart needs no token.
+Without --join, the first start founds a mesh and prints an invite token, the only line on standard output. On
+the machine that serves the model (the head), run `meshd serve --model FILE --join TOKEN`. A restart needs no
+token.
 """
 
 import argparse

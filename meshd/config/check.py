@@ -20,7 +20,7 @@ def check(config: Config, role: str) -> None:
             _check_model(model)
         if "none" in config.worker.devices:
             raise UserError(
-                "a worker without a device has nothing to lend", hint="name a device, or leave --device out"
+                "a worker without a device has nothing to lend", hint="name a device, or omit --device"
             )
     if role == "serve":
         _check_serve(config)
@@ -29,7 +29,7 @@ def check(config: Config, role: str) -> None:
 def _check_name(name: str) -> None:
     if naming.looks_like_id(name):
         raise UserError(
-            f"`{name}` cannot be the name of a node: it looks like a node's id, or the beginning of one",
+            f"`{name}` cannot be a node's name: it looks like a node's id, or the beginning of one",
             hint=f"add a hyphen, a dot or one of the digits 0, 1, 8 and 9, such as `--name {name[:60]}-1`",
         )
 
@@ -37,18 +37,20 @@ def _check_name(name: str) -> None:
 def _check_serve(config: Config) -> None:
     serve = config.serve
     if serve.model is None:
-        raise UsageError("`meshd serve` needs a model", hint="give a GGUF file: --model FILE")
+        raise UsageError("`meshd serve` needs a model", hint="name a GGUF file: `--model FILE`")
     _check_model(serve.model)
     if serve.tensor_split and not any(serve.tensor_split):
-        raise UserError("`--tensor-split` gives no device a share", hint="at least one must be above 0")
+        raise UserError("`--tensor-split` gives no device a share", hint="give at least one share above 0")
     if "none" in serve.devices and len(serve.devices) > 1:
-        raise UserError("`--device none` stands beside other devices", hint="give either none or devices")
+        raise UserError(
+            "`--device none` cannot be combined with other devices", hint="give either `none` or devices"
+        )
     if serve.api_key_file is not None:
         _check_file(serve.api_key_file, "API key file")
     elif not is_loopback(serve.host):
         raise UserError(
-            f"the API on `{serve.host}` would answer anybody who reaches it",
-            hint="give --api-key-file FILE (one key a line), or serve on 127.0.0.1",
+            f"the API on `{serve.host}` would answer anyone who can reach it",
+            hint="require API keys with `--api-key-file FILE`, or listen on 127.0.0.1",
         )
 
 
@@ -56,7 +58,7 @@ def _check_model(model: Path) -> None:
     if not model.exists() and model.suffix.lower() != ".gguf" and "." not in model.name:
         raise UserError(
             f"there is no model file `{model}`",
-            hint="give the path of a GGUF file; names of models are not in this version",
+            hint="give the path of a GGUF file; model names are not in this version",
         )
     _check_file(model, "model file")
 
@@ -66,7 +68,7 @@ def _check_file(path: Path, what: str) -> None:
         with path.open("rb"):
             pass
     except IsADirectoryError:
-        raise UserError(f"{what} `{path}` is a folder", hint="give the file in it") from None
+        raise UserError(f"{what} `{path}` is a directory", hint="give the path of the file in it") from None
     except OSError as error:
         raise UserError(
             f"cannot read {what} `{path}`: {error.strerror}", hint="check the path and its permissions"
@@ -89,10 +91,10 @@ def read_join(config: Config) -> Config:
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "not text"
             raise UserError(
-                f"cannot read the invite token from `{file}`: {why}", hint="put the token alone in that file"
+                f"cannot read the invite token from `{file}`: {why}", hint="put only the token into that file"
             ) from None
     else:
         token = given
     if given and not token.strip():
-        raise UserError("the invite token is empty", hint="make one on a member with `meshd invite`")
+        raise UserError("the invite token is empty", hint="run `meshd invite` on a member to get one")
     return replace(config, node=replace(config.node, join=token.strip()))

@@ -15,11 +15,11 @@ LINK_KEYS: tuple[Key, ...] = (
         form=forms.ADDRESS,
         option="--listen",
         metavar="HOST:PORT",
-        help="mesh port, TCP and UDP; port 0 picks one",
-        default="the one used before, else 17430 and up",
+        help="mesh port, TCP and UDP; 0 picks a free one",
+        default="the last one used, else the first free from 17430",
         example='":17430"',
-        more='"HOST:PORT", or ":PORT" for all addresses. A port asked for here that is taken is an error; '
-        "without one the first free of 16 is taken, and kept.",
+        more='"HOST:PORT", or ":PORT" for all addresses. If the port is taken, that is an error; '
+        "without this setting the first free of 16 is used, and kept.",
     ),
     Key(
         section="links",
@@ -28,9 +28,9 @@ LINK_KEYS: tuple[Key, ...] = (
         option="--links",
         metavar="KIND,…",
         list_separator=",",
-        help=f"kinds of link that may be used, of {','.join(LINK_KINDS)}",
+        help=f"kinds of link to use, out of {','.join(LINK_KINDS)}",
         default="all",
-        more="To have fewer helps to find a fault.",
+        more="Restrict them only to find a fault.",
     ),
     Key(
         section="links",
@@ -40,8 +40,8 @@ LINK_KEYS: tuple[Key, ...] = (
         metavar="HOST:PORT",
         repeat=True,
         list_separator=",",
-        help="STUN server that tells this node its outer address, may repeat; none for no server",
-        more="Links that punch through NAT ask it. [] is for none: then relays and other members are asked.",
+        help="STUN server that tells this node its public address; repeatable; none disables STUN",
+        more="Needed for hole punching. [] disables STUN; relays and other members are then asked instead.",
     ),
     Key(
         section="links",
@@ -51,7 +51,7 @@ LINK_KEYS: tuple[Key, ...] = (
         metavar="URL",
         repeat=True,
         list_separator=",",
-        help="relay, by the URL that it prints at its start, may repeat",
+        help="URL of a relay, as `meshd relay` prints it; repeatable",
     ),
     Key(
         section="links",
@@ -59,10 +59,10 @@ LINK_KEYS: tuple[Key, ...] = (
         form=forms.RATE,
         option="--max-upload",
         metavar="RATE",
-        help="the most that this node sends to all others together, as 20Mbit or 2.5MB",
+        help="upload limit of this node per second, such as 20Mbit or 2.5MB",
         default="no limit",
         example='"20Mbit"',
-        more="That is in a second: Mbit counts bits, MB bytes.",
+        more="For all peers together; Mbit counts bits, MB bytes.",
     ),
     Key(
         section="links",
@@ -70,8 +70,8 @@ LINK_KEYS: tuple[Key, ...] = (
         form=whole(MIN_GRACE, MAX_GRACE),
         option="--grace",
         metavar="SECONDS",
-        help="how long answers wait for a worker that cannot be reached; the smaller of both sides counts",
-        more="It is in seconds, 10 to 140.",
+        help="how long answers wait for an unreachable worker; the lower of both nodes' values applies",
+        more="In seconds, 10 to 140.",
     ),
     Key(
         section="links",
@@ -79,7 +79,7 @@ LINK_KEYS: tuple[Key, ...] = (
         form=forms.BOOLEAN,
         option="--no-mdns",
         switch=True,
-        help="neither announce this node on the local network nor look for others there",
+        help="disable mDNS: neither announce this node on the local network nor look for others there",
     ),
     Key(
         section="links",
@@ -87,7 +87,7 @@ LINK_KEYS: tuple[Key, ...] = (
         form=forms.BOOLEAN,
         option="--no-portmap",
         switch=True,
-        help="do not ask the home router for a port (PCP, NAT-PMP, UPnP)",
+        help="do not ask the router to map a port (PCP, NAT-PMP, UPnP)",
     ),
     Key(
         section="links",
@@ -95,7 +95,7 @@ LINK_KEYS: tuple[Key, ...] = (
         form=forms.BOOLEAN,
         option="--no-relaying",
         switch=True,
-        help="pass nothing on between members that reach each other only through this node",
+        help="do not forward traffic between other members",
     ),
     Key(
         section="links",
@@ -103,8 +103,8 @@ LINK_KEYS: tuple[Key, ...] = (
         form=choice("auto", "on", "off"),
         option="--compress",
         metavar="auto|on|off",
-        help="compress what workers get and send: auto (where the path is slow), on, off",
-        more='A path within a machine or a wired network is not slow. A worker with "off" takes nothing '
-        "compressed.",
+        help="compress traffic to and from workers: on, off, or auto, on slow paths only",
+        more='A path within a machine or a wired network is not slow. With "off", a worker accepts no '
+        "compressed traffic.",
     ),
 )

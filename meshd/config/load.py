@@ -137,10 +137,10 @@ def _read(key: Key, given: _Given) -> object:
     try:
         value = key.form.read(given.raw)
     except (ValueError, RuntimeError):  # RuntimeError: `~name` of a user that does not exist
-        hint = "`--help` after the verb lists the options" if given.error is UsageError else ""
+        hint = "run the verb with `--help` for its options" if given.error is UsageError else ""
         raise given.error(
             f"cannot use `{given.shown}`: expected {key.form.expected}",
-            hint=hint or f"docs/config.md tells what `{key.name}` may be",
+            hint=hint or f"see `{key.name}` in docs/config.md",
         ) from None
     return _anchored(value, given.base)
 
@@ -171,17 +171,18 @@ def _read_file(file: Path) -> dict[str, object]:
             data = stream.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise UserError(
-                f"configuration `{file}` is over {MAX_FILE_BYTES} bytes", hint="it is no such file"
+                f"configuration `{file}` is larger than {MAX_FILE_BYTES} bytes",
+                hint="check the path: this is not a configuration file",
             )
         table: dict[str, object] = tomllib.loads(data.decode())
     except OSError as error:
         raise UserError(
             f"cannot read configuration `{file}`: {error.strerror}",
-            hint="`meshd config init FILE` writes one to begin with",
+            hint="check the path, or run `meshd config init FILE` to create one",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(
-            f"configuration `{file}` is not TOML: {error}", hint="mend that line; text stands in quotes"
+            f"configuration `{file}` is not valid TOML: {error}", hint="fix that line; strings need quotes"
         ) from None
     return dict(_flat(table, file))
 
@@ -210,10 +211,10 @@ def _unknown(name: str, known: set[str], file: Path) -> UserError:
         if key.name == name and not key.in_file:
             return UserError(
                 f"`{name}` cannot be set in `{file}`",
-                hint=f"set {key.variable} in the environment: every verb has to find the same folder",
+                hint=f"set {key.variable} in the environment, so that every verb finds the same directory",
             )
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     short = [k for k in sorted(known) if k.split(".")[-1] == name.split(".")[-1]]
     best = (short or near or [""])[0]
-    hint = f"the nearest key is `{best}`" if best else "`meshd config show` lists all keys"
+    hint = f"use `{best}`, the nearest key" if best else "run `meshd config show` to list all keys"
     return UserError(f"unknown key `{name}` in `{file}`", hint=hint)

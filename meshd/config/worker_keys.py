@@ -14,8 +14,8 @@ WORKER_KEYS: tuple[Key, ...] = (
         roles=("worker",),
         repeat=True,
         list_separator=":",
-        help="GGUF file this worker has, may repeat; without one it gets its weights over the mesh",
-        more="It reads its share of a model's weights from there, found by content.",
+        help="GGUF file on this worker; repeatable; without one, it downloads its layers from the head",
+        more="The worker finds its share of a model's weights there, by content.",
     ),
     Key(
         section="worker",
@@ -26,7 +26,7 @@ WORKER_KEYS: tuple[Key, ...] = (
         roles=("worker",),
         repeat=True,
         list_separator=",",
-        help="device to lend, as llama.cpp names it, may repeat",
+        help="device to lend, as `meshd doctor` names it; repeatable",
         default="all of the backend",
         more='Names are "CPU", "CUDA0", "Metal" and the like.',
     ),
@@ -37,10 +37,10 @@ WORKER_KEYS: tuple[Key, ...] = (
         option="--memory",
         metavar="SIZE",
         roles=("worker",),
-        help="most memory to lend of each device, such as 8G or 512M",
-        default="what is free",
+        help="maximum memory to lend per device, such as 8G or 512M",
+        default="all that is free",
         example='"8G"',
-        more='All heads together have no more. It is in bytes, or text: "8G", "512M", "1GiB" in powers of '
+        more='For all heads together. In bytes, or text: "8G", "512M", "1GiB" in powers of '
         '1024, "8GB" in powers of 1000.',
     ),
     Key(
@@ -50,10 +50,10 @@ WORKER_KEYS: tuple[Key, ...] = (
         option="--threads",
         metavar="N",
         roles=("worker",),
-        help="threads that compute where the CPU is lent",
-        default="rpc-server's, half of its processors",
+        help="number of CPU threads to compute with",
+        default="half of the processors",
         example="8",
-        more="Half is right where each core counts as two, too few where it does not (Apple's, ARM's, many "
+        more="Half is right if each core counts as two processors, else too few (Apple's, ARM's, many "
         "virtual machines).",
     ),
     Key(
@@ -63,10 +63,10 @@ WORKER_KEYS: tuple[Key, ...] = (
         option="--keep-weights",
         metavar="SIZE",
         roles=("worker",),
-        help="disk space for weights that came over the mesh, for the next load; 0 keeps none",
+        help="maximum disk space for downloaded weights; 0 keeps none",
         default="20G",
         example='"20G"',
-        more="They lie in the cache (`tensors`); those that were not used for longest go first, and half "
+        more="They are in the cache (`tensors`); the least recently used go first, and half "
         "of the free disk is left free in any case. With 0, what other nodes of this user keep there "
         "stays.",
     ),

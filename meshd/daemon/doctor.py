@@ -23,8 +23,8 @@ from meshd.role.native.device_trial import Fitness
 from meshd.role.native.devices import list_devices
 from meshd.wire.native import UNKNOWN
 
-UNFIT_HINT = "another driver may help; a model that needs less of it may run there all the same"
-HOME_HINT = "free space on that disk, check its owner and that it is mounted for writing, or set MESHD_HOME"
+UNFIT_HINT = "try another driver; a model that needs fewer operations may still run on it"
+HOME_HINT = "free space on that disk, check its owner and that it is mounted read-write, or set MESHD_HOME"
 TRIED_BYTES = 64 << 10  # what a node writes at once is less, mostly
 State = Literal["ok", "warning", "error"]
 
@@ -59,7 +59,7 @@ def _home(home: Path) -> Finding:
     except OSError as error:
         why = (error.strerror or type(error).__name__).lower()
         return Finding("home", "error", f"`{home}` cannot be written: {why}", HOME_HINT)
-    return Finding("home", "ok", f"`{home}` can be written, {free} free")
+    return Finding("home", "ok", f"`{home}` is writable, {free} free")
 
 
 def _write_some(folder: Path) -> None:
@@ -90,8 +90,8 @@ def _build(config: Config) -> Iterator[Finding]:
         yield Finding(
             "llama.cpp",
             "warning",
-            f"{native.version.pin[:12]}, {patches}, in {where}: another version than this meshd is made for",
-            "run `meshd native build`, and leave --native-bin away",
+            f"{native.version.pin[:12]}, {patches}, in {where}: not the version that this meshd is made for",
+            "run `meshd native build`, and omit --native-bin",
         )
     else:
         yield Finding("llama.cpp", "ok", f"{native.version.pin[:12]}, {patches}, in {where}")

@@ -161,7 +161,7 @@ async def _reach(invite: Invite, key: KeyPair, config: Config, doorway: Doorway)
         found = await find_nearby(invite, config)
         if not found:
             raise DialError(
-                "it is not seen in this network", kind=LinkKind.TCP, failure=DialFailure.UNREACHABLE
+                "mDNS does not find it on this network", kind=LinkKind.TCP, failure=DialFailure.UNREACHABLE
             )
         near = dialable(found, source=Source.NEARBY, here=local_addresses.here())
         return await tcp.dial_join(near, standing=standing, inviter=invite.inviter, join=join)
@@ -186,7 +186,7 @@ async def _reach(invite: Invite, key: KeyPair, config: Config, doorway: Doorway)
     if not starts:
         raise UserError(
             f"links of the kinds `{','.join(kinds)}` cannot join a mesh",
-            hint="allow tcp, quic or relay as well: --links",
+            hint="add tcp, quic or relay to --links",
         )
     try:
         return await first_success(starts, discard=_discard)
@@ -211,10 +211,10 @@ def _unreachable(invite: Invite, error: DialError, no_code: str) -> MeshdError:
         return MeshdError(
             f"cannot reach the node that made the token, which {expired_text(invite.expires_at, now)} "
             f"by this machine's clock: {error.what}",
-            hint="get a new token: `meshd invite` on a member, or what `meshd worker` prints when it starts",
+            hint="run `meshd invite` on a member to get a new token, and check this machine's clock",
         )
-    hint = error.hint or "is it running, and does its firewall let its mesh port in"
+    hint = error.hint or "check that it is running and that its firewall allows its mesh port"
     return MeshdError(
         f"cannot reach the node that made the token: {error.what}",
-        hint=f"{hint}; there is no reply code: {no_code}" if no_code else hint,
+        hint=f"{hint}; no reply code is possible: {no_code}" if no_code else hint,
     )

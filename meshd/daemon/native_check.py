@@ -28,10 +28,10 @@ START_SECONDS = 30.0  # a backend for a GPU takes seconds for its first device
 LIST_SECONDS = 60.0
 SHOWN_LINES = 3
 OWN_BUILD = (
-    "build the pinned version of llama.cpp with `-DGGML_RPC=ON`, or leave --native-bin away and run "
+    "build the pinned version of llama.cpp with `-DGGML_RPC=ON`, or omit --native-bin and run "
     "`meshd native build`"
 )
-ONE_BUILD = "name a folder with the programs of one build, or leave --native-bin away"
+ONE_BUILD = "name a directory with the programs of a single build, or omit --native-bin"
 _HELLO_BYTES = 1024  # more than any version of it takes
 
 
@@ -46,7 +46,7 @@ async def check_native(native: Native, *, protocol: str, logs: Path, head: bool)
             spoken = ".".join(map(str, greeting.version))
             if not _fits(spoken, protocol):
                 raise UserError(
-                    f"`{native.rpc_server}` speaks RPC protocol {spoken}, this meshd {protocol}",
+                    f"`{native.rpc_server}` speaks RPC protocol {spoken}, this meshd speaks {protocol}",
                     hint=OWN_BUILD,
                 )
             if head and await _list_devices(native.llama_server, port, logs) != greeting.patched:
@@ -113,7 +113,7 @@ async def _greet(program: Path, port: int) -> probe.Greeting:
             return probe.read_hello(await reader.readexactly(size))
     except (OSError, TimeoutError, asyncio.IncompleteReadError, RemoteProtocolError):
         raise UserError(
-            f"`{program}` does not speak the RPC protocol that meshd knows: it does not answer HELLO",
+            f"`{program}` does not speak meshd's RPC protocol: it does not answer HELLO",
             hint=OWN_BUILD,
         ) from None
     finally:
@@ -138,7 +138,7 @@ async def _list_devices(program: Path, port: int, logs: Path) -> bool:
                 ended = await run_to_end(spec)
                 reported = [line async for line in report]
         except TimeoutError:
-            raise _broken(program, f"it lists no devices within {LIST_SECONDS:.0f} s", lines) from None
+            raise _broken(program, f"it listed no devices within {LIST_SECONDS:.0f} s", lines) from None
     text = "\n".join(lines)
     if ended.code == 0 and "RPC0" in text:
         return any(line.startswith("worker ") for line in reported)

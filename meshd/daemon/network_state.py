@@ -100,8 +100,8 @@ class Surroundings:
         """For `meshd netcheck`. Raises UserError where there is nothing to check."""
         if self._local_only:
             raise UserError(
-                "this node keeps to this machine, so it has no network to check",
-                hint="start it without `--listen 127.0.0.1:…`",
+                "this node listens on loopback only, so there is no network to check",
+                hint="restart it without `--listen 127.0.0.1:…`",
             )
         report = self.watch.report()
         if fresh or report is None:

@@ -34,13 +34,15 @@ LOG = log.get("daemon")
 def why_not(invite: Invite, config: Config, doorway: Doorway) -> str:
     """Why no reply code can lead anywhere; empty: one may."""
     if "quic" not in config.links.kinds:
-        return "it needs links of the kind quic, which `--links` leaves out"
+        return "it needs quic, which `--links` excludes"
     if doorway.local_only:
         return "this node listens on loopback only"
     if doorway.quic is None:
-        return "another program has the UDP port of this node"
+        return "another program is using this node's UDP port"
     if not _targets(invite):
-        return "the token names no outer UDP address: no STUN server had answered the node that made it"
+        return (
+            "the token contains no public UDP address, because no STUN server answered the node that made it"
+        )
     return ""
 
 
@@ -70,8 +72,8 @@ async def join_by_reply(
         told = tuple(place for place in places if not place.is_loopback and not place.is_v6)
         code = encode_reply(Reply(keys.invite_id, key.peer, told[:MAX_REPLY_CANDIDATES]), keys)
         note(
-            "the node that made the token cannot be reached from here. To let this one in, run there within "
-            f"{WAIT_SECONDS / 60:.0f} minutes:\n\nmeshd accept {code}\n"
+            "cannot reach the node that made the token. To admit this node, keep this running, and run "
+            f"there within {WAIT_SECONDS / 60:.0f} minutes:\n\nmeshd accept {code}\n"
         )
         reached = await _dial(invite, keys, key, doorway)
         owner.cancel()

@@ -51,7 +51,7 @@ def find_native(config: Config, *, head: bool = True) -> Native:
         info = find(config.paths.cache)
     if info is None:
         raise UserError(
-            "the native part (llama.cpp) is not built yet",
+            "llama.cpp is not built yet",
             hint=how_to_build(),
         )
     version = NativeVersion(

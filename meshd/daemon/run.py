@@ -189,11 +189,11 @@ class Daemon:
             token = estate.printed_token()
         except UserError as error:  # the disk takes no new invite
             LOG.warning("no_invite", why=error.what)
-            self._note(f"no invite token: {error.what}; once that is mended, run `meshd invite`")
+            self._note(f"no invite token: {error.what}; fix that, then run `meshd invite`")
             return
         if token is None:
             LOG.info("no_invite")
-            self._note("no invite token: this node may not invite others, ask a member that may")
+            self._note("this node's roles do not allow it to invite, so it prints no token")
             return
         self._out(token)
 

@@ -270,8 +270,8 @@ class Ways:
         reply = parse_reply(code, self._invites.join_keys)
         if self._owner is None or not self._asks_outside:
             raise UserError(
-                "this node takes no QUIC links, by which the other one would come",
-                hint="start it without `--links`, and without `--listen 127.0.0.1:…`",
+                "this node has QUIC disabled, which the other one needs to join",
+                hint="restart it without `--links` and without `--listen 127.0.0.1:…`",
             )
         punching = self.outer.punch(trusted(reply.candidates), ACCEPT_SECONDS)
         self._owner.start_for(f"peer {reply.joiner.short}", punching, name=f"accept {reply.joiner.short}")

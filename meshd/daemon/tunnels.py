@@ -61,7 +61,7 @@ def of_this_user() -> IsOurs:
 
 @functools.cache  # once a daemon
 def _warn_user_unknown() -> None:
-    LOG.warning("tunnel_user_unknown", why="this system does not tell whose a connection is")
+    LOG.warning("tunnel_user_unknown", why="this system does not tell which user made a connection")
 
 
 class TunnelAnswers(Answers):
@@ -76,7 +76,7 @@ class TunnelAnswers(Answers):
         """A node that is not known yet is named by its whole id; none: as before."""
         place = _place(request.target, "the service")
         if not place.port:
-            raise UserError(f"`{request.target}` has no port", hint="name the service as HOST:PORT")
+            raise UserError(f"`{request.target}` has no port", hint="give the service as HOST:PORT")
         peers = [self._peer(text) for text in request.to] or None
         status = self._tunnels.expose(request.name, host=place.host or LOOPBACK, port=place.port, peers=peers)
         return exposed_view(status, self._names())
@@ -100,7 +100,7 @@ class TunnelAnswers(Answers):
             ipaddress.ip_address(host)
         except ValueError:
             raise UserError(
-                f"cannot listen at `{listen}` for a tunnel", hint="give an address of this machine: IP:PORT"
+                f"cannot listen on `{listen}` for a tunnel", hint="give an address of this machine as IP:PORT"
             ) from None
         status = await self._tunnels.open(
             self._peer(request.peer), request.service, host=host, port=place.port
@@ -120,12 +120,12 @@ class TunnelAnswers(Answers):
                 for one in self._tunnels.opened()
                 if one.listen == listen or one.listen.rpartition(":")[2] == listen
             ]
-            what = f"no tunnel listens at `{listen}`"
+            what = f"no tunnel listens on `{listen}`"
         else:
             chosen = self._to(request.peer, request.service)
-            what = f"no tunnel to `{request.service}` of `{request.peer}` is open"
+            what = f"there is no open tunnel to `{request.service}` of `{request.peer}`"
         if not chosen:
-            raise UserError(what, hint="`meshd tunnel ls` lists them")
+            raise UserError(what, hint="run `meshd tunnel ls` to list the tunnels")
         views = self._views(chosen)
         await self._tunnels.close(chosen)
         return TunnelList(tunnels=views)
@@ -154,8 +154,8 @@ class TunnelAnswers(Answers):
             if len(text.strip()) != naming.ID_CHARS:
                 raise UnknownPeer(
                     unknown.what,
-                    hint="run `meshd peers` for names and ids; give the whole id of a node that is not "
-                    "listed there",
+                    hint="run `meshd peers` for names and ids; for a node not listed there, give the "
+                    "whole id",
                 ) from None
             return PeerId.parse(text)
 
@@ -165,5 +165,5 @@ def _place(text: str, what: str) -> HostPort:
         return parse_address(text)
     except ValueError as error:
         raise UserError(
-            f"`{text[:80]}` cannot be the address of {what}: {error}", hint="write HOST:PORT"
+            f"`{text[:80]}` is not a valid address of {what}: {error}", hint="write HOST:PORT"
         ) from None

@@ -117,16 +117,16 @@ async def _chat(url: str, prompt: str, out: DemoOutput) -> int:
     began = loop.time()
     tokens = await chat(url, prompt, max_tokens=MAX_TOKENS, on_text=out.raw)
     out.line()
-    out.line(f"speed    {tokens / (loop.time() - began):.1f} tokens a second, the prompt's time included")
+    out.line(f"speed    {tokens / (loop.time() - began):.1f} tokens per second, including the prompt")
     return tokens
 
 
 def _show_wire(before: Status, after: Status, tokens: int, out: DemoOutput) -> None:
     loading = in_bytes(_crossed(before))
     asking = in_bytes(_crossed(after) - _crossed(before))
-    out.line(f"wire     {loading} until loaded, {asking} for prompt and {tokens} tokens")
+    out.line(f"network  {loading} to load, {asking} for the prompt and {tokens} tokens")
     if after.model is not None and after.model.bytes_per_token is not None:
-        out.line(f"         {in_bytes(after.model.bytes_per_token)} a generated token, both directions")
+        out.line(f"         {in_bytes(after.model.bytes_per_token)} per generated token, both directions")
 
 
 def _crossed(status: Status) -> int:

@@ -117,7 +117,7 @@ class PrivateFolder:
                 pid = _lock_words(file.read(_MAX_LOCK_BYTES))[0] or "not known"
                 raise UserError(
                     f"`{self.path}` is in use by another {holder} (pid {pid})",
-                    hint="end it with `meshd stop`, or give this one a folder of its own by MESHD_HOME",
+                    hint="run `meshd stop`, or set MESHD_HOME to another directory for a second node",
                 ) from None
             words = f"{os.getpid()} {purpose}".strip().encode() + b"\n"
             with suppress(OSError):  # it names the holder to others, no more; the lock holds without
@@ -137,7 +137,7 @@ class PrivateFolder:
         if self.exists(self._mark) and loose & _WRITABLE:
             raise UserError(
                 f"`{self.path}` can be written by other users",
-                hint=f"look whether its files are still yours, then run `chmod 700 {self.path}`",
+                hint=f"check that its files are still yours, then run `chmod 700 {self.path}`",
             )
         if self.exists(self._mark) or not any(self.path.iterdir()):
             self.path.chmod(0o700)
@@ -198,7 +198,7 @@ def _check_file(path: Path, status: os.stat_result) -> None:
     if stat.S_IMODE(status.st_mode) & _LOOSE:
         raise UserError(
             f"`{path}` can be read by other users (mode {stat.S_IMODE(status.st_mode):04o})",
-            hint=f"run `chmod 600 {path}`; if others use this machine, think of its secrets as known",
+            hint=f"run `chmod 600 {path}`; if others use this machine, consider its secrets exposed",
         )
 
 
@@ -221,7 +221,7 @@ def damaged(path: Path, why: str) -> UserError:
     """The error for a file whose content cannot be used."""
     return UserError(
         f"`{path}` is damaged: {why}",
-        hint="put it back from a backup, or move it away: what it held is lost then, and this node "
+        hint="restore it from a backup, or move it away: its contents will be lost, and this node "
         "may need a new invite",
     )
 

@@ -105,7 +105,7 @@ class InviteBook:
         """A new invite; `secret` is 16 random bytes. Raises UserError for limits out of range."""
         wanted = frozenset(roles)
         if not wanted:
-            raise UserError("an invite must give at least one role", hint=f"one of {', '.join(Role)}")
+            raise UserError("an invite must grant at least one role", hint=f"choose from {', '.join(Role)}")
         if not 1 <= uses <= MAX_USES:
             raise UserError(f"`{uses}` uses cannot be given", hint=f"between 1 and {MAX_USES}")
         if not now < expires_at <= MAX_TIME:
@@ -116,7 +116,7 @@ class InviteBook:
         if len(self._entries) >= MAX_ENTRIES:
             raise UserError(
                 f"there are {MAX_ENTRIES} invites already, the most that are kept",
-                hint="invites go 30 days after they expired; give one with more uses instead of many",
+                hint="create one invite with more uses; invites are deleted 30 days after they expire",
             )
         entry = InviteEntry(derive(secret).invite_id, secret, wanted, now, expires_at, uses, printed=printed)
         self._entries[entry.invite_id] = entry
@@ -161,7 +161,9 @@ class InviteBook:
         """Nobody joins by it any more (a ban of its id ends those who did). Raises UserError if unknown."""
         entry = self._entries.get(invite_id)
         if entry is None:
-            raise UserError(f"no invite `{invite_id.hex()}`", hint="`meshd invite ls` lists them")
+            raise UserError(
+                f"no invite `{invite_id.hex()}`", hint="run `meshd invite ls` to list the invites"
+            )
         entry = replace(entry, revoked=True)
         self._entries[invite_id] = entry
         return entry
@@ -185,7 +187,7 @@ class InviteBook:
         if len(found) == 1:
             return found[0]
         why = "fits several invites" if found else "is the id of no invite"
-        raise UserError(f"`{text[:64]}` {why}", hint="`meshd invite ls` lists them")
+        raise UserError(f"`{text[:64]}` {why}", hint="run `meshd invite ls` to list the invites")
 
     def current(self, *, roles: Iterable[Role], now: int) -> InviteEntry | None:
         """The newest printed invite of exactly these roles that is still good."""

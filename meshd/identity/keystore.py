@@ -221,10 +221,11 @@ class Home:
         """The root key as one word, for `import_root`. It is all that the mesh's owner is: keep it secret."""
         membership = self.load_membership()
         if membership is None:
-            raise UserError("this node is in no mesh", hint="run this where the mesh was founded")
+            raise UserError("this node is not in a mesh", hint="run this on the node that founded the mesh")
         if membership.root_seed is None:
             raise UserError(
-                "this node does not hold the root key of its mesh", hint="run this where the mesh was founded"
+                "this node does not hold the root key of its mesh",
+                hint="run this on the node that founded the mesh",
             )
         return ROOT_BACKUP.write(membership.root_seed)
 

@@ -16,7 +16,7 @@ def find(text: str, *, me: PeerId, names: Mapping[PeerId, str]) -> PeerId:
     by_id = {str(peer): peer for peer in names}
     found = [by_id[node] for node in naming.meant(text, {str(peer): name for peer, name in names.items()})]
     if not found:
-        raise UnknownPeer(f"no node `{text}` is known", hint="`meshd peers` lists names and ids")
+        raise UnknownPeer(f"no node `{text}` is known", hint="run `meshd peers` for names and ids")
     if len(found) > 1:
         found.sort(key=lambda peer: peer != me)
         shown = ", ".join("this node" if peer == me else peer.short for peer in found)

@@ -120,7 +120,8 @@ class OwnTunnels:
         if service is None:
             if len(self._services) >= MAX_EXPOSED:
                 raise UserError(
-                    f"{MAX_EXPOSED} services are exposed already", hint="`meshd expose rm NAME` ends one"
+                    f"{MAX_EXPOSED} services are exposed already",
+                    hint="run `meshd expose rm NAME` to remove one",
                 )
             service = self._services[name] = _Service(wanted)
         moved = (service.exposed.host, service.exposed.port) != (host, port)
@@ -134,7 +135,9 @@ class OwnTunnels:
         """End a service and the connections to it. Raises UserError."""
         service = self._services.pop(name, None)
         if service is None:
-            raise UserError(f"no service `{name}` is exposed", hint="`meshd expose ls` lists them")
+            raise UserError(
+                f"no service `{name}` is exposed", hint="run `meshd expose ls` to list the services"
+            )
         for stream in list(service.streams):
             stream.reset(Code.REFUSED, "the service is not exposed any more")
         self._keep()
@@ -183,7 +186,9 @@ class OwnTunnels:
             if tunnel.opened.host == host and port in (0, tunnel.opened.port):
                 return _status(tunnel)
         if len(self._tunnels) >= MAX_OPENED:
-            raise UserError(f"{MAX_OPENED} tunnels are open already", hint="`meshd tunnel close` ends one")
+            raise UserError(
+                f"{MAX_OPENED} tunnels are open already", hint="run `meshd tunnel close` to close one"
+            )
         await self._ask(peer, service)
         tunnel = _Tunnel(Opened(peer=peer, service=service, host=host, port=port))
         self._listen(tunnel)

@@ -120,7 +120,7 @@ def test_the_demo_over_a_distance_is_compressed(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = re.search(r"wire +([0-9.]+) kB until loaded", done.stdout)
+    found = re.search(r"network +([0-9.]+) kB to load", done.stdout)
     assert found is not None, done.stdout
     assert float(found[1]) * 1000 < CONTROL_BYTES  # 2.9 times as much where nothing is compressed
 

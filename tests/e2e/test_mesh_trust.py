@@ -229,7 +229,7 @@ def test_a_node_that_leaves_is_gone_everywhere_and_may_come_back(tmp_path: Path)
             assert left <= {"identity.key", "counters", "lock", "mesh-port.blob", "name.blob", "node.log"}
             again = await cli(leaver.spec.home, "leave")
             assert again.returncode == 1
-            assert "this node is in no mesh" in again.stderr
+            assert "this node is not in a mesh" in again.stderr
             fleet.forget(leaver)
             await fleet.worker("leaver", token=token)
             for node in (founder, witness):

@@ -54,7 +54,7 @@ def test_strangers_connect_by_a_word_each_way(world: World, tmp_path: Path, nat:
             code = await reply_code(joiner)
             accepted = await cli(inviter.spec.home, "accept", code)
             assert accepted.returncode == 0, accepted.stderr
-            assert "may come in" in accepted.stdout
+            assert "can join" in accepted.stdout
             status = await joiner.until(connected)
             link = peer_of(status, "one").link
             assert link is not None

@@ -1,6 +1,6 @@
 """Every kind of file below MESHD_CACHE, and those of a relay, on a disk that takes nothing (state_files.py).
 
-`python -m tests.process.cache_files` prints the two tables of docs/troubleshooting.md; a test compares them.
+`python -m tests.process.cache_files` prints the two tables of docs/disk.md; a test compares them.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Every file in the home of a daemon: how it comes to be written, and what a disk that takes nothing does.
 
-`python -m tests.process.state_files` prints the table of docs/troubleshooting.md; a test compares the two.
+`python -m tests.process.state_files` prints the table of docs/disk.md; a test compares the two.
 """
 
 import asyncio

@@ -213,7 +213,7 @@ def test_a_daemon_that_starts_is_named_and_stopped(environ: dict[str, str]) -> N
             assert f"(process {process.pid}) is starting" in ran.stderr
         ran = meshd(environ, "stop")
         assert (ran.returncode, ran.stderr) == (0, "")
-        assert ran.stdout == f"stopped a daemon that had not started (process {process.pid})\n"
+        assert ran.stdout == f"stopped a daemon that was still starting (process {process.pid})\n"
         assert process.wait(DEADLINE) == -signal.SIGTERM
         assert meshd(environ, "stop").returncode == 1
 
@@ -230,7 +230,7 @@ def test_stop_names_a_child_that_is_left(environ: dict[str, str]) -> None:
         ran = meshd(environ, "stop", "--timeout", "1")
         assert process.poll() == 0
         assert (ran.returncode, ran.stdout) == (1, "")
-        assert f"children of the daemon are left: {child}" in ran.stderr
+        assert f"children of the daemon are still running: {child}" in ran.stderr
 
 
 def test_a_process_that_nobody_has_reaped_counts_as_ended() -> None:

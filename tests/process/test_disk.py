@@ -26,7 +26,7 @@ from tests.process.failing_disk import ERRNOS, STAGES, below, failing
 from tests.process.state_files import CASES, Case, Scene, result, table
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "troubleshooting.md"
+PAGE = ROOT / "docs" / "disk.md"
 LINKS = LinksConfig(listen=HostPort("127.0.0.1", 0), kinds=("tcp",), stun=(), no_mdns=True)
 PLACE = (Candidate("192.0.2.1", 17430),)
 

@@ -27,7 +27,7 @@ class PortTaken(UserError):
         by = f" by {holder}" if holder else ""
         super().__init__(
             f"port `{port}` on `{host}` is taken{by}",
-            hint="end that program, or choose another port: `--listen HOST:PORT` (port 0 picks a free one)",
+            hint="stop that program, or choose another port with `--listen HOST:PORT` (0 picks a free one)",
         )
         self.port = port
 
@@ -118,7 +118,7 @@ async def accept_from(server: socket.socket, fresh: Callable[[], asyncio.BasePro
 def _cannot(host: str, port: int, error: OSError) -> UserError:
     hint = ""
     if error.errno == errno.EADDRNOTAVAIL:
-        hint = "it is not an address of this machine; `[::]:PORT` listens on all that it has"
+        hint = "use an address of this machine, or `[::]:PORT` for all of them"
     elif error.errno == errno.EACCES:
-        hint = "ports below 1024 need privileges; choose a higher one"
+        hint = "choose a port above 1023; lower ones need privileges"
     return UserError(f"cannot listen on `{host}` port `{port}`: {(error.strerror or '').lower()}", hint=hint)

@@ -161,8 +161,8 @@ def _count(given: str, left: list[str], *, low: int) -> int:
     text = _value(given, left)
     if not (text.isascii() and text.isdigit() and len(text) < 12 and low <= int(text) < MOST_TOKENS):
         raise UserError(
-            f"`{given} {text}` after `--` is no number that can be used",
-            hint=f"meshd plans the memory before a load: give a whole number of at least {low}",
+            f"`{given} {text}` after `--` is not a valid number",
+            hint=f"give a whole number of at least {low}: meshd plans the memory with it",
         )
     return int(text)
 
@@ -170,7 +170,7 @@ def _count(given: str, left: list[str], *, low: int) -> int:
 def _one_of(given: str, left: list[str], allowed: Sequence[str]) -> str:
     text = _value(given, left)
     if text not in allowed:
-        raise UserError(f"`{given} {text}` after `--` is not known", hint=f"one of: {', '.join(allowed)}")
+        raise UserError(f"`{given} {text}` after `--` is not known", hint=f"choose from {', '.join(allowed)}")
     return text
 
 
@@ -183,4 +183,4 @@ def _flash(given: str, left: list[str]) -> tuple[bool, list[str]]:
         return True, ["-fa", "on"]
     if text in ("auto", "-1"):
         return True, []
-    raise UserError(f"`{given} {text}` after `--` is not known", hint="one of: on, off, auto")
+    raise UserError(f"`{given} {text}` after `--` is not known", hint="choose on, off or auto")

@@ -32,7 +32,8 @@ async def ask_plain(endpoints: Sequence[str], *, protocol: str) -> tuple[PlainRp
             ) from None
         except (OSError, asyncio.IncompleteReadError) as error:
             raise MeshdError(
-                f"cannot use the rpc-server `{endpoint}`: {error}", hint="is it running, and the port right"
+                f"cannot use the rpc-server `{endpoint}`: {error}",
+                hint="check that it is running, and the port",
             ) from None
         except RemoteProtocolError as error:
             raise MeshdError(
@@ -50,7 +51,9 @@ async def _devices(endpoint: str, protocol: str) -> tuple[Device, ...]:
         await writer.drain()
         (size,) = ANSWER.unpack(await reader.readexactly(ANSWER.size))
         if size > 1024:
-            raise RemoteProtocolError("an answer far too long", hint="is it llama.cpp's rpc-server")
+            raise RemoteProtocolError(
+                "an answer far too long", hint="check that it is llama.cpp's rpc-server"
+            )
         return await reader.readexactly(size)
 
     try:

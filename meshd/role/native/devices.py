@@ -101,6 +101,6 @@ async def list_devices(
         shown = " | ".join(ended.tail[-3:])
         raise MeshdError(
             f"`{rpc_server.name}` lists no devices: {shown}",
-            hint="`meshd native build` makes a new one",
+            hint="run `meshd native build`",
         )
     return devices

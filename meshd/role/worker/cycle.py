@@ -66,7 +66,7 @@ def check_may_work(roles: frozenset[Role]) -> None:
     """Raises UserError when a node whose certificate has these roles may not lend devices."""
     if Role.WORK not in roles:
         raise UserError(
-            "this node may not lend its devices: its certificate has not the role `work`",
+            "this node cannot lend its devices: its certificate lacks the role `work`",
             hint="get a token that gives it (`meshd invite --role work` on a member that may), run `meshd "
             "leave` here, then start again with `--join TOKEN`",
         )

@@ -227,7 +227,7 @@ class FakeControl(Answers):
     async def expose(self, request: api.ExposeRequest) -> ExposedView:
         self.asked.append(("expose", request.name, request.target, request.to))
         if "nobody" in request.to:
-            raise UserError("no node `nobody` is known", hint="`meshd peers` lists names and ids")
+            raise UserError("no node `nobody` is known", hint="run `meshd peers` for names and ids")
         return exposed(request.name, request.target, request.to)
 
     @api.ExposeListRequest.answer

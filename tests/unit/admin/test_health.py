@@ -104,8 +104,8 @@ def test_answers_that_wait_for_a_worker_are_told_at_once() -> None:
         return warning.what
 
     who = f"a link to `garage` ({PEER.id[:10]})"
-    assert told(4.0) == f"answers have waited 4 s for {who}; they end in 116 s without one"
-    assert told(70.0) == f"answers have waited 70 s for {who}; they end in 50 s without one"
+    assert told(4.0) == f"answers have waited 4 s for {who}; without one they fail in 116 s"
+    assert told(70.0) == f"answers have waited 70 s for {who}; without one they fail in 50 s"
     loading = peer(state="suspended", state_s=4.0, link=None)(model(state="loading")(calm()))
     assert codes(loading) == []
 
@@ -170,7 +170,7 @@ def test_a_refused_request_is_shown() -> None:
     assert (
         told.code == "rpc_refused"
         and "command 99" in told.what
-        and told.hint.startswith("build both; `meshd revoke`")
+        and told.hint.startswith("build both; if the node is malicious")
     )
 
 

@@ -376,7 +376,7 @@ def test_a_daemon_that_hangs_is_named_with_what_ends_it(home: Path, stopped: boo
                 os.waitpid(child.pid, os.WUNTRACED)
             with pytest.raises(UserError, match=f"process {child.pid}") as caught:
                 ask(home, StatusRequest(), seconds=0.1)
-            assert ("suspended by a signal" in caught.value.what) is stopped
+            assert ("suspended (SIGSTOP)" in caught.value.what) is stopped
             assert (f"`kill -CONT {child.pid}`" in caught.value.hint) is stopped
             assert f"`kill -9 {child.pid}`" in caught.value.hint
         finally:

@@ -29,7 +29,7 @@ def test_without_a_build_it_says_how_to_get_one(home: Path) -> None:
     assert (found[0]["name"], found[0]["state"]) == ("home", "ok")
     assert found[1]["name"] == "llama.cpp" and found[1]["state"] == "error"
     assert "meshd native build" in found[1]["hint"]
-    assert found[-1] == {"name": "daemon", "state": "ok", "what": "none runs for this home", "hint": ""}
+    assert found[-1] == {"name": "daemon", "state": "ok", "what": "not running", "hint": ""}
     assert not home.exists(), "it leaves nothing behind"
 
 

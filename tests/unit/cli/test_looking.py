@@ -97,7 +97,7 @@ def test_what_a_worker_keeps_is_shown(daemon: FakeControl) -> None:
     daemon.state = replace(
         full_status(), store=StoreView(path="/c/t", bytes=1_000_000, limit=2_000_000, tensors=3)
     )
-    assert "kept    1.0 MB of 2.0 MB: 3 tensors that came over the network" in meshd("status").out
+    assert "cache   1.0 MB of 2.0 MB: 3 tensors downloaded" in meshd("status").out
     assert json.loads(meshd("status", "--json").out)["store"]["tensors"] == 3
     daemon.state = replace(full_status(), store=StoreView(path="/c/t", bytes=0, limit=0, tensors=0))
     assert "kept " not in meshd("status").out
@@ -106,7 +106,7 @@ def test_what_a_worker_keeps_is_shown(daemon: FakeControl) -> None:
 def test_status_of_a_bare_daemon(daemon: FakeControl) -> None:
     daemon.state = Status(node=full_status().node, mesh=None)
     ran = meshd("status")
-    assert ran.code == 0 and "no other node is known yet" in ran.out and "mesh    none" in ran.out
+    assert ran.code == 0 and "no other nodes known yet" in ran.out and "mesh    none" in ran.out
 
 
 def test_warnings_come_with_their_hints(daemon: FakeControl) -> None:
@@ -114,7 +114,7 @@ def test_warnings_come_with_their_hints(daemon: FakeControl) -> None:
 
     daemon.state = examine(replace(full_status(), mesh=None))
     ran = meshd("status")
-    assert "[not_in_mesh]" in ran.out and "hint: join one" in ran.out
+    assert "[not_in_mesh]" in ran.out and "hint: run `meshd invite` on a member" in ran.out
 
 
 def test_watch_prints_a_line_when_something_has_changed(
@@ -226,7 +226,9 @@ def test_logs_of_one(logs: Path) -> None:
     assert meshd("logs", "rpc-server").out == "child\n"
     assert meshd("logs", "meshd", "--lines", "3").out == "old 2\nnew 1\nnew �[2J2\n"
     assert meshd("logs", "meshd", "--lines", "0").out == ""
-    refused(meshd("logs", "llama-server"), 1, "no log of `llama-server`", "there are: meshd, rpc-server-1")
+    refused(
+        meshd("logs", "llama-server"), 1, "no log named `llama-server`", "choose one of: meshd, rpc-server-1"
+    )
 
 
 def test_following_sees_growth_rotation_and_truncation(logs: Path) -> None:

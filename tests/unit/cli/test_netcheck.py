@@ -41,7 +41,7 @@ def test_for_a_script(daemon: FakeControl) -> None:
 
 def test_without_a_daemon_it_checks_by_itself() -> None:
     ran = meshd("netcheck", "--json", "--stun", "none", "--no-portmap")
-    assert ran.code == 0 and "no daemon is asked" in ran.err
+    assert ran.code == 0 and "checking without the daemon" in ran.err
     body = json.loads(ran.out)
     assert (body["udp"], body["daemon"], body["port_mapping"]["state"]) == ("unknown", False, "off")
     assert [problem["code"] for problem in body["problems"]] == ["no_servers"]
@@ -50,7 +50,7 @@ def test_without_a_daemon_it_checks_by_itself() -> None:
 def test_servers_that_are_given_are_asked_from_here(daemon: FakeControl) -> None:
     ran = meshd("netcheck", "--stun", "none", "--no-portmap")
     assert ran.code == 0 and not daemon.asked
-    assert "no_servers" in ran.out and "switched off" in ran.out
+    assert "no_servers" in ran.out and "disabled" in ran.out
 
 
 def test_there_is_nothing_cached_without_a_daemon() -> None:
@@ -68,8 +68,8 @@ STATUS = MapStatus(state=MapState.SILENT, why="nobody answers")
     ("router", "words"),
     [
         (STATUS, "none: nobody answers"),
-        (replace(STATUS, state=MapState.ASKING), "is being asked"),
-        (replace(STATUS, state=MapState.OFF), "switched off"),
+        (replace(STATUS, state=MapState.ASKING), "asking the router"),
+        (replace(STATUS, state=MapState.OFF), "disabled"),
         (
             replace(STATUS, state=MapState.OFFERED, gateway="10.0.0.1", language=Language.UPNP),
             "10.0.0.1 offers it by upnp",

@@ -58,7 +58,7 @@ def test_an_invite_without_a_daemon(founder: Home) -> None:
 
 def test_an_invite_before_the_first_start_has_no_address(home: Path) -> None:
     Home(home).found_mesh(now=int(time.time()))
-    refused(meshd("invite"), 1, "addresses are not known")
+    refused(meshd("invite"), 1, "addresses are unknown")
     assert (meshd("invite", "ls").out, meshd("invite", "ls").code) == ("", 0)
 
 
@@ -77,7 +77,7 @@ def test_invites_by_the_daemon(daemon: FakeControl) -> None:
     [view] = json.loads(meshd("invite", "ls", "--json").out)["invites"]
     assert view["joined"] == [{"id": PEER.id, "name": "garage"}]
     ran = meshd("invite", "revoke", "00")  # no terminal: nobody is asked
-    assert (ran.out, ran.err) == ("revoked invite 00, and whoever joined by it: garage\n", "")
+    assert (ran.out, ran.err) == ("revoked invite 00 and the nodes that joined with it: garage\n", "")
     assert daemon.asked == [("invite_revoke", "00")]
 
 
@@ -85,7 +85,7 @@ def test_on_a_terminal_it_is_asked_before_nodes_are_removed(daemon: FakeControl)
     for answer in ("n\n", "\n", "", "never\n"):
         ran = meshd("invite", "revoke", "00", answer=answer)
         assert (ran.code, ran.out) == (1, "")
-        assert "this also removes garage: go on? [y/N]" in ran.err and "not revoked" in ran.err
+        assert "this also bans garage: continue? [y/N]" in ran.err and "not revoked" in ran.err
     assert daemon.asked == []
     assert meshd("invite", "revoke", "00", answer="Yes\n").code == 0
     ran = meshd("invite", "revoke", "--yes", "00", answer="")
@@ -106,15 +106,15 @@ def test_revoke_without_a_daemon(founder: Home) -> None:
     membership = founder.load_membership()
     assert membership is not None
     assert founder.load_revocations(membership.mesh).why_node_banned(guest) is not None
-    refused(meshd("revoke", "garage"), 1, "is no node that this one has admitted")
+    refused(meshd("revoke", "garage"), 1, "does not match a node that this one admitted")
 
 
 def test_leave_without_a_daemon_keeps_the_root_unless_forced(founder: Home) -> None:
     refused(meshd("leave"), 1, "root key")
     assert founder.load_membership() is not None
     assert (meshd("leave", "--force").code, founder.load_membership()) == (0, None)
-    refused(meshd("leave"), 1, "this node is in no mesh")
-    refused(meshd("invite"), 1, "is in no mesh")
+    refused(meshd("leave"), 1, "this node is not in a mesh")
+    refused(meshd("invite"), 1, "is not in a mesh")
 
 
 def test_a_new_identity_needs_the_daemon_gone(home: Path, founder: Home) -> None:
@@ -125,7 +125,7 @@ def test_a_new_identity_needs_the_daemon_gone(home: Path, founder: Home) -> None
 
 
 def test_a_new_identity_is_refused_while_the_daemon_runs(daemon: FakeControl) -> None:
-    refused(meshd("leave", "--new-identity"), 1, "a daemon uses the key", "meshd stop")
+    refused(meshd("leave", "--new-identity"), 1, "a daemon is using the key", "meshd stop")
 
 
 def test_the_root_is_backed_up_and_restored(
@@ -141,7 +141,7 @@ def test_the_root_is_backed_up_and_restored(
     assert membership is not None
     monkeypatch.setenv("MESHD_HOME", str(tmp_path / "other"))
     ran = meshd("mesh", "import", str(backup))
-    assert (ran.code, ran.out) == (0, f"this node now holds the root of mesh {membership.mesh.short}\n")
+    assert (ran.code, ran.out) == (0, f"this node now holds the root key of mesh {membership.mesh.short}\n")
     assert Authority.load(Home(tmp_path / "other")).gives
     (tmp_path / "bad").write_text("rubbish")
     refused(meshd("mesh", "import", str(tmp_path / "bad")), 1, "root key")
@@ -181,7 +181,7 @@ def test_config_init_writes_the_example_once(tmp_path: Path) -> None:
     assert load(environ={}, file=file).config == load(environ={}).config
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.write_text("mine")
-    refused(meshd("config", "init", str(file)), 1, "exists, and is left as it is")
+    refused(meshd("config", "init", str(file)), 1, "already exists")
     assert file.read_text() == "mine"
     refused(meshd("config", "init", str(tmp_path / "no" / "m.toml")), 1, "cannot write")
 

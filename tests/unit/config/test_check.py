@@ -40,13 +40,13 @@ def test_serve_without_a_model_does_not_parse() -> None:
     ("change", "words"),
     [
         ({"tensor_split": (0.0, 0.0)}, "no device a share"),
-        ({"devices": ("none", "CUDA0")}, "beside other devices"),
-        ({"host": "0.0.0.0"}, "would answer anybody"),
-        ({"host": "gpu.lan"}, "would answer anybody"),
+        ({"devices": ("none", "CUDA0")}, "combined with other devices"),
+        ({"host": "0.0.0.0"}, "would answer anyone"),
+        ({"host": "gpu.lan"}, "would answer anyone"),
         ({"api_key_file": Path("/nonexistent/keys")}, "cannot read API key file"),
         ({"model": Path("/nonexistent/m.gguf")}, "cannot read model file"),
         ({"model": Path("/nonexistent/smollm2")}, "there is no model file"),
-        ({"model": Path("/")}, "is a folder"),
+        ({"model": Path("/")}, "is a directory"),
     ],
 )
 def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, object], words: str) -> None:

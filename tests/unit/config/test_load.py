@@ -201,7 +201,7 @@ def test_home_cannot_be_moved_by_a_file(tmp_path: Path) -> None:
 def test_what_is_no_toml(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "x.toml"
     file.write_bytes(data)
-    with pytest.raises(UserError, match="is not TOML"):
+    with pytest.raises(UserError, match="is not valid TOML"):
         load(environ={}, file=file)
 
 
@@ -214,7 +214,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_huge_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_bytes(b"#" * (1 << 21))
-    with pytest.raises(UserError, match="is over"):
+    with pytest.raises(UserError, match="is larger than"):
         load(environ={}, file=file)
 
 

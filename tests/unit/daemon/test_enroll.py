@@ -50,7 +50,7 @@ def test_a_token_is_refused_here_only_when_it_is_a_day_too_old(tmp_path: Path) -
     with pytest.raises(MeshdError, match="cannot reach") as caught:
         join(tmp_path / "good", late=-60)
     assert "expired" not in caught.value.what
-    assert caught.value.hint.endswith("there is no reply code: this node listens on loopback only")
+    assert caught.value.hint.endswith("no reply code is possible: this node listens on loopback only")
 
 
 OUTER = (Candidate("20.1.0.2", 17430, "udp", "srflx"),)
@@ -61,9 +61,9 @@ LAN = (Candidate("192.168.1.5", 17430), Candidate("127.0.0.1", 17430, "udp"), Ca
     ("links", "quic", "candidates", "why"),
     [
         (LinksConfig(), object(), OUTER, ""),
-        (LinksConfig(), object(), LAN, "no STUN server had answered the node that made it"),
-        (LinksConfig(), None, OUTER, "another program has the UDP port"),
-        (LinksConfig(kinds=("tcp", "relay")), object(), OUTER, "kind quic"),
+        (LinksConfig(), object(), LAN, "no STUN server answered the node that made it"),
+        (LinksConfig(), None, OUTER, "another program is using this node's UDP port"),
+        (LinksConfig(kinds=("tcp", "relay")), object(), OUTER, "needs quic"),
     ],
 )
 def test_why_there_is_no_reply_code(

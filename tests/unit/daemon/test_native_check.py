@@ -104,14 +104,14 @@ def test_programs_of_two_builds_are_not_used_together(
         _check(tmp_path, _answers(_hello(7, 0, caps)), head)
     assert f"{with_patches}` has meshd's patches" in caught.value.what
     assert f"{without}` does not" in caught.value.what
-    assert "one build" in (caught.value.hint or "")
+    assert "a single build" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
     ("server", "what"),
     [
-        (_answers(_hello(6, 0)), "speaks RPC protocol 6.0.2, this meshd 7.1.0"),
-        (_answers(_hello(7, 2)), "speaks RPC protocol 7.2.2, this meshd 7.1.0"),
+        (_answers(_hello(6, 0)), "speaks RPC protocol 6.0.2, this meshd speaks 7.1.0"),
+        (_answers(_hello(7, 2)), "speaks RPC protocol 7.2.2, this meshd speaks 7.1.0"),
         (_answers(b"HTTP/1.1 400 Bad Request"), "does not answer HELLO"),
         (_answers((3).to_bytes(8, "little") + b"123"), "does not answer HELLO"),
         (_answers(b""), "does not answer HELLO"),

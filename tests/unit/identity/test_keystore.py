@@ -281,7 +281,7 @@ def test_a_bad_backup_is_refused_and_changes_nothing(home: Home, text: str) -> N
 
 
 def test_only_the_holder_of_the_root_exports_it(home: Home, founder: Home) -> None:
-    with pytest.raises(UserError, match="in no mesh"):
+    with pytest.raises(UserError, match="not in a mesh"):
         home.export_root()
     joined(home, founder, frozenset({Role.ADMIN}))
     with pytest.raises(UserError, match="does not hold"):
