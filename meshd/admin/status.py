@@ -81,7 +81,7 @@ class PeerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelView:
-    """A peer's service as a listener here. `user`: by `meshd tunnel open`, else a role did."""
+    """A peer's service as a listener here. `user`: opened by the user, not by a role."""
 
     peer: str
     service: str
@@ -89,7 +89,7 @@ class TunnelView:
     streams: int
     sent_bytes: int
     received_bytes: int
-    user: bool = False  # opened by `meshd tunnel open`, else by a role
+    user: bool = False  # opened by the verb `tunnel`, not by a role
     last_error: str = ""  # why the last connection failed, or why it does not listen
     peer_name: str = ""
 
