@@ -2,14 +2,14 @@
 
 from meshd.admin.net_api import NatView, NetcheckReply, PortMappingView, ProblemView
 from meshd.netcheck.advice import advise, nat_class, outlook
-from meshd.netcheck.interface import Report
+from meshd.netcheck.interface import NetReport
 from meshd.portmap.interface import MapState, MapStatus
 from meshd.wire.netfacts import Mapped, Mapping, NetFacts
 
 NOT_ASKED = MapStatus(state=MapState.OFF)
 
 
-def netcheck_reply(report: Report, router: MapStatus, *, now: float, daemon: bool) -> NetcheckReply:
+def netcheck_reply(report: NetReport, router: MapStatus, *, now: float, daemon: bool) -> NetcheckReply:
     """`now` in loop seconds, as `report.at`."""
     facts = report.facts
     return NetcheckReply(

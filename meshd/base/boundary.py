@@ -50,25 +50,25 @@ class Fault(Broken):
 
 
 @dataclass(slots=True)
-class _Lines:
+class _FaultLines:
     """Of one kind of failure of one source."""
 
     bucket: TokenBucket
     left_out: int = 0
 
 
-class _Ledger:
+class _FaultLedger:
     """Which failures were logged lately: one for the process, as the log is."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[str, str], _Lines] = {}
+        self._kinds: dict[tuple[str, str], _FaultLines] = {}
         self._all: TokenBucket | None = None
 
     def may_say(self, source: str, kind: str, now: float) -> int | None:
         """How many like it were left out before; None: leave this one out, too."""
         if self._all is None:
             self._all = FAULT_LINES_IN_ALL.bucket(now)
-        lines = self._kinds.pop((source, kind), None) or _Lines(FAULT_LINES.bucket(now))
+        lines = self._kinds.pop((source, kind), None) or _FaultLines(FAULT_LINES.bucket(now))
         self._kinds[source, kind] = lines
         if len(self._kinds) > MAX_KINDS:
             del self._kinds[next(iter(self._kinds))]
@@ -84,7 +84,7 @@ class _Ledger:
         self._all = None
 
 
-_ledger = _Ledger()
+_ledger = _FaultLedger()
 forget = _ledger.forget  # for tests
 
 

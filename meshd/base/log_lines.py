@@ -24,7 +24,7 @@ MAX_KINDS = 512  # of lines; the source has fewer
 
 
 @dataclass(slots=True)
-class _Lines:
+class _PeerLines:
     bucket: TokenBucket
     first: TokenBucket
     left_out: int = 0
@@ -35,8 +35,8 @@ class LineShares:
     before it; None: leave this one out, too."""
 
     def __init__(self) -> None:
-        self._peers: dict[str, _Lines] = {}
-        self._kinds: dict[str, _Lines] = {}
+        self._peers: dict[str, _PeerLines] = {}
+        self._kinds: dict[str, _PeerLines] = {}
         self._all: TokenBucket | None = None
         self._first: TokenBucket | None = None
 
@@ -56,8 +56,8 @@ class LineShares:
         return _said(lines, lines.bucket.spend(1, now))
 
 
-def _of(kept: dict[str, _Lines], key: str, rate: Rate, most: int, now: float) -> _Lines:
-    lines = kept.pop(key, None) or _Lines(rate.bucket(now), FIRST_LINES.bucket(now))
+def _of(kept: dict[str, _PeerLines], key: str, rate: Rate, most: int, now: float) -> _PeerLines:
+    lines = kept.pop(key, None) or _PeerLines(rate.bucket(now), FIRST_LINES.bucket(now))
     kept[key] = lines
     if len(kept) > most:
         del kept[next(iter(kept))]
@@ -68,7 +68,7 @@ def _spend_both(one: TokenBucket, other: TokenBucket, now: float) -> bool:
     return one.has(1, now) and other.spend(1, now) and one.spend(1, now)
 
 
-def _said(lines: _Lines, may: bool) -> int | None:
+def _said(lines: _PeerLines, may: bool) -> int | None:
     if not may:
         lines.left_out += 1
         return None

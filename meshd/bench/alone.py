@@ -8,7 +8,7 @@ from functools import partial
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.bench.interface import BenchOutput, ProxyArgs
-from meshd.fleet.proxy import Counts, DelayingProxy, Rules, connect_to, run_loop
+from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connect_to, run_loop
 from meshd.link.tcp.bind import listen
 
 
@@ -16,7 +16,9 @@ def run(args: ProxyArgs, out: BenchOutput) -> int:
     """Returns 0 after SIGTERM, 130 after SIGINT. Raises UserError when it cannot listen."""
     half = args.milliseconds / 2000
     rules = (
-        Rules(compute=2 * half, rpc=True) if args.compute_only else Rules(one_way=half, rpc=args.count_rpc)
+        ProxyRules(compute=2 * half, rpc=True)
+        if args.compute_only
+        else ProxyRules(one_way=half, rpc=args.count_rpc)
     )
     try:
         return run_loop(_serve(args, rules, out))
@@ -24,7 +26,7 @@ def run(args: ProxyArgs, out: BenchOutput) -> int:
         raise first_error(group) from None
 
 
-async def _serve(args: ProxyArgs, rules: Rules, out: BenchOutput) -> int:
+async def _serve(args: ProxyArgs, rules: ProxyRules, out: BenchOutput) -> int:
     codes: list[int] = []
     stop = asyncio.Event()
 
@@ -53,7 +55,7 @@ async def _serve(args: ProxyArgs, rules: Rules, out: BenchOutput) -> int:
     return codes[0]
 
 
-def _tell(counts: Counts, rules: Rules, args: ProxyArgs, out: BenchOutput) -> None:
+def _tell(counts: Counts, rules: ProxyRules, args: ProxyArgs, out: BenchOutput) -> None:
     if args.as_json:
         out.json(asdict(counts))
         return

@@ -68,7 +68,7 @@ Count = Callable[[], Awaitable[RpcCounts]]
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedCell:
     """A llama-server that is ready."""
 
     place: Path

@@ -20,7 +20,7 @@ from pathlib import Path
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.build.interface import RPC_SERVER, NativeInfo
-from meshd.fleet.proxy import DelayingProxy, Rules, connect_to, run_loop
+from meshd.fleet.proxy import DelayingProxy, ProxyRules, connect_to, run_loop
 from meshd.fleet.rpc_count import RpcCounts
 from meshd.process.ports import listening_socket
 
@@ -67,7 +67,7 @@ async def _serve(real: str, control: Path, compute_ms: float, arguments: list[st
     server = await asyncio.create_subprocess_exec(real, *arguments, pass_fds=passed)
     port = inner.getsockname()[1]
     inner.close()
-    rules = Rules(compute=compute_ms / 1000, rpc=True, secret="--auth-fd" in arguments)
+    rules = ProxyRules(compute=compute_ms / 1000, rpc=True, secret="--auth-fd" in arguments)
     proxy = DelayingProxy(outer, partial(connect_to, "127.0.0.1", port), rules=rules)
 
     async def tell(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -13,7 +13,7 @@ _LEAST = 1e-6  # less is drawn as nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CurveLine:
     """Points in the order of x. Lines of one `group` have one colour; `dashed` tells two of them apart."""
 
     name: str
@@ -22,7 +22,7 @@ class Line:
     dashed: bool = False
 
 
-def draw(title: str, x_title: str, y_title: str, lines: Sequence[Line]) -> str:
+def draw(title: str, x_title: str, y_title: str, lines: Sequence[CurveLine]) -> str:
     """The picture; both axes begin at 0."""
     points = [point for line in lines for point in line.points]
     x_marks = marks(max((x for x, _ in points), default=0.0))

@@ -10,16 +10,16 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.tasks import first_error
 from meshd.bench.cells import DECODES, Cell, Rig
-from meshd.bench.curve import Line, draw
+from meshd.bench.curve import CurveLine, draw
 from meshd.bench.far import count_both, run_meshd, run_near, run_stock
 from meshd.bench.figures import (
     LOCAL,
     MESHD,
     STOCK,
+    BenchRun,
     Counted,
     Figures,
     Promise,
-    Run,
     cell_table,
     count_of,
     count_table,
@@ -31,7 +31,7 @@ from meshd.bench.figures import (
 from meshd.bench.interface import BenchOutput, DistanceArgs, Json
 from meshd.bench.way import measure_ways
 from meshd.build.demo_model import demo_model
-from meshd.build.interface import Progress
+from meshd.build.interface import BuildProgress
 from meshd.build.native import build
 from meshd.fleet.networks import need_namespaces
 from meshd.fleet.proxy import run_loop
@@ -61,7 +61,7 @@ def measure(args: DistanceArgs, out: BenchOutput) -> Figures:
 
 
 async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
-    def progress(step: Progress) -> None:
+    def progress(step: BuildProgress) -> None:
         out.progress(step.text, step.done / step.total if step.total else None)
 
     if any(args.round_trips) and not args.compute_only:
@@ -73,7 +73,7 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
     rig = Rig(
         model, args.cache, patched, stock, speed=args.what != "load", decodes=decodes, prompts=args.prompts
     )
-    runs: list[Run] = []
+    runs: list[BenchRun] = []
     counted: list[Counted] = []
     ways: dict[float, list[float]] = {}
     for number in range(args.pairs):
@@ -136,7 +136,7 @@ def picture(what: str, figures: Figures, *, compute_only: bool = False) -> str:
                 if group == (rtt if by_nodes else workers) and value is not None:
                     points.append((workers + 1.0 if by_nodes else rtt, value * factor))
             name = f"{way}, RTT {group:g} ms" if by_nodes else f"{way}, {count_of(int(group), 'worker')}"
-            lines.append(Line(name, points, group=number, dashed=way == STOCK))
+            lines.append(CurveLine(name, points, group=number, dashed=way == STOCK))
     delay = "added to each computation" if compute_only else "round trip"
     x_title = "nodes" if by_nodes else f"{delay}, ms"
     return draw(f"{unit}, stock and meshd", x_title, unit, lines)

@@ -19,7 +19,7 @@ from pathlib import Path
 from meshd.admin.status import Status
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
-from meshd.bench.cells import LOAD_SECONDS, Cell, Loaded, Rig
+from meshd.bench.cells import LOAD_SECONDS, Cell, LoadedCell, Rig
 from meshd.bench.counted_rpc import ask_counts, wrap
 from meshd.bench.figures import (
     BARE,
@@ -29,8 +29,8 @@ from meshd.bench.figures import (
     MESHD,
     STOCK,
     THROUGH,
+    BenchRun,
     Counted,
-    Run,
     without,
 )
 from meshd.bench.llama import arguments_of, clock, measure, started_at, until_served
@@ -48,7 +48,7 @@ COUNTED_TOKENS = (4, 12)  # two answers of one shape; what they differ by is tha
 @asynccontextmanager
 async def _meshd(
     rig: Rig, cell: Cell, folder: Path, counted: bool, binaries: Path | None = None
-) -> AsyncIterator[Loaded]:
+) -> AsyncIterator[LoadedCell]:
     """`binaries`: those of all nodes, where they are not the rig's own."""
     distance = 0.0 if cell.compute_only else cell.rtt_ms / 1000
     compute = cell.rtt_ms if cell.compute_only else 0.0
@@ -87,7 +87,7 @@ async def _meshd(
         at_load, sent = await count(), _crossed(await head.status())
         status = await head.until(ready_or_raise)
         pid = next(child.pid or 0 for child in status.children if child.name == "llama-server")
-        yield Loaded(place, arguments_of(pid), ready_at - started_at(pid), count, at_load, sent)
+        yield LoadedCell(place, arguments_of(pid), ready_at - started_at(pid), count, at_load, sent)
         owner.cancel()
 
 
@@ -109,7 +109,7 @@ def _crossed(status: Status) -> int:
     return sum(peer.link.sent_bytes + peer.link.received_bytes for peer in status.peers if peer.link)
 
 
-async def run_meshd(rig: Rig, cell: Cell) -> tuple[Run, list[str]]:
+async def run_meshd(rig: Rig, cell: Cell) -> tuple[BenchRun, list[str]]:
     """One run, and the command line that its llama-server got. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with _meshd(rig, cell, Path(name), False) as loaded:
@@ -117,7 +117,7 @@ async def run_meshd(rig: Rig, cell: Cell) -> tuple[Run, list[str]]:
             return await _measured(rig, way, cell, loaded), loaded.argv
 
 
-async def run_stock(rig: Rig, cell: Cell, argv: list[str]) -> Run:
+async def run_stock(rig: Rig, cell: Cell, argv: list[str]) -> BenchRun:
     """One run; without workers it is one node alone. `argv` as of `run_meshd`. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with plain(rig, rig.stock, cell, argv, Path(name), False) as loaded:
@@ -126,7 +126,7 @@ async def run_stock(rig: Rig, cell: Cell, argv: list[str]) -> Run:
             return await _measured(rig, way, cell, loaded)
 
 
-async def run_near(rig: Rig, workers: int, argv: list[str]) -> list[Run]:
+async def run_near(rig: Rig, workers: int, argv: list[str]) -> list[BenchRun]:
     """At no distance: our binaries without meshd, and upstream's with it. Raises MeshdError."""
     cell = Cell(workers, 0.0)
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
@@ -138,8 +138,10 @@ async def run_near(rig: Rig, workers: int, argv: list[str]) -> list[Run]:
             return [bare, await _measured(rig, THROUGH, cell, loaded)]
 
 
-async def _measured(rig: Rig, way: str, cell: Cell, loaded: Loaded) -> Run:
-    run = Run(way=way, workers=cell.workers, rtt_ms=cell.rtt_ms, load=loaded.seconds, load_bytes=loaded.sent)
+async def _measured(rig: Rig, way: str, cell: Cell, loaded: LoadedCell) -> BenchRun:
+    run = BenchRun(
+        way=way, workers=cell.workers, rtt_ms=cell.rtt_ms, load=loaded.seconds, load_bytes=loaded.sent
+    )
     if not rig.speed:
         return run
     await measure(loaded.place, prompt_tokens=8, tokens=WARM_TOKENS)
@@ -163,7 +165,7 @@ async def count_both(rig: Rig, workers: int) -> tuple[Counted, Counted]:
             return ours, await _counted(STOCK, workers, loaded)
 
 
-async def _counted(way: str, workers: int, loaded: Loaded) -> Counted:
+async def _counted(way: str, workers: int, loaded: LoadedCell) -> Counted:
     await measure(loaded.place, prompt_tokens=8, tokens=WARM_TOKENS)
     costs = []
     for tokens in COUNTED_TOKENS:

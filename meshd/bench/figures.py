@@ -24,7 +24,7 @@ def without(what: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BenchRun:
     """One measurement. No workers: `way` is LOCAL or ENDS; else any other of those above.
 
     `rtt_ms`: of the distance, or of computing. Seconds, `load` from the start of llama-server until the first
@@ -57,7 +57,7 @@ class Counted:
 class Figures:
     """All of one call."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[BenchRun, ...]
     counted: tuple[Counted, ...] = ()
     ways: Mapping[float, float] = field(default_factory=dict)
     """What one way through the delaying proxy takes, by round trip in ms: measured, in seconds (way.py)."""

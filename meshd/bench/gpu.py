@@ -27,26 +27,26 @@ from meshd.bench.cells import Cell, Rig
 from meshd.bench.distance import machine
 from meshd.bench.far import count_both, run_meshd, run_stock
 from meshd.bench.figures import MESHD
-from meshd.bench.gpu_page import Made, page
+from meshd.bench.gpu_page import GpuRunFacts, page
 from meshd.bench.gpu_results import Found, decode, encode
 from meshd.bench.random_model import random_model
 from meshd.bench.way import measure_ways
 from meshd.build.demo_model import demo_model
-from meshd.build.interface import RPC_SERVER, NativeInfo, Progress
+from meshd.build.interface import RPC_SERVER, BuildProgress, NativeInfo
 from meshd.build.native import build
 from meshd.build.pin import read_pin
 from meshd.config import load
 from meshd.fleet.proxy import run_loop
 from meshd.process.run import run_to_end
 from meshd.role.native.devices import list_devices, pick
-from meshd.wire.lease import Device
+from meshd.wire.lease import OfferedDevice
 
 SMOLLM2 = "smollm2"
 UNFINISHED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GpuOptions:
     """What the command line says. `devices` empty: all GPUs of the backend. `until`: of time.monotonic."""
 
     write: Path
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     log.set_up(level="error")
     parser = _parser()
     args = parser.parse_args(argv)
-    asked = Asked(
+    asked = GpuOptions(
         write=args.write,
         cache=load().config.paths.cache,
         backend=args.backend,
@@ -126,11 +126,11 @@ def _say(text: str) -> None:
 # --- what it takes
 
 
-async def _build(asked: Asked) -> tuple[NativeInfo, NativeInfo]:
+async def _build(asked: GpuOptions) -> tuple[NativeInfo, NativeInfo]:
     """Patched and stock, from one tree."""
     shown = -1.0
 
-    def progress(step: Progress) -> None:
+    def progress(step: BuildProgress) -> None:
         nonlocal shown
         share = 10 * step.done // step.total if step.total else -1
         if share != shown or share == -1:
@@ -144,7 +144,7 @@ async def _build(asked: Asked) -> tuple[NativeInfo, NativeInfo]:
     return patched, stock
 
 
-async def _gpus(native: NativeInfo, asked: Sequence[str]) -> tuple[Device, ...]:
+async def _gpus(native: NativeInfo, asked: Sequence[str]) -> tuple[OfferedDevice, ...]:
     """Those asked for, else all. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
         listed = await list_devices(
@@ -171,12 +171,12 @@ def _file_or_random(name: str, cache: Path) -> Path:
 # --- measuring
 
 
-async def _measure(asked: Asked, began: datetime) -> tuple[list[Found], int]:
+async def _measure(asked: GpuOptions, began: datetime) -> tuple[list[Found], int]:
     """What was found, and how many measurements were left when the time was over."""
     patched, stock = await _build(asked)
     devices = await _gpus(patched, asked.devices)
     pin = read_pin()
-    made = Made(
+    made = GpuRunFacts(
         when=began.strftime("%Y-%m-%d"),
         machine=machine(),
         backend=patched.backend,
@@ -197,7 +197,7 @@ async def _measure(asked: Asked, began: datetime) -> tuple[list[Found], int]:
     return found, left
 
 
-def _earlier(asked: Asked, made: Made) -> tuple[Made, list[Found]]:
+def _earlier(asked: GpuOptions, made: GpuRunFacts) -> tuple[GpuRunFacts, list[Found]]:
     """What there is to go on with. Raises UserError."""
     place = _json(asked)
     if not asked.resume or not place.exists():
@@ -219,7 +219,7 @@ def _of_model(found: list[Found], name: str, size: int) -> Found:
     return found[-1]
 
 
-async def _cells(rig: Rig, asked: Asked, found: Found, write: Callable[[], None]) -> int:
+async def _cells(rig: Rig, asked: GpuOptions, found: Found, write: Callable[[], None]) -> int:
     """All of one model that are not there yet, in turns; a cell that fails is noted, and the others go on.
 
     Returns how many were left when the time was over.
@@ -246,7 +246,7 @@ async def _cells(rig: Rig, asked: Asked, found: Found, write: Callable[[], None]
     return 0
 
 
-async def _counts(rig: Rig, asked: Asked, found: Found, write: Callable[[], None]) -> int:
+async def _counts(rig: Rig, asked: GpuOptions, found: Found, write: Callable[[], None]) -> int:
     """What RPC says, where it was not counted yet. Returns how many were left when the time was over."""
     missing = [number for number in asked.workers if found.figures.count(MESHD, number) is None]
     for number, workers in enumerate(missing if asked.count else ()):
@@ -268,7 +268,7 @@ async def _stock_cell(rig: Rig, cell: Cell, argv: list[str], found: Found) -> No
         found.faults.append(_fault("stock", cell, error))
 
 
-def _order(asked: Asked) -> Iterator[Cell]:
+def _order(asked: GpuOptions) -> Iterator[Cell]:
     for workers in asked.workers:
         for rtt in asked.round_trips:
             yield Cell(workers, rtt)
@@ -281,13 +281,13 @@ def _fault(way: str, cell: Cell, error: BaseException) -> str:
     return f"{way}, {cell.workers} workers, RTT {cell.rtt_ms:g} ms: {' '.join(told.split())[:300]}"
 
 
-def _write(asked: Asked, made: Made, found: Sequence[Found]) -> None:
+def _write(asked: GpuOptions, made: GpuRunFacts, found: Sequence[Found]) -> None:
     parts = [(one.model, one.size, one.figures, one.faults) for one in found]
     asked.write.write_text(page(made, parts), encoding="utf-8")
     _json(asked).write_text(encode(made, found), encoding="utf-8")
 
 
-def _json(asked: Asked) -> Path:
+def _json(asked: GpuOptions) -> Path:
     return asked.write.with_suffix(".json")
 
 

@@ -38,7 +38,7 @@ What llama.cpp's RPC says at no distance, over all workers and both directions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class GpuRunFacts:
     """When and with what."""
 
     when: str
@@ -49,7 +49,7 @@ class Made:
     workers: tuple[int, ...]
 
 
-def page(made: Made, parts: Sequence[Part]) -> str:
+def page(made: GpuRunFacts, parts: Sequence[Part]) -> str:
     """All of it, in Markdown."""
     shared = max(made.workers) > len(made.devices)
     head = _PAGE.format(

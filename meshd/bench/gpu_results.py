@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 
 from meshd.base.errors import UserError
 from meshd.bench.distance import as_json
-from meshd.bench.figures import ENDS, LOCAL, MESHD, STOCK, Counted, Figures, Run, promises
-from meshd.bench.gpu_page import Made
+from meshd.bench.figures import ENDS, LOCAL, MESHD, STOCK, BenchRun, Counted, Figures, promises
+from meshd.bench.gpu_page import GpuRunFacts
 from meshd.fleet.rpc_count import RpcCounts
 
 _SAME = ("machine", "backend", "devices", "pin")  # without which two runs are not one
@@ -20,7 +20,7 @@ class Found:
 
     model: str
     size: int
-    runs: list[Run] = field(default_factory=list)
+    runs: list[BenchRun] = field(default_factory=list)
     counted: list[Counted] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     ways: dict[float, float] = field(default_factory=dict)  # as Figures.ways
@@ -42,7 +42,7 @@ class Found:
         return min(ways[LOCAL], ways[ENDS])
 
 
-def encode(made: Made, found: Sequence[Found]) -> str:
+def encode(made: GpuRunFacts, found: Sequence[Found]) -> str:
     """All of it, as JSON."""
     results = [
         {
@@ -56,7 +56,7 @@ def encode(made: Made, found: Sequence[Found]) -> str:
     return json.dumps({**asdict(made), "results": results}, indent=1)
 
 
-def decode(text: str, made: Made, *, label: str) -> tuple[Made, list[Found]]:
+def decode(text: str, made: GpuRunFacts, *, label: str) -> tuple[GpuRunFacts, list[Found]]:
     """What an earlier run wrote, to go on with as `made` says; its day stays.
 
     What failed then is left out, as is a meshd without its stock, so that both are measured again. Raises
@@ -70,7 +70,7 @@ def decode(text: str, made: Made, *, label: str) -> tuple[Made, list[Found]]:
                 Found(
                     str(one["model"]),
                     int(one["bytes"]),
-                    [Run(**run) for run in one["runs"]],
+                    [BenchRun(**run) for run in one["runs"]],
                     [Counted(**{**count, "load": RpcCounts(**count["load"])}) for count in one["counted"]],
                     ways={float(rtt): float(way) for rtt, way in one["ways"].items()},
                 )

@@ -21,7 +21,7 @@ HEALTH_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatAnswer:
     """One completion: tokens a second, as llama-server counts them, and the text."""
 
     prompt: float
@@ -29,12 +29,12 @@ class Answer:
     text: str
 
 
-async def measure(place: Path, *, prompt_tokens: int, tokens: int) -> Answer:
+async def measure(place: Path, *, prompt_tokens: int, tokens: int) -> ChatAnswer:
     """One greedy completion of random-looking text on llama-server's socket. Raises MeshdError."""
     return await asyncio.to_thread(_measure, place, prompt_tokens, tokens)
 
 
-def _measure(place: Path, prompt_tokens: int, tokens: int) -> Answer:
+def _measure(place: Path, prompt_tokens: int, tokens: int) -> ChatAnswer:
     body = {
         "prompt": [1000 + (n * 7919) % 20000 for n in range(prompt_tokens)],
         "n_predict": tokens,
@@ -54,7 +54,7 @@ def _measure(place: Path, prompt_tokens: int, tokens: int) -> Answer:
     if answer.status != 200:
         raise MeshdError(f"llama-server answered {answer.status}: {str(data)[:200]}")
     timings = data["timings"]
-    return Answer(timings["prompt_per_second"], timings["predicted_per_second"], data["content"])
+    return ChatAnswer(timings["prompt_per_second"], timings["predicted_per_second"], data["content"])
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -18,7 +18,7 @@ from meshd.bench.figures import (
     promises,
     with_spread,
 )
-from meshd.bench.ready_figures import Readiness
+from meshd.bench.ready_figures import ReadinessFigures
 from meshd.bench.ready_figures import promises as ready_promises
 from meshd.bench.ready_figures import table as ready_table
 from meshd.bench.reported import DELAYED, DELAYED_COMMAND, NEEDS_MORE, NOT_HERE
@@ -110,7 +110,7 @@ class Made:
     short: bool = False
 
 
-def ready_section(made: Made, ready: Readiness) -> str:
+def ready_section(made: Made, ready: ReadinessFigures) -> str:
     """How long it takes to be ready; between marks, so that it can be made anew by itself."""
     kept, cells = ready_promises(ready), [cell for cell in ready.cells() if cell[0]]
     lost = sum(not one.held for one in kept)
@@ -136,7 +136,7 @@ def with_ready_section(page_before: str, section: str) -> str:
     return before + section + after
 
 
-def page(made: Made, far: Figures, delayed: Figures, rpc: Table, ready: Readiness) -> str:
+def page(made: Made, far: Figures, delayed: Figures, rpc: Table, ready: ReadinessFigures) -> str:
     """All of it, in Markdown."""
     kept = promises(far)
     lost = sum(not one.held for one in kept)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError
 from meshd.bench import distance, readiness, rpc
-from meshd.bench.figures import LOCAL, Figures, Run, promises
+from meshd.bench.figures import LOCAL, BenchRun, Figures, promises
 from meshd.bench.interface import WITHOUT, DistanceArgs, Json, ReadyArgs, RpcBenchArgs
 from meshd.bench.page import Made, page, ready_section, with_ready_section
-from meshd.bench.ready_figures import Readiness
+from meshd.bench.ready_figures import ReadinessFigures
 from meshd.bench.ready_figures import promises as ready_promises
 from meshd.bench.reported import DELAYED
 from meshd.build.pin import read_pin
@@ -100,13 +100,13 @@ def _made(place: Path, pairs: int, *, short: bool) -> Made:
     )
 
 
-def _code(ready: Readiness, far: Figures | None = None) -> int:
+def _code(ready: ReadinessFigures, far: Figures | None = None) -> int:
     """1 when a promise was not kept."""
     kept = ready_promises(ready) + (promises(far) if far is not None else [])
     return 0 if all(one.held for one in kept) else 1
 
 
-def _ready(asked: DistanceArgs, out: _Console) -> Readiness:
+def _ready(asked: DistanceArgs, out: _Console) -> ReadinessFigures:
     return readiness.measure(
         ReadyArgs(
             model=None,
@@ -121,7 +121,7 @@ def _ready(asked: DistanceArgs, out: _Console) -> Readiness:
 
 def _delayed(asked: DistanceArgs, out: _Console, *, short: bool) -> Figures:
     """The cells of DELAYED: not every delay for every number of nodes."""
-    runs: list[Run] = []
+    runs: list[BenchRun] = []
     for nodes in sorted({one.nodes for one in DELAYED}):
         delays = tuple(one.ms for one in DELAYED if one.nodes == nodes)
         if short and nodes > asked.workers[0] + 1:

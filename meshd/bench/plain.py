@@ -10,11 +10,11 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
-from meshd.bench.cells import LOAD_SECONDS, Cell, Loaded, Rig
+from meshd.bench.cells import LOAD_SECONDS, Cell, LoadedCell, Rig
 from meshd.bench.llama import changed, clock, first_token, started_at
 from meshd.bench.memory import give_back, take_memory
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
-from meshd.fleet.proxy import Counts, DelayingProxy, Rules, connect_to
+from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connect_to
 from meshd.fleet.rpc_count import RpcCounts
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
@@ -62,14 +62,14 @@ class Plain:
         if not seconds and not self._counted:
             return f"127.0.0.1:{port}"
         listener = listening_socket()
-        rules = Rules(one_way=0.0 if compute else seconds / 2, compute=compute, rpc=self._counted)
+        rules = ProxyRules(one_way=0.0 if compute else seconds / 2, compute=compute, rpc=self._counted)
         proxy = DelayingProxy(
             listener, partial(connect_to, "127.0.0.1", port), rules=rules, counts=self.counts
         )
         self._owner.start(proxy.serve(), name="distance")
         return f"127.0.0.1:{listener.getsockname()[1]}"
 
-    async def llama(self, argv: list[str]) -> Loaded:
+    async def llama(self, argv: list[str]) -> LoadedCell:
         """Loaded; `argv` but for the socket."""
         place = self._folder / "plain.sock"
         self._owner.start(give_back(await take_memory(), place), name="memory")
@@ -93,7 +93,9 @@ class Plain:
             tail = "\n".join(child.status.tail[-8:])
             raise MeshdError(f"llama-server did not load: {child.status.reason}", hint=tail)
         seconds = ready_at - started_at(pid)
-        return Loaded(place, argv, seconds, self.count, await self.count(), self.counts.up + self.counts.down)
+        return LoadedCell(
+            place, argv, seconds, self.count, await self.count(), self.counts.up + self.counts.down
+        )
 
     async def count(self) -> RpcCounts:
         """What was said so far."""
@@ -103,7 +105,7 @@ class Plain:
 @asynccontextmanager
 async def plain(
     rig: Rig, native: NativeInfo, cell: Cell, argv: list[str], folder: Path, counted: bool
-) -> AsyncIterator[Loaded]:
+) -> AsyncIterator[LoadedCell]:
     async with Owner() as owner:
         one = Plain(rig, native, cell, folder, owner, counted)
         endpoints = [await one.worker(number) for number in range(cell.workers)]

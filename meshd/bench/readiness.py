@@ -23,9 +23,9 @@ from meshd.bench.figures import count_of
 from meshd.bench.interface import BenchOutput, ReadyArgs
 from meshd.bench.llama import until_served
 from meshd.bench.memory import give_back, take_memory
-from meshd.bench.ready_figures import Readiness, Ready, asked_at, promises, table
+from meshd.bench.ready_figures import ReadinessFigures, ReadyTimes, asked_at, promises, table
 from meshd.build.demo_model import demo_model
-from meshd.build.interface import Progress
+from meshd.build.interface import BuildProgress
 from meshd.build.native import build
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.networks import need_namespaces
@@ -50,22 +50,22 @@ def run(args: ReadyArgs, out: BenchOutput) -> int:
     return 0 if all(one.held for one in kept) else 1
 
 
-def measure(args: ReadyArgs, out: BenchOutput) -> Readiness:
+def measure(args: ReadyArgs, out: BenchOutput) -> ReadinessFigures:
     """All cells. Raises MeshdError."""
     need_namespaces()
     try:
-        return Readiness(tuple(asyncio.run(_runs(args, out))))
+        return ReadinessFigures(tuple(asyncio.run(_runs(args, out))))
     except ExceptionGroup as group:
         raise first_error(group) from None
 
 
-async def _runs(args: ReadyArgs, out: BenchOutput) -> Sequence[Ready]:
-    def progress(step: Progress) -> None:
+async def _runs(args: ReadyArgs, out: BenchOutput) -> Sequence[ReadyTimes]:
+    def progress(step: BuildProgress) -> None:
         out.progress(step.text, step.done / step.total if step.total else None)
 
     await build(args.cache, progress=progress)
     model = args.model if args.model is not None else await demo_model(args.cache, progress)
-    runs: list[Ready] = []
+    runs: list[ReadyTimes] = []
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with Owner() as owner:
             alone = await Serving.start(owner, _fleet(args, model, Path(name), 0, 0.0))
@@ -78,9 +78,9 @@ async def _runs(args: ReadyArgs, out: BenchOutput) -> Sequence[Ready]:
 
 async def _cell(
     args: ReadyArgs, model: Path, workers: int, rtt: float, alone: "Serving", out: BenchOutput
-) -> list[Ready]:
+) -> list[ReadyTimes]:
     """The nodes stay and their links are up; the model is started over each time, and alone after it."""
-    found: list[Ready] = []
+    found: list[ReadyTimes] = []
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with Owner() as owner:
             far = await Serving.start(owner, _fleet(args, model, Path(name), workers, rtt))
@@ -88,9 +88,9 @@ async def _cell(
             for number in range(args.runs):
                 out.progress(f"ready: {count_of(workers, 'worker')}, {rtt:g} ms, {number + 1} of {args.runs}")
                 seconds = await far.again()
-                found.append(Ready(workers=workers, rtt_ms=rtt, seconds=seconds, first=first))
+                found.append(ReadyTimes(workers=workers, rtt_ms=rtt, seconds=seconds, first=first))
                 seconds = await alone.again()
-                found.append(Ready(workers=0, rtt_ms=0.0, seconds=seconds, first=alone.first_seconds))
+                found.append(ReadyTimes(workers=0, rtt_ms=0.0, seconds=seconds, first=alone.first_seconds))
             owner.cancel()
     return found
 

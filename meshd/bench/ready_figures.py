@@ -13,7 +13,7 @@ _STARTED = re.compile(r"^(\S+) \[info +\] load_started ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class ReadyTimes:
     """Seconds from the asking of a head until `/health` was 200. No workers: alone.
 
     `first`: of its first start, while links were still being made; the same for all runs of one head.
@@ -26,10 +26,10 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Readiness:
+class ReadinessFigures:
     """All runs of one call."""
 
-    runs: tuple[Ready, ...]
+    runs: tuple[ReadyTimes, ...]
 
     def cells(self) -> list[tuple[int, float]]:
         """Workers and round trip, in order; (0, 0.0) is one machine alone."""
@@ -50,12 +50,12 @@ class Readiness:
         return None if not rtt_ms or far is None or near is None else (far - near) * 1000 / rtt_ms
 
 
-def promises(found: Readiness) -> list[Promise]:
+def promises(found: ReadinessFigures) -> list[Promise]:
     """Each cell at a distance against one machine alone."""
     return list(_promises(found))
 
 
-def _promises(found: Readiness) -> Iterable[Promise]:
+def _promises(found: ReadinessFigures) -> Iterable[Promise]:
     alone = found.median(0, 0.0)
     for workers, rtt in found.cells():
         far = found.median(workers, rtt)
@@ -65,7 +65,7 @@ def _promises(found: Readiness) -> Iterable[Promise]:
             yield Promise(what, far, most, "s")
 
 
-def table(found: Readiness) -> Table:
+def table(found: ReadinessFigures) -> Table:
     """A row for each cell; the first is one machine alone."""
     kept = {(one.value, one.most): one for one in promises(found)}
     alone = found.median(0, 0.0)

@@ -22,7 +22,7 @@ from meshd.bench.rig import Trio, trio
 from meshd.bench.tunnel import TunnelResult
 from meshd.bench.tunnel import measure as measure_tunnel
 from meshd.build.demo_model import demo_model
-from meshd.build.interface import NativeInfo, Progress
+from meshd.build.interface import BuildProgress, NativeInfo
 from meshd.build.native import build
 
 DECODE_TOKENS = 96
@@ -31,7 +31,7 @@ LOGITS_ON_WORKER = ("-ot", "^no such tensor$=CPU")  # replaces the plan's own: t
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RpcRow:
     """One comparison. `ours` and `theirs` in `unit`, `ratios` of the pairs; each in the order of the runs.
 
     `bound` None: the row is there to compare with.
@@ -70,7 +70,7 @@ def run(args: RpcBenchArgs, out: BenchOutput) -> int:
     return 0 if all(row.held for row in rows) else 1
 
 
-def measure_all(args: RpcBenchArgs, out: BenchOutput) -> list[Row]:
+def measure_all(args: RpcBenchArgs, out: BenchOutput) -> list[RpcRow]:
     """Every row. Raises MeshdError."""
     log.set_up(level="warning")
     try:
@@ -79,7 +79,7 @@ def measure_all(args: RpcBenchArgs, out: BenchOutput) -> list[Row]:
         raise first_error(group) from None
 
 
-def as_table(rows: Sequence[Row]) -> Table:
+def as_table(rows: Sequence[RpcRow]) -> Table:
     """For people."""
     cells: list[Sequence[str]] = [
         (
@@ -95,7 +95,7 @@ def as_table(rows: Sequence[Row]) -> Table:
     return ("WHAT", "MESHD", "WITHOUT", "RATIO", "BOUND", "HELD"), cells
 
 
-def _as_json(row: Row) -> dict[str, str | float | bool | None]:
+def _as_json(row: RpcRow) -> dict[str, str | float | bool | None]:
     return {
         "what": row.what,
         "unit": row.unit,
@@ -108,8 +108,8 @@ def _as_json(row: Row) -> dict[str, str | float | bool | None]:
     }
 
 
-async def _rows(args: RpcBenchArgs, out: BenchOutput) -> list[Row]:
-    def progress(step: Progress) -> None:
+async def _rows(args: RpcBenchArgs, out: BenchOutput) -> list[RpcRow]:
+    def progress(step: BuildProgress) -> None:
         out.progress(step.text, step.done / step.total if step.total else None)
 
     native = await build(args.cache, progress=progress)
@@ -120,16 +120,16 @@ async def _rows(args: RpcBenchArgs, out: BenchOutput) -> list[Row]:
     return rows
 
 
-def _tunnel_rows(result: TunnelResult) -> list[Row]:
+def _tunnel_rows(result: TunnelResult) -> list[RpcRow]:
     ours, theirs = ([way.rate / 1e6 for way in ways] for ways in (result.meshd, result.bare))
     added, added_bare = ([seconds * 1e6 for seconds in one] for one in result.added)
     return [
-        Row("tunnel, bytes (bare: TLS pump)", "MB/s", ours, theirs, result.rate_ratios, 0.6),
-        Row("tunnel, added round trip", "µs", added, added_bare, result.added_ratios, 1.5, at_most=True),
+        RpcRow("tunnel, bytes (bare: TLS pump)", "MB/s", ours, theirs, result.rate_ratios, 0.6),
+        RpcRow("tunnel, added round trip", "µs", added, added_bare, result.added_ratios, 1.5, at_most=True),
     ]
 
 
-async def _model_rows(args: RpcBenchArgs, model: Path, native: NativeInfo, out: BenchOutput) -> list[Row]:
+async def _model_rows(args: RpcBenchArgs, model: Path, native: NativeInfo, out: BenchOutput) -> list[RpcRow]:
     rows = []
     out.progress("loading the model three times, output on the head")
     async with trio(model, args.cache, native) as ways:
@@ -141,7 +141,7 @@ async def _model_rows(args: RpcBenchArgs, model: Path, native: NativeInfo, out: 
     return rows
 
 
-async def _prompt(ways: Trio, pairs: int, out: BenchOutput) -> Row:
+async def _prompt(ways: Trio, pairs: int, out: BenchOutput) -> RpcRow:
     out.progress(f"prompt of {PROMPT_TOKENS} tokens")
     ours, theirs = [], []
     for _ in range(pairs + 1):
@@ -150,7 +150,7 @@ async def _prompt(ways: Trio, pairs: int, out: BenchOutput) -> Row:
     return _row(f"prompt of {PROMPT_TOKENS} tokens, output on the head", ours, theirs, 0.95)
 
 
-async def _decode(ways: Trio, pairs: int, what: str, bound: float, out: BenchOutput) -> list[Row]:
+async def _decode(ways: Trio, pairs: int, what: str, bound: float, out: BenchOutput) -> list[RpcRow]:
     out.progress(what)
     ours: list[float] = []
     theirs: list[float] = []
@@ -161,7 +161,7 @@ async def _decode(ways: Trio, pairs: int, what: str, bound: float, out: BenchOut
     return [_row(what, ours, theirs, bound), _row(f"{what}, bare TLS pump", pumped, theirs, None)]
 
 
-def _row(what: str, ours: list[float], theirs: list[float], bound: float | None) -> Row:
+def _row(what: str, ours: list[float], theirs: list[float], bound: float | None) -> RpcRow:
     """Without the first pair, which warmed things up."""
     ratios = [mine / other for mine, other in zip(ours[1:], theirs[1:], strict=True)]
-    return Row(what, "tok/s", ours[1:], theirs[1:], ratios, bound)
+    return RpcRow(what, "tok/s", ours[1:], theirs[1:], ratios, bound)

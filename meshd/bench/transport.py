@@ -19,8 +19,8 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.bench.interface import BenchOutput, TransportBenchArgs
-from meshd.bench.transport_end import CONTROL, Orders
-from meshd.bench.wan import Line
+from meshd.bench.transport_end import CONTROL, EndOrders
+from meshd.bench.wan import WanLine
 
 WAN_BYTES = 20 << 20
 FAST_BYTES = 200 << 20  # of what runs at the speed of the processor and has little to do
@@ -28,7 +28,9 @@ SLOW_BYTES = 40 << 20
 PINGS = 1000
 MBIT = 100.0
 BESIDE_SECONDS = 12.0
-LINES = tuple(Line(rtt_ms=rtt, loss=loss, mbit=MBIT) for loss in (0.0, 0.005) for rtt in (20.0, 50.0, 100.0))
+LINES = tuple(
+    WanLine(rtt_ms=rtt, loss=loss, mbit=MBIT) for loss in (0.0, 0.005) for rtt in (20.0, 50.0, 100.0)
+)
 OURS = ("tcp", "quic", "webrtc")
 FAST = frozenset({"tcp", "tls", "plain"})
 LIMIT_SECONDS = 150.0
@@ -40,7 +42,7 @@ class Figure:
 
     way: str
     control: str
-    line: Line | None
+    line: WanLine | None
     rate: float = 0.0
     connect: float = 0.0
     pings: tuple[float, ...] = ()
@@ -78,22 +80,22 @@ async def _figures(args: TransportBenchArgs, out: BenchOutput) -> list[Figure]:
         for way in args.ways:
             if way in OURS:
                 out.progress(f"{way} beside TCP {other}")
-                found.append(await share(way, Line(rtt_ms=50.0, mbit=MBIT), other))
+                found.append(await share(way, WanLine(rtt_ms=50.0, mbit=MBIT), other))
     return found
 
 
 # --- one measurement
 
 
-async def measure(way: str, line: Line | None, *, bulk: int, pings: int = 0, control: str = "") -> Figure:
+async def measure(way: str, line: WanLine | None, *, bulk: int, pings: int = 0, control: str = "") -> Figure:
     """One way over one line (None: loopback). What went wrong is in the figure."""
     named = CONTROL.get(way) or control or _system_control()
     figure = Figure(way=way, control=named, line=line)
-    orders = Orders(way=way, is_near=True, talk=-1, control=control, bulk=bulk, pings=pings)
+    orders = EndOrders(way=way, is_near=True, talk=-1, control=control, bulk=bulk, pings=pings)
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
             async with AsyncExitStack() as stack:
-                ends = _Ends(stack, line)
+                ends = _TwoEnds(stack, line)
                 (near, _), *_ = await ends.run([orders])
     except (MeshdError, TimeoutError) as error:
         return replace(figure, failed=str(error) or "took too long")
@@ -107,15 +109,15 @@ async def measure(way: str, line: Line | None, *, bulk: int, pings: int = 0, con
     )
 
 
-async def share(way: str, line: Line, other: str, *, seconds: float = BESIDE_SECONDS) -> Figure:
+async def share(way: str, line: WanLine, other: str, *, seconds: float = BESIDE_SECONDS) -> Figure:
     """The link and one TCP flow at the same time, both without end, for some seconds (more than 3)."""
     figure = Figure(way=way, control=CONTROL.get(way) or _system_control(), line=line, beside=other)
-    flow = Orders(way="plain", is_near=True, talk=-1, control=other, seconds=seconds)
-    ours = Orders(way=way, is_near=True, talk=-1, seconds=seconds)
+    flow = EndOrders(way="plain", is_near=True, talk=-1, control=other, seconds=seconds)
+    ours = EndOrders(way=way, is_near=True, talk=-1, seconds=seconds)
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
             async with AsyncExitStack() as stack:
-                results = await _Ends(stack, line).run([flow, ours])
+                results = await _TwoEnds(stack, line).run([flow, ours])
     except (MeshdError, TimeoutError) as error:
         return replace(figure, failed=str(error) or "took too long")
     (_, flow_far), (_, ours_far) = results
@@ -125,15 +127,15 @@ async def share(way: str, line: Line, other: str, *, seconds: float = BESIDE_SEC
 Answer = dict[str, object]
 
 
-class _Ends:
+class _TwoEnds:
     """Pairs of processes with a line between them. All end with `stack`."""
 
-    def __init__(self, stack: AsyncExitStack, line: Line | None) -> None:
+    def __init__(self, stack: AsyncExitStack, line: WanLine | None) -> None:
         self._stack = stack
         self._line = line
         self._networks: tuple[int, int] | None = None  # processes whose networks later pairs enter
 
-    async def run(self, all_orders: Sequence[Orders]) -> list[tuple[Answer, Answer]]:
+    async def run(self, all_orders: Sequence[EndOrders]) -> list[tuple[Answer, Answer]]:
         """Start all pairs, let them begin together, collect what they say."""
         pairs = [await self._pair(orders) for orders in all_orders]
         for pair in pairs:
@@ -145,7 +147,7 @@ class _Ends:
             results.append((await _answer(near), await _answer(far)))
         return results
 
-    async def _pair(self, orders: Orders) -> tuple[asyncio.subprocess.Process, asyncio.subprocess.Process]:
+    async def _pair(self, orders: EndOrders) -> tuple[asyncio.subprocess.Process, asyncio.subprocess.Process]:
         talk = self._sockets()
         ends: list[asyncio.subprocess.Process] = []
         devices = [self._sockets(), self._sockets()] if self._line is not None else []
@@ -226,7 +228,7 @@ def _system_control() -> str:
         return "unknown"
 
 
-def _name(line: Line | None) -> str:
+def _name(line: WanLine | None) -> str:
     if line is None:
         return "loopback"
     return f"RTT {line.rtt_ms:.0f} ms" + (f", loss {100 * line.loss:.1f} %" if line.loss else "")
@@ -254,7 +256,7 @@ def _tables(figures: Sequence[Figure], out: BenchOutput) -> None:
     lined = [one for one in figures if one.line is not None and not one.beside]
     if lined:
         lines = list(dict.fromkeys(one.line for one in lined))
-        rows: dict[tuple[str, str], dict[Line | None, str]] = {}
+        rows: dict[tuple[str, str], dict[WanLine | None, str]] = {}
         for one in lined:
             cells = rows.setdefault((one.way, one.control), {})
             cells[one.line] = one.failed or f"{one.rate / 1e6:.1f}"

@@ -20,7 +20,7 @@ from meshd.base.errors import EndOfStream
 from meshd.bench import transport_kinds as kinds
 from meshd.bench import transport_stock as stock
 from meshd.bench import wan
-from meshd.bench.transport_kinds import Pipe, Place, Way
+from meshd.bench.transport_kinds import BenchPipe, BenchPlace, Way
 
 BLOCK = bytes(64 << 10)
 MOST_TALK = 64 << 10
@@ -51,7 +51,7 @@ CONTROL: Mapping[str, str] = {  # congestion control, where it is not the kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
+class EndOrders:
     """`talk` is a descriptor. `device`: a descriptor to give the TUN device to, -1: this machine's loopback;
     `join`: a process whose network to enter instead. `bulk` bytes are sent, then `pings` of each size."""
 
@@ -67,7 +67,7 @@ class Orders:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class EndResult:
     """Seconds for connecting and for all bytes, medians of round trips by size, bytes a second of what was
     sent without end, CPU seconds, peak memory."""
 
@@ -95,7 +95,7 @@ class _SocketTalk:
         return data
 
 
-async def _near(pipe: Pipe, orders: Orders) -> tuple[float, tuple[float, ...]]:
+async def _near(pipe: BenchPipe, orders: EndOrders) -> tuple[float, tuple[float, ...]]:
     loop = asyncio.get_running_loop()
     await pipe.send([b"!"])  # a stream may exist over there only once it carries something
     await _read(pipe, 1)
@@ -122,7 +122,7 @@ async def _near(pipe: Pipe, orders: Orders) -> tuple[float, tuple[float, ...]]:
     return seconds, tuple(medians)
 
 
-async def _far(pipe: Pipe, orders: Orders) -> float:
+async def _far(pipe: BenchPipe, orders: EndOrders) -> float:
     """Bytes a second of what comes without end."""
     loop = asyncio.get_running_loop()
     await _read(pipe, 1)
@@ -143,20 +143,20 @@ async def _far(pipe: Pipe, orders: Orders) -> float:
     return count / (end - began)
 
 
-async def _read(pipe: Pipe, count: int) -> None:
+async def _read(pipe: BenchPipe, count: int) -> None:
     while count > 0:
         count -= len(await pipe.receive())
     if count:
         raise RuntimeError("more came than was sent")
 
 
-async def _measure(orders: Orders) -> Result:
+async def _measure(orders: EndOrders) -> EndResult:
     with socket.socket(fileno=orders.talk) as sock:
         sock.setblocking(False)
         talk = _SocketTalk(sock)
         isolated = orders.device >= 0 or orders.join > 0
         own, other = (wan.NEAR, wan.FAR) if orders.is_near else (wan.FAR, wan.NEAR)
-        place = Place(
+        place = BenchPlace(
             is_near=orders.is_near,
             host=own if isolated else "127.0.0.1",
             far_host=(other if orders.is_near else own) if isolated else "127.0.0.1",
@@ -176,7 +176,7 @@ async def _measure(orders: Orders) -> Result:
                 rate = await _far(pipe, orders)
             usage = resource.getrusage(resource.RUSAGE_SELF)
             _say(
-                Result(
+                EndResult(
                     connect=connected,
                     bulk=seconds,
                     pings=pings,
@@ -192,7 +192,7 @@ async def _measure(orders: Orders) -> Result:
         raise SystemExit(0)
 
 
-def _say(result: Result) -> None:
+def _say(result: EndResult) -> None:
     _write(json.dumps(asdict(result)))
 
 
@@ -201,7 +201,7 @@ def _write(line: str) -> None:
     sys.stdout.flush()
 
 
-def _settle(orders: Orders) -> deque[int]:
+def _settle(orders: EndOrders) -> deque[int]:
     """Go into the network that is asked for; what must stay open."""
     kept: deque[int] = deque()
     if orders.join:
@@ -217,6 +217,6 @@ def _settle(orders: Orders) -> deque[int]:
 
 if __name__ == "__main__":
     log.set_up(level="error")
-    given = Orders(**json.loads(sys.argv[1]))
+    given = EndOrders(**json.loads(sys.argv[1]))
     held = _settle(given)
     asyncio.run(_measure(given))

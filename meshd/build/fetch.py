@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.build.interface import Progress, ProgressCallback, Stage
+from meshd.build.interface import BuildProgress, ProgressCallback, Stage
 from meshd.build.run import run
 
 
@@ -40,7 +40,7 @@ async def fetch(wanted: PinnedFile, downloads: Path, progress: ProgressCallback)
             f"cannot fetch `{wanted.requirement}`: this Python has no pip",
             hint=f"run `{sys.executable} -m ensurepip`, or put `{wanted.file}` into `{downloads}`",
         )
-    progress(Progress(Stage.FETCH, f"fetching {wanted.file}"))
+    progress(BuildProgress(Stage.FETCH, f"fetching {wanted.file}"))
     folder = await asyncio.to_thread(_part_folder, downloads)
     try:
         log = folder / "pip.log"

@@ -51,7 +51,7 @@ class Stage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BuildProgress:
     """How far a build is: `done` of `total` steps of this stage, both 0 when they are not known."""
 
     stage: Stage
@@ -60,5 +60,5 @@ class Progress:
     total: int = 0
 
 
-ProgressCallback = Callable[[Progress], None]
+ProgressCallback = Callable[[BuildProgress], None]
 """Called on the event loop; must be quick."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.build import cache as builds
-from meshd.build.cache import Key
+from meshd.build.cache import BuildKey
 from meshd.build.compile import compile_tree
 from meshd.build.fetch import PinnedFile, fetch
 from meshd.build.interface import (
@@ -16,8 +16,8 @@ from meshd.build.interface import (
     LLAMA_SERVER,
     RPC_SERVER,
     STOCK,
+    BuildProgress,
     NativeInfo,
-    Progress,
     ProgressCallback,
     Stage,
 )
@@ -79,12 +79,12 @@ async def build(
                     tree = Tree(cache / "native" / f"tree-{backend}-{key.cpu}")
                     await _fill(tree, pin, cache, source, progress)
                     info = await _make(tree, pin, key, folder, targets, progress)
-    progress(Progress(Stage.DONE, f"the native part is ready ({key.name})"))
+    progress(BuildProgress(Stage.DONE, f"the native part is ready ({key.name})"))
     return info
 
 
 async def _make(
-    tree: Tree, pin: Pin, key: Key, folder: Path, targets: Mapping[str, str], progress: ProgressCallback
+    tree: Tree, pin: Pin, key: BuildKey, folder: Path, targets: Mapping[str, str], progress: ProgressCallback
 ) -> NativeInfo:
     """Patch, compile, and store what came of it. Raises UserError, OSError."""
     patched = key.patches_sha256 != STOCK
@@ -102,18 +102,18 @@ async def _fill(tree: Tree, pin: Pin, cache: Path, source: Path | None, progress
     if await asyncio.to_thread(tree.holds, origin):
         return
     if source is not None:
-        progress(Progress(Stage.UNPACK, f"copying `{source}`"))
+        progress(BuildProgress(Stage.UNPACK, f"copying `{source}`"))
         await asyncio.to_thread(tree.fill_from_folder, source, pin, origin=origin)
         return
     sdist = pin.sdist
     wanted = PinnedFile(sdist.requirement, sdist.file, sdist.sha256, from_source=True)
     archive = await fetch(wanted, cache / "downloads", progress)
-    progress(Progress(Stage.UNPACK, f"unpacking {archive.name}"))
+    progress(BuildProgress(Stage.UNPACK, f"unpacking {archive.name}"))
     await asyncio.to_thread(tree.fill_from_archive, archive, pin, origin=origin)
 
 
-def _key(pin: Pin, backend: str, *, patched: bool) -> Key:
-    return Key(pin.commit, pin.patches_sha256 if patched else STOCK, backend, cpu_kind())
+def _key(pin: Pin, backend: str, *, patched: bool) -> BuildKey:
+    return BuildKey(pin.commit, pin.patches_sha256 if patched else STOCK, backend, cpu_kind())
 
 
 def read_bin_dir(path: Path, *, head: bool = True) -> NativeInfo:

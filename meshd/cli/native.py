@@ -14,7 +14,7 @@ from meshd.cli.output import Json, Output
 from meshd.config import load
 
 if TYPE_CHECKING:  # the modules cost time to import, and `--help` needs none of them
-    from meshd.build.interface import NativeInfo, Progress
+    from meshd.build.interface import BuildProgress, NativeInfo
 
 BACKENDS = ("auto", "cpu", "metal", "cuda", "vulkan", "hip")
 
@@ -71,7 +71,7 @@ def _build(cache: Path, backend: str, source: Path | None, tools: bool, out: Out
 
     from meshd.build.native import build
 
-    def show(progress: "Progress") -> None:
+    def show(progress: "BuildProgress") -> None:
         share = progress.done / progress.total if progress.total else None
         out.progress(f"{progress.stage}: {progress.text}" if progress.text else str(progress.stage), share)
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from meshd.base.errors import UsageError, UserError
 from meshd.cli.output import standard
-from meshd.config import Loaded, load
+from meshd.config import LoadedConfig, load
 from meshd.config.forms import parse_duration, whole
 from meshd.config.key import ROLES, Key
 from meshd.config.keys import KEYS
@@ -74,7 +74,7 @@ def _add(group: argparse._ActionsContainer, key: Key) -> None:
         group.add_argument(key.option, dest=key.name, metavar=key.metavar, help=text)
 
 
-def load_role(args: Arguments, role: str, more: Mapping[str, object] | None = None) -> Loaded:
+def load_role(args: Arguments, role: str, more: Mapping[str, object] | None = None) -> LoadedConfig:
     """The configuration of a daemon verb from its options, the environment and `--config`."""
     given: dict[str, object] = {
         key.name: vars(args)[key.name] for key in KEYS if vars(args).get(key.name) is not None

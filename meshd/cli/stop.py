@@ -47,7 +47,7 @@ def run(args: Arguments, out: Output) -> int:
 
 def _end_early(early: NotAnswering, seconds: float) -> None:
     """By a signal: it has no control socket yet, nor children that know of no better end."""
-    with Watched(early.pid) as daemon:
+    with StoppingDaemon(early.pid) as daemon:
         with contextlib.suppress(ProcessLookupError):
             os.kill(early.pid, signal.SIGTERM)
         if not daemon.wait(time.monotonic() + seconds):
@@ -71,8 +71,8 @@ def end_daemon(home: Path, request: StopRequest | LeaveRequest, seconds: float) 
         client = stack.enter_context(Client(home))
         status = client.ask(StatusRequest())
         # opened before the request, so that a number given to another process later is not mistaken for it
-        daemon = stack.enter_context(Watched(status.node.pid))
-        children = [stack.enter_context(Watched(child.pid)) for child in status.children if child.pid]
+        daemon = stack.enter_context(StoppingDaemon(status.node.pid))
+        children = [stack.enter_context(StoppingDaemon(child.pid)) for child in status.children if child.pid]
         # Broken: it went before its answer got out, which is what was wanted
         with contextlib.suppress(Broken):
             client.ask(request)
@@ -88,7 +88,7 @@ def end_daemon(home: Path, request: StopRequest | LeaveRequest, seconds: float) 
     return status
 
 
-class Watched:
+class StoppingDaemon:
     """A process whose end can be waited for, whoever its parent is; a context manager."""
 
     def __init__(self, pid: int) -> None:
@@ -103,7 +103,7 @@ class Watched:
             except OSError:
                 pass  # an old kernel or a filter: ask for the number instead
 
-    def __enter__(self) -> "Watched":
+    def __enter__(self) -> "StoppingDaemon":
         return self
 
     def __exit__(self, *_error: object) -> None:

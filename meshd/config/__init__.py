@@ -1,7 +1,7 @@
 """Configuration: option, then environment, then TOML file, then default, made into one frozen tree."""
 
 from meshd.config.check import check, read_join
-from meshd.config.load import Loaded, Setting, load
+from meshd.config.load import LoadedConfig, Setting, load
 from meshd.config.tree import (
     DEFAULT_API_PORT,
     DEFAULT_MESH_PORT,
@@ -28,7 +28,7 @@ __all__ = [
     "Config",
     "HostPort",
     "LinksConfig",
-    "Loaded",
+    "LoadedConfig",
     "LogConfig",
     "NodeConfig",
     "Paths",

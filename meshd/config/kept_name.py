@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.config.load import Loaded
+from meshd.config.load import LoadedConfig
 from meshd.config.tree import host_name
 from meshd.identity import naming
 from meshd.identity.folder import PrivateFolder
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _KEY = "node.name"
 
 
-def with_kept_name(loaded: Loaded) -> Loaded:
+def with_kept_name(loaded: LoadedConfig) -> LoadedConfig:
     """`loaded`, with the kept name where no option, variable or file gives one. Raises UserError."""
     if loaded.origin(_KEY) != "default":
         return loaded
@@ -32,7 +32,7 @@ def with_kept_name(loaded: Loaded) -> Loaded:
         else setting
         for setting in loaded.settings
     )
-    return Loaded(replace(config, node=replace(config.node, name=name)), settings)
+    return LoadedConfig(replace(config, node=replace(config.node, name=name)), settings)
 
 
 def keep_name(home: "Home", name: str) -> None:

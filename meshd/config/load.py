@@ -39,7 +39,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedConfig:
     """The tree, and where each of its values came from, in the order of `KEYS`."""
 
     config: Config
@@ -70,7 +70,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
     role: str = "",
-) -> Loaded:
+) -> LoadedConfig:
     """The effective configuration. `options` maps `section.field` to what the command line gave.
 
     With a `role`, variables that belong only to other roles are not looked at. `file` None: the one that
@@ -92,7 +92,7 @@ def load(
         Setting(key, getattr(getattr(config, key.section), key.field), origins.get(key.name, "default"))
         for key in KEYS
     )
-    return Loaded(config, tuple(settings))
+    return LoadedConfig(config, tuple(settings))
 
 
 def _build(values: Mapping[str, Mapping[str, object]], environ: Mapping[str, str]) -> Config:

@@ -53,7 +53,7 @@ from meshd.peer.mesh import PeerMesh
 from meshd.peer.naming import UnknownPeer
 from meshd.peer.node import Node
 from meshd.rendezvous.interface import MdnsStatus
-from meshd.role.interface import Role
+from meshd.role.interface import RunningRole
 from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate
 
@@ -70,7 +70,7 @@ class Parts:
     authority: Authority
     mesh: PeerMesh
     node: Node
-    role: Role
+    role: RunningRole
     tunnels: OwnTunnels
     mdns: Callable[[], MdnsStatus | None]
     candidates: Callable[[], tuple[Candidate, ...]]

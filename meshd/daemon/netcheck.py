@@ -9,7 +9,7 @@ from meshd.base.tasks import Owner
 from meshd.config import Config
 from meshd.identity.relay_url import parse_relay_url
 from meshd.link.net import local_addresses
-from meshd.netcheck.interface import Report
+from meshd.netcheck.interface import NetReport
 from meshd.netcheck.probe import Servers
 from meshd.netcheck.watch import NetWatch
 from meshd.portmap.interface import MapStatus
@@ -36,7 +36,7 @@ async def _check(config: Config, servers: Servers) -> NetcheckReply:
         asking = owner.start(_ask_router(config), name="router")
     router = asking.result()
     watch.router_changed()
-    report: Report = watch.report() or checking.result()
+    report: NetReport = watch.report() or checking.result()
     now = asyncio.get_running_loop().time()
     return netcheck_reply(report, router, now=now, daemon=False)
 

@@ -14,7 +14,7 @@ from meshd.daemon.netcheck import servers_of
 from meshd.identity.keystore import Home
 from meshd.link.interface import Link
 from meshd.link.net import local_addresses
-from meshd.netcheck.interface import Report
+from meshd.netcheck.interface import NetReport
 from meshd.netcheck.probe import Servers
 from meshd.netcheck.reasons import why_not_direct
 from meshd.netcheck.watch import NetWatch
@@ -126,7 +126,7 @@ class Surroundings:
         report = self.watch.report()
         return report.facts if report is not None else NetFacts()
 
-    def _learned(self, report: Report) -> None:
+    def _learned(self, report: NetReport) -> None:
         seen = {report.facts.public_v4, report.seen_v6} - {""}
         self.portmap.seen_outside(frozenset(seen))
         self._changed()

@@ -18,7 +18,7 @@ from meshd.process.run import run_to_end
 from meshd.role.head.llama_args import read_extra
 from meshd.role.interface import Native
 from meshd.role.native.devices import list_devices, pick
-from meshd.store.content_store import ContentStore
+from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
 
@@ -33,7 +33,7 @@ class Claims:
     """Open model files and bound ports; `api` of a serving node only. `release` gives them back."""
 
     files: Sequence[ModelFile]
-    store: ContentStore | None
+    store: DiskContentStore | None
     doorway: Doorway
     api: "ApiPort | None"
     _held: contextlib.ExitStack
@@ -65,8 +65,8 @@ class Claims:
         self._held.close()
 
 
-def _content_store(config: Config, cache: HashCache) -> ContentStore:
-    return ContentStore(config.paths.cache / "tensors", limit=config.worker.keep_weights, cache=cache)
+def _content_store(config: Config, cache: HashCache) -> DiskContentStore:
+    return DiskContentStore(config.paths.cache / "tensors", limit=config.worker.keep_weights, cache=cache)
 
 
 async def _check_devices(role: str, config: Config, native: Native) -> None:

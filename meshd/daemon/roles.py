@@ -7,7 +7,7 @@ from meshd.config import Config
 from meshd.daemon.member_node import Estate
 from meshd.daemon.preflight import Claims
 from meshd.daemon.role_runtime import machine_id, make_kit
-from meshd.role.interface import Native, Role
+from meshd.role.interface import Native, RunningRole
 from meshd.role.worker.cycle import Worker, WorkerOptions, check_may_work
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ DEFAULT_LOAD_MODE = "none"  # the head reads what it computes itself and nothing
 class BuiltRole:
     """A role, and the gateway of a serving node."""
 
-    role: Role
+    role: RunningRole
     gateway: "Gateway | None"
 
 

@@ -11,7 +11,7 @@ from meshd.base.amounts import in_bytes
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.build.demo_model import demo_model
-from meshd.build.interface import Progress
+from meshd.build.interface import BuildProgress
 from meshd.build.native import build, find
 from meshd.demo.chat import chat
 from meshd.demo.interface import DemoArgs, DemoOutput
@@ -39,7 +39,7 @@ def run(args: DemoArgs, out: DemoOutput) -> int:
 
 
 async def _demo(args: DemoArgs, out: DemoOutput, folder: Path) -> None:
-    def progress(step: Progress) -> None:
+    def progress(step: BuildProgress) -> None:
         out.progress(step.text, step.done / step.total if step.total else None)
 
     if find(args.cache) is None:

@@ -8,17 +8,19 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
-from meshd.fleet.networks import Orders, Place, need_namespaces
+from meshd.fleet.networks import FleetPlace, NetworkOrders, need_namespaces
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildFailed, ChildSpec
 from meshd.process.ready import LineSeen
 
 
-async def apart(owner: Owner, round_trips: Sequence[float], folder: Path, *, wire: bool = False) -> Place:
+async def apart(
+    owner: Owner, round_trips: Sequence[float], folder: Path, *, wire: bool = False
+) -> FleetPlace:
     """Networks for a head and as many workers, so far from the head in seconds. Raises UserError."""
     need_namespaces()
     seen = LineSeen(r"^\{")
-    orders = json.dumps(asdict(Orders(tuple(round_trips), wire)))
+    orders = json.dumps(asdict(NetworkOrders(tuple(round_trips), wire)))
     child = OwnedChild(
         ChildSpec(
             name="networks",
@@ -37,4 +39,4 @@ async def apart(owner: Owner, round_trips: Sequence[float], folder: Path, *, wir
             f"no networks can be made: {said}", hint="run this as root, or allow user namespaces"
         ) from None
     found = json.loads(seen.line)
-    return Place(int(found["pid"]), tuple(map(int, found["networks"])), int(found["api_port"]), wire)
+    return FleetPlace(int(found["pid"]), tuple(map(int, found["networks"])), int(found["api_port"]), wire)

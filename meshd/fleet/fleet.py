@@ -7,7 +7,7 @@ from pathlib import Path
 from meshd.admin.status import Status
 from meshd.base.tasks import Owner
 from meshd.fleet.distance import apart
-from meshd.fleet.networks import API_PORT, Place, listen_address
+from meshd.fleet.networks import API_PORT, FleetPlace, listen_address
 from meshd.fleet.node import LocalNode, NodeSpec, start_all
 from meshd.tunnel.compression_policy import NEAR_SECONDS
 
@@ -38,7 +38,7 @@ class Fleet:
 
     def __init__(self, spec: FleetSpec) -> None:
         self.spec = spec
-        self._place: Place | None = None
+        self._place: FleetPlace | None = None
         self._token = ""
         self.workers: list[LocalNode] = []
 

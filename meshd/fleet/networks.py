@@ -26,7 +26,7 @@ from pathlib import Path
 from meshd.base.errors import UserError
 from meshd.base.listening import listen_at
 from meshd.base.tasks import Owner
-from meshd.fleet.proxy import Counts, DelayingProxy, Rules, connecting, run_loop
+from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connecting, run_loop
 from meshd.fleet.tun import make_device
 from meshd.fleet.wire import NETMASK, Packets, Wire, host_of
 
@@ -38,7 +38,7 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # netdevice(7)
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class NetworkOrders:
     """`round_trips`: from the head to each worker, in seconds; between workers it is the mean of theirs.
 
     `wire`: packets are delayed, not connections.
@@ -49,7 +49,7 @@ class Orders:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FleetPlace:
     """Where the networks are: a process and its descriptors, the head's first.
 
     `api_port` leads to the head's API, from the network of the process that asked for this place.
@@ -135,12 +135,12 @@ class _Networks:
         return connecting(socket.socket(socket.AF_INET, socket.SOCK_STREAM), (HOST, port))
 
 
-async def _serve(orders: Orders) -> None:
+async def _serve(orders: NetworkOrders) -> None:
     outside = listen_at(socket.AF_INET, HOST, 0)  # before there is no way back
     networks = _Networks(len(orders.round_trips) + 1)
     async with Owner() as owner:
-        to_api = DelayingProxy(outside, partial(networks.connect, 0, API_PORT), rules=Rules())
-        place = Place(os.getpid(), networks.numbers, outside.getsockname()[1], orders.wire)
+        to_api = DelayingProxy(outside, partial(networks.connect, 0, API_PORT), rules=ProxyRules())
+        place = FleetPlace(os.getpid(), networks.numbers, outside.getsockname()[1], orders.wire)
         owner.start(to_api.serve(), name="API")
         if orders.wire:
             _carry_packets(owner, networks, orders)
@@ -151,21 +151,21 @@ async def _serve(orders: Orders) -> None:
         await asyncio.Event().wait()
 
 
-def _carry_packets(owner: Owner, networks: _Networks, orders: Orders) -> None:
+def _carry_packets(owner: Owner, networks: _Networks, orders: NetworkOrders) -> None:
     nodes = range(len(networks.numbers))
     packets = Packets(len(nodes), partial(one_way, orders.round_trips))
     wire = Wire([networks.device(node) for node in nodes], packets)
     owner.start(wire.serve(), name="wire")
 
 
-def _pass_connections(owner: Owner, networks: _Networks, orders: Orders) -> None:
+def _pass_connections(owner: Owner, networks: _Networks, orders: NetworkOrders) -> None:
     counts = Counts()
     nodes = range(len(networks.numbers))
     for here in nodes:
         for there in nodes:
             if here != there:
                 port = FIRST_PORT + there
-                rules = Rules(one_way=one_way(orders.round_trips, here, there))
+                rules = ProxyRules(one_way=one_way(orders.round_trips, here, there))
                 proxy = DelayingProxy(
                     networks.listen(here, port),
                     partial(networks.connect, there, port),
@@ -179,7 +179,7 @@ def main(argv: Sequence[str]) -> None:
     """`python -m meshd.fleet.networks ORDERS` (JSON)."""
     orders = json.loads(argv[0])
     try:
-        run_loop(_serve(Orders(tuple(map(float, orders["round_trips"])), bool(orders["wire"]))))
+        run_loop(_serve(NetworkOrders(tuple(map(float, orders["round_trips"])), bool(orders["wire"]))))
     except UserError as error:
         raise SystemExit(error.what) from None
 

@@ -31,7 +31,7 @@ Connect = Callable[[], socket.socket]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class ProxyRules:
     """`one_way`: seconds that all bytes take; `compute`: that requests for computing take. `rpc`: count."""
 
     one_way: float = 0.0
@@ -62,7 +62,7 @@ class DelayingProxy:
     """
 
     def __init__(
-        self, listener: socket.socket, connect: Connect, *, rules: Rules, counts: Counts | None = None
+        self, listener: socket.socket, connect: Connect, *, rules: ProxyRules, counts: Counts | None = None
     ) -> None:
         listener.setblocking(False)
         self._listener = listener
@@ -106,8 +106,8 @@ class DelayingProxy:
         loop, rules = asyncio.get_running_loop(), self._rules
         self.counts.connections += 1
         counted = RpcListener(self.counts.rpc, secret=rules.secret) if rules.rpc or rules.compute else None
-        up = _Way(near, far, rules, self.counts, counted, up=True)
-        down = _Way(far, near, rules, self.counts, counted, up=False)
+        up = _OneWay(near, far, rules, self.counts, counted, up=True)
+        down = _OneWay(far, near, rules, self.counts, counted, up=False)
         open_at = loop.time() + 3 * rules.one_way
         async with Owner() as owner:
             owner.start(up.read(), name="read up")
@@ -118,14 +118,14 @@ class DelayingProxy:
             owner.start(down.write(), name="write down")
 
 
-class _Way:
+class _OneWay:
     """One direction of one connection."""
 
     def __init__(
         self,
         source: socket.socket,
         target: socket.socket,
-        rules: Rules,
+        rules: ProxyRules,
         counts: Counts,
         listener: RpcListener | None,
         *,

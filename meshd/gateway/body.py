@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from meshd.gateway.failure import Failure, Refusal
+from meshd.gateway.failure import Failure, HttpRefusal
 
 BODY_SILENCE_SECONDS = 30.0  # a client that sends nothing for so long holds memory for nothing
 LEAST_RATE = 2048  # bytes a second on average, after those first seconds
@@ -30,18 +30,18 @@ class Bodies:
         """
         announced = request.content_length
         if announced is not None and announced > self._most_each:
-            raise Refusal(self._too_long())
+            raise HttpRefusal(self._too_long())
         counted, began = 0, asyncio.get_running_loop().time()
         chunks: list[bytes] = []
         try:
             await _continue(request)
             while chunk := await self._next(request):
                 if counted + len(chunk) > self._most_each:
-                    raise Refusal(self._too_long())
+                    raise HttpRefusal(self._too_long())
                 if asyncio.get_running_loop().time() - began > self._silence + counted / LEAST_RATE:
-                    raise Refusal(Failure(408, "the body comes too slowly", code="body_stalled"))
+                    raise HttpRefusal(Failure(408, "the body comes too slowly", code="body_stalled"))
                 if self.held + len(chunk) > self._most_together:
-                    raise Refusal(_too_much())
+                    raise HttpRefusal(_too_much())
                 counted += len(chunk)
                 self.held += len(chunk)
                 chunks.append(chunk)
@@ -57,7 +57,7 @@ class Bodies:
                 return await request.content.readany()
         except TimeoutError as error:
             failure = Failure(408, f"no byte of the body came for {self._silence:.0f} s", code="body_stalled")
-            raise Refusal(failure) from error
+            raise HttpRefusal(failure) from error
 
     def _too_long(self) -> Failure:
         return Failure(413, f"the body is larger than {self._most_each} bytes", code="body_too_large")
@@ -82,7 +82,7 @@ def wants_stream(body: bytes) -> bool:
         # the encoding is given: json would guess UTF-16 and UTF-32, llama-server does not
         parsed: object = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise Refusal(Failure(400, "the body is not valid JSON", code="invalid_json")) from error
+        raise HttpRefusal(Failure(400, "the body is not valid JSON", code="invalid_json")) from error
     if not isinstance(parsed, dict):
-        raise Refusal(Failure(400, "the body is not a JSON object", code="invalid_json"))
+        raise HttpRefusal(Failure(400, "the body is not a JSON object", code="invalid_json"))
     return parsed.get("stream") is True

@@ -21,14 +21,14 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9-]{1,64}(\s*,\s*[A-Za-z0-9-]{1,64}){0,63}
 
 
 @dataclass(frozen=True, slots=True)
-class Authority:
+class HttpAuthority:
     """Host and port of a Host header or an origin; the host in lower case, an address in its short form."""
 
     host: str
     port: int | None
 
 
-def parse_authority(text: str) -> Authority | None:
+def parse_authority(text: str) -> HttpAuthority | None:
     """Read `name`, `name:port`, `address:port` or `[v6]:port`, else None (RFC 9110, 7.2)."""
     host, port_text = text.strip().lower(), ""
     if host.startswith("["):
@@ -46,7 +46,7 @@ def parse_authority(text: str) -> Authority | None:
     host = normal_host(host)
     if not host:
         return None
-    return Authority(host, int(port_text) if port_text else None)
+    return HttpAuthority(host, int(port_text) if port_text else None)
 
 
 def normal_host(host: str) -> str:

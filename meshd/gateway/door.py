@@ -25,7 +25,7 @@ LINGER_SECONDS = 2.0  # for the rest of a body that nobody wants
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class Door:
+class RequestGate:
     """All connections of one API."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Visitor(web.RequestHandler):
     """One connection."""
 
     def __init__(
-        self, door: Door, server: web.Server, *, loop: asyncio.AbstractEventLoop, idle: float
+        self, door: RequestGate, server: web.Server, *, loop: asyncio.AbstractEventLoop, idle: float
     ) -> None:
         super().__init__(
             server,
@@ -108,7 +108,7 @@ class Visitor(web.RequestHandler):
 class DoorServer(web.Server):
     """As aiohttp's, with visitors who are counted."""
 
-    def __init__(self, door: Door, handler: Handler, *, idle: float) -> None:
+    def __init__(self, door: RequestGate, handler: Handler, *, idle: float) -> None:
         super().__init__(handler, handler_cancellation=True)
         self._door = door
         self._idle = idle

@@ -50,7 +50,7 @@ class Failure:
         return _event({"error": error})
 
 
-class Refusal(MeshdError):
+class HttpRefusal(MeshdError):
     """A request ends here, with this failure as its answer."""
 
     def __init__(self, failure: Failure) -> None:

@@ -18,7 +18,7 @@ from meshd.base.errors import MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, before_error, exact_tokens
-from meshd.gateway.failure import Failure, Refusal
+from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Upstream
 from meshd.gateway.reply import ClientGone, StreamReply
 from meshd.gateway.upstream import open_session
@@ -43,7 +43,7 @@ def _worker_lost() -> UpstreamLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ProxiedCall:
     """One request as it goes to llama-server. `counts` when its answer holds generated tokens."""
 
     method: str
@@ -82,7 +82,7 @@ class Proxy:
         for limit in tuple(self._limits):
             limit.reschedule(now)
 
-    async def forward(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
+    async def forward(self, request: web.BaseRequest, call: ProxiedCall) -> web.StreamResponse:
         """Answer `request` with what llama-server says to `call`. Raises Refusal."""
         try:
             if call.stream:
@@ -92,10 +92,10 @@ class Proxy:
                     return await self._forward_stream(request, call, answer)
                 return await self._whole(request, call, answer)
         except UpstreamLost as lost:
-            raise Refusal(await self._lost(lost)) from lost
+            raise HttpRefusal(await self._lost(lost)) from lost
 
     async def _forward_stream(
-        self, request: web.BaseRequest, call: Call, answer: aiohttp.ClientResponse | None = None
+        self, request: web.BaseRequest, call: ProxiedCall, answer: aiohttp.ClientResponse | None = None
     ) -> web.StreamResponse:
         reply = StreamReply(request, silence=self._silence, headers=call.headers, notice=self._notice)
         outcome: web.StreamResponse | Failure
@@ -114,7 +114,11 @@ class Proxy:
         return now.reason if now.state is ModelState.DEGRADED else ""
 
     async def _outcome(
-        self, request: web.BaseRequest, call: Call, reply: StreamReply, answer: aiohttp.ClientResponse | None
+        self,
+        request: web.BaseRequest,
+        call: ProxiedCall,
+        reply: StreamReply,
+        answer: aiohttp.ClientResponse | None,
     ) -> web.StreamResponse | Failure:
         """Errors as values: one raised within the owner's block would come out as a group."""
         try:
@@ -129,13 +133,13 @@ class Proxy:
                 return await self._whole(request, call, fresh)
         except UpstreamLost as lost:
             return await self._lost(lost)
-        except Refusal as refusal:
+        except HttpRefusal as refusal:
             return refusal.failure
         except ClientGone:
             return reply.response
 
     async def _events(
-        self, call: Call, reply: StreamReply, answer: aiohttp.ClientResponse
+        self, call: ProxiedCall, reply: StreamReply, answer: aiohttp.ClientResponse
     ) -> web.StreamResponse:
         splitter, count = EventSplitter(), TokenCount(call.form)
         await reply.begin()
@@ -165,9 +169,9 @@ class Proxy:
         if grown:
             self._upstream.generated(count.total, alone=len(self._limits) == 1)
 
-    async def _end_with(self, reply: StreamReply, call: Call, failure: Failure) -> web.StreamResponse:
+    async def _end_with(self, reply: StreamReply, call: ProxiedCall, failure: Failure) -> web.StreamResponse:
         if not reply.begun:
-            raise Refusal(failure)
+            raise HttpRefusal(failure)
         try:
             await reply.send(failure.event(call.form))
         except ClientGone:
@@ -175,7 +179,7 @@ class Proxy:
         return reply.response
 
     async def _whole(
-        self, request: web.BaseRequest, call: Call, answer: aiohttp.ClientResponse
+        self, request: web.BaseRequest, call: ProxiedCall, answer: aiohttp.ClientResponse
     ) -> web.StreamResponse:
         held = bytearray()
         while data := await _read(answer):
@@ -187,13 +191,13 @@ class Proxy:
         if answer.status >= 400:
             failure = _error_object(bytes(held))
             if failure is None:
-                raise Refusal(_plain_failure(answer.status, bytes(held)))
+                raise HttpRefusal(_plain_failure(answer.status, bytes(held)))
             if failure.message == WORKER_LOST:  # until it is started again, which is under way
                 raise _worker_lost()
         return web.Response(status=answer.status, headers=_answer_headers(call, answer), body=bytes(held))
 
     async def _long(
-        self, request: web.BaseRequest, call: Call, answer: aiohttp.ClientResponse, held: bytes
+        self, request: web.BaseRequest, call: ProxiedCall, answer: aiohttp.ClientResponse, held: bytes
     ) -> web.StreamResponse:
         """An answer too long to hold is passed on as it comes; a loss then cuts the connection."""
         response = web.StreamResponse(status=answer.status, headers=_answer_headers(call, answer))
@@ -214,7 +218,7 @@ class Proxy:
     async def _until_stopped(self) -> AsyncIterator[None]:
         """Run until `end_all`, which turns into Refusal."""
         if self._stopping:
-            raise Refusal(_stopping(self._stopping))
+            raise HttpRefusal(_stopping(self._stopping))
         try:
             async with asyncio.timeout(None) as limit:
                 self._limits.add(limit)
@@ -223,10 +227,10 @@ class Proxy:
                 finally:
                     self._limits.discard(limit)
         except TimeoutError as error:
-            raise Refusal(_stopping(self._stopping)) from error
+            raise HttpRefusal(_stopping(self._stopping)) from error
 
     @asynccontextmanager
-    async def _ask(self, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _ask(self, call: ProxiedCall) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send the call; the connection is closed when the block is left, which frees the slot."""
         if self._session is None:
             raise RuntimeError("the proxy is not open")
@@ -273,7 +277,7 @@ def _is_event_stream(answer: aiohttp.ClientResponse) -> bool:
     return answer.content_type == "text/event-stream"
 
 
-def _answer_headers(call: Call, answer: aiohttp.ClientResponse) -> dict[str, str]:
+def _answer_headers(call: ProxiedCall, answer: aiohttp.ClientResponse) -> dict[str, str]:
     headers = {"Content-Type": answer.headers.get("Content-Type", "application/json"), **call.headers}
     if answer.status == 503:
         headers["Retry-After"] = "1"  # llama-server is loading, or busy

@@ -14,11 +14,11 @@ from meshd.base.slots import Slots
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies, wants_stream
 from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, preflight_headers
-from meshd.gateway.door import Door, Visitor
+from meshd.gateway.door import RequestGate, Visitor
 from meshd.gateway.events import StreamForm
-from meshd.gateway.failure import Failure, Refusal
+from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Upstream
-from meshd.gateway.proxy import Call, Proxy
+from meshd.gateway.proxy import ProxiedCall, Proxy
 from meshd.model.status import ModelState
 
 
@@ -90,7 +90,7 @@ class Router:
         bodies: Bodies,
         tally: Tally,
         max_requests: int,
-        door: Door,
+        door: RequestGate,
     ) -> None:
         self._upstream = upstream
         self._proxy = proxy
@@ -113,7 +113,7 @@ class Router:
             if request.method == "OPTIONS":
                 return _preflight(request, allowed=foreign)
             return await self._answer(request, extra)
-        except Refusal as refusal:
+        except HttpRefusal as refusal:
             response = refusal.failure.response()
             response.headers.update(extra)
             if not request.content.is_eof():
@@ -123,16 +123,16 @@ class Router:
     def _check_browser(self, request: web.BaseRequest) -> None:
         hosts = request.headers.getall("Host", [])
         if len(hosts) != 1:
-            raise Refusal(Failure(400, "exactly one Host header is needed", code="bad_host"))
+            raise HttpRefusal(Failure(400, "exactly one Host header is needed", code="bad_host"))
         if not self._guard.host_allowed(hosts[0]):
             message = f"host `{hosts[0][:200]}` is not allowed here: allow it by `--allowed-host NAME`"
-            raise Refusal(Failure(403, message, type="permission_error", code="host_not_allowed"))
+            raise HttpRefusal(Failure(403, message, type="permission_error", code="host_not_allowed"))
         origins = request.headers.getall("Origin", [])
         if len(origins) > 1 or not self._guard.origin_allowed(next(iter(origins), None), hosts[0]):
             message = (
                 f"origin `{origins[0][:200]}` is not allowed here: allow it by `--allowed-origin ORIGIN`"
             )
-            raise Refusal(Failure(403, message, type="permission_error", code="origin_not_allowed"))
+            raise HttpRefusal(Failure(403, message, type="permission_error", code="origin_not_allowed"))
 
     async def _answer(self, request: web.BaseRequest, extra: dict[str, str]) -> web.StreamResponse:
         method = "GET" if request.method == "HEAD" else request.method
@@ -150,11 +150,11 @@ class Router:
             return await own(extra)
         route = ROUTES.get(path)
         if route is None:
-            raise Refusal(Failure(404, f"the API has no path `{path[:200]}`", code="unknown_path"))
+            raise HttpRefusal(Failure(404, f"the API has no path `{path[:200]}`", code="unknown_path"))
         _demand_method(method, route.method)
         if route.method == "POST" and not is_json(request.headers.get("Content-Type")):
             message = "the body must be JSON: send `Content-Type: application/json`"
-            raise Refusal(Failure(415, message, code="unsupported_media_type"))
+            raise HttpRefusal(Failure(415, message, code="unsupported_media_type"))
         return await self._pass_on(request, path, route, extra, key)
 
     def _check_key(self, request: web.BaseRequest) -> bytes:
@@ -162,10 +162,10 @@ class Router:
         key = self._keys.match(request.headers)
         if key is None:
             message = "a valid API key is needed: `Authorization: Bearer KEY`"
-            raise Refusal(Failure(401, message, type="authentication_error", code="invalid_api_key"))
+            raise HttpRefusal(Failure(401, message, type="authentication_error", code="invalid_api_key"))
         if isinstance(request.protocol, Visitor) and not self._door.know(request.protocol, key):
             message = "too many connections are open with this key"
-            raise Refusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
+            raise HttpRefusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
         return key
 
     async def _pass_on(
@@ -175,18 +175,18 @@ class Router:
         release = self._requests.take(key)
         if release is None:
             message = f"{self._tally.active} requests are under way already"
-            raise Refusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
+            raise HttpRefusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
         self._tally.active += 1
         try:
             if route.method == "GET":
                 self._tally.requests += 1
-                call = Call("GET", path, None, False, route.counts, route.form, extra)
+                call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra)
                 return await self._proxy.forward(request, call)
             async with self._bodies.read(request) as body:
                 stream = wants_stream(body)
                 self._check_ready()  # a slow body may have outlived the model
                 self._tally.requests += 1
-                call = Call("POST", path, body, stream, route.counts, route.form, extra)
+                call = ProxiedCall("POST", path, body, stream, route.counts, route.form, extra)
                 return await self._proxy.forward(request, call)
         finally:
             self._tally.active -= 1
@@ -195,7 +195,7 @@ class Router:
     def _check_ready(self) -> None:
         now = self._upstream.readiness
         if now.state is not ModelState.READY:
-            raise Refusal(self._not_ready())
+            raise HttpRefusal(self._not_ready())
 
     def _not_ready(self) -> Failure:
         now = self._upstream.readiness
@@ -236,7 +236,7 @@ class Router:
         name = self._upstream.model_name
         if not name or asked != name:
             message = f"the model `{asked[:200]}` is not served here, `{name}` is"
-            raise Refusal(Failure(404, message, code="model_not_found"))
+            raise HttpRefusal(Failure(404, message, code="model_not_found"))
         return web.json_response(_model_object(name), headers=extra)
 
 
@@ -253,12 +253,12 @@ def _model_object(name: str) -> dict[str, str | int]:
 def _demand_method(method: str, wanted: str) -> None:
     if method != wanted:
         message = f"use {wanted} for this path"
-        raise Refusal(Failure(405, message, code="method_not_allowed", allow=(wanted,)))
+        raise HttpRefusal(Failure(405, message, code="method_not_allowed", allow=(wanted,)))
 
 
 def _preflight(request: web.BaseRequest, *, allowed: bool) -> web.Response:
     if not allowed:
-        raise Refusal(
+        raise HttpRefusal(
             Failure(403, "this origin may not call the API", type="permission_error", code="cors_denied")
         )
     headers = preflight_headers(

@@ -13,7 +13,7 @@ from meshd.base.log import get
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies
 from meshd.gateway.browser import BrowserGuard, normal_host
-from meshd.gateway.door import Door, DoorServer
+from meshd.gateway.door import DoorServer, RequestGate
 from meshd.gateway.interface import GatewayConfig, GatewayStatus, Upstream
 from meshd.gateway.listen import all_loopback, bind, resolve
 from meshd.gateway.proxy import Proxy
@@ -109,7 +109,7 @@ class Gateway:
         claimed = self._claimed or await ApiPort.claim(config)
         self._port = claimed.port
         bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
-        door = Door()
+        door = RequestGate()
         proxy = Proxy(self._upstream, silence=config.keepalive_seconds, count_tokens=self._tally.add_tokens)
         router = Router(
             upstream=self._upstream,
@@ -124,7 +124,9 @@ class Gateway:
         async with proxy:
             await self._run(router, proxy, door, claimed.sockets)
 
-    async def _run(self, router: Router, proxy: Proxy, door: Door, sockets: list[socket.socket]) -> None:
+    async def _run(
+        self, router: Router, proxy: Proxy, door: RequestGate, sockets: list[socket.socket]
+    ) -> None:
         server = DoorServer(door, router.handle, idle=IDLE_CONNECTION_SECONDS)
         runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()

@@ -21,7 +21,7 @@ WINDOW = 128  # sequence numbers by which one signal may overtake another
 MOST_SENDERS = SENDERS_KNOWN.most
 
 
-class Verdict(StrEnum):
+class SignalVerdict(StrEnum):
     """What becomes of a signal; all but GOOD drop it."""
 
     GOOD = "good"
@@ -31,7 +31,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(slots=True)
-class _Seen:
+class _SeenSignals:
     start: bytes
     highest: int
     bits: int  # bit n: highest - n has come
@@ -43,34 +43,34 @@ class SignalGuard:
 
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
-        self._seen: dict[PeerId, _Seen] = {}
+        self._seen: dict[PeerId, _SeenSignals] = {}
 
     def cookie(self, peer: PeerId, now: float) -> bytes:
         """What `peer` is to echo; `now` in seconds by a clock that never goes back."""
         return self._cookie(peer, int(now / COOKIE_SECONDS))
 
-    def take(self, signal: Signal, *, now: float, wall: int) -> Verdict:
+    def take(self, signal: Signal, *, now: float, wall: int) -> SignalVerdict:
         """Judge a signal, and remember it if it is good. `wall` is unix seconds by our clock."""
         body = signal.body
         seen = self._seen.get(signal.sender)
         if seen is not None and body.start == seen.start and _came_before(seen, body.sequence):
-            return Verdict.REPEATED
+            return SignalVerdict.REPEATED
         period = int(now / COOKIE_SECONDS)
         echoes = body.echo in (self._cookie(signal.sender, period), self._cookie(signal.sender, period - 1))
         if seen is not None and body.start < seen.start:
             # A state folder that was put back counts from an earlier number. Made within the last two minutes
             # it cannot be a repetition of what came before a longer silence.
             if not echoes or now - seen.at < 2 * COOKIE_SECONDS:
-                return Verdict.OLD_START
+                return SignalVerdict.OLD_START
         elif not echoes and abs(wall - body.at) > body.life + CLOCKS_AGREE:
-            return Verdict.STALE
+            return SignalVerdict.STALE
         self._remember(signal.sender, body.start, body.sequence, now)
-        return Verdict.GOOD
+        return SignalVerdict.GOOD
 
     def _remember(self, sender: PeerId, start: bytes, sequence: int, now: float) -> None:
         seen = self._seen.pop(sender, None)  # the latest go to the end
         if seen is None or start != seen.start:
-            seen = _Seen(start, sequence, 1, now)
+            seen = _SeenSignals(start, sequence, 1, now)
         elif sequence > seen.highest:
             seen.bits = (seen.bits << min(sequence - seen.highest, WINDOW) | 1) & ((1 << WINDOW) - 1)
             seen.highest = sequence
@@ -85,6 +85,6 @@ class SignalGuard:
         return hashlib.sha256(joined(self._salt, peer.raw, b"%d" % period)).digest()[:COOKIE_BYTES]
 
 
-def _came_before(seen: _Seen, sequence: int) -> bool:
+def _came_before(seen: _SeenSignals, sequence: int) -> bool:
     behind = seen.highest - sequence
     return behind >= WINDOW or (behind >= 0 and bool(seen.bits >> behind & 1))

@@ -18,7 +18,7 @@ from meshd.base.shares import ATTEMPTS
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.link.interface import DialError, DialFailure, LinkKind, Signals
-from meshd.link.punch.attempts import Attempt, Attempts, Verdict
+from meshd.link.punch.attempts import Attempts, PunchAttempt, PunchVerdict
 from meshd.wire.punching import ATTEMPT_BYTES, No
 
 YIELD_SECONDS = 8.0  # for the other side's attempt, when ours yields to it
@@ -69,7 +69,7 @@ class Talk(Generic[M]):
                 message, at = await self._queue.get()
                 if isinstance(message, word):
                     return message, at
-                if isinstance(message, No) and message.code == Verdict.GLARE:
+                if isinstance(message, No) and message.code == PunchVerdict.GLARE:
                     raise Yielded
                 if isinstance(message, No):
                     raise Broken(message.text or "the other side ended the attempt")
@@ -123,14 +123,14 @@ class Talks(Generic[M]):
         elif self._begins.spend(peer, asyncio.get_running_loop().time()):
             self._begun(peer, message, answer, owner)
         else:
-            self._say(peer, No(attempt=message.attempt, code=Verdict.BUSY))
+            self._say(peer, No(attempt=message.attempt, code=PunchVerdict.BUSY))
 
     @contextlib.contextmanager
     def ours(self, peer: PeerId) -> Iterator[Talk[M | No]]:
         """A talk that we begin; when the block is left in a hurry the other side is told, if it can be."""
         talk = Talk[M | No](secrets.token_bytes(ATTEMPT_BYTES), peer, self._send)
         attempt = self._attempts.begin(talk.id, peer, talk.put)
-        attempt.give_way = lambda: talk.put(No(attempt=talk.id, code=Verdict.GLARE))
+        attempt.give_way = lambda: talk.put(No(attempt=talk.id, code=PunchVerdict.GLARE))
         try:
             yield talk
         except asyncio.CancelledError:
@@ -183,9 +183,9 @@ class Talks(Generic[M]):
                 talk.put(word)
 
         verdict = self._attempts.answer(talk.id, peer, heard)
-        if isinstance(verdict, Verdict):
+        if isinstance(verdict, PunchVerdict):
             self._say(peer, No(attempt=talk.id, code=verdict))
-        elif isinstance(verdict, Attempt):
+        elif isinstance(verdict, PunchAttempt):
             task = owner.start_for(
                 f"peer {peer.short}", answer(talk, message), name=f"{self._kind}-{peer.short}"
             )

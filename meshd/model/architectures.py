@@ -63,7 +63,7 @@ NO_STATE_GROUPS = frozenset({"mamba", "jamba"})
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class AttentionWindow:
     """Sliding-window attention: of `pattern` layers in a row all but one keep only a window.
 
     `pattern` 0 means that the file must list the layers. `first_full`: the full layer comes first.
@@ -78,29 +78,29 @@ class Window:
     optional: bool = False
 
 
-WINDOWED: Mapping[str, Window] = {
-    "afmoe": Window(4, optional=True),
-    "cohere2": Window(4),
-    "cohere2moe": Window(4, first_full=True),
-    "exaone4": Window(4, tokens=4096),  # only with 64 layers, see cache.py
-    "exaone-moe": Window(4, tokens=128),
-    "gemma2": Window(2, tokens=4096),
-    "gemma3": Window(6, optional=True),
-    "gemma3n": Window(5),
-    "gemma4": Window(),
-    "gpt-oss": Window(2),
-    "granite_swa": Window(),
-    "laguna": Window(4, first_full=True, optional=True),
-    "llama4": Window(4, tokens=8192, fixed=True),  # none at all when the file says 0
-    "maple": Window(),
-    "mellum": Window(4, optional=True),
-    "mimo2": Window(),
-    "muse-glimmer": Window(4),
-    "olmo2": Window(4, optional=True),
-    "plamo3": Window(8, optional=True),
-    "smallthinker": Window(4, first_full=True, tokens=4096, fixed=True, optional=True),
-    "spark2_5": Window(),
-    "step35": Window(),
+WINDOWED: Mapping[str, AttentionWindow] = {
+    "afmoe": AttentionWindow(4, optional=True),
+    "cohere2": AttentionWindow(4),
+    "cohere2moe": AttentionWindow(4, first_full=True),
+    "exaone4": AttentionWindow(4, tokens=4096),  # only with 64 layers, see cache.py
+    "exaone-moe": AttentionWindow(4, tokens=128),
+    "gemma2": AttentionWindow(2, tokens=4096),
+    "gemma3": AttentionWindow(6, optional=True),
+    "gemma3n": AttentionWindow(5),
+    "gemma4": AttentionWindow(),
+    "gpt-oss": AttentionWindow(2),
+    "granite_swa": AttentionWindow(),
+    "laguna": AttentionWindow(4, first_full=True, optional=True),
+    "llama4": AttentionWindow(4, tokens=8192, fixed=True),  # none at all when the file says 0
+    "maple": AttentionWindow(),
+    "mellum": AttentionWindow(4, optional=True),
+    "mimo2": AttentionWindow(),
+    "muse-glimmer": AttentionWindow(4),
+    "olmo2": AttentionWindow(4, optional=True),
+    "plamo3": AttentionWindow(8, optional=True),
+    "smallthinker": AttentionWindow(4, first_full=True, tokens=4096, fixed=True, optional=True),
+    "spark2_5": AttentionWindow(),
+    "step35": AttentionWindow(),
 }
 
 # layers from here on reuse the cache of earlier ones; gemma4 has the number in the file

@@ -204,7 +204,7 @@ class _CacheBuilder:
         ]
         return ModelCache(tuple(layers), exact=True)
 
-    def windowed(self, rule: architectures.Window) -> ModelCache:
+    def windowed(self, rule: architectures.AttentionWindow) -> ModelCache:
         windows = self._windows(rule)
         if windows is None:
             return self.upper_bound()
@@ -219,7 +219,7 @@ class _CacheBuilder:
         ]
         return ModelCache(tuple(layers), exact=True)
 
-    def _windows(self, rule: architectures.Window) -> list[int] | None:
+    def _windows(self, rule: architectures.AttentionWindow) -> list[int] | None:
         """The window of each layer in tokens, 0 for full ones; None when the file does not say."""
         known = self._known
         key = "attention.sliding_window"
@@ -294,7 +294,7 @@ class _CacheBuilder:
         return ModelCache((layer,) * self._layers, exact=False)
 
 
-def _is_windowed(layer: int, pattern: int, rule: architectures.Window) -> bool:
+def _is_windowed(layer: int, pattern: int, rule: architectures.AttentionWindow) -> bool:
     """`llama_hparams::set_swa_pattern`."""
     if pattern == 0:
         return True

@@ -25,7 +25,7 @@ GAIN = 0.8  # of the head's time: less than that makes the worker worth it, as t
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class DevicePath:
     """What lies between the head and a device: round trip in seconds, bytes a second (None: not measured)."""
 
     rtt: float
@@ -47,7 +47,7 @@ class OutputChoice:
 
 def choose_output(
     model: ModelLayers,
-    way: Way | None,
+    way: DevicePath | None,
     *,
     slots: int,
     worker_is_gpu: bool,

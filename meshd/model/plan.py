@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from meshd.base.errors import UserError
 from meshd.model.cache import ContextShape
 from meshd.model.layers import ModelLayers
-from meshd.model.output import Way
+from meshd.model.output import DevicePath
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Device:
     is_gpu: bool = False
     is_head: bool = False
     pool: str = ""
-    way: Way | None = None
+    way: DevicePath | None = None
 
     @property
     def label(self) -> str:

@@ -7,7 +7,7 @@ anyway, or when its time has come.
 from meshd.base.errors import RemoteProtocolError
 from meshd.mux.due_timer import DueTimer
 from meshd.mux.link import LinkState
-from meshd.mux.stream import Piece, Stream
+from meshd.mux.stream import Piece, StreamState
 from meshd.mux.stream_table import StreamTable
 from meshd.wire.frame import ack_frame, encode
 from meshd.wire.frame_types import Ack, Data, LinkAck, MaxData
@@ -32,7 +32,7 @@ class AckQueue:
         self.company_at = 0.0  # when acknowledgements last had company to go with
         self.late: dict[int, Ack] = {}  # answers about streams that are forgotten
 
-    def want(self, stream: Stream, now: float, *, urgent: bool) -> None:
+    def want(self, stream: StreamState, now: float, *, urgent: bool) -> None:
         """An Ack of this stream goes with the next data, or when it has waited, or at once (`urgent`)."""
         self.due[stream.stream_id] = None
         if urgent:
@@ -97,11 +97,11 @@ class AckQueue:
         if len(late) > _MOST_LATE:
             raise RemoteProtocolError("too many frames for streams that are gone", code="stream")
 
-    def drop(self, stream: Stream) -> None:
+    def drop(self, stream: StreamState) -> None:
         """No Ack of this stream is worth anything now."""
         self.due.pop(stream.stream_id, None)
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: StreamState) -> None:
         """The stream is forgotten, but its end may not have been acknowledged."""
         stream_id = stream.stream_id
         if stream_id in self.due:

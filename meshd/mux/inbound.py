@@ -21,13 +21,13 @@ from meshd.mux.events import (
 )
 from meshd.mux.link import LinkState
 from meshd.mux.state import State
-from meshd.mux.stream import Stream
+from meshd.mux.stream import StreamState
 from meshd.wire.frame_types import (
     Ack,
     Data,
     Frame,
     Goodbye,
-    Hello,
+    HelloFrame,
     LinkAck,
     LinkLost,
     MaxData,
@@ -66,7 +66,7 @@ class Inbound:
             LinkLost: self._on_link_lost,
             Resume: self._on_resume,
             Goodbye: self._on_goodbye,
-            Hello: self._on_hello,
+            HelloFrame: self._on_hello,
         }
 
     def act(self, link: LinkState, frame: Frame) -> None:
@@ -107,7 +107,7 @@ class Inbound:
             self._take_ack(stream, frame.received, frame.credit, frame.accepted, frame.ended)
             self._state.forget_if_finished(stream)
 
-    def _take_ack(self, stream: Stream, received: int, credit: int, accepted: bool, ended: bool) -> None:
+    def _take_ack(self, stream: StreamState, received: int, credit: int, accepted: bool, ended: bool) -> None:
         if not stream.answered:
             self._streams.answer(stream)
         if accepted and stream.ours and not stream.accepted:
@@ -220,13 +220,13 @@ class Inbound:
             elif stream.stream_id < known_until:
                 self._finish_forgotten(stream)
 
-    def _resume_stream(self, stream: Stream, entry: ResumeEntry) -> None:
+    def _resume_stream(self, stream: StreamState, entry: ResumeEntry) -> None:
         if entry.resetting or stream.resetting:
             return  # the Resets themselves follow
         self._take_ack(stream, entry.received, entry.credit, entry.accepted, entry.ended)
         self._state.forget_if_finished(stream)
 
-    def _finish_forgotten(self, stream: Stream) -> None:
+    def _finish_forgotten(self, stream: StreamState) -> None:
         """The peer has forgotten the stream: it has all of ours, and knows that we have all of its own."""
         if stream.resetting:
             self._state.forget(stream)
@@ -243,5 +243,5 @@ class Inbound:
         self._state.end(f"the peer said goodbye: {frame.reason}" if frame.reason else "the peer said goodbye")
         self._state.events.append(GoodbyeReceived(frame.code, frame.reason))
 
-    def _on_hello(self, link: LinkState, frame: Hello) -> None:
+    def _on_hello(self, link: LinkState, frame: HelloFrame) -> None:
         raise RemoteProtocolError("a second hello", code="hello")

@@ -5,7 +5,7 @@ Frames of data are made in send_queue.py, acknowledgements in ack_queue.py.
 
 from meshd.mux.link import LinkState
 from meshd.mux.state import State
-from meshd.mux.stream import Piece, Stream
+from meshd.mux.stream import Piece, StreamState
 from meshd.mux.upload import Upload
 from meshd.wire.frame import encode
 from meshd.wire.frame_types import (
@@ -135,7 +135,7 @@ class Outbound:
         return True  # the link could have carried more: what it delivers now is not what it can
 
 
-def _entry(stream: Stream) -> ResumeEntry:
+def _entry(stream: StreamState) -> ResumeEntry:
     receive = stream.receive
     receive.acked = receive.received
     receive.told_end = receive.ended
@@ -151,7 +151,7 @@ def _entry(stream: Stream) -> ResumeEntry:
     )
 
 
-def _reset(stream: Stream) -> Reset:
+def _reset(stream: StreamState) -> Reset:
     return Reset(
         stream.stream_id, stream.code, stream.reason, final=stream.send.sent, received=stream.receive.highest
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from meshd.base.errors import RemoteProtocolError
 from meshd.mux.config import MuxConfig
 from meshd.mux.schedule import Schedule
-from meshd.mux.stream import Piece, Stream
+from meshd.mux.stream import Piece, StreamState
 from meshd.wire.frame import DATA_OVERHEAD, data_header
 
 _WAKE_BYTES = 32 << 10  # room that is worth waking a writer for
@@ -23,7 +23,7 @@ class SendQueue:
         self._stream_window = config.max_stream_window
         self._session_window = config.session_window
         self.schedule = Schedule()
-        self.blocked: dict[int, Stream] = {}  # streams whose writer waits, in order
+        self.blocked: dict[int, StreamState] = {}  # streams whose writer waits, in order
         self.peer_credit = config.session_window  # what we may send, absolute
         self.sent = 0  # sum over streams of the highest offset sent
         self.buffered = 0
@@ -32,13 +32,13 @@ class SendQueue:
 
     # from writers
 
-    def room(self, stream: Stream) -> int:
+    def room(self, stream: StreamState) -> int:
         """Bytes that a write may add now."""
         send = stream.send
         most = self._stream_window - (send.written - send.acked) - send.overhead()
         return max(min(send.credit - send.written, most, self._session_window - self.buffered), 0)
 
-    def write(self, stream: Stream, data: Piece | bytearray) -> int:
+    def write(self, stream: StreamState, data: Piece | bytearray) -> int:
         """Take as much as there is room for; says how much. If that is not all, the writer waits."""
         size = len(data)
         room = self.room(stream)
@@ -59,14 +59,14 @@ class SendQueue:
             self.schedule.add(stream.stream_id, stream.priority)
         return size
 
-    def write_eof(self, stream: Stream) -> None:
+    def write_eof(self, stream: StreamState) -> None:
         """No more bytes follow."""
         stream.send.eof = True
         self.blocked.pop(stream.stream_id, None)
         if stream.ready():
             self.schedule.add(stream.stream_id, stream.priority)
 
-    def pass_on(self, stream: Stream, data: bytes, size: int) -> bool:
+    def pass_on(self, stream: StreamState, data: bytes, size: int) -> bool:
         """`write`, and send all of it at once: nothing else waits. False, with nothing done, without room."""
         send = stream.send
         most = self._stream_window - (send.written - send.acked) - send.overhead()
@@ -96,7 +96,7 @@ class SendQueue:
 
     # to the link
 
-    def frames(self, streams: Mapping[int, Stream], out: list[Piece], room: int, most: int) -> bool:
+    def frames(self, streams: Mapping[int, StreamState], out: list[Piece], room: int, most: int) -> bool:
         """Frames of data until there is no room; True if there was room and nothing to send."""
         schedule = self.schedule
         held_back = 0  # streams in a row that only the session's credit stops
@@ -114,7 +114,7 @@ class SendQueue:
                 return True
         return False
 
-    def _frame(self, stream: Stream, most: int, out: list[Piece]) -> int:
+    def _frame(self, stream: StreamState, most: int, out: list[Piece]) -> int:
         """One frame of data of this stream; returns its size, 0 if the session's credit forbids it."""
         send = stream.send
         size = min(send.sendable(), most)
@@ -147,7 +147,7 @@ class SendQueue:
 
     # from the peer
 
-    def acknowledge(self, stream: Stream, received: int, credit: int, ended: bool) -> None:
+    def acknowledge(self, stream: StreamState, received: int, credit: int, ended: bool) -> None:
         """The peer has all below `received`, takes bytes up to `credit`, and perhaps knows the end."""
         send = stream.send
         self.buffered -= send.acknowledge(received)
@@ -164,14 +164,14 @@ class SendQueue:
         """The peer takes that many bytes of all streams together."""
         self.peer_credit = max(self.peer_credit, credit)
 
-    def never_arrived(self, stream: Stream, received: int) -> None:
+    def never_arrived(self, stream: StreamState, received: int) -> None:
         """The peer has reset the stream, and counts no more than it has seen."""
         self.sent -= stream.send.sent - received
         stream.send.sent = received
 
     # streams and links
 
-    def drop(self, stream: Stream) -> None:
+    def drop(self, stream: StreamState) -> None:
         """Nothing more of this stream will be sent."""
         send = stream.send
         self.buffered -= send.written - send.acked
@@ -179,12 +179,12 @@ class SendQueue:
         send.clear()
         self.forget(stream)
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: StreamState) -> None:
         """The stream has no turn and no writer any more."""
         self.schedule.remove(stream.stream_id, stream.priority)
         self.blocked.pop(stream.stream_id, None)
 
-    def rewind(self, streams: Iterable[Stream]) -> None:
+    def rewind(self, streams: Iterable[StreamState]) -> None:
         """Another link carries on: all that is not known to have arrived is sent again."""
         for stream in streams:
             self.resent += stream.send.rewind()

@@ -16,7 +16,7 @@ SESSION_ID_BYTES = 2 * HALF_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class SessionOffer:
     """The leader's part of Hello. Raises RemoteProtocolError when lengths are wrong."""
 
     current: bytes | None  # SESSION_ID_BYTES: the session that the leader has
@@ -30,14 +30,14 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SessionAnswer:
     """The follower's part: the id it takes; `begins` when it must make a new session (and lose its own)."""
 
     session_id: bytes
     begins: bool
 
 
-class Verdict(Enum):
+class SessionVerdict(Enum):
     """What the leader does with a link, given the follower's answer."""
 
     ATTACH = "attach"  # to the session it has
@@ -45,20 +45,20 @@ class Verdict(Enum):
     STALE = "stale"  # close this link: it speaks of a session long gone
 
 
-def answer(offer: Offer, *, mine: bytes | None, salt: bytes) -> Answer:
+def answer(offer: SessionOffer, *, mine: bytes | None, salt: bytes) -> SessionAnswer:
     """The follower's choice; `mine` is the session that it has, `salt` HALF_BYTES of chance."""
     if mine is not None and (mine == offer.current or mine[:HALF_BYTES] == offer.fresh):
-        return Answer(session_id=mine, begins=False)
-    return Answer(session_id=offer.fresh + salt, begins=True)
+        return SessionAnswer(session_id=mine, begins=False)
+    return SessionAnswer(session_id=offer.fresh + salt, begins=True)
 
 
-def settle(answered: bytes, *, current: bytes | None, fresh: bytes) -> Verdict:
+def settle(answered: bytes, *, current: bytes | None, fresh: bytes) -> SessionVerdict:
     """The leader's conclusion, with `current` and `fresh` as they are when the answer arrives."""
     if len(answered) != SESSION_ID_BYTES:
         raise RemoteProtocolError(f"session id of {len(answered)} bytes", code="session")
     if answered == current:
-        return Verdict.ATTACH
+        return SessionVerdict.ATTACH
     half = answered[:HALF_BYTES]
     if half == fresh or (current is not None and half == current[:HALF_BYTES]):
-        return Verdict.BEGIN
-    return Verdict.STALE
+        return SessionVerdict.BEGIN
+    return SessionVerdict.STALE

@@ -11,7 +11,7 @@ from meshd.mux.due_timer import DueTimer
 from meshd.mux.events import Event, Switched, Writable
 from meshd.mux.link_table import LinkTable
 from meshd.mux.send_queue import SendQueue
-from meshd.mux.stream import Stream
+from meshd.mux.stream import StreamState
 from meshd.mux.stream_table import StreamTable
 from meshd.wire.frame_types import Goodbye
 
@@ -44,24 +44,24 @@ class State:
         """Say Writable for those writers that now have room worth waking for."""
         self.events.extend(map(Writable, self.sending.woken()))
 
-    def start_reset(self, stream: Stream, code: int, reason: str) -> None:
+    def start_reset(self, stream: StreamState, code: int, reason: str) -> None:
         """Throw a stream away and tell the peer until it confirms."""
         self.streams.start_reset(stream, code, reason)
         self.drop(stream)
         self.acks.drop(stream)
 
-    def drop(self, stream: Stream) -> None:
+    def drop(self, stream: StreamState) -> None:
         """Nothing more of this stream will be sent or read."""
         self.sending.drop(stream)
         stream.receive.window.drain(stream.receive.highest)
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: StreamState) -> None:
         """Nothing is owed about this stream any more; its id never comes back."""
         self.streams.forget(stream)
         self.sending.forget(stream)
         self.acks.forget(stream)
 
-    def forget_if_finished(self, stream: Stream) -> None:
+    def forget_if_finished(self, stream: StreamState) -> None:
         """Both directions are done and everything has been read."""
         if stream.finished() and not stream.resetting and not stream.receive.unread():
             self.forget(stream)

@@ -5,7 +5,7 @@ from typing import Self
 
 from meshd.mux.config import Priority
 from meshd.mux.link import LinkState
-from meshd.mux.stream import Stream
+from meshd.mux.stream import StreamState
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class StreamStatus:
     window: int  # receive window in force
 
     @classmethod
-    def of(cls, stream: Stream) -> Self:
+    def of(cls, stream: StreamState) -> Self:
         """As it is now."""
         window = stream.receive.window
         return cls(

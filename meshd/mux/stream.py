@@ -214,7 +214,7 @@ class ReceiveHalf:
                 self.received += len(fresh)
 
 
-class Stream:
+class StreamState:
     """Both halves of a stream, and where it stands."""
 
     __slots__ = (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.mux.config import MuxConfig, NodeBudget, Priority, Side
-from meshd.mux.stream import ReceiveHalf, SendHalf, Stream
+from meshd.mux.stream import ReceiveHalf, SendHalf, StreamState
 from meshd.mux.window import SessionCredit, StreamWindow
 from meshd.wire.frame import encode
 from meshd.wire.frame_types import Open
@@ -23,7 +23,7 @@ class StreamTable:
         self._config = config
         self._budget = budget
         self._opens: dict[int, bytes] = {}  # encoded, until the peer is known to have them
-        self.by_id: dict[int, Stream] = {}
+        self.by_id: dict[int, StreamState] = {}
         self.next_own = 0 if side == "leader" else 1
         self.next_peer = 1 if side == "leader" else 0  # all lower ids of the peer's have been seen
         self.credit = SessionCredit(config.session_window)  # what the peer may send
@@ -35,7 +35,7 @@ class StreamTable:
         """Is this the id of a stream that we open?"""
         return stream_id % 2 == self.next_own % 2
 
-    def find(self, stream_id: int) -> Stream | None:
+    def find(self, stream_id: int) -> StreamState | None:
         """One that the peer speaks of, or None if it is forgotten. Raises if it never was."""
         stream = self.by_id.get(stream_id)
         if stream is None:
@@ -59,7 +59,7 @@ class StreamTable:
         self._add(stream_id, service, priority, ours=True, window=window)
         return stream_id
 
-    def opened(self, frame: Open) -> Stream | None:
+    def opened(self, frame: Open) -> StreamState | None:
         """One of the peer's; None for a repetition, which Resume has answered."""
         if frame.stream_id < self.next_peer:
             return None
@@ -68,12 +68,14 @@ class StreamTable:
             frame.stream_id, frame.service, Priority(frame.priority), ours=False, window=frame.window
         )
 
-    def _add(self, stream_id: int, service: str, priority: Priority, *, ours: bool, window: int) -> Stream:
+    def _add(
+        self, stream_id: int, service: str, priority: Priority, *, ours: bool, window: int
+    ) -> StreamState:
         config = self._config
         receive = StreamWindow(
             config.stream_window, most=config.max_stream_window, session=self.credit, node=self._budget
         )
-        stream = self.by_id[stream_id] = Stream(
+        stream = self.by_id[stream_id] = StreamState(
             stream_id,
             service=service,
             priority=priority,
@@ -88,7 +90,7 @@ class StreamTable:
         if not self.is_own(stream_id):
             self.next_peer = max(self.next_peer, stream_id + 2)
 
-    def answer(self, stream: Stream) -> None:
+    def answer(self, stream: StreamState) -> None:
         """The peer is known to know the stream: its Open need not be repeated."""
         if not stream.answered:
             stream.answered = True
@@ -101,7 +103,7 @@ class StreamTable:
         if len(self.reset_acks_due) > _MOST_LATE:
             raise RemoteProtocolError("too many resets", code="stream")
 
-    def start_reset(self, stream: Stream, code: int, reason: str) -> None:
+    def start_reset(self, stream: StreamState, code: int, reason: str) -> None:
         """Tell the peer until it confirms."""
         stream.resetting = True
         stream.code = code
@@ -119,7 +121,7 @@ class StreamTable:
             taken.append(opened)
         return taken
 
-    def take_resets(self) -> list[Stream]:
+    def take_resets(self) -> list[StreamState]:
         """Those that are to be reset now."""
         taken = [self.by_id[stream_id] for stream_id in self.resets_due]
         self.resets_due.clear()
@@ -131,7 +133,7 @@ class StreamTable:
         self.reset_acks_due.clear()
         return taken
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: StreamState) -> None:
         """Nothing is owed about this stream any more; its id never comes back."""
         del self.by_id[stream.stream_id]
         self._opens.pop(stream.stream_id, None)

@@ -8,15 +8,15 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from meshd.netcheck.interface import Connection, FilterTest, Observations, Outcome, Seen
+from meshd.netcheck.interface import ConnectionFacts, FilterTest, Observations, Outcome, Seen
 from meshd.wire.netfacts import (
-    Answer,
     Filtering,
     Mapped,
     Mapping,
     NetFacts,
     Ports,
     Tcp,
+    TriState,
     Udp,
 )
 from meshd.wire.stun import Endpoint
@@ -49,7 +49,7 @@ def classify(seen: Observations) -> NetFacts:
         tcp_ports=tcp_ports,
         tcp_step=tcp_step,
         ipv6=_ipv6(seen),
-        hairpin=_answer(seen.hairpin) if mapping is not Mapping.NONE else Answer.UNKNOWN,
+        hairpin=_answer(seen.hairpin) if mapping is not Mapping.NONE else TriState.UNKNOWN,
         mapped=seen.mapped,
         carrier_nat=_carrier_nat(seen, public),
         public_v4=public,
@@ -113,7 +113,7 @@ def ports_of(seen: Sequence[Seen]) -> tuple[Ports, int]:
     return Ports.RANDOM, 0
 
 
-def tcp_of(connections: Sequence[Connection], udp: Udp) -> Tcp:
+def tcp_of(connections: Sequence[ConnectionFacts], udp: Udp) -> Tcp:
     """What is let through, judged by the servers that were tried."""
     if any(one.outcome is Outcome.ODD for one in connections):
         return Tcp.INTERCEPTED
@@ -137,13 +137,13 @@ def _udp(seen: Observations) -> Udp:
     return Udp.BLOCKED if seen.udp_asked and up else Udp.UNKNOWN
 
 
-def _ipv6(seen: Observations) -> Answer:
+def _ipv6(seen: Observations) -> TriState:
     has = any(":" in host and ipaddress.ip_address(host).is_global for host in seen.hosts)
     if any(":" in one.server.host for one in (*seen.udp, *seen.tcp)):
-        return Answer.YES
+        return TriState.YES
     if seen.v6_asked:
-        return Answer.NO
-    return Answer.UNKNOWN if has else Answer.NO
+        return TriState.NO
+    return TriState.UNKNOWN if has else TriState.NO
 
 
 def _carrier_nat(seen: Observations, public: str) -> bool:
@@ -182,7 +182,7 @@ def _in_carrier(host: str) -> bool:
     return address.version == 4 and address in _CARRIER
 
 
-def _answer(told: bool | None) -> Answer:
+def _answer(told: bool | None) -> TriState:
     if told is None:
-        return Answer.UNKNOWN
-    return Answer.YES if told else Answer.NO
+        return TriState.UNKNOWN
+    return TriState.YES if told else TriState.NO

@@ -51,7 +51,7 @@ class FilterTest:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ConnectionFacts:
     """A TCP connection tried to a configured server."""
 
     server: Endpoint
@@ -69,7 +69,7 @@ class Observations:
     udp_asked: int = 0
     udp: tuple[Seen, ...] = ()
     filters: tuple[FilterTest, ...] = ()
-    connections: tuple[Connection, ...] = ()
+    connections: tuple[ConnectionFacts, ...] = ()
     tcp: tuple[Seen, ...] = ()
     v6_asked: int = 0
     hairpin: bool | None = None
@@ -78,7 +78,7 @@ class Observations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class NetReport:
     """Facts, and when they were found out (loop seconds). `unresolved`: servers whose name was not found."""
 
     facts: NetFacts
@@ -92,7 +92,7 @@ class Report:
 class NetCheck(Protocol):
     """The present knowledge, kept up to date by `serve`."""
 
-    def report(self) -> Report | None:
+    def report(self) -> NetReport | None:
         """None until the first check is done."""
         ...
 
@@ -100,6 +100,6 @@ class NetCheck(Protocol):
         """Something changed: check again soon."""
         ...
 
-    async def check(self) -> Report:
+    async def check(self) -> NetReport:
         """Check now, or join the check that runs."""
         ...

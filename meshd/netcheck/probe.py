@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from meshd.base.tasks import Owner
-from meshd.link.net.stun import Answer, Question, ask_udp, of_family, resolve
+from meshd.link.net.stun import Question, StunAnswer, ask_udp, of_family, resolve
 from meshd.netcheck import probe_tcp
 from meshd.netcheck.interface import FilterTest, Observations, Seen
 from meshd.wire.stun import Endpoint
@@ -41,7 +41,7 @@ class _Log:
     hairpin: bool | None = None
     order: "itertools.count[int]" = field(default_factory=itertools.count)
 
-    def take(self, number: int, local: Endpoint, answers: Iterable[Answer | None]) -> list[Answer]:
+    def take(self, number: int, local: Endpoint, answers: Iterable[StunAnswer | None]) -> list[StunAnswer]:
         """Keep answers that a UDP socket got; gives those that came."""
         came = [answer for answer in answers if answer is not None]
         for one in came:
@@ -133,7 +133,7 @@ def _own_socket(family: int, host: str) -> socket.socket:
     return sock
 
 
-def _others(answers: Sequence[Answer], asked: Sequence[Endpoint]) -> list[Endpoint]:
+def _others(answers: Sequence[StunAnswer], asked: Sequence[Endpoint]) -> list[Endpoint]:
     """Second addresses and ports that servers name (RFC 5780, 7.4), and were not asked yet."""
     found: list[Endpoint] = []
     for one in answers:
@@ -147,7 +147,7 @@ def _others(answers: Sequence[Answer], asked: Sequence[Endpoint]) -> list[Endpoi
 
 
 async def _ask_others(
-    log: _Log, asking: _Socket, others: Sequence[Endpoint], answers: Sequence[Answer]
+    log: _Log, asking: _Socket, others: Sequence[Endpoint], answers: Sequence[StunAnswer]
 ) -> None:
     """The second addresses themselves, on the same socket; then whether they get in unasked, on a new one."""
     sock, local, number = asking

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from meshd.base.errors import RemoteProtocolError
 from meshd.base.tasks import Owner
 from meshd.link.net.stun import bound_socket
-from meshd.netcheck.interface import Connection, Outcome, Seen
+from meshd.netcheck.interface import ConnectionFacts, Outcome, Seen
 from meshd.wire.stun import (
     MAX_STUN_BYTES,
     TRANSACTION_BYTES,
@@ -32,7 +32,7 @@ class TcpLog:
     """What was seen; `seen` in the order of the answers."""
 
     seen: list[Seen] = field(default_factory=list)
-    connections: list[Connection] = field(default_factory=list)
+    connections: list[ConnectionFacts] = field(default_factory=list)
 
 
 async def ask(servers: Sequence[Endpoint], host: str | None) -> TcpLog:
@@ -77,7 +77,7 @@ async def _ask_all(
             return
         stack.enter_context(contextlib.closing(sock))
         outcome, message = await _stun_over_tcp(sock, server)
-        log.connections.append(Connection(server, outcome))
+        log.connections.append(ConnectionFacts(server, outcome))
         if message is not None and message.mapped is not None:
             log.seen.append(Seen(local.port, float(len(log.seen)), local, server, message.mapped))
             if message.other is not None and ":" not in message.other.host:
@@ -120,7 +120,7 @@ def _no_stun(data: bytes) -> Outcome:
     return Outcome.ODD if data.startswith(b"HTTP/") else Outcome.MUTE
 
 
-async def connect(server: Endpoint) -> Connection:
+async def connect(server: Endpoint) -> ConnectionFacts:
     """Whether a connection is let through; it is closed at once."""
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     loop = asyncio.get_running_loop()
@@ -136,4 +136,4 @@ async def connect(server: Endpoint) -> Connection:
             outcome = Outcome.REFUSED
         except OSError:
             outcome = Outcome.UNREACHABLE
-    return Connection(server, outcome)
+    return ConnectionFacts(server, outcome)

@@ -6,7 +6,7 @@ from enum import IntEnum
 from meshd.wire.netfacts import DEPENDING, Filtering, Mapped, Mapping, NetFacts, Ports, Tcp, Udp
 
 
-class Way(IntEnum):
+class Likelihood(IntEnum):
     """How likely a way is, the greater the better."""
 
     NO = 0
@@ -16,47 +16,47 @@ class Way(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class Reachability:
     """What may be tried between two nodes, besides a relay."""
 
-    udp: Way
-    tcp: Way
+    udp: Likelihood
+    tcp: Likelihood
 
 
-def ways(mine: NetFacts, theirs: NetFacts) -> Ways:
+def ways(mine: NetFacts, theirs: NetFacts) -> Reachability:
     """The same from both sides. Addresses in one LAN are another matter: always worth a try."""
-    return Ways(_udp(mine, theirs), _tcp(mine, theirs))
+    return Reachability(_udp(mine, theirs), _tcp(mine, theirs))
 
 
-def _udp(a: NetFacts, b: NetFacts) -> Way:
+def _udp(a: NetFacts, b: NetFacts) -> Likelihood:
     if Udp.BLOCKED in (a.udp, b.udp):
-        return Way.NO
+        return Likelihood.NO
     if a.public or b.public:
-        return Way.YES
+        return Likelihood.YES
     if Mapping.UNKNOWN in (a.mapping, b.mapping):
-        return Way.MAYBE
+        return Likelihood.MAYBE
     if not a.symmetric and not b.symmetric:
-        return Way.YES
+        return Likelihood.YES
     if a.symmetric and b.symmetric:
-        return Way.HARD if a.ports is Ports.COUNTING and b.ports is Ports.COUNTING else Way.NO
+        return Likelihood.HARD if a.ports is Ports.COUNTING and b.ports is Ports.COUNTING else Likelihood.NO
     straight = b if a.symmetric else a
     if straight.filtering in (Filtering.INDEPENDENT, Filtering.ADDRESS):
-        return Way.YES
-    return Way.HARD
+        return Likelihood.YES
+    return Likelihood.HARD
 
 
-def _tcp(a: NetFacts, b: NetFacts) -> Way:
+def _tcp(a: NetFacts, b: NetFacts) -> Likelihood:
     if a.mapped is Mapped.YES or b.mapped is Mapped.YES:
-        return Way.YES
+        return Likelihood.YES
     if {a.tcp, b.tcp} & {Tcp.BLOCKED, Tcp.ONLY_443, Tcp.INTERCEPTED}:
-        return Way.NO
+        return Likelihood.NO
     known = [one.tcp_mapping for one in (a, b) if one.tcp_mapping is not Mapping.UNKNOWN]
     if len(known) < 2:
-        return Way.MAYBE
+        return Likelihood.MAYBE
     depending = [mapping for mapping in known if mapping in DEPENDING]
     if not depending:
-        return Way.YES
-    return Way.HARD if len(depending) == 1 else Way.NO
+        return Likelihood.YES
+    return Likelihood.HARD if len(depending) == 1 else Likelihood.NO
 
 
 def why_not_direct(mine: NetFacts, theirs: NetFacts | None, *, last_error: str = "") -> str:
@@ -70,9 +70,9 @@ def why_not_direct(mine: NetFacts, theirs: NetFacts | None, *, last_error: str =
     if theirs is None:
         return _still_trying("the peer has not told what network it is in", last_error)
     possible = ways(mine, theirs)
-    if max(possible.udp, possible.tcp) is Way.NO:
+    if max(possible.udp, possible.tcp) is Likelihood.NO:
         return _never(mine, theirs)
-    if max(possible.udp, possible.tcp) is Way.HARD:
+    if max(possible.udp, possible.tcp) is Likelihood.HARD:
         harder = "this node is" if mine.symmetric else "the peer is"
         return _still_trying(
             f"{harder} behind a NAT that gives each destination another port, which must be guessed",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from meshd.base import log
 from meshd.netcheck.advice import nat_class, outlook
 from meshd.netcheck.classify import classify
-from meshd.netcheck.interface import Observations, Report
+from meshd.netcheck.interface import NetReport, Observations
 from meshd.netcheck.probe import Servers, observe
 from meshd.wire.netfacts import Mapped
 
@@ -36,7 +36,7 @@ class NetWatch:
         servers: Servers,
         hosts: Callable[[], Sequence[str]],
         router: Callable[[], tuple[Mapped, str]] = lambda: (Mapped.UNKNOWN, ""),
-        changed: Callable[[Report], None] = lambda _report: None,
+        changed: Callable[[NetReport], None] = lambda _report: None,
         observe: Observe = _observe,
     ) -> None:
         self._servers = servers
@@ -44,12 +44,12 @@ class NetWatch:
         self._router = router
         self._changed = changed
         self._observe = observe
-        self._report: Report | None = None
+        self._report: NetReport | None = None
         self._seen = Observations()
         self._poked = asyncio.Event()
         self._checking = asyncio.Lock()
 
-    def report(self) -> Report | None:
+    def report(self) -> NetReport | None:
         """See NetCheck."""
         return self._report
 
@@ -74,7 +74,7 @@ class NetWatch:
             except TimeoutError:
                 pass
 
-    async def check(self) -> Report:
+    async def check(self) -> NetReport:
         """See NetCheck."""
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
@@ -84,7 +84,7 @@ class NetWatch:
             self._poked.clear()
             seen, unresolved = await self._observe(self._servers, self._hosts())
             self._seen = seen
-            report = Report(
+            report = NetReport(
                 facts=classify(self._with_router(seen)),
                 at=loop.time(),
                 seconds=loop.time() - asked_at,
@@ -99,7 +99,7 @@ class NetWatch:
         mapped, external = self._router()
         return replace(seen, mapped=mapped, router_external=external)
 
-    def _take(self, report: Report) -> None:
+    def _take(self, report: NetReport) -> None:
         before, self._report = self._report, report
         if before is None or before.facts != report.facts:
             what = outlook(report.facts, servers=report.servers, unresolved=report.unresolved)

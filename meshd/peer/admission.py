@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from meshd.base.errors import Refused
 from meshd.link.interface import Link
 from meshd.peer.greeting import turn_away
-from meshd.peer.links import Links
+from meshd.peer.links import PeerLinks
 from meshd.peer.node import Node
 from meshd.peer.session_holder import SessionHolder
 from meshd.wire.hello import Hello
@@ -20,7 +20,7 @@ class Admission:
     """Implements greeting.Parley; `replace` ends what there is with an older start of the peer."""
 
     def __init__(
-        self, node: Node, holder: SessionHolder, links: Links, *, replace: Callable[[str], None]
+        self, node: Node, holder: SessionHolder, links: PeerLinks, *, replace: Callable[[str], None]
     ) -> None:
         self._node = node
         self._holder = holder

@@ -26,7 +26,7 @@ from meshd.peer.dial_schedule import Present
 from meshd.peer.greeting import greet
 from meshd.peer.interface import MetadataValue, PathStatus, PeerState, PeerStatus
 from meshd.peer.link_driver import Carrier
-from meshd.peer.links import Links
+from meshd.peer.links import PeerLinks
 from meshd.peer.node import Node
 from meshd.peer.session_holder import SessionHolder
 from meshd.peer.status_view import StatusView
@@ -46,7 +46,7 @@ class PeerConnection:
         self.peer = peer
         self.leads = node.peer > peer  # this side decides which link carries data
         self._room = Slots(LINKS)
-        self._links = Links(peer=peer, leads=self.leads, now=node.now)
+        self._links = PeerLinks(peer=peer, leads=self.leads, now=node.now)
         self._held = SessionHolder(node, peer, self._links, leads=self.leads, blame=self.blame)
         self._admission = Admission(node, self._held, self._links, replace=self._end_session)
         self.view = StatusView(node, peer)

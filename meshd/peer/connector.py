@@ -16,7 +16,7 @@ from meshd.base.shares import DIALS, RETRIES
 from meshd.base.tasks import Owner
 from meshd.link.interface import TRANSPORTS, Dialer, DialError, DialFailure, Link, LinkKind
 from meshd.peer.connection import PeerConnection
-from meshd.peer.dial_schedule import Facts, Plan, Schedule
+from meshd.peer.dial_schedule import DialPlan, DialSchedule, Facts
 from meshd.peer.interface import Book
 from meshd.peer.node import Node
 from meshd.peer.path_selection import fragile
@@ -46,7 +46,7 @@ class Connector:
         self._dialers = dialers
         self._source = f"peer {connection.peer.short}"
         self._chance = chance
-        self._schedule = Schedule(tuple(dialer.transport for dialer in dialers))
+        self._schedule = DialSchedule(tuple(dialer.transport for dialer in dialers))
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._greeting: dict[int, Link] = {}  # made, and not attached yet
         self._failed: dict[int, Failed] = {}
@@ -150,9 +150,9 @@ class Connector:
             place for place in places if place.proto == proto and (place in sure or self._dials.spend(1, now))
         ]
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> DialPlan:
         if self._stopped or not self._wanted:
-            return Plan(drop=tuple(index for index in self._tasks if index not in self._greeting))
+            return DialPlan(drop=tuple(index for index in self._tasks if index not in self._greeting))
         if self._test:
             self._test = False
             self._connection.test_links()

@@ -56,7 +56,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DialPlan:
     """Dials to start and to give up, by index; `at`: look again then (loop seconds), or when told."""
 
     start: tuple[int, ...] = ()
@@ -87,7 +87,7 @@ def wish(transport: Transport, facts: Facts, beside: Collection[Transport] = ())
 
 
 @dataclass(slots=True)
-class _State:
+class _DialState:
     running: bool = False
     bound: bool = False  # it has a link already, which is not given up
     again: bool = False  # once more, whatever the wishes
@@ -109,24 +109,24 @@ class _State:
 
 
 @dataclass(slots=True)
-class Schedule:
+class DialSchedule:
     """The attempts at one peer, by index. Tell it what happens, and ask for the plan after each."""
 
     transports: tuple[Transport, ...]
-    _states: list[_State] = field(init=False)
+    _states: list[_DialState] = field(init=False)
     _linked_at: float | None = None
     _refusals: int = 0
     _held_until: float = 0.0
 
     def __post_init__(self) -> None:
-        self._states = [_State() for _ in self.transports]
+        self._states = [_DialState() for _ in self.transports]
 
     @property
     def running(self) -> bool:
         """Is anything being tried?"""
         return any(state.running for state in self._states)
 
-    def plan(self, facts: Facts, now: float) -> Plan:
+    def plan(self, facts: Facts, now: float) -> DialPlan:
         """What to do now."""
         linked = any(link.lively for link in facts.present)
         if not linked and self._linked_at is not None:
@@ -161,7 +161,7 @@ class Schedule:
             # Nothing is left to wait for: who has not failed yet need not hold back.
             start = [index for _, index in later if not self._states[index].failures][:1]
         ahead = [at for at, index in later if index not in start]
-        return Plan(tuple(start), tuple(drop), ahead[0] if ahead else None)
+        return DialPlan(tuple(start), tuple(drop), ahead[0] if ahead else None)
 
     def began(self, index: int) -> None:
         """The attempt runs."""

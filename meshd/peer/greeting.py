@@ -44,7 +44,7 @@ class Parley(Protocol):
 
 
 @dataclass(slots=True)
-class _Wire:
+class _GreetingWire:
     link: Link
     parser: LengthParser = field(default_factory=LengthParser)
     refused: bool = False  # by the other side: it knows
@@ -70,7 +70,7 @@ async def greet(
     `settle(mine, theirs)` is called as soon as both sides' words on the session id are
     known here. Raises Refused, Broken, EndOfStream, RemoteProtocolError.
     """
-    wire = _Wire(link)
+    wire = _GreetingWire(link)
     try:
         async with asyncio.timeout(GREETING_SECONDS):
             try:
@@ -88,7 +88,7 @@ async def greet(
 
 async def turn_away(link: Link, refusal: Refused) -> NoReturn:
     """Say no before anything else, and raise it."""
-    await _tell(_Wire(link), refusal)
+    await _tell(_GreetingWire(link), refusal)
     with suppress(TimeoutError, Broken, EndOfStream):  # what it is saying would else reset ours away
         async with asyncio.timeout(TURN_AWAY_SECONDS):
             while True:
@@ -97,7 +97,7 @@ async def turn_away(link: Link, refusal: Refused) -> NoReturn:
 
 
 async def _exchange(
-    wire: _Wire, parley: Parley, *, leader: bool, settle: Callable[[Hello, Hello], None]
+    wire: _GreetingWire, parley: Parley, *, leader: bool, settle: Callable[[Hello, Hello], None]
 ) -> Hello:
     # Settling follows the decision without an await between: a second link's greeting that runs at
     # the same time must see the session that this one has chosen.
@@ -125,13 +125,13 @@ async def _exchange(
     return theirs
 
 
-async def _send_bans(wire: _Wire, entries: Sequence[bytes]) -> None:
+async def _send_bans(wire: _GreetingWire, entries: Sequence[bytes]) -> None:
     parts = [entries[i : i + BANS_PER_MESSAGE] for i in range(0, len(entries), BANS_PER_MESSAGE)] or [[]]
     for index, part in enumerate(parts):
         await wire.send(Bans(tuple(part), last=index == len(parts) - 1))
 
 
-async def _receive_bans(wire: _Wire, parley: Parley, announced: int) -> None:
+async def _receive_bans(wire: _GreetingWire, parley: Parley, announced: int) -> None:
     received = invalid = 0
     while True:
         message = await wire.receive()
@@ -154,7 +154,7 @@ def _hello(message: Greeting) -> Hello:
     return message
 
 
-async def _tell(wire: _Wire, refusal: Refused) -> None:
+async def _tell(wire: _GreetingWire, refusal: Refused) -> None:
     """Let the other side know why; it may be gone already."""
     try:
         async with asyncio.timeout(1.0):

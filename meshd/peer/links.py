@@ -27,7 +27,7 @@ FULL = 0.8  # of what may be in flight: from here on the link is the bottleneck,
 LOG = log.get("peer")
 
 
-class Links:
+class PeerLinks:
     """Links by their number; every method but `end` and `wake` is about those that are attached."""
 
     def __init__(self, *, peer: PeerId, leads: bool, now: Callable[[], float]) -> None:

@@ -29,7 +29,7 @@ from meshd.peer.node import Node, Service
 from meshd.peer.peer_table import PeerEntry, PeerTable
 from meshd.peer.presence import Crowd, in_order
 from meshd.peer.presence_gossip import Signer
-from meshd.peer.roster import Roster
+from meshd.peer.roster import MemberRoster
 from meshd.peer.streams import OF_THE_MESH
 from meshd.peer.suspend_detector import boot_seconds, watch_sleep
 from meshd.wire.hello import Hello
@@ -60,7 +60,7 @@ class PeerMesh:
         self._leaving = False
         self._crowd = Crowd(node=node, book=book, signer=signer, chance=chance)
         self._peers = PeerTable(node=node, book=book, crowd=self._crowd, dialers=dialers, chance=chance)
-        self._roster = Roster(node, book, self._crowd, self._peers)
+        self._roster = MemberRoster(node, book, self._crowd, self._peers)
         self._news = News(node, book, self._crowd.lives, heard=self._heard)
         book.spare(self._peers.is_linked)
         node.on_link = self._link_made

@@ -25,9 +25,9 @@ from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import digest_of
 from meshd.peer.interface import Book, Stream
 from meshd.peer.messages import MessageStream
-from meshd.peer.news_digest import Ledger
+from meshd.peer.news_digest import NewsLedger
 from meshd.peer.news_limits import KNOWN_COST, NEW_BAN_COST, NEW_COST, Hearing, Hearings
-from meshd.peer.news_outbox import BanItem, Item, LifeItem, Outbox
+from meshd.peer.news_outbox import BanItem, Item, LifeItem, NewsOutbox
 from meshd.peer.news_told import COMPARE_SECONDS, Told
 from meshd.peer.node import Node
 from meshd.peer.presence_gossip import Lives
@@ -49,8 +49,8 @@ class News:
         self._book = book
         self._lives = lives
         self._heard = heard
-        self._outbox = Outbox(me=node.peer, book=book, bans=node.bans, lives=lives)
-        self._ledger = Ledger(me=node.peer, book=book, bans=node.bans, lives=lives)
+        self._outbox = NewsOutbox(me=node.peer, book=book, bans=node.bans, lives=lives)
+        self._ledger = NewsLedger(me=node.peer, book=book, bans=node.bans, lives=lives)
         self._hearings = Hearings()
         self._marks: tuple[int, ...] = ()
         self._changed_at = 0.0

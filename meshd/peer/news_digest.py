@@ -17,7 +17,7 @@ from meshd.wire.news import BUCKET_BYTES, BUCKETS, DIGEST_BYTES
 _ENTRY = struct.Struct(">32sQQIB")
 
 
-class Ledger:
+class NewsLedger:
     """Of what is in `book`, `bans` and `lives` now; made anew when that has changed and somebody asks."""
 
     def __init__(self, *, me: PeerId, book: Book, bans: RevocationSet, lives: Lives) -> None:

@@ -37,7 +37,7 @@ Item = PeerId | BanItem | LifeItem
 """What is told: a node's record, a ban, or whether a node is there."""
 
 
-class Outbox:
+class NewsOutbox:
     """`collect` before each look at `journal`."""
 
     def __init__(self, *, me: PeerId, book: Book, bans: RevocationSet, lives: Lives) -> None:

@@ -34,7 +34,7 @@ class Signer:
 
 
 @dataclass(slots=True)
-class _Life:
+class _MemberLife:
     sign: Presence | None = None
     away: Away | None = None
     since: float = 0.0  # loop time at which `away` was heard
@@ -49,7 +49,7 @@ class Lives:
         self._own = own
         self._book = book
         self._signer = signer
-        self._of: dict[PeerId, _Life] = {}
+        self._of: dict[PeerId, _MemberLife] = {}
         self.journal: Journal[PeerId] = Journal()  # of whom something was heard last
         self.turns: Journal[PeerId] = Journal()  # who was said to be away, or is so no more
         self._reporters: Paces[PeerId] = Paces(AWAY_OF_ONE)
@@ -107,7 +107,7 @@ class Lives:
             return False
         if self.statements(sign.peer)[1] is not None:
             self.turns.touch(sign.peer)
-        self._of.setdefault(sign.peer, _Life()).sign = sign
+        self._of.setdefault(sign.peer, _MemberLife()).sign = sign
         self.journal.touch(sign.peer)
         return True
 
@@ -154,7 +154,7 @@ class Lives:
         )
 
     def _keep(self, away: Away, now: float) -> None:
-        life = self._of.setdefault(away.peer, _Life())
+        life = self._of.setdefault(away.peer, _MemberLife())
         life.away, life.since = away, now
         self._turn(away.peer)
 
@@ -171,7 +171,7 @@ class Lives:
         self._accused = False
         sequence, count = self.order(self._me)
         sign = Presence.sign(self._signer.key, mesh=self._signer.mesh, sequence=sequence, count=count + 1)
-        self._of.setdefault(self._me, _Life()).sign = sign
+        self._of.setdefault(self._me, _MemberLife()).sign = sign
         self.journal.touch(self._me)
         return True
 

@@ -12,7 +12,7 @@ from meshd.peer.peer_table import PeerTable
 from meshd.peer.presence import Crowd
 
 
-class Roster:
+class MemberRoster:
     """Of those that there is something with now (`table`), and of those that only the book knows."""
 
     def __init__(self, node: Node, book: Book, crowd: Crowd, table: PeerTable) -> None:

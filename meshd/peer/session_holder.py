@@ -11,7 +11,7 @@ from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.mux import session_choice
 from meshd.mux.session import Session
-from meshd.peer.links import Links
+from meshd.peer.links import PeerLinks
 from meshd.peer.node import Node
 from meshd.peer.streams import Streams
 from meshd.wire.hello import Hello
@@ -20,7 +20,7 @@ from meshd.wire.hello import Hello
 class SessionHolder:
     """Nobody else makes a session, or lets go of one."""
 
-    def __init__(self, node: Node, peer: PeerId, links: Links, *, leads: bool, blame: Blame) -> None:
+    def __init__(self, node: Node, peer: PeerId, links: PeerLinks, *, leads: bool, blame: Blame) -> None:
         self._node = node
         self._peer = peer
         self._links = links
@@ -41,7 +41,7 @@ class SessionHolder:
         """What this side says of sessions; the leader speaks first, the follower answers."""
         if theirs is None:
             return self._node.hello(current=self.session_id, fresh=self._fresh, chosen=b"")
-        offer = session_choice.Offer(current=theirs.current or None, fresh=theirs.fresh)
+        offer = session_choice.SessionOffer(current=theirs.current or None, fresh=theirs.fresh)
         answer = session_choice.answer(
             offer, mine=self.session_id or None, salt=self._node.random(session_choice.HALF_BYTES)
         )
@@ -52,9 +52,9 @@ class SessionHolder:
         if not self._leads:
             return mine.chosen, mine.chosen != self.session_id
         verdict = session_choice.settle(theirs.chosen, current=self.session_id or None, fresh=self._fresh)
-        if verdict is session_choice.Verdict.STALE:
+        if verdict is session_choice.SessionVerdict.STALE:
             raise Broken("the peer answered for a session that has gone")
-        if verdict is session_choice.Verdict.ATTACH:
+        if verdict is session_choice.SessionVerdict.ATTACH:
             return theirs.chosen, False
         self._fresh = self._node.random(session_choice.HALF_BYTES)
         return theirs.chosen, True

@@ -30,7 +30,7 @@ T = TypeVar("T")
 Work = Callable[[], Coroutine[object, object, None]]
 
 
-class Mail(Protocol):
+class MailRoute(Protocol):
     """A relay's mailbox: for peers with which nothing else is shared. Blobs have at most 6 KiB."""
 
     async def send_mail(self, to: PeerId, blob: bytes) -> None:
@@ -62,7 +62,7 @@ class Carriers(Protocol):
 class SignalWays:
     """Hands blobs to whatever way there is. `serve` must run for any way but a live session."""
 
-    def __init__(self, mail: Mail | None, chance: Callable[[], float]) -> None:
+    def __init__(self, mail: MailRoute | None, chance: Callable[[], float]) -> None:
         self._mail = mail
         self._carriers: Carriers | None = None
         self._asked: Asked[PeerId, PeerId] = Asked(chance)  # members, by whom a signal is to reach

@@ -37,11 +37,11 @@ from meshd.base.slots import Release, Slots
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Admitter, Chain, Member
 from meshd.identity.signal import Signal
-from meshd.identity.signal_guard import SignalGuard, Verdict
+from meshd.identity.signal_guard import SignalGuard, SignalVerdict
 from meshd.link.interface import Signals
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.peer.node import Node
-from meshd.peer.signal_routes import TO, WAY_SECONDS, Carriers, Mail, SignalWays, bounded
+from meshd.peer.signal_routes import TO, WAY_SECONDS, Carriers, MailRoute, SignalWays, bounded
 from meshd.wire.signal import MAX_PAYLOAD_BYTES, MAX_SIGNAL_BYTES, SIGNAL_SERVICE, SignalBody
 
 STREAM_SECONDS = 10.0  # for a signal of 6 KiB to come in
@@ -62,7 +62,7 @@ class SignalService:
         node: Node,
         key: KeyPair,
         chain: Callable[[], Chain],
-        mail: Mail | None = None,
+        mail: MailRoute | None = None,
         issuer_of: Callable[[PeerId], Hashable] = lambda _peer: None,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -75,9 +75,9 @@ class SignalService:
         self._guard = SignalGuard(node.random(16))
         self._coming = Slots(SIGNALS, SIGNALS_OF_PEER, SIGNALS_OF_ISSUER)
         self._sequence = 0
-        self._boxes: dict[str, _Box] = {}
+        self._boxes: dict[str, _SignalBox] = {}
         self._echoes: dict[PeerId, bytes] = {}  # their cookies, as last heard
-        self._sent: dict[PeerId, deque[_Sent]] = {}
+        self._sent: dict[PeerId, deque[_SentSignal]] = {}
         self._senders = Rates(SIGNAL_RATE)
         self._ways_in = Rates(SIGNAL_WAY_RATE)  # checking costs
         self._issuers_in = Rates(SIGNAL_WAY_OF_ISSUER)
@@ -87,7 +87,7 @@ class SignalService:
 
     def topic(self, name: str) -> Signals:
         """The signals of one kind of link: the same object for dialler and listener, received by one task."""
-        return self._boxes.setdefault(name, _Box(name, self._send))
+        return self._boxes.setdefault(name, _SignalBox(name, self._send))
 
     def attach(self, carriers: Carriers) -> None:
         """Sessions carry signals from here on; those of other members may be passed on."""
@@ -105,7 +105,7 @@ class SignalService:
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise LocalProtocolError(f"signal of {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are taken")
         sent = self._sent.pop(peer, None) or deque(maxlen=REPEATS)
-        sent.append(_Sent(topic, payload, self._node.now()))
+        sent.append(_SentSignal(topic, payload, self._node.now()))
         bounded(self._sent, peer, sent)
         await self._ways.hand(peer, self._signed(peer, topic, payload))
 
@@ -164,7 +164,7 @@ class SignalService:
         except TimeoutError:
             raise Broken("the peer does not take it") from None
 
-    async def _take_mail(self, mail: Mail) -> None:
+    async def _take_mail(self, mail: MailRoute) -> None:
         while True:
             await asyncio.sleep(self._by_mail.take(1, self._node.now()))  # the mail room is fair, we are not
             sender, blob = await mail.receive_mail()
@@ -190,10 +190,10 @@ class SignalService:
         why = self._node.why_banned(member)
         if why is None:
             verdict = self._guard.take(signal, now=now, wall=self._node.wall_clock())
-            if verdict is Verdict.GOOD:
+            if verdict is SignalVerdict.GOOD:
                 self._accept(signal, member, through)
                 return
-            if verdict is Verdict.REPEATED:
+            if verdict is SignalVerdict.REPEATED:
                 return  # it came by another way
             why = verdict.value
             self._tell(sender, signal.body.cookie)
@@ -237,7 +237,7 @@ class SignalService:
             await self._ways.hand(peer, blob)
 
 
-class _Sent:
+class _SentSignal:
     """A signal as its topic gave it, and when."""
 
     __slots__ = ("at", "payload", "topic")
@@ -248,7 +248,7 @@ class _Sent:
         self.at = at
 
 
-class _Box:
+class _SignalBox:
     """Implements link.interface.Signals for one topic."""
 
     def __init__(

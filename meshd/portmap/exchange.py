@@ -15,7 +15,7 @@ ASK_SECONDS = 3.75  # so four times in all; home routers answer in milliseconds 
 _MAX_WAITING = 16  # datagrams; more at once is no router's way
 
 
-class _Inbox(asyncio.DatagramProtocol):
+class _RouterReplies(asyncio.DatagramProtocol):
     """What came, few of them; an error (nobody listens there) ends the wait."""
 
     def __init__(self) -> None:
@@ -44,7 +44,9 @@ async def ask(
     """
     loop = asyncio.get_running_loop()
     try:
-        transport, inbox = await loop.create_datagram_endpoint(_Inbox, local_addr=(local, 0), remote_addr=at)
+        transport, inbox = await loop.create_datagram_endpoint(
+            _RouterReplies, local_addr=(local, 0), remote_addr=at
+        )
     except OSError as error:
         raise NotMapped(f"no way to the gateway: {error.strerror or error}", silent=True) from None
     try:
@@ -63,7 +65,7 @@ async def ask(
         transport.close()
 
 
-async def _answer(inbox: _Inbox, read: Callable[[bytes], T]) -> T:
+async def _answer(inbox: _RouterReplies, read: Callable[[bytes], T]) -> T:
     while True:
         came = await inbox.queue.get()
         if isinstance(came, Exception):

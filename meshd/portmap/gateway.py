@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from meshd.base.errors import Broken
-from meshd.portmap.interface import Route
+from meshd.portmap.interface import GatewayRoute
 
 _ROUTES = Path("/proc/thread-self/net/route")  # /proc/net is that of the main thread
 _NETSTAT = ("/usr/sbin/netstat", "-rn", "-f", "inet")
@@ -21,7 +21,7 @@ _MAX_TABLE_BYTES = 1 << 20
 _RTF_GATEWAY = 0x2
 
 
-async def find_route() -> Route:
+async def find_route() -> GatewayRoute:
     """The route out of this network, as of now. Raises Broken when there is none."""
     table = _proc_table()
     if table is not None:
@@ -30,7 +30,7 @@ async def find_route() -> Route:
         gateway = read_netstat(await _netstat())
     if gateway is None:
         raise Broken("no default gateway: this machine has no way out by IPv4")
-    return Route(gateway, address_towards(gateway))
+    return GatewayRoute(gateway, address_towards(gateway))
 
 
 def _proc_table() -> str | None:

@@ -62,7 +62,7 @@ class MapStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class GatewayRoute:
     """The way out of this network: the gateway and this machine's address towards it."""
 
     gateway: str
@@ -78,7 +78,7 @@ class Pulse:
     forgot: bool = False  # it says itself that a mapping is gone
 
 
-class Router(Protocol):
+class HomeRouter(Protocol):
     """One gateway, asked in one language. Every method raises NotMapped, and takes at most some seconds."""
 
     @property

@@ -66,7 +66,7 @@ def forgot(before: Beat | None, after: Beat) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class PortLease:
     """One mapping that is held: `due` is when to renew it, `ends` when the router drops it."""
 
     granted: Granted
@@ -75,16 +75,16 @@ class Lease:
     failures: int = 0
 
 
-def begin(granted: Granted, now: float) -> Lease:
+def begin(granted: Granted, now: float) -> PortLease:
     """A lease just granted: to be renewed at half its life."""
     life = max(min(granted.lifetime, LIFETIME), SHORTEST_LIFETIME)
-    return Lease(granted, now + life / 2, now + max(granted.lifetime, SHORTEST_LIFETIME))
+    return PortLease(granted, now + life / 2, now + max(granted.lifetime, SHORTEST_LIFETIME))
 
 
-def failed(lease: Lease, now: float) -> Lease:
+def failed(lease: PortLease, now: float) -> PortLease:
     """A renewal did not work: try again after a while, longer each time."""
     pause = min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(lease.failures, 16))
-    return Lease(lease.granted, now + pause, lease.ends, lease.failures + 1)
+    return PortLease(lease.granted, now + pause, lease.ends, lease.failures + 1)
 
 
 def moved(held: list[Granted], pulse: Pulse) -> bool:

@@ -8,13 +8,13 @@ from meshd.base import log
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
 from meshd.portmap.gateway import find_route
-from meshd.portmap.interface import MapState, MapStatus, NotMapped, Pulse, Route, Router
+from meshd.portmap.interface import GatewayRoute, HomeRouter, MapState, MapStatus, NotMapped, Pulse
 from meshd.portmap.lease import (
     LIFETIME,
     PULSE_SECONDS,
     SEARCH_AGAIN,
     Beat,
-    Lease,
+    PortLease,
     begin,
     failed,
     forgot,
@@ -35,11 +35,11 @@ LOG = log.get("portmap")
 
 def home_routers(
     *, secret: bytes, name: str, chance: Callable[[], int]
-) -> Callable[[Route], Sequence[Router]]:
+) -> Callable[[GatewayRoute], Sequence[HomeRouter]]:
     """The gateway in each language, the best first. `secret`: at least 16 bytes that this node keeps (see
     PcpRouter); `name` shows in the router's list; `chance` brings a random number from 0 to 65535."""
 
-    def of(route: Route) -> Sequence[Router]:
+    def of(route: GatewayRoute) -> Sequence[HomeRouter]:
         return (
             PcpRouter(route, secret=secret),
             NatPmpRouter(route),
@@ -60,11 +60,11 @@ class PortMapper:
         self,
         *,
         ports: Callable[[], Sequence[tuple[Proto, int]]],
-        routers: Callable[[Route], Sequence[Router]],
+        routers: Callable[[GatewayRoute], Sequence[HomeRouter]],
         changed: Callable[[], None],
         settled: Callable[[], None] = lambda: None,
         enabled: bool = True,
-        route: Callable[[], Awaitable[Route]] = find_route,
+        route: Callable[[], Awaitable[GatewayRoute]] = find_route,
     ) -> None:
         self._ports = ports
         self._routers = routers
@@ -72,9 +72,9 @@ class PortMapper:
         self._settled = settled
         self._enabled = enabled
         self._find_route = route
-        self._router: Router | None = None
-        self._route: Route | None = None
-        self._leases: list[Lease] = []
+        self._router: HomeRouter | None = None
+        self._route: GatewayRoute | None = None
+        self._leases: list[PortLease] = []
         self._beat: Beat | None = None
         self._wanted: dict[tuple[Proto, int], int] = {}  # the outside port had before
         self._poked = asyncio.Event()
@@ -151,7 +151,7 @@ class PortMapper:
             self._changed()
         self._settled()
 
-    async def _ask_all(self, route: Route) -> None:
+    async def _ask_all(self, route: GatewayRoute) -> None:
         routers = self._routers(route)
         worst = MapStatus(
             state=MapState.SILENT,
@@ -172,7 +172,7 @@ class PortMapper:
                 self._status = worst
             owner.cancel()
 
-    async def _use(self, router: Router, route: Route, pulse: Pulse | NotMapped) -> MapStatus:
+    async def _use(self, router: HomeRouter, route: GatewayRoute, pulse: Pulse | NotMapped) -> MapStatus:
         """Map everything by one router."""
         status = MapStatus(state=MapState.REFUSED, gateway=route.gateway, language=router.language)
         if isinstance(pulse, NotMapped):
@@ -271,9 +271,9 @@ class PortMapper:
             LOG.info("router_forgot", remote=self._status.gateway)
         return gone
 
-    async def _renew(self, router: Router, now: float) -> None:
+    async def _renew(self, router: HomeRouter, now: float) -> None:
         before = self.mappings()
-        kept: list[Lease] = []
+        kept: list[PortLease] = []
         for lease in self._leases:
             if lease.due > now:
                 kept.append(lease)
@@ -304,7 +304,7 @@ class PortMapper:
 _RANK = {state: rank for rank, state in enumerate(MapState)}  # the later, the more is known
 
 
-async def _unmap(router: Router, held: Sequence[Granted]) -> None:
+async def _unmap(router: HomeRouter, held: Sequence[Granted]) -> None:
     """Take mappings away, all at once and within a second; what is left ends with its lease."""
 
     async def one(granted: Granted) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshd.portmap.exchange import ask
-from meshd.portmap.interface import Language, NotMapped, Pulse, Route
+from meshd.portmap.interface import GatewayRoute, Language, NotMapped, Pulse
 from meshd.wire import portmap as wire
 from meshd.wire.portmap import Granted, MapRefused, Wish
 
@@ -14,7 +14,7 @@ class NatPmpRouter:
 
     language = Language.NATPMP
 
-    def __init__(self, route: Route, *, port: int = wire.PORT) -> None:
+    def __init__(self, route: GatewayRoute, *, port: int = wire.PORT) -> None:
         self._route = route
         self._at = (route.gateway, port)
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 
 from meshd.portmap.exchange import ask
-from meshd.portmap.interface import Language, NotMapped, Pulse, Route
+from meshd.portmap.interface import GatewayRoute, Language, NotMapped, Pulse
 from meshd.wire import portmap as wire
 from meshd.wire.address import Proto
 from meshd.wire.portmap import Granted, MapRefused, Wish
@@ -16,7 +16,7 @@ class PcpRouter:
 
     language = Language.PCP
 
-    def __init__(self, route: Route, *, secret: bytes, port: int = wire.PORT) -> None:
+    def __init__(self, route: GatewayRoute, *, secret: bytes, port: int = wire.PORT) -> None:
         self._route = route
         self._at = (route.gateway, port)
         self._secret = secret

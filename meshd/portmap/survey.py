@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
 from meshd.portmap.gateway import find_route
-from meshd.portmap.interface import MapState, MapStatus, NotMapped, Pulse, Route, Router
+from meshd.portmap.interface import GatewayRoute, HomeRouter, MapState, MapStatus, NotMapped, Pulse
 from meshd.portmap.lease import why_not_outside
 
 
-async def survey(routers: Callable[[Route], Sequence[Router]]) -> MapStatus:
+async def survey(routers: Callable[[GatewayRoute], Sequence[HomeRouter]]) -> MapStatus:
     """Ask the default gateway in every language whether it is there; OFFERED if it is. Takes some seconds."""
     try:
         route = await find_route()
@@ -49,7 +49,7 @@ async def survey(routers: Callable[[Route], Sequence[Router]]) -> MapStatus:
     )
 
 
-async def probe(router: Router) -> Pulse | NotMapped:
+async def probe(router: HomeRouter) -> Pulse | NotMapped:
     """One language; the refusal is a result too."""
     try:
         return await router.probe()

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.portmap.interface import Language, NotMapped, Pulse, Route
+from meshd.portmap.interface import GatewayRoute, Language, NotMapped, Pulse
 from meshd.wire import igd
 from meshd.wire.http_reply import HttpReply, ReplyParser
 from meshd.wire.portmap import Granted, Wish
@@ -23,7 +23,7 @@ _SEARCHES = 2
 _READ_BYTES = 16 << 10
 
 
-class _Answers(asyncio.DatagramProtocol):
+class _SsdpAnswers(asyncio.DatagramProtocol):
     def __init__(self, gateway: str) -> None:
         self._gateway = gateway
         self.queue: asyncio.Queue[bytes] = asyncio.Queue(_MAX_WAITING)
@@ -49,13 +49,13 @@ class UpnpRouter:
     language = Language.UPNP
 
     def __init__(
-        self, route: Route, *, name: str, chance: Callable[[], int], ssdp_port: int = igd.SSDP_PORT
+        self, route: GatewayRoute, *, name: str, chance: Callable[[], int], ssdp_port: int = igd.SSDP_PORT
     ) -> None:
         self._route = route
         self._name = name
         self._chance = chance
         self._ssdp_port = ssdp_port
-        self._control: igd.Control | None = None
+        self._control: igd.IgdControl | None = None
 
     async def probe(self) -> Pulse:
         """See Router."""
@@ -138,7 +138,7 @@ class UpnpRouter:
         gateway = self._route.gateway
         try:
             transport, answers = await loop.create_datagram_endpoint(
-                lambda: _Answers(gateway), local_addr=(self._route.local, 0)
+                lambda: _SsdpAnswers(gateway), local_addr=(self._route.local, 0)
             )
         except OSError as error:
             raise NotMapped(f"no way to the gateway: {error.strerror or error}", silent=True) from None

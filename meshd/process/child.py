@@ -14,9 +14,9 @@ from meshd.base.errors import Busy, Closed, MeshdError, UserError
 from meshd.base.tasks import Owner
 from meshd.process.events import (
     Action,
+    ChildFault,
     Event,
     Exited,
-    Fault,
     Gone,
     ProbePassed,
     Rules,
@@ -133,7 +133,7 @@ class OwnedChild(Child):
         finally:
             waiters.discard(answer)
 
-    def _wake(self, fault: Fault | None) -> None:
+    def _wake(self, fault: ChildFault | None) -> None:
         for waiter in self._starters:
             if waiter.done():
                 continue
@@ -147,7 +147,7 @@ class OwnedChild(Child):
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _error(self, fault: Fault) -> MeshdError:
+    def _error(self, fault: ChildFault) -> MeshdError:
         if fault.stopped:
             return Closed(fault.what)
         if fault.user:
@@ -276,5 +276,5 @@ class OwnedChild(Child):
         self._tell_change()
 
 
-def _fault(error: MeshdError) -> Fault:
-    return Fault(error.what, hint=error.hint, user=isinstance(error, UserError))
+def _fault(error: MeshdError) -> ChildFault:
+    return ChildFault(error.what, hint=error.hint, user=isinstance(error, UserError))

@@ -25,7 +25,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ChildFault:
     """Why it is not ready; `user` when only the user can mend it."""
 
     what: str
@@ -59,7 +59,7 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    fault: Fault
+    fault: ChildFault
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class SetTimer:
 class Wake:
     """Everybody who waits for READY: it is (None), or it is not, and why."""
 
-    fault: Fault | None
+    fault: ChildFault | None
 
 
 @dataclass(frozen=True, slots=True)

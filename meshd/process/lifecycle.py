@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from meshd.base.errors import LocalProtocolError
 from meshd.process.events import (
     Action,
+    ChildFault,
     Event,
     Exited,
-    Fault,
     Gone,
     ProbePassed,
     Process,
@@ -50,7 +50,7 @@ class Lifecycle:
     not_before: float = 0.0
     restarts: int = 0
     reason: str = "not started"
-    fault: Fault | None = None  # while STOPPING: why we end it ourselves
+    fault: ChildFault | None = None  # while STOPPING: why we end it ourselves
 
     def on(self, event: Event, now: float) -> tuple["Lifecycle", tuple[Action, ...]]:
         """The next state and what to do. Raises LocalProtocolError for an event that cannot come here."""
@@ -71,7 +71,7 @@ Step = Callable[[Lifecycle, Event, float], Outcome]
 
 
 def _by_request(life: Lifecycle, when: str = "") -> Wake:
-    return Wake(Fault(f"`{life.rules.name}` was stopped{when}", stopped=True))
+    return Wake(ChildFault(f"`{life.rules.name}` was stopped{when}", stopped=True))
 
 
 def _begin(life: Lifecycle, now: float, *before: Action) -> Outcome:
@@ -111,7 +111,7 @@ def _stopped(life: Lifecycle, *before: Action) -> Outcome:
     return after, (*before, SetTimer(None), _by_request(life), Gone())
 
 
-def _failed(life: Lifecycle, fault: Fault, now: float) -> Outcome:
+def _failed(life: Lifecycle, fault: ChildFault, now: float) -> Outcome:
     if fault.user:
         # trying again is cheap and pointless until the user has acted: neither counted nor held back
         after = replace(life, state=ChildState.FAILED, process=Process.NONE, reason=fault.what, fault=None)
@@ -137,7 +137,7 @@ def _failed(life: Lifecycle, fault: Fault, now: float) -> Outcome:
     return after, (timer, Wake(fault), Gone())
 
 
-def _end_group(life: Lifecycle, now: float, reason: str, fault: Fault | None) -> Outcome:
+def _end_group(life: Lifecycle, now: float, reason: str, fault: ChildFault | None) -> Outcome:
     after = replace(life, state=ChildState.STOPPING, reason=reason, fault=fault)
     return after, (SignalGroup(signal.SIGTERM), SetTimer(now + life.rules.stop_timeout))
 
@@ -202,7 +202,7 @@ def _probe_passed(life: Lifecycle, _event: Event, now: float) -> Outcome:
 
 def _not_ready_in_time(life: Lifecycle, _event: Event, now: float) -> Outcome:
     limit = life.rules.ready_timeout or 0.0
-    fault = Fault(f"`{life.rules.name}` was not ready {limit:g} s after its start")
+    fault = ChildFault(f"`{life.rules.name}` was not ready {limit:g} s after its start")
     return _end_group(life, now, fault.what, fault)
 
 
@@ -242,15 +242,15 @@ def _gone(life: Lifecycle, _event: Event, now: float) -> Outcome:
     return _stopped(life)
 
 
-def describe_exit(name: str, event: Exited, when: str) -> Fault:
+def describe_exit(name: str, event: Exited, when: str) -> ChildFault:
     """In words what happened, with a hint where the signal alone tells something."""
     if event.signal is None:
-        return Fault(f"`{name}` ended with exit code {event.code} {when}")
+        return ChildFault(f"`{name}` ended with exit code {event.code} {when}")
     try:
         by = signal.Signals(event.signal).name
     except ValueError:
         by = f"signal {event.signal}"
-    return Fault(f"`{name}` was ended by {by} {when}", hint=SIGNAL_HINTS.get(event.signal, ""))
+    return ChildFault(f"`{name}` was ended by {by} {when}", hint=SIGNAL_HINTS.get(event.signal, ""))
 
 
 SIGNAL_HINTS: Mapping[int, str] = {

@@ -91,7 +91,7 @@ class WriteBudget:
         return True
 
 
-class Output:
+class ChildOutput:
     """Output of one start of a child. `attach` gives the descriptor for it; `finish` or `close` ends it."""
 
     def __init__(

@@ -16,7 +16,7 @@ from meshd.base.errors import MeshdError
 from meshd.process import orphans
 from meshd.process.group import Group
 from meshd.process.interface import ChildSpec, Ended
-from meshd.process.output import Output
+from meshd.process.output import ChildOutput
 
 DRAIN_SECONDS = 0.5  # for output still in the pipe; only a process that left the group can hold it longer
 
@@ -28,13 +28,13 @@ class Run:
         self._spec = spec
         self._pid_file = pid_file_of(spec.log)
         self._group: Group | None = None
-        self._output: Output | None = None
+        self._output: ChildOutput | None = None
 
     async def __aenter__(self) -> Self:
         """Raises UserError when only the user can mend it, MeshdError when trying again may help."""
         spec = self._spec
         try:
-            self._output = Output(
+            self._output = ChildOutput(
                 spec.log, limit=spec.log_bytes, redact=spec.redact, on_line=spec.on_line, shown=spec.shown
             )
             write_end = self._output.attach()

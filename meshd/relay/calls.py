@@ -7,7 +7,7 @@ keeps it for longer than it waits for a proof. Those that are not settled give w
 
 from collections import Counter
 
-from meshd.relay.states import Circuit, Identity
+from meshd.relay.states import Circuit, NodeIdentity
 
 SETTLED_BYTES = 8 << 10  # of the node that was called: its side of a handshake and a proof is less
 
@@ -17,7 +17,7 @@ class Calls:
 
     def __init__(self, settled_seconds: float) -> None:
         self._seconds = settled_seconds
-        self._to: dict[Identity, dict[int, Circuit]] = {}
+        self._to: dict[NodeIdentity, dict[int, Circuit]] = {}
 
     def add(self, circuit: Circuit) -> None:
         """A new one."""
@@ -30,11 +30,11 @@ class Calls:
         if not calls:
             del self._to[circuit.callee]
 
-    def between(self, caller: Identity, callee: Identity) -> int:
+    def between(self, caller: NodeIdentity, callee: NodeIdentity) -> int:
         """How many the one has to the other."""
         return sum(one.caller == caller for one in self._to.get(callee, {}).values())
 
-    def yielding(self, callee: Identity, caller: Identity, now: float) -> Circuit | None:
+    def yielding(self, callee: NodeIdentity, caller: NodeIdentity, now: float) -> Circuit | None:
         """Which gives way to one more of `caller`: the oldest of whoever has the most, and more than it."""
         calls = self._to.get(callee, {}).values()
         held = Counter(one.caller for one in calls)

@@ -14,7 +14,7 @@ from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemotePro
 from meshd.base.unproven import origin
 from meshd.identity.exchange import MAGIC as PROOF_MAGIC
 from meshd.link.secure.tls import TlsEngine
-from meshd.relay.stage import Exchange, Hold, Stage, tune
+from meshd.relay.stage import Hold, RelayExchange, RelayStage, tune
 from meshd.wire.limits import MAX_UNPROVEN_BYTES
 from meshd.wire.relay import TICKET_MAGIC, TICKET_PREFACE_BYTES
 from meshd.wire.stun import Endpoint
@@ -41,9 +41,9 @@ class Spaces:
 class Connection(asyncio.BufferedProtocol):
     """Also a RawPipe (link/secure/handshake.py) once its stage is CONTROL."""
 
-    def __init__(self, spaces: Spaces, exchange: "Exchange[Connection]", *, number: int) -> None:
+    def __init__(self, spaces: Spaces, exchange: "RelayExchange[Connection]", *, number: int) -> None:
         self.number = number
-        self.stage = Stage.FIRST
+        self.stage = RelayStage.FIRST
         self.host = self.remote = ""  # where it comes from, as it counts; and as people read it
         self._seen: Endpoint | None = None
         self.since = 0.0
@@ -88,7 +88,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The relay's; a small part of it while nothing is proven."""
-        if self.stage is Stage.JOINED:
+        if self.stage is RelayStage.JOINED:
             return self._spaces.raw
         return self._spaces.raw[:MAX_UNPROVEN_BYTES]
 
@@ -96,24 +96,24 @@ class Connection(asyncio.BufferedProtocol):
         """Bytes came."""
         self.heard = asyncio.get_running_loop().time()
         data = self._spaces.raw[:nbytes]
-        if self.stage is Stage.FIRST:
+        if self.stage is RelayStage.FIRST:
             if data[0] == _TLS_HANDSHAKE:
                 self._engine = TlsEngine(self._spaces.context, server_side=True)
-                self.stage = Stage.SHAKING
+                self.stage = RelayStage.SHAKING
             elif data[0] < 4 and self._seen is not None:
                 self._answers = StreamAnswers(self._seen)
-                self.stage = Stage.STUN
+                self.stage = RelayStage.STUN
             else:
                 self.abort()
         if self._answers is not None:
             self._stun(self._answers, data)
-        elif self._engine is not None and self.stage is not Stage.OVER:
+        elif self._engine is not None and self.stage is not RelayStage.OVER:
             self._secret(self._engine, data)
 
     def eof_received(self) -> bool:
         """Its half is closed: a node says goodbye inside TLS before it does that."""
         self._finish(Broken(f"the connection to `{self.remote}` ended without a goodbye"))
-        if self.stage is not Stage.STUN:
+        if self.stage is not RelayStage.STUN:
             self.end_other(clean=False)
         return False
 
@@ -121,7 +121,7 @@ class Connection(asyncio.BufferedProtocol):
         """The socket is gone."""
         self._finish(Broken(f"the connection to `{self.remote}` broke"))
         self.end_other(clean=False)
-        self.stage = Stage.OVER
+        self.stage = RelayStage.OVER
         self._lost.set()
         self._exchange.lost(self)
 
@@ -144,13 +144,13 @@ class Connection(asyncio.BufferedProtocol):
     def bind(self, circuit: int, side: int, *, bound: int) -> None:
         """It belongs to a circuit, whose other end is not there yet. At most `bound` bytes, if not 0."""
         self.circuit, self.side, self.bound, self._bounded = circuit, side, bound, bound > 0
-        self.stage = Stage.WAITING
+        self.stage = RelayStage.WAITING
         self.hold(Hold.WAITING)
 
     def join(self, other: "Connection") -> None:
         """Carry bytes to and from `other` from here on; called on both ends."""
         self.other = other
-        self.stage = Stage.JOINED
+        self.stage = RelayStage.JOINED
 
     def begin(self) -> None:
         """Both ends know each other: pass on what came early, and read."""
@@ -188,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         """Say goodbye after all that waits to go out."""
         self._finish(Closed("closed by the relay"))
-        if self._engine is not None and self.stage not in (Stage.SHAKING, Stage.OVER):
+        if self._engine is not None and self.stage not in (RelayStage.SHAKING, RelayStage.OVER):
             self._engine.finish()
             self._write(self._engine.outgoing())
         self._over()
@@ -201,7 +201,7 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Drop it at once."""
         self._finish(Closed("dropped by the relay"))
-        self.stage = Stage.OVER
+        self.stage = RelayStage.OVER
         if self._transport is not None:
             self._transport.abort()
 
@@ -258,7 +258,7 @@ class Connection(asyncio.BufferedProtocol):
     def _secret(self, engine: TlsEngine, data: memoryview) -> None:
         engine.feed(data)
         try:
-            if self.stage is Stage.SHAKING:
+            if self.stage is RelayStage.SHAKING:
                 self._early += len(data)
                 done = engine.advance()
                 self._write(engine.outgoing())
@@ -266,8 +266,8 @@ class Connection(asyncio.BufferedProtocol):
                     if self._early > MAX_HANDSHAKE_BYTES:
                         self.abort()
                     return
-                self.stage = Stage.PREFACE
-            while self.stage is not Stage.OVER and (count := engine.unseal(self._spaces.plain)):
+                self.stage = RelayStage.PREFACE
+            while self.stage is not RelayStage.OVER and (count := engine.unseal(self._spaces.plain)):
                 self._take(self._spaces.plain[:count])
                 if engine.drained:
                     break
@@ -285,13 +285,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take(self, data: memoryview) -> None:
         """Plain bytes of any stage."""
-        if self.stage is Stage.JOINED:
+        if self.stage is RelayStage.JOINED:
             self._carry(data)
-        elif self.stage is Stage.CONTROL:
+        elif self.stage is RelayStage.CONTROL:
             self._chunk(bytes(data))
         else:
             self._head += data
-            if self.stage is Stage.PREFACE:
+            if self.stage is RelayStage.PREFACE:
                 self._look()
 
     def _look(self) -> None:
@@ -303,7 +303,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._exchange.ticket(self, head[len(TICKET_MAGIC) : TICKET_PREFACE_BYTES])
         elif head.startswith(PROOF_MAGIC):
             self._head.clear()
-            self.stage = Stage.CONTROL
+            self.stage = RelayStage.CONTROL
             self._chunk(head)
             self._exchange.control(self)
         elif not (TICKET_MAGIC.startswith(head) or PROOF_MAGIC.startswith(head)):
@@ -336,7 +336,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.abort()  # only who makes TLS answer (key updates) and never reads gets here
 
     def _over(self) -> None:
-        self.stage = Stage.OVER
+        self.stage = RelayStage.OVER
         if self._transport is not None:
             self._transport.close()  # sends what waits first
 

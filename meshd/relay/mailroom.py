@@ -16,7 +16,7 @@ LETTER_BYTES = 512  # that a letter takes beside its blob, roughly
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Letter(Generic[To]):
+class _KeptLetter(Generic[To]):
     to: To
     mail: Mail
     host: str
@@ -32,15 +32,15 @@ class _Senders(Generic[To]):
     """Letters by where they came from, oldest first in each."""
 
     def __init__(self) -> None:
-        self._hosts: dict[str, dict[bytes, dict[_Letter[To], None]]] = {}
+        self._hosts: dict[str, dict[bytes, dict[_KeptLetter[To], None]]] = {}
         self._held: dict[str, int] = {}
 
-    def add(self, letter: _Letter[To]) -> None:
+    def add(self, letter: _KeptLetter[To]) -> None:
         keys = self._hosts.setdefault(letter.host, {})
         keys.setdefault(letter.mail.sender, {})[letter] = None
         self._held[letter.host] = self._held.get(letter.host, 0) + letter.size
 
-    def remove(self, letter: _Letter[To]) -> None:
+    def remove(self, letter: _KeptLetter[To]) -> None:
         keys = self._hosts[letter.host]
         del keys[letter.mail.sender][letter]
         self._held[letter.host] -= letter.size
@@ -49,11 +49,11 @@ class _Senders(Generic[To]):
         if not keys:
             del self._hosts[letter.host], self._held[letter.host]
 
-    def count(self, letter: _Letter[To]) -> int:
+    def count(self, letter: _KeptLetter[To]) -> int:
         """How many its sender has."""
         return len(self._hosts[letter.host][letter.mail.sender])
 
-    def oldest_of(self, letter: _Letter[To]) -> _Letter[To]:
+    def oldest_of(self, letter: _KeptLetter[To]) -> _KeptLetter[To]:
         """Of its sender."""
         return next(iter(self._hosts[letter.host][letter.mail.sender]))
 
@@ -61,11 +61,11 @@ class _Senders(Generic[To]):
         """Bytes that wait from there."""
         return self._held.get(host, 0)
 
-    def next_to_go(self) -> _Letter[To]:
+    def next_to_go(self) -> _KeptLetter[To]:
         """The oldest of who holds most."""
         return self.next_of(max(self._held, key=self._held.__getitem__))
 
-    def next_of(self, host: str) -> _Letter[To]:
+    def next_of(self, host: str) -> _KeptLetter[To]:
         """The oldest of that one of its keys which holds most."""
         keys = self._hosts[host]
         return next(iter(keys[max(keys, key=lambda key: len(keys[key]))]))
@@ -76,14 +76,14 @@ class Mailroom(Generic[To]):
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._waiting: dict[To, dict[_Letter[To], None]] = {}
+        self._waiting: dict[To, dict[_KeptLetter[To], None]] = {}
         self._senders: _Senders[To] = _Senders()
         self.held_bytes = 0
         self.dropped = 0  # so far
 
     def keep(self, to: To, mail: Mail, now: float, *, host: str) -> None:
         """Keep `mail`, which came from the address `host`, for a while."""
-        letter = _Letter(to, mail, host, now + self._limits.mail_seconds)
+        letter = _KeptLetter(to, mail, host, now + self._limits.mail_seconds)
         waiting = self._waiting.setdefault(to, {})
         waiting[letter] = None
         self._senders.add(letter)
@@ -122,11 +122,11 @@ class Mailroom(Generic[To]):
         for letter in [one for one in self._waiting.get(to, ()) if now >= one.until]:
             self._drop(letter)
 
-    def _drop(self, letter: _Letter[To]) -> None:
+    def _drop(self, letter: _KeptLetter[To]) -> None:
         self._remove(letter)
         self.dropped += 1
 
-    def _remove(self, letter: _Letter[To]) -> None:
+    def _remove(self, letter: _KeptLetter[To]) -> None:
         self._senders.remove(letter)
         self.held_bytes -= letter.size
         waiting = self._waiting[letter.to]

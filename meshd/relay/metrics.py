@@ -46,7 +46,7 @@ class MetricsPort:
     def __init__(self, relay: RelayServer, sockets: list[socket.socket]) -> None:
         self._relay = relay
         self._sockets = sockets
-        self._readers: set[_Reader] = set()
+        self._readers: set[_RequestReader] = set()
 
     async def serve(self) -> None:
         """Until cancelled."""
@@ -58,14 +58,14 @@ class MetricsPort:
             for reader in list(self._readers):
                 reader.close()
 
-    def _fresh(self) -> "_Reader":
-        return _Reader(self._relay, self._readers)
+    def _fresh(self) -> "_RequestReader":
+        return _RequestReader(self._relay, self._readers)
 
 
-class _Reader(asyncio.Protocol):
+class _RequestReader(asyncio.Protocol):
     """One request, one answer."""
 
-    def __init__(self, relay: RelayServer, readers: "set[_Reader]") -> None:
+    def __init__(self, relay: RelayServer, readers: "set[_RequestReader]") -> None:
         self._relay = relay
         self._readers = readers
         self._request = b""

@@ -25,8 +25,8 @@ from meshd.link.secure.tls import listener_context
 from meshd.link.tcp.bind import accept_from, listen
 from meshd.relay.connection import Connection, Spaces
 from meshd.relay.limits import SMALL, Limits
-from meshd.relay.stage import Hold, Stage
-from meshd.relay.states import Action, Cut, Drop, Identity, Tell
+from meshd.relay.stage import Hold, RelayStage
+from meshd.relay.states import Action, Cut, Drop, NodeIdentity, Tell
 from meshd.relay.stun import StunPorts
 from meshd.relay.switchboard import Switchboard
 from meshd.relay.throttle import Throttle
@@ -161,9 +161,15 @@ class RelayServer:
             now = loop.time()
             self._do(self.board.sweep(now))
             for connection in list(self._connections.values()):
-                early = connection.stage in (Stage.FIRST, Stage.STUN, Stage.SHAKING, Stage.PREFACE)
+                early = connection.stage in (
+                    RelayStage.FIRST,
+                    RelayStage.STUN,
+                    RelayStage.SHAKING,
+                    RelayStage.PREFACE,
+                )
                 if (early and now - connection.since > self.limits.unproven_seconds) or (
-                    connection.stage is Stage.CONTROL and now - connection.heard > self.limits.silent_seconds
+                    connection.stage is RelayStage.CONTROL
+                    and now - connection.heard > self.limits.silent_seconds
                 ):
                     connection.abort()
 
@@ -284,7 +290,7 @@ class RelayServer:
         number = connection.number
         member = proven.member
         counts = member is not None and (not self._meshes or member.mesh in self._meshes)
-        who = Identity(proven.peer.raw, member.mesh.raw if counts and member is not None else b"")
+        who = NodeIdentity(proven.peer.raw, member.mesh.raw if counts and member is not None else b"")
         self._do(self.board.enter(number, who, host=connection.host, seen=connection.remote, now=loop.time()))
         pace = TokenBucket(rate=self.limits.messages_rate, burst=self.limits.messages_burst, now=loop.time())
         parser = LengthParser(limit=MAX_RELAY_MESSAGE_BYTES)

@@ -9,7 +9,7 @@ C = TypeVar("C", contravariant=True)
 _NOT_SENT_BYTES = 128 << 10  # what the kernel takes before it has sent what it has
 
 
-class Stage(Enum):
+class RelayStage(Enum):
     """What the other side is doing."""
 
     FIRST = auto()  # nothing has come
@@ -32,7 +32,7 @@ class Hold(Flag):
     UNREAD = auto()  # control messages wait
 
 
-class Exchange(Protocol[C]):
+class RelayExchange(Protocol[C]):
     """What a connection asks of its relay. No method raises."""
 
     def arrived(self, connection: C) -> bool:

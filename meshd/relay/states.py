@@ -7,7 +7,7 @@ from meshd.wire.relay import FromRelay
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class NodeIdentity:
     """A node: its key and, unless it is a guest, its mesh (empty for guests)."""
 
     peer: bytes
@@ -44,10 +44,10 @@ Action = Tell | Drop | Cut
 
 
 @dataclass(slots=True)
-class Client:
+class ConnectedNode:
     """One control connection."""
 
-    who: Identity
+    who: NodeIdentity
     host: str
     since: float
     strikes: int = 0
@@ -58,8 +58,8 @@ class Circuit:
     """Two tickets, then two connections. `join` circuits are held to few bytes and seconds."""
 
     number: int
-    caller: Identity
-    callee: Identity
+    caller: NodeIdentity
+    callee: NodeIdentity
     tickets: tuple[bytes, bytes]  # of the caller, of the callee
     since: float
     box: bytes = b""
@@ -75,7 +75,7 @@ class Circuit:
 class Box:
     """A mailbox that a member opened."""
 
-    owner: Identity
+    owner: NodeIdentity
     until: float
     guests: deque[bytes]
     joins: int = 0

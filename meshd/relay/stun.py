@@ -96,16 +96,16 @@ class StunPorts:
     async def start(self, owner: Owner) -> None:
         """Answer from here on, until `owner` ends."""
         square = {corner: Endpoint(*sock.getsockname()[:2]) for corner, sock in self._square.items()}
-        ports: dict[Corner, _Port] = {}
+        ports: dict[Corner, _StunPort] = {}
         loop = asyncio.get_running_loop()
         for corner in list(self._square):
             transport, ports[corner] = await loop.create_datagram_endpoint(
-                partial(_Port, self._counts, corner, square, ports), sock=self._square.pop(corner)
+                partial(_StunPort, self._counts, corner, square, ports), sock=self._square.pop(corner)
             )
             owner.start(_close_at_end(transport), name="relay stun")
         while self._plain:
             transport, _ = await loop.create_datagram_endpoint(
-                partial(_Port, self._counts, (0, 0), {}, {}), sock=self._plain.pop()
+                partial(_StunPort, self._counts, (0, 0), {}, {}), sock=self._plain.pop()
             )
             owner.start(_close_at_end(transport), name="relay stun")
 
@@ -117,7 +117,7 @@ class StunPorts:
         self._square.clear()
 
 
-class _Port(asyncio.DatagramProtocol):
+class _StunPort(asyncio.DatagramProtocol):
     """One socket: one question, one answer, nothing kept."""
 
     def __init__(
@@ -125,7 +125,7 @@ class _Port(asyncio.DatagramProtocol):
         counts: Counter[str],
         corner: Corner,
         square: dict[Corner, Endpoint],
-        ports: "dict[Corner, _Port]",
+        ports: "dict[Corner, _StunPort]",
     ) -> None:
         self._counts = counts
         self._corner = corner

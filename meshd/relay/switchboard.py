@@ -12,7 +12,7 @@ from meshd.base.bucket import TokenBucket
 from meshd.relay.calls import Calls
 from meshd.relay.limits import Limits
 from meshd.relay.mailroom import Mailroom
-from meshd.relay.states import Action, Box, Circuit, Client, Cut, Drop, Identity, Tell
+from meshd.relay.states import Action, Box, Circuit, ConnectedNode, Cut, Drop, NodeIdentity, Tell
 from meshd.wire.relay import (
     PEER_BYTES,
     TICKET_BYTES,
@@ -22,12 +22,12 @@ from meshd.wire.relay import (
     HangUp,
     Mail,
     OpenBox,
-    Ping,
-    Pong,
     Post,
     Posted,
     Ready,
-    Refusal,
+    RelayPing,
+    RelayPong,
+    RelayRefusal,
     Ring,
     ShutBox,
 )
@@ -41,18 +41,18 @@ class Switchboard:
     def __init__(self, limits: Limits, *, random: Callable[[int], bytes]) -> None:
         self.limits = limits
         self._random = random
-        self._clients: dict[int, Client] = {}
-        self._by_identity: dict[Identity, int] = {}
+        self._clients: dict[int, ConnectedNode] = {}
+        self._by_identity: dict[NodeIdentity, int] = {}
         self._of_host: Counter[str] = Counter()
         self._guests_of_host: Counter[str] = Counter()
         self._circuits: dict[int, Circuit] = {}
-        self._of_identity: Counter[Identity] = Counter()
+        self._of_identity: Counter[NodeIdentity] = Counter()
         self._calls = Calls(limits.ticket_seconds)
         self._tickets: dict[bytes, tuple[int, int]] = {}  # circuit and side, until it ends
         self._boxes: dict[bytes, Box] = {}
-        self._boxes_of: Counter[Identity] = Counter()
-        self._mail: Mailroom[Identity | bytes] = Mailroom(limits)
-        self._buckets: dict[Identity, TokenBucket] = {}
+        self._boxes_of: Counter[NodeIdentity] = Counter()
+        self._mail: Mailroom[NodeIdentity | bytes] = Mailroom(limits)
+        self._buckets: dict[NodeIdentity, TokenBucket] = {}
         self._next_circuit = 1
         self.counts: Counter[str] = Counter()  # what happened so far, for the metrics
 
@@ -80,18 +80,18 @@ class Switchboard:
 
     # --- clients
 
-    def enter(self, client: int, who: Identity, *, host: str, seen: str, now: float) -> list[Action]:
+    def enter(self, client: int, who: NodeIdentity, *, host: str, seen: str, now: float) -> list[Action]:
         """A node has proven its key on a new control connection."""
         if text := self._too_many(who, host):
             self.counts["clients_refused"] += 1
-            return [Tell(client, Refusal(0, "full", text, "try another relay")), Drop(client)]
+            return [Tell(client, RelayRefusal(0, "full", text, "try another relay")), Drop(client)]
         actions: list[Action] = []
         older = self._by_identity.get(who)
         if older is not None:  # it has reconnected, and we have not seen the old connection die
             self.leave(older)
             text = "this node came again on a newer connection"
-            actions += [Tell(older, Refusal(0, "replaced", text)), Drop(older)]
-        self._clients[client] = Client(who, host, now)
+            actions += [Tell(older, RelayRefusal(0, "replaced", text)), Drop(older)]
+        self._clients[client] = ConnectedNode(who, host, now)
         self._by_identity[who] = client
         self._of_host[host] += 1
         if who.is_guest:
@@ -99,7 +99,7 @@ class Switchboard:
         actions.append(Tell(client, Ready(seen, self.limits.circuits_of_key, self.limits.rate)))
         return actions + [Tell(client, mail) for mail in self._mail.take(who, now)]
 
-    def _too_many(self, who: Identity, host: str) -> str:
+    def _too_many(self, who: NodeIdentity, host: str) -> str:
         """Why there is no room for another client, or nothing."""
         if len(self._clients) >= self.limits.clients:
             return "this relay is full"
@@ -129,8 +129,8 @@ class Switchboard:
         if state is None:
             return []
         match message:
-            case Ping(number):
-                return [Tell(client, Pong(number))]
+            case RelayPing(number):
+                return [Tell(client, RelayPong(number))]
             case Call():
                 return self._call(client, state, message, now)
             case HangUp(ticket):
@@ -214,7 +214,7 @@ class Switchboard:
 
     # --- inside
 
-    def _call(self, client: int, state: Client, call: Call, now: float) -> list[Action]:
+    def _call(self, client: int, state: ConnectedNode, call: Call, now: float) -> list[Action]:
         box = call.to if len(call.to) != PEER_BYTES else b""
         callee, why = self._whom(state, call.to)
         at = self._by_identity.get(callee) if callee is not None else None
@@ -242,19 +242,21 @@ class Switchboard:
             Tell(client, Called(call.number, tickets[0])),
         ]
 
-    def _whom(self, state: Client, to: bytes) -> tuple[Identity | None, tuple[str, str] | None]:
+    def _whom(self, state: ConnectedNode, to: bytes) -> tuple[NodeIdentity | None, tuple[str, str] | None]:
         """Who is meant by a key or a box, or why the client may not ask for it."""
         if len(to) == PEER_BYTES:
             if state.who.is_guest:
                 return None, ("guest", "only members may reach nodes by their key")
-            return Identity(to, state.who.mesh), None
+            return NodeIdentity(to, state.who.mesh), None
         found = self._boxes.get(to)
         if found is None:
             state.strikes += 1
             return None, ("absent", "no such mailbox is open here")
         return found.owner, None
 
-    def _no_room(self, caller: Identity, callee: Identity, box: bytes, now: float) -> tuple[str, str] | None:
+    def _no_room(
+        self, caller: NodeIdentity, callee: NodeIdentity, box: bytes, now: float
+    ) -> tuple[str, str] | None:
         if caller == callee:
             return "self", "a node cannot call itself"
         if len(self._circuits) >= self.limits.circuits:
@@ -268,10 +270,10 @@ class Switchboard:
                 return "quota", f"{whose} as many circuits here as a key may have"
         return None
 
-    def _is_full(self, who: Identity) -> bool:
+    def _is_full(self, who: NodeIdentity) -> bool:
         return self._of_identity[who] >= self.limits.circuits_of_key
 
-    def _make_room(self, caller: Identity, callee: Identity, now: float) -> list[Action]:
+    def _make_room(self, caller: NodeIdentity, callee: NodeIdentity, now: float) -> list[Action]:
         """For one more between them; there is some, or `_no_room` would have said why not."""
         cuts: list[Action] = []
         for who in (caller, callee):
@@ -281,7 +283,7 @@ class Switchboard:
                 self.ended(found.number)
         return cuts
 
-    def _hang_up(self, who: Identity, ticket: bytes) -> list[Action]:
+    def _hang_up(self, who: NodeIdentity, ticket: bytes) -> list[Action]:
         found = self._tickets.get(ticket)
         if found is None:
             return []
@@ -291,7 +293,7 @@ class Switchboard:
         self.ended(circuit.number)
         return [Cut(circuit.number)]
 
-    def _post(self, client: int, state: Client, post: Post, now: float) -> list[Action]:
+    def _post(self, client: int, state: ConnectedNode, post: Post, now: float) -> list[Action]:
         to, why = self._whom(state, post.to)
         if why is not None or to is None:
             return self._refuse(client, state, post.number, why or ("absent", ""))
@@ -300,7 +302,7 @@ class Switchboard:
             box.guests.append(state.who.peer)
         at = self._by_identity.get(to)
         if at is None and box is None and self._is_guest_of(state.who, post.to):
-            at = self._by_identity.get(Identity(post.to, b""))
+            at = self._by_identity.get(NodeIdentity(post.to, b""))
         mail = Mail(state.who.peer, post.to if box is not None else b"", post.blob)
         self.counts["mail"] += 1
         if at is not None:
@@ -308,22 +310,22 @@ class Switchboard:
         self._mail.keep(post.to if box is not None else to, mail, now, host=state.host)
         return [Tell(client, Posted(post.number, False))]
 
-    def _is_guest_of(self, owner: Identity, peer: bytes) -> bool:
+    def _is_guest_of(self, owner: NodeIdentity, peer: bytes) -> bool:
         """`peer` has written to a box of `owner`, so it may be answered."""
         return any(box.owner == owner and peer in box.guests for box in self._boxes.values())
 
-    def _open_box(self, client: int, state: Client, wanted: OpenBox, now: float) -> list[Action]:
+    def _open_box(self, client: int, state: ConnectedNode, wanted: OpenBox, now: float) -> list[Action]:
         present = self._boxes.get(wanted.box)
         if state.who.is_guest or (present is not None and present.owner != state.who):
             text = "only members open mailboxes" if state.who.is_guest else "this mailbox is another node's"
-            return [Tell(client, Refusal(0, "box", text))]
+            return [Tell(client, RelayRefusal(0, "box", text))]
         if present is not None:
             present.until = now + wanted.seconds
         else:
             if len(self._boxes) >= self.limits.boxes or (
                 self._boxes_of[state.who] >= self.limits.boxes_of_key
             ):
-                return [Tell(client, Refusal(0, "box", "no room for another mailbox"))]
+                return [Tell(client, RelayRefusal(0, "box", "no room for another mailbox"))]
             guests: deque[bytes] = deque(maxlen=self.limits.guests_of_box)
             self._boxes[wanted.box] = Box(state.who, now + wanted.seconds, guests)
             self._boxes_of[state.who] += 1
@@ -334,8 +336,8 @@ class Switchboard:
         _less(self._boxes_of, box.owner)
         self._mail.forget(name)
 
-    def _refuse(self, client: int, state: Client, number: int, why: tuple[str, str]) -> list[Action]:
-        actions: list[Action] = [Tell(client, Refusal(number, *why))]
+    def _refuse(self, client: int, state: ConnectedNode, number: int, why: tuple[str, str]) -> list[Action]:
+        actions: list[Action] = [Tell(client, RelayRefusal(number, *why))]
         if state.who.is_guest and state.strikes >= self.limits.guest_strikes:
             self.leave(client)
             actions.append(Drop(client))

@@ -29,7 +29,7 @@ RECORD_ROOM, BAN_ROOM = 30 << 10, 30 << 10
 LOG = log.get("rendezvous")
 
 
-class Pipe(Protocol):
+class JoinPipe(Protocol):
     """A proven link of purpose JOIN."""
 
     async def send(self, data: Sequence[bytes | memoryview]) -> None: ...
@@ -45,8 +45,8 @@ class Admitted:
     bans: tuple[bytes, ...]
 
 
-class _Talk:
-    def __init__(self, pipe: Pipe) -> None:
+class _JoinTalk:
+    def __init__(self, pipe: JoinPipe) -> None:
         self._pipe = pipe
         self._parser = LengthParser()
 
@@ -62,9 +62,9 @@ class _Talk:
         return decode(message)
 
 
-async def ask(pipe: Pipe, *, me: PeerId, mesh: MeshId, name: str, role: str) -> Admitted:
+async def ask(pipe: JoinPipe, *, me: PeerId, mesh: MeshId, name: str, role: str) -> Admitted:
     """The joiner's side. Raises Refused with the inviter's reason, Broken."""
-    talk = _Talk(pipe)
+    talk = _JoinTalk(pipe)
     try:
         async with asyncio.timeout(JOIN_SECONDS):
             await talk.send(JoinRequest(name, role))
@@ -112,12 +112,12 @@ class Inviter:
         self._random = random
         self._wall_clock = wall_clock
 
-    async def admit(self, pipe: Pipe, *, joiner: PeerId, invite_id: bytes) -> bool:
+    async def admit(self, pipe: JoinPipe, *, joiner: PeerId, invite_id: bytes) -> bool:
         """Answer one joiner that has proven the invite's secret. True: it is a member now.
 
         Whatever else it sends on the pipe is left there: it may go on as a member (link/secure/joining.py).
         """
-        talk = _Talk(pipe)
+        talk = _JoinTalk(pipe)
         try:
             async with asyncio.timeout(JOIN_SECONDS):
                 request = await talk.receive()

@@ -52,7 +52,7 @@ class Mdns:
         self._found = found
         self._random = random
         self._neighbours = Neighbours(mesh, me)
-        self._networks: dict[str, _Joined] = {}
+        self._networks: dict[str, _JoinedNetwork] = {}
         self._failed: dict[str, tuple[Place, float, str]] = {}
         self._news = asyncio.Event()
         self._began: float | None = None
@@ -116,7 +116,7 @@ class Mdns:
                 task = owner.start_for(
                     f"network {place.interface}", network.serve(), name=f"mdns {place.interface}"
                 )
-                self._networks[place.interface] = _Joined(network, task)
+                self._networks[place.interface] = _JoinedNetwork(network, task)
 
     def _sign(self, place: Place) -> Sign | None:
         if not place.port:
@@ -126,7 +126,7 @@ class Mdns:
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
+class _JoinedNetwork:
     network: Network
     task: asyncio.Task[None]
 

@@ -17,14 +17,14 @@ TELL_SECONDS = 5.0  # a peer is told of at most that often: records that change 
 
 
 @dataclass(slots=True)
-class _Seen:
+class _SeenMember:
     sign: Sign
     candidates: tuple[Candidate, ...]
     peer: PeerId | None = None
 
 
 @dataclass(slots=True)
-class _Told:
+class _ToldPlaces:
     candidates: tuple[Candidate, ...] = ()
     at: float = float("-inf")
     news: bool = True  # something was announced anew: the peer is there, even if its addresses are the same
@@ -37,9 +37,9 @@ class Neighbours:
     mesh: MeshId
     me: PeerId | None = None
     heard_at: float | None = None  # when anybody else's record came last, of whatever mesh
-    _seen: dict[tuple[str, str], _Seen] = field(default_factory=dict)
+    _seen: dict[tuple[str, str], _SeenMember] = field(default_factory=dict)
     _known: frozenset[PeerId] = frozenset()
-    _told: dict[PeerId, _Told] = field(default_factory=dict)
+    _told: dict[PeerId, _ToldPlaces] = field(default_factory=dict)
 
     @property
     def members(self) -> int:
@@ -76,7 +76,7 @@ class Neighbours:
         if known is not None and known.sign == sign and known.candidates == candidates:
             self._seen[where] = known
             return False
-        seen = self._seen[where] = _Seen(sign, candidates)
+        seen = self._seen[where] = _SeenMember(sign, candidates)
         self._name(seen, self._known)
         if len(self._seen) > MAX_SEEN:
             del self._seen[next(iter(self._seen))]
@@ -114,21 +114,21 @@ class Neighbours:
         told: list[tuple[PeerId, tuple[Candidate, ...]]] = []
         present = {seen.peer for seen in self._seen.values() if seen.peer is not None}
         for peer in (present | set(self._told)) & self._known:
-            last = self._told.setdefault(peer, _Told())
+            last = self._told.setdefault(peer, _ToldPlaces())
             candidates = self.of(peer)
             if now - last.at < TELL_SECONDS or not (last.news or set(candidates) != set(last.candidates)):
                 continue
             told.append((peer, candidates))
             if candidates:
-                self._told[peer] = _Told(candidates, now, news=False)
+                self._told[peer] = _ToldPlaces(candidates, now, news=False)
             else:
                 del self._told[peer]
         for peer in set(self._told) - self._known:
             del self._told[peer]
         return told
 
-    def _name(self, seen: _Seen, peers: Iterable[PeerId]) -> None:
+    def _name(self, seen: _SeenMember, peers: Iterable[PeerId]) -> None:
         """Find out whose record it is: one hash for each peer that is asked about."""
         seen.peer = next((peer for peer in peers if seen.sign.is_of_node(self.mesh, peer)), None)
         if seen.peer is not None:
-            self._told.setdefault(seen.peer, _Told()).news = True
+            self._told.setdefault(seen.peer, _ToldPlaces()).news = True

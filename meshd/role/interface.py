@@ -181,7 +181,7 @@ class RoleStatus:
     """What a worker keeps of weights that came over the network."""
 
 
-class Role(Protocol):
+class RunningRole(Protocol):
     """Runs until cancelled."""
 
     @property

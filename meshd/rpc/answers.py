@@ -31,13 +31,13 @@ _VIEW = struct.Struct("<204xQ")
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
+class _KnownDevice:
     alignment: int
     largest: int
     rule: int
 
 
-class Answers:
+class KnownAnswers:
     """Of one server process, for all connections of one client to it. Holds at most MAX_KEPT answers."""
 
     def __init__(self, *, plain_sizes: bool = False) -> None:
@@ -45,7 +45,7 @@ class Answers:
         self._plain_sizes = plain_sizes
         self._kept: dict[bytes, bytes] = {}
         self._memory: dict[bytes, bytes] = {}
-        self._devices: tuple[_Device, ...] = ()
+        self._devices: tuple[_KnownDevice, ...] = ()
         self.hello = b""
         """The whole body of the server's answer to HELLO, once it is known."""
         self.age = 0
@@ -78,7 +78,7 @@ class Answers:
         devices = []
         for number, at in enumerate(range(0, len(table), rpc.DEVICE_INFO_BYTES)):
             alignment, largest, free, total, rule = _INFO.unpack_from(table, at)
-            devices.append(_Device(alignment, largest, rule))
+            devices.append(_KnownDevice(alignment, largest, rule))
             memory = rpc.PAIR64.pack(free, total)
             self.learn(rpc.GET_DEVICE_MEMORY, rpc.U32.pack(number), memory, age=age)
         self._devices = tuple(devices)

@@ -12,7 +12,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import protocol as rpc
 from meshd.rpc.frames import HEAD, WORKER, Messages
 from meshd.rpc.graph import check_asked_ops, check_graph
-from meshd.rpc.missed_tensors import Keeping
+from meshd.rpc.missed_tensors import TensorKeeping
 from meshd.rpc.tensors import Buffer, Remembered, check_half_rows, check_load_entry, find, place_of, refused
 
 MAX_BUFFERS = 1024
@@ -35,7 +35,7 @@ class Firewall:
     GRAPH_MOST_BYTES, what MAX_BUFFERS and MAX_UNANSWERED allow, nothing else.
     """
 
-    def __init__(self, *, memory: int | None = None, keeping: Keeping | None = None) -> None:
+    def __init__(self, *, memory: int | None = None, keeping: TensorKeeping | None = None) -> None:
         """`memory`: most bytes of buffers together, where the server itself has no limit.
 
         `keeping` is told of tensors that are asked for by content, and of those that are sent.

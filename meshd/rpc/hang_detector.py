@@ -6,7 +6,7 @@ of any length is one as long as that goes on. A GPU that computes shows none, so
 are the measure. See docs/decisions/0032-losses.md.
 """
 
-from meshd.rpc.pending_work import Arrived, Inspector, Outward, Owed, Step
+from meshd.rpc.pending_work import Arrived, ConnectionInspector, Outward, Owed, Step
 
 LOOK_SECONDS = 1.0
 LEAST_SECONDS = 5.0  # without a sign of life: shorter pauses have a hundred reasons
@@ -46,7 +46,7 @@ class Watch:
 
     # What is looked at.
 
-    def connection(self, inspector: Inspector) -> Owed:
+    def connection(self, inspector: ConnectionInspector) -> Owed:
         """Of the head; `close` it at its end."""
         owed = Owed(inspector, arrived=self.arrived, graph_done=self._graph_done)
         self._owed.append(owed)

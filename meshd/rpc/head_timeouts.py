@@ -36,9 +36,9 @@ class Company:
         self._load_limit = MOST_SECONDS + largest / READING_RATE
         self._peers: dict[Owed, PeerId] = {}
 
-    def patience(self, peer: PeerId) -> "Patience":
+    def patience(self, peer: PeerId) -> "HeadPatience":
         """With one of them."""
-        return Patience(peer, self, self._clock, load_limit=self._load_limit)
+        return HeadPatience(peer, self, self._clock, load_limit=self._load_limit)
 
     def add(self, owed: Owed, peer: PeerId) -> None:
         """A connection to `peer`."""
@@ -151,7 +151,7 @@ class HeadEnd:
         return limit + TAKE_SECONDS * debt.takes
 
 
-class Patience:
+class HeadPatience:
     """With one worker, for the time of its lease."""
 
     def __init__(

@@ -20,7 +20,7 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class RpcMessage:
     """A body of at most `most` bytes: `fields` as `body` lays them out, then `rest`. `answer` 0: none."""
 
     name: str
@@ -79,12 +79,16 @@ SYNCED = 138
 LOADED = 139
 FAILED = 255
 
-MESSAGES: Mapping[int, Message] = {
-    HELLO: Message("HELLO", 1, True, WELCOME, Struct("<I"), ("version",), (Rest("ggml", 1, "", 256),), 260),
-    ALLOCATE: Message("ALLOCATE", 2, True, ALLOCATED, Struct("<IIQ"), ("buffer", "device", "size"), (), 16),
-    FREE: Message("FREE", 3, True, 0, Struct("<I"), ("buffer",), (), 4),
-    FILL: Message("FILL", 4, True, 0, Struct("<IIQQ"), ("buffer", "value", "offset", "size"), (), 24),
-    WRITE: Message(
+MESSAGES: Mapping[int, RpcMessage] = {
+    HELLO: RpcMessage(
+        "HELLO", 1, True, WELCOME, Struct("<I"), ("version",), (Rest("ggml", 1, "", 256),), 260
+    ),
+    ALLOCATE: RpcMessage(
+        "ALLOCATE", 2, True, ALLOCATED, Struct("<IIQ"), ("buffer", "device", "size"), (), 16
+    ),
+    FREE: RpcMessage("FREE", 3, True, 0, Struct("<I"), ("buffer",), (), 4),
+    FILL: RpcMessage("FILL", 4, True, 0, Struct("<IIQQ"), ("buffer", "value", "offset", "size"), (), 24),
+    WRITE: RpcMessage(
         "WRITE",
         5,
         True,
@@ -94,8 +98,8 @@ MESSAGES: Mapping[int, Message] = {
         (Rest("data", 1, "", 4194304),),
         4194320,
     ),
-    READ: Message("READ", 6, True, DATA, Struct("<IIQ"), ("buffer", "size", "offset"), (), 16),
-    COPY: Message(
+    READ: RpcMessage("READ", 6, True, DATA, Struct("<IIQ"), ("buffer", "size", "offset"), (), 16),
+    COPY: RpcMessage(
         "COPY",
         7,
         True,
@@ -105,7 +109,7 @@ MESSAGES: Mapping[int, Message] = {
         (),
         32,
     ),
-    GRAPH: Message(
+    GRAPH: RpcMessage(
         "GRAPH",
         8,
         True,
@@ -118,10 +122,10 @@ MESSAGES: Mapping[int, Message] = {
         ),
         8519704,
     ),
-    COMPUTE: Message("COMPUTE", 9, True, 0, Struct("<QII"), ("uid", "device", "zero"), (), 16),
-    SYNC: Message("SYNC", 10, True, SYNCED, Struct("<"), (), (), 0),
-    LOAD: Message("LOAD", 11, True, LOADED, Struct("<"), (), (Rest("entries", 56, "", 1024),), 57344),
-    WELCOME: Message(
+    COMPUTE: RpcMessage("COMPUTE", 9, True, 0, Struct("<QII"), ("uid", "device", "zero"), (), 16),
+    SYNC: RpcMessage("SYNC", 10, True, SYNCED, Struct("<"), (), (), 0),
+    LOAD: RpcMessage("LOAD", 11, True, LOADED, Struct("<"), (), (Rest("entries", 56, "", 1024),), 57344),
+    WELCOME: RpcMessage(
         "WELCOME",
         129,
         False,
@@ -135,11 +139,11 @@ MESSAGES: Mapping[int, Message] = {
         ),
         3980,
     ),
-    ALLOCATED: Message("ALLOCATED", 130, False, 0, Struct("<I"), ("done",), (), 4),
-    DATA: Message("DATA", 134, False, 0, Struct("<"), (), (Rest("data", 1, "", 4194304),), 4194304),
-    SYNCED: Message("SYNCED", 138, False, 0, Struct("<"), (), (), 0),
-    LOADED: Message("LOADED", 139, False, 0, Struct("<"), (), (Rest("results", 1, "", 1024),), 1024),
-    FAILED: Message("FAILED", 255, False, 0, Struct("<"), (), (Rest("why", 1, "", 256),), 256),
+    ALLOCATED: RpcMessage("ALLOCATED", 130, False, 0, Struct("<I"), ("done",), (), 4),
+    DATA: RpcMessage("DATA", 134, False, 0, Struct("<"), (), (Rest("data", 1, "", 4194304),), 4194304),
+    SYNCED: RpcMessage("SYNCED", 138, False, 0, Struct("<"), (), (), 0),
+    LOADED: RpcMessage("LOADED", 139, False, 0, Struct("<"), (), (Rest("results", 1, "", 1024),), 1024),
+    FAILED: RpcMessage("FAILED", 255, False, 0, Struct("<"), (), (Rest("why", 1, "", 256),), 256),
 }
 
 LOAD_RESULTS = ("loaded", "no-such-hash", "type-or-size-differs", "unreadable", "file-changed")

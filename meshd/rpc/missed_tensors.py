@@ -37,21 +37,23 @@ class Sink(Protocol):
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _MissedTensor:
     tensor: Missed
     place: tuple[int, int]  # buffer, address
     left: int  # bytes that have not come
 
 
-class Keeping:
+class TensorKeeping:
     """Holds MAX_WANTED small entries and no data."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._asked: deque[tuple[_Wanted, ...] | None] = deque()
+        self._asked: deque[tuple[_MissedTensor, ...] | None] = deque()
         self._held = 0
-        self.wanted: dict[tuple[int, int], _Wanted] = {}  # missed, not come yet; none: we need hear nothing
-        self._coming: _Wanted | None = None
+        self.wanted: dict[
+            tuple[int, int], _MissedTensor
+        ] = {}  # missed, not come yet; none: we need hear nothing
+        self._coming: _MissedTensor | None = None
         self._at = 0
         self._left = 0
 
@@ -108,7 +110,7 @@ class Keeping:
             self.wanted.pop(wanted.place, None)
 
 
-def _wanted(message: bytes | memoryview, at: int) -> _Wanted:
+def _wanted(message: bytes | memoryview, at: int) -> _MissedTensor:
     handle, data, size, kind, *_ne = rpc.LOAD_ENTRY.unpack_from(message, at)
     digest = bytes(message[at + rpc.LOAD_HASH.start : at + rpc.LOAD_HASH.stop])
-    return _Wanted(Missed(digest, kind, size), (handle, data), size)
+    return _MissedTensor(Missed(digest, kind, size), (handle, data), size)

@@ -20,7 +20,7 @@ _GRAPHS = frozenset({rpc.GRAPH_COMPUTE, rpc.GRAPH_RECOMPUTE})
 _ANSWER, _PUSH, _TAKE = range(3)
 
 
-class Inspector(Protocol):
+class ConnectionInspector(Protocol):
     """As tunnel.interface has it."""
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview: ...
@@ -47,7 +47,7 @@ class Debt(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _PendingEntry:
     kind: int
     token: int
     size: int  # of the requests since the entry before, this one's included
@@ -80,14 +80,16 @@ class Arrived:
 class Owed:
     """One connection. Implements tunnel.interface.Inspector by `inspector`, and tunnel.interface.Flow."""
 
-    def __init__(self, inspector: Inspector, *, arrived: Arrived, graph_done: Callable[[int], None]) -> None:
+    def __init__(
+        self, inspector: ConnectionInspector, *, arrived: Arrived, graph_done: Callable[[int], None]
+    ) -> None:
         """`graph_done` gets the size of each step with a graph when it is done."""
         self._inspector = inspector
         self._arrived = arrived
         self._graph_done = graph_done
         self._requests = Messages(rpc.REQUEST.size, HEAD)
         self._answers = Messages(rpc.ANSWER.size, WORKER)
-        self._entries: deque[_Entry] = deque()
+        self._entries: deque[_PendingEntry] = deque()
         self._size = 0  # of requests since the last entry
         self._graph = False
         self._graph_bytes = 0
@@ -186,7 +188,7 @@ class Owed:
         """A tensor leaves for another server; says whether it was owed here."""
         return self._settle(lambda entry: entry.kind == _PUSH and entry.token == token)
 
-    def _settle(self, is_last: Callable[[_Entry], bool]) -> bool:
+    def _settle(self, is_last: Callable[[_PendingEntry], bool]) -> bool:
         """Everything up to the first such entry is done, if there is one; an answer may be on its way."""
         last = next((number for number, entry in enumerate(self._entries) if is_last(entry)), None)
         if last is None:
@@ -226,10 +228,10 @@ class Owed:
             self._graph, self._graph_bytes = True, self._graph_bytes + size
         if kind != _ANSWER or (command is not None and command.answer != rpc.NO_ANSWER):
             load = number == rpc.SET_TENSOR_GGUF
-            self._add(_Entry(kind, token, self._size, self._graph, self._graph_bytes, load))
+            self._add(_PendingEntry(kind, token, self._size, self._graph, self._graph_bytes, load))
         return rpc.REQUEST.size + int(size)
 
-    def _add(self, entry: _Entry) -> None:
+    def _add(self, entry: _PendingEntry) -> None:
         if len(self._entries) < OWED.most:
             self._entries.append(entry)
             self._size, self._graph, self._graph_bytes = 0, False, 0

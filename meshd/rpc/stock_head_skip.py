@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from meshd.model.weights_index import TensorEntry
 from meshd.rpc import protocol as rpc
-from meshd.rpc.answers import CHANGES_MEMORY, QUESTIONS, Answers
+from meshd.rpc.answers import CHANGES_MEMORY, QUESTIONS, KnownAnswers
 from meshd.rpc.frames import HEAD, WORKER, Messages
 from meshd.rpc.tensors import TYPES, dense_strides, refused
 
@@ -39,7 +39,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class TensorData:
     """Of the weight that began last, in order."""
 
     data: bytes | memoryview
@@ -51,20 +51,20 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ImmediateReply:
     """For the client, at once: it waits for nothing else."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadStates:
     """The answer to the oldest `load`: what became of each entry."""
 
     states: bytes
 
 
-Part = bytes | memoryview | Begin | Data | Settle | Reply
+Part = bytes | memoryview | Begin | TensorData | Settle | ImmediateReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class _Awaited:
 class Saving:
     """One connection: the client is our own llama-server, the worker a member that may lie."""
 
-    def __init__(self, tensors: Mapping[str, TensorEntry], answers: Answers) -> None:
+    def __init__(self, tensors: Mapping[str, TensorEntry], answers: KnownAnswers) -> None:
         """`tensors` by name; `answers` are shared by all connections to this worker."""
         self._tensors = tensors
         self._answers = answers
@@ -91,7 +91,9 @@ class Saving:
         self._unsettled = False
         self._left = 0  # bytes of a weight that have yet to come
         self._awaited: deque[_Awaited] = deque()
-        self._told: list[tuple[int, int, bytes | Loaded]] = []  # where in what is fed, and what goes instead
+        self._told: list[
+            tuple[int, int, bytes | LoadStates]
+        ] = []  # where in what is fed, and what goes instead
 
     # Requests.
 
@@ -102,7 +104,7 @@ class Saving:
         begin = min(self._left, len(passed))
         if begin:
             self._left -= begin
-            yield Data(passed[:begin])
+            yield TensorData(passed[:begin])
         for at, end, number, more in list(self._seen):
             if isinstance(more, Begin) and not more.missed:
                 yield from self._plain(passed[begin:at])
@@ -111,7 +113,7 @@ class Saving:
                 begin = min(end, len(passed))
                 self._left = end - begin
                 if at + _HEAD_BYTES < begin:
-                    yield Data(passed[at + _HEAD_BYTES : begin])
+                    yield TensorData(passed[at + _HEAD_BYTES : begin])
                 continue
             yield from self._plain(passed[begin:at])
             if isinstance(more, Begin):
@@ -120,7 +122,7 @@ class Saving:
                 self._answers.changed()
             body = more if isinstance(more, bytes) else b""
             if (known := self._known(number, body)) is not None:
-                yield Reply(_answer(known))
+                yield ImmediateReply(_answer(known))
             elif number == rpc.HELLO:
                 yield from self._greet(body)
             else:
@@ -145,7 +147,7 @@ class Saving:
         awaited = _Awaited(rpc.HELLO, size, age=self._answers.age, silent=bool(known))
         yield from self._plain(rpc.REQUEST.pack(rpc.HELLO, len(caps)) + caps, awaited=awaited)
         if known:
-            yield Reply(_hello(known))
+            yield ImmediateReply(_hello(known))
 
     def _known(self, number: int, body: bytes) -> bytes | None:
         """The answer, where it need not be asked for."""
@@ -213,16 +215,16 @@ class Saving:
 
     # Answers.
 
-    def answers(self, data: bytes | memoryview) -> list[bytes | memoryview | Loaded]:
+    def answers(self, data: bytes | memoryview) -> list[bytes | memoryview | LoadStates]:
         """What goes to the client, in order, and what became of weights. Raises RemoteProtocolError."""
         self._told.clear()
         passed = self._replies.feed(data, self._look_answer)
-        parts: list[bytes | memoryview | Loaded] = []
+        parts: list[bytes | memoryview | LoadStates] = []
         begin = 0
         for at, end, told in self._told:
             parts += [passed[begin:at], told]
             begin = end
-        return [part for part in (*parts, passed[begin:]) if isinstance(part, Loaded) or len(part)]
+        return [part for part in (*parts, passed[begin:]) if isinstance(part, LoadStates) or len(part)]
 
     def _look_answer(self, data: bytes | memoryview, at: int, have: int) -> int:
         (size,) = rpc.ANSWER.unpack_from(data, at)
@@ -265,12 +267,12 @@ class Saving:
     def _learn(self, awaited: _Awaited, body: bytes) -> None:
         self._answers.learn(awaited.number, awaited.question, body, age=awaited.age)
 
-    def _loaded(self, _awaited: _Awaited, body: bytes) -> Loaded:
-        return Loaded(body)
+    def _loaded(self, _awaited: _Awaited, body: bytes) -> LoadStates:
+        return LoadStates(body)
 
 
 _TABLE = -1  # no command: the table of devices comes behind the answer to HELLO
-_LESSONS: Mapping[int, Callable[[Saving, _Awaited, bytes], bytes | Loaded | None]] = {
+_LESSONS: Mapping[int, Callable[[Saving, _Awaited, bytes], bytes | LoadStates | None]] = {
     rpc.HELLO: Saving._greeted,
     rpc.SET_TENSOR_GGUF: Saving._loaded,
     _TABLE: Saving._learn_table,

@@ -22,7 +22,7 @@ from meshd.store.eviction import MAX_PACKS
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.hashes import hash_tensors
 from meshd.store.interface import HashProgress, StoreStatus
-from meshd.store.lease_cache import Job, OpenPack, Shelf
+from meshd.store.lease_cache import Job, LeaseShelf, OpenPack
 from meshd.store.pack import PackWriter, Sealed, Table, locked, read_table
 from meshd.store.pack_folder import StoreFolder
 
@@ -42,7 +42,7 @@ class _Known:
     table: Table
 
 
-class ContentStore:
+class DiskContentStore:
     """Implements store.interface.ContentStore. Run `serve` as long as it is used."""
 
     def __init__(self, path: Path, *, limit: int, cache: HashCache) -> None:
@@ -52,12 +52,14 @@ class ContentStore:
         self._clock_ns = HashCache(path).clock_ns
         self._known: dict[str, _Known] = {}
         self._have: frozenset[bytes] | None = None  # all of `_known`, once somebody asks
-        self._shelves: list[Shelf] = []
+        self._shelves: list[LeaseShelf] = []
         self._jobs: deque[Job] = deque()
         self._queued = 0
         self._closing = 0  # shelves that are done, and whose last job waits
         self._work = asyncio.Event()
-        self._writers: deque[tuple[Shelf, PackWriter]] = deque()  # to be sealed; the first one is just now
+        self._writers: deque[tuple[LeaseShelf, PackWriter]] = (
+            deque()
+        )  # to be sealed; the first one is just now
         self._full = asyncio.Event()
         self._sealed = asyncio.Event()
         self._look = asyncio.Event()
@@ -94,11 +96,11 @@ class ContentStore:
         self._work.set()
         return True
 
-    def full(self, shelf: Shelf, writer: PackWriter) -> None:
+    def full(self, shelf: LeaseShelf, writer: PackWriter) -> None:
         """See Books."""
         self._writers.append((shelf, writer))
 
-    def over(self, shelf: Shelf) -> None:
+    def over(self, shelf: LeaseShelf) -> None:
         """See Books."""
         if shelf in self._shelves:
             self._shelves.remove(shelf)
@@ -114,7 +116,7 @@ class ContentStore:
             path=self._folder.path, bytes=held, limit=self._folder.limit_now(held), tensors=tensors
         )
 
-    async def take(self, *, peer: str, told: Callable[[str], Awaitable[None]]) -> Shelf | None:
+    async def take(self, *, peer: str, told: Callable[[str], Awaitable[None]]) -> LeaseShelf | None:
         """See store.interface.ContentStore."""
         if not self._folder.limit or not self._folder.usable:
             return None
@@ -140,7 +142,7 @@ class ContentStore:
         except BaseException:
             _close_all(packs)
             raise
-        shelf = Shelf(self, packs, peer=peer, empty=empty)
+        shelf = LeaseShelf(self, packs, peer=peer, empty=empty)
         self._shelves.append(shelf)
         return shelf
 
@@ -302,7 +304,7 @@ def _write(batch: Sequence[Job]) -> None:
         job.shelf.write(job)
 
 
-def _seal(shelf: Shelf, writer: PackWriter) -> Sealed | None:
+def _seal(shelf: LeaseShelf, writer: PackWriter) -> Sealed | None:
     try:
         sealed = writer.seal()
     except OSError as error:

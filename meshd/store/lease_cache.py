@@ -53,7 +53,7 @@ class OpenPack:
 class Job:
     """For the store's thread: a piece of a tensor; no more of it (`data` None); or, without one, the end."""
 
-    shelf: "Shelf"
+    shelf: "LeaseShelf"
     tensor: Missed | None = None
     offset: int = 0
     data: bytes | None = None
@@ -78,14 +78,14 @@ class Books(Protocol):
         """False when too much is waiting: a piece is not taken then."""
         ...
 
-    def full(self, shelf: "Shelf", writer: PackWriter) -> None:
+    def full(self, shelf: "LeaseShelf", writer: PackWriter) -> None:
         """This pack may be sealed. Called in the thread."""
         ...
 
-    def over(self, shelf: "Shelf") -> None: ...
+    def over(self, shelf: "LeaseShelf") -> None: ...
 
 
-class Shelf:
+class LeaseShelf:
     """Implements store.interface.Shelf."""
 
     def __init__(self, books: Books, packs: Sequence[OpenPack], *, peer: str, empty: BinaryIO | None) -> None:

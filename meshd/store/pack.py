@@ -35,7 +35,7 @@ _MAGIC = b"MESHDTEN"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptTensor:
     """A tensor of a pack."""
 
     digest: bytes
@@ -49,7 +49,7 @@ class Table:
     """What a pack holds, and the node that sent it."""
 
     peer: str
-    tensors: tuple[Kept, ...]
+    tensors: tuple[KeptTensor, ...]
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
@@ -81,7 +81,7 @@ def decode_table(text: bytes, *, room: int) -> Table:
     tensors = []
     for line in lines[2:]:
         word, kind, offset, size, digest = line.split(" ")
-        kept = Kept(bytes.fromhex(digest), int(kind), int(offset), int(size))
+        kept = KeptTensor(bytes.fromhex(digest), int(kind), int(offset), int(size))
         inside = kept.offset >= 0 and 0 < kept.size <= room - kept.offset
         if word != "tensor" or not inside or len(kept.digest) != 32 or kept.kind not in TENSOR_TYPES:
             raise ValueError("its table names what cannot be")
@@ -159,7 +159,7 @@ class PackWriter:
         self._end = 0
         self._regions: dict[bytes, _Region] = {}
         self._hashes: dict[bytes, blake3] = {}
-        self._kept: list[Kept] = []
+        self._kept: list[KeptTensor] = []
         self.written = 0  # bytes
 
     @property
@@ -196,7 +196,7 @@ class PackWriter:
         if region.hashed < tensor.size:  # it came in another order
             digest = self._read(region)
         if digest.digest() == tensor.digest:
-            self._kept.append(Kept(tensor.digest, tensor.kind, region.offset, tensor.size))
+            self._kept.append(KeptTensor(tensor.digest, tensor.kind, region.offset, tensor.size))
             return True
         self._roll_back(region)
         return False

@@ -12,8 +12,8 @@ from typing import Final
 from meshd.base.errors import Broken, EndOfStream, MeshdError
 from meshd.peer.interface import Stream
 from meshd.rpc import protocol as rpc
-from meshd.rpc.answers import Answers
-from meshd.rpc.stock_head_skip import Begin, Data, Loaded, Part, Reply, Saving, Settle
+from meshd.rpc.answers import KnownAnswers
+from meshd.rpc.stock_head_skip import Begin, ImmediateReply, LoadStates, Part, Saving, Settle, TensorData
 from meshd.tunnel.interface import SavedWeights, Watched
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, run_both
@@ -29,7 +29,7 @@ class Saver:
 
     def __init__(self, saved: SavedWeights) -> None:
         self._saved = saved
-        self._answers = Answers(plain_sizes=saved.plain_sizes)
+        self._answers = KnownAnswers(plain_sizes=saved.plain_sizes)
 
     async def carry(
         self,
@@ -56,7 +56,7 @@ class SavedCopy:
         counter: Counter,
         watched: Watched,
         saved: SavedWeights,
-        answers: Answers,
+        answers: KnownAnswers,
     ) -> None:
         self._endpoint = endpoint
         self._local = local
@@ -98,9 +98,9 @@ class SavedCopy:
                 else:
                     self._weight, self._at, self._differs = part, 0, False
                     self._own, self._own_at = b"", 0
-            case Data():
+            case TensorData():
                 await self._compare(memoryview(part.data))
-            case Reply():  # the other task has nothing to write: the client waits for this answer alone
+            case ImmediateReply():  # the other task has nothing to write: the client waits for this alone
                 await self._local.write(part.data)
             case Settle():
                 await self._settle()
@@ -232,9 +232,9 @@ class SavedCopy:
             self._answered.set()
             self._local.write_eof()
 
-    async def _hand_back(self, parts: Sequence[bytes | memoryview | Loaded]) -> None:
+    async def _hand_back(self, parts: Sequence[bytes | memoryview | LoadStates]) -> None:
         for part in parts:
-            if isinstance(part, Loaded):
+            if isinstance(part, LoadStates):
                 self._states.append(part.states)
                 self._answered.set()
             else:

@@ -33,7 +33,7 @@ LOG = log.get("tunnel")
 
 
 @dataclass(slots=True)
-class _Service:
+class _ExposedService:
     exposed: Exposed
     places: Slots = field(default_factory=lambda: Slots(TUNNELLED, TUNNELLED_OF_PEER))
     counter: Counter = field(default_factory=Counter)
@@ -41,7 +41,7 @@ class _Service:
 
 
 @dataclass(slots=True)
-class _Tunnel:
+class _OpenTunnel:
     opened: Opened
     forward: Forward | None = None
     task: asyncio.Task[None] | None = None
@@ -56,8 +56,8 @@ class OwnTunnels:
         self._mesh = mesh
         self._save = save
         self._is_ours = is_ours
-        self._services: dict[str, _Service] = {}
-        self._tunnels: list[_Tunnel] = []
+        self._services: dict[str, _ExposedService] = {}
+        self._tunnels: list[_OpenTunnel] = []
         self._owner: Owner | None = None
         mesh.handle(TUNNEL_SERVICE, self._serve_stream, allow=self._why_not)
 
@@ -72,8 +72,8 @@ class OwnTunnels:
                 f"the file of tunnels `{file}` cannot be read: {error.what}",
                 hint="move it away; then expose and open again what you need",
             ) from error
-        self._services = {one.name: _Service(one) for one in kept.exposed}
-        self._tunnels = [_Tunnel(one) for one in kept.opened]
+        self._services = {one.name: _ExposedService(one) for one in kept.exposed}
+        self._tunnels = [_OpenTunnel(one) for one in kept.opened]
 
     async def serve(self) -> None:
         """Listen, and carry what comes, until cancelled."""
@@ -123,7 +123,7 @@ class OwnTunnels:
                     f"{MAX_EXPOSED} services are exposed already",
                     hint="run `meshd expose rm NAME` to remove one",
                 )
-            service = self._services[name] = _Service(wanted)
+            service = self._services[name] = _ExposedService(wanted)
         moved = (service.exposed.host, service.exposed.port) != (host, port)
         service.exposed = wanted
         for stream in [one for one in service.streams if moved or one.peer not in wanted.peers]:
@@ -150,7 +150,7 @@ class OwnTunnels:
         release = service.places.take(member.peer)
         return release or f"`{service.exposed.name}` has as many connections as it may have"
 
-    def _find(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> _Service | None:
+    def _find(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> _ExposedService | None:
         service = self._services.get(str(metadata.get("name", "")))
         return service if service is not None and peer in service.exposed.peers else None
 
@@ -190,7 +190,7 @@ class OwnTunnels:
                 f"{MAX_OPENED} tunnels are open already", hint="run `meshd tunnel close` to close one"
             )
         await self._ask(peer, service)
-        tunnel = _Tunnel(Opened(peer=peer, service=service, host=host, port=port))
+        tunnel = _OpenTunnel(Opened(peer=peer, service=service, host=host, port=port))
         self._listen(tunnel)
         self._tunnels.append(tunnel)
         self._start(tunnel)
@@ -226,7 +226,7 @@ class OwnTunnels:
         finally:
             stream.reset(Code.CANCELLED, "that was the answer")
 
-    def _start(self, tunnel: _Tunnel) -> None:
+    def _start(self, tunnel: _OpenTunnel) -> None:
         if self._owner is not None:
             tunnel.task = self._owner.start_for(
                 f"peer {tunnel.opened.peer.short}",
@@ -234,7 +234,7 @@ class OwnTunnels:
                 name=f"tunnel to {tunnel.opened.service}",
             )
 
-    async def _run(self, tunnel: _Tunnel) -> None:
+    async def _run(self, tunnel: _OpenTunnel) -> None:
         while True:
             await self._listen_patiently(tunnel)
             assert tunnel.forward is not None
@@ -245,7 +245,7 @@ class OwnTunnels:
                 tunnel.forward, tunnel.last_error = None, error.what
                 await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _listen_patiently(self, tunnel: _Tunnel) -> None:
+    async def _listen_patiently(self, tunnel: _OpenTunnel) -> None:
         while tunnel.forward is None:
             try:
                 self._listen(tunnel)
@@ -255,7 +255,7 @@ class OwnTunnels:
                 await asyncio.sleep(AGAIN_SECONDS)
         tunnel.last_error = ""
 
-    def _listen(self, tunnel: _Tunnel) -> None:
+    def _listen(self, tunnel: _OpenTunnel) -> None:
         opened = tunnel.opened
 
         def broken(error: MeshdError) -> None:
@@ -279,7 +279,7 @@ class OwnTunnels:
         self._save(Kept(exposed, tuple(tunnel.opened for tunnel in self._tunnels)).encode())
 
 
-def _status(tunnel: _Tunnel) -> TunnelStatus:
+def _status(tunnel: _OpenTunnel) -> TunnelStatus:
     opened, forward = tunnel.opened, tunnel.forward
     host = f"[{opened.host}]" if ":" in opened.host else opened.host
     base = TunnelStatus(

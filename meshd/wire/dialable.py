@@ -83,7 +83,7 @@ _EMBEDDED = _networks(
 _CARRIER = ipaddress.ip_network("100.64.0.0/10")
 
 
-class _Place(StrEnum):
+class _PlaceKind(StrEnum):
     NEVER = "never"
     MACHINE = "machine"
     LINK = "link"
@@ -114,15 +114,15 @@ def dialable(
         claimed |= {candidate.ip for candidate in unique}
     places = {candidate: _place(candidate.ip, here) for candidate in unique}
     if source is Source.GIVEN:
-        good = {one for one in unique if places[one] is not _Place.NEVER}
+        good = {one for one in unique if places[one] is not _PlaceKind.NEVER}
         return [Dialable(one) for one in unique if one in good]
-    good = {one for one in unique if places[one] is _Place.PUBLIC and source is not Source.NEARBY}
+    good = {one for one in unique if places[one] is _PlaceKind.PUBLIC and source is not Source.NEARBY}
     if source is Source.SEARCH:
         return [Dialable(one) for one in unique if one in good and one.ip in claimed]
-    good |= {one for one in unique if places[one] is _Place.LINK}
-    good |= _on_machine([one for one in unique if places[one] is _Place.MACHINE], source, here, claimed)
+    good |= {one for one in unique if places[one] is _PlaceKind.LINK}
+    good |= _on_machine([one for one in unique if places[one] is _PlaceKind.MACHINE], source, here, claimed)
     if source is not Source.NEARBY and _one_site(here, claimed):
-        good |= _share([one for one in unique if places[one] is _Place.SITE], ROUTED.most)
+        good |= _share([one for one in unique if places[one] is _PlaceKind.SITE], ROUTED.most)
     kept = _share([one for one in unique if one in good], ADDRESSES.most)
     return [Dialable(one) for one in unique if one in kept]
 
@@ -132,16 +132,16 @@ def trusted(told: Iterable[Candidate]) -> list[Dialable]:
     return dialable(told, source=Source.GIVEN, here=Here())
 
 
-def _place(address: Address, here: Here) -> _Place:
+def _place(address: Address, here: Here) -> _PlaceKind:
     if _in(address, _LOOPBACK):
-        return _Place.MACHINE
+        return _PlaceKind.MACHINE
     if _in(address, (*_NEVER, *_EMBEDDED)) or _is_broadcast(address, here.networks):
-        return _Place.NEVER
+        return _PlaceKind.NEVER
     if address in here.addresses:
-        return _Place.MACHINE
+        return _PlaceKind.MACHINE
     if _in(address, here.networks):
-        return _Place.LINK
-    return _Place.SITE if _in(address, _PRIVATE) else _Place.PUBLIC
+        return _PlaceKind.LINK
+    return _PlaceKind.SITE if _in(address, _PRIVATE) else _PlaceKind.PUBLIC
 
 
 def _on_machine(
@@ -159,7 +159,7 @@ def _on_machine(
 
 def _one_site(here: Here, claimed: frozenset[Address]) -> bool:
     """Behind one NAT, or in a site that nobody outside has seen."""
-    public = {address for address in claimed if _place(address, here) is _Place.PUBLIC}
+    public = {address for address in claimed if _place(address, here) is _PlaceKind.PUBLIC}
     return bool(public & here.outside) if public or here.outside else True
 
 

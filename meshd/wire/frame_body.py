@@ -29,7 +29,7 @@ from meshd.wire.frame_types import (
     Ack,
     Control,
     Goodbye,
-    Hello,
+    HelloFrame,
     LinkAck,
     LinkLost,
     MaxData,
@@ -84,7 +84,7 @@ def encode(frame: Control) -> bytes:
             return _encode_resume(frame)
         case Goodbye(code, reason):
             return _framed(GOODBYE, _U32.pack(code) + _text_bytes(reason))
-        case Hello(payload):
+        case HelloFrame(payload):
             return encode_hello(payload)
     return _encode_small(frame)
 
@@ -250,7 +250,7 @@ def _bad(what: str) -> RemoteProtocolError:
 
 
 _DECODERS: Mapping[int, Callable[[bytes | memoryview], Control]] = {
-    HELLO: lambda body: Hello(bytes(body)),
+    HELLO: lambda body: HelloFrame(bytes(body)),
     RESUME: _decode_resume,
     OPEN: _decode_open,
     ACK: _decode_ack,

@@ -18,7 +18,7 @@ MAX_OFFSET = 1 << 62  # no honest stream comes near it, and sums of two stay wit
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class HelloFrame:
     """First frame on a link, each way; belongs to the link and not to a session."""
 
     payload: bytes
@@ -168,6 +168,6 @@ Control = (
     | LinkLost
     | Resume
     | Goodbye
-    | Hello
+    | HelloFrame
 )
 Frame = Data | Control

@@ -55,7 +55,7 @@ class SoapFault(RemoteProtocolError):
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class IgdControl:
     """A service to call: its type and the URL, which is at the address that was asked."""
 
     service: str
@@ -116,7 +116,7 @@ def _split(url: str) -> tuple[SplitResult, int]:
         raise RemoteProtocolError("a URL that cannot be read", code="ssdp") from None
 
 
-def read_description(data: bytes, *, url: str, host: str) -> Control:
+def read_description(data: bytes, *, url: str, host: str) -> IgdControl:
     """The best service that maps ports. Raises RemoteProtocolError (code `xml` or `ssdp`)."""
     found: dict[str, str] = {}
     base = url
@@ -137,11 +137,11 @@ def read_description(data: bytes, *, url: str, host: str) -> Control:
                 joined = urljoin(base, found[kind])
             except ValueError:
                 raise RemoteProtocolError("a URL that cannot be read", code="ssdp") from None
-            return Control(kind, at_address(joined, host))
+            return IgdControl(kind, at_address(joined, host))
     raise RemoteProtocolError("the gateway describes nothing that maps ports", code="xml")
 
 
-def soap(control: Control, action: str, arguments: Mapping[str, str]) -> tuple[Mapping[str, str], bytes]:
+def soap(control: IgdControl, action: str, arguments: Mapping[str, str]) -> tuple[Mapping[str, str], bytes]:
     """Headers and body of a call (UDA 2.0, 3.2.1)."""
     inner = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in arguments.items())
     body = (
@@ -217,7 +217,7 @@ def _elements(data: bytes) -> list[tuple[tuple[str, ...], str]]:
     """Each element that ends: the local names from the root to it, and its text, in order of the ends."""
     if len(data) > MAX_XML_BYTES:
         raise _bad_xml(f"{len(data)} bytes")
-    reader = _Reader()
+    reader = _XmlReader()
     parser = expat.ParserCreate()
     parser.buffer_text = True
     parser.StartDoctypeDeclHandler = reader.doctype
@@ -232,7 +232,7 @@ def _elements(data: bytes) -> list[tuple[tuple[str, ...], str]]:
     return reader.found
 
 
-class _Reader:
+class _XmlReader:
     """What expat calls; a limit that is passed ends the parsing."""
 
     def __init__(self) -> None:

@@ -63,7 +63,7 @@ class Acquire:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class OfferedDevice:
     """A device of a lease. `kind` is `cpu` or `gpu`; memory in bytes, as the rpc-server reports it.
 
     `card` is the same for all devices of the mesh that are one card, and says nothing else; empty: unknown.
@@ -78,7 +78,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class WorkerOffer:
     """What the worker could lend now; `has_model`: it holds a file of its own, known by content.
 
     `machine` is the same for nodes on one machine (which share its memory) and says nothing else. `push`: it
@@ -87,7 +87,7 @@ class Offer:
     granted. `compressed` as in Grant.
     """
 
-    devices: tuple[Device, ...]
+    devices: tuple[OfferedDevice, ...]
     has_model: bool
     machine: str
     push: bool = False
@@ -215,7 +215,9 @@ class Lost:
         return pack({"type": "lost", "code": self.code, "text": plain(self.text), "hint": plain(self.hint)})
 
 
-LeaseMessage = Acquire | Offer | Reserve | Grant | Admit | Neighbour | Reached | Loaded | Progress | Lost
+LeaseMessage = (
+    Acquire | WorkerOffer | Reserve | Grant | Admit | Neighbour | Reached | Loaded | Progress | Lost
+)
 
 
 def decode(data: bytes) -> LeaseMessage:
@@ -240,7 +242,7 @@ def decode(data: bytes) -> LeaseMessage:
         has_model, machine = fields.flag("has_model"), fields.text("machine", most=64)
         unfit, early = _unfit(fields, len(devices)), "lease_id" in fields
         lease_id = fields.raw("lease_id", exact=LEASE_ID_BYTES) if early else b""
-        return Offer(devices, has_model, machine, push, unfit, lease_id, _compressed(fields))
+        return WorkerOffer(devices, has_model, machine, push, unfit, lease_id, _compressed(fields))
     if kind == "reserve":
         return Reserve(fields.numbers("bytes", low=0, high=(1 << 60) - 1, count=MAX_DEVICES))
     if kind == "grant":
@@ -279,7 +281,7 @@ def _compressed(fields: Fields) -> int:
     return fields.number("compressed", low=0, high=MOST_VERSION, default=0)
 
 
-def _with_cards(fields: Fields, devices: list[Device]) -> tuple[Device, ...]:
+def _with_cards(fields: Fields, devices: list[OfferedDevice]) -> tuple[OfferedDevice, ...]:
     """A worker of an earlier version says nothing of them."""
     if "cards" not in fields:
         return tuple(devices)
@@ -308,7 +310,7 @@ def _unfit(fields: Fields, devices: int) -> tuple[str, ...]:
     return reasons
 
 
-def _device(row: list[object]) -> Device:
+def _device(row: list[object]) -> OfferedDevice:
     match row:
         case [str(name), str(kind), str(description), int(free), int(total)] if not (
             isinstance(free, bool) or isinstance(total, bool)
@@ -316,5 +318,5 @@ def _device(row: list[object]) -> Device:
             fits = len(name) <= 64 and kind in ("cpu", "gpu") and len(description) <= 256
             printable = name.isprintable() and description.isprintable()
             if fits and printable and 0 <= free < 1 << 60 and 0 <= total < 1 << 60:
-                return Device(name, kind, description, free, total)
+                return OfferedDevice(name, kind, description, free, total)
     raise RemoteProtocolError("field `devices` has an entry that is no device", code="message")

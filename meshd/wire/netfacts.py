@@ -55,7 +55,7 @@ class Ports(IntEnum):
     RANDOM = 3
 
 
-class Answer(IntEnum):
+class TriState(IntEnum):
     """Yes, no, or not known."""
 
     UNKNOWN = 0
@@ -99,8 +99,8 @@ class NetFacts:
     tcp_mapping: Mapping = Mapping.UNKNOWN
     tcp_ports: Ports = Ports.UNKNOWN
     tcp_step: int = 0
-    ipv6: Answer = Answer.UNKNOWN
-    hairpin: Answer = Answer.UNKNOWN
+    ipv6: TriState = TriState.UNKNOWN
+    hairpin: TriState = TriState.UNKNOWN
     mapped: Mapped = Mapped.UNKNOWN
     carrier_nat: bool = False  # the provider's NAT stands between, certain or not told
     public_v4: str = ""
@@ -146,10 +146,10 @@ class NetFacts:
         packed = data[6:10]
         return cls(
             udp=_known(Udp, first >> 2 & 3),
-            hairpin=_known(Answer, first & 3),
+            hairpin=_known(TriState, first & 3),
             mapping=_known(Mapping, second >> 5),
             filtering=_known(Filtering, second >> 2 & 7),
-            ipv6=_known(Answer, second & 3),
+            ipv6=_known(TriState, second & 3),
             tcp_mapping=_known(Mapping, third >> 5),
             ports=_known(Ports, third >> 3 & 3),
             tcp_ports=_known(Ports, third >> 1 & 3),

@@ -61,14 +61,14 @@ class More:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
+class OfferGone:
     """The sender has given this attempt up."""
 
     attempt: bytes
     why: str
 
 
-OfferSignal = Offer | Answer | More | Gone
+OfferSignal = Offer | Answer | More | OfferGone
 
 
 def encode_offer(signal: OfferSignal) -> bytes:
@@ -98,7 +98,7 @@ def decode_offer(data: bytes) -> OfferSignal | None:
     if kind == "more":
         return More(attempt=attempt, candidates=_read_candidates(fields))
     if kind == "gone":
-        return Gone(attempt=attempt, why=fields.text("why", most=200))
+        return OfferGone(attempt=attempt, why=fields.text("why", most=200))
     return None
 
 

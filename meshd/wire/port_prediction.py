@@ -1,9 +1,9 @@
 """What two nodes tell each other to find a way through a NAT that gives each flow another port.
 
 The side with such a NAT opens many ports towards the one port of the other side, which then tries ports until
-it has hit one of them (link/port_prediction/links.py). `Ask` begins; `Here` names the one port, `Opened` says
-that many are open. They travel as signals, so who sent them is known; the probes between are sealed with
-`key`.
+it has hit one of them (link/port_prediction/links.py). `Ask` begins; `OnePort` names the one port,
+`OpenedPorts` says that many are open. They travel as signals, so who sent them is known; the probes between
+are sealed with `key`.
 """
 
 import ipaddress
@@ -32,7 +32,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Here:
+class OnePort:
     """The one port, as seen from outside."""
 
     attempt: bytes
@@ -40,7 +40,7 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenedPorts:
     """`count` ports are open at the host of `seen`, which is the port that a server saw just before them.
 
     `step`: by which each flow's port goes on from the one before; 0 when they are chosen at random.
@@ -52,7 +52,7 @@ class Opened:
     count: int
 
 
-Birthday = Ask | Here | Opened | No
+Birthday = Ask | OnePort | OpenedPorts | No
 
 
 def encode(message: Birthday) -> bytes:
@@ -63,9 +63,9 @@ def encode(message: Birthday) -> bytes:
             fields |= {"t": "ask", "key": message.key, "net": message.facts.to_bytes()}
             if message.here is not None:
                 fields["at"] = _packed(message.here)
-        case Here():
+        case OnePort():
             fields |= {"t": "here", "at": _packed(message.place)}
-        case Opened():
+        case OpenedPorts():
             fields |= {"t": "opened", "at": _packed(message.seen), "step": message.step, "n": message.count}
         case No():
             fields |= {"t": "no", "code": message.code, "text": plain(message.text)}
@@ -85,11 +85,11 @@ def decode(data: bytes) -> Birthday:
                 here=_place(fields) if "at" in fields else None,
             )
         case "here":
-            return Here(attempt=attempt, place=_place(fields))
+            return OnePort(attempt=attempt, place=_place(fields))
         case "opened":
             step = fields.number("step", low=-127, high=127)
             count = fields.number("n", low=1, high=MAX_OPEN)
-            return Opened(attempt=attempt, seen=_place(fields), step=step, count=count)
+            return OpenedPorts(attempt=attempt, seen=_place(fields), step=step, count=count)
         case "no":
             text = fields.text("text", most=MAX_TEXT_BYTES, default="")
             return No(attempt=attempt, code=fields.text("code", most=16), text=text)

@@ -1,7 +1,7 @@
 """What two nodes tell each other to open a way through both their NATs at the same moment.
 
-`Knock` begins an attempt, `Ready` says that the other side knows its own addresses, `Go` starts both: who
-gets it begins at once, who sent it begins half a round trip later. `No` ends an attempt. They travel as
+`Knock` begins an attempt, `PunchReady` says that the other side knows its addresses, `PunchGo` starts both:
+who gets it begins at once, who sent it begins half a round trip later. `No` ends an attempt. They travel as
 signals, so who sent them is known; what they say is still read with limits. Code of refusal: `message`.
 """
 
@@ -27,7 +27,7 @@ class Knock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class PunchReady:
     """`candidates` of who answers, and how long the answer took it, in ms (no part of the way)."""
 
     attempt: bytes
@@ -36,7 +36,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Go:
+class PunchGo:
     """`candidates` of who knocked: begin now."""
 
     attempt: bytes
@@ -52,7 +52,7 @@ class No:
     text: str = ""
 
 
-Punching = Knock | Ready | Go | No
+Punching = Knock | PunchReady | PunchGo | No
 
 
 def encode(message: Punching) -> bytes:
@@ -61,9 +61,9 @@ def encode(message: Punching) -> bytes:
     match message:
         case Knock():
             fields["t"] = "knock"
-        case Ready():
+        case PunchReady():
             fields |= {"t": "ready", "at": _packed(message.candidates), "ms": message.waited_ms}
-        case Go():
+        case PunchGo():
             fields |= {"t": "go", "at": _packed(message.candidates)}
         case No():
             fields |= {"t": "no", "code": message.code, "text": plain(message.text)}
@@ -83,9 +83,9 @@ def decode(data: bytes) -> Punching:
             return Knock(attempt=attempt)
         case "ready":
             waited = fields.number("ms", low=0, high=MAX_WAITED_MS)
-            return Ready(attempt=attempt, candidates=_candidates(fields), waited_ms=waited)
+            return PunchReady(attempt=attempt, candidates=_candidates(fields), waited_ms=waited)
         case "go":
-            return Go(attempt=attempt, candidates=_candidates(fields))
+            return PunchGo(attempt=attempt, candidates=_candidates(fields))
         case "no":
             text = fields.text("text", most=MAX_TEXT_BYTES, default="")
             return No(attempt=attempt, code=fields.text("code", most=16), text=text)

@@ -63,7 +63,7 @@ class Post:
 
 
 @dataclass(frozen=True, slots=True)
-class Ping:
+class RelayPing:
     """Node: are you there?"""
 
     number: int
@@ -107,7 +107,7 @@ class Posted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RelayRefusal:
     """Relay: no, to the Call or Post of that number; the number 0 refuses the connection itself."""
 
     number: int
@@ -126,14 +126,14 @@ class Mail:
 
 
 @dataclass(frozen=True, slots=True)
-class Pong:
+class RelayPong:
     """Relay: yes."""
 
     number: int
 
 
-FromNode = Call | HangUp | OpenBox | ShutBox | Post | Ping
-FromRelay = Ready | Called | Ring | Posted | Refusal | Mail | Pong
+FromNode = Call | HangUp | OpenBox | ShutBox | Post | RelayPing
+FromRelay = Ready | Called | Ring | Posted | RelayRefusal | Mail | RelayPong
 
 
 def encode(message: FromNode | FromRelay) -> bytes:
@@ -161,7 +161,7 @@ def decode_from_node(data: bytes) -> FromNode:
         case "post":
             return Post(_number(fields), _to(fields), fields.raw("blob", most=MAX_MAIL_BYTES))
         case "ping":
-            return Ping(_number(fields))
+            return RelayPing(_number(fields))
         case other:
             raise RemoteProtocolError(f"relay message of unknown type `{other}`", code="message")
 
@@ -185,7 +185,7 @@ def decode_from_relay(data: bytes) -> FromRelay | None:
         case "posted":
             return Posted(_number(fields), fields.flag("delivered"))
         case "refused":
-            return Refusal(
+            return RelayRefusal(
                 _number(fields),
                 fields.text("code", most=MAX_NAME_BYTES),
                 fields.text("text", most=MAX_TEXT_BYTES),
@@ -196,7 +196,7 @@ def decode_from_relay(data: bytes) -> FromRelay | None:
                 fields.raw("sender", exact=PEER_BYTES), _box(fields), fields.raw("blob", most=MAX_MAIL_BYTES)
             )
         case "pong":
-            return Pong(_number(fields))
+            return RelayPong(_number(fields))
         case _:
             return None
 
@@ -207,14 +207,14 @@ _NAMES: dict[type, str] = {
     OpenBox: "open_box",
     ShutBox: "shut_box",
     Post: "post",
-    Ping: "ping",
+    RelayPing: "ping",
     Ready: "ready",
     Called: "called",
     Ring: "ring",
     Posted: "posted",
-    Refusal: "refused",
+    RelayRefusal: "refused",
     Mail: "mail",
-    Pong: "pong",
+    RelayPong: "pong",
 }
 
 

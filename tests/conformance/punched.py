@@ -8,7 +8,7 @@ from meshd.identity.keys import PeerId
 from meshd.link.interface import Signals
 from meshd.link.punch.links import PunchLinks
 from meshd.wire.address import Candidate
-from meshd.wire.punching import Go, Ready, decode, encode
+from meshd.wire.punching import PunchGo, PunchReady, decode, encode
 
 from tests.conformance.nodes import Node
 from tests.conformance.wire import TcpProxy
@@ -59,10 +59,10 @@ class ThroughProxies:
 
     async def send(self, peer: PeerId, payload: bytes) -> None:
         match decode(payload):
-            case Ready(candidates=(one, *_)) as ready:
+            case PunchReady(candidates=(one, *_)) as ready:
                 port = await self._proxies.to(one.port)
                 payload = encode(replace(ready, candidates=(Candidate(LOOPBACK, port),)))
-            case Go() as go:
+            case PunchGo() as go:
                 payload = encode(replace(go, candidates=()))
             case _:
                 pass

@@ -21,7 +21,7 @@ from meshd.link.port_prediction.links import BirthdayLinks
 from meshd.wire import port_prediction as words
 from meshd.wire.dialable import Here, dialable, trusted
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
-from meshd.wire.port_prediction import Ask, Opened, decode, encode
+from meshd.wire.port_prediction import Ask, OpenedPorts, decode, encode
 from meshd.wire.punching import No
 from meshd.wire.stun import Endpoint
 
@@ -233,9 +233,9 @@ def test_no_more_searches_than_two_at_once(monkeypatch: pytest.MonkeyPatch) -> N
                 said.append(decode((await signals.receive())[1]))
             refused = [word for word in said if isinstance(word, No)]
             assert [word.text for word in refused] == ["too many searches at once"] * 2
-            places: Sequence[Endpoint] = [word.place for word in said if isinstance(word, words.Here)]
+            places: Sequence[Endpoint] = [word.place for word in said if isinstance(word, words.OnePort)]
             assert len(set(places)) == 2
-            assert not [word for word in said if isinstance(word, Opened)]
+            assert not [word for word in said if isinstance(word, OpenedPorts)]
             for number in range(4):
                 await signals.send(ends.high.peer, encode(No(attempt=bytes([number]) * 16, code="ended")))
             await (await ends.low_links.dial(ends.high.peer)).aclose()
@@ -250,8 +250,8 @@ async def ask_for_a_search(ends: Pair, asker: PeerId, number: int, host: str) ->
     await signals.send(ends.high.peer, encode(Ask(attempt=attempt, key=bytes(32), facts=SYMMETRIC)))
     while True:
         word = decode((await signals.receive())[1])
-        if isinstance(word, words.Here):
-            opened = Opened(attempt=attempt, seen=Endpoint(host, 4000), step=0, count=256)
+        if isinstance(word, words.OnePort):
+            opened = OpenedPorts(attempt=attempt, seen=Endpoint(host, 4000), step=0, count=256)
             await signals.send(ends.high.peer, encode(opened))
         elif isinstance(word, No):
             return word.text

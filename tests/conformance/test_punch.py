@@ -15,7 +15,7 @@ from meshd.link.punch import links, race
 from meshd.link.punch.links import PunchLinks
 from meshd.link.tcp.listen import TcpListener
 from meshd.wire.address import Candidate
-from meshd.wire.punching import Go, Knock, No, Punching, Ready, decode, encode
+from meshd.wire.punching import Knock, No, PunchGo, Punching, PunchReady, decode, encode
 
 from tests.conformance.data_channel import Post
 from tests.conformance.links import serving
@@ -94,14 +94,14 @@ def test_a_side_without_addresses_is_reached_all_the_same() -> None:
     """One side's addresses are enough when that side can be connected to."""
 
     async def work() -> None:
-        for hidden in (Ready, Go):
+        for hidden in (PunchReady, PunchGo):
 
-            def hide(payload: bytes, hidden: type[Ready | Go] = hidden) -> bytes:
+            def hide(payload: bytes, hidden: type[PunchReady | PunchGo] = hidden) -> bytes:
                 word = decode(payload)
-                if isinstance(word, Ready) and hidden is Ready:
-                    return encode(Ready(attempt=word.attempt, candidates=(), waited_ms=word.waited_ms))
-                if isinstance(word, Go) and hidden is Go:
-                    return encode(Go(attempt=word.attempt, candidates=()))
+                if isinstance(word, PunchReady) and hidden is PunchReady:
+                    return encode(PunchReady(attempt=word.attempt, candidates=(), waited_ms=word.waited_ms))
+                if isinstance(word, PunchGo) and hidden is PunchGo:
+                    return encode(PunchGo(attempt=word.attempt, candidates=()))
                 return payload
 
             async with pair() as ends:
@@ -134,9 +134,13 @@ def test_somebody_else_at_the_address_is_not_taken_for_the_peer(monkeypatch: pyt
 
             def lead_astray(payload: bytes) -> bytes:
                 word = decode(payload)
-                if isinstance(word, Ready):
-                    return encode(Ready(attempt=word.attempt, candidates=places, waited_ms=0))
-                return encode(Go(attempt=word.attempt, candidates=())) if isinstance(word, Go) else payload
+                if isinstance(word, PunchReady):
+                    return encode(PunchReady(attempt=word.attempt, candidates=places, waited_ms=0))
+                return (
+                    encode(PunchGo(attempt=word.attempt, candidates=()))
+                    if isinstance(word, PunchGo)
+                    else payload
+                )
 
             ends.post.tamper = lead_astray
             async with serving(listener):
@@ -234,7 +238,11 @@ def test_one_that_yields_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch)
 
             def claim(payload: bytes) -> bytes:
                 word = decode(payload)
-                return encode(No(attempt=word.attempt, code="glare")) if isinstance(word, Ready) else payload
+                return (
+                    encode(No(attempt=word.attempt, code="glare"))
+                    if isinstance(word, PunchReady)
+                    else payload
+                )
 
             ends.post.tamper = claim
             error = await outcome(ends.low_links, ends.high.peer)

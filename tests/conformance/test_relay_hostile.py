@@ -8,7 +8,7 @@ from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
 from meshd.base.tasks import Owner
 from meshd.identity.certificate import make_link_certificate
 from meshd.link.interface import DialError, DialFailure
-from meshd.link.relayed.control_connection import Control
+from meshd.link.relayed.control_connection import ControlConnection
 from meshd.link.relayed.relay_pipe import RelayPipe
 from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.wire.dialable import trusted
@@ -148,10 +148,10 @@ class _Silent:
     def __init__(self) -> None:
         self.rings: asyncio.Queue[Ring] = asyncio.Queue(8)
 
-    def rung(self, control: Control, ring: Ring) -> None:
+    def rung(self, control: ControlConnection, ring: Ring) -> None:
         self.rings.put_nowait(ring)
 
-    def mail(self, control: Control, mail: Mail) -> None:
+    def mail(self, control: ControlConnection, mail: Mail) -> None:
         raise AssertionError
 
 
@@ -164,7 +164,7 @@ def test_a_man_in_the_middle_cannot_pass_a_proof_on() -> None:
         ann, bob = await home.parties(2)
         middle, ears = home.mesh.node(), _Silent()
         context = dialer_context()
-        control = await Control.open(
+        control = await ControlConnection.open(
             home.hint, middle.now(), ears, context=context, environ={}, allow=trusted
         )
         async with Owner() as owner:

@@ -16,7 +16,7 @@ from meshd.build import native
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.process.group import environment
 from meshd.role.native.devices import parse_devices
-from meshd.wire.lease import Device
+from meshd.wire.lease import OfferedDevice
 
 from tests.e2e.models import cache_folder, made
 from tests.e2e.native_rig import Head
@@ -31,7 +31,7 @@ class Gpu:
     """A build, patched, and the first device that it shows."""
 
     native: NativeInfo
-    device: Device
+    device: OfferedDevice
 
 
 @cache
@@ -46,7 +46,7 @@ def gpu(backend: str) -> Gpu | str:
     return Gpu(found, gpus[0]) if gpus else f"the build for {backend} shows no device here"
 
 
-def listed(info: NativeInfo) -> tuple[Device, ...]:
+def listed(info: NativeInfo) -> tuple[OfferedDevice, ...]:
     """What its rpc-server shows."""
     argv = [str(info.binaries[RPC_SERVER]), "--device", "?"]
     done = subprocess.run(

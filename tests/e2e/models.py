@@ -18,7 +18,7 @@ import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from meshd.build import native
 from meshd.build.demo_model import demo_model
-from meshd.build.interface import LLAMA_QUANTIZE, LLAMA_SERVER, NativeInfo, Progress
+from meshd.build.interface import LLAMA_QUANTIZE, LLAMA_SERVER, BuildProgress, NativeInfo
 from meshd.config.tree import find_cache
 from meshd.model.gguf import Header, TensorInfo, read_header
 
@@ -27,7 +27,7 @@ from tests.e2e.native_rig import PROMPT, Head
 _VERSION = "1"  # of what the makers make
 
 
-def _silent(progress: Progress) -> None:
+def _silent(progress: BuildProgress) -> None:
     """Nobody watches a test build; its log is in the cache."""
 
 

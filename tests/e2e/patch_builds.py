@@ -12,7 +12,7 @@ from pathlib import Path
 
 from meshd.build import cache as builds
 from meshd.build.compile import compile_tree
-from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER, Progress
+from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER, BuildProgress
 from meshd.build.machine import cpu_kind
 from meshd.build.pin import native_folder, patches_digest, read_pin
 from meshd.build.tree import Tree
@@ -27,7 +27,7 @@ def patch_files() -> list[Path]:
     return sorted((native_folder() / "patches").glob("*.patch"))
 
 
-def _silent(progress: Progress) -> None:
+def _silent(progress: BuildProgress) -> None:
     """The log of the build has it."""
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from meshd.build import cache as builds
 from meshd.build.compile import compile_tree
-from meshd.build.interface import RPC_SERVER, Progress
+from meshd.build.interface import RPC_SERVER, BuildProgress
 from meshd.build.machine import cpu_kind
 from meshd.build.pin import read_pin
 from meshd.build.tree import Tree
@@ -73,7 +73,7 @@ WAYS = (
 )
 
 
-def _silent(progress: Progress) -> None:
+def _silent(progress: BuildProgress) -> None:
     """The log of the build has it."""
 
 

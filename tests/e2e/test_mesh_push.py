@@ -25,9 +25,9 @@ from meshd.wire.lease import (
     Admit,
     Grant,
     LeaseMessage,
-    Offer,
     Progress,
     Reserve,
+    WorkerOffer,
     decode,
 )
 
@@ -181,7 +181,7 @@ def test_who_was_not_admitted_gets_no_push_stream(tmp_path: Path) -> None:
                 pin = patched().pin
                 await messages.send(Acquire(bytes(16), "m", "f" * 64, pin, "").encode())
                 offer = await _hears(messages)
-                assert isinstance(offer, Offer) and offer.push
+                assert isinstance(offer, WorkerOffer) and offer.push
                 await messages.send(Reserve((64 << 20, *[0] * (len(offer.devices) - 1))).encode())
                 grant = await _hears(messages)
                 assert isinstance(grant, Grant)

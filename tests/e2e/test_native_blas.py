@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from meshd.build import cache as builds
 from meshd.build import native
-from meshd.build.interface import LLAMA_SERVER, Progress
+from meshd.build.interface import LLAMA_SERVER, BuildProgress
 from meshd.build.machine import cpu_kind, find_tool
 from meshd.build.pin import read_pin
 from meshd.build.tree import Tree
@@ -26,7 +26,7 @@ from tests.e2e.test_native_trial import trial
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 
-def _silent(progress: Progress) -> None:
+def _silent(progress: BuildProgress) -> None:
     """Its output is kept by pytest."""
 
 

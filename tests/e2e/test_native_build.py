@@ -8,7 +8,7 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.build import native
 from meshd.build.compile import options_of
-from meshd.build.interface import BACKENDS, LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER, Progress, Stage
+from meshd.build.interface import BACKENDS, LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER, BuildProgress, Stage
 from meshd.build.machine import cpu_kind
 from meshd.build.pin import read_pin
 from meshd.build.tree import Tree
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]  # the first test m
 
 def test_a_finished_build_is_returned_at_once() -> None:
     before = patched()
-    heard: list[Progress] = []
+    heard: list[BuildProgress] = []
     again = asyncio.run(native.build(cache_folder(), backend="cpu", tools=True, progress=heard.append))
     assert again == before
     assert [progress.stage for progress in heard] == [Stage.DONE]

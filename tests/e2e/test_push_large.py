@@ -14,7 +14,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.process.handover import OrderPipe
-from meshd.role.worker.push_neighbours import Neighbours
+from meshd.role.worker.push_neighbours import PushNeighbours
 from meshd.rpc.hang_detector import Watch
 from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached, decode
 
@@ -74,7 +74,7 @@ def test_a_session_is_made_for_those_who_are_introduced(tmp_path: Path) -> None:
             kit = replace(Bench(Net(owner).mesh("worker"), tmp_path).kit, mesh=one.mesh)
             orders = OrderPipe()
             near, far, _, _ = streams()
-            neighbours = Neighbours(kit, orders, MessageStream(near), Watch(on_cpu=True))
+            neighbours = PushNeighbours(kit, orders, MessageStream(near), Watch(on_cpu=True))
             try:
                 assert state(one, peer) is not PeerState.CONNECTED
                 owner.start(neighbours.keep(Neighbour(1, peer.raw, LEASE)), name="neighbour")

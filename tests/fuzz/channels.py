@@ -14,9 +14,9 @@ from meshd.link.webrtc.sctp_association import Association
 from meshd.wire.address import Candidate
 from meshd.wire.offer import (
     Answer,
-    Gone,
     More,
     Offer,
+    OfferGone,
     OfferSignal,
     Terms,
     decode_offer,
@@ -32,7 +32,7 @@ SIGNALS: tuple[OfferSignal, ...] = (
     Offer(attempt=bytes(16), terms=TERMS, seconds=10.0),
     Answer(attempt=bytes(16), terms=TERMS),
     More(attempt=bytes(16), candidates=PLACES[:2]),
-    Gone(attempt=bytes(16), why="no"),
+    OfferGone(attempt=bytes(16), why="no"),
 )
 TAG = 0x01020304
 FIRST = 1000  # TSN of both sides

@@ -162,7 +162,7 @@ _HELLO = hello.Hello(
     clock=1_790_000_000,
     record=b"record" * 50,
 )
-_DEVICE = lease.Device("CPU", "cpu", "a processor", 1 << 33, 1 << 34)
+_DEVICE = lease.OfferedDevice("CPU", "cpu", "a processor", 1 << 33, 1 << 34)
 
 
 def _target(name: str, samples: tuple[bytes, ...], feed: Callable[[bytes], None], share: int) -> Target:
@@ -226,7 +226,7 @@ TARGETS = (
         "lease",
         _messages(
             lease.Acquire(bytes(16), "model", "f" * 64, "b1234", "ab" * 32),
-            lease.Offer((_DEVICE, _DEVICE), True, "m" * 32, True),
+            lease.WorkerOffer((_DEVICE, _DEVICE), True, "m" * 32, True),
             lease.Admit(bytes(32)),
             lease.Neighbour(7, bytes(32), bytes(16), 1, True),
             lease.Reached(7, "no way"),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from meshd.build import cache as builds
 from meshd.build import native
-from meshd.build.interface import Progress
+from meshd.build.interface import BuildProgress
 from meshd.build.machine import cpu_kind, find_tool
 from meshd.build.pin import read_pin
 from meshd.build.tree import Tree
@@ -28,7 +28,7 @@ SECONDS = 60
 SEED = 1
 
 
-def _silent(progress: Progress) -> None:
+def _silent(progress: BuildProgress) -> None:
     """Compilers say enough themselves."""
 
 

@@ -45,8 +45,8 @@ def _feed_stun(data: bytes) -> None:
 PLACES = tuple(Candidate(f"10.0.0.{number}", number, "tcp", "srflx") for number in range(1, 9))
 WORDS: tuple[punching.Punching, ...] = (
     punching.Knock(attempt=bytes(16)),
-    punching.Ready(attempt=bytes(16), candidates=PLACES, waited_ms=9),
-    punching.Go(attempt=bytes(16), candidates=PLACES[:2]),
+    punching.PunchReady(attempt=bytes(16), candidates=PLACES, waited_ms=9),
+    punching.PunchGo(attempt=bytes(16), candidates=PLACES[:2]),
     punching.No(attempt=bytes(16), code="busy", text="too many"),
 )
 
@@ -54,8 +54,8 @@ SEARCHES: tuple[port_prediction.Birthday, ...] = (
     port_prediction.Ask(
         attempt=bytes(16), key=KEY[:32].ljust(32), facts=NetFacts(), here=Endpoint("20.1.0.2", 9)
     ),
-    port_prediction.Here(attempt=bytes(16), place=Endpoint("20.1.0.2", 65535)),
-    port_prediction.Opened(attempt=bytes(16), seen=Endpoint("20.1.0.2", 40_000), step=-1, count=256),
+    port_prediction.OnePort(attempt=bytes(16), place=Endpoint("20.1.0.2", 65535)),
+    port_prediction.OpenedPorts(attempt=bytes(16), seen=Endpoint("20.1.0.2", 40_000), step=-1, count=256),
 )
 
 

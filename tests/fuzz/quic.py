@@ -8,7 +8,7 @@ from aioquic.quic.connection import QuicConnectionError, QuicNetworkPath, QuicRe
 from aioquic.tls import Epoch
 from meshd.base.errors import RemoteProtocolError
 from meshd.identity.certificate import make_link_certificate
-from meshd.link.quic.engine import FIRST_CREDIT_BYTES, Engine, dialler_settings, listener_settings
+from meshd.link.quic.engine import FIRST_CREDIT_BYTES, QuicEngine, dialler_settings, listener_settings
 from meshd.link.quic.first_datagram import Reception, start_dialling
 from meshd.link.quic.sockets import destination
 from meshd.link.udp.batch_socket import Origin
@@ -77,8 +77,8 @@ def _make_frames(chance: random.Random, samples: Sequence[bytes]) -> bytes:
 
 
 def _feed_frames(data: bytes) -> None:
-    """As `Engine.receive_datagram` hands on what it has decrypted."""
-    engine = Engine(LISTENER, original_id=bytes(8))
+    """As `QuicEngine.receive_datagram` hands on what it has decrypted."""
+    engine = QuicEngine(LISTENER, original_id=bytes(8))
     path = QuicNetworkPath(NEAR, is_validated=True)
     engine._network_paths, engine._version, engine._close_at = [path], 1, 100.0
     engine._initialize(bytes(8))

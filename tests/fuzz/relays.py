@@ -10,7 +10,7 @@ from meshd.identity.keys import KeyPair
 from meshd.identity.relay_url import parse_relay_url, relay_url
 from meshd.link.relayed.http_proxy import read_reply
 from meshd.relay.limits import SMALL
-from meshd.relay.states import Identity
+from meshd.relay.states import NodeIdentity
 from meshd.relay.switchboard import Switchboard
 from meshd.wire.lengths import LengthParser, framed
 from meshd.wire.relay import (
@@ -20,12 +20,12 @@ from meshd.wire.relay import (
     HangUp,
     Mail,
     OpenBox,
-    Ping,
-    Pong,
     Post,
     Posted,
     Ready,
-    Refusal,
+    RelayPing,
+    RelayPong,
+    RelayRefusal,
     Ring,
     ShutBox,
     decode_from_node,
@@ -48,7 +48,7 @@ FROM_NODE = tuple(
         ShutBox(BOX),
         Post(3, BOB, b"signal" * 100),
         Post(4, BOX, b"hello"),
-        Ping(5),
+        RelayPing(5),
     )
 )
 FROM_RELAY = tuple(
@@ -58,9 +58,9 @@ FROM_RELAY = tuple(
         Called(1, bytes(16)),
         Ring(bytes(16), ANN, BOX),
         Posted(3, True),
-        Refusal(1, "absent", "the node is not connected to this relay", "wait"),
+        RelayRefusal(1, "absent", "the node is not connected to this relay", "wait"),
         Mail(ANN, b"", b"signal" * 100),
-        Pong(5),
+        RelayPong(5),
     )
 )
 URL = relay_url(RelayHint("relay.example.org:443", KeyPair.from_seed(bytes(32)).peer)).encode()
@@ -87,7 +87,9 @@ def _feed_talk(data: bytes) -> None:
     """The same words of a member and of a guest; whatever they were, little is held."""
     numbers = itertools.count(1)
     board = Switchboard(SMALL, random=lambda size: next(numbers).to_bytes(size, "big"))
-    for client, who in enumerate((Identity(ANN, MESH), Identity(GUEST, b""), Identity(BOB, MESH))):
+    for client, who in enumerate(
+        (NodeIdentity(ANN, MESH), NodeIdentity(GUEST, b""), NodeIdentity(BOB, MESH))
+    ):
         board.enter(client, who, host="192.0.2.1", seen="192.0.2.1:1", now=0.0)
     try:
         for client in (0, 1):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire import igd
 from meshd.wire.http_reply import ReplyParser
-from meshd.wire.netfacts import Answer, Filtering, Mapping, NetFacts, Ports, Udp
+from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, TriState, Udp
 from meshd.wire.portmap import (
     Wish,
     read_natpmp_address,
@@ -66,7 +66,7 @@ FACTS = tuple(
             filtering=Filtering.ADDRESS_PORT,
             ports=Ports.COUNTING,
             udp_step=-2,
-            hairpin=Answer.NO,
+            hairpin=TriState.NO,
             public_v4="20.1.0.2",
         ),
     )

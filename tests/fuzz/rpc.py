@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from meshd.base.errors import RemoteProtocolError
 from meshd.model.ggml import TENSOR_TYPES
 from meshd.rpc import protocol as rpc
-from meshd.rpc.answers import Answers
-from meshd.rpc.missed_tensors import Keeping, Missed
+from meshd.rpc.answers import KnownAnswers
+from meshd.rpc.missed_tensors import Missed, TensorKeeping
 from meshd.rpc.push_firewall import PushFilter
-from meshd.rpc.stock_head_skip import ANNOUNCED, Loaded, Saving
+from meshd.rpc.stock_head_skip import ANNOUNCED, LoadStates, Saving
 from meshd.rpc.stock_worker_fill import Filling
 
 from tests.fuzz.mutate import flip
@@ -119,7 +119,7 @@ class _Kept:
 
 
 def _feed(data: bytes) -> None:
-    it, passed, filling = Talk(Keeping(_Kept())), bytearray(), Filling()
+    it, passed, filling = Talk(TensorKeeping(_Kept())), bytearray(), Filling()
     it.say(talk.check())
     it.hear(talk.answer(b"\1"))  # a neighbour to which it may push
     it.say(talk.load(*WANTED))
@@ -166,7 +166,7 @@ def _feed_answers(data: bytes) -> None:
 
 def _feed_saving(data: bytes) -> None:
     """Answers of a worker to a stock head, which has greeted it and asked what it can be asked."""
-    answers = Answers()
+    answers = KnownAnswers()
     saving = Saving({}, answers)
     questions = [talk.request(rpc.DEVICE_COUNT), talk.request(rpc.GET_ALIGNMENT, bytes(4)), ALLOC_SIZE]
     for request in (talk.hello(bytes(24)), *questions, talk.get_tensor(Tensor())):
@@ -174,7 +174,7 @@ def _feed_saving(data: bytes) -> None:
     saving.load([bytes(rpc.LOAD_ENTRY_BYTES)] * 2)
     for at in range(0, len(data), 11):
         for part in saving.answers(data[at : at + 11]):
-            assert not isinstance(part, Loaded) or len(part.states) == 2
+            assert not isinstance(part, LoadStates) or len(part.states) == 2
     for request in (talk.hello(bytes(24)), *questions):  # with what was learnt
         list(Saving({}, answers).requests(request))
 

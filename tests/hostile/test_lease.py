@@ -15,7 +15,7 @@ from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.head.lease_client import Lender
 from meshd.rpc.head_timeouts import Company
-from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, Offer
+from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, WorkerOffer
 
 from tests.hostile.draw import Draw, Pool, drawn_seed
 from tests.hostile.words import Speech
@@ -31,7 +31,7 @@ MOST_WORDS = 8
 def _words(chance: random.Random, speech: Speech) -> Iterator[bytes]:
     """Of one lease: often truly offered and granted, for what comes behind that."""
     offer, grant = speech.good("lease.Offer"), speech.good("lease.Grant")
-    assert isinstance(offer, Offer) and isinstance(grant, Grant)
+    assert isinstance(offer, WorkerOffer) and isinstance(grant, Grant)
     grant = replace(grant, lease_id=offer.lease_id or grant.lease_id)
     speech.broken = chance.choice((0.0, 0.1, 0.6))
     for at in range(chance.randrange(MOST_WORDS)):

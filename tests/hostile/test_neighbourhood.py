@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from meshd.base.errors import RemoteProtocolError
 from meshd.link.net.stun import Question, ask_udp, bound_socket, tcp_mapping
-from meshd.portmap.interface import NotMapped, Route, Router
+from meshd.portmap.interface import GatewayRoute, HomeRouter, NotMapped
 from meshd.portmap.natpmp import NatPmpRouter
 from meshd.portmap.pcp import PcpRouter
 from meshd.portmap.upnp import UpnpRouter
@@ -24,7 +24,7 @@ from tests.hostile.words import Speech, catalogue
 from tests.unit.identity.cast import FOUNDER, GUEST, MESH, STRANGER
 from tests.unit.portmap.gateways import HERE, Igd, Table, igd, listening, natpmp, pcp
 
-ROUTE = Route(HERE, HERE)
+ROUTE = GatewayRoute(HERE, HERE)
 WISH = Wish(proto="tcp", internal_port=17430, external_port=17430, lifetime=7200)
 ROUNDS = 60  # asked at once in each of them
 AT_ONCE = 8
@@ -146,7 +146,7 @@ def _broken(
     return answers
 
 
-async def _try(router: Router, seconds: float) -> int:
+async def _try(router: HomeRouter, seconds: float) -> int:
     """Everything that is asked of a router; how often it answered so that it can be read."""
     held: list[Granted] = []
 
@@ -165,7 +165,7 @@ async def _try(router: Router, seconds: float) -> int:
     return len(held)
 
 
-async def _rounds(make: Callable[[], Router], moods: _Moods) -> None:
+async def _rounds(make: Callable[[], HomeRouter], moods: _Moods) -> None:
     """Whatever it was told before, a node maps with a router that answers rightly."""
     for _ in range(ROUNDS // AT_ONCE):
         moods.lies = True
@@ -182,7 +182,7 @@ def test_a_router_maps_or_does_not(language: str) -> None:
         answer = pcp(table) if language == "pcp" else natpmp(table)
         async with listening(_broken(chance, answer, moods)) as port:
 
-            def make() -> Router:
+            def make() -> HomeRouter:
                 if language == "pcp":
                     return PcpRouter(ROUTE, secret=b"s" * 16, port=port)
                 return NatPmpRouter(ROUTE, port=port)
@@ -230,7 +230,7 @@ def test_a_router_that_speaks_upnp_is_never_followed_elsewhere() -> None:
         router = _Lying(Table())
         async with igd(router) as port:
 
-            def make() -> Router:
+            def make() -> HomeRouter:
                 return UpnpRouter(ROUTE, name="meshd", chance=lambda: 5000, ssdp_port=port)
 
             await _rounds(make, moods)

@@ -5,7 +5,7 @@ import random
 from meshd.base.errors import MeshdError
 from meshd.identity.keys import KeyPair
 from meshd.relay.limits import SMALL
-from meshd.relay.states import Identity, Tell
+from meshd.relay.states import NodeIdentity, Tell
 from meshd.relay.switchboard import Switchboard
 from meshd.wire.relay import Mail, decode_from_node
 
@@ -26,8 +26,8 @@ def test_a_relay_bears_any_member() -> None:
     for _ in range(VISITS):
         board, now = Switchboard(SMALL, random=chance.randbytes), 1000.0
         for client, peer in enumerate(HONEST):
-            board.enter(client, Identity(peer, MESH), host="192.0.2.1", seen="192.0.2.1:1", now=now)
-        mine = Identity(HOSTILE, chance.choice((MESH, b"")))
+            board.enter(client, NodeIdentity(peer, MESH), host="192.0.2.1", seen="192.0.2.1:1", now=now)
+        mine = NodeIdentity(HOSTILE, chance.choice((MESH, b"")))
         board.enter(9, mine, host="192.0.2.2", seen="192.0.2.2:1", now=now)
         for _ in range(WORDS // VISITS):
             try:

@@ -12,7 +12,7 @@ from tests.hostile.words import UNSAYABLE, Speech, Word, catalogue, parts, wire_
 # Dataclasses that no member sends: read from a router or a web server (tests/fuzz/routers.py), or made here.
 NOT_SAID = {
     http_reply.HttpReply: "a router's answer",
-    igd.Control: "from a router's description",
+    igd.IgdControl: "from a router's description",
     portmap.Granted: "a router's answer",
     portmap.Outside: "a router's answer",
     native.Difference: "made by comparing",

@@ -15,7 +15,7 @@ from pathlib import Path
 from meshd.build import cache as builds
 from meshd.build.compile import compile_tree
 from meshd.build.fetch import PinnedFile, fetch
-from meshd.build.interface import Progress
+from meshd.build.interface import BuildProgress
 from meshd.build.machine import cpu_kind, need_compiler
 from meshd.build.pin import read_pin
 from meshd.build.tree import Tree
@@ -63,7 +63,7 @@ def find() -> MeshBuild | None:
     return MeshBuild(folder) if folder.is_dir() else None
 
 
-def _told(progress: Progress) -> None:
+def _told(progress: BuildProgress) -> None:
     if progress.total and progress.done % 20 == 0:
         sys.stdout.write(f"{progress.done}/{progress.total} {progress.text}\n")
 

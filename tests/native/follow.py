@@ -16,7 +16,7 @@ from pathlib import Path
 
 from meshd.build import cache as builds
 from meshd.build.compile import compile_tree
-from meshd.build.interface import Progress
+from meshd.build.interface import BuildProgress
 from meshd.build.machine import cpu_kind, need_compiler
 from meshd.build.tree import Tree
 from meshd.config.tree import find_cache
@@ -29,7 +29,7 @@ from tests.native.build import SOURCE, MeshBuild
 _TARGETS = ("mesh-server", "ggml-mesh", "mesh-tests", "llama-server")
 
 
-def _told(progress: Progress) -> None:
+def _told(progress: BuildProgress) -> None:
     if progress.total and progress.done % 20 == 0:
         sys.stdout.write(f"{progress.done}/{progress.total} {progress.text}\n")
 

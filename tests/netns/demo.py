@@ -24,7 +24,7 @@ from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.build.demo_model import demo_model
-from meshd.build.interface import Progress
+from meshd.build.interface import BuildProgress
 from meshd.build.native import build, find
 from meshd.config.tree import find_cache
 from meshd.demo.run import other_copy
@@ -144,7 +144,7 @@ def _way(status: Status) -> str:
     return f"{link.kind} {link.path}, {link.remote}" + (f": {why}" if why else "")
 
 
-def _quiet(_: Progress) -> None:
+def _quiet(_: BuildProgress) -> None:
     pass
 
 

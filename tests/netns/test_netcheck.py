@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from meshd.netcheck.classify import classify
 from meshd.netcheck.probe import Servers, observe
-from meshd.wire.netfacts import Answer, Filtering, Mapping, NetFacts, Ports, Tcp, Udp
+from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Tcp, TriState, Udp
 
 from tests.netns.nat import Nat
 from tests.netns.probe import tcp_listener
@@ -68,7 +68,7 @@ def test_each_kind_of_nat(place: Place, kind: Kind) -> None:
     if kind is Kind.PUBLIC:
         assert facts.public and facts.public_v4 == here.host.v4[0]
     elif here.router is not None and kind is not Kind.CARRIER:
-        assert facts.public_v4 == here.router.outer and facts.hairpin is Answer.NO
+        assert facts.public_v4 == here.router.outer and facts.hairpin is TriState.NO
 
 
 def test_a_public_host_with_a_firewall(place: Place) -> None:
@@ -92,12 +92,12 @@ def test_blocked(place: Place, kind: Kind) -> None:
 def test_ipv6_only(place: Place) -> None:
     here = site(place.world, Kind.V6, "six")
     facts = _facts(here.host, *place.stun)
-    assert facts.ipv6 is Answer.YES and facts.udp is Udp.WORKS and facts.public_v4 == ""
+    assert facts.ipv6 is TriState.YES and facts.udp is Udp.WORKS and facts.public_v4 == ""
 
 
 def test_hairpin(place: Place) -> None:
     router = place.world.router("turning", Nat.PORT_RESTRICTED, hairpin=True)
-    assert _facts(router.host("near"), place.stun[0]).hairpin is Answer.YES
+    assert _facts(router.host("near"), place.stun[0]).hairpin is TriState.YES
 
 
 def test_two_servers_with_one_address_each(place: Place) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.portmap.interface import Language, MapState, MapStatus, Route, Router
+from meshd.portmap.interface import GatewayRoute, HomeRouter, Language, MapState, MapStatus
 from meshd.portmap.mapper import PortMapper, home_routers
 
 from tests.netns import home_router, probe
@@ -39,7 +39,7 @@ class Mapping:
             settled=self._notify,
         )
 
-    def _routers(self, route: Route) -> tuple[Router, ...]:
+    def _routers(self, route: GatewayRoute) -> tuple[HomeRouter, ...]:
         every = home_routers(secret=b"s" * 16, name="pc", chance=lambda: 5)(route)
         return tuple(router for router in every if router.language in self._languages)
 

@@ -22,14 +22,14 @@ from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
 from meshd.bench import random_model
 from meshd.build import demo_model, fetch, native
-from meshd.build.interface import Progress
+from meshd.build.interface import BuildProgress
 from meshd.build.run import Result
 from meshd.build.tree import Tree
 from meshd.identity.keystore import Home
 from meshd.relay import run as relay_run
 from meshd.role.native.trial_cache import Passed, trial_key
 from meshd.store import hash_cache
-from meshd.store.content_store import ContentStore
+from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.model_file import ModelFile
 from meshd.store.pack import SUFFIX
@@ -58,7 +58,7 @@ class Case:
     play: Callable[[Path, Fail], str]
 
 
-def _told(_step: Progress) -> None:
+def _told(_step: BuildProgress) -> None:
     """Nobody looks."""
 
 
@@ -109,7 +109,7 @@ class _Store:
 
     async def lease(self, *tensors: bytes) -> set[bytes]:
         """What a lease had; these came for it, and are on the disk if they can be."""
-        store = ContentStore(self.path, limit=LARGE, cache=HashCache(self._weights))
+        store = DiskContentStore(self.path, limit=LARGE, cache=HashCache(self._weights))
 
         async def told(_text: str) -> None: ...
 

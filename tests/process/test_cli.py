@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from meshd.cli.stop import Watched
+from meshd.cli.stop import StoppingDaemon
 
 DEADLINE = 60.0
 HEAVY = {
@@ -234,16 +234,16 @@ def test_stop_names_a_child_that_is_left(environ: dict[str, str]) -> None:
 
 
 def test_a_process_that_nobody_has_reaped_counts_as_ended() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process, Watched(process.pid) as watched:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process, StoppingDaemon(process.pid) as watched:
         assert watched.wait(time.monotonic() + DEADLINE)
         assert process.wait(DEADLINE) == 0
-    with Watched(process.pid) as gone:
+    with StoppingDaemon(process.pid) as gone:
         assert gone.wait(time.monotonic())
 
 
 def test_a_process_that_lives_is_waited_for() -> None:
     argv = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process, Watched(process.pid) as watched:
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process, StoppingDaemon(process.pid) as watched:
         assert not watched.wait(time.monotonic())
         assert process.stdin is not None
         process.stdin.close()
@@ -255,10 +255,10 @@ def test_without_pidfd_the_number_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
     with subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
     ) as process:
-        with Watched(process.pid) as watched:
+        with StoppingDaemon(process.pid) as watched:
             assert not watched.wait(time.monotonic())
         assert process.stdin is not None
         process.stdin.close()
         process.wait(DEADLINE)
-        with Watched(process.pid) as watched:
+        with StoppingDaemon(process.pid) as watched:
             assert watched.wait(time.monotonic())

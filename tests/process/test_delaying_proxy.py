@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.fleet.proxy import Counts, DelayingProxy, Rules, connect_to, run_loop
+from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connect_to, run_loop
 from meshd.process.ports import listening_socket
 
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -30,7 +30,7 @@ RESET = struct.pack("ii", 1, 0)
 
 @asynccontextmanager
 async def proxied(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], rules: Rules
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], rules: ProxyRules
 ) -> AsyncIterator[tuple[Peer, Counts]]:
     """A client's end of a connection through the proxy to `serve`."""
     async with asyncio.timeout(SECONDS):
@@ -57,8 +57,10 @@ async def echo_to_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWr
     writer.close()
 
 
-@pytest.mark.parametrize("rules", [Rules(), Rules(one_way=0.005), Rules(one_way=0.005, rpc=True)], ids=str)
-def test_bytes_and_the_end_of_one_half_come_through(rules: Rules) -> None:
+@pytest.mark.parametrize(
+    "rules", [ProxyRules(), ProxyRules(one_way=0.005), ProxyRules(one_way=0.005, rpc=True)], ids=str
+)
+def test_bytes_and_the_end_of_one_half_come_through(rules: ProxyRules) -> None:
     sent = bytes(range(256)) * 9000
 
     async def check() -> None:
@@ -81,7 +83,7 @@ def test_a_reset_comes_through() -> None:
             writer.transport.abort()
             hung_up.set()
 
-        async with proxied(serve, Rules(one_way=0.005)) as ((reader, writer), _):
+        async with proxied(serve, ProxyRules(one_way=0.005)) as ((reader, writer), _):
             writer.write(b"xyz")
             await hung_up.wait()
             with pytest.raises(ConnectionResetError):
@@ -98,7 +100,7 @@ def test_nobody_behind_it() -> None:
     async def check() -> None:
         listener = listening_socket()
         there = listener.getsockname()
-        proxy = DelayingProxy(listener, partial(connect_to, *place), rules=Rules(one_way=0.001))
+        proxy = DelayingProxy(listener, partial(connect_to, *place), rules=ProxyRules(one_way=0.001))
         async with asyncio.timeout(SECONDS), Owner() as owner:
             owner.start(proxy.serve(), name="proxy")
             for _ in range(2):  # and it goes on
@@ -121,7 +123,7 @@ def test_what_it_holds_is_bounded() -> None:
             await stop.wait()
             writer.transport.abort()
 
-        async with proxied(serve, Rules(held_bytes=HELD)) as ((_, writer), counts):
+        async with proxied(serve, ProxyRules(held_bytes=HELD)) as ((_, writer), counts):
             writer.write(bytes(HELD + 2 * KERNEL))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1.0):

@@ -27,9 +27,9 @@ def _fill(node: WorldNode) -> int:
 
 def test_many_digests_are_answered_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
-    real = ledger_module.Ledger._look
+    real = ledger_module.NewsLedger._look
 
-    def look(self: ledger_module.Ledger, own: int) -> None:
+    def look(self: ledger_module.NewsLedger, own: int) -> None:
         nonlocal made
         made += 1
         real(self, own)
@@ -39,7 +39,7 @@ def test_many_digests_are_answered_a_few_times(monkeypatch: pytest.MonkeyPatch) 
             _, victim, _, teller = await heard_by(world)
             await teller.to(victim)
             await asyncio.sleep(30)
-            monkeypatch.setattr(ledger_module.Ledger, "_look", look)
+            monkeypatch.setattr(ledger_module.NewsLedger, "_look", look)
             before = teller.heard_bytes
             for number in range(1000):
                 await teller.tell(victim, [DigestNews(number.to_bytes(16, "big")).encode()])

@@ -12,7 +12,7 @@ from meshd.base.tasks import Owner
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.link.relayed import relay_client as relay_client_module
-from meshd.link.relayed.control_connection import Control
+from meshd.link.relayed.control_connection import ControlConnection
 from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.secure.handshake import Standing
 from meshd.wire.relay import Mail
@@ -29,12 +29,14 @@ class Visitor:
         self.called: list[RelayHint] = []
         node = TestMesh().node()
 
-        async def never(relay: RelayHint, _standing: Standing, *_: object, **_words: object) -> Control:
+        async def never(
+            relay: RelayHint, _standing: Standing, *_: object, **_words: object
+        ) -> ControlConnection:
             self.called.append(relay)
             await asyncio.Event().wait()
             raise AssertionError("unreachable")
 
-        monkeypatch.setattr(Control, "open", never)
+        monkeypatch.setattr(ControlConnection, "open", never)
         self.client = RelayClient(
             (), node.now, issuer_of=lambda peer: "ours" if peer in self.trusted else "theirs", environ={}
         )
@@ -107,7 +109,7 @@ def test_letters_of_many_keys_or_of_one_relay_do_not_push_out_those_of_members(
         visitor = Visitor(monkeypatch)
         member = fresh_key().peer
         visitor.trusted.add(member)
-        hostile, honest = (cast(Control, SimpleNamespace(relay=_relay())) for _ in range(2))
+        hostile, honest = (cast(ControlConnection, SimpleNamespace(relay=_relay())) for _ in range(2))
         visitor.client.mail(hostile, Mail(member.raw, b"", b"one"))
         visitor.client.mail(honest, Mail(member.raw, b"", b"two"))
         for number in range(3 * MAIL_WAITING.most):

@@ -25,7 +25,7 @@ from meshd.peer.interface import PeerState, PeerStatus
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node, NodeFacts
 from meshd.peer.presence_gossip import Signer
-from meshd.peer.signal_routes import Mail
+from meshd.peer.signal_routes import MailRoute
 from meshd.peer.signals import SignalService
 from meshd.rendezvous.book import AddressBook
 from meshd.wire.address import Candidate
@@ -186,7 +186,7 @@ class WorldNode:
         self._starts = 0
         self._book_is_new = False
         self._task: asyncio.Task[None] | None = None
-        self.mail: Mail | None = None
+        self.mail: MailRoute | None = None
         self.book, self.node, self.mesh, self.signals = self._build()
 
     @property

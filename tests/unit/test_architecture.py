@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rules import behaviour, circles, contracts, purity, reach, shape
+from tests.rules import behaviour, circles, contracts, names, purity, reach, shape
 from tests.rules.source import ROOT, Fault, Rule, Source, sources
 
 EVERYWHERE: tuple[Rule, ...] = (
@@ -220,6 +220,18 @@ def test_the_contract_is_written_anew() -> None:
     fewer = purity.written(text, ["meshd.wire"])
     assert purity.listed(fewer) == ["meshd.wire"]
     assert purity.written(fewer, purity.listed(text)) == text
+
+
+def test_a_class_name_means_one_thing() -> None:
+    shared = names.shared_class_names(sources("meshd"))
+    assert not shared, "\n".join(f"{name}: {', '.join(where)}" for name, where in sorted(shared.items()))
+
+
+def test_a_class_name_that_comes_again_is_found() -> None:
+    one = Source.of("meshd/x.py", "class Way: ...\nclass Other: ...\n")
+    private = Source.of("meshd/y.py", "def f():\n    class _Way: ...\n")
+    assert names.shared_class_names([one]) == {}
+    assert names.shared_class_names([one, private]) == {"Way": ["meshd/x.py:1", "meshd/y.py:2"]}
 
 
 def test_a_package_speaks_for_its_modules() -> None:

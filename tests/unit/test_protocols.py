@@ -22,7 +22,7 @@ from meshd.peer.interface import Book, Mesh, Stream
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.signals import SignalService
 from meshd.peer.stream import MeshStream
-from meshd.portmap.interface import Router
+from meshd.portmap.interface import HomeRouter
 from meshd.portmap.pcp import PcpRouter
 from meshd.process.child import OwnedChild
 from meshd.process.handover import OrderPipe, ReportPipe
@@ -31,7 +31,7 @@ from meshd.process.ready import LineSeen
 from meshd.rendezvous.book import AddressBook
 from meshd.role.head.cycle import Serve
 from meshd.role.head.stock_weights import OpenNamedWeights
-from meshd.role.interface import LineProbe, Orders, Report, Role, Tunnel
+from meshd.role.interface import LineProbe, Orders, Report, RunningRole, Tunnel
 from meshd.role.worker.cycle import Worker
 from meshd.role.worker.stock_weights import OpenWeights
 from meshd.rpc.firewall import Firewall
@@ -95,15 +95,15 @@ def weights(one: ModelFile) -> WeightsFile:
     return one
 
 
-def worker_role(one: Worker) -> Role:
+def worker_role(one: Worker) -> RunningRole:
     return one
 
 
-def serve_role(one: Serve) -> Role:
+def serve_role(one: Serve) -> RunningRole:
     return one
 
 
-def router(one: PcpRouter) -> Router:
+def router(one: PcpRouter) -> HomeRouter:
     return one
 
 
@@ -123,11 +123,11 @@ def named_weights(one: OpenNamedWeights) -> NamedWeights:
     return one
 
 
-def shelf(one: store_shelf.Shelf) -> Shelf:
+def shelf(one: store_shelf.LeaseShelf) -> Shelf:
     return one
 
 
-def content_store(one: content_store_module.ContentStore) -> ContentStore:
+def content_store(one: content_store_module.DiskContentStore) -> ContentStore:
     return one
 
 

@@ -58,9 +58,9 @@ from meshd.wire.offer import (
     ATTEMPT_BYTES,
     MAX_OFFERED,
     Answer,
-    Gone,
     More,
     Offer,
+    OfferGone,
     OfferSignal,
     Terms,
     decode_offer,
@@ -306,7 +306,7 @@ class IceLinks(ABC):
             attempt.answer.set_result(signal.terms)
         elif isinstance(signal, More):
             attempt.session.ice.add(self._places(attempt, signal.candidates))
-        elif isinstance(signal, Gone):
+        elif isinstance(signal, OfferGone):
             if attempt.task is not None:  # we answer; `answer` is for that task to set
                 attempt.task.cancel()
             elif not attempt.answer.done():
@@ -322,7 +322,7 @@ class IceLinks(ABC):
 
     async def _send_gone(self, attempt: Attempt) -> None:
         try:
-            gone = Gone(attempt=attempt.id, why="the dial has ended")
+            gone = OfferGone(attempt=attempt.id, why="the dial has ended")
             await self._signals.send(attempt.peer, encode_offer(gone))
         except Broken:
             return

@@ -45,7 +45,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class StunAnswer:
     """`mapped` is what `server` saw; it answered from `source`; `rtt` in seconds, from the last sending."""
 
     server: Endpoint
@@ -95,13 +95,13 @@ async def ask_udp(
     seconds: float = ASK_SECONDS,
     grace: float | None = None,
     other: Other = lambda data, source: None,
-) -> list[Answer | None]:
+) -> list[StunAnswer | None]:
     """Ask over a bound, non-blocking UDP socket; an answer or None for each question, in their order.
 
     Ends when all have answered, `grace` seconds after the first answer if given, or after `seconds`. What
     comes in beside goes to `other`. Nobody else may read the socket meanwhile. Raises nothing of the network.
     """
-    asking = _Asking(sock, questions, other)
+    asking = _StunQuery(sock, questions, other)
     loop = asyncio.get_running_loop()
     loop.add_reader(sock, asking.read)
     try:
@@ -118,7 +118,7 @@ async def ask_udp(
     return asking.answers
 
 
-class _Asking:
+class _StunQuery:
     """Requests under way on one socket."""
 
     def __init__(self, sock: socket.socket, questions: Sequence[Question], other: Other) -> None:
@@ -127,7 +127,7 @@ class _Asking:
         self._questions = questions
         self._transactions = [secrets.token_bytes(TRANSACTION_BYTES) for _ in questions]
         self._sent_at = [0.0] * len(questions)
-        self.answers: list[Answer | None] = [None] * len(questions)
+        self.answers: list[StunAnswer | None] = [None] * len(questions)
         self.first, self.all = asyncio.Event(), asyncio.Event()
         if not questions:
             self.first.set()
@@ -172,7 +172,7 @@ class _Asking:
         except RemoteProtocolError:
             return True  # somebody knew the transaction: a broken server
         if message.mapped is not None and self.answers[at] is None:
-            self.answers[at] = Answer(
+            self.answers[at] = StunAnswer(
                 server=self._questions[at].server,
                 source=source,
                 mapped=message.mapped,
@@ -206,7 +206,7 @@ def bound_socket(family: int, kind: int, *, host: str = "", port: int = 0) -> so
 class TcpMapping:
     """What servers saw of one local TCP port; the connections to them stay open, so that it stays so."""
 
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[StunAnswer] = field(default_factory=list)
     _kept: list[socket.socket] = field(default_factory=list)
 
     def close(self) -> None:
@@ -255,7 +255,7 @@ async def tcp_mapping(
         mapping.close()
 
 
-async def _ask_tcp(kept: list[socket.socket], port: int, server: Endpoint, family: int) -> Answer:
+async def _ask_tcp(kept: list[socket.socket], port: int, server: Endpoint, family: int) -> StunAnswer:
     """One server. The socket goes to `kept`, whatever happens. Raises OSError, RemoteProtocolError."""
     loop = asyncio.get_running_loop()
     sock = bound_socket(family, socket.SOCK_STREAM, port=port)
@@ -273,7 +273,7 @@ async def _ask_tcp(kept: list[socket.socket], port: int, server: Endpoint, famil
     message = decode(data[:size])
     if message.transaction != transaction or message.mapped is None:
         raise RemoteProtocolError("the STUN server answered something else", code="stun")
-    return Answer(
+    return StunAnswer(
         server=server,
         source=server,
         mapped=message.mapped,

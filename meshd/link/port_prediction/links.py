@@ -38,7 +38,16 @@ from meshd.link.secure.handshake import Standing, dial_error
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
 from meshd.wire.netfacts import NetFacts
-from meshd.wire.port_prediction import KEY_BYTES, Ask, Birthday, Here, Opened, decode, encode, is_outer
+from meshd.wire.port_prediction import (
+    KEY_BYTES,
+    Ask,
+    Birthday,
+    OnePort,
+    OpenedPorts,
+    decode,
+    encode,
+    is_outer,
+)
 from meshd.wire.stun import Endpoint
 
 WORD_SECONDS = 4.0  # for the other side's word: its STUN takes 1.5 at most, the rest is the way
@@ -152,7 +161,7 @@ class BirthdayLinks:
         seal = Seal(talk.id, key)
         if does is Part.OPENS:
             await talk.send(Ask(attempt=talk.id, key=key, facts=mine))
-            here, _ = await talk.next(Here, seconds=WORD_SECONDS)
+            here, _ = await talk.next(OnePort, seconds=WORD_SECONDS)
             return await self._open(talk, mine, self._allowed(talk.peer, here.place), seal)
         sock, place = await self._one_port()
         return await self._try(talk, sock, seal, Ask(attempt=talk.id, key=key, facts=mine, here=place))
@@ -204,7 +213,7 @@ class BirthdayLinks:
                 with self._grant(talk.peer, target.host):
                     return await self._open(talk, mine, target, seal)
             sock, place = await self._one_port()
-            return await self._try(talk, sock, seal, Here(attempt=talk.id, place=place), grant=True)
+            return await self._try(talk, sock, seal, OnePort(attempt=talk.id, place=place), grant=True)
         finally:
             self._searches -= 1
 
@@ -262,7 +271,7 @@ class BirthdayLinks:
             async with Owner() as owner:
                 searching = owner.start(ports.search(target, count, seal, SEARCH_SECONDS), name="search")
                 await asyncio.sleep(0)  # the first ports are open before the other side hears of them
-                await talk.send(Opened(attempt=talk.id, seen=seen, step=step, count=count))
+                await talk.send(OpenedPorts(attempt=talk.id, seen=seen, step=step, count=count))
             return ports.keep(searching.result()), Endpoint(target.host, target.port)
         except ExceptionGroup as group:
             raise first_error(group) from None
@@ -290,7 +299,7 @@ class BirthdayLinks:
         other side has asked for it."""
         try:
             await talk.send(word)
-            opened, _ = await talk.next(Opened, seconds=WORD_SECONDS)
+            opened, _ = await talk.next(OpenedPorts, seconds=WORD_SECONDS)
             place = self._allowed(talk.peer, opened.seen)
             ports = ports_to_try(opened, secrets.randbits(64))
             with self._grant(talk.peer, place.host) if grant else contextlib.nullcontext():

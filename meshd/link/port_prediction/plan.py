@@ -21,7 +21,7 @@ from meshd.base.backoff import Backoff
 from meshd.base.shares import PROBES, SEARCHES_KNOWN
 from meshd.identity.keys import PeerId
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
-from meshd.wire.port_prediction import MAX_OPEN, Opened
+from meshd.wire.port_prediction import MAX_OPEN, OpenedPorts
 
 FIRST_PORT, LAST_PORT = 1024, 65535  # where NATs take their ports from
 OPEN_COUNTING = 16  # ports in a row, for a NAT that counts
@@ -70,7 +70,7 @@ def ports_to_open(facts: NetFacts) -> tuple[int, int]:
     return MAX_OPEN, 0
 
 
-def ports_to_try(opened: Opened, seed: int) -> Iterator[int]:
+def ports_to_try(opened: OpenedPorts, seed: int) -> Iterator[int]:
     """The ports to try: guesses first where the NAT counts, then those near the seen one, then all others.
 
     At most MOST_PROBES. `seed` is any number; each search takes another.
@@ -91,7 +91,7 @@ def ports_to_try(opened: Opened, seed: int) -> Iterator[int]:
         known.update(near)
 
 
-def _guesses(opened: Opened) -> Iterator[int]:
+def _guesses(opened: OpenedPorts) -> Iterator[int]:
     for number in range(1, GUESSES + 1):
         port = opened.seen.port + opened.step * number
         if FIRST_PORT <= port <= LAST_PORT:
@@ -118,7 +118,7 @@ def due(elapsed: float) -> int:
 
 
 @dataclass(slots=True)
-class _Tried:
+class _TriedPort:
     failures: int
     until: float
 
@@ -128,7 +128,7 @@ class Patience:
 
     def __init__(self, again: Backoff = RETRY) -> None:
         self._again = again
-        self._tried: dict[PeerId | str, _Tried] = {}
+        self._tried: dict[PeerId | str, _TriedPort] = {}
 
     def wait(self, peer: PeerId | str, now: float) -> float:
         """Seconds until the next search is due; 0 when it is."""
@@ -137,7 +137,7 @@ class Patience:
 
     def failed(self, peer: PeerId | str, now: float) -> None:
         """A search has found nothing."""
-        tried = self._tried.pop(peer, None) or _Tried(0, now)
+        tried = self._tried.pop(peer, None) or _TriedPort(0, now)
         tried.until = now + self._again.delay(tried.failures, 0.5)
         tried.failures += 1
         while len(self._tried) >= MAX_REMEMBERED:

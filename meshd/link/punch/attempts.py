@@ -18,7 +18,7 @@ MAX_ANSWERED_OF_ONE = KNOCKS_OF_PEER.most
 M = TypeVar("M")
 
 
-class Verdict(StrEnum):
+class PunchVerdict(StrEnum):
     """Why an attempt is not answered, as the other side is told."""
 
     GLARE = "glare"  # our own attempt at that peer goes on
@@ -30,7 +30,7 @@ def _stay() -> None:
 
 
 @dataclass(slots=True, eq=False)
-class Attempt(Generic[M]):
+class PunchAttempt(Generic[M]):
     """One attempt; `deliver` gets what the peer says about it, `give_way` is called when it yields."""
 
     peer: PeerId
@@ -45,33 +45,33 @@ class Attempts(Generic[M]):
 
     def __init__(self, own: PeerId) -> None:
         self._own = own
-        self._known: dict[bytes, Attempt[M]] = {}
+        self._known: dict[bytes, PunchAttempt[M]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def begin(self, attempt_id: bytes, peer: PeerId, deliver: Callable[[M], None]) -> Attempt[M]:
+    def begin(self, attempt_id: bytes, peer: PeerId, deliver: Callable[[M], None]) -> PunchAttempt[M]:
         """Our own attempt."""
-        made = self._known[attempt_id] = Attempt(peer, True, deliver)
+        made = self._known[attempt_id] = PunchAttempt(peer, True, deliver)
         return made
 
     def answer(
         self, attempt_id: bytes, peer: PeerId, deliver: Callable[[M], None]
-    ) -> Attempt[M] | Verdict | None:
+    ) -> PunchAttempt[M] | PunchVerdict | None:
         """What a knock of `peer` leads to: an attempt, a refusal to send, or nothing (a copy)."""
         if attempt_id in self._known:
             return None
         ours = [one for one in self._known.values() if one.ours and one.peer == peer and not one.yielded]
         if ours and self._own > peer:
-            return Verdict.GLARE
+            return PunchVerdict.GLARE
         theirs = [one for one in self._known.values() if not one.ours]
         of_one = sum(one.peer == peer for one in theirs)
         if len(theirs) >= MAX_ANSWERED or of_one >= MAX_ANSWERED_OF_ONE:
-            return Verdict.BUSY
+            return PunchVerdict.BUSY
         for one in ours:
             one.yielded = True
             one.give_way()
-        made = self._known[attempt_id] = Attempt(peer, False, deliver)
+        made = self._known[attempt_id] = PunchAttempt(peer, False, deliver)
         return made
 
     def heard(self, peer: PeerId, attempt_id: bytes, message: M) -> None:

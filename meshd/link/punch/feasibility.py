@@ -3,7 +3,7 @@
 Unknown facts are no reason against trying: an attempt is cheap, and a relay carries the data meanwhile.
 """
 
-from meshd.wire.netfacts import Answer, Mapping, NetFacts, Tcp
+from meshd.wire.netfacts import Mapping, NetFacts, Tcp, TriState
 
 
 def worth_trying(mine: NetFacts | None, theirs: NetFacts | None) -> bool:
@@ -12,7 +12,7 @@ def worth_trying(mine: NetFacts | None, theirs: NetFacts | None) -> bool:
         return True
     if any(one.tcp in (Tcp.ONLY_443, Tcp.BLOCKED) for one in (mine, theirs)):
         return False
-    if mine.ipv6 is theirs.ipv6 is Answer.YES:
+    if mine.ipv6 is theirs.ipv6 is TriState.YES:
         return True
     if mine.public_v4 and mine.public_v4 == theirs.public_v4:
         return True  # perhaps in one LAN

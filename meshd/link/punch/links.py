@@ -32,7 +32,7 @@ from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.link.tcp.pipe import TcpPipe
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
-from meshd.wire.punching import MAX_WAITED_MS, Go, Knock, Punching, Ready, decode, encode
+from meshd.wire.punching import MAX_WAITED_MS, Knock, PunchGo, Punching, PunchReady, decode, encode
 
 READY_SECONDS = 4.0  # for the other side's word: its own STUN takes 1.5 at most, the rest is the way
 ROUNDS = 2  # with ports of their own: what a router remembers of the first may be in the way
@@ -130,9 +130,9 @@ class PunchLinks:
         knocked_at = loop.time()
         await talk.send(Knock(attempt=talk.id))
         async with self._ground() as mine:  # learns our addresses while the other side learns its own
-            ready, came_at = await talk.next(Ready, seconds=READY_SECONDS)
+            ready, came_at = await talk.next(PunchReady, seconds=READY_SECONDS)
             one_way = (came_at - knocked_at - ready.waited_ms / 1000) / 2
-            await talk.send(Go(attempt=talk.id, candidates=mine.candidates))
+            await talk.send(PunchGo(attempt=talk.id, candidates=mine.candidates))
             await asyncio.sleep(min(max(one_way, 0.0), MOST_HEAD_START))
             standing = self._standing()
 
@@ -175,8 +175,8 @@ class PunchLinks:
             raise Broken("this node is in no mesh")
         async with self._ground() as mine:
             waited = min(round((loop.time() - knocked_at) * 1000), MAX_WAITED_MS)
-            await talk.send(Ready(attempt=talk.id, candidates=mine.candidates, waited_ms=waited))
-            go, _ = await talk.next(Go, seconds=READY_SECONDS)
+            await talk.send(PunchReady(attempt=talk.id, candidates=mine.candidates, waited_ms=waited))
+            go, _ = await talk.next(PunchGo, seconds=READY_SECONDS)
 
             async def prove(pipe: TcpPipe) -> Proven:
                 binding = self._certificate.sha256

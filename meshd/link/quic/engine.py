@@ -86,7 +86,7 @@ def _settings(settings: QuicConfiguration, idle_seconds: float) -> QuicConfigura
     return settings
 
 
-class Engine(QuicConnection):
+class QuicEngine(QuicConnection):
     """One connection. After each `receive_datagram`, `handle_timer`: `poll`; then send what is due."""
 
     def __init__(

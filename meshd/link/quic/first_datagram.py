@@ -14,7 +14,7 @@ from aioquic.quic.packet import (
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
 
-from meshd.link.quic.engine import Engine
+from meshd.link.quic.engine import QuicEngine
 from meshd.link.quic.sockets import ID_BYTES
 from meshd.link.quic.window import SAFE_DATAGRAM_BYTES
 from meshd.link.udp.batch_socket import Origin
@@ -33,7 +33,7 @@ class Reception:
 
     def first(
         self, data: bytes, origin: Origin, now: float, *, busy: bool
-    ) -> tuple[Engine, bytes] | bytes | None:
+    ) -> tuple[QuicEngine, bytes] | bytes | None:
         """A new connection and the id that its dialler gave it, a datagram to answer with, or None."""
         if len(data) < SAFE_DATAGRAM_BYTES:
             return None
@@ -62,7 +62,7 @@ class Reception:
             retry = header.destination_cid
         elif busy:
             return self._retry(header, origin, now)
-        engine = Engine(self._settings, original_id=original, retry_id=retry)
+        engine = QuicEngine(self._settings, original_id=original, retry_id=retry)
         engine.receive_datagram(data, origin, now)
         return (engine, header.destination_cid) if engine.begun else None
 
@@ -82,8 +82,8 @@ class Reception:
         )
 
 
-def start_dialling(settings: QuicConfiguration, origin: Origin, now: float) -> Engine:
+def start_dialling(settings: QuicConfiguration, origin: Origin, now: float) -> QuicEngine:
     """The dialler's end of a new connection."""
-    engine = Engine(settings)
+    engine = QuicEngine(settings)
     engine.connect(origin, now=now)
     return engine

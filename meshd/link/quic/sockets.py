@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from meshd.link.quic.pipe import QuicPipe
-from meshd.link.udp.batch_socket import Origin, UdpSocket
+from meshd.link.udp.batch_socket import BatchSocket, Origin
 from meshd.wire.dialable import Dialable
 
 ID_BYTES = 8  # of the connection ids that we choose
@@ -21,7 +21,7 @@ class DialPort:
         try:
             if fresh:
                 sock.bind(("::" if candidate.is_v6 else "0.0.0.0", 0))
-            self._socket = UdpSocket(
+            self._socket = BatchSocket(
                 sock,
                 on_datagrams=self._received,
                 on_batch=self._batch,
@@ -86,7 +86,7 @@ class Door:
         self._ids: dict[QuicPipe, set[bytes]] = {}
         self._touched: dict[QuicPipe, None] = {}
         self._stranger = stranger
-        self.socket = UdpSocket(
+        self.socket = BatchSocket(
             sock,
             on_datagrams=self._received,
             on_batch=self.batch,

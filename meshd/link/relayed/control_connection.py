@@ -23,12 +23,12 @@ from meshd.wire.relay import (
     HangUp,
     Mail,
     OpenBox,
-    Ping,
-    Pong,
     Post,
     Posted,
     Ready,
-    Refusal,
+    RelayPing,
+    RelayPong,
+    RelayRefusal,
     Ring,
     ShutBox,
     decode_from_relay,
@@ -52,11 +52,11 @@ class RelayTrouble(Broken):
 class Ears(Protocol):
     """Who hears what a relay says unasked. Must not raise."""
 
-    def rung(self, control: "Control", ring: Ring) -> None: ...
-    def mail(self, control: "Control", mail: Mail) -> None: ...
+    def rung(self, control: "ControlConnection", ring: Ring) -> None: ...
+    def mail(self, control: "ControlConnection", mail: Mail) -> None: ...
 
 
-class Control:
+class ControlConnection:
     """Made by `open`; `run` reads until it breaks. Any number of tasks may call and post."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Control:
         context: ssl.SSLContext,
         environ: Mapping[str, str],
         allow: Allow,
-    ) -> "Control":
+    ) -> "ControlConnection":
         """Connect, have the relay prove its key and prove ours. Raises OSError, TimeoutError, MeshdError."""
         pipe = await RelayPipe.open(relay, context, environ, allow)
         try:
@@ -250,12 +250,12 @@ class Control:
                     waiting.set_result(message)
                 elif isinstance(message, Called):
                     self.hang_up(message.ticket)  # the call was given up
-            case Refusal(0, code, text, hint):
+            case RelayRefusal(0, code, text, hint):
                 if code == "box":
                     return  # told to nobody: the box is asked for again with the next connection
                 self.replaced = code == "replaced"
                 raise Refused(text, code=code, hint=hint)
-            case Refusal(number, code, text, hint):
+            case RelayRefusal(number, code, text, hint):
                 waiting = self._waiting.get(number)
                 if waiting is not None and not waiting.done():
                     waiting.set_exception(Refused(text, code=code, hint=hint))
@@ -263,7 +263,7 @@ class Control:
                 self._ears.rung(self, message)
             case Mail():
                 self._ears.mail(self, message)
-            case Pong():
+            case RelayPong():
                 return
 
     async def _ping(self) -> None:
@@ -285,7 +285,7 @@ class Control:
         self._word.clear()
         try:
             async with asyncio.timeout(max(0.5, seconds)):
-                await self._send(Ping(self._next()))
+                await self._send(RelayPing(self._next()))
                 await self._word.wait()
         except TimeoutError:
             raise Broken("the relay does not answer") from None

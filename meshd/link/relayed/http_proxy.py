@@ -28,7 +28,7 @@ Allow = Callable[[Sequence[Candidate]], Sequence[Dialable]]
 
 
 @dataclass(frozen=True, slots=True)
-class Proxy:
+class HttpProxy:
     """An HTTP proxy; `authorization` is the value of Proxy-Authorization, or empty."""
 
     host: str
@@ -36,7 +36,7 @@ class Proxy:
     authorization: str = field(default="", repr=False)
 
 
-def proxy_for(host: str, port: int, environ: Mapping[str, str]) -> Proxy | None:
+def proxy_for(host: str, port: int, environ: Mapping[str, str]) -> HttpProxy | None:
     """The proxy to use for `host`, if any. Raises UserError for one that cannot be used. Pure."""
     text = environ.get("https_proxy") or environ.get("HTTPS_PROXY") or ""
     without = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
@@ -57,7 +57,7 @@ def proxy_for(host: str, port: int, environ: Mapping[str, str]) -> Proxy | None:
             hint="set https_proxy to the address of an HTTP proxy, or put the relay's host into no_proxy",
         )
     secret = base64.b64encode(f"{user}:{password}".encode()).decode() if user else ""
-    return Proxy(place[0], place[1], f"Basic {secret}" if secret else "")
+    return HttpProxy(place[0], place[1], f"Basic {secret}" if secret else "")
 
 
 def _is_loopback(host: str) -> bool:
@@ -143,7 +143,7 @@ async def _discard(sock: socket.socket) -> None:
     sock.close()
 
 
-async def _ask(sock: socket.socket, place: str, proxy: Proxy) -> None:
+async def _ask(sock: socket.socket, place: str, proxy: HttpProxy) -> None:
     lines = [f"CONNECT {place} HTTP/1.1", f"Host: {place}"]
     lines += [f"Proxy-Authorization: {proxy.authorization}"] if proxy.authorization else []
     loop = asyncio.get_running_loop()

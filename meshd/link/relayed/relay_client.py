@@ -20,7 +20,7 @@ from meshd.base.tasks import Owner
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.relay_url import relay_url
-from meshd.link.relayed.control_connection import Control, RelayTrouble
+from meshd.link.relayed.control_connection import ControlConnection, RelayTrouble
 from meshd.link.relayed.http_proxy import Allow
 from meshd.link.relayed.relay_line import Line, gives_way
 from meshd.link.secure.handshake import Standing
@@ -89,7 +89,7 @@ class RelayClient:
         self._mail: FairQueue[Letter] = FairQueue(MAIL_WAITING.most)
         self._has_mail = asyncio.Event()
         self._boxes: dict[bytes, float] = {}  # until, in loop time
-        self.on_ring: Callable[[Control, Ring], bool] | None = None  # False: nobody takes the call
+        self.on_ring: Callable[[ControlConnection, Ring], bool] | None = None  # False: nobody takes the call
 
     # --- life
 
@@ -189,7 +189,7 @@ class RelayClient:
         now = self._connected()
         return tuple(sorted(dict.fromkeys(theirs), key=lambda one: (one not in now, one not in self.own)))
 
-    async def reach(self, relay: RelayHint, whom: PeerId | bytes = b"") -> Control:
+    async def reach(self, relay: RelayHint, whom: PeerId | bytes = b"") -> ControlConnection:
         """A live connection to `relay`, made now if need be, to call `whom`; 6 s at most. Raises Broken."""
         line = self._lines.get(relay) or self._line(relay, whom)
         line.used_at = asyncio.get_running_loop().time()
@@ -208,12 +208,12 @@ class RelayClient:
 
     # --- Ears
 
-    def rung(self, control: Control, ring: Ring) -> None:
+    def rung(self, control: ControlConnection, ring: Ring) -> None:
         """Somebody calls."""
         if self.on_ring is None or not self.on_ring(control, ring):
             control.hang_up(ring.ticket)
 
-    def mail(self, control: Control, mail: Mail) -> None:
+    def mail(self, control: ControlConnection, mail: Mail) -> None:
         """A letter came."""
         letter = Letter(PeerId(mail.sender), mail.box, mail.blob, control.relay)
         self._mail.put(letter, letter.relay, self._issuer_of(letter.sender), letter.sender)
@@ -289,7 +289,7 @@ class RelayClient:
     async def _connection(self, line: Line) -> float:
         """One connection, from its attempt to its end; returns how long to keep away at least."""
         try:
-            control = await Control.open(
+            control = await ControlConnection.open(
                 line.relay,
                 self._standing(),
                 self,
@@ -316,19 +316,19 @@ class RelayClient:
         _log.info("relay_lost", remote=line.relay.place, why=control.why_over)
         return REPLACED_SECONDS if control.replaced else 0.0
 
-    async def _greet(self, control: Control) -> None:
+    async def _greet(self, control: ControlConnection) -> None:
         try:
             await self._open_boxes(control)
         except MeshdError:
             return  # it is over already
 
-    async def _open_boxes(self, control: Control) -> None:
+    async def _open_boxes(self, control: ControlConnection) -> None:
         now = asyncio.get_running_loop().time()
         for box, until in self._boxes.items():
             if until - now >= 1:
                 await control.open_box(box, min(int(until - now), MAX_BOX_SECONDS))
 
-    async def _visit(self, line: Line, control: Control) -> None:
+    async def _visit(self, line: Line, control: ControlConnection) -> None:
         loop = asyncio.get_running_loop()
         while True:
             left = line.used_at + VISIT_SECONDS - loop.time()

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 
 from meshd.identity.invite import RelayHint
-from meshd.link.relayed.control_connection import Control
+from meshd.link.relayed.control_connection import ControlConnection
 
 Asker = tuple[Hashable, Hashable]  # issuer, peer
 
@@ -18,7 +18,7 @@ class Line:
         self.whom = whom  # issuer and peer for which a relay that is not ours is visited
         self.task: asyncio.Task[None] | None = None
         self.own = own
-        self.control: Control | None = None
+        self.control: ControlConnection | None = None
         self.why = "not connected yet"
         self.tries = 0
         self.changed = asyncio.Event()  # replaced by a new one whenever it was set
@@ -31,7 +31,7 @@ class Line:
         if self.task is not None:
             self.task.cancel()
 
-    def tell(self, control: Control | None, why: str) -> None:
+    def tell(self, control: ControlConnection | None, why: str) -> None:
         """Those who wait for it what has become of it."""
         self.control, self.why = control, why
         self.tries += 1

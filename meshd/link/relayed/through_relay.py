@@ -22,7 +22,7 @@ from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import DialError, DialFailure, LinkInfo, LinkKind, Transport
 from meshd.link.net.happy_eyeballs import closest
-from meshd.link.relayed.control_connection import Control, RelayTrouble
+from meshd.link.relayed.control_connection import ControlConnection, RelayTrouble
 from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.relay_pipe import RelayPipe
 from meshd.link.secure.caller_rates import Callers
@@ -142,7 +142,7 @@ class RelayLinks:
         """Hand every proven link to `accept`, which keeps it as long as it lives, until cancelled."""
         async with Owner() as owner:
 
-            def rung(control: Control, ring: Ring) -> bool:
+            def rung(control: ControlConnection, ring: Ring) -> bool:
                 callers, now = self._standing().callers, asyncio.get_running_loop().time()
                 if callers is not None and not callers.hears(_caller(control, ring), now):
                     return False
@@ -186,7 +186,7 @@ class RelayLinks:
             raise _dial_error(error, way) from error
         return pipe, proven, way
 
-    async def _welcome(self, control: Control, ring: Ring, accept: Accept) -> None:
+    async def _welcome(self, control: ControlConnection, ring: Ring, accept: Accept) -> None:
         """The whole life of one circuit on the side that was called."""
         pipe: RelayPipe | None = None
         callers: Callers | None = None  # what fails before the caller is there counts against nobody
@@ -229,7 +229,7 @@ class RelayLinks:
                 await accept(link)
 
 
-def _caller(control: Control, ring: Ring) -> str:
+def _caller(control: ControlConnection, ring: Ring) -> str:
     """Stands for an address: the key that the caller has shown to that relay."""
     return f"{control.relay.place} {ring.caller.hex()}"
 
@@ -264,10 +264,10 @@ async def dial_join(
 class _Deaf:
     """For a joiner, whom nobody calls."""
 
-    def rung(self, control: Control, ring: Ring) -> None:
+    def rung(self, control: ControlConnection, ring: Ring) -> None:
         control.hang_up(ring.ticket)
 
-    def mail(self, control: Control, mail: Mail) -> None:
+    def mail(self, control: ControlConnection, mail: Mail) -> None:
         return
 
 
@@ -277,7 +277,7 @@ async def _attempt_join(
     context = dialer_context()
     try:
         async with asyncio.timeout(ATTEMPT_SECONDS), Owner() as owner:
-            control = await Control.open(
+            control = await ControlConnection.open(
                 way, standing, _Deaf(), context=context, environ=environ, allow=trusted
             )
             owner.start(control.run(), name="relay control")
@@ -303,7 +303,7 @@ async def _attempt_join(
 
 
 async def _call(
-    control: Control,
+    control: ControlConnection,
     to: bytes,
     *,
     outer: ssl.SSLContext,
@@ -337,7 +337,7 @@ async def _call(
     return pipe, proven
 
 
-async def _ticket(control: Control, to: bytes, *, pauses: Sequence[float]) -> bytes:
+async def _ticket(control: ControlConnection, to: bytes, *, pauses: Sequence[float]) -> bytes:
     """The relay's leave to meet `to`. Raises RelayTrouble.
 
     A mailbox may be about to be opened: a node prints its token before its relay has answered.
@@ -354,7 +354,7 @@ async def _ticket(control: Control, to: bytes, *, pauses: Sequence[float]) -> by
 
 
 async def _ticket_and_pipe(
-    control: Control,
+    control: ControlConnection,
     to: bytes,
     outer: ssl.SSLContext,
     environ: Mapping[str, str],

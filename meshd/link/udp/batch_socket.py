@@ -52,7 +52,7 @@ class Origin:
     local: bytes = field(default=b"", compare=False)
 
 
-class UdpSocket:
+class BatchSocket:
     """One socket on the running loop. Gives each run of datagrams to `on_datagrams`, with one origin.
 
     `on_batch` is called after a few of them, `on_drained` when `full` ends; `on_error` gets what the kernel

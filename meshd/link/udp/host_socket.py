@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from meshd.link.udp.batch_socket import Address, Origin
-from meshd.link.udp.batch_socket import UdpSocket as BatchSocket
+from meshd.link.udp.batch_socket import BatchSocket as BatchSocket
 
 MOST_KNOWN = 64  # addresses whose origin is kept
 

@@ -11,7 +11,7 @@ from meshd.link.ice.session import IcePipe, IceSession
 from meshd.link.interface import Transport
 
 if TYPE_CHECKING:
-    from meshd.link.webrtc.session import Identity, Session
+    from meshd.link.webrtc.session import Identity, WebRtcSession
 
 
 class WebRtcLinks(IceLinks):
@@ -20,19 +20,19 @@ class WebRtcLinks(IceLinks):
     transport = Transport.WEBRTC
     _identity: "Identity | None" = None
 
-    async def _session(self, *, dialler: bool, user: str, password: str) -> "Session":
+    async def _session(self, *, dialler: bool, user: str, password: str) -> "WebRtcSession":
         await asyncio.to_thread(_load)
         from meshd.link.webrtc.pipe import WebRtcPipe  # on demand
-        from meshd.link.webrtc.session import Identity, Session
+        from meshd.link.webrtc.session import Identity, WebRtcSession
 
         if self._identity is None:
             self._identity = Identity()
-        session = Session(self._identity, dialler=dialler, user=user, password=password)
+        session = WebRtcSession(self._identity, dialler=dialler, user=user, password=password)
         session.pipe = WebRtcPipe(session)  # now: bytes may come in the moment the association stands
         return session
 
     def _pipe(self, session: IceSession) -> IcePipe:
-        pipe = cast("Session", session).pipe
+        pipe = cast("WebRtcSession", session).pipe
         assert pipe is not None
         return pipe
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
 from meshd.link.buffered_pipe import BufferedPipe
-from meshd.link.webrtc.session import Session
+from meshd.link.webrtc.session import WebRtcSession
 from meshd.wire.limits import MAX_FRAME_BYTES
 
 SEND_HIGH_BYTES = 64 << 10
@@ -20,7 +20,7 @@ SEND_HIGH_BYTES = 64 << 10
 class WebRtcPipe(BufferedPipe):
     """A RawPipe (secure/handshake.py) over a connected session, which it ends."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: WebRtcSession) -> None:
         super().__init__()
         self._session = session
         self._association = session.association

@@ -90,7 +90,7 @@ class _Below:
                 self._ice.send_now(self._flight)
 
 
-class Session:
+class WebRtcSession:
     """One side of one attempt. `open`, tell the terms, `connect` with the other side's; then `association`.
 
     `on_lost` is called when the path below is gone. `shut` in the end, always.

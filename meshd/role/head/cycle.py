@@ -24,7 +24,7 @@ from meshd.process.interface import ChildStatus
 from meshd.role.head.device_exclusions import Unable
 from meshd.role.head.llama_args import read_extra
 from meshd.role.head.model_run import HeadRun
-from meshd.role.head.run_end import Loaded, ServerDied
+from meshd.role.head.run_end import LoadedModel, ServerDied
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
 from meshd.role.head.stock_rpc import ask_plain
 from meshd.role.head.unreachable import as_reached
@@ -55,7 +55,7 @@ class Serve:
         self._index: WeightsIndex | None = None
         self._readiness = Readiness(ModelState.WAITING, "starting")
         self._run: HeadRun | None = None
-        self._loaded = Loaded()
+        self._loaded = LoadedModel()
         self._why_lost = ""  # the model that was ready last
         self._failures = 0
         self._roster = Roster(kit.mesh, least=options.min_workers)
@@ -158,7 +158,7 @@ class Serve:
             restarts, why = self._restarts, await self._cycle()
             self._why_restarted = why if self._restarts > restarts else self._why_restarted
             self._failures += 1
-            self._loaded = Loaded()
+            self._loaded = LoadedModel()
             self._tell(ModelState.LOADING, why)
             LOG.warning("model_lost", why=why)
             await asyncio.sleep(RETRY.delay(self._failures - 1, 0.0))
@@ -233,7 +233,7 @@ class Serve:
         if self._run is not run:
             return
         self._run = None
-        self._loaded = Loaded()
+        self._loaded = LoadedModel()
         self._restarts += run.started and not self._was_stopped(run)
         now = asyncio.get_running_loop().time()
         run.blame.tell(self._roster.standings, workers, now)
@@ -250,7 +250,7 @@ class Serve:
         """A worker of it has said goodbye, or left the mesh: the model is loaded without it, as was meant."""
         return not {p.peer for p in self._kit.mesh.peers() if not p.stopped}.issuperset(run.workers)
 
-    def _on_loaded(self, loaded: Loaded) -> None:
+    def _on_loaded(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._failures = 0
         if self._run is not None:

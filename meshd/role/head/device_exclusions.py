@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.identity.keys import PeerId
-from meshd.wire.lease import Device, Offer
+from meshd.wire.lease import OfferedDevice, WorkerOffer
 from meshd.wire.native import NativeVersion
 
 CRASHES = 2
@@ -24,7 +24,7 @@ class Equipment:
     devices: tuple[tuple[str, str, str, int], ...]
 
     @classmethod
-    def of(cls, native: NativeVersion | None, devices: Sequence[Device]) -> "Equipment":
+    def of(cls, native: NativeVersion | None, devices: Sequence[OfferedDevice]) -> "Equipment":
         """Of a worker that runs `native` and offers `devices`."""
         return cls(native, tuple((d.name, d.kind, d.description, d.total_bytes) for d in devices))
 
@@ -73,7 +73,7 @@ class Trial:
         self._used: dict[PeerId, tuple[str, ...]] = {}
         self.failed = False  # a device did
 
-    def offered(self, peer: PeerId, native: NativeVersion | None, offer: Offer) -> Mapping[str, str]:
+    def offered(self, peer: PeerId, native: NativeVersion | None, offer: WorkerOffer) -> Mapping[str, str]:
         """The devices of this offer that are left out, by name, each with the reason.
 
         What the worker itself says of them (Offer.unfit) holds for this offer alone.
@@ -82,7 +82,7 @@ class Trial:
         unfit = {device.name: why for device, why in zip(offer.devices, offer.unfit, strict=False) if why}
         return {**unfit, **self._unable.why_not(peer, self._equipment[peer])}
 
-    def uses(self, peer: PeerId, devices: Sequence[Device], wanted: Sequence[int]) -> None:
+    def uses(self, peer: PeerId, devices: Sequence[OfferedDevice], wanted: Sequence[int]) -> None:
         """Bytes that are reserved of each device; the server runs those that are not 0, in their order."""
         pairs = zip(devices, wanted, strict=True)
         self._used[peer] = tuple(device.name for device, count in pairs if count)

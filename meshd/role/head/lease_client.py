@@ -12,7 +12,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerStatus
 from meshd.peer.messages import MessageStream
 from meshd.role.interface import Kit, Tunnel
-from meshd.rpc.head_timeouts import Patience
+from meshd.rpc.head_timeouts import HeadPatience
 from meshd.rpc.protocol import SECRET_BYTES
 from meshd.tunnel.interface import SavedWeights
 from meshd.wire.lease import (
@@ -25,10 +25,10 @@ from meshd.wire.lease import (
     Loaded,
     Lost,
     Neighbour,
-    Offer,
     Progress,
     Reached,
     Reserve,
+    WorkerOffer,
     decode,
 )
 from meshd.wire.native import NativeVersion, difference
@@ -63,7 +63,7 @@ class Lender:
         name: str,
         owner_pid: Callable[[], int | None] | None,
         saved: SavedWeights | None,
-        patience: Patience,
+        patience: HeadPatience,
         told: Callable[[str], None],
     ) -> None:
         """`saved`: llama-server is a stock one."""
@@ -75,7 +75,7 @@ class Lender:
         self._told = told
         self.peer = peer
         self.name = name
-        self.offer: Offer | None = None
+        self.offer: WorkerOffer | None = None
         self.progress = "it has not answered"  # its last word
         self._words = PROGRESS_SHOWN.bucket(asyncio.get_running_loop().time())
         self.tunnel: Tunnel | None = None
@@ -90,13 +90,13 @@ class Lender:
         """Through its tunnel."""
         return self.tunnel.status.sent_bytes if self.tunnel is not None else 0
 
-    async def ask(self, acquire: Acquire) -> Offer:
+    async def ask(self, acquire: Acquire) -> WorkerOffer:
         """What the worker could lend. Raises Refused with its reason, Broken."""
         stream = self._kit.mesh.open_stream(self.peer, LEASE_SERVICE, metadata={})
         self._messages = MessageStream(stream)
         await self._messages.send(acquire.encode())
         answer = await self._answer(OFFER_SECONDS)
-        if not isinstance(answer, Offer):
+        if not isinstance(answer, WorkerOffer):
             raise RemoteProtocolError("lease: expected `offer`", code="lease")
         self.offer = answer
         return answer

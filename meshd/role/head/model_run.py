@@ -26,7 +26,7 @@ from meshd.role.head.llama_server import LlamaServer, Over
 from meshd.role.head.own_devices import own_devices
 from meshd.role.head.push_plan import Pushing
 from meshd.role.head.reservations import Reserving
-from meshd.role.head.run_end import End, Loaded, ServerDied
+from meshd.role.head.run_end import End, LoadedModel, ServerDied
 from meshd.role.head.shared_memory import plan_over
 from meshd.role.head.split_plan import (
     HeadOptions,
@@ -73,7 +73,7 @@ class HeadRun:
         socket: Path,
         alias: str,
         told: Callable[[str], None],
-        on_loaded: Callable[[Loaded], None],
+        on_loaded: Callable[[LoadedModel], None],
     ) -> None:
         self._kit = kit
         self._file = file
@@ -341,7 +341,7 @@ class HeadRun:
         for lender in self._lenders:
             await lender.say_loaded()
         self._on_loaded(
-            Loaded(
+            LoadedModel(
                 seconds=now - began,
                 why=plan.why,
                 split=self._pushing.parts(split_of(plan)),

@@ -6,7 +6,7 @@ from meshd.role.head.split_plan import HeadOptions
 from meshd.role.interface import Kit
 from meshd.role.native.device_trial import Fitness
 from meshd.role.native.devices import list_devices, pick
-from meshd.wire.lease import Device
+from meshd.wire.lease import OfferedDevice
 
 
 async def own_devices(
@@ -15,7 +15,7 @@ async def own_devices(
     fitness: Fitness,
     operations: Sequence[str],
     told: Callable[[str], Awaitable[None]],
-) -> tuple[tuple[Device, ...], Mapping[str, str]]:
+) -> tuple[tuple[OfferedDevice, ...], Mapping[str, str]]:
     """The CPU and the GPUs that the head may use; and those of them that are unfit, each with the reason.
 
     Raises MeshdError.

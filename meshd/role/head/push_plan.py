@@ -23,7 +23,7 @@ Place = tuple[str, str]  # node and device
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PushRoute:
     """From a worker to the one that has the layers behind its own; `number`: what RPC calls the latter."""
 
     source: Lender
@@ -43,7 +43,7 @@ class Pushing:
         """`allowed`: the user wants it, and llama-server knows how. `apart`: these two may not."""
         self._allowed = allowed
         self._apart = apart
-        self._ways: dict[Place, Way] = {}  # by where they lead
+        self._ways: dict[Place, PushRoute] = {}  # by where they lead
         self._why_not: dict[Place, str] = {}
         self._told: dict[Place, tuple[bool, str]] = {}  # by the ends of a way
 
@@ -64,7 +64,7 @@ class Pushing:
             elif self._apart(source.peer, target.peer):
                 self._why_not[place] = APART
             else:
-                self._ways[place] = Way(source, target, numbers[target.name])
+                self._ways[place] = PushRoute(source, target, numbers[target.name])
         ways = {way.ends: way for way in self._ways.values()}.values()
         for way in ways:
             await way.target.admit(way.source.peer)
@@ -108,7 +108,7 @@ class Pushing:
             return replace(part, push=False, why_no_push=why_not)
         return part
 
-    def _result(self, way: Way) -> tuple[bool, str]:
+    def _result(self, way: PushRoute) -> tuple[bool, str]:
         """What llama-server found; why there is no way the worker knows better."""
         pushed, why = self._told.get(way.ends, (False, "llama-server did not say"))
         unreached: Mapping[int, str] = way.source.unreached

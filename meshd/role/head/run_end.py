@@ -51,7 +51,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """What a load came to; `seconds` None before the first."""
 
     seconds: float | None = None

@@ -14,7 +14,7 @@ from meshd.base.errors import Refused
 from meshd.model.layers import ModelLayers
 from meshd.model.plan import NotEnoughMemory, Plan
 from meshd.role.head.split_plan import HeadOptions, Lent, PlainRpc, make_plan, pool_of, without_idle
-from meshd.wire.lease import Device
+from meshd.wire.lease import OfferedDevice
 
 Planned = tuple[Plan, list[Lent]]
 
@@ -24,7 +24,7 @@ def plan_over(
     *,
     lent: Sequence[Lent],
     plain: Sequence[PlainRpc],
-    own: Sequence[Device],
+    own: Sequence[OfferedDevice],
     options: HeadOptions,
     own_unable: Mapping[str, str],
 ) -> Planned:
@@ -46,7 +46,7 @@ def plan_over(
         raise
 
 
-def one_for_each_pool(lent: Sequence[Lent], own: Sequence[Device], options: HeadOptions) -> list[Lent]:
+def one_for_each_pool(lent: Sequence[Lent], own: Sequence[OfferedDevice], options: HeadOptions) -> list[Lent]:
     """The offers, without devices whose memory is another node's as well; empty when there are none."""
     holder = {pool_of(device, options.machine): options.node_name for device in own}
     most: dict[str, int] = {}

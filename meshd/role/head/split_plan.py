@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from meshd.base.errors import Refused
 from meshd.model.layers import ModelLayers
-from meshd.model.output import Way
+from meshd.model.output import DevicePath
 from meshd.model.plan import Device as PlanDevice
 from meshd.model.plan import DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
 from meshd.model.split import plan_split
@@ -14,7 +14,7 @@ from meshd.model.status import SplitPart
 from meshd.peer.interface import PathStatus
 from meshd.role.head.llama_args import read_extra
 from meshd.role.native.devices import SHARED_MEMORY
-from meshd.wire.lease import Device, Offer
+from meshd.wire.lease import OfferedDevice, WorkerOffer
 
 # A reservation is a limit, and what lies under it an estimate: a little more, so that an estimate that is
 # short by a few MiB does not fail a load that the machine could carry.
@@ -28,7 +28,7 @@ class PlainRpc:
     """An rpc-server of the LAN without meshd (`--rpc HOST:PORT`), with its devices' memory."""
 
     endpoint: str
-    devices: tuple[Device, ...]
+    devices: tuple[OfferedDevice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,16 @@ class Lent:
     """
 
     node: str
-    offer: Offer
-    way: Way | None = None
+    offer: WorkerOffer
+    way: DevicePath | None = None
     unable: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def devices(self) -> tuple[Device, ...]:
+    def devices(self) -> tuple[OfferedDevice, ...]:
         """Those that may take part, in their order."""
         return tuple(device for device in self.offer.devices if not self.why_not(device))
 
-    def why_not(self, device: Device) -> str:
+    def why_not(self, device: OfferedDevice) -> str:
         """Why a device of the offer takes no part; empty when it may."""
         return self.unable.get(device.name, "") or ("" if device.free_bytes else "it has no free memory")
 
@@ -79,7 +79,7 @@ def make_plan(
     *,
     lent: Sequence[Lent],
     plain: Sequence[PlainRpc],
-    own: Sequence[Device],
+    own: Sequence[OfferedDevice],
     options: HeadOptions,
     own_unable: Mapping[str, str] | None = None,
 ) -> Plan:
@@ -145,7 +145,7 @@ def _check_able(lent: Sequence[Lent], least: int) -> None:
         raise Refused(f"{able} of {least} workers can take part", code="workers", hint="; ".join(reasons))
 
 
-def _remote(node: str, device: Device, machine: str, way: Way | None) -> PlanDevice:
+def _remote(node: str, device: OfferedDevice, machine: str, way: DevicePath | None) -> PlanDevice:
     return PlanDevice(
         node=node,
         name=device.name,
@@ -156,14 +156,14 @@ def _remote(node: str, device: Device, machine: str, way: Way | None) -> PlanDev
     )
 
 
-def way_to(paths: Sequence[PathStatus]) -> Way | None:
+def way_to(paths: Sequence[PathStatus]) -> DevicePath | None:
     """By the path that carries data; None where it was never measured."""
     path = next((path for path in paths if path.selected), None)
     shortest = None if path is None else path.rtt if path.rtt_min is None else path.rtt_min
-    return None if path is None or shortest is None else Way(shortest, path.rate)
+    return None if path is None or shortest is None else DevicePath(shortest, path.rate)
 
 
-def pool_of(device: Device, machine: str) -> str:
+def pool_of(device: OfferedDevice, machine: str) -> str:
     """Nodes on one machine share its main memory, and a card that several lend has its memory once."""
     if device.kind == "cpu" or device.card == SHARED_MEMORY:
         return f"{machine} memory" if machine else ""

@@ -11,7 +11,7 @@ from meshd.base.errors import MeshdError, RemoteProtocolError
 from meshd.role.head.split_plan import PlainRpc
 from meshd.rpc import probe
 from meshd.rpc.protocol import ANSWER
-from meshd.wire.lease import Device
+from meshd.wire.lease import OfferedDevice
 
 ASK_SECONDS = 5.0
 LOG = log.get("serve")
@@ -42,7 +42,7 @@ async def ask_plain(endpoints: Sequence[str], *, protocol: str) -> tuple[PlainRp
     return tuple(servers)
 
 
-async def _devices(endpoint: str, protocol: str) -> tuple[Device, ...]:
+async def _devices(endpoint: str, protocol: str) -> tuple[OfferedDevice, ...]:
     host, _, port = endpoint.rpartition(":")
     reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
 
@@ -70,7 +70,7 @@ async def _devices(endpoint: str, protocol: str) -> tuple[Device, ...]:
         for number in range(count):
             memory = probe.read_memory(await ask(probe.device_memory(number)))
             # the protocol does not tell what a device is; people lend GPUs this way, or have nothing better
-            devices.append(Device(f"RPC{number}", "gpu", endpoint[:64], memory.free, memory.total))
+            devices.append(OfferedDevice(f"RPC{number}", "gpu", endpoint[:64], memory.free, memory.total))
         return tuple(devices)
     finally:
         writer.close()

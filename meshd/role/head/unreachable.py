@@ -40,7 +40,7 @@ def why_degraded(peers: Iterable[PeerStatus], used: Collection[PeerId], now: flo
     return "; ".join(silent)
 
 
-class Patience:
+class PeerPatience:
     """For how long the workers of one life were out of reach, in sum. `now` in loop time."""
 
     def __init__(self, grace: float, now: float) -> None:
@@ -61,7 +61,7 @@ class Patience:
         return None
 
 
-class Life(Protocol):
+class ModelLife(Protocol):
     """One life of the model (role/head/model_run.py)."""
 
     blame: Blame
@@ -73,10 +73,10 @@ class Life(Protocol):
         ...
 
 
-async def give_up(life: Life, mesh: Mesh, grace: float) -> None:
+async def give_up(life: ModelLife, mesh: Mesh, grace: float) -> None:
     """End `life` for a worker that was out of reach for too long in sum, when there is one."""
     loop = asyncio.get_running_loop()
-    patience = Patience(grace, loop.time())
+    patience = PeerPatience(grace, loop.time())
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         worker = patience.look(mesh.peers(), life.workers, loop.time())

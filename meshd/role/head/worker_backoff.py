@@ -29,7 +29,7 @@ MOST_DOUBLINGS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class BadMark:
     """Failures of one worker since `since`, when its connection began; `until`: left out, loop time.
 
     `forgiven`: failures before that were forgotten because it had reconnected.
@@ -51,14 +51,14 @@ class Ends:
     text: str
 
 
-M = TypeVar("M", Mark, Ends)
+M = TypeVar("M", BadMark, Ends)
 
 
 class Standings:
     """The marks of a head's workers, by key."""
 
     def __init__(self) -> None:
-        self._marks: dict[PeerId, Mark] = {}
+        self._marks: dict[PeerId, BadMark] = {}
         self._ends: dict[PeerId, Ends] = {}
         self._apart: dict[frozenset[PeerId], None] = {}
 
@@ -71,7 +71,7 @@ class Standings:
         text = f"worker {worker.name} is left out for {seconds:.0f} s after {failures} tries: {why}"
         forgiven = before is not None and (before.forgiven or mark is None)
         _remember(
-            self._marks, worker.peer, Mark(failures, worker.since, now + seconds, text, forgiven=forgiven)
+            self._marks, worker.peer, BadMark(failures, worker.since, now + seconds, text, forgiven=forgiven)
         )
 
     def worked(self, peers: Iterable[PeerId]) -> None:
@@ -89,7 +89,7 @@ class Standings:
         marks = [mark for worker in workers if (mark := self._of(worker)) is not None and now < mark.until]
         return min((mark.until for mark in marks), default=None)
 
-    def _of(self, worker: PeerStatus) -> Mark | None:
+    def _of(self, worker: PeerStatus) -> BadMark | None:
         """A reconnect ends it, the first time."""
         mark = self._marks.get(worker.peer)
         return mark if mark is not None and (mark.forgiven or mark.since == worker.since) else None

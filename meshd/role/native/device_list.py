@@ -4,7 +4,7 @@ import asyncio
 
 from meshd.role.interface import Kit
 from meshd.role.native.devices import list_devices
-from meshd.wire.lease import Device
+from meshd.wire.lease import OfferedDevice
 
 
 class Listing:
@@ -16,9 +16,9 @@ class Listing:
         self._running = asyncio.Lock()
         self._asked = 0
         self._covers = 0
-        self._devices: tuple[Device, ...] = ()
+        self._devices: tuple[OfferedDevice, ...] = ()
 
-    async def devices(self) -> tuple[Device, ...]:
+    async def devices(self) -> tuple[OfferedDevice, ...]:
         """As they are now. Raises MeshdError."""
         self._asked += 1
         mine = self._asked

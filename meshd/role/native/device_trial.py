@@ -17,7 +17,7 @@ from meshd.role.interface import Native
 from meshd.role.native import command_lines
 from meshd.role.native.trial_cache import Passed, trial_key
 from meshd.role.native.trial_report import FitnessReport
-from meshd.wire.lease import Device
+from meshd.wire.lease import OfferedDevice
 
 REFERENCE = "CPU"  # what all are compared with
 STILL_SECONDS = 120.0  # without a line: a driver may compile its kernels for the first one
@@ -51,7 +51,7 @@ class Fitness:
         return tuple(f"device {name} is not used: {why}" for name, why in self._unfit.items())
 
     async def unfit(
-        self, devices: Sequence[Device], operations: Sequence[str], told: Told
+        self, devices: Sequence[OfferedDevice], operations: Sequence[str], told: Told
     ) -> tuple[str, ...]:
         """For each device why it may not be used for these operations; empty where it may.
 
@@ -64,7 +64,7 @@ class Fitness:
             reasons.append(await self._of(device, operations, told))
         return tuple(reasons)
 
-    async def _of(self, device: Device, operations: Sequence[str], told: Told) -> str:
+    async def _of(self, device: OfferedDevice, operations: Sequence[str], told: Told) -> str:
         if device.name == REFERENCE:
             return ""
         key = self._key(device, operations)
@@ -89,7 +89,7 @@ class Fitness:
         why, when = self._failed.get(key, ("", 0.0))
         return why if why and asyncio.get_running_loop().time() - when < AGAIN_SECONDS else None
 
-    async def _try(self, key: str, device: Device, operations: Sequence[str]) -> str:
+    async def _try(self, key: str, device: OfferedDevice, operations: Sequence[str]) -> str:
         async with self._running:
             if (known := self._known(key)) is not None:  # another lease has tried it meanwhile
                 return known
@@ -104,7 +104,7 @@ class Fitness:
                 self._passed.add(key)
             return why
 
-    async def _run(self, device: Device, operations: Sequence[str]) -> tuple[str, bool]:
+    async def _run(self, device: OfferedDevice, operations: Sequence[str]) -> tuple[str, bool]:
         """Why it is unfit, and whether it was tried at all. Raises UserError when it cannot be started."""
         report = FitnessReport(operations)
         ended = None
@@ -124,7 +124,7 @@ class Fitness:
             pass
         return report.why_unfit(ended), report.was_tried(ended)
 
-    def _key(self, device: Device, operations: Sequence[str]) -> str:
+    def _key(self, device: OfferedDevice, operations: Sequence[str]) -> str:
         """Driver and kernel change with a restart, which makes another `machine`, or another release."""
         version = self._native.version
         try:

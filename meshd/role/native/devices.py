@@ -12,7 +12,7 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError, UserError
 from meshd.process.interface import ChildSpec, RunToEnd
-from meshd.wire.lease import MAX_DEVICES, Device
+from meshd.wire.lease import MAX_DEVICES, OfferedDevice
 
 # no more than an Offer can carry (wire/lease.py): an odd line of a driver must not spoil it
 _LINE = re.compile(
@@ -28,29 +28,31 @@ SHARED_MEMORY = "memory"  # in place of a card: a GPU without memory of its own
 _HALF_ABLE = ("BLAS", "ACCEL", "AMX")  # accelerators that lack operations: never used on their own
 
 
-def parse_devices(lines: Sequence[str]) -> tuple[Device, ...]:
+def parse_devices(lines: Sequence[str]) -> tuple[OfferedDevice, ...]:
     """The devices in the program's output."""
-    devices: dict[str, Device] = {}  # by name: two of one name could not be told apart in a command line
+    devices: dict[
+        str, OfferedDevice
+    ] = {}  # by name: two of one name could not be told apart in a command line
     for line in lines:
         if (match := _LINE.match(line)) is None:
             continue
         name = match["name"]
         kind = "cpu" if name == "CPU" or name.startswith(_HALF_ABLE) else "gpu"
         description = "".join(c for c in match["text"] if c.isprintable())[:200]
-        device = Device(name, kind, description, int(match["free"]) * _MIB, int(match["total"]) * _MIB)
+        device = OfferedDevice(name, kind, description, int(match["free"]) * _MIB, int(match["total"]) * _MIB)
         devices.setdefault(device.name, device)
     return tuple(devices.values())[:MAX_DEVICES]
 
 
-def parse_listed(lines: Sequence[str], machine: str) -> tuple[Device, ...]:
+def parse_listed(lines: Sequence[str], machine: str) -> tuple[OfferedDevice, ...]:
     """The devices in the list of a patched program; `machine` as in Offer."""
-    devices: dict[str, Device] = {}
+    devices: dict[str, OfferedDevice] = {}
     for line in lines:
         if (match := _LISTED.match(line)) is None:
             continue
         gpu = match["type"] in ("gpu", "igpu")
         description = "".join(c for c in match["text"] if c.isprintable())[:200]
-        device = Device(
+        device = OfferedDevice(
             match["name"],
             "gpu" if gpu else "cpu",
             description,
@@ -69,7 +71,7 @@ def card_of(machine: str, hardware: str) -> str:
     return hashlib.sha256(f"meshd card\0{machine}\0{hardware}".encode()).hexdigest()[:32]
 
 
-def pick(devices: Sequence[Device], asked: Sequence[str]) -> tuple[Device, ...]:
+def pick(devices: Sequence[OfferedDevice], asked: Sequence[str]) -> tuple[OfferedDevice, ...]:
     """Those asked for, in that order; without a wish all GPUs, else the CPU. Raises UserError."""
     by_name = {device.name: device for device in devices}
     names = ", ".join(by_name) or "none"
@@ -85,7 +87,7 @@ def pick(devices: Sequence[Device], asked: Sequence[str]) -> tuple[Device, ...]:
 
 async def list_devices(
     rpc_server: Path, *, patched: bool, machine: str, run_to_end: RunToEnd, log: Path
-) -> tuple[Device, ...]:
+) -> tuple[OfferedDevice, ...]:
     """Ask the program; a `patched` one tells more. Raises MeshdError when it lists nothing."""
     lines: list[str] = []
     ended = await run_to_end(

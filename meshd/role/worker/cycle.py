@@ -43,15 +43,15 @@ from meshd.wire.lease import (
     RPC_SERVER_CRASHED,
     Acquire,
     Admit,
-    Device,
     Grant,
     LeaseMessage,
     Loaded,
     Lost,
     Neighbour,
-    Offer,
+    OfferedDevice,
     Progress,
     Reserve,
+    WorkerOffer,
     decode,
 )
 
@@ -139,7 +139,7 @@ class Worker:
         except ExceptionGroup as group:
             raise first_error(group) from None
 
-    async def _devices(self) -> tuple[Device, ...]:
+    async def _devices(self) -> tuple[OfferedDevice, ...]:
         return pick(await self._listing.devices(), self._options.devices)
 
     # Who may.
@@ -202,7 +202,7 @@ class Worker:
         listed = await self._devices()
         unfit = await self._fitness.unfit(listed, acquire.operations, _teller(messages))
         devices = before.offer(listed, unfit)
-        offer = Offer(
+        offer = WorkerOffer(
             devices,
             has_model=weights is not None and weights.has_model,
             machine=self._options.machine,

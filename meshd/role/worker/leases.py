@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from meshd.base.shares import LEASES, LEASES_OF_PEER
 from meshd.identity.keys import PeerId
-from meshd.wire.lease import Device
+from meshd.wire.lease import OfferedDevice
 
 MAX_LEASES = LEASES.most
 
@@ -36,7 +36,7 @@ class Ledger:
     limit: int | None = None
     leases: tuple[Lease, ...] = ()
 
-    def offer(self, devices: Sequence[Device], unfit: Sequence[str] = ()) -> tuple[Device, ...]:
+    def offer(self, devices: Sequence[OfferedDevice], unfit: Sequence[str] = ()) -> tuple[OfferedDevice, ...]:
         """The devices with what is left of them: free, not promised to a lease, and within the limit.
 
         Of one that may not be used (`unfit` has the reason at its place) nothing is.
@@ -52,19 +52,19 @@ class Ledger:
             for device, why in zip(devices, unfit or ("",) * len(devices), strict=True)
         )
 
-    def _free(self, device: Device) -> int:
+    def _free(self, device: OfferedDevice) -> int:
         return max(0, min(device.free_bytes - self._pending(device), self._left(device)))
 
-    def _pending(self, device: Device) -> int:
+    def _pending(self, device: OfferedDevice) -> int:
         return sum(lease.pending(device.name) for lease in self.leases)
 
-    def _left(self, device: Device) -> int:
+    def _left(self, device: OfferedDevice) -> int:
         allowed = device.total_bytes if self.limit is None else min(self.limit, device.total_bytes)
         taken = sum(lease.memory.get(device.name, 0) for lease in self.leases)
         return max(0, allowed - taken)
 
     def why_not(
-        self, offered: Sequence[Device], wanted: Sequence[int], *, before: "Ledger", peer: PeerId
+        self, offered: Sequence[OfferedDevice], wanted: Sequence[int], *, before: "Ledger", peer: PeerId
     ) -> str | None:
         """Why `peer` cannot have this reservation of what was offered, or None; `before` made the offer."""
         if len(self.leases) >= MAX_LEASES:

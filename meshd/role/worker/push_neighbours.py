@@ -35,7 +35,7 @@ ASK = "ask"  # in the metadata of a stream: whether others would be taken
 LOG = log.get("worker")
 
 
-class Neighbours:
+class PushNeighbours:
     """`keep` runs in tasks of the lease. `orders` lead to its rpc-server, `messages` to its head."""
 
     def __init__(self, kit: Kit, orders: Orders, messages: MessageStream, watch: Watch) -> None:

@@ -15,11 +15,11 @@ from meshd.role.native import command_lines
 from meshd.role.native.fd_handover import Outgoing
 from meshd.role.worker.known_files import Weights
 from meshd.role.worker.leases import Lease
-from meshd.role.worker.push_neighbours import Neighbours
+from meshd.role.worker.push_neighbours import PushNeighbours
 from meshd.role.worker.stock_weights import OpenWeights
 from meshd.rpc.firewall import Firewall
 from meshd.rpc.hang_detector import LOOK_SECONDS, Watch
-from meshd.rpc.missed_tensors import Keeping
+from meshd.rpc.missed_tensors import TensorKeeping
 from meshd.rpc.protocol import SECRET_BYTES
 from meshd.tunnel.interface import Target, TunnelStatus
 
@@ -71,7 +71,7 @@ class RpcServer:
         self.loaded_bytes = 0
         self.open_weights: OpenWeights | None = None  # for a stock server, which cannot read them itself
         self.missed = 0
-        self.neighbours: Neighbours | None = None  # a stock server has none
+        self.neighbours: PushNeighbours | None = None  # a stock server has none
         self._report: Report | None = None
         try:
             if self._stock and weights is not None:
@@ -81,7 +81,7 @@ class RpcServer:
             if not self._stock:
                 self._orders = kit.make_orders()
                 outgoing.add(self._orders.child_end)
-                self.neighbours = Neighbours(kit, self._orders, messages, self.watch)
+                self.neighbours = PushNeighbours(kit, self._orders, messages, self.watch)
         except OSError as error:
             self.close()
             raise MeshdError(f"no rpc-server can be started: {error.strerror}") from None
@@ -113,7 +113,7 @@ class RpcServer:
         shelf = self._weights.shelf if self._weights is not None else None
         return Firewall(
             memory=sum(self.lease.memory.values()) if self._stock else None,
-            keeping=Keeping(shelf) if shelf is not None else None,
+            keeping=TensorKeeping(shelf) if shelf is not None else None,
         )
 
     def model_loaded(self) -> None:

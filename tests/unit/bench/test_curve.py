@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.bench.curve import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Line, draw, marks
+from meshd.bench.curve import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, CurveLine, draw, marks
 
 SVG = "{http://www.w3.org/2000/svg}"
 amounts = st.floats(0, 1e6, allow_nan=False)
@@ -26,7 +26,7 @@ def test_marks_are_round() -> None:
 
 @given(st.lists(st.lists(st.tuples(amounts, amounts), max_size=6), max_size=8))
 def test_every_point_is_inside(lines: list[list[tuple[float, float]]]) -> None:
-    picture = draw("t", "x", "y", [Line(f"l{n}", points, group=n) for n, points in enumerate(lines)])
+    picture = draw("t", "x", "y", [CurveLine(f"l{n}", points, group=n) for n, points in enumerate(lines)])
     root = ElementTree.fromstring(picture)
     dots = root.findall(f"{SVG}circle")
     assert len(dots) == sum(map(len, lines))
@@ -36,7 +36,9 @@ def test_every_point_is_inside(lines: list[list[tuple[float, float]]]) -> None:
 
 
 def test_names_are_text_and_stock_is_dashed() -> None:
-    picture = draw("a < b", "x & y", "z", [Line("<l>", [(0, 0), (1, 1)], dashed=True), Line("m", [(0, 1)])])
+    picture = draw(
+        "a < b", "x & y", "z", [CurveLine("<l>", [(0, 0), (1, 1)], dashed=True), CurveLine("m", [(0, 1)])]
+    )
     root = ElementTree.fromstring(picture)
     texts = [element.text for element in root.iter(f"{SVG}text")]
     assert {"a < b", "x & y", "z", "<l>", "m"} <= set(texts)

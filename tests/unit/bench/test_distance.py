@@ -9,16 +9,16 @@ import pytest
 from meshd.bench import distance
 from meshd.bench.cells import Cell, Rig
 from meshd.bench.distance import as_json, picture
-from meshd.bench.figures import LOCAL, MESHD, STOCK, Figures, Run, promises
+from meshd.bench.figures import LOCAL, MESHD, STOCK, BenchRun, Figures, promises
 from meshd.bench.interface import DistanceArgs
 from meshd.bench.performance import _Console
 from meshd.build.interface import NativeInfo
 
 SVG = "{http://www.w3.org/2000/svg}"
 RUNS = (
-    Run(way=LOCAL, workers=0, rtt_ms=0.0, load=0.3, token=0.01),
+    BenchRun(way=LOCAL, workers=0, rtt_ms=0.0, load=0.3, token=0.01),
     *(
-        Run(way=way, workers=workers, rtt_ms=rtt, load=1.0 + workers, token=0.01 * workers + rtt / 1000)
+        BenchRun(way=way, workers=workers, rtt_ms=rtt, load=1.0 + workers, token=0.01 * workers + rtt / 1000)
         for way in (STOCK, MESHD)
         for workers in (1, 2)
         for rtt in (0.0, 20.0, 50.0)
@@ -61,11 +61,11 @@ def test_a_way_is_measured_as_often_as_the_cells_that_are_held_to_it(monkeypatch
     async def build(_cache: Path, **_how: object) -> NativeInfo:
         return NativeInfo("pin", "patches", "cpu", Path(), {})
 
-    async def run_meshd(_rig: Rig, cell: Cell) -> tuple[Run, list[str]]:
+    async def run_meshd(_rig: Rig, cell: Cell) -> tuple[BenchRun, list[str]]:
         return await run_stock(_rig, cell, []), []
 
-    async def run_stock(_rig: Rig, cell: Cell, _argv: list[str]) -> Run:
-        return Run(way=MESHD, workers=cell.workers, rtt_ms=cell.rtt_ms, load=1.0)
+    async def run_stock(_rig: Rig, cell: Cell, _argv: list[str]) -> BenchRun:
+        return BenchRun(way=MESHD, workers=cell.workers, rtt_ms=cell.rtt_ms, load=1.0)
 
     async def ways(round_trips: Iterable[float]) -> dict[float, float]:
         return {rtt: next(measured) for rtt in round_trips}

@@ -11,9 +11,9 @@ from meshd.bench.figures import (
     MESHD,
     STOCK,
     THROUGH,
+    BenchRun,
     Counted,
     Figures,
-    Run,
     cell_table,
     count_table,
     defaults_table,
@@ -25,14 +25,14 @@ from meshd.bench.figures import (
 from meshd.fleet.rpc_count import RpcCounts
 
 
-def run(way: str, workers: int, rtt: float, load: float, token: float = 0.0, text: str = "") -> Run:
-    return Run(way=way, workers=workers, rtt_ms=rtt, load=load, token=token, text=text)
+def run(way: str, workers: int, rtt: float, load: float, token: float = 0.0, text: str = "") -> BenchRun:
+    return BenchRun(way=way, workers=workers, rtt_ms=rtt, load=load, token=token, text=text)
 
 
 ALONE = run(LOCAL, 0, 0.0, 0.3, 0.008, "sea")
 
 
-def held(*runs: Run, counted: tuple[Counted, ...] = ()) -> dict[str, bool]:
+def held(*runs: BenchRun, counted: tuple[Counted, ...] = ()) -> dict[str, bool]:
     return {one.what: one.held for one in promises(Figures(runs, counted))}
 
 

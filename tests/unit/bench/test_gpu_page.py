@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from meshd.bench.figures import ENDS, LOCAL, MESHD, STOCK, Figures, Run
-from meshd.bench.gpu_page import Made, page
+from meshd.bench.figures import ENDS, LOCAL, MESHD, STOCK, BenchRun, Figures
+from meshd.bench.gpu_page import GpuRunFacts, page
 
-MADE = Made(
+MADE = GpuRunFacts(
     when="2026-01-02",
     machine="a machine",
     backend="cuda",
@@ -15,9 +15,9 @@ MADE = Made(
 )
 
 
-def run(way: str, text: str = "sea") -> Run:
+def run(way: str, text: str = "sea") -> BenchRun:
     workers = 0 if way in (LOCAL, ENDS) else 2
-    return Run(way=way, workers=workers, rtt_ms=0.0, load=1.0, token=0.01, prompt=0.1, text=text)
+    return BenchRun(way=way, workers=workers, rtt_ms=0.0, load=1.0, token=0.01, prompt=0.1, text=text)
 
 
 def test_a_page_says_when_where_and_how() -> None:

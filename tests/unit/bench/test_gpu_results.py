@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.bench.figures import ENDS, LOCAL, MESHD, STOCK, Counted, Run
-from meshd.bench.gpu_page import Made
+from meshd.bench.figures import ENDS, LOCAL, MESHD, STOCK, BenchRun, Counted
+from meshd.bench.gpu_page import GpuRunFacts
 from meshd.bench.gpu_results import Found, decode, encode
 from meshd.fleet.rpc_count import RpcCounts
 
-MADE = Made(
+MADE = GpuRunFacts(
     when="2026-01-02",
     machine="a machine",
     backend="cuda",
@@ -21,8 +21,8 @@ MADE = Made(
 TODAY = replace(MADE, when="2026-01-03", workers=(2, 4))
 
 
-def run(way: str, workers: int, rtt: float = 20.0) -> Run:
-    return Run(way=way, workers=workers, rtt_ms=rtt, load=1.0, token=0.01, prompt=0.1, text="sea")
+def run(way: str, workers: int, rtt: float = 20.0) -> BenchRun:
+    return BenchRun(way=way, workers=workers, rtt_ms=rtt, load=1.0, token=0.01, prompt=0.1, text="sea")
 
 
 ALONE = [run(LOCAL, 0, 0.0), run(ENDS, 0, 0.0)]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.bench.figures import LOCAL, MESHD, STOCK, Counted, Figures, Run
+from meshd.bench.figures import LOCAL, MESHD, STOCK, BenchRun, Counted, Figures
 from meshd.bench.page import (
     Made,
     delayed_table,
@@ -14,22 +14,22 @@ from meshd.bench.page import (
     reported_table,
     with_ready_section,
 )
-from meshd.bench.ready_figures import Readiness, Ready
+from meshd.bench.ready_figures import ReadinessFigures, ReadyTimes
 from meshd.bench.reported import DELAYED, NOT_HERE
 from meshd.fleet.rpc_count import RpcCounts
 
 MADE = Made(when="2026-01-02", machine="a machine", pin="a pin", pairs=3, picture="p.svg")
-READY = Readiness(
+READY = ReadinessFigures(
     tuple(
-        Ready(workers=workers, rtt_ms=rtt, seconds=seconds)
+        ReadyTimes(workers=workers, rtt_ms=rtt, seconds=seconds)
         for workers, rtt, seconds in ((0, 0.0, 0.3), (2, 0.0, 0.4), (2, 50.0, 0.69))
     )
 )
 RPC = ("WHAT", "MESHD"), [("decode", "80")]
 
 
-def run(way: str, workers: int, rtt: float, token: float, text: str = "sea") -> Run:
-    return Run(way=way, workers=workers, rtt_ms=rtt, load=1.0, token=token, text=text)
+def run(way: str, workers: int, rtt: float, token: float, text: str = "sea") -> BenchRun:
+    return BenchRun(way=way, workers=workers, rtt_ms=rtt, load=1.0, token=token, text=text)
 
 
 def figures(text: str = "sea") -> Figures:
@@ -73,7 +73,7 @@ def test_the_section_of_readiness_says_what_it_is_and_can_be_made_anew() -> None
         "first real token",
     ):
         assert part in whole
-    slower = Readiness((*READY.runs, Ready(workers=2, rtt_ms=50.0, seconds=0.73)))
+    slower = ReadinessFigures((*READY.runs, ReadyTimes(workers=2, rtt_ms=50.0, seconds=0.73)))
     again = with_ready_section(whole, ready_section(replace(MADE, when="2027-03-04"), slower))
     assert "1 of 1 bounds not held" in again and "2027-03-04" in again
     assert again.split("## Over a distance")[1] == whole.split("## Over a distance")[1]

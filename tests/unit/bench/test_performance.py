@@ -6,8 +6,8 @@ import pytest
 from meshd.bench import distance, performance, readiness, rpc
 from meshd.bench.figures import Figures
 from meshd.bench.interface import BenchOutput, DistanceArgs, ReadyArgs, RpcBenchArgs
-from meshd.bench.ready_figures import Readiness
-from meshd.bench.rpc import Row
+from meshd.bench.ready_figures import ReadinessFigures
+from meshd.bench.rpc import RpcRow
 
 
 def test_each_part_of_the_page_is_measured_as_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,13 +17,13 @@ def test_each_part_of_the_page_is_measured_as_often(tmp_path: Path, monkeypatch:
         asked.append(args.pairs)
         return Figures(())
 
-    def direct(args: RpcBenchArgs, _out: BenchOutput) -> list[Row]:
+    def direct(args: RpcBenchArgs, _out: BenchOutput) -> list[RpcRow]:
         asked.append(args.pairs)
         return []
 
-    def ready(args: ReadyArgs, _out: BenchOutput) -> Readiness:
+    def ready(args: ReadyArgs, _out: BenchOutput) -> ReadinessFigures:
         asked.append(args.runs)
-        return Readiness(())
+        return ReadinessFigures(())
 
     monkeypatch.setattr(distance, "measure", far)
     monkeypatch.setattr(rpc, "measure_all", direct)

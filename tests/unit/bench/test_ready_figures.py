@@ -3,16 +3,16 @@
 from datetime import datetime
 
 import pytest
-from meshd.bench.ready_figures import Readiness, Ready, asked_at, promises, table
+from meshd.bench.ready_figures import ReadinessFigures, ReadyTimes, asked_at, promises, table
 
 
-def starts(workers: int, rtt: float, *seconds: float) -> list[Ready]:
-    return [Ready(workers=workers, rtt_ms=rtt, seconds=one) for one in seconds]
+def starts(workers: int, rtt: float, *seconds: float) -> list[ReadyTimes]:
+    return [ReadyTimes(workers=workers, rtt_ms=rtt, seconds=one) for one in seconds]
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [(0.699, True), (0.701, False)])
 def test_a_cell_is_held_to_one_machine_alone_and_eight_round_trips(seconds: float, kept: bool) -> None:
-    found = Readiness((*starts(0, 0.0, 0.2, 0.3, 0.9), *starts(4, 50.0, 0.1, seconds, 0.8)))
+    found = ReadinessFigures((*starts(0, 0.0, 0.2, 0.3, 0.9), *starts(4, 50.0, 0.1, seconds, 0.8)))
     [one] = promises(found)
     assert one.what == "ready, 4 workers, RTT 50: alone + 8 round trips"
     assert one.most == pytest.approx(0.7)
@@ -20,12 +20,12 @@ def test_a_cell_is_held_to_one_machine_alone_and_eight_round_trips(seconds: floa
 
 
 def test_without_a_distance_nothing_is_promised() -> None:
-    assert promises(Readiness((*starts(0, 0.0, 0.3), *starts(4, 0.0, 9.0)))) == []
+    assert promises(ReadinessFigures((*starts(0, 0.0, 0.3), *starts(4, 0.0, 9.0)))) == []
 
 
 def test_the_table_shows_the_spread_and_the_round_trips() -> None:
     runs = (*starts(0, 0.0, 0.3), *starts(2, 0.0, 0.4, 0.5, 0.45), *starts(2, 20.0, 0.59, 0.61, 0.6))
-    headers, rows = table(Readiness(runs))
+    headers, rows = table(ReadinessFigures(runs))
     assert [list(row) for row in rows] == [
         ["0", "-", "0.300", "0.300 to 0.300", "1", "", "0.000", "", ""],
         ["2", "0", "0.450", "0.400 to 0.500", "3", "", "0.000", "", ""],

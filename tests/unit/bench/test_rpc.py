@@ -2,13 +2,13 @@
 
 import pytest
 from meshd.bench.rpc import _row, _tunnel_rows, as_table
-from meshd.bench.tunnel import TunnelResult, Way
+from meshd.bench.tunnel import TunnelPath, TunnelResult
 
 
 def test_what_a_tunnel_adds_is_above_the_plain_connection_of_the_same_moment() -> None:
     result = TunnelResult(
-        meshd=(Way(8e6, 3e-6), Way(4e6, 13e-6), Way(6e6, 4e-6)),
-        bare=(Way(16e6, 2e-6), Way(8e6, 12e-6), Way(8e6, 3e-6)),
+        meshd=(TunnelPath(8e6, 3e-6), TunnelPath(4e6, 13e-6), TunnelPath(6e6, 4e-6)),
+        bare=(TunnelPath(16e6, 2e-6), TunnelPath(8e6, 12e-6), TunnelPath(8e6, 3e-6)),
         plain=(1e-6, 11e-6, 2e-6),  # a machine that was slow for a moment
     )
     rate, added = _tunnel_rows(result)

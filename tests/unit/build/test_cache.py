@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.build import cache
-from meshd.build.cache import Key
-from meshd.build.interface import STOCK, Progress, Stage
+from meshd.build.cache import BuildKey
+from meshd.build.interface import STOCK, BuildProgress, Stage
 
-KEY = Key("c" * 40, "d" * 64, "cpu", "12345678")
+KEY = BuildKey("c" * 40, "d" * 64, "cpu", "12345678")
 
 
 def _binary(folder: Path, name: str, text: str = "binary") -> Path:
@@ -32,11 +32,11 @@ def stored(tmp_path: Path) -> Path:
 
 def test_names_of_keys_differ_in_every_part() -> None:
     others = [
-        Key("e" * 40, "d" * 64, "cpu", "12345678"),
-        Key("c" * 40, "e" * 64, "cpu", "12345678"),
-        Key("c" * 40, STOCK, "cpu", "12345678"),
-        Key("c" * 40, "d" * 64, "cuda", "12345678"),
-        Key("c" * 40, "d" * 64, "cpu", "12345679"),
+        BuildKey("e" * 40, "d" * 64, "cpu", "12345678"),
+        BuildKey("c" * 40, "e" * 64, "cpu", "12345678"),
+        BuildKey("c" * 40, STOCK, "cpu", "12345678"),
+        BuildKey("c" * 40, "d" * 64, "cuda", "12345678"),
+        BuildKey("c" * 40, "d" * 64, "cpu", "12345679"),
     ]
     assert len({key.name for key in (KEY, *others)}) == 6
 
@@ -74,7 +74,7 @@ def test_a_binary_that_is_not_whole(stored: Path, harm: str) -> None:
 
 
 def test_another_key_in_the_same_place(stored: Path) -> None:
-    assert cache.load(stored, Key("c" * 40, "f" * 64, "cpu", "12345678")) is None
+    assert cache.load(stored, BuildKey("c" * 40, "f" * 64, "cpu", "12345678")) is None
 
 
 @given(
@@ -108,12 +108,12 @@ def test_old_trees_and_builds_are_removed(tmp_path: Path) -> None:
 
 
 def test_a_second_builder_waits_and_says_so(tmp_path: Path) -> None:
-    heard: list[Progress] = []
+    heard: list[BuildProgress] = []
     order: list[str] = []
 
     told = asyncio.Event()
 
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: BuildProgress) -> None:
         heard.append(progress)
         told.set()
 

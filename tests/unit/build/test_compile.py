@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.build import compile as build_compile
 from meshd.build.compile import BuildFailed, compile_tree, parse_step
-from meshd.build.interface import Progress, Stage
+from meshd.build.interface import BuildProgress, Stage
 from meshd.build.tree import Tree
 
 
 def test_a_step_of_ninja() -> None:
     line = "[24/219] Building CXX object ggml/src/CMakeFiles/ggml-cpu.dir/ggml-cpu/repack.cpp.o"
-    assert parse_step(line) == Progress(Stage.COMPILE, "compiling repack.cpp", 24, 219)
+    assert parse_step(line) == BuildProgress(Stage.COMPILE, "compiling repack.cpp", 24, 219)
 
 
 @given(st.text())
@@ -38,7 +38,7 @@ def test_stages_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     tree = _tools(
         tmp_path, monkeypatch, cmake="echo $@ > args", ninja='echo "[1/2] a/b.o"; echo "[2/2] Linking c"'
     )
-    heard: list[Progress] = []
+    heard: list[BuildProgress] = []
     asyncio.run(compile_tree(tree, backend="cpu", targets=["x"], progress=heard.append))
     assert [(step.stage, step.done) for step in heard] == [
         (Stage.CONFIGURE, 0),

@@ -10,7 +10,7 @@ from meshd.base.errors import UserError
 from meshd.build import demo_model as module
 from meshd.build.demo_model import demo_model
 from meshd.build.fetch import PinnedFile
-from meshd.build.interface import Progress, ProgressCallback, Stage
+from meshd.build.interface import BuildProgress, ProgressCallback, Stage
 
 MODEL = b"GGUF and weights"
 
@@ -41,7 +41,7 @@ def test_two_who_need_it_at_the_same_time_fetch_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = Index(monkeypatch)
-    told: list[Progress] = []
+    told: list[BuildProgress] = []
 
     async def main() -> None:
         first, second = await asyncio.gather(

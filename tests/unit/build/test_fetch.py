@@ -9,7 +9,7 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.build import fetch as build_fetch
 from meshd.build.fetch import PinnedFile, fetch
-from meshd.build.interface import Progress
+from meshd.build.interface import BuildProgress
 
 CONTENT = b"content"
 WANTED = PinnedFile("thing==1", "thing-1.tar.gz", hashlib.sha256(CONTENT).hexdigest(), from_source=True)
@@ -25,13 +25,13 @@ def _write(content: bytes) -> str:
     return f"import pathlib, sys; pathlib.Path(sys.argv[1], {WANTED.file!r}).write_bytes({content!r})"
 
 
-def _fetch(folder: Path, heard: list[Progress]) -> Path:
+def _fetch(folder: Path, heard: list[BuildProgress]) -> Path:
     return asyncio.run(fetch(WANTED, folder / "downloads", heard.append))
 
 
 def test_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _pip(monkeypatch, _write(CONTENT))
-    heard: list[Progress] = []
+    heard: list[BuildProgress] = []
     path = _fetch(tmp_path, heard)
     assert path.read_bytes() == CONTENT
     assert len(heard) == 1

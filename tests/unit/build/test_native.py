@@ -7,7 +7,7 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.build import cache as builds
 from meshd.build import native
-from meshd.build.cache import Key
+from meshd.build.cache import BuildKey
 from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER, STOCK
 from meshd.build.machine import cpu_kind
 from meshd.build.pin import read_pin
@@ -17,7 +17,7 @@ from meshd.daemon.role_runtime import find_native
 
 def _store(cache: Path, backend: str, *, patched: bool = True) -> Path:
     pin = read_pin()
-    key = Key(pin.commit, pin.patches_sha256 if patched else STOCK, backend, cpu_kind())
+    key = BuildKey(pin.commit, pin.patches_sha256 if patched else STOCK, backend, cpu_kind())
     source = cache / "out" / "ggml-rpc-server"
     source.parent.mkdir(parents=True, exist_ok=True)
     source.write_text("x")

@@ -22,7 +22,7 @@ from meshd.identity.invite import parse_token
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
 from meshd.peer.connector import Connector
-from meshd.peer.dial_schedule import Plan
+from meshd.peer.dial_schedule import DialPlan
 from meshd.peer.interface import PeerState
 from meshd.wire.native import NativeVersion
 
@@ -127,7 +127,7 @@ def test_a_newcomer_joins_is_connected_and_needs_no_token_again(tmp_path: Path) 
 
 
 def test_the_pipe_of_the_joining_is_the_first_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connector, "_plan", lambda _self: Plan())  # nobody dials
+    monkeypatch.setattr(Connector, "_plan", lambda _self: DialPlan())  # nobody dials
 
     async def main() -> None:
         founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")

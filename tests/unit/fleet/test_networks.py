@@ -1,7 +1,7 @@
 """How far nodes are from one another."""
 
 import pytest
-from meshd.fleet.networks import Place, listen_address, one_way
+from meshd.fleet.networks import FleetPlace, listen_address, one_way
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,6 @@ def test_each_node_has_an_address_of_its_own() -> None:
 
 
 def test_a_program_runs_in_the_network_of_its_node() -> None:
-    place = Place(pid=7, networks=(4, 5), api_port=1)
+    place = FleetPlace(pid=7, networks=(4, 5), api_port=1)
     assert place.prefix(1)[0] == "nsenter"
     assert "--net=/proc/7/fd/5" in place.prefix(1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.body import wants_stream
-from meshd.gateway.failure import Refusal
+from meshd.gateway.failure import HttpRefusal
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -27,7 +27,7 @@ def test_only_true_asks_for_a_stream(fields: dict[str, object], stream: object) 
 def test_anything_else_is_refused_as_a_400(body: bytes) -> None:
     try:
         wants_stream(body)
-    except Refusal as refusal:
+    except HttpRefusal as refusal:
         assert refusal.failure.status == 400
     else:
         assert isinstance(json.loads(body), dict)
@@ -37,5 +37,5 @@ def test_anything_else_is_refused_as_a_400(body: bytes) -> None:
     "body", [b"1" * 10_000, b'{"a":' * 50_000, b'{"a":"\xed\xa0\x80"}', b"\xef\xbb\xbf{}"]
 )
 def test_bodies_made_to_hurt_are_refused(body: bytes) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(HttpRefusal):
         wants_stream(body)

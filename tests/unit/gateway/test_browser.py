@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
 from meshd.gateway.browser import (
-    Authority,
     BrowserGuard,
+    HttpAuthority,
     is_json,
     normal_host,
     parse_authority,
@@ -32,7 +32,7 @@ def guard(
     ],
 )
 def test_authorities_are_read(text: str, host: str, port: int | None) -> None:
-    assert parse_authority(text) == Authority(host, port)
+    assert parse_authority(text) == HttpAuthority(host, port)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_any_text_can_be_read(text: str) -> None:
 def test_addresses_pass_only_where_the_network_is_served(address: object, port: int | None) -> None:
     text = f"[{address}]" if ":" in str(address) else str(address)
     authority = text if port is None else f"{text}:{port}"
-    assert parse_authority(authority) == Authority(str(address), port)
+    assert parse_authority(authority) == HttpAuthority(str(address), port)
     loopback = str(address) == "::1" or str(address).startswith("127.")
     assert guard().host_allowed(authority) == loopback
     assert guard("0.0.0.0").host_allowed(authority)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from aiohttp import web
 from meshd.base.shares import API_STRANGERS, API_STRANGERS_OF_ADDRESS
-from meshd.gateway.door import SWEEP_SECONDS, Door, DoorServer, Visitor
+from meshd.gateway.door import SWEEP_SECONDS, DoorServer, RequestGate, Visitor
 
 from tests.sim.loop import run
 
@@ -31,7 +31,7 @@ class Street:
         async def handler(_request: web.BaseRequest) -> web.StreamResponse:
             return web.Response()
 
-        self.door = Door()
+        self.door = RequestGate()
         self._server = DoorServer(self.door, handler, idle=60.0)
         self.wires: list[Wire] = []
         self.visitors: list[Visitor] = []

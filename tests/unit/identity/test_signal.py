@@ -9,7 +9,7 @@ from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.membership import Chain
 from meshd.identity.signal import Signal
-from meshd.identity.signal_guard import CLOCKS_AGREE, COOKIE_SECONDS, WINDOW, SignalGuard, Verdict
+from meshd.identity.signal_guard import CLOCKS_AGREE, COOKIE_SECONDS, WINDOW, SignalGuard, SignalVerdict
 from meshd.identity.signed import Statement
 from meshd.wire.signal import MAX_PAYLOAD_BYTES, SignalBody
 
@@ -96,42 +96,42 @@ def test_a_damaged_one_is_refused(data: bytes) -> None:
 
 def test_clocks_that_agree_are_enough_at_first_and_no_signal_comes_twice() -> None:
     guard = SignalGuard(b"salt")
-    assert guard.take(GOOD, now=NOW, wall=WALL) is Verdict.GOOD
-    assert guard.take(GOOD, now=NOW, wall=WALL) is Verdict.REPEATED
+    assert guard.take(GOOD, now=NOW, wall=WALL) is SignalVerdict.GOOD
+    assert guard.take(GOOD, now=NOW, wall=WALL) is SignalVerdict.REPEATED
     for off in (30 + CLOCKS_AGREE, -30 - CLOCKS_AGREE):
-        assert SignalGuard(b"salt").take(GOOD, now=NOW, wall=WALL + off) is Verdict.GOOD
+        assert SignalGuard(b"salt").take(GOOD, now=NOW, wall=WALL + off) is SignalVerdict.GOOD
         far = off + (1 if off > 0 else -1)
-        assert SignalGuard(b"salt").take(GOOD, now=NOW, wall=WALL + far) is Verdict.STALE
+        assert SignalGuard(b"salt").take(GOOD, now=NOW, wall=WALL + far) is SignalVerdict.STALE
 
 
 def test_an_echo_proves_the_age_whatever_the_clocks_say() -> None:
     guard = SignalGuard(b"salt")
     cookie = guard.cookie(GUEST.peer, NOW)
     years = signal(at=WALL - 10**8, echo=cookie)
-    assert guard.take(years, now=NOW + 2 * COOKIE_SECONDS + 1, wall=WALL) is Verdict.STALE
-    assert guard.take(years, now=NOW + COOKIE_SECONDS, wall=WALL) is Verdict.GOOD
+    assert guard.take(years, now=NOW + 2 * COOKIE_SECONDS + 1, wall=WALL) is SignalVerdict.STALE
+    assert guard.take(years, now=NOW + COOKIE_SECONDS, wall=WALL) is SignalVerdict.GOOD
     other = guard.cookie(STRANGER.peer, NOW)
-    assert guard.take(signal(at=0, sequence=2, echo=other), now=NOW, wall=WALL) is Verdict.STALE
-    assert SignalGuard(b"pepper").take(years, now=NOW, wall=WALL) is Verdict.STALE
+    assert guard.take(signal(at=0, sequence=2, echo=other), now=NOW, wall=WALL) is SignalVerdict.STALE
+    assert SignalGuard(b"pepper").take(years, now=NOW, wall=WALL) is SignalVerdict.STALE
 
 
 def test_an_earlier_start_is_refused_a_later_one_begins_anew() -> None:
     guard = SignalGuard(b"salt")
-    assert guard.take(signal(start=5, sequence=9), now=NOW, wall=WALL) is Verdict.GOOD
-    assert guard.take(signal(start=4, sequence=10), now=NOW, wall=WALL) is Verdict.OLD_START
-    assert guard.take(signal(start=6, sequence=1), now=NOW, wall=WALL) is Verdict.GOOD
-    assert guard.take(signal(start=5, sequence=10), now=NOW, wall=WALL) is Verdict.OLD_START
+    assert guard.take(signal(start=5, sequence=9), now=NOW, wall=WALL) is SignalVerdict.GOOD
+    assert guard.take(signal(start=4, sequence=10), now=NOW, wall=WALL) is SignalVerdict.OLD_START
+    assert guard.take(signal(start=6, sequence=1), now=NOW, wall=WALL) is SignalVerdict.GOOD
+    assert guard.take(signal(start=5, sequence=10), now=NOW, wall=WALL) is SignalVerdict.OLD_START
 
 
 def test_a_state_folder_that_was_put_back_is_heard_again() -> None:
     guard = SignalGuard(b"salt")
-    assert guard.take(signal(start=5), now=NOW, wall=WALL) is Verdict.GOOD
+    assert guard.take(signal(start=5), now=NOW, wall=WALL) is SignalVerdict.GOOD
     soon, late = NOW + COOKIE_SECONDS, NOW + 3 * COOKIE_SECONDS
     early = signal(start=4, sequence=2, echo=guard.cookie(GUEST.peer, soon))
-    assert guard.take(early, now=soon, wall=WALL) is Verdict.OLD_START
-    assert guard.take(early, now=late, wall=WALL) is Verdict.OLD_START  # its echo has had its time
+    assert guard.take(early, now=soon, wall=WALL) is SignalVerdict.OLD_START
+    assert guard.take(early, now=late, wall=WALL) is SignalVerdict.OLD_START  # its echo has had its time
     now_good = signal(start=4, sequence=3, echo=guard.cookie(GUEST.peer, late))
-    assert guard.take(now_good, now=late, wall=WALL) is Verdict.GOOD
+    assert guard.take(now_good, now=late, wall=WALL) is SignalVerdict.GOOD
 
 
 @brief
@@ -142,7 +142,7 @@ def test_each_sequence_is_taken_once_in_any_order(sequences: list[int]) -> None:
     for sequence in sequences:
         body = replace(GOOD.body, sequence=sequence)
         verdict = guard.take(replace(GOOD, body=body), now=NOW, wall=WALL)
-        if verdict is Verdict.GOOD:
+        if verdict is SignalVerdict.GOOD:
             taken.append(sequence)
         else:
             assert sequence in taken or sequence <= max(taken) - WINDOW
@@ -153,5 +153,5 @@ def test_only_so_many_senders_are_remembered() -> None:
     guard = SignalGuard(b"salt")
     for number in range(600):
         sender = KeyPair.from_seed(number.to_bytes(32, "big")).peer
-        assert guard.take(replace(GOOD, sender=sender), now=NOW, wall=WALL) is Verdict.GOOD
+        assert guard.take(replace(GOOD, sender=sender), now=NOW, wall=WALL) is SignalVerdict.GOOD
     assert len(guard._seen) == 512

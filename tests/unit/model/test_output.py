@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.model.cache import ModelCache
 from meshd.model.layers import ModelLayers, Widths
-from meshd.model.output import AT_ONCE, Way, choose_output
+from meshd.model.output import AT_ONCE, DevicePath, choose_output
 
 MODEL = ModelLayers(
     name="m.gguf",
@@ -29,48 +29,48 @@ MODEL = ModelLayers(
 @pytest.mark.parametrize(
     ("way", "slots", "gpu", "head"),
     [
-        (Way(0.0003), 1, True, False),  # 43 ms on a CPU against 2 ms and 5 ms of wire
-        (Way(0.0003), 16, True, True),  # 16 slots fill the wire, and the matrix is read once
-        (Way(0.0003), 1, False, True),
-        (Way(0.02), 1, True, True),  # an unknown path over a distance
-        (Way(0.02, 2.5e6), 1, True, True),  # 20 Mbit/s: 205 ms
-        (Way(0.005, 500e6), 1, True, False),
+        (DevicePath(0.0003), 1, True, False),  # 43 ms on a CPU against 2 ms and 5 ms of wire
+        (DevicePath(0.0003), 16, True, True),  # 16 slots fill the wire, and the matrix is read once
+        (DevicePath(0.0003), 1, False, True),
+        (DevicePath(0.02), 1, True, True),  # an unknown path over a distance
+        (DevicePath(0.02, 2.5e6), 1, True, True),  # 20 Mbit/s: 205 ms
+        (DevicePath(0.005, 500e6), 1, True, False),
     ],
 )
 def test_it_is_decided_by_the_device_the_path_and_the_slots(
-    way: Way, slots: int, gpu: bool, head: bool
+    way: DevicePath, slots: int, gpu: bool, head: bool
 ) -> None:
     assert choose_output(MODEL, way, slots=slots, worker_is_gpu=gpu).on_head is head
 
 
 def test_what_a_token_costs() -> None:
     """513 KB of logits at 20 Mbit/s, and three round trips until as much is under way at once."""
-    choice = choose_output(MODEL, Way(0.02, 2.5e6), slots=1, worker_is_gpu=True)
+    choice = choose_output(MODEL, DevicePath(0.02, 2.5e6), slots=1, worker_is_gpu=True)
     assert choice.why == "49.7 ms a token on the head, 266.7 ms on the worker, estimated"
 
 
-@pytest.mark.parametrize("way", [Way(0.0003), Way(0.02), Way(0.02, 2.5e6)])
-def test_where_a_token_is_chosen_with_its_logits_the_path_decides_nothing(way: Way) -> None:
+@pytest.mark.parametrize("way", [DevicePath(0.0003), DevicePath(0.02), DevicePath(0.02, 2.5e6)])
+def test_where_a_token_is_chosen_with_its_logits_the_path_decides_nothing(way: DevicePath) -> None:
     assert not choose_output(MODEL, way, slots=16, worker_is_gpu=True, sampled=True).on_head
     assert choose_output(MODEL, way, slots=1, worker_is_gpu=False, sampled=True).on_head
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_who_says_where_is_obeyed_and_without_facts_it_is_the_head(wanted: bool) -> None:
-    near = Way(0.0003)
+    near = DevicePath(0.0003)
     assert choose_output(MODEL, near, slots=1, worker_is_gpu=True, wanted=wanted).on_head is wanted
     assert choose_output(MODEL, None, slots=1, worker_is_gpu=True).on_head
 
 
 @given(st.floats(1e-5, 1), st.floats(1e5, 1e10), st.integers(1, 1 << 24))
 def test_more_bytes_a_longer_way_and_a_slower_path_cost_more(rtt: float, rate: float, count: int) -> None:
-    way = Way(rtt, rate)
+    way = DevicePath(rtt, rate)
     assert 0 < way.seconds(count) <= way.seconds(count + 1)
-    assert way.seconds(count) <= Way(rtt * 2, rate).seconds(count)
-    assert way.seconds(count) <= Way(rtt, rate / 2).seconds(count)
+    assert way.seconds(count) <= DevicePath(rtt * 2, rate).seconds(count)
+    assert way.seconds(count) <= DevicePath(rtt, rate / 2).seconds(count)
     assert count > AT_ONCE or way.seconds(count) == pytest.approx(count / rate)
 
 
 def test_a_model_with_few_words_and_much_to_read_goes_to_the_worker() -> None:
     few = replace(MODEL, widths=replace(MODEL.widths, vocabulary=1000))
-    assert not choose_output(few, Way(0.02), slots=1, worker_is_gpu=True).on_head
+    assert not choose_output(few, DevicePath(0.02), slots=1, worker_is_gpu=True).on_head

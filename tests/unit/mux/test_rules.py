@@ -14,7 +14,7 @@ from meshd.wire.frame_types import (
     Data,
     Frame,
     Goodbye,
-    Hello,
+    HelloFrame,
     LinkAck,
     LinkLost,
     MaxData,
@@ -68,7 +68,7 @@ def replies(session: Session) -> list[Frame]:
 
 
 BROKEN: dict[str, bytes] = {
-    "a second hello": encode(Hello(b"")),
+    "a second hello": encode(HelloFrame(b"")),
     "an open of our parity": encode(Open(3, "s", {}, 0, 0)),
     "data before open": data(0, 0, b"x"),
     "data on a stream that we never opened": data(3, 0, b"x"),

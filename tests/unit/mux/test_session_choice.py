@@ -7,60 +7,60 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from meshd.base.errors import RemoteProtocolError
-from meshd.mux.session_choice import Answer, Offer, Verdict, answer, settle
+from meshd.mux.session_choice import SessionAnswer, SessionOffer, SessionVerdict, answer, settle
 
 FRESH, NEXT, SALT, OTHER = b"F" * 8, b"N" * 8, b"S" * 8, b"O" * 8
 
 
 def test_the_first_link_begins_a_session() -> None:
-    got = answer(Offer(None, FRESH), mine=None, salt=SALT)
-    assert got == Answer(FRESH + SALT, begins=True)
-    assert settle(got.session_id, current=None, fresh=FRESH) is Verdict.BEGIN
+    got = answer(SessionOffer(None, FRESH), mine=None, salt=SALT)
+    assert got == SessionAnswer(FRESH + SALT, begins=True)
+    assert settle(got.session_id, current=None, fresh=FRESH) is SessionVerdict.BEGIN
 
 
 def test_a_later_link_attaches() -> None:
-    got = answer(Offer(FRESH + SALT, NEXT), mine=FRESH + SALT, salt=OTHER)
-    assert got == Answer(FRESH + SALT, begins=False)
-    assert settle(got.session_id, current=FRESH + SALT, fresh=NEXT) is Verdict.ATTACH
+    got = answer(SessionOffer(FRESH + SALT, NEXT), mine=FRESH + SALT, salt=OTHER)
+    assert got == SessionAnswer(FRESH + SALT, begins=False)
+    assert settle(got.session_id, current=FRESH + SALT, fresh=NEXT) is SessionVerdict.ATTACH
 
 
 def test_the_answer_was_lost() -> None:
-    first = answer(Offer(None, FRESH), mine=None, salt=SALT)  # never arrives
-    second = answer(Offer(None, FRESH), mine=first.session_id, salt=OTHER)
-    assert second == Answer(first.session_id, begins=False)
-    assert settle(second.session_id, current=None, fresh=FRESH) is Verdict.BEGIN
+    first = answer(SessionOffer(None, FRESH), mine=None, salt=SALT)  # never arrives
+    second = answer(SessionOffer(None, FRESH), mine=first.session_id, salt=OTHER)
+    assert second == SessionAnswer(first.session_id, begins=False)
+    assert settle(second.session_id, current=None, fresh=FRESH) is SessionVerdict.BEGIN
 
 
 def test_two_links_at_once_in_both_orders_of_answers() -> None:
-    first = answer(Offer(None, FRESH), mine=None, salt=SALT)
-    second = answer(Offer(None, FRESH), mine=first.session_id, salt=OTHER)
+    first = answer(SessionOffer(None, FRESH), mine=None, salt=SALT)
+    second = answer(SessionOffer(None, FRESH), mine=first.session_id, salt=OTHER)
     for one, other in itertools.permutations((first, second)):
-        assert settle(one.session_id, current=None, fresh=FRESH) is Verdict.BEGIN
-        assert settle(other.session_id, current=one.session_id, fresh=NEXT) is Verdict.ATTACH
+        assert settle(one.session_id, current=None, fresh=FRESH) is SessionVerdict.BEGIN
+        assert settle(other.session_id, current=one.session_id, fresh=NEXT) is SessionVerdict.ATTACH
 
 
 def test_the_follower_lost_the_session() -> None:
-    got = answer(Offer(FRESH + SALT, NEXT), mine=None, salt=OTHER)
-    assert got == Answer(NEXT + OTHER, begins=True)
-    assert settle(got.session_id, current=FRESH + SALT, fresh=NEXT) is Verdict.BEGIN
+    got = answer(SessionOffer(FRESH + SALT, NEXT), mine=None, salt=OTHER)
+    assert got == SessionAnswer(NEXT + OTHER, begins=True)
+    assert settle(got.session_id, current=FRESH + SALT, fresh=NEXT) is SessionVerdict.BEGIN
 
 
 def test_the_leader_lost_the_session() -> None:
-    got = answer(Offer(None, NEXT), mine=FRESH + SALT, salt=OTHER)
-    assert got == Answer(NEXT + OTHER, begins=True)
-    assert settle(got.session_id, current=None, fresh=NEXT) is Verdict.BEGIN
+    got = answer(SessionOffer(None, NEXT), mine=FRESH + SALT, salt=OTHER)
+    assert got == SessionAnswer(NEXT + OTHER, begins=True)
+    assert settle(got.session_id, current=None, fresh=NEXT) is SessionVerdict.BEGIN
 
 
 def test_an_offer_that_comes_late_never_joins_an_empty_session_to_a_full_one() -> None:
     """The follower lost the session; a hello from before begins another with the same first half."""
-    late = answer(Offer(None, FRESH), mine=None, salt=OTHER)
-    assert late == Answer(FRESH + OTHER, begins=True)
-    assert settle(late.session_id, current=FRESH + SALT, fresh=NEXT) is Verdict.BEGIN
+    late = answer(SessionOffer(None, FRESH), mine=None, salt=OTHER)
+    assert late == SessionAnswer(FRESH + OTHER, begins=True)
+    assert settle(late.session_id, current=FRESH + SALT, fresh=NEXT) is SessionVerdict.BEGIN
 
 
 def test_an_answer_from_long_ago_is_stale() -> None:
-    assert settle(OTHER + SALT, current=FRESH + SALT, fresh=NEXT) is Verdict.STALE
-    assert settle(OTHER + SALT, current=None, fresh=NEXT) is Verdict.STALE
+    assert settle(OTHER + SALT, current=FRESH + SALT, fresh=NEXT) is SessionVerdict.STALE
+    assert settle(OTHER + SALT, current=None, fresh=NEXT) is SessionVerdict.STALE
 
 
 @pytest.mark.parametrize("size", [0, 8, 15, 17])
@@ -68,9 +68,9 @@ def test_lengths_are_checked(size: int) -> None:
     with pytest.raises(RemoteProtocolError):
         settle(bytes(size), current=None, fresh=FRESH)
     with pytest.raises(RemoteProtocolError):
-        Offer(bytes(size), FRESH)
+        SessionOffer(bytes(size), FRESH)
     with pytest.raises(RemoteProtocolError):
-        Offer(None, bytes(size + 1))
+        SessionOffer(None, bytes(size + 1))
 
 
 class Agreement(RuleBasedStateMachine):
@@ -82,7 +82,7 @@ class Agreement(RuleBasedStateMachine):
         self.leader: bytes | None = None
         self.fresh = self.draw_half()
         self.follower: bytes | None = None
-        self.offers: list[Offer] = []
+        self.offers: list[SessionOffer] = []
         self.answers: list[bytes] = []
         self.instances: dict[bytes, int] = {}  # how often the follower made a session of that id
 
@@ -91,7 +91,7 @@ class Agreement(RuleBasedStateMachine):
 
     @rule()
     def offer(self) -> None:
-        self.offers.append(Offer(self.leader, self.fresh))
+        self.offers.append(SessionOffer(self.leader, self.fresh))
 
     @rule(index=st.integers(0, 100))
     def answer(self, index: int) -> None:
@@ -110,9 +110,9 @@ class Agreement(RuleBasedStateMachine):
         if self.answers:
             answered = self.answers.pop(index % len(self.answers))
             verdict = settle(answered, current=self.leader, fresh=self.fresh)
-            if verdict is Verdict.ATTACH:
+            if verdict is SessionVerdict.ATTACH:
                 assert answered == self.leader
-            elif verdict is Verdict.BEGIN:
+            elif verdict is SessionVerdict.BEGIN:
                 self.leader = answered
                 self.fresh = self.draw_half()
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.netcheck.classify import classify, filtering_of, mapping_of, ports_of, tcp_of
-from meshd.netcheck.interface import Connection, FilterTest, Observations, Outcome, Seen
-from meshd.wire.netfacts import Answer, Filtering, Mapped, Mapping, Ports, Tcp, Udp
+from meshd.netcheck.interface import ConnectionFacts, FilterTest, Observations, Outcome, Seen
+from meshd.wire.netfacts import Filtering, Mapped, Mapping, Ports, Tcp, TriState, Udp
 from meshd.wire.stun import Endpoint
 
 from tests.unit.netcheck.nats import (
@@ -111,8 +111,8 @@ def test_filtering() -> None:
     assert filtering_of([test(False, False), test(True, True)]) is Filtering.INDEPENDENT
 
 
-def _tried(*tried: tuple[int, Outcome]) -> tuple[Connection, ...]:
-    return tuple(Connection(Endpoint("20.9.0.2", port), outcome) for port, outcome in tried)
+def _tried(*tried: tuple[int, Outcome]) -> tuple[ConnectionFacts, ...]:
+    return tuple(ConnectionFacts(Endpoint("20.9.0.2", port), outcome) for port, outcome in tried)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_ipv6() -> None:
     server = Endpoint("2001:db8::1", 3478)
     host = "2a0e:1::2"
     seen = (Seen(0, 0.0, Endpoint(host, 1), server, Endpoint(host, 1)),)
-    assert classify(Observations(hosts=(host,), v6_asked=1, udp=seen)).ipv6 is Answer.YES
-    assert classify(Observations(hosts=(host,), v6_asked=1)).ipv6 is Answer.NO
-    assert classify(Observations(hosts=(host,))).ipv6 is Answer.UNKNOWN
-    assert classify(Observations(hosts=(LAN, "fd00::5"))).ipv6 is Answer.NO
+    assert classify(Observations(hosts=(host,), v6_asked=1, udp=seen)).ipv6 is TriState.YES
+    assert classify(Observations(hosts=(host,), v6_asked=1)).ipv6 is TriState.NO
+    assert classify(Observations(hosts=(host,))).ipv6 is TriState.UNKNOWN
+    assert classify(Observations(hosts=(LAN, "fd00::5"))).ipv6 is TriState.NO
     assert classify(Observations(hosts=(host,), v6_asked=1, udp=seen)).mapping is Mapping.UNKNOWN
 
 
@@ -198,7 +198,7 @@ OBSERVED = st.builds(
     udp_asked=st.integers(0, 9),
     udp=st.lists(SEEN, max_size=20).map(tuple),
     filters=st.lists(st.builds(FilterTest, st.booleans(), st.booleans(), st.booleans())).map(tuple),
-    connections=st.lists(st.builds(Connection, ENDPOINTS, st.sampled_from(Outcome))).map(tuple),
+    connections=st.lists(st.builds(ConnectionFacts, ENDPOINTS, st.sampled_from(Outcome))).map(tuple),
     tcp=st.lists(SEEN, max_size=20).map(tuple),
     v6_asked=st.integers(0, 2),
     hairpin=st.sampled_from([None, True, False]),

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from meshd.netcheck.advice import advise, nat_class, outlook
-from meshd.netcheck.reasons import Way, ways, why_not_direct
-from meshd.wire.netfacts import Answer, Filtering, Mapped, Mapping, NetFacts, Ports, Tcp, Udp
+from meshd.netcheck.reasons import Likelihood, ways, why_not_direct
+from meshd.wire.netfacts import Filtering, Mapped, Mapping, NetFacts, Ports, Tcp, TriState, Udp
 
 from tests.unit.wire.test_netfacts import FACTS
 
@@ -38,36 +38,36 @@ ONLY_443 = NetFacts(udp=Udp.BLOCKED, tcp=Tcp.ONLY_443)
 @pytest.mark.parametrize(
     ("a", "b", "udp"),
     [
-        (PORT_RESTRICTED, PORT_RESTRICTED, Way.YES),
-        (RANDOM, CONE, Way.YES),
-        (RANDOM, RESTRICTED, Way.YES),
-        (RANDOM, PORT_RESTRICTED, Way.HARD),
-        (COUNTING, PORT_RESTRICTED, Way.HARD),
-        (RANDOM, RANDOM, Way.NO),
-        (RANDOM, COUNTING, Way.NO),
-        (COUNTING, COUNTING, Way.HARD),
-        (RANDOM, PUBLIC, Way.YES),
-        (NO_UDP, PUBLIC, Way.NO),
-        (NetFacts(), PORT_RESTRICTED, Way.MAYBE),
+        (PORT_RESTRICTED, PORT_RESTRICTED, Likelihood.YES),
+        (RANDOM, CONE, Likelihood.YES),
+        (RANDOM, RESTRICTED, Likelihood.YES),
+        (RANDOM, PORT_RESTRICTED, Likelihood.HARD),
+        (COUNTING, PORT_RESTRICTED, Likelihood.HARD),
+        (RANDOM, RANDOM, Likelihood.NO),
+        (RANDOM, COUNTING, Likelihood.NO),
+        (COUNTING, COUNTING, Likelihood.HARD),
+        (RANDOM, PUBLIC, Likelihood.YES),
+        (NO_UDP, PUBLIC, Likelihood.NO),
+        (NetFacts(), PORT_RESTRICTED, Likelihood.MAYBE),
     ],
 )
-def test_udp(a: NetFacts, b: NetFacts, udp: Way) -> None:
+def test_udp(a: NetFacts, b: NetFacts, udp: Likelihood) -> None:
     assert ways(a, b).udp is udp and ways(b, a).udp is udp
 
 
 @pytest.mark.parametrize(
     ("a", "b", "tcp"),
     [
-        (NO_UDP, PORT_RESTRICTED, Way.YES),
-        (NO_UDP, NO_UDP, Way.YES),
-        (NO_UDP, RANDOM, Way.HARD),
-        (RANDOM, RANDOM, Way.NO),
-        (ONLY_443, PORT_RESTRICTED, Way.NO),
-        (NetFacts(), PORT_RESTRICTED, Way.MAYBE),
-        (RANDOM, NetFacts(mapped=Mapped.YES), Way.YES),
+        (NO_UDP, PORT_RESTRICTED, Likelihood.YES),
+        (NO_UDP, NO_UDP, Likelihood.YES),
+        (NO_UDP, RANDOM, Likelihood.HARD),
+        (RANDOM, RANDOM, Likelihood.NO),
+        (ONLY_443, PORT_RESTRICTED, Likelihood.NO),
+        (NetFacts(), PORT_RESTRICTED, Likelihood.MAYBE),
+        (RANDOM, NetFacts(mapped=Mapped.YES), Likelihood.YES),
     ],
 )
-def test_tcp(a: NetFacts, b: NetFacts, tcp: Way) -> None:
+def test_tcp(a: NetFacts, b: NetFacts, tcp: Likelihood) -> None:
     assert ways(a, b).tcp is tcp and ways(b, a).tcp is tcp
 
 
@@ -158,7 +158,7 @@ def test_the_class_in_words(facts: NetFacts, words: str) -> None:
         (ONLY_443, ("only_443",)),
         (NO_UDP, ("udp_blocked",)),
         (NetFacts(), ("offline",)),
-        (NetFacts(tcp=Tcp.INTERCEPTED, hairpin=Answer.NO), ("captive",)),
+        (NetFacts(tcp=Tcp.INTERCEPTED, hairpin=TriState.NO), ("captive",)),
         (_nat(Mapping.NONE), ("firewall",)),
         (NetFacts(udp=Udp.WORKS, mapping=Mapping.INDEPENDENT, mapped=Mapped.NO), ("not_mapped",)),
         (NetFacts(udp=Udp.WORKS, mapped=Mapped.BEHIND_NAT, carrier_nat=True), ("carrier_nat",)),

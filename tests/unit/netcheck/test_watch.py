@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from meshd.base.tasks import Owner
-from meshd.netcheck.interface import Connection, Observations, Outcome, Report
+from meshd.netcheck.interface import ConnectionFacts, NetReport, Observations, Outcome
 from meshd.netcheck.probe import Servers
 from meshd.netcheck.watch import NetWatch
 from meshd.wire.netfacts import Mapped, Udp
@@ -12,7 +12,7 @@ from meshd.wire.stun import Endpoint
 
 from tests.sim import loop as virtual
 
-UP = (Connection(Endpoint("20.1.0.2", 443), Outcome.OK),)
+UP = (ConnectionFacts(Endpoint("20.1.0.2", 443), Outcome.OK),)
 
 
 class Stage:
@@ -20,7 +20,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.checks: list[float] = []
-        self.told: list[Report] = []
+        self.told: list[NetReport] = []
         self.router = (Mapped.UNKNOWN, "")
         self.seen = Observations(udp_asked=1)
         self.watch = NetWatch(

@@ -16,10 +16,10 @@ from meshd.peer.dial_schedule import (
     UPGRADE,
     UPGRADE_BEHIND,
     UPGRADE_SPARE,
+    DialPlan,
+    DialSchedule,
     Facts,
-    Plan,
     Present,
-    Schedule,
     wish,
 )
 
@@ -39,7 +39,7 @@ def facts(*links: Present, leads: bool = True) -> Facts:
     return Facts(links, leads=leads)
 
 
-def started(schedule: Schedule, facts: Facts, now: float) -> tuple[int, ...]:
+def started(schedule: DialSchedule, facts: Facts, now: float) -> tuple[int, ...]:
     """Do as the plan says; returns what was started."""
     plan = schedule.plan(facts, now)
     for index in plan.drop:
@@ -50,28 +50,28 @@ def started(schedule: Schedule, facts: Facts, now: float) -> tuple[int, ...]:
 
 
 def test_tcp_and_relay_start_at_once_the_dearer_ones_a_little_later() -> None:
-    schedule = Schedule(ALL)
+    schedule = DialSchedule(ALL)
     assert started(schedule, NONE, NOW) == (0, 2)
     assert schedule.plan(NONE, NOW).at == NOW + 0.1
     assert started(schedule, NONE, NOW + 0.1) == (1,)
     assert started(schedule, NONE, NOW + 0.15) == (3,)
     assert started(schedule, NONE, NOW + 0.2) == (4,)
-    assert schedule.plan(NONE, NOW + 0.2) == Plan()
-    assert Schedule(()).plan(NONE, NOW) == Plan()
+    assert schedule.plan(NONE, NOW + 0.2) == DialPlan()
+    assert DialSchedule(()).plan(NONE, NOW) == DialPlan()
 
 
 def test_within_a_lan_what_is_dearer_waits_longer_unless_tcp_has_failed() -> None:
     near = Facts((), near=True)
-    schedule = Schedule(ALL)
+    schedule = DialSchedule(ALL)
     assert started(schedule, near, NOW) == (0, 2)
-    assert schedule.plan(near, NOW + 0.3) == Plan(at=NOW + (0.1 + NEAR_DELAY))
+    assert schedule.plan(near, NOW + 0.3) == DialPlan(at=NOW + (0.1 + NEAR_DELAY))
     schedule.failed(0, NOW + 0.3, 0.5)
     schedule.failed(2, NOW + 0.3, 0.5)
     assert schedule.plan(near, NOW + 0.3).start == (1,)
 
 
 def test_when_all_that_run_have_failed_the_next_starts_at_once() -> None:
-    schedule = Schedule(ALL)
+    schedule = DialSchedule(ALL)
     assert started(schedule, NONE, NOW) == (0, 2)
     schedule.failed(0, NOW + 0.01, 0.0)
     assert started(schedule, NONE, NOW + 0.01) == ()
@@ -80,23 +80,23 @@ def test_when_all_that_run_have_failed_the_next_starts_at_once() -> None:
 
 
 def test_nothing_is_dialled_while_nothing_is_known() -> None:
-    schedule = Schedule(ALL)
-    assert schedule.plan(Facts((), possible=False), NOW) == Plan()
+    schedule = DialSchedule(ALL)
+    assert schedule.plan(Facts((), possible=False), NOW) == DialPlan()
     assert started(schedule, NONE, NOW + 50) == (0, 2)
 
 
 def test_what_cannot_be_better_is_given_up_but_no_link_that_greets() -> None:
-    schedule = Schedule(ALL)
+    schedule = DialSchedule(ALL)
     for at in (0, 0.1, 0.15, 0.2):
         started(schedule, NONE, NOW + at)
     schedule.made(0)
     schedule.dialled(3)
-    assert schedule.plan(facts(present(TCP)), NOW + 0.4) == Plan(drop=(1, 2, 4))
-    schedule = Schedule(ALL)
+    assert schedule.plan(facts(present(TCP)), NOW + 0.4) == DialPlan(drop=(1, 2, 4))
+    schedule = DialSchedule(ALL)
     for at in (0, 0.1, 0.15, 0.2):
         started(schedule, NONE, NOW + at)
     schedule.made(2)
-    assert schedule.plan(facts(present(RELAY)), NOW + 0.4) == Plan()  # the race goes on
+    assert schedule.plan(facts(present(RELAY)), NOW + 0.4) == DialPlan()  # the race goes on
 
 
 def test_wishes_beside_what_there_is() -> None:
@@ -125,11 +125,11 @@ def test_beside_a_passing_link_all_are_tried() -> None:
 
 def test_with_a_link_who_does_not_lead_waits_for_the_leader() -> None:
     for leads, delay in ((True, 0.15), (False, 0.15 + BEHIND_DELAY)):
-        schedule = Schedule((BY_RELAY, BY_WEBRTC))
+        schedule = DialSchedule((BY_RELAY, BY_WEBRTC))
         assert started(schedule, facts(leads=leads), NOW) == (0,)
         schedule.made(0)
         relayed = facts(present(RELAY), leads=leads)
-        assert schedule.plan(relayed, NOW + 0.1) == Plan(at=NOW + delay)
+        assert schedule.plan(relayed, NOW + 0.1) == DialPlan(at=NOW + delay)
         assert started(schedule, relayed, NOW + delay) == (1,)
 
 
@@ -142,7 +142,7 @@ def test_of_two_of_a_kind_the_second_begins_later_and_patiently() -> None:
     ]
     over_ice = Transport.QUIC_ICE
     assert wish(over_ice, relayed, (BY_QUIC, over_ice)) is UPGRADE  # without WebRTC it is the only one
-    schedule = Schedule((over_ice, BY_WEBRTC))
+    schedule = DialSchedule((over_ice, BY_WEBRTC))
     schedule.plan(relayed, NOW)
     for index in (0, 1):
         schedule.failed(index, NOW, 0.0)
@@ -152,7 +152,7 @@ def test_of_two_of_a_kind_the_second_begins_later_and_patiently() -> None:
 
 
 def test_a_relayed_peer_is_tried_again_within_the_minute_for_ever() -> None:
-    schedule, now = Schedule((BY_WEBRTC,)), NOW
+    schedule, now = DialSchedule((BY_WEBRTC,)), NOW
     relayed = facts(present(RELAY))
     assert schedule.plan(relayed, now).start == ()
     now += TRANSPORTS[BY_WEBRTC].delay
@@ -170,7 +170,7 @@ def test_a_relayed_peer_is_tried_again_within_the_minute_for_ever() -> None:
 
 
 def test_each_way_has_its_own_pause_and_a_lost_link_ends_them_all() -> None:
-    schedule = Schedule((BY_TCP, BY_RELAY))
+    schedule = DialSchedule((BY_TCP, BY_RELAY))
     assert started(schedule, NONE, NOW) == (0, 1)
     schedule.failed(0, NOW, 0.0)
     schedule.made(1)
@@ -185,7 +185,7 @@ def test_each_way_has_its_own_pause_and_a_lost_link_ends_them_all() -> None:
 
 
 def test_a_link_that_dies_at_once_again_and_again_is_dialled_about_each_second() -> None:
-    schedule, now = Schedule((BY_TCP,)), NOW
+    schedule, now = DialSchedule((BY_TCP,)), NOW
     dials = 0
     while now < NOW + 60:
         if started(schedule, NONE, now):
@@ -198,12 +198,12 @@ def test_a_link_that_dies_at_once_again_and_again_is_dialled_about_each_second()
 
 
 def test_who_says_no_is_left_alone_by_all_ways_until_something_changes() -> None:
-    schedule = Schedule((BY_TCP, BY_RELAY))
+    schedule = DialSchedule((BY_TCP, BY_RELAY))
     assert started(schedule, NONE, NOW) == (0, 1)
     schedule.failed(0, NOW, 0.0)
     schedule.failed(1, NOW, 0.0)
     schedule.refused(NOW, 0.0)
-    assert schedule.plan(NONE, NOW) == Plan(at=NOW + RETRY_REFUSED.first)
+    assert schedule.plan(NONE, NOW) == DialPlan(at=NOW + RETRY_REFUSED.first)
     later = NOW + RETRY_REFUSED.first
     assert started(schedule, NONE, later) == (0, 1)
     schedule.failed(0, later, 0.0)
@@ -215,7 +215,7 @@ def test_who_says_no_is_left_alone_by_all_ways_until_something_changes() -> None
 
 
 def test_a_no_of_whoever_answers_at_an_address_is_a_matter_of_that_way() -> None:
-    schedule = Schedule((BY_TCP, BY_RELAY))
+    schedule = DialSchedule((BY_TCP, BY_RELAY))
     assert started(schedule, NONE, NOW) == (0, 1)
     schedule.failed(0, NOW, 0.0, refused=True)
     schedule.failed(1, NOW, 0.0)
@@ -225,7 +225,7 @@ def test_a_no_of_whoever_answers_at_an_address_is_a_matter_of_that_way() -> None
 
 
 def test_a_refusal_is_forgotten_after_a_long_life() -> None:
-    schedule = Schedule((BY_TCP,))
+    schedule = DialSchedule((BY_TCP,))
     for lived, pause in ((LONG_LIFE - 1, 4.0), (LONG_LIFE, 1.0)):
         schedule.refused(NOW, 0.0)
         schedule.refused(NOW, 0.0)
@@ -236,10 +236,10 @@ def test_a_refusal_is_forgotten_after_a_long_life() -> None:
 
 
 def test_a_change_starts_what_runs_anew_when_it_fails() -> None:
-    schedule = Schedule((BY_TCP,))
+    schedule = DialSchedule((BY_TCP,))
     assert started(schedule, NONE, NOW) == (0,)
     schedule.changed(NONE, again=False)
-    assert schedule.plan(NONE, NOW) == Plan()
+    assert schedule.plan(NONE, NOW) == DialPlan()
     schedule.failed(0, NOW + 3, 0.0)
     assert started(schedule, NONE, NOW + 3) == (0,)
     schedule.failed(0, NOW + 4, 0.0)
@@ -247,19 +247,19 @@ def test_a_change_starts_what_runs_anew_when_it_fails() -> None:
 
 
 def test_a_change_of_addresses_dials_the_kinds_that_there_are_once_more() -> None:
-    schedule = Schedule(ALL)
+    schedule = DialSchedule(ALL)
     here = facts(present(TCP))
-    assert schedule.plan(here, NOW) == Plan()
+    assert schedule.plan(here, NOW) == DialPlan()
     schedule.changed(here, again=True)
     assert started(schedule, here, NOW) == (0, 1)
-    assert schedule.plan(here, NOW) == Plan()  # not given up, although nobody needs them
+    assert schedule.plan(here, NOW) == DialPlan()  # not given up, although nobody needs them
     schedule.made(0)
     schedule.failed(1, NOW + 1, 0.0)
-    assert schedule.plan(here, NOW + 1) == Plan()
+    assert schedule.plan(here, NOW + 1) == DialPlan()
 
 
 def test_a_change_of_addresses_gives_up_what_was_begun_before() -> None:
-    schedule = Schedule((BY_WEBRTC,))
+    schedule = DialSchedule((BY_WEBRTC,))
     assert started(schedule, NONE, NOW) == (0,)
     schedule.changed(NONE, again=True)
     assert schedule.plan(NONE, NOW).drop == (0,)
@@ -267,7 +267,7 @@ def test_a_change_of_addresses_gives_up_what_was_begun_before() -> None:
     assert started(schedule, NONE, NOW) == (0,)
     schedule.dialled(0)
     schedule.changed(NONE, again=True)
-    assert schedule.plan(NONE, NOW) == Plan()  # its link greets: it may be good
+    assert schedule.plan(NONE, NOW) == DialPlan()  # its link greets: it may be good
     schedule.failed(0, NOW + 1, 0.0)
     assert started(schedule, NONE, NOW + 1) == (0,)
 
@@ -307,7 +307,7 @@ LINKS = st.lists(
 def test_nothing_runs_twice_and_no_look_is_due_in_the_past(
     steps: list[tuple[str, int, float, list[Present]]],
 ) -> None:
-    schedule, now = Schedule(ALL), NOW
+    schedule, now = DialSchedule(ALL), NOW
     running: set[int] = set()
     for what, index, pause, links in steps:
         here = facts(*links)

@@ -7,7 +7,7 @@ from meshd.link.interface import Link, LinkInfo
 from meshd.mux.session import Session
 from meshd.mux.status import LinkStatus
 from meshd.peer.link_driver import Carrier
-from meshd.peer.links import Links
+from meshd.peer.links import PeerLinks
 
 from tests.unit.admin.test_snapshot import NODE, path
 
@@ -54,7 +54,7 @@ class OneLink:
 def test_a_rate_is_known_where_the_link_was_the_bottleneck(
     leads: bool, in_flight: int, bandwidth: float | None, rate: float | None
 ) -> None:
-    links = Links(peer=NODE.peer, leads=leads, now=lambda: 1.0)
+    links = PeerLinks(peer=NODE.peer, leads=leads, now=lambda: 1.0)
     one = OneLink(in_flight=in_flight, bandwidth=bandwidth)
     links.attach(cast(Carrier, one))
     links.choose(one.session)

@@ -13,7 +13,7 @@ from meshd.identity.membership import Chain
 from meshd.identity.presence import Presence
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import RevocationSet
-from meshd.peer.news_digest import Ledger
+from meshd.peer.news_digest import NewsLedger
 from meshd.peer.news_outbox import LifeItem
 from meshd.peer.presence_gossip import SUSPECT_SECONDS, Lives, Signer
 from meshd.rendezvous.book import AddressBook
@@ -217,8 +217,8 @@ def test_all_come_to_the_same_whatever_the_order(seed: int) -> None:
     assert len(digests) == 1
 
 
-def ledger(there: Lives) -> Ledger:
-    return Ledger(me=FOUNDER.peer, book=there._book, bans=RevocationSet(MESH), lives=there)
+def ledger(there: Lives) -> NewsLedger:
+    return NewsLedger(me=FOUNDER.peer, book=there._book, bans=RevocationSet(MESH), lives=there)
 
 
 def test_the_ledger_finds_what_differs_and_little_else() -> None:

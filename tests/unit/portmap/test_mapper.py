@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
-from meshd.portmap.interface import Language, MapState, NotMapped, Pulse, Route, Router
+from meshd.portmap.interface import GatewayRoute, HomeRouter, Language, MapState, NotMapped, Pulse
 from meshd.portmap.mapper import PortMapper
 from meshd.wire.address import Candidate, Proto
 from meshd.wire.portmap import Granted, Wish
@@ -15,7 +15,7 @@ from meshd.wire.portmap import Granted, Wish
 from tests.sim import loop as virtual
 
 OUTSIDE = "20.1.0.2"
-ROUTE = Route("192.168.1.1", "192.168.1.10")
+ROUTE = GatewayRoute("192.168.1.1", "192.168.1.10")
 TCP = Candidate(OUTSIDE, 17430, "tcp", "mapped")
 UDP = Candidate(OUTSIDE, 17430, "udp", "mapped")
 BOTH: Sequence[tuple[Proto, int]] = (("tcp", 17430), ("udp", 17430))
@@ -78,9 +78,9 @@ class PaperRouter:
 class Stage:
     """A mapper that serves, and what it said."""
 
-    def __init__(self, *routers: Router, enabled: bool = True) -> None:
-        self.routers: Sequence[Router] = routers
-        self.route: Route | None = ROUTE
+    def __init__(self, *routers: HomeRouter, enabled: bool = True) -> None:
+        self.routers: Sequence[HomeRouter] = routers
+        self.route: GatewayRoute | None = ROUTE
         self.changes: list[tuple[Candidate, ...]] = []
         self.mapper = PortMapper(
             ports=lambda: BOTH,
@@ -90,7 +90,7 @@ class Stage:
             route=self._find,
         )
 
-    async def _find(self) -> Route:
+    async def _find(self) -> GatewayRoute:
         if self.route is None:
             raise Broken("no default gateway")
         return self.route
@@ -250,7 +250,7 @@ def test_another_network_has_another_router() -> None:
     stage = Stage(old)
 
     async def scene() -> None:
-        stage.routers, stage.route = (new,), Route("10.0.0.1", "10.0.0.9")
+        stage.routers, stage.route = (new,), GatewayRoute("10.0.0.1", "10.0.0.9")
         stage.mapper.poke()
         await asyncio.sleep(1)
         assert stage.mapper.status().gateway == "10.0.0.1"

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from meshd.portmap.interface import NotMapped, Route, Router
+from meshd.portmap.interface import GatewayRoute, HomeRouter, NotMapped
 from meshd.portmap.natpmp import NatPmpRouter
 from meshd.portmap.pcp import PcpRouter
 from meshd.portmap.upnp import UpnpRouter
@@ -11,13 +11,13 @@ from meshd.wire.portmap import Wish
 
 from tests.unit.portmap.gateways import HERE, OUTSIDE, Igd, Table, fault, igd, listening, natpmp, pcp
 
-ROUTE = Route(HERE, HERE)
+ROUTE = GatewayRoute(HERE, HERE)
 TCP = Wish(proto="tcp", internal_port=17430, external_port=17430, lifetime=7200)
 UDP = Wish(proto="udp", internal_port=17430, external_port=17430, lifetime=7200)
 SECRET = b"s" * 16
 
 
-async def _map_and_unmap(router: Router, table: Table) -> None:
+async def _map_and_unmap(router: HomeRouter, table: Table) -> None:
     assert (await router.probe()).external_host in ("", OUTSIDE)
     held = [await router.map(TCP), await router.map(UDP)]
     assert [(one.proto, one.external_port, one.external_host) for one in held] == [

@@ -8,9 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from meshd.base.errors import LocalProtocolError
 from meshd.process.events import (
     Action,
+    ChildFault,
     Event,
     Exited,
-    Fault,
     Gone,
     ProbePassed,
     Process,
@@ -37,7 +37,7 @@ SAMPLES: tuple[Event, ...] = (
     StopAsked(),
     SpawnBegun(RULES),
     Spawned(7),
-    SpawnFailed(Fault("no memory")),
+    SpawnFailed(ChildFault("no memory")),
     ProbePassed(),
     Exited(1, None),
     TimerFired(),
@@ -53,7 +53,7 @@ def run(*events: Event, rules: Rules = RULES, now: float = 100.0) -> tuple[Lifec
     return life, actions
 
 
-def woken(actions: tuple[Action, ...]) -> Fault | None:
+def woken(actions: tuple[Action, ...]) -> ChildFault | None:
     """The fault that waiters are told."""
     found = [action.fault for action in actions if isinstance(action, Wake)]
     assert len(found) == 1
@@ -126,7 +126,7 @@ def test_stop_during_the_spawn_signals_when_there_is_a_group() -> None:
     assert not any(isinstance(action, SignalGroup) for action in actions)
     life, actions = run(StartAsked(), SpawnBegun(RULES), StopAsked(), Spawned(7))
     assert SignalGroup(signal.SIGTERM) in actions
-    life, actions = run(StartAsked(), SpawnBegun(RULES), StopAsked(), SpawnFailed(Fault("x")))
+    life, actions = run(StartAsked(), SpawnBegun(RULES), StopAsked(), SpawnFailed(ChildFault("x")))
     assert life.state is S.STOPPED
     assert Gone() in actions
 
@@ -150,7 +150,7 @@ def test_not_ready_in_time() -> None:
     life, actions = run(*START, TimerFired(), Exited(None, 15))
     assert life.state is S.FAILED
     fault = woken(actions)
-    assert fault == Fault("`cat` was not ready 10 s after its start")
+    assert fault == ChildFault("`cat` was not ready 10 s after its start")
 
 
 def test_stop_while_it_is_ended_for_being_late() -> None:
@@ -182,7 +182,7 @@ def test_an_exit_in_words(event: Exited, text: str, hint: str) -> None:
 
 def test_a_user_fault_is_final_even_with_restart() -> None:
     life, actions = run(
-        StartAsked(), SpawnFailed(Fault("no program", user=True)), rules=Rules("cat", restart=True)
+        StartAsked(), SpawnFailed(ChildFault("no program", user=True)), rules=Rules("cat", restart=True)
     )
     assert life.state is S.FAILED
     assert life.record.total == 0
@@ -294,7 +294,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def cannot_begin(self) -> None:
         self.spawn_asked = False
-        self.feed(SpawnFailed(Fault("no spec", user=True)))
+        self.feed(SpawnFailed(ChildFault("no spec", user=True)))
 
     @precondition(lambda self: self.begun)
     @rule()
@@ -306,7 +306,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def spawn_failed(self) -> None:
         self.begun = False
-        self.feed(SpawnFailed(Fault("no memory")))
+        self.feed(SpawnFailed(ChildFault("no memory")))
 
     @precondition(lambda self: self.alive and self.life.state in (S.STARTING, S.STOPPING))
     @rule()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.relay.calls import SETTLED_BYTES
 from meshd.relay.limits import SMALL, Limits
-from meshd.relay.states import Action, Cut, Drop, Identity, Tell
+from meshd.relay.states import Action, Cut, Drop, NodeIdentity, Tell
 from meshd.relay.switchboard import Switchboard
 from meshd.wire.relay import (
     Call,
@@ -18,11 +18,11 @@ from meshd.wire.relay import (
     HangUp,
     Mail,
     OpenBox,
-    Ping,
     Post,
     Posted,
     Ready,
-    Refusal,
+    RelayPing,
+    RelayRefusal,
     Ring,
     ShutBox,
 )
@@ -46,7 +46,7 @@ def enter(
     switchboard: Switchboard, client: int, peer: bytes, mesh: bytes = MESH, *, now: float = 0.0
 ) -> list[Action]:
     host = f"192.0.2.{client % 250}"
-    return switchboard.enter(client, Identity(peer, mesh), host=host, seen=f"{host}:1", now=now)
+    return switchboard.enter(client, NodeIdentity(peer, mesh), host=host, seen=f"{host}:1", now=now)
 
 
 def told(actions: list[Action], client: int) -> list[FromRelay]:
@@ -55,7 +55,7 @@ def told(actions: list[Action], client: int) -> list[FromRelay]:
 
 def refused(actions: list[Action], client: int) -> str:
     (message,) = told(actions, client)
-    assert isinstance(message, Refusal)
+    assert isinstance(message, RelayRefusal)
     return message.code
 
 
@@ -72,7 +72,7 @@ def tickets(actions: list[Action], caller: int, callee: int) -> tuple[bytes, byt
 
 def test_whoever_enters_hears_its_bounds() -> None:
     assert told(enter(board(), 1, ANN), 1) == [Ready("192.0.2.1:1", 2, LIMITS.rate)]
-    assert board().receive(9, Ping(1), 0) == []
+    assert board().receive(9, RelayPing(1), 0) == []
 
 
 def test_a_call_rings_and_both_tickets_meet_in_one_circuit() -> None:
@@ -324,7 +324,7 @@ def test_an_address_holds_few_clients_and_the_relay_not_all() -> None:
     relay = board(replace(LIMITS, clients=5))
 
     def come(client: int, host: str) -> list[Action]:
-        return relay.enter(client, Identity(bytes([client]) * 32, MESH), host=host, seen="x", now=0)
+        return relay.enter(client, NodeIdentity(bytes([client]) * 32, MESH), host=host, seen="x", now=0)
 
     for client in range(1, 5):
         assert told(come(client, "192.0.2.1"), client)[0] == Ready("x", 2, LIMITS.rate)
@@ -339,7 +339,7 @@ def test_guests_are_few() -> None:
     relay = board(replace(LIMITS, guests=3, guests_of_host=2))
 
     def come(client: int, host: str) -> list[Action]:
-        return relay.enter(client, Identity(bytes([client]) * 32, b""), host=host, seen="x", now=0)
+        return relay.enter(client, NodeIdentity(bytes([client]) * 32, b""), host=host, seen="x", now=0)
 
     come(1, "192.0.2.1")
     come(2, "192.0.2.1")

@@ -12,7 +12,7 @@ from meshd.identity.membership import Role
 from meshd.peer.messages import MessageStream
 from meshd.role.worker.cycle import Worker, WorkerOptions
 from meshd.store.interface import ContentStore
-from meshd.wire.lease import Acquire, Grant, LeaseMessage, Offer, Reserve, decode
+from meshd.wire.lease import Acquire, Grant, LeaseMessage, Reserve, WorkerOffer, decode
 
 from tests.unit.role.rig import Bench, FakeFile, FakeMesh, Net
 
@@ -55,10 +55,10 @@ class Call:
         async with asyncio.timeout(100):
             return decode(await self.messages.receive())
 
-    async def offer(self) -> Offer:
+    async def offer(self) -> WorkerOffer:
         await self.says(ACQUIRE)
         answer = await self.hears()
-        assert isinstance(answer, Offer), answer
+        assert isinstance(answer, WorkerOffer), answer
         return answer
 
     async def lease(self, mib: int = 100) -> Grant:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from meshd.rpc import protocol as rpc
 from meshd.rpc.firewall import Firewall
-from meshd.rpc.missed_tensors import Keeping
+from meshd.rpc.missed_tensors import TensorKeeping
 
 F32, F16, Q4_0, I32 = 0, 1, 2, 26
 ADD, MUL_MAT, VIEW = 2, 29, 37
@@ -208,7 +208,7 @@ GRAPH = graph((A, B, SUM), (3,))
 class Talk:
     """A connection that has said HELLO and has one buffer of ROOM bytes at BASE."""
 
-    def __init__(self, keeping: Keeping | None = None, *, announced: bytes = ASKING) -> None:
+    def __init__(self, keeping: TensorKeeping | None = None, *, announced: bytes = ASKING) -> None:
         self.firewall = Firewall(keeping=keeping)
         self.say(hello(announced))
         self.hear(hello_answer(announced))

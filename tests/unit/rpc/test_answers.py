@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.rpc import protocol as rpc
-from meshd.rpc.answers import MAX_KEPT, Answers
+from meshd.rpc.answers import MAX_KEPT, KnownAnswers
 
 from tests.unit.rpc import talk
 from tests.unit.rpc.talk import Tensor
@@ -36,7 +36,7 @@ def table(*rules: int) -> bytes:
     ],
 )
 def test_an_answer_is_kept_for_its_own_question(number: int, body: bytes, answer: bytes) -> None:
-    answers = Answers()
+    answers = KnownAnswers()
     assert answers.find(number, body) is None
     answers.learn(number, body, answer, age=answers.age)
     assert answers.find(number, body) == answer
@@ -46,7 +46,7 @@ def test_an_answer_is_kept_for_its_own_question(number: int, body: bytes, answer
 
 
 def test_memory_is_forgotten_with_every_change_and_not_learnt_across_one() -> None:
-    answers = Answers()
+    answers = KnownAnswers()
     answers.learn(rpc.GET_DEVICE_MEMORY, DEVICE, MEMORY, age=answers.age)
     answers.learn(rpc.GET_ALIGNMENT, DEVICE, rpc.U64.pack(32), age=answers.age)
     asked_at = answers.age
@@ -62,7 +62,7 @@ SOURCES = (Tensor(id=8), Tensor(id=9))
 
 
 def test_what_a_tensor_takes_does_not_depend_on_its_names_and_places() -> None:
-    answers = Answers()
+    answers = KnownAnswers()
     answers.learn(rpc.GET_ALLOC_SIZE, size_of(SHAPED, *SOURCES), rpc.U64.pack(99), age=0)
     other = Tensor(
         id=70,
@@ -91,13 +91,13 @@ def test_what_a_tensor_takes_does_not_depend_on_its_names_and_places() -> None:
     ],
 )
 def test_another_shape_operation_or_source_is_another_question(other: bytes) -> None:
-    answers = Answers()
+    answers = KnownAnswers()
     answers.learn(rpc.GET_ALLOC_SIZE, size_of(SHAPED, *SOURCES), rpc.U64.pack(99), age=0)
     assert answers.find(rpc.GET_ALLOC_SIZE, other) is None
 
 
 def test_the_table_behind_hello_answers_for_the_devices_that_it_has() -> None:
-    answers = Answers()
+    answers = KnownAnswers()
     answers.learn_table(table(BY_SIZE, ASK), age=answers.age)
     assert answers.find(rpc.DEVICE_COUNT, b"") == rpc.U32.pack(2)
     for number in (0, 1):
@@ -136,14 +136,14 @@ QUANTISED = Tensor(kind=talk.Q4_0, ne=(64, 2, 1, 1), nb=(18, 36, 72, 72))
 def test_a_rule_says_what_a_tensor_takes_or_leaves_it_to_the_server(
     rule: int, tensor: Tensor, size: int | None
 ) -> None:
-    answers = Answers()
+    answers = KnownAnswers()
     answers.learn_table(table(rule), age=answers.age)
     expected = None if size is None else rpc.U64.pack(size)
     assert answers.find(rpc.GET_ALLOC_SIZE, size_of(tensor)) == expected
 
 
 def test_in_buffers_of_cpus_a_tensor_takes_its_bytes() -> None:
-    answers = Answers(plain_sizes=True)
+    answers = KnownAnswers(plain_sizes=True)
     assert answers.find(rpc.GET_ALLOC_SIZE, size_of(SHAPED, *SOURCES)) == rpc.U64.pack(72)
     assert answers.find(rpc.GET_ALIGNMENT, DEVICE) is None
     answers.learn_table(table(ASK), age=answers.age)
@@ -153,14 +153,14 @@ def test_in_buffers_of_cpus_a_tensor_takes_its_bytes() -> None:
 @given(st.binary(min_size=3260, max_size=3260), st.sampled_from([BY_SIZE, PADDED, ASK, 255]))
 def test_any_question_is_answered_or_left(body: bytes, rule: int) -> None:
     assert len(size_of(Tensor())) == 3260
-    answers = Answers()
+    answers = KnownAnswers()
     answers.learn_table(table(rule), age=answers.age)
     found = answers.find(rpc.GET_ALLOC_SIZE, DEVICE + body[4:])
     assert found is None or len(found) == 8
 
 
 def test_the_number_of_answers_is_bounded() -> None:
-    answers = Answers()
+    answers = KnownAnswers()
     for number in range(MAX_KEPT + 1):
         answers.learn(rpc.GET_ALIGNMENT, rpc.U32.pack(number), b"8 bytes.", age=0)
     assert answers.find(rpc.GET_ALIGNMENT, rpc.U32.pack(MAX_KEPT - 1)) is not None

@@ -11,7 +11,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.fleet.rpc_count import RpcCounts, RpcListener
 from meshd.rpc import protocol as rpc
 from meshd.rpc.firewall import Firewall
-from meshd.rpc.missed_tensors import Keeping, Missed
+from meshd.rpc.missed_tensors import Missed, TensorKeeping
 
 from tests.unit.rpc import talk
 from tests.unit.rpc.talk import BASE, HALF_BYTES, ROOM, Talk, Tensor
@@ -121,7 +121,7 @@ class _Nothing:
 
 
 def test_rounded_data_are_never_kept() -> None:
-    it = Talk(Keeping(_Nothing()))
+    it = Talk(TensorKeeping(_Nothing()))
     it.say(talk.load(talk.load_entry()))
     it.hear(talk.answer(bytes([rpc.NO_SUCH_HASH])))
     it.say(talk.set_half(Tensor()))

@@ -16,7 +16,7 @@ from meshd.rpc.head_timeouts import (
     TIMES_LARGER,
     Company,
     HeadEnd,
-    Patience,
+    HeadPatience,
 )
 
 from tests.unit.rpc import talk
@@ -39,7 +39,9 @@ class Scene:
         self.now = 1000.0
         self.company = Company(lambda: self.now, largest=LARGEST)
         self.peers = {name: PeerId(name.encode() * 32) for name in names}
-        self.workers: dict[str, Patience] = {n: self.company.patience(peer) for n, peer in self.peers.items()}
+        self.workers: dict[str, HeadPatience] = {
+            n: self.company.patience(peer) for n, peer in self.peers.items()
+        }
         self.ends: dict[str, HeadEnd] = {}
         self.reachable = True
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import protocol as rpc
-from meshd.rpc.missed_tensors import MAX_WANTED, Keeping, Missed
+from meshd.rpc.missed_tensors import MAX_WANTED, Missed, TensorKeeping
 
 from tests.unit.rpc.talk import BASE, ROOM, Talk, Tensor, answer, load, load_entry, set_tensor
 
@@ -50,7 +50,7 @@ def entry(number: int, digest: bytes, *, floats: int = 4) -> bytes:
 
 def asked(shelf: Shelf, states: Sequence[int]) -> Talk:
     """A connection that has asked for three tensors of 16 bytes."""
-    talk = Talk(Keeping(shelf))
+    talk = Talk(TensorKeeping(shelf))
     talk.say(load(entry(0, D1), entry(1, D2), entry(2, D3)))
     talk.hear(answer(bytes(states)))
     return talk
@@ -100,7 +100,7 @@ def test_what_cannot_be_read_any_more_is_kept(state: int) -> None:
 
 def test_nothing_that_was_not_asked_for_is_kept() -> None:
     shelf = Shelf()
-    talk = Talk(Keeping(shelf))
+    talk = Talk(TensorKeeping(shelf))
     talk.say(set_tensor(tensor(0)))
     talk.say(load(entry(0, D1)))
     talk.say(set_tensor(tensor(0)))  # before the answer: nobody knows whether it is missed
@@ -139,7 +139,7 @@ def test_what_is_refused_is_not_given_again() -> None:
 
 def test_several_requests_are_answered_in_their_order() -> None:
     shelf = Shelf()
-    talk = Talk(Keeping(shelf))
+    talk = Talk(TensorKeeping(shelf))
     talk.say(load(entry(0, D1)) + load(entry(1, D2), entry(2, D3)))
     talk.hear(answer(bytes([MISS])) + answer(bytes([HIT, MISS])))
     talk.say(set_tensor(tensor(0), b"a" * 16) + set_tensor(tensor(2), b"c" * 16))
@@ -149,7 +149,7 @@ def test_several_requests_are_answered_in_their_order() -> None:
 
 def test_what_is_wanted_is_bounded_and_answers_stay_in_order() -> None:
     shelf = Shelf()
-    talk = Talk(Keeping(shelf))
+    talk = Talk(TensorKeeping(shelf))
     many = [load_entry(data=BASE + 4 * n, size=4, ne=(1, 1, 1, 1), digest=D1) for n in range(ROOM // 4)]
     rounds = MAX_WANTED // len(many)
     for _ in range(rounds + 2):
@@ -183,7 +183,7 @@ def test_a_refused_connection_gives_no_tensor() -> None:
 def test_what_is_sent_as_it_was_sent_before_it_was_missed_is_kept() -> None:
     """The firewall judges a request once; whether somebody waits for what it brings is asked each time."""
     shelf = Shelf()
-    talk = Talk(Keeping(shelf))
+    talk = Talk(TensorKeeping(shelf))
     first, second = (set_tensor(tensor(0), bytes([n]) * 16) for n in (1, 2))
     assert talk.say(first + first) == first + first
     talk.say(load(entry(0, D1)))

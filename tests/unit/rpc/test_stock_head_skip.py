@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.model.weights_index import TensorEntry
 from meshd.rpc import protocol as rpc
-from meshd.rpc.answers import Answers
+from meshd.rpc.answers import KnownAnswers
 from meshd.rpc.firewall import Firewall
-from meshd.rpc.stock_head_skip import ANNOUNCED, Begin, Data, Loaded, Part, Reply, Saving, Settle
+from meshd.rpc.stock_head_skip import (
+    ANNOUNCED,
+    Begin,
+    ImmediateReply,
+    LoadStates,
+    Part,
+    Saving,
+    Settle,
+    TensorData,
+)
 
 from tests.unit.rpc import talk
 from tests.unit.rpc.talk import BASE, HANDLE, Tensor
@@ -30,9 +39,9 @@ def other(data: bytes = bytes(8)) -> bytes:
 
 
 def greeted(
-    features: int = rpc.FEATURE_LOAD, *, answers: Answers | None = None, table: bytes = TABLE
+    features: int = rpc.FEATURE_LOAD, *, answers: KnownAnswers | None = None, table: bytes = TABLE
 ) -> Saving:
-    saving = Saving(TENSORS, answers or Answers())
+    saving = Saving(TENSORS, answers or KnownAnswers())
     list(saving.requests(talk.hello(STOCK)))
     saving.answers(talk.hello_answer(talk.caps(features) if features else STOCK))
     if features & rpc.FEATURE_INFO:
@@ -44,8 +53,8 @@ def to_worker(parts: Iterable[Part]) -> bytes:
     return b"".join(part for part in parts if isinstance(part, bytes | memoryview))
 
 
-def to_client(parts: Iterable[bytes | memoryview | Loaded]) -> bytes:
-    return b"".join(part for part in parts if not isinstance(part, Loaded))
+def to_client(parts: Iterable[bytes | memoryview | LoadStates]) -> bytes:
+    return b"".join(part for part in parts if not isinstance(part, LoadStates))
 
 
 def pieces(data: bytes, cuts: list[int]) -> Iterator[bytes]:
@@ -62,7 +71,7 @@ def test_weights_are_taken_out_at_any_split(cuts: list[int]) -> None:
     saving = greeted()
     seen = [part for piece in pieces(data, cuts) for part in saving.requests(piece)]
     assert to_worker(seen) == before + between + other()
-    assert b"".join(bytes(part.data) for part in seen if isinstance(part, Data)) == WHOLE * 3
+    assert b"".join(bytes(part.data) for part in seen if isinstance(part, TensorData)) == WHOLE * 3
     order = [type(part).__name__ for part in seen if isinstance(part, Begin | Settle)]
     assert order == ["Begin", "Begin", "Settle", "Begin", "Settle"]
 
@@ -71,7 +80,7 @@ def test_a_weight_is_asked_for_as_the_firewall_lets_it_pass() -> None:
     saving = greeted()
     begin, data = saving.requests(talk.set_tensor(Tensor(), WHOLE))
     assert isinstance(begin, Begin)
-    assert isinstance(data, Data)
+    assert isinstance(data, TensorData)
     assert begin.request + bytes(data.data) == talk.set_tensor(Tensor(), WHOLE)
     assert begin.entry[rpc.LOAD_HASH] == WEIGHT.digest
     assert talk.Talk().say(saving.load([begin.entry])) == talk.load(begin.entry)
@@ -93,7 +102,7 @@ def test_what_is_not_the_whole_tensor_of_the_index_goes_as_data(sent: bytes) -> 
     parts = list(greeted().requests(sent))
     assert to_worker(parts) == sent
     assert [part.missed for part in parts if isinstance(part, Begin)] == ["tensor-not-in-index"]
-    assert not any(isinstance(part, Data) for part in parts)
+    assert not any(isinstance(part, TensorData) for part in parts)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +117,7 @@ def test_a_worker_that_fills_nothing_gets_data(features: int, why: str) -> None:
 
 @pytest.mark.parametrize("theirs", [STOCK, talk.caps(rpc.FEATURE_LOAD), talk.caps(ANNOUNCED)])
 def test_hello_announces_for_the_client_which_gets_stocks_answer(theirs: bytes) -> None:
-    saving = Saving(TENSORS, Answers())
+    saving = Saving(TENSORS, KnownAnswers())
     assert to_worker(saving.requests(talk.hello(STOCK))) == talk.hello(talk.caps(ANNOUNCED))
     answer = talk.hello_answer(theirs)
     if theirs == talk.caps(ANNOUNCED):
@@ -118,14 +127,14 @@ def test_hello_announces_for_the_client_which_gets_stocks_answer(theirs: bytes) 
 
 
 def test_the_next_connection_is_greeted_at_once() -> None:
-    answers = Answers()
+    answers = KnownAnswers()
     greeted(ANNOUNCED, answers=answers)
     saving = Saving(TENSORS, answers)
     hello, reply = saving.requests(talk.hello(STOCK))
     assert hello == talk.hello(talk.caps(ANNOUNCED)), "the worker is greeted all the same"
-    assert reply == Reply(talk.hello_answer(STOCK))
+    assert reply == ImmediateReply(talk.hello_answer(STOCK))
     [count] = saving.requests(talk.request(rpc.DEVICE_COUNT))
-    assert count == Reply(talk.answer(rpc.U32.pack(1)))
+    assert count == ImmediateReply(talk.answer(rpc.U32.pack(1)))
     greeting = talk.hello_answer(talk.caps(ANNOUNCED)) + talk.answer(TABLE)
     assert to_client(saving.answers(greeting)) == b""
     with pytest.raises(RemoteProtocolError, match="another one"):
@@ -140,12 +149,12 @@ def ask(saving: Saving, request: bytes, answer: bytes) -> bool:
     if to_worker(parts) == request:
         assert to_client(saving.answers(answer)) == answer
         return True
-    assert parts == [Reply(answer)]
+    assert parts == [ImmediateReply(answer)]
     return False
 
 
 def test_a_question_crosses_once_and_memory_again_after_an_allocation() -> None:
-    answers = Answers()
+    answers = KnownAnswers()
     saving = greeted(answers=answers)
     count = talk.request(rpc.DEVICE_COUNT), talk.answer(rpc.U32.pack(1))
     memory = talk.request(rpc.GET_DEVICE_MEMORY, rpc.U32.pack(0)), talk.answer(rpc.PAIR64.pack(5, 6))
@@ -162,7 +171,7 @@ def test_a_question_crosses_once_and_memory_again_after_an_allocation() -> None:
 
 
 def test_a_hash_is_denied_without_asking() -> None:
-    assert list(greeted().requests(talk.set_hash(Tensor()))) == [Reply(talk.answer(b"\0"))]
+    assert list(greeted().requests(talk.set_hash(Tensor()))) == [ImmediateReply(talk.answer(b"\0"))]
 
 
 def test_nothing_is_answered_before_an_answer_that_is_due() -> None:
@@ -183,7 +192,7 @@ def test_what_became_of_weights_is_kept_from_the_client_at_any_split(cuts: list[
     data = talk.answer(WHOLE) + talk.answer(b"\0\1") + talk.answer(WHOLE)
     parts = [part for piece in pieces(data, cuts) for part in saving.answers(piece)]
     assert to_client(parts) == talk.answer(WHOLE) * 2
-    assert [part.states for part in parts if isinstance(part, Loaded)] == [b"\0\1"]
+    assert [part.states for part in parts if isinstance(part, LoadStates)] == [b"\0\1"]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +204,7 @@ def test_what_became_of_weights_is_kept_from_the_client_at_any_split(cuts: list[
     ],
 )
 def test_a_worker_that_breaks_the_rules_is_refused(request_: bytes, answer: bytes, match: str) -> None:
-    saving = greeted() if request_ != talk.hello(STOCK) else Saving(TENSORS, Answers())
+    saving = greeted() if request_ != talk.hello(STOCK) else Saving(TENSORS, KnownAnswers())
     list(saving.requests(request_))
     for _ in range(2):
         with pytest.raises(RemoteProtocolError, match=match):
@@ -231,7 +240,7 @@ def test_a_client_of_another_protocol_is_refused(sent: bytes) -> None:
 
 def test_both_ends_of_the_mesh_understand_each_other() -> None:
     """What goes to the worker passes its firewall, and its answers come back as stock's."""
-    saving, firewall = Saving(TENSORS, Answers()), Firewall()
+    saving, firewall = Saving(TENSORS, KnownAnswers()), Firewall()
 
     def head(data: bytes) -> list[Part]:
         parts = list(saving.requests(data))
@@ -244,7 +253,7 @@ def test_both_ends_of_the_mesh_understand_each_other() -> None:
 
     head(talk.hello(STOCK))
     assert worker(talk.hello_answer(talk.caps(ANNOUNCED)) + talk.answer(TABLE)) == talk.hello_answer(STOCK)
-    assert head(talk.request(rpc.DEVICE_COUNT)) == [Reply(talk.answer(rpc.U32.pack(1)))]
+    assert head(talk.request(rpc.DEVICE_COUNT)) == [ImmediateReply(talk.answer(rpc.U32.pack(1)))]
     head(talk.alloc())
     worker(talk.answer(struct.pack("<QQ", HANDLE, 4096)))
     head(talk.on_buffer(rpc.BUFFER_GET_BASE))

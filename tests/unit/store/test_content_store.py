@@ -12,7 +12,7 @@ from meshd.base.replaced_file import NEW_PREFIX
 from meshd.base.tasks import Owner
 from meshd.rpc.missed_tensors import Missed
 from meshd.store import content_store, lease_cache
-from meshd.store.content_store import ContentStore
+from meshd.store.content_store import DiskContentStore
 from meshd.store.eviction import MAX_PACKS
 from meshd.store.hash_cache import HashCache
 from meshd.store.hashes import hash_tensors
@@ -33,15 +33,15 @@ def missed(data: bytes) -> Missed:
 
 
 @asynccontextmanager
-async def opened(path: Path, *, limit: int = LARGE) -> AsyncIterator[ContentStore]:
-    store = ContentStore(path, limit=limit, cache=HashCache(path.parent / "weights"))
+async def opened(path: Path, *, limit: int = LARGE) -> AsyncIterator[DiskContentStore]:
+    store = DiskContentStore(path, limit=limit, cache=HashCache(path.parent / "weights"))
     async with Owner() as owner:
         owner.start(store.serve(), name="store")
         yield store
         owner.cancel()
 
 
-async def took(store: ContentStore, peer: str = "peer", *, most: int = LARGE) -> Shelf:
+async def took(store: DiskContentStore, peer: str = "peer", *, most: int = LARGE) -> Shelf:
     async def told(_text: str) -> None: ...
 
     taken = await store.take(peer=peer, told=told)
@@ -60,7 +60,7 @@ def sends(it: Shelf, *tensors: bytes) -> list[bool]:
     return took_all
 
 
-async def keeps(store: ContentStore, *tensors: bytes, peer: str = "peer") -> None:
+async def keeps(store: DiskContentStore, *tensors: bytes, peer: str = "peer") -> None:
     """One lease that brings these, from begin to end; they are on the disk then."""
     it = await took(store, peer)
     assert all(sends(it, *tensors))
@@ -79,7 +79,7 @@ def held(it: Shelf) -> set[bytes]:
     return found
 
 
-async def has(store: ContentStore) -> set[bytes]:
+async def has(store: DiskContentStore) -> set[bytes]:
     it = await took(store)
     found = held(it)
     it.close()

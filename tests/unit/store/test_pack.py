@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from meshd.rpc.missed_tensors import Missed
 from meshd.store.pack import (
     MAX_PACK_TENSORS,
-    Kept,
+    KeptTensor,
     PackWriter,
     Table,
     decode_table,
@@ -172,7 +172,7 @@ def with_checksum(body: bytes) -> bytes:
     return body + f"end {blake3(body).hexdigest()}\n".encode()
 
 
-GOOD = Table("p", (Kept(b"d" * 32, 0, 0, 3), Kept(b"e" * 32, 12, 3, 5)))
+GOOD = Table("p", (KeptTensor(b"d" * 32, 0, 0, 3), KeptTensor(b"e" * 32, 12, 3, 5)))
 
 
 def test_a_table_is_read_as_it_was_written() -> None:

@@ -12,7 +12,7 @@ from meshd.wire.frame_types import (
     Data,
     Frame,
     Goodbye,
-    Hello,
+    HelloFrame,
     LinkAck,
     LinkLost,
     MaxData,
@@ -46,7 +46,7 @@ METADATA = st.dictionaries(
     max_size=5,
 )
 CONTROL: st.SearchStrategy[Control] = st.one_of(
-    st.builds(Hello, st.binary(max_size=300)),
+    st.builds(HelloFrame, st.binary(max_size=300)),
     st.builds(Resume, OFFSETS, IDS, IDS, st.lists(ENTRIES, max_size=5).map(tuple)),
     st.builds(
         Open,
@@ -128,7 +128,7 @@ def test_payload_is_handed_on_before_its_frame_is_complete() -> None:
 
 
 def test_a_small_piece_does_not_keep_a_large_chunk_alive() -> None:
-    chunk = data_header(0, 0, 10, False) + bytes(10) + encode(Hello(bytes(1000)))
+    chunk = data_header(0, 0, 10, False) + bytes(10) + encode(HelloFrame(bytes(1000)))
     piece = FrameParser().feed(chunk)[0]
     assert isinstance(piece, Data)
     assert isinstance(piece.payload, bytes)

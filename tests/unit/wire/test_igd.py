@@ -7,7 +7,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.wire.igd import (
     DEVICES,
     SERVICES,
-    Control,
+    IgdControl,
     SoapFault,
     add_arguments,
     at_address,
@@ -20,7 +20,7 @@ from meshd.wire.igd import (
 )
 
 HOST, URL = "192.168.1.1", "http://192.168.1.1:5000/root.xml"
-CONTROL = Control(SERVICES[1], "http://192.168.1.1:5000/ctl")
+CONTROL = IgdControl(SERVICES[1], "http://192.168.1.1:5000/ctl")
 
 
 def _answer(location: str, st_: str = DEVICES[0]) -> bytes:
@@ -73,7 +73,7 @@ def _described(*services: tuple[str, str], base: str = "") -> bytes:
 
 def test_the_best_service_is_taken() -> None:
     both = _described((SERVICES[2], "/ppp"), (SERVICES[1], "/ip"), ("urn:other:1", "/other"))
-    assert read_description(both, url=URL, host=HOST) == Control(SERVICES[1], "http://192.168.1.1:5000/ip")
+    assert read_description(both, url=URL, host=HOST) == IgdControl(SERVICES[1], "http://192.168.1.1:5000/ip")
     based = _described((SERVICES[0], "ctl?a=1"), base="<URLBase>http://192.168.1.1:80/x/</URLBase>")
     assert read_description(based, url=URL, host=HOST).url == "http://192.168.1.1:80/x/ctl?a=1"
     padded = both + b"\0\r\n"  # some routers send a zero behind it

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.wire.netfacts import (
     FACTS_BYTES,
-    Answer,
     Filtering,
     Mapped,
     Mapping,
     NetFacts,
     Ports,
     Tcp,
+    TriState,
     Udp,
 )
 
@@ -30,8 +30,8 @@ FACTS = st.builds(
     tcp_mapping=st.sampled_from(Mapping),
     tcp_ports=st.sampled_from(Ports),
     tcp_step=STEPS,
-    ipv6=st.sampled_from(Answer),
-    hairpin=st.sampled_from(Answer),
+    ipv6=st.sampled_from(TriState),
+    hairpin=st.sampled_from(TriState),
     mapped=st.sampled_from(Mapped),
     carrier_nat=st.booleans(),
     public_v4=st.just("")

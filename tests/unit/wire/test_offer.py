@@ -10,9 +10,9 @@ from meshd.wire.offer import (
     MAX_OFFERED,
     MAX_SIGNAL_BYTES,
     Answer,
-    Gone,
     More,
     Offer,
+    OfferGone,
     OfferSignal,
     Terms,
     decode_offer,
@@ -41,7 +41,7 @@ def fields(**changes: Value) -> bytes:
 
 
 @given(
-    st.sampled_from([Offer, Answer, More, Gone]),
+    st.sampled_from([Offer, Answer, More, OfferGone]),
     st.binary(min_size=16, max_size=16),
     LETTERS,
     CANDIDATES,
@@ -59,7 +59,7 @@ def test_read_back(
     elif kind is More:
         signal = More(attempt=attempt, candidates=places)
     else:
-        signal = Gone(attempt=attempt, why=word)
+        signal = OfferGone(attempt=attempt, why=word)
     assert decode_offer(encode_offer(signal)) == signal
 
 
@@ -110,7 +110,7 @@ def test_nothing_but_the_declared_error(data: bytes) -> None:
 
 
 def test_a_reason_is_cut_and_made_printable() -> None:
-    read = decode_offer(encode_offer(Gone(attempt=ATTEMPT, why="no\n" * 200)))
-    assert isinstance(read, Gone)
+    read = decode_offer(encode_offer(OfferGone(attempt=ATTEMPT, why="no\n" * 200)))
+    assert isinstance(read, OfferGone)
     assert read.why.isprintable()
     assert len(read.why) <= 200

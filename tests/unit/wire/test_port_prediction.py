@@ -7,7 +7,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.wire.address import Candidate, pack_candidates
 from meshd.wire.message import Value, pack
 from meshd.wire.netfacts import Mapping, NetFacts
-from meshd.wire.port_prediction import Ask, Birthday, Here, Opened, decode, encode, is_outer
+from meshd.wire.port_prediction import Ask, Birthday, OnePort, OpenedPorts, decode, encode, is_outer
 from meshd.wire.punching import MAX_SIGNAL_BYTES, No
 from meshd.wire.stun import Endpoint
 
@@ -29,8 +29,10 @@ def words() -> st.SearchStrategy[Birthday]:
             facts=st.just(FACTS),
             here=st.none() | places,
         ),
-        st.builds(Here, attempt=ids, place=places),
-        st.builds(Opened, attempt=ids, seen=places, step=st.integers(-127, 127), count=st.integers(1, 256)),
+        st.builds(OnePort, attempt=ids, place=places),
+        st.builds(
+            OpenedPorts, attempt=ids, seen=places, step=st.integers(-127, 127), count=st.integers(1, 256)
+        ),
         st.builds(No, attempt=ids, code=st.just("busy"), text=st.just("why")),
     )
 
@@ -57,7 +59,7 @@ def test_anything_is_read_or_refused(data: bytes) -> None:
 def test_no_search_goes_to_a_site_or_a_machine(host: str) -> None:
     assert not is_outer(Endpoint(host, 4000))
     with pytest.raises(RemoteProtocolError):
-        decode(encode(Here(attempt=ID, place=Endpoint(host, 4000))))
+        decode(encode(OnePort(attempt=ID, place=Endpoint(host, 4000))))
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from meshd.wire.message import Value, pack
 from meshd.wire.punching import (
     MAX_PUNCH_CANDIDATES,
     MAX_SIGNAL_BYTES,
-    Go,
     Knock,
     No,
+    PunchGo,
     Punching,
-    Ready,
+    PunchReady,
     decode,
     encode,
 )
@@ -27,8 +27,8 @@ def words() -> st.SearchStrategy[Punching]:
     places = st.lists(st.sampled_from(PLACES), unique=True, max_size=8).map(tuple)
     return st.one_of(
         st.builds(Knock, attempt=ids),
-        st.builds(Ready, attempt=ids, candidates=places, waited_ms=st.integers(0, 10_000)),
-        st.builds(Go, attempt=ids, candidates=places),
+        st.builds(PunchReady, attempt=ids, candidates=places, waited_ms=st.integers(0, 10_000)),
+        st.builds(PunchGo, attempt=ids, candidates=places),
         st.builds(No, attempt=ids, code=st.sampled_from(["busy", "glare", "ended"]), text=st.just("why")),
     )
 
@@ -51,14 +51,14 @@ def test_anything_is_read_or_refused(data: bytes) -> None:
 def test_more_addresses_than_are_tried_are_left_out() -> None:
     many = tuple(Candidate(f"10.0.1.{n}", 5) for n in range(1, 30))
     go = decode(pack({"t": "go", "a": ID, "at": pack_candidates(many)}))
-    assert isinstance(go, Go)
+    assert isinstance(go, PunchGo)
     assert go.candidates == many[:MAX_PUNCH_CANDIDATES]
 
 
 def test_a_relays_port_is_no_place_to_connect_to() -> None:
     places = (Candidate("10.0.0.1", 5, "tcp", "relay"), PLACES[0], PLACES[0])
     go = decode(pack({"t": "go", "a": ID, "at": pack_candidates(places)}))
-    assert isinstance(go, Go)
+    assert isinstance(go, PunchGo)
     assert go.candidates == PLACES[:1]
 
 

@@ -19,12 +19,12 @@ from meshd.wire.relay import (
     HangUp,
     Mail,
     OpenBox,
-    Ping,
-    Pong,
     Post,
     Posted,
     Ready,
-    Refusal,
+    RelayPing,
+    RelayPong,
+    RelayRefusal,
     Ring,
     ShutBox,
     decode_from_node,
@@ -46,16 +46,16 @@ of_node: st.SearchStrategy[FromNode] = (
     | st.builds(OpenBox, boxes, st.integers(1, MAX_BOX_SECONDS))
     | st.builds(ShutBox, boxes)
     | st.builds(Post, numbers, to, blobs)
-    | st.builds(Ping, numbers)
+    | st.builds(RelayPing, numbers)
 )
 of_relay: st.SearchStrategy[FromRelay] = (
     st.builds(Ready, words, numbers, numbers)
     | st.builds(Called, numbers, tickets)
     | st.builds(Ring, tickets, peers, st.just(b"") | boxes)
     | st.builds(Posted, numbers, st.booleans())
-    | st.builds(Refusal, numbers, words, words, words)
+    | st.builds(RelayRefusal, numbers, words, words, words)
     | st.builds(Mail, peers, st.just(b"") | boxes, blobs)
-    | st.builds(Pong, numbers)
+    | st.builds(RelayPong, numbers)
 )
 
 
@@ -133,7 +133,7 @@ def test_a_later_version_of_a_relay_may_say_more() -> None:
 
 
 def test_reasons_are_made_to_fit() -> None:
-    long = Refusal(1, "full", "no\nroom " + "x" * 5000)
+    long = RelayRefusal(1, "full", "no\nroom " + "x" * 5000)
     read = decode_from_relay(encode(long))
-    assert isinstance(read, Refusal)
+    assert isinstance(read, RelayRefusal)
     assert read.text.startswith("no?room")

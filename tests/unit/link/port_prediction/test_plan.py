@@ -24,7 +24,7 @@ from meshd.link.port_prediction.plan import (
     ports_to_try,
 )
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
-from meshd.wire.port_prediction import MAX_OPEN, Opened
+from meshd.wire.port_prediction import MAX_OPEN, OpenedPorts
 from meshd.wire.stun import Endpoint
 
 SYMMETRIC = NetFacts(
@@ -83,8 +83,8 @@ def test_a_nat_that_counts_needs_few_ports() -> None:
     assert ports_to_open(SYMMETRIC) == (MAX_OPEN, 0)
 
 
-def opened(port: int = 40_000, *, step: int = 0) -> Opened:
-    return Opened(attempt=bytes(16), seen=Endpoint("20.1.0.2", port), step=step, count=256)
+def opened(port: int = 40_000, *, step: int = 0) -> OpenedPorts:
+    return OpenedPorts(attempt=bytes(16), seen=Endpoint("20.1.0.2", port), step=step, count=256)
 
 
 @given(seed=st.integers(0, 2**64 - 1), step=st.integers(-127, 127), port=st.integers(1, 65535))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.link.punch.feasibility import worth_trying
-from meshd.wire.netfacts import Answer, Mapping, NetFacts, Tcp
+from meshd.wire.netfacts import Mapping, NetFacts, Tcp, TriState
 
 HOME = NetFacts(tcp=Tcp.WORKS, tcp_mapping=Mapping.INDEPENDENT, public_v4="20.1.0.2")
 OFFICE = replace(HOME, tcp_mapping=Mapping.ADDRESS_PORT, public_v4="20.2.0.2")
@@ -24,8 +24,8 @@ UNKNOWN = NetFacts()
         (HOME, PUBLIC, True),
         (OFFICE, UNKNOWN, True),
         (HOME, None, True),
-        (replace(HOME, ipv6=Answer.YES), replace(OFFICE, ipv6=Answer.YES), True),
-        (replace(HOME, ipv6=Answer.YES), OFFICE, False),
+        (replace(HOME, ipv6=TriState.YES), replace(OFFICE, ipv6=TriState.YES), True),
+        (replace(HOME, ipv6=TriState.YES), OFFICE, False),
         (HOME, replace(PUBLIC, tcp=Tcp.ONLY_443), False),
         (PUBLIC, replace(HOME, tcp=Tcp.BLOCKED), False),
         (PUBLIC, replace(HOME, tcp=Tcp.INTERCEPTED), True),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from meshd.identity.certificate import make_link_certificate
-from meshd.link.quic.engine import Engine, dialler_settings, listener_settings
+from meshd.link.quic.engine import QuicEngine, dialler_settings, listener_settings
 from meshd.link.quic.first_datagram import Reception, start_dialling
 from meshd.link.udp.batch_socket import Origin
 
@@ -24,12 +24,12 @@ class Pair:
         self.passes: Callable[[bytes], bool] = lambda datagram: True
         self.reception = Reception(LISTENER)
         self.dialler = start_dialling(DIALLER, FAR, self.now)
-        self.listener: Engine | None = None
+        self.listener: QuicEngine | None = None
         self.answers: list[bytes] = []  # of the reception, without a connection
         self.sent_up = self.sent_down = 0
 
     @property
-    def far(self) -> Engine:
+    def far(self) -> QuicEngine:
         """The listener's end."""
         assert self.listener is not None
         return self.listener
@@ -53,7 +53,7 @@ class Pair:
         self.dialler.poll()
         return moved
 
-    def _due(self, engine: Engine) -> list[tuple[bytes, Origin]]:
+    def _due(self, engine: QuicEngine) -> list[tuple[bytes, Origin]]:
         at = engine.get_timer()
         if at is not None and at <= self.now:
             engine.handle_timer(self.now)

@@ -9,7 +9,7 @@ from meshd.link.quic.engine import (
     JUMBO_DATAGRAM_BYTES,
     PROBED_DATAGRAM_BYTES,
     RECEIVE_WINDOW_BYTES,
-    Engine,
+    QuicEngine,
 )
 from meshd.link.quic.first_datagram import Reception
 from meshd.link.quic.window import SAFE_DATAGRAM_BYTES
@@ -21,7 +21,7 @@ MIB = 1 << 20
 VICTIM = Origin(("203.0.113.77", 4444))
 
 
-def waiting(engine: Engine) -> int:
+def waiting(engine: QuicEngine) -> int:
     return sum(map(len, engine.inbox))
 
 

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 import pytest
 from meshd.base.errors import Broken, UserError
-from meshd.link.relayed.http_proxy import Proxy, connect, proxy_for, read_reply
+from meshd.link.relayed.http_proxy import HttpProxy, connect, proxy_for, read_reply
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Here, Source, dialable, trusted
 
@@ -22,18 +22,18 @@ LOOPBACK = "127.0.0.1"
     [
         ({}, None),
         ({"https_proxy": ""}, None),
-        ({"https_proxy": "http://proxy:3128"}, Proxy("proxy", 3128)),
-        ({"HTTPS_PROXY": "proxy:3128"}, Proxy("proxy", 3128)),
-        ({"https_proxy": "http://one:1", "HTTPS_PROXY": "http://two:2"}, Proxy("one", 1)),
-        ({"https_proxy": "http://proxy"}, Proxy("proxy", 80)),
-        ({"https_proxy": "http://[2001:db8::1]:8080/"}, Proxy("2001:db8::1", 8080)),
+        ({"https_proxy": "http://proxy:3128"}, HttpProxy("proxy", 3128)),
+        ({"HTTPS_PROXY": "proxy:3128"}, HttpProxy("proxy", 3128)),
+        ({"https_proxy": "http://one:1", "HTTPS_PROXY": "http://two:2"}, HttpProxy("one", 1)),
+        ({"https_proxy": "http://proxy"}, HttpProxy("proxy", 80)),
+        ({"https_proxy": "http://[2001:db8::1]:8080/"}, HttpProxy("2001:db8::1", 8080)),
         (
             {"https_proxy": "http://me:p%40ss@proxy:1"},
-            Proxy("proxy", 1, "Basic " + base64.b64encode(b"me:p@ss").decode()),
+            HttpProxy("proxy", 1, "Basic " + base64.b64encode(b"me:p@ss").decode()),
         ),
     ],
 )
-def test_the_proxy_of_the_environment(environ: Mapping[str, str], expected: Proxy | None) -> None:
+def test_the_proxy_of_the_environment(environ: Mapping[str, str], expected: HttpProxy | None) -> None:
     assert proxy_for("relay.example.org", 443, environ) == expected
 
 

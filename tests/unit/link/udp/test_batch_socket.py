@@ -13,8 +13,8 @@ from meshd.link.udp.batch_socket import (
     BACKLOG_BYTES,
     ETHERNET_MTU,
     MOST_SEGMENTS,
+    BatchSocket,
     Origin,
-    UdpSocket,
     bind_udp,
     mtu_towards,
 )
@@ -34,7 +34,7 @@ class Post:
         self.batches = 0
         self.drained = 0
         self.errors: list[OSError] = []
-        self.socket = UdpSocket(
+        self.socket = BatchSocket(
             sock,
             on_datagrams=self._take,
             on_batch=self._batch,

@@ -24,7 +24,7 @@ from meshd.link.udp.host_socket import UdpSocket
 from meshd.link.webrtc.links import WebRtcLinks
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
-from meshd.wire.offer import Answer, Gone, More, Offer, OfferSignal, decode_offer, encode_offer
+from meshd.wire.offer import Answer, More, Offer, OfferGone, OfferSignal, decode_offer, encode_offer
 from meshd.wire.stun import Endpoint
 from meshd.wire.stun_answer import answer_to
 
@@ -183,7 +183,7 @@ def test_whoever_gives_up_before_the_answer_is_out_ends_the_attempt() -> None:
             dialling = asyncio.get_running_loop().create_task(street.dial())
             await sending.wait()
             (offer,) = street.told(Offer)
-            gone = encode_offer(Gone(attempt=offer.attempt, why="changed its mind"))
+            gone = encode_offer(OfferGone(attempt=offer.attempt, why="changed its mind"))
             await street.post.signals(caller).send(far.node.peer, gone)
             await until(lambda: not far.links._answering)
             sent.set()

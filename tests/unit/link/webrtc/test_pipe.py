@@ -8,7 +8,7 @@ import pytest
 from meshd.base.errors import Broken, Closed, EndOfStream
 from meshd.base.tasks import Owner
 from meshd.link.webrtc.pipe import SEND_HIGH_BYTES, WebRtcPipe
-from meshd.link.webrtc.session import Session
+from meshd.link.webrtc.session import WebRtcSession
 
 from tests.conformance.run import run, ticks
 
@@ -51,7 +51,7 @@ class StubSession:
 
 def made() -> tuple[WebRtcPipe, StubSession, StubAssociation]:
     session = StubSession()
-    return WebRtcPipe(cast(Session, session)), session, session.association
+    return WebRtcPipe(cast(WebRtcSession, session)), session, session.association
 
 
 def test_who_tries_has_room_below_the_high_mark_and_who_waits_below_the_low_one() -> None:

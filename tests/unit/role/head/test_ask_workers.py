@@ -11,13 +11,13 @@ from meshd.peer.messages import MessageStream
 from meshd.role.head.ask_workers import LATE_AGAIN_SECONDS, LATE_SECONDS
 from meshd.role.head.lease_client import GRANT_SECONDS, OFFER_SECONDS
 from meshd.role.worker.cycle import Worker, WorkerOptions
-from meshd.wire.lease import Acquire, Device, Offer, Progress, Reserve, decode
+from meshd.wire.lease import Acquire, OfferedDevice, Progress, Reserve, WorkerOffer, decode
 
 from tests.sim.loop import run
 from tests.unit.role.head.test_cycle import LITTLE, Scene, scene
 from tests.unit.role.rig import Bench, FakeFile
 
-DEVICE = Device("CPU", "cpu", "", 64 << 30, 64 << 30)
+DEVICE = OfferedDevice("CPU", "cpu", "", 64 << 30, 64 << 30)
 
 
 class Dripping:
@@ -36,7 +36,7 @@ class Dripping:
         assert isinstance(decode(await messages.receive()), Acquire)
         self.asked.append(now())
         if self._offers:
-            offer = Offer((DEVICE,), has_model=False, machine="e", push=False, lease_id=bytes(16))
+            offer = WorkerOffer((DEVICE,), has_model=False, machine="e", push=False, lease_id=bytes(16))
             await messages.send(offer.encode())
             assert isinstance(decode(await messages.receive()), Reserve)
         while True:

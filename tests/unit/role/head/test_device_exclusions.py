@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from meshd.identity.keys import KeyPair
 from meshd.role.head.device_exclusions import Equipment, Unable
-from meshd.wire.lease import Device
+from meshd.wire.lease import OfferedDevice
 from meshd.wire.native import NativeVersion
 
 PEER, OTHER = (KeyPair.from_seed(bytes([number]) * 32).peer for number in (1, 2))
 NATIVE = NativeVersion("7.0.0", "pin", "patches", "cuda")
-CARD = Device("CUDA0", "gpu", "a card", 5, 10)
-CPU = Device("CPU", "cpu", "a processor", 5, 10)
+CARD = OfferedDevice("CUDA0", "gpu", "a card", 5, 10)
+CPU = OfferedDevice("CPU", "cpu", "a processor", 5, 10)
 HERE = Equipment.of(NATIVE, [CARD, CPU])
 ABORTED = "`rpc-server` was ended by SIGABRT while it ran"
 

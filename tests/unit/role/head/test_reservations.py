@@ -7,7 +7,7 @@ import pytest
 from meshd.base.tasks import cancel_and_wait
 from meshd.model.status import ModelState
 from meshd.process.interface import ChildFailed
-from meshd.wire.lease import Offer
+from meshd.wire.lease import WorkerOffer
 
 from tests.sim.loop import run
 from tests.unit.role.head.test_cycle import Scene, scene
@@ -131,9 +131,9 @@ def test_cancelled_in_the_middle_every_lease_is_given_back(tmp_path: Path, after
 def test_a_worker_of_an_earlier_version_tells_the_id_with_its_grant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Offer.encode
-    earlier = lambda offer: whole(Offer(offer.devices, offer.has_model, offer.machine, offer.push))  # noqa: E731
-    monkeypatch.setattr(Offer, "encode", earlier)
+    whole = WorkerOffer.encode
+    earlier = lambda offer: whole(WorkerOffer(offer.devices, offer.has_model, offer.machine, offer.push))  # noqa: E731
+    monkeypatch.setattr(WorkerOffer, "encode", earlier)
 
     async def main() -> None:
         async with scene(tmp_path, min_workers=2) as it:

@@ -8,7 +8,7 @@ import pytest
 from meshd.model.plan import NotEnoughMemory
 from meshd.role.head.shared_memory import one_for_each_pool, plan_over
 from meshd.role.head.split_plan import HeadOptions, Lent, reservations, without_idle
-from meshd.wire.lease import Device
+from meshd.wire.lease import OfferedDevice
 
 from tests.sim.loop import run
 from tests.unit.role.head.test_cycle_troubles import ready, stage
@@ -19,7 +19,11 @@ LONG = HeadOptions(node_name="head", machine="here", devices=("none",), ctx_size
 
 
 def used(
-    offers: Sequence[Lent], options: HeadOptions = LONG, *, own: Sequence[Device] = (), layers: int = 64
+    offers: Sequence[Lent],
+    options: HeadOptions = LONG,
+    *,
+    own: Sequence[OfferedDevice] = (),
+    layers: int = 64,
 ) -> dict[str, list[str]]:
     """The nodes with layers, and the names that llama-server has for their devices."""
     plan, kept = plan_over(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from meshd.base.errors import Refused
 from meshd.model.layers import ModelLayers, read_layers
-from meshd.model.output import Way
+from meshd.model.output import DevicePath
 from meshd.model.plan import NotEnoughMemory, Plan
 from meshd.role.head.split_plan import (
     SLACK_BYTES,
@@ -22,7 +22,7 @@ from meshd.role.head.split_plan import (
     without_idle,
 )
 from meshd.role.native.devices import SHARED_MEMORY
-from meshd.wire.lease import Device, Offer
+from meshd.wire.lease import OfferedDevice, WorkerOffer
 
 from tests.gguf_bytes import gguf, language_model, parse
 from tests.unit.admin.test_snapshot import path
@@ -34,16 +34,18 @@ def model(layers: int = 8) -> ModelLayers:
     return read_layers([parse(gguf(*language_model(layers=layers)))], name="tiny")
 
 
-def cpu(free: float = 4) -> Device:
-    return Device("CPU", "cpu", "", int(free * GIB), 8 * GIB)
+def cpu(free: float = 4) -> OfferedDevice:
+    return OfferedDevice("CPU", "cpu", "", int(free * GIB), 8 * GIB)
 
 
-def gpu(free: float = 4, name: str = "CUDA0") -> Device:
-    return Device(name, "gpu", "", int(free * GIB), 8 * GIB)
+def gpu(free: float = 4, name: str = "CUDA0") -> OfferedDevice:
+    return OfferedDevice(name, "gpu", "", int(free * GIB), 8 * GIB)
 
 
-def lent(name: str, *devices: Device, machine: str = "", unable: Mapping[str, str] | None = None) -> Lent:
-    return Lent(name, Offer(devices, has_model=True, machine=machine), unable=unable or {})
+def lent(
+    name: str, *devices: OfferedDevice, machine: str = "", unable: Mapping[str, str] | None = None
+) -> Lent:
+    return Lent(name, WorkerOffer(devices, has_model=True, machine=machine), unable=unable or {})
 
 
 OPTIONS = HeadOptions(machine="here")
@@ -63,15 +65,15 @@ def test_every_layer_lies_somewhere_and_workers_come_first() -> None:
     ("output", "way", "extra", "on_head"),
     [
         ("auto", None, (), True),
-        ("auto", Way(0.05), (), True),
-        ("auto", Way(0.05), ("-bs",), False),
-        ("auto", Way(0.0001, 1e9), (), False),
-        ("head", Way(0.0001, 1e9), (), True),
-        ("worker", Way(0.05), (), False),
+        ("auto", DevicePath(0.05), (), True),
+        ("auto", DevicePath(0.05), ("-bs",), False),
+        ("auto", DevicePath(0.0001, 1e9), (), False),
+        ("head", DevicePath(0.0001, 1e9), (), True),
+        ("worker", DevicePath(0.05), (), False),
     ],
 )
 def test_the_output_follows_the_way_to_the_last_worker_and_the_user(
-    output: str, way: Way | None, extra: tuple[str, ...], on_head: bool
+    output: str, way: DevicePath | None, extra: tuple[str, ...], on_head: bool
 ) -> None:
     tiny = model()
     wordy = replace(tiny, output=50_000_000, widths=replace(tiny.widths, vocabulary=100_000))
@@ -88,8 +90,8 @@ def test_the_output_follows_the_way_to_the_last_worker_and_the_user(
 def test_the_way_to_a_worker_is_its_path_with_the_data() -> None:
     by = replace(path(selected=False), rtt=0.5)
     used = replace(path(selected=True), rtt=0.03, rate=2e6)
-    assert way_to([by, used]) == Way(0.03, 2e6)
-    assert way_to([replace(used, rtt_min=0.02)]) == Way(0.02, 2e6)
+    assert way_to([by, used]) == DevicePath(0.03, 2e6)
+    assert way_to([replace(used, rtt_min=0.02)]) == DevicePath(0.02, 2e6)
     assert way_to([replace(used, rtt=None)]) is None
     assert way_to([by]) is None
 
@@ -137,7 +139,7 @@ def test_one_machines_memory_is_counted_once() -> None:
     assert len(many.shares) == 3
 
 
-def card(free: float, name: str = "CUDA0", *, of: str = "one") -> Device:
+def card(free: float, name: str = "CUDA0", *, of: str = "one") -> OfferedDevice:
     return replace(gpu(free, name), card=of)
 
 
@@ -252,7 +254,7 @@ def test_a_head_without_compute_takes_no_layers() -> None:
 
 
 def test_a_plain_rpc_server_comes_behind_the_workers() -> None:
-    server = PlainRpc("10.0.0.9:50052", (Device("RPC0", "gpu", "", 4 * GIB, 4 * GIB),))
+    server = PlainRpc("10.0.0.9:50052", (OfferedDevice("RPC0", "gpu", "", 4 * GIB, 4 * GIB),))
     offers = [lent("a", gpu())]
     plan = make_plan(
         model(), lent=offers, plain=[server], own=[cpu()], options=HeadOptions(devices=("none",))

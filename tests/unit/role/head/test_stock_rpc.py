@@ -11,7 +11,7 @@ from meshd.role.head import stock_rpc as module
 from meshd.role.head.split_plan import PlainRpc
 from meshd.role.head.stock_rpc import ask_plain
 from meshd.rpc import protocol
-from meshd.wire.lease import Device
+from meshd.wire.lease import OfferedDevice
 
 from tests.conformance.run import run
 
@@ -62,7 +62,9 @@ async def with_server(
 def test_devices_and_their_memory_are_asked_in_turn() -> None:
     server = Server()
     (found,) = run(server.ask())
-    assert found.devices == tuple(Device(f"RPC{number}", "gpu", found.endpoint, 5, 9) for number in range(2))
+    assert found.devices == tuple(
+        OfferedDevice(f"RPC{number}", "gpu", found.endpoint, 5, 9) for number in range(2)
+    )
     assert [command for command, _ in server.asked] == [14, 15, 11, 11]
     assert server.asked[-1][1] == struct.pack("<I", 1)
 

@@ -3,7 +3,7 @@
 import pytest
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, PeerStatus
-from meshd.role.head.unreachable import LATE_SECONDS, SILENT_SECONDS, Patience, why_degraded
+from meshd.role.head.unreachable import LATE_SECONDS, SILENT_SECONDS, PeerPatience, why_degraded
 
 ONE, OTHER = PeerId(bytes([1]) * 32), PeerId(bytes([2]) * 32)
 USED = {ONE, OTHER}
@@ -48,7 +48,7 @@ def test_a_worker_with_a_connection_or_without_a_session_is_not_silent(state: Pe
 
 def _first_given_up(away: int, back: int, *, grace: float = 120.0, until: int = 3600) -> int | None:
     """When a worker that comes and goes in this way is given up; looked at each second."""
-    patience = Patience(grace, 0.0)
+    patience = PeerPatience(grace, 0.0)
     for now in range(1, until):
         state = PeerState.SUSPENDED if (now - 1) % (away + back) < away else PeerState.CONNECTED
         if patience.look([_peer(ONE, "one", state), _peer(OTHER, "other")], USED, float(now)) is not None:
@@ -71,6 +71,6 @@ def test_one_gap_alone_is_the_sessions_to_decide() -> None:
 
 
 def test_who_takes_no_part_is_not_waited_for() -> None:
-    patience = Patience(10.0, 0.0)
+    patience = PeerPatience(10.0, 0.0)
     for now in range(1, 100):
         assert patience.look([_peer(ONE, "one", PeerState.SUSPENDED)], {OTHER}, float(now)) is None

@@ -9,7 +9,7 @@ import pytest
 from meshd.process.interface import Ended
 from meshd.role.interface import Native
 from meshd.role.native.device_trial import AGAIN_SECONDS, STILL_SECONDS, Fitness
-from meshd.wire.lease import Device, Lost, Offer, Progress, Reserve
+from meshd.wire.lease import Lost, OfferedDevice, Progress, Reserve, WorkerOffer
 
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, scene
@@ -18,8 +18,8 @@ from tests.unit.role.rig import DEVICE_LINES, GPU_LINE, Bench
 
 WORDS = ("rms_norm:64", "mul_mat:q4_0:64")
 ASKS = replace(ACQUIRE, operations=WORDS)
-GPU = Device("GPU0", "gpu", "some card", 5, 10)
-CPU = Device("CPU", "cpu", "some processor", 5, 10)
+GPU = OfferedDevice("GPU0", "gpu", "some card", 5, 10)
+CPU = OfferedDevice("CPU", "cpu", "some processor", 5, 10)
 WRONG = ["trying rms_norm:64", "wrong rms_norm:64 1.0e+00 1.0e-04", "tried 2"]
 TOLD_WRONG = "it computes rms_norm:64 wrong (error 1.0e+00, 1.0e-04 is allowed)"
 FAILED, CRASHED = Ended(2, None, ()), Ended(None, 11, ())
@@ -152,7 +152,7 @@ def test_a_worker_offers_nothing_of_a_device_that_failed(tmp_path: Path) -> None
             assert heard == Progress("trying GPU0")  # so that its head does not give up
             while isinstance(heard, Progress):
                 heard = await call.hears()
-            assert isinstance(heard, Offer)
+            assert isinstance(heard, WorkerOffer)
             assert heard.unfit == (TOLD_WRONG,)
             assert [(device.name, device.free_bytes) for device in heard.devices] == [("GPU0", 0)]
             assert it.worker.status.unfit == (f"device GPU0 is not used: {TOLD_WRONG}",)
@@ -179,7 +179,7 @@ def test_a_head_that_goes_in_the_trial_ends_it(tmp_path: Path) -> None:
             heard = await again.hears()
             while isinstance(heard, Progress):
                 heard = await again.hears()
-            assert isinstance(heard, Offer) and heard.unfit == ()
+            assert isinstance(heard, WorkerOffer) and heard.unfit == ()
             assert len(it.bench.trials) == 2
 
     run(main())

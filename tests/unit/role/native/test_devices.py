@@ -17,7 +17,7 @@ from meshd.role.native.devices import (
     parse_listed,
     pick,
 )
-from meshd.wire.lease import MAX_DEVICES, Device, Offer, decode
+from meshd.wire.lease import MAX_DEVICES, OfferedDevice, WorkerOffer, decode
 from meshd.wire.native import NativeVersion
 
 MIB = 1 << 20
@@ -34,9 +34,9 @@ error: unknown device
 def test_the_list_is_read() -> None:
     devices = parse_devices(OUTPUT.splitlines())
     assert devices == (
-        Device("CUDA0", "gpu", "NVIDIA H200", 143063 * MIB, 143771 * MIB),
-        Device("CPU", "cpu", "AMD EPYC (with: odd text)", 100000 * MIB, 128820 * MIB),
-        Device("BLAS", "cpu", "OpenBLAS", 0, 0),
+        OfferedDevice("CUDA0", "gpu", "NVIDIA H200", 143063 * MIB, 143771 * MIB),
+        OfferedDevice("CPU", "cpu", "AMD EPYC (with: odd text)", 100000 * MIB, 128820 * MIB),
+        OfferedDevice("BLAS", "cpu", "OpenBLAS", 0, 0),
     )
 
 
@@ -57,7 +57,7 @@ LINE = st.from_regex(r"  [^\s:]{1,70}: .{0,30} \([0-9]{1,9} MiB, [0-9]{1,9} MiB 
 def test_whatever_is_printed_can_be_offered(lines: list[str]) -> None:
     devices = parse_devices(lines)
     assert len(devices) <= MAX_DEVICES
-    offer = Offer(devices, has_model=False, machine="")
+    offer = WorkerOffer(devices, has_model=False, machine="")
     assert decode(offer.encode()) == offer
 
 
@@ -105,7 +105,7 @@ LISTED = st.from_regex(
 def test_whatever_a_patched_program_prints_can_be_offered(lines: list[str]) -> None:
     devices = parse_listed(lines, "here")
     assert len(devices) <= MAX_DEVICES
-    offer = Offer(devices, has_model=False, machine="here")
+    offer = WorkerOffer(devices, has_model=False, machine="here")
     assert decode(offer.encode()) == offer
 
 

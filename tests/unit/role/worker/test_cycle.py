@@ -17,9 +17,9 @@ from meshd.wire.lease import (
     Acquire,
     Grant,
     Lost,
-    Offer,
     Progress,
     Reserve,
+    WorkerOffer,
 )
 
 from tests.sim.loop import run
@@ -237,7 +237,7 @@ def test_the_head_hears_of_progress_while_the_file_is_read(tmp_path: Path) -> No
             assert "25 %" in progress.text
             file.hashed.set()
             offer = await call.hears()
-            assert isinstance(offer, Offer) and offer.has_model
+            assert isinstance(offer, WorkerOffer) and offer.has_model
             await call.says(Reserve((100 * MIB,)))
             assert isinstance(await call.hears(), Grant)
             assert it.bench.children[0].spec is not None

@@ -8,7 +8,7 @@ from meshd.base.shares import LEASES_OF_PEER
 from meshd.model.weights_index import FileEntry, WeightsIndex
 from meshd.mux.events import Code
 from meshd.store.interface import ProgressCallback
-from meshd.wire.lease import Grant, Loaded, Lost, Offer, Progress, Reserve
+from meshd.wire.lease import Grant, Loaded, Lost, Progress, Reserve, WorkerOffer
 
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, MIB, scene
@@ -74,7 +74,7 @@ def test_those_who_ask_at_once_share_a_listing(tmp_path: Path) -> None:
             for call in calls:
                 await call.says(ACQUIRE)
             for call in calls:
-                assert isinstance(await call.hears(), Offer)
+                assert isinstance(await call.hears(), WorkerOffer)
             assert it.bench.listings - before == 2  # one for the first, one for those who came meanwhile
 
     run(main())
@@ -141,7 +141,7 @@ def test_a_replaced_file_is_followed_and_said(tmp_path: Path) -> None:
             await two.says(ACQUIRE)
             assert isinstance(await two.hears(), Progress)  # the new file is read first
             file.hashed.set()
-            assert isinstance(await two.hears(), Offer)
+            assert isinstance(await two.hears(), WorkerOffer)
             (note,) = it.worker.status.notes
             assert file.follows == 1 and "tiny.gguf" in note and "replaced" in note
 

@@ -7,17 +7,17 @@ import pytest
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.shares import EARLY_STREAMS
 from meshd.peer.interface import Stream
-from meshd.wire.lease import Grant, Offer, Reserve
+from meshd.wire.lease import Grant, Reserve, WorkerOffer
 
 from tests.sim.loop import run
 from tests.unit.role.calls import MIB, Call, Scene, scene
 
 
-def rpc(call: Call, offer: Offer) -> Stream:
+def rpc(call: Call, offer: WorkerOffer) -> Stream:
     return call.head.open_stream(call.worker.key.peer, "rpc", metadata={"lease": offer.lease_id})
 
 
-async def offered(it: Scene, head: str = "head") -> tuple[Call, Offer]:
+async def offered(it: Scene, head: str = "head") -> tuple[Call, WorkerOffer]:
     it.bench.start_seconds = 5.0
     call = it.call(head)
     offer = await call.offer()

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.shares import LEASES_OF_PEER
 from meshd.role.worker.leases import MAX_LEASES, Lease, Ledger
-from meshd.wire.lease import Device
+from meshd.wire.lease import OfferedDevice
 
 from tests.unit.identity.cast import GUEST, WORKER, key
 
-CPU = Device("CPU", "cpu", "", 80, 100)
+CPU = OfferedDevice("CPU", "cpu", "", 80, 100)
 HEADS = [key(f"head {number}").peer for number in range(12)]
-GPU = Device("CUDA0", "gpu", "", 50, 60)
+GPU = OfferedDevice("CUDA0", "gpu", "", 50, 60)
 
 
 def lease(number: int, **memory: int) -> Lease:
