@@ -5,14 +5,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# what Debian and Ubuntu have to be given: a compiler, Python's venv, and what tests in network namespaces run
+PACKAGES := build-essential ca-certificates git iproute2 nftables python3-venv
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "Variables: PYTHON=$(PYTHON) makes .venv; MESHD_CACHE=DIR holds native builds and models, beside other checkouts'."
 
 $(INSTALLED): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build,dev]'
 	@touch $@
+
+setup: ## on a fresh Debian or Ubuntu: install compiler, venv and tools of the network tests, then make .venv
+	$(if $(filter 0,$(shell id -u)),,sudo) apt-get update -qq
+	$(if $(filter 0,$(shell id -u)),,sudo) apt-get install -y -qq --no-install-recommends $(PACKAGES)
+	@$(MAKE) $(INSTALLED)
 
 build: $(INSTALLED) ## set up .venv and build the native part into the user's cache
 	@$(BIN)/meshd native build
@@ -31,6 +39,9 @@ follow: $(INSTALLED) ## build and test native/mesh on another tree of llama.cpp:
 
 test: build mesh ## run every test this machine can run, and say what was left out
 	$(BIN)/python -m pytest
+
+watch: $(INSTALLED) ## run the unit tests of what differs from the last commit, again whenever a file is saved
+	@$(BIN)/python -m tests.watch
 
 check: $(INSTALLED) ## format, lint, types (Linux and macOS), layers
 	$(BIN)/ruff format --check
@@ -64,8 +75,15 @@ fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each
 nat-grid: $(INSTALLED) ## join real nodes behind every pair of NATs, and write docs/nat-grid.md (root, Linux)
 	@$(BIN)/python -m tests.netns.grid --write docs/nat-grid.md
 
+dist: $(INSTALLED) ## wheel and source archive into dist/, and try the wheel in a venv of its own
+	rm -rf dist build/dist
+	$(BIN)/python -m hatchling build
+	$(PYTHON) -m venv build/dist
+	build/dist/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	build/dist/bin/meshd --version
+
 clean: ## remove what was made in this folder (the user's cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help build demo demo-nat mesh follow test check reference bench soak fuzz nat-grid clean
+.PHONY: help setup build demo demo-nat mesh follow test watch check reference bench soak fuzz nat-grid dist clean

@@ -134,6 +134,7 @@ def test_without_the_extra_every_verb_that_needs_a_build_names_it(installed: Ins
     assert shown.returncode == 1
     assert "install meshd[build]" in shown.stderr
     assert "Traceback" not in shown.stderr
+    assert not (installed.folder / "downloads").exists(), "it says so before it fetches anything"
 
 
 def test_it_writes_and_reads_a_configuration(installed: Installed) -> None:

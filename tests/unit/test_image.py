@@ -107,6 +107,7 @@ def test_what_the_package_is_made_of_is_copied_and_not_ignored() -> None:
 def test_the_native_part_is_built_for_more_than_one_machine() -> None:
     (step,) = (text for text in read()[0].texts("RUN") if "native build" in text)
     assert "SOURCE_DATE_EPOCH=" in step, "llama.cpp would use all that this processor can do"
+    assert "x86-64-v3" in step and "CFLAGS=" in step and "CXXFLAGS=" in step, "it would stop at SSE2"
     calls = re.findall(r"/bin/(meshd native [^|&)]*)", step)
     assert len(calls) == 2
     for call in calls:
