@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.native.schema import Message, Schema
 
 _HEAD = '''\
-"""The mesh-server protocol: messages, limits, operations and types. Pure.
+"""The mesh-server protocol: messages, limits, operations and types.
 
 Made from native/mesh/protocol.toml by `python -m tests.native.schema --write`: change that. What it
 means is in docs/native-protocol.md.
@@ -29,7 +29,7 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class RpcMessage:
     """A body of at most `most` bytes: `fields` as `body` lays them out, then `rest`. `answer` 0: none."""
 
     name: str
@@ -67,7 +67,7 @@ def python_tables(schema: Schema) -> str:
     lines.append("")
     for message in schema.messages:
         lines.append(f"{message.name} = {message.number}")
-    lines += ["", "MESSAGES: Mapping[int, Message] = {"]
+    lines += ["", "MESSAGES: Mapping[int, RpcMessage] = {"]
     lines += [f"    {message.name}: {_message(message)}," for message in schema.messages]
     lines += ["}", "", f"LOAD_RESULTS = {schema.load_results!r}", f"TYPES = {schema.types!r}"]
     lines += [f"{name.upper()}_KINDS = {names!r}" for name, names in schema.kinds.items()]
@@ -81,7 +81,7 @@ def _message(message: Message) -> str:
     )
     fields = tuple(field.name for field in message.body.fields)
     return (
-        f'Message("{message.name}", {message.number}, {message.from_head}, {message.answer or 0}, '
+        f'RpcMessage("{message.name}", {message.number}, {message.from_head}, {message.answer or 0}, '
         f'Struct("{message.body.format}"), {fields!r}, ({rest}), {message.most_bytes})'
     )
 
