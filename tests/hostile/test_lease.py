@@ -24,13 +24,13 @@ from tests.unit.role.rig import Bench, Net
 
 LEASES = 1500
 ACQUIRE = Acquire(bytes(16), "tiny", "f" * 64, "pin", "patches")
-ORDER = ("lease.Offer", "lease.Grant", "lease.Reached", "lease.Lost")
+ORDER = ("lease.WorkerOffer", "lease.Grant", "lease.Reached", "lease.Lost")
 MOST_WORDS = 8
 
 
 def _words(chance: random.Random, speech: Speech) -> Iterator[bytes]:
     """Of one lease: often truly offered and granted, for what comes behind that."""
-    offer, grant = speech.good("lease.Offer"), speech.good("lease.Grant")
+    offer, grant = speech.good("lease.WorkerOffer"), speech.good("lease.Grant")
     assert isinstance(offer, WorkerOffer) and isinstance(grant, Grant)
     grant = replace(grant, lease_id=offer.lease_id or grant.lease_id)
     speech.broken = chance.choice((0.0, 0.1, 0.6))
