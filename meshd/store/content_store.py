@@ -290,6 +290,8 @@ class DiskContentStore:
                     self._folder.touch(sealed.name)
                     shelf.hold(sealed.name)
                 self._writers.popleft()
+                if all(one is not shelf for one, _ in self._writers):
+                    shelf.settle()
             self._sealed.set()
             self._sealed = asyncio.Event()
 

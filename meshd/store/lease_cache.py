@@ -199,6 +199,14 @@ class LeaseShelf:
         if lock is not None:
             self._own.append(lock)
 
+    def settle(self) -> None:
+        """All that it has brought is sealed, or will not be: nothing of it is coming any more.
+
+        Else what is found damaged later would not be kept anew as long as this lease lives.
+        """
+        if self._done:
+            self.begun.clear()
+
     def write(self, job: Job) -> None:
         """Do one job, in the store's thread. Raises nothing."""
         try:

@@ -294,6 +294,26 @@ def test_a_damaged_pack_is_never_given(tmp_path: Path, harm: Callable[[Path], No
     run(main())
 
 
+def test_what_was_damaged_is_kept_anew_while_the_lease_lives_that_brought_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path / "t") as store:
+            first = await took(store)
+            assert sends(first, A) == [True]
+            first.done()
+            await until(lambda: len(packs(tmp_path / "t")) == 1)
+            await until(lambda: store.status.tensors == 1)
+            _flip(packs(tmp_path / "t")[0])
+            second = await took(store)
+            assert A not in held(second)
+            assert sends(second, A) == [True]
+            second.close()
+            await until(lambda: store.status.tensors == 1)
+            first.close()
+            assert await has(store) == {A}
+
+    run(main())
+
+
 def test_a_pack_that_was_read_once_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
