@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol
 
-from meshd.base.log_lines import LineShares
+from meshd.base.log_limits import LineShares
 from meshd.base.patient_writer import PatientWriter
 from meshd.base.rotated_file import RotatedFile
 

@@ -95,7 +95,7 @@ def test_a_name_that_looks_like_an_id_is_refused_at_the_start(tmp_path: Path) ->
             assert naming.looks_like_id(name)
             done = await cli(tmp_path / "home", "worker", "--name", name)
             assert (done.returncode, done.stdout) == (1, "")
-            assert f"`{name}` cannot be the name of a node" in done.stderr
+            assert f"`{name}` cannot be a node's name" in done.stderr
             assert "hint: add a hyphen" in done.stderr
 
     play(check())

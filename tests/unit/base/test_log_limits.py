@@ -3,7 +3,7 @@
 import io
 
 from meshd.base import log
-from meshd.base.log_lines import MAX_KINDS, MAX_PEERS, LineShares
+from meshd.base.log_limits import MAX_KINDS, MAX_PEERS, LineShares
 from meshd.base.shares import FIRST_LINES_IN_ALL, KIND_LINES, PEER_LINES, PEER_LINES_IN_ALL
 
 
