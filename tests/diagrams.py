@@ -1,9 +1,8 @@
 """The diagrams of docs/architecture.md, made from what they show: import contracts, and tables of states.
 
-`python -m tests.diagrams --write` brings them up to date.
+`make reference` brings them up to date.
 """
 
-import argparse
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,20 +88,3 @@ def brought_up_to_date(text: str) -> str:
         drawn = f"{begin}```mermaid\n{draw()}```\n{end}"
         text = pattern.sub(lambda _, drawn=drawn: drawn, text)  # type: ignore[misc]
     return text
-
-
-def main() -> None:
-    """Without --write only says whether the page is current."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true")
-    args = parser.parse_args()
-    before = PAGE.read_text(encoding="utf-8")
-    after = brought_up_to_date(before)
-    if args.write:
-        PAGE.write_text(after, encoding="utf-8")
-    elif before != after:
-        raise SystemExit("docs/architecture.md is not current: python -m tests.diagrams --write")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,11 @@
 """The tables of limits in docs/security.md, made from the code.
 
-`make reference` brings them up to date with all else that is made from the code; by itself it is
-`python -m tests.limits --write docs/security.md`.
+`make reference` brings them up to date.
 """
 
-import argparse
 import re
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 
 from meshd.base.shares import TABLE, Rate, Share
 from meshd.identity import revocation
@@ -89,16 +86,3 @@ def with_table(page: str) -> str:
     if count != 1:
         raise ValueError(f"the page needs `{BEGIN}` and `{END}` once")
     return made
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--write", type=Path, required=True, metavar="FILE", help="the page to bring up to date"
-    )
-    path = parser.parse_args().write
-    path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -148,7 +148,7 @@ class InviteListRequest(Request[InviteList], name="invite_list"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InviteRevokeRequest(Request[RevokeReply], name="invite_revoke"):
-    """Ban an invite, by its `id` or the beginning of one, and whoever came by it."""
+    """Ban an invite, by its `id` or the beginning of one, and the nodes that joined with it."""
 
     id: str
 

@@ -18,8 +18,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 _NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")
 _TOOLS = ("cmake", "ninja")
 _INSTALL = (
-    "install meshd[build] (`pip install 'meshd[build]'`; in a clone, `pip install '.[build]'` or "
-    "`make build`), or your system's cmake and ninja"
+    "in the clone run `make build`, or `pip install '.[build]'` in meshd's environment; or install your "
+    "system's cmake and ninja"
 )
 _CUDA_PLACES = (Path("/usr/local/cuda/bin/nvcc"), Path("/opt/cuda/bin/nvcc"))
 
@@ -116,7 +116,7 @@ def missing_tools() -> list[str]:
 
 
 def how_to_build() -> str:
-    """A hint for whoever has no native build: what to run here, and what to install before."""
+    """A hint where there is no native build: what to run here, and what to install before."""
     run = "`meshd native build`"
     if not missing_tools():
         return f"run {run} once; it needs a C++ compiler and takes some minutes"

@@ -25,7 +25,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         option="--host",
         metavar="HOST",
         roles=("serve",),
-        help="address of the API; any but loopback needs --api-key-file",
+        help="address of the API; other than loopback requires --api-key-file",
     ),
     Key(
         section="serve",
@@ -78,9 +78,9 @@ SERVE_KEYS: tuple[Key, ...] = (
         roles=("serve",),
         repeat=True,
         list_separator=",",
-        help="device of this node to compute on; repeatable; none leaves all layers to the workers",
-        default="all of the backend",
-        more='Use ["none"] for none.',
+        help="device of this node to compute on; repeatable; `none`: all layers go to the workers",
+        default="all GPUs, and the CPU",
+        more='["none"] leaves all layers to the workers.',
     ),
     Key(
         section="serve",
@@ -102,7 +102,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         metavar="MODE",
         roles=("serve",),
         help=f"how llama-server reads the file: {', '.join(LOAD_MODES)}",
-        default="what is best for the split",
+        default="none",
         example='"mmap"',
     ),
     Key(

@@ -27,7 +27,7 @@ WORKER_KEYS: tuple[Key, ...] = (
         repeat=True,
         list_separator=",",
         help="device to lend, as `meshd doctor` names it; repeatable",
-        default="all of the backend",
+        default="all GPUs, else the CPU",
         more='Names are "CPU", "CUDA0", "Metal" and the like.',
     ),
     Key(

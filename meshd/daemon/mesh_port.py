@@ -11,11 +11,11 @@ from meshd.base.errors import LocalProtocolError
 from meshd.base.hosts import is_loopback
 from meshd.config import DEFAULT_MESH_PORT, MESH_PORT_TRIES, HostPort
 from meshd.identity.keystore import PORT_BLOB, Home
+from meshd.link.net.one_port import PortTaken
 from meshd.link.quic.listen import QuicListener
 from meshd.link.quic.sockets import DialPort, SharedPort
 from meshd.link.secure.handshake import Standing
 from meshd.link.secure.joining import Joining, OnJoiner
-from meshd.link.tcp.bind import PortTaken
 from meshd.link.tcp.listen import TcpListener
 from meshd.link.udp.batch_socket import Origin
 from meshd.wire.dialable import Dialable

@@ -1,9 +1,9 @@
 """The transports: one row for each way to make a link, and one for each kind that results. Pure.
 
-A *kind* is what a link is, whoever made it, and what status and settings name. A *transport* is how this node
-makes one: several make links of one kind, as plain and punched TCP do. A new one adds its name and its row
-here; whoever dials (link/*), decides when (peer/dial_schedule.py) or tells of it (peer/reasons.py) asks the
-tables.
+A *kind* names what carries a link; status and settings use it. A *transport* is how this node makes a link;
+several make links of one kind, as plain and punched TCP do. To add one, add its name and its row here. The
+diallers (link/*), their schedule (peer/dial_schedule.py) and the reasons that people read (peer/reasons.py)
+look it up.
 """
 
 from collections.abc import Mapping

@@ -132,7 +132,7 @@ def test_without_the_extra_every_verb_that_needs_a_build_names_it(installed: Ins
     (installed.folder / "m.gguf").write_bytes(b"GGUF")
     shown = installed.meshd(verb.split(), PATH=_tools(installed))
     assert shown.returncode == 1
-    assert "install meshd[build]" in shown.stderr
+    assert "pip install '.[build]'" in shown.stderr
     assert "Traceback" not in shown.stderr
     assert not (installed.folder / "downloads").exists(), "it says so before it fetches anything"
 

@@ -2,15 +2,13 @@
 
 The last word of the first paragraph of a module's docstring is `Pure.`; in the `__init__.py` of a package it
 speaks for the whole package, and its modules do not repeat it. The import contract in pyproject.toml is made
-of this: `python -m tests.rules.purity --write pyproject.toml`.
+of this: `make reference`.
 """
 
-import argparse
 import ast
 import re
 import tomllib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from tests.rules.source import ROOT, Fault, Source, sources
 
@@ -85,17 +83,3 @@ def _docstring(source: Source) -> str:
 
 def _first_paragraph(source: Source) -> str:
     return _docstring(source).partition("\n\n")[0]
-
-
-def main() -> None:
-    """Bring the contract up to date."""
-    parser = argparse.ArgumentParser(prog="python -m tests.rules.purity")
-    parser.add_argument("--write", required=True, type=Path, metavar="PYPROJECT")
-    path = parser.parse_args().write
-    path.write_text(
-        written(path.read_text(encoding="utf-8"), pure_modules(sources("meshd"))), encoding="utf-8"
-    )
-
-
-if __name__ == "__main__":
-    main()

@@ -207,7 +207,7 @@ def test_exceptions_are_still_needed() -> None:
 
 
 def test_the_contract_holds_for_what_says_that_it_is_pure() -> None:
-    """Its list is made of the docstrings: `python -m tests.rules.purity --write pyproject.toml`."""
+    """Its list is made of the docstrings: `make reference`."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     names = purity.pure_modules(sources("meshd"))
     assert {"meshd.wire", "meshd.mux", "meshd.model", "meshd.rpc"} <= set(names)

@@ -21,12 +21,14 @@ from aioice.candidate import candidate_foundation, candidate_priority
 from aioice.ice import ICE_FAILED, CandidatePair, StunProtocol, candidate_pair_priority
 from aioice.stun import Class, Message, Method, TransactionFailed, TransactionTimeout
 
+from meshd.base.errors import Broken
 from meshd.base.shares import CHECKED, CHECKS
 from meshd.base.tasks import Owner
 from meshd.link.udp.batch_socket import Address
 from meshd.link.udp.host_socket import OpenSocket, UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable
+from meshd.wire.offer import Terms
 
 CHECKS_PER_SECOND = CHECKS.per_second
 FIRST_REPEAT_SECONDS = 0.07
@@ -209,6 +211,15 @@ class IcePath(Connection):
             return
         if (candidate.host, candidate.port) != _local(one):
             found(candidate)
+
+    async def reach(self, terms: Terms, places: Iterable[Dialable]) -> None:
+        """Find a path to one of the other side's `places`, by its terms. Raises Broken."""
+        self.remote_username, self.remote_password = terms.user, terms.password
+        self.add(places)
+        try:
+            await self.connect()
+        except ConnectionError as error:
+            raise Broken("no address of the other side answers") from error
 
     def add(self, candidates: Iterable[Dialable]) -> None:
         """Addresses of the other side, best first."""

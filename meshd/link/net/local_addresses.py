@@ -16,8 +16,9 @@ from typing import Protocol, cast
 from meshd.base.boundary import OURS
 from meshd.identity.keys import PeerId
 from meshd.link.interface import MayDial
-from meshd.wire.address import Candidate
+from meshd.wire.address import Candidate, Proto
 from meshd.wire.dialable import Dialable, Here, Network, Source, dialable, network_of
+from meshd.wire.limits import MAX_CANDIDATES
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -89,6 +90,16 @@ def choose(found: Iterable[InterfaceAddress]) -> tuple[str, ...]:
 def hosts() -> tuple[str, ...]:
     """Addresses to offer to other machines, as known now."""
     return choose(enumerate_addresses())
+
+
+def offered(places: Sequence[str], port: int, proto: Proto) -> Sequence[Candidate]:
+    """Where sockets bound at `places` can be reached now: real interfaces first, loopback last."""
+    everywhere = [place for place in places if place in ("0.0.0.0", "::")]
+    found = [place for place in places if place not in everywhere]
+    if everywhere:
+        reachable = (*hosts(), "127.0.0.1", "::1")
+        found += [host for host in reachable if ("::" if ":" in host else "0.0.0.0") in everywhere]
+    return [Candidate(host, port, proto) for host in found if "%" not in host][:MAX_CANDIDATES]
 
 
 def neighbourhood() -> tuple[tuple[str, str], ...]:

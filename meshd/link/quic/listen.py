@@ -29,7 +29,6 @@ from meshd.link.secure.joining import JoinDesk, OnJoiner
 from meshd.link.udp.batch_socket import Origin, bind_udp
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable
-from meshd.wire.limits import MAX_CANDIDATES
 
 if TYPE_CHECKING:
     from meshd.link.quic.first_datagram import Reception
@@ -116,15 +115,7 @@ class QuicListener:
 
     def candidates(self) -> Sequence[Candidate]:
         """Where this listener can be reached, as known now: real interfaces first, loopback last."""
-        if not self._port:
-            return ()
-        everywhere = [place for place in self._places if place in ("0.0.0.0", "::")]
-        hosts = [place for place in self._places if place not in everywhere]
-        if everywhere:
-            reachable = (*local_addresses.hosts(), "127.0.0.1", "::1")
-            hosts += [host for host in reachable if ("::" if ":" in host else "0.0.0.0") in everywhere]
-        offered = [Candidate(host, self._port, "udp") for host in hosts if "%" not in host]
-        return offered[:MAX_CANDIDATES]
+        return local_addresses.offered(self._places, self._port, "udp") if self._port else ()
 
     def send_other(self, data: bytes, origin: Origin) -> None:
         """Send a datagram that is not QUIC's from the port, to where `on_other` got one from."""

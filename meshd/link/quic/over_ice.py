@@ -120,12 +120,7 @@ class QuicSession:
     async def connect(self, terms: Terms, places: Sequence[Dialable]) -> None:
         """Find a path and run the handshake over it. Raises Broken, RemoteProtocolError."""
         ice = self.ice
-        ice.remote_username, ice.remote_password = terms.user, terms.password
-        ice.add(places)
-        try:
-            await ice.connect()
-        except ConnectionError as error:
-            raise Broken("no address of the other side answers") from error
+        await ice.reach(terms, places)
         self._pair = ice.pair
         if self._dialler:
             from meshd.link.quic import first_datagram

@@ -1,7 +1,6 @@
 """Listening sockets for TCP: which to open for `host:port`, and who has the port when it is taken."""
 
 import asyncio
-import contextlib
 import errno
 import socket
 from collections.abc import Callable
@@ -11,25 +10,13 @@ from meshd.base.errors import UserError
 from meshd.base.listening import listen_at
 from meshd.base.log import get
 from meshd.base.port_holder import port_holder
+from meshd.link.net.one_port import open_on_one_port
 
 _NOT_A_LISTENER = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EFAULT, errno.EOPNOTSUPP}
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_SECONDS = 1.0  # until something has been freed
-_TRIES = 8  # for one free port in both families at once
 
 _log = get("link")
-
-
-class PortTaken(UserError):
-    """Another program listens at `port`; `what` names it where the OS tells."""
-
-    def __init__(self, port: int, host: str, holder: str | None) -> None:
-        by = f" by {holder}" if holder else ""
-        super().__init__(
-            f"port `{port}` on `{host}` is taken{by}",
-            hint="stop that program, or choose another port with `--listen HOST:PORT` (0 picks a free one)",
-        )
-        self.port = port
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -38,47 +25,13 @@ def listen(host: str, port: int) -> list[socket.socket]:
     An empty host or `::` means every address, IPv6 (where the machine has it) and IPv4; a name is looked up,
     which blocks. Raises PortTaken, UserError.
     """
-    places = _resolve(host)
-    for _ in range(_TRIES - 1):
-        with contextlib.suppress(PortTaken):
-            return _listen_at(places, port)
-        if port:
-            break
-    return _listen_at(places, port)
+    return open_on_one_port(host, port, _listen_at, cannot=_cannot, holder=port_holder)
 
 
-def _resolve(host: str) -> list[tuple[socket.AddressFamily, str]]:
-    if host in ("", "::"):
-        return [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        raise UserError(
-            f"cannot listen on `{host}`: no address has that name",
-            hint="write `--listen IP:PORT` with an address of this machine, or `[::]:PORT` for all",
-        ) from None
-    return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
-
-
-def _listen_at(places: list[tuple[socket.AddressFamily, str]], port: int) -> list[socket.socket]:
-    with contextlib.ExitStack() as opened:
-        sockets: list[socket.socket] = []
-        failure: UserError | None = None
-        for family, host in places:
-            try:
-                sock = opened.enter_context(listen_at(family, host, port))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    raise PortTaken(port, host, port_holder(host, port)) from None
-                failure = failure or _cannot(host, port, error)
-                continue  # "all addresses" on a machine with one family only
-            sock.setblocking(False)
-            port = sock.getsockname()[1]
-            sockets.append(sock)
-        if not sockets and failure is not None:
-            raise failure
-        opened.pop_all()
-        return sockets
+def _listen_at(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    sock = listen_at(family, host, port)
+    sock.setblocking(False)
+    return sock
 
 
 async def accept_from(server: socket.socket, fresh: Callable[[], asyncio.BaseProtocol]) -> None:

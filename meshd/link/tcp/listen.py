@@ -25,7 +25,6 @@ from meshd.link.tcp.bind import accept_from, listen
 from meshd.link.tcp.dial import TcpLink, info_of, joining
 from meshd.link.tcp.pipe import TcpPipe
 from meshd.wire.address import Candidate
-from meshd.wire.limits import MAX_CANDIDATES
 
 _log = get("link")
 
@@ -89,15 +88,7 @@ class TcpListener:
 
     def candidates(self) -> Sequence[Candidate]:
         """Where this listener can be reached, as known now: real interfaces first, loopback last."""
-        if not self._port:
-            return ()
-        everywhere = [place for place in self._places if place in ("0.0.0.0", "::")]
-        hosts = [place for place in self._places if place not in everywhere]
-        if everywhere:
-            reachable = (*local_addresses.hosts(), "127.0.0.1", "::1")
-            hosts += [host for host in reachable if ("::" if ":" in host else "0.0.0.0") in everywhere]
-        offered = [Candidate(host, self._port) for host in hosts if "%" not in host]
-        return offered[:MAX_CANDIDATES]
+        return local_addresses.offered(self._places, self._port, "tcp") if self._port else ()
 
     async def serve(self, accept: Accept) -> None:
         """Hand every proven link to `accept`, which keeps it as long as it lives, until cancelled.

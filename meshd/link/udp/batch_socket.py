@@ -5,8 +5,6 @@ in in one (UDP_GRO): a call for each costs a third of what QUIC in Python costs 
 is bound to every address, an answer leaves from the address that the question came to (IP_PKTINFO, RFC 9000
 section 9.5: a client drops what comes from elsewhere). Datagrams may be fragmented on their way, which is
 slow and works, but for those that are sent to find out what a path takes (`probe`).
-
-Over 350 lines: what each kernel can do with a socket stands beside the one class that uses it.
 """
 
 import asyncio
@@ -19,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from meshd.base.errors import UserError
-from meshd.link.tcp.bind import PortTaken
+from meshd.link.net.one_port import open_on_one_port
 
 SOCKET_BUFFER_BYTES = 4 << 20  # asked of the kernel; the default of 208 KiB loses packets on a clean path
 READ_BYTES = 64 << 10  # the most that one call can bring: the largest UDP datagram, or a run of small ones
@@ -312,53 +310,21 @@ def bind_udp(host: str, port: int) -> list[socket.socket]:
 
     Raises PortTaken, UserError. A name is looked up, which blocks.
     """
-    for _ in range(8):  # for one free port in both families at once
-        try:
-            return _bind_at(_places(host), port)
-        except PortTaken:
-            if port:
-                raise
-    return _bind_at(_places(host), port)
+    return open_on_one_port(host, port, _bind_at, cannot=_cannot)
 
 
-def _places(host: str) -> list[tuple[socket.AddressFamily, str]]:
-    if host in ("", "::"):
-        return [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
+def _bind_at(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_DGRAM)
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):
-        raise UserError(
-            f"cannot listen on `{host}`: no address has that name",
-            hint="write `--listen IP:PORT` with an address of this machine, or `[::]:PORT` for all",
-        ) from None
-    return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
-
-
-def _bind_at(places: list[tuple[socket.AddressFamily, str]], port: int) -> list[socket.socket]:
-    opened: list[socket.socket] = []
-    failure: UserError | None = None
-    try:
-        for family, host in places:
-            sock: socket.socket | None = None
-            try:
-                sock = socket.socket(family, socket.SOCK_DGRAM)
-                opened.append(sock)
-                if family == socket.AF_INET6:
-                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                sock.bind((host, port))
-            except OSError as error:
-                if sock is not None:
-                    opened.pop().close()
-                if error.errno == errno.EADDRINUSE:
-                    raise PortTaken(port, host, None) from None
-                reason = (error.strerror or str(error)).lower()
-                failure = failure or UserError(f"cannot use UDP on `{host}` port `{port}`: {reason}")
-                continue  # "all addresses" on a machine with one family only
-            port = sock.getsockname()[1]
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((host, port))
     except BaseException:
-        for sock in opened:
-            sock.close()
+        sock.close()
         raise
-    if not opened and failure is not None:
-        raise failure
-    return opened
+    return sock
+
+
+def _cannot(host: str, port: int, error: OSError) -> UserError:
+    reason = (error.strerror or str(error)).lower()
+    return UserError(f"cannot use UDP on `{host}` port `{port}`: {reason}")

@@ -121,13 +121,7 @@ class WebRtcSession:
 
     async def connect(self, terms: Terms, places: Sequence[Dialable]) -> None:
         """Find a path, encrypt it, begin the association. Raises Broken; the caller sets the time limit."""
-        ice = self.ice
-        ice.remote_username, ice.remote_password = terms.user, terms.password
-        ice.add(places)
-        try:
-            await ice.connect()
-        except ConnectionError as error:
-            raise Broken("no address of the other side answers") from error
+        await self.ice.reach(terms, places)
         both = (self._identity.fingerprint, terms.fingerprint)
         dialler, listener = both if self._dialler else both[::-1]
         self.binding = hashlib.sha256(_BINDING + dialler + listener).digest()

@@ -12,8 +12,8 @@ from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.keystore import Home
 from meshd.identity.membership import Chain, issue
 from meshd.identity.proof import Credentials
+from meshd.link.net.one_port import PortTaken
 from meshd.link.secure.handshake import Standing
-from meshd.link.tcp.bind import PortTaken
 from meshd.link.tcp.listen import TcpListener
 
 FIRST, LAST = DEFAULT_MESH_PORT, DEFAULT_MESH_PORT + MESH_PORT_TRIES - 1

@@ -9,8 +9,9 @@ import sys
 import pytest
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
+from meshd.link.net.one_port import PortTaken
 from meshd.link.tcp import bind
-from meshd.link.tcp.bind import PortTaken, accept_from, listen
+from meshd.link.tcp.bind import accept_from, listen
 
 from tests.conformance.links import has_ipv6
 from tests.conformance.run import run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.link.tcp.bind import PortTaken
+from meshd.link.net.one_port import PortTaken
 from meshd.link.udp.batch_socket import (
     BACKLOG_BYTES,
     ETHERNET_MTU,
