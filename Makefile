@@ -3,6 +3,8 @@
 SHELL := /bin/sh
 PYTHON ?= python3
 VENV := .venv
+# processes of `make test`: twice the cores of a small machine, as most of its tests wait for something
+JOBS ?= 4
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # what Debian and Ubuntu have to be given: a compiler, Python's venv, and what tests in network namespaces run
@@ -10,7 +12,8 @@ PACKAGES := build-essential ca-certificates git iproute2 nftables python3-venv
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "Variables: PYTHON=$(PYTHON) makes .venv; MESHD_CACHE=DIR holds native builds and models, beside other checkouts'."
+	@echo "Variables: PYTHON=$(PYTHON) makes .venv; MESHD_CACHE=DIR holds native builds and models, beside other checkouts';"
+	@echo "  JOBS=$(JOBS) is the number of processes of make test."
 
 $(INSTALLED): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -38,7 +41,7 @@ follow: $(INSTALLED) ## build and test native/mesh on another tree of llama.cpp:
 	@$(BIN)/python -m tests.native.follow $(SOURCE)
 
 test: build mesh ## run every test this machine can run, and say what was left out
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 watch: $(INSTALLED) ## run the unit tests of what differs from the last commit, again whenever a file is saved
 	@$(BIN)/python -m tests.watch

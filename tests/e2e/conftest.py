@@ -1,14 +1,15 @@
 """For the end-to-end tests: with fewer patches if asked for, and the sums of lost workers at the end."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e import models
 from tests.e2e.cutter import SEED
-from tests.e2e.losses import noted_losses, page, table
+from tests.e2e.losses import Loss, note_losses, noted_losses, page, table
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,6 +31,19 @@ def pytest_configure(config: pytest.Config) -> None:
         vars(models)["patched"] = lambda: found  # the tests import the name later
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of `pytest -n` hands over what it noted."""
+    output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["losses"] = [asdict(loss) for loss in noted_losses()]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """That process has ended. A crashed one has no output."""
+    note_losses(Loss(**fields) for fields in getattr(node, "workeroutput", {}).get("losses", ()))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     losses = noted_losses()
     if losses:
@@ -38,4 +52,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.write_line(line)
         if (target := config.getoption("--losses", None)) is not None:
             Path(target).write_text(page(losses, seed=SEED, today=date.today()), encoding="utf-8")
-    terminalreporter.write_line(f"links were cut by MESHD_SEED={SEED}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from meshd.base.tasks import Owner
 
 READ_BYTES = 64 << 10
-# Of where connections are cut: another one in each run, printed at its end; MESHD_SEED repeats a run.
+# Of where connections are cut: another one in each run, printed; MESHD_SEED repeats a run.
 SEED = int(os.environ.get("MESHD_SEED") or random.SystemRandom().randrange(1 << 31))
 MIN_CUT, MAX_CUT = 1 << 10, 64 << 10
 SLICE_SECONDS = 0.005  # a slowed direction sends so often

@@ -4,7 +4,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -73,8 +73,13 @@ def noted(place: str, state: str, kind: str, *, told_within: float = HANG_SECOND
 
 
 def noted_losses() -> Sequence[Loss]:
-    """Of this process, so far."""
+    """Of this process, so far, and those it was told of."""
     return _NOTED
+
+
+def note_losses(losses: Iterable[Loss]) -> None:
+    """What another process has noted."""
+    _NOTED.extend(losses)
 
 
 def page(losses: Sequence[Loss], *, seed: int, today: date) -> str:
