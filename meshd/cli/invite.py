@@ -30,6 +30,9 @@ DEFAULT_USES = "1"
 DEFAULT_ROLES = ("use", "work")
 MAX_NAMED = 20  # of those who joined by an invite
 ROLES = ("work", "use", "invite", "admin")
+USAGE = """meshd invite [--expires TIME] [--uses N] [--role R ...] [--json]
+       meshd invite ls [--json]
+       meshd invite revoke ID [--yes]"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--role",
         metavar="R",
         action="append",
-        help=f"role it grants, out of {', '.join(ROLES)}; repeatable (default: use and work)",
+        help="role to grant: work (lend devices), use (serve a model), invite (let others in), admin (ban "
+        "nodes); repeatable (default: use and work)",
     )
     parser.add_argument("--qr", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    below = parser.add_subparsers(dest="action", metavar="ls | revoke ID", parser_class=Parser)
+    parser.usage = USAGE
+    below = parser.add_subparsers(
+        dest="action", prog="meshd invite", help=argparse.SUPPRESS, parser_class=Parser
+    )
     listing = below.add_parser("ls", description="List the invites that this node created.")
     listing.add_argument("--json", action="store_true", help="print JSON, for scripts")
     revoking = below.add_parser(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from meshd import __version__
 from meshd.base.errors import MeshdError, UsageError
 from meshd.cli.options import NOT_HERE, Arguments, Parser, split_rest
 from meshd.cli.output import Output, standard
@@ -35,6 +34,7 @@ class Verb:
     """`load` imports the module. `rest`: arguments after `--` are kept for another program."""
 
     name: str
+    group: str
     help: str
     load: Callable[[], VerbModule]
     rest: bool = False
@@ -166,28 +166,40 @@ def _bench() -> VerbModule:
     return bench
 
 
+GROUPS = ("get started", "run", "watch and diagnose", "members", "share other services", "configure")
 VERBS: tuple[Verb, ...] = (
-    Verb("worker", "lend this machine's GPUs or CPU to the mesh", _worker),
-    Verb("serve", "serve a model across the mesh, with an OpenAI-compatible API", _serve, rest=True),
-    Verb("relay", "forward traffic between nodes that cannot reach each other (for a public host)", _relay),
-    Verb("status", "show what this node does, and what needs attention", _status),
-    Verb("peers", "list the other nodes and the connection to each", _peers),
-    Verb("ping", "measure the round trip to a node", _ping),
-    Verb("netcheck", "diagnose the network: NAT type, port mapping, what blocks connections", _netcheck),
-    Verb("doctor", "diagnose this machine: llama.cpp, devices, daemon", _doctor),
-    Verb("invite", "create, list and revoke invite tokens", _invite),
-    Verb("accept", "admit a node by the reply code that it printed", _accept),
-    Verb("revoke", "ban a node from the mesh", _revoke),
-    Verb("expose", "give chosen nodes access to a TCP service of this machine", _expose),
-    Verb("tunnel", "use a service that another node exposes", _tunnel),
-    Verb("leave", "leave the mesh", _leave),
-    Verb("mesh", "back up and restore the mesh's root key", _mesh),
-    Verb("stop", "stop the daemon and its children", _stop),
-    Verb("logs", "show the logs of the daemon and of llama.cpp", _logs),
-    Verb("config", "show the effective configuration, or write an example file", _config),
-    Verb("native", "build llama.cpp for this machine, or show the build", _native),
-    Verb("demo", "try it out: split a small model over two nodes on this machine", _demo),
-    Verb("bench", "run benchmarks", _bench),
+    Verb("doctor", GROUPS[0], "diagnose this machine: llama.cpp, devices, running node", _doctor),
+    Verb("native", GROUPS[0], "build llama.cpp for this machine, or show the build", _native),
+    Verb("demo", GROUPS[0], "try it out: split a small model over two nodes on this machine", _demo),
+    Verb("worker", GROUPS[1], "lend this machine's GPUs or CPU to the mesh", _worker),
+    Verb(
+        "serve",
+        GROUPS[1],
+        "serve a model across the mesh, through an OpenAI-compatible API",
+        _serve,
+        rest=True,
+    ),
+    Verb("relay", GROUPS[1], "forward traffic between nodes that cannot connect directly", _relay),
+    Verb("stop", GROUPS[1], "stop the node that runs on this machine", _stop),
+    Verb("status", GROUPS[2], "show what this node does, and what needs attention", _status),
+    Verb("peers", GROUPS[2], "list the other nodes and the connection to each", _peers),
+    Verb("logs", GROUPS[2], "show the logs of meshd and of llama.cpp", _logs),
+    Verb(
+        "netcheck",
+        GROUPS[2],
+        "diagnose the network: NAT type, port mapping, what blocks connections",
+        _netcheck,
+    ),
+    Verb("ping", GROUPS[2], "measure the round trip to a node", _ping),
+    Verb("bench", GROUPS[2], "run benchmarks", _bench),
+    Verb("invite", GROUPS[3], "create, list and revoke invite tokens", _invite),
+    Verb("accept", GROUPS[3], "let in a node that printed a reply code", _accept),
+    Verb("revoke", GROUPS[3], "ban a node from the mesh", _revoke),
+    Verb("leave", GROUPS[3], "leave the mesh", _leave),
+    Verb("mesh", GROUPS[3], "back up and restore the mesh's root key", _mesh),
+    Verb("expose", GROUPS[4], "give chosen nodes access to a TCP service of this machine", _expose),
+    Verb("tunnel", GROUPS[4], "use a service that another node exposes", _tunnel),
+    Verb("config", GROUPS[5], "show the effective configuration, or write an example file", _config),
 )
 
 
@@ -248,29 +260,38 @@ def _run(argv: list[str], out: Output) -> int:
 
 def _unknown(name: str) -> UsageError:
     if name in LATER:
-        return UsageError(f"`meshd {name}` is {NOT_HERE}", hint="run `meshd --help` for the verbs there are")
+        return UsageError(f"`meshd {name}` is {NOT_HERE}", hint="run `meshd --help` for the list")
     if name.startswith("-"):
-        return UsageError(f"unknown option `{name}`", hint="put a verb first; `meshd --help` lists them")
+        return UsageError(f"unknown option `{name}`", hint="put a command first; `meshd --help` lists them")
     import difflib
 
     near = difflib.get_close_matches(name, [verb.name for verb in VERBS], n=1)
     hint = f"try `meshd {near[0]}`" if near else "run `meshd --help` for the list"
-    return UsageError(f"unknown verb `{name}`", hint=hint)
+    return UsageError(f"unknown command `{name}`", hint=hint)
 
 
 def _help() -> str:
     lines = [
-        f"meshd {__version__}: run one GGUF model across several machines",
+        "Run one GGUF model across several machines.",
         "",
-        "usage: meshd VERB [OPTIONS]",
-        "       meshd --version",
+        "usage: meshd COMMAND [OPTIONS]",
         "",
-        "verbs:",
-        *(f"  {verb.name:<8}  {verb.help}" for verb in VERBS),
+        "examples:",
+        "  meshd worker                                  lend this machine; prints an invite token",
+        "  meshd serve --model model.gguf --join TOKEN   serve the model at http://127.0.0.1:8090/v1",
         "",
-        "`serve` makes this node a head, which loads the model; `worker` lends its devices to heads.",
-        "Run `meshd VERB --help` for a verb's options. A node keeps its state in $MESHD_HOME",
+    ]
+    for group in GROUPS:
+        lines += [
+            f"{group}:",
+            *(f"  {verb.name:<8}  {verb.help}" for verb in VERBS if verb.group == group),
+            "",
+        ]
+    lines += [
+        "A running `meshd worker` or `meshd serve` is a node (the daemon). It keeps its state in $MESHD_HOME",
         "(default: ~/.local/state/meshd; on macOS: ~/Library/Application Support/meshd).",
+        "",
+        "Run `meshd COMMAND --help` for a command's options, `meshd --version` for the version.",
     ]
     return "\n".join(lines)
 

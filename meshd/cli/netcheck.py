@@ -1,7 +1,7 @@
 """Diagnose the network of this machine: what is wrong, and what to do about it.
 
-The daemon makes the check; if none runs, or if servers are given, this command makes it. It contacts only the
-configured STUN servers and relays, and the router.
+The running node does the check; if none runs, or if you pass --stun or --relay, this command does it. It
+contacts only the configured STUN servers and relays, and the router.
 """
 
 import argparse
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--json, --cached, and what replaces the configuration."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     parser.add_argument(
-        "--cached", action="store_true", help="show the daemon's last result instead of a new check"
+        "--cached", action="store_true", help="show the running node's last result instead of a new check"
     )
     add_config_file(parser)
     add_keys(parser, OPTIONS)
@@ -52,7 +52,7 @@ def _reply(args: Arguments, out: Output) -> NetcheckReply:
     from meshd.daemon.netcheck import check_alone, servers_of
 
     servers = servers_of(config)
-    out.note("checking without the daemon; this takes some seconds")
+    out.note("checking without a running node; this takes some seconds")
     return check_alone(config, servers)
 
 

@@ -19,6 +19,15 @@ NOT_HERE = "not in this version"
 MOST_MILLISECONDS = 10_000
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Descriptions as they are written, and `FILE...` where argparse has `FILE [FILE ...]`."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        if action.nargs == argparse.ONE_OR_MORE:
+            return f"{action.metavar or default_metavar}..."
+        return super()._format_args(action, default_metavar)
+
+
 class Parser(argparse.ArgumentParser):
     """Like argparse's, but errors are raised for main to print, and no option may be cut short."""
 
@@ -27,7 +36,7 @@ class Parser(argparse.ArgumentParser):
             prog=prog,
             description=description,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=HelpFormatter,
         )
 
     def error(self, message: str) -> NoReturn:
@@ -49,7 +58,7 @@ def add_config_file(parser: argparse.ArgumentParser) -> None:
 def add_role_options(parser: argparse.ArgumentParser, role: str) -> None:
     """Every option of the verb `role`; values stay text, load() reads and judges them."""
     add_config_file(parser)
-    common = parser.add_argument_group("options of every daemon")
+    common = parser.add_argument_group("options of worker and serve")
     for key in KEYS:
         if key.option and role in key.roles:
             _add(common if key.roles == ROLES else parser, key)

@@ -1,8 +1,8 @@
-"""Forward traffic between nodes that cannot reach each other, on a host with a public address, until stopped.
+"""Forward traffic between nodes that cannot connect directly, until you stop it. Needs a public address.
 
-The only line on standard output is the relay's URL, which contains its key: start nodes with --relay URL. The
-traffic is encrypted between the nodes; the relay cannot read it, and cannot admit anyone to a mesh. Without
---mesh it serves any mesh, with low limits for each node.
+Prints the relay's URL, which contains its key, on standard output. Start nodes with --relay URL. The relay
+cannot read the traffic, which the nodes encrypt, and cannot admit anyone to a mesh. Without --mesh or --open
+it serves any mesh, with low limits for each node.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--second-host",
         metavar="ADDRESS",
         default="",
-        help="second address of this host, to detect kinds of NAT (default: found by itself)",
+        help="second address of this host, to detect kinds of NAT (default: detected)",
     )
     parser.add_argument(
         "--mesh",
@@ -48,19 +48,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rate",
-        metavar="SIZE",
+        metavar="RATE",
         help="bytes per second for each node, such as 2M; 0: no limit (default: 1M; with --mesh or "
         "--open, no limit)",
     )
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus over HTTP, on loopback only"
     )
-    parser.add_argument("--log-format", choices=("text", "json"), default="text", help="format of log lines")
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        metavar="text|json",
+        help="log format (default: text)",
+    )
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="info",
-        help="lowest level to log",
+        metavar="LEVEL",
+        help="lowest level to log: debug, info, warning or error (default: info)",
     )
 
 

@@ -1,7 +1,12 @@
-"""Serve a model across the workers of a mesh, with an OpenAI-compatible API, until stopped.
+"""Serve a model across a mesh, through an OpenAI-compatible API, until you stop it.
 
-Either start a worker first and join its mesh with --join, or start this first: without --join, the first
-start founds a mesh and prints an invite token for workers. Arguments after `--` go to llama-server unchanged.
+If a worker already runs, join its mesh with --join. Otherwise the first start creates a mesh and prints an
+invite token for workers. A restart needs no token. Arguments after `--` go to llama-server unchanged.
+
+examples:
+  meshd serve --model model.gguf --join @token.txt
+  meshd serve --model model.gguf --min-workers 2
+  meshd serve --model model.gguf --host 0.0.0.0 --api-key-file key
 """
 
 import argparse

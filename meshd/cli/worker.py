@@ -1,8 +1,12 @@
-"""Lend this machine's devices to a mesh, until stopped.
+"""Lend this machine's GPUs or CPU to a mesh, until you stop it.
 
-Without --join, the first start founds a mesh and prints an invite token, the only line on standard output. On
-the machine that serves the model (the head), run `meshd serve --model FILE --join TOKEN`. A restart needs no
-token.
+Without --join, the first start creates a mesh and prints an invite token on standard output; the log goes to
+standard error. A restart needs no token.
+
+examples:
+  meshd worker                                  create a mesh; download layers from the head
+  meshd worker --model model.gguf               use this machine's copy of the model file
+  meshd worker --join @token.txt --memory 8G    join a mesh, and lend at most 8 GiB per device
 """
 
 import argparse
@@ -15,6 +19,7 @@ from meshd.config import check, read_join
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All from the list of settings."""
     add_role_options(parser, "worker")
+    parser.usage = "meshd worker [OPTIONS]"
 
 
 def run(args: Arguments, out: Output) -> int:

@@ -15,8 +15,8 @@ LINK_KEYS: tuple[Key, ...] = (
         form=forms.ADDRESS,
         option="--listen",
         metavar="HOST:PORT",
-        help="mesh port, TCP and UDP; 0 picks a free one",
-        default="the last one used, else the first free from 17430",
+        help="address and port of the mesh, TCP and UDP; `:PORT` for all addresses; port 0 picks a free one",
+        default="all addresses, the port used last, else the first free from 17430",
         example='":17430"',
         more='"HOST:PORT", or ":PORT" for all addresses. If the port is taken, that is an error; '
         "without this setting the first free of 16 is used, and kept.",
@@ -28,7 +28,7 @@ LINK_KEYS: tuple[Key, ...] = (
         option="--links",
         metavar="KIND,…",
         list_separator=",",
-        help=f"kinds of link to use, out of {','.join(LINK_KINDS)}",
+        help=f"kinds of connection to use, separated by commas: {', '.join(LINK_KINDS)}",
         default="all",
         more="Restrict them only to find a fault.",
     ),
@@ -40,7 +40,7 @@ LINK_KEYS: tuple[Key, ...] = (
         metavar="HOST:PORT",
         repeat=True,
         list_separator=",",
-        help="STUN server that tells this node its public address; repeatable; none disables STUN",
+        help="STUN server, which tells this node its public address; repeatable; `none` disables STUN",
         more="Needed for hole punching. [] disables STUN; relays and other members are then asked instead.",
     ),
     Key(
@@ -103,7 +103,7 @@ LINK_KEYS: tuple[Key, ...] = (
         form=choice("auto", "on", "off"),
         option="--compress",
         metavar="auto|on|off",
-        help="compress traffic to and from workers: on, off, or auto, on slow paths only",
+        help="compress traffic to and from workers; auto: only on slow connections",
         more='A path within a machine or a wired network is not slow. With "off", a worker accepts no '
         "compressed traffic.",
     ),

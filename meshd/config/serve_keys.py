@@ -13,7 +13,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         option="--model",
         metavar="FILE",
         roles=("serve",),
-        help="GGUF file to serve",
+        help="GGUF file to serve; of a model in several parts, any one of them",
         needed=True,
         example='"models/SmolLM2.gguf"',
         more="`meshd serve` needs one.",
@@ -25,7 +25,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         option="--host",
         metavar="HOST",
         roles=("serve",),
-        help="address of the API; other than loopback requires --api-key-file",
+        help="address of the API; any other than loopback needs --api-key-file",
     ),
     Key(
         section="serve",
@@ -54,7 +54,8 @@ SERVE_KEYS: tuple[Key, ...] = (
         metavar="A,B,…",
         roles=("serve",),
         list_separator=",",
-        help="share of the layers per device: workers as `meshd status` lists them, then this node's devices",
+        help="share of the layers per device: the workers' in the order of `meshd status`, then this node's "
+        "GPUs (its CPU if it has none)",
         default="by free memory",
     ),
     Key(
@@ -79,7 +80,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         repeat=True,
         list_separator=",",
         help="device of this node to compute on; repeatable; `none`: all layers go to the workers",
-        default="all GPUs, and the CPU",
+        default="all GPUs; the CPU too where they are not enough",
         more='["none"] leaves all layers to the workers.',
     ),
     Key(
@@ -91,7 +92,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         roles=("serve",),
         repeat=True,
         list_separator=",",
-        help="plain llama.cpp rpc-server, neither encrypted nor authenticated; repeatable",
+        help="plain llama.cpp rpc-server to use as well, neither encrypted nor authenticated; repeatable",
         more="Only for networks that you trust.",
     ),
     Key(
@@ -122,7 +123,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         option="--activations",
         metavar="f32|f16",
         roles=("serve",),
-        help="format of activations on the network: f32, or f16: half the bytes, rounded",
+        help="format of activations on the network; f16 halves the traffic, and rounds",
         more="With f16 answers may differ.",
     ),
     Key(

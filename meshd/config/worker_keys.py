@@ -14,7 +14,9 @@ WORKER_KEYS: tuple[Key, ...] = (
         roles=("worker",),
         repeat=True,
         list_separator=":",
-        help="GGUF file on this worker; repeatable; without one, it downloads its layers from the head",
+        help="this machine's copy of a model that heads serve; repeatable; of a model in several parts, any "
+        "one of them",
+        default="none: layers are downloaded from the head",
         more="The worker finds its share of a model's weights there, by content.",
     ),
     Key(
@@ -63,7 +65,7 @@ WORKER_KEYS: tuple[Key, ...] = (
         option="--keep-weights",
         metavar="SIZE",
         roles=("worker",),
-        help="maximum disk space for downloaded weights; 0 keeps none",
+        help="how much of the downloaded weights to keep on disk for later loads; 0 keeps none",
         default="20G",
         example='"20G"',
         more="They are in the cache (`tensors`); the least recently used go first, and half "

@@ -21,7 +21,7 @@ def find(text: str, *, me: PeerId, names: Mapping[PeerId, str]) -> PeerId:
         found.sort(key=lambda peer: peer != me)
         shown = ", ".join("this node" if peer == me else peer.short for peer in found)
         raise UserError(
-            f"`{text}` fits {len(found)} nodes: {shown}",
+            f"`{text}` matches {len(found)} nodes: {shown}",
             hint="give the first ten characters of its id, or more",
         )
     if found == [me]:

@@ -288,7 +288,7 @@ def test_a_node_is_found_by_name_or_id_and_never_by_guessing() -> None:
                     find(mine)
             assert one.mesh._peers[other.peer].connection.view.name == "carl"
             one.mesh._peers[other.peer].connection.view.name = "bert"
-            with pytest.raises(UserError, match="fits 2 nodes") as caught:
+            with pytest.raises(UserError, match="matches 2 nodes") as caught:
                 find("bert")
             assert str(other.peer)[:10] in caught.value.what
             one.mesh._peers[other.peer].connection.view.name = "anna"
@@ -314,7 +314,7 @@ def test_a_member_that_takes_the_id_of_another_one_for_its_name_is_not_found_by_
             await one.sees(victim, PeerState.CONNECTED)
             for text in (whole, whole.upper(), whole[:10], whole[:20], "bert"):
                 assert one.mesh.find(text) == victim.peer
-            with pytest.raises(UserError, match="fits 2 nodes"):
+            with pytest.raises(UserError, match="matches 2 nodes"):
                 one.mesh.find(whole[:4])
             assert {peer.name for peer in one.mesh.peers()} == {
                 "bert",
@@ -329,7 +329,9 @@ def test_a_member_that_takes_the_id_of_another_one_for_its_name_is_not_found_by_
             for text in (whole, whole[:10]):  # nobody takes its place
                 with pytest.raises(UnknownPeer):
                     one.mesh.find(text)
-            with pytest.raises(UserError, match="fits 2 nodes"):  # it is remembered elsewhere, say as a grant
+            with pytest.raises(
+                UserError, match="matches 2 nodes"
+            ):  # it is remembered elsewhere, say as a grant
                 one.mesh.find(whole[:4], [victim.peer])
 
     run(main())

@@ -104,9 +104,11 @@ class Standings:
             self._ends.pop(worker.peer, None)
             return
         count = 1 + self._ended_before(worker.peer)
-        done = f"it ended {count} leases soon after the load"
+        done = f"it failed {count} times soon after loading"
         if in_doubt:
-            done = f"it ended {count} leases soon, or those did that it pushes to or takes from"
+            done = (
+                f"it, or a worker that it exchanges activations with, failed {count} times soon after loading"
+            )
         self._leave_out(worker, count, f"{done}, the last because {why}", now)
 
     def hung(self, worker: PeerStatus, why: str, now: float) -> None:

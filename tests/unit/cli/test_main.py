@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd import __version__
 from meshd.cli import main
-from meshd.cli.main import LATER, VERBS
+from meshd.cli.main import GROUPS, LATER, VERBS
 from meshd.cli.options import Parser
 
 from .shell import meshd, raises_nothing_else, refused
@@ -19,14 +19,19 @@ NAMES = [verb.name for verb in VERBS]
 def test_help_lists_every_verb_and_none_of_later(argv: list[str]) -> None:
     ran = meshd(*argv)
     assert (ran.code, ran.err) == (0, "")
-    listed = [line.split()[0] for line in ran.out.split("verbs:\n")[1].split("\n\n")[0].splitlines()]
+    parts = [part.splitlines() for part in ran.out.split("\n\n")]
+    groups = {
+        lines[0].removesuffix(":"): lines[1:] for lines in parts if lines[0].removesuffix(":") in GROUPS
+    }
+    assert tuple(groups) == GROUPS
+    listed = [line.split()[0] for lines in groups.values() for line in lines]
     assert listed == NAMES
     assert not set(listed) & LATER
 
 
 def test_nothing_at_all_is_no_command() -> None:
     ran = meshd()
-    assert (ran.code, ran.out) == (2, "") and "usage: meshd VERB" in ran.err
+    assert (ran.code, ran.out) == (2, "") and "usage: meshd COMMAND" in ran.err
 
 
 @pytest.mark.parametrize("verb", sorted(LATER))
@@ -50,8 +55,8 @@ def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
     ("argv", "words"),
     [
         (["staus"], "try `meshd status`"),
-        (["xyzzy"], "unknown verb `xyzzy`"),
-        (["--json"], "put a verb first"),
+        (["xyzzy"], "unknown command `xyzzy`"),
+        (["--json"], "put a command first"),
         (["status", "--bogus"], "unrecognized arguments: --bogus"),
         (["status", "extra"], "unrecognized arguments: extra"),
         (["status", "--js"], "unrecognized arguments: --js"),  # options may not be cut short

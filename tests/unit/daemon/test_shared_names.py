@@ -129,7 +129,7 @@ def test_a_tunnel_is_closed_by_a_name_that_only_one_tunnel_fits() -> None:
         answers = TunnelAnswers(cast(PeerMesh, mesh), cast(OwnTunnels, tunnels))
         closed = await answers.close_tunnels(TunnelCloseRequest(peer="vm", service="web"))
         assert [view.peer for view in closed.tunnels] == [str(ONE)]
-        with pytest.raises(UserError, match="`vm` fits 2 nodes"):
+        with pytest.raises(UserError, match="`vm` matches 2 nodes"):
             await answers.close_tunnels(TunnelCloseRequest(peer="vm", service="db"))
         await answers.close_tunnels(TunnelCloseRequest(peer=OTHER.short, service="db"))
         assert tunnels.to == [(ONE, "db")]

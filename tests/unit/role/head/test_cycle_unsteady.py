@@ -41,7 +41,7 @@ def test_a_worker_that_ends_its_leases_soon_is_done_without(tmp_path: Path) -> N
                 await end_lease(serve, bad)
             assert await ready(serve) == {"head", "good"}
             reason = model_of(serve).reason
-            assert "worker bad is left out for 60 s: it ended 3 leases soon after the load" in reason
+            assert "worker bad is left out for 60 s: it failed 3 times soon after loading" in reason
             assert "exit code 1" in reason
 
     run(main())

@@ -104,7 +104,7 @@ def test_a_lease_that_lasts_wipes_the_slate_and_a_reconnect_does_not() -> None:
     why = standings.unsteady(BAD.peer, 0.0)
     assert (
         why
-        == "worker bad is left out for 60 s: it ended 3 leases soon after the load, the last because it went"
+        == "worker bad is left out for 60 s: it failed 3 times soon after loading, the last because it went"
     )
     assert standings.unsteady(GOOD.peer, 0.0) is None
     standings.ended(BAD, "it went", 1000.0, lasted=STEADY_SECONDS)
@@ -134,7 +134,9 @@ def test_what_was_in_doubt_counts_for_both_and_hinders_nobody_who_is_needed() ->
     for worker in (BAD, GOOD):
         for _ in range(ENDS):
             standings.ended(worker, "it went", 0.0, lasted=0.0, in_doubt=True)
-        assert "or those did that it pushes to" in (standings.unsteady(worker.peer, 0.0) or "")
+        assert "or a worker that it exchanges activations with" in (
+            standings.unsteady(worker.peer, 0.0) or ""
+        )
         assert standings.why_not(worker, 0.0) is None
 
 
