@@ -288,7 +288,8 @@ def _help() -> str:
             "",
         ]
     lines += [
-        "A running `meshd worker` or `meshd serve` is a node (the daemon). It keeps its state in $MESHD_HOME",
+        "A running `meshd worker` or `meshd serve` is a node, or daemon; one that serves is a head.",
+        "A node keeps its state in $MESHD_HOME",
         "(default: ~/.local/state/meshd; on macOS: ~/Library/Application Support/meshd).",
         "",
         "Run `meshd COMMAND --help` for a command's options, `meshd --version` for the version.",

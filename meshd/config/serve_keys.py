@@ -80,7 +80,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         repeat=True,
         list_separator=",",
         help="device of this node to compute on; repeatable; `none`: all layers go to the workers",
-        default="all GPUs; the CPU too where they are not enough",
+        default="all GPUs; the CPU for what does not fit, or beside workers without GPUs",
         more='["none"] leaves all layers to the workers.',
     ),
     Key(
@@ -102,7 +102,8 @@ SERVE_KEYS: tuple[Key, ...] = (
         option="--load-mode",
         metavar="MODE",
         roles=("serve",),
-        help=f"how llama-server reads the file: {', '.join(LOAD_MODES)}",
+        help="how llama-server reads the model file: none (plain reads), mmap, mlock, mmap+mlock, dio "
+        "(direct I/O), or auto (mmap where the devices allow it)",
         default="none",
         example='"mmap"',
     ),
@@ -123,7 +124,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         option="--activations",
         metavar="f32|f16",
         roles=("serve",),
-        help="format of activations on the network; f16 halves the traffic, and rounds",
+        help="format of activations on the network; f16 halves the traffic, at a small loss of precision",
         more="With f16 answers may differ.",
     ),
     Key(
