@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         nargs="+",
         default=[],
-        help="serve only this mesh (`mesh.id` of `meshd status --json`); repeatable (default: any)",
+        help="serve only these meshes (`mesh.id` of `meshd status --json`) (default: any)",
     )
     parser.add_argument(
         "--open", action="store_true", help="serve any mesh without the low limits for each node"

@@ -7,6 +7,7 @@ examples:
   meshd worker                                  create a mesh; download layers from the head
   meshd worker --model model.gguf               use this machine's copy of the model file
   meshd worker --join @token.txt --memory 8G    join a mesh, and lend at most 8 GiB per device
+  meshd worker --device CUDA0 CUDA1             lend two of this machine's GPUs
 """
 
 import argparse

@@ -40,7 +40,7 @@ LINK_KEYS: tuple[Key, ...] = (
         metavar="HOST:PORT",
         repeat=True,
         list_separator=",",
-        help="STUN server, which tells this node its public address; repeatable; `none` disables STUN",
+        help="STUN servers, which tell this node its public address; `none` disables STUN",
         more="Needed for hole punching. [] disables STUN; relays and other members are then asked instead.",
     ),
     Key(
@@ -51,7 +51,7 @@ LINK_KEYS: tuple[Key, ...] = (
         metavar="URL",
         repeat=True,
         list_separator=",",
-        help="URL of a relay, as `meshd relay` prints it; repeatable",
+        help="URLs of relays, as `meshd relay` prints them",
     ),
     Key(
         section="links",

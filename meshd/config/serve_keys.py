@@ -13,7 +13,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         option="--model",
         metavar="FILE",
         roles=("serve",),
-        help="GGUF file to serve; of a model in several parts, any one of them",
+        help="GGUF file to serve; for a model in several parts, name any one",
         needed=True,
         example='"models/SmolLM2.gguf"',
         more="`meshd serve` needs one.",
@@ -79,8 +79,8 @@ SERVE_KEYS: tuple[Key, ...] = (
         roles=("serve",),
         repeat=True,
         list_separator=",",
-        help="device of this node to compute on; repeatable; `none`: all layers go to the workers",
-        default="all GPUs; the CPU for what does not fit, or beside workers without GPUs",
+        help="devices of this node to compute on; `none`: all layers go to the workers",
+        default="all GPUs, and the CPU for layers that fit nowhere else; the CPU alone if no node has a GPU",
         more='["none"] leaves all layers to the workers.',
     ),
     Key(
@@ -92,7 +92,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         roles=("serve",),
         repeat=True,
         list_separator=",",
-        help="plain llama.cpp rpc-server to use as well, neither encrypted nor authenticated; repeatable",
+        help="plain llama.cpp rpc-servers to use as well, neither encrypted nor authenticated",
         more="Only for networks that you trust.",
     ),
     Key(
@@ -157,7 +157,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         roles=("serve",),
         repeat=True,
         list_separator=",",
-        help="additional host name under which clients may call the API; repeatable",
+        help="additional host names under which clients may call the API",
         more="Omit the port. Loopback, this machine's own names and plain addresses are always allowed.",
     ),
     Key(
@@ -169,7 +169,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         roles=("serve",),
         repeat=True,
         list_separator=",",
-        help="website whose pages may call the API, such as https://chat.example; repeatable",
+        help="websites whose pages may call the API, such as https://chat.example",
         more="Scheme, host and port, as the browser shows them.",
     ),
     Key(

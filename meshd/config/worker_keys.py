@@ -14,9 +14,9 @@ WORKER_KEYS: tuple[Key, ...] = (
         roles=("worker",),
         repeat=True,
         list_separator=":",
-        help="this machine's copy of a model that heads serve; repeatable; of a model in several parts, any "
-        "one of them",
-        default="none: layers are downloaded from the head",
+        help="local copies of model files that heads serve, so that nothing is downloaded; for a model in "
+        "several parts, name any one",
+        default="download layers from the head",
         more="The worker finds its share of a model's weights there, by content.",
     ),
     Key(
@@ -28,7 +28,7 @@ WORKER_KEYS: tuple[Key, ...] = (
         roles=("worker",),
         repeat=True,
         list_separator=",",
-        help="device to lend, as `meshd doctor` names it; repeatable",
+        help="devices to lend, as `meshd doctor` names them",
         default="all GPUs, else the CPU",
         more='Names are "CPU", "CUDA0", "Metal" and the like.',
     ),
