@@ -89,7 +89,6 @@ def test_the_readme_has_the_commands_that_matter() -> None:
     for wanted in (
         "make demo",
         "make build",
-        "meshd native build",
         "meshd worker",
         "meshd serve",
         "meshd status",
