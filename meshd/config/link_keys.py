@@ -16,7 +16,7 @@ LINK_KEYS: tuple[Key, ...] = (
         option="--listen",
         metavar="HOST:PORT",
         help="address and port of the mesh, TCP and UDP; `:PORT` for all addresses; port 0 picks a free one",
-        default="all addresses, the port used last, else the first free from 17430",
+        default="all addresses; the port used last, or the first free one from 17430 up",
         example='":17430"',
         more='"HOST:PORT", or ":PORT" for all addresses. If the port is taken, that is an error; '
         "without this setting the first free of 16 is used, and kept.",
