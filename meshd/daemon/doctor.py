@@ -18,7 +18,7 @@ from meshd.daemon.native_check import check_native
 from meshd.daemon.role_runtime import find_native
 from meshd.model.operations import USUAL
 from meshd.process.run import run_to_end
-from meshd.role.interface import Native
+from meshd.role.interface import NativeBuild, RolePaths
 from meshd.role.native.device_trial import Fitness
 from meshd.role.native.devices import list_devices
 from meshd.wire.native import UNKNOWN
@@ -97,13 +97,13 @@ def _build(config: Config) -> Iterator[Finding]:
         yield Finding("llama.cpp", "ok", f"{native.version.pin[:12]}, {patches}, in {where}")
 
 
-def _patches(native: Native) -> str:
+def _patches(native: NativeBuild) -> str:
     if native.version.pin == UNKNOWN:
         return "built by others"  # it is asked below
     return f"patches {native.version.patches[:12]}" if native.patched else "without meshd's patches"
 
 
-async def _native(native: Native, logs: Path) -> list[Finding]:
+async def _native(native: NativeBuild, logs: Path) -> list[Finding]:
     found = []
     try:
         native = await check_native(native, protocol=read_pin().rpc_protocol, logs=logs, head=True)
@@ -116,7 +116,7 @@ async def _native(native: Native, logs: Path) -> list[Finding]:
         devices = await list_devices(
             native.rpc_server, patched=native.patched, machine="", run_to_end=run_to_end, log=log
         )
-        fitness = Fitness(native, run_to_end, logs=logs, kept=None, machine="")
+        fitness = Fitness(native, run_to_end, RolePaths(logs=logs, sockets=logs), machine="")
         for device, why in zip(devices, await fitness.unfit(devices, USUAL, _silent), strict=True):
             free, total = in_bytes(device.free_bytes), in_bytes(device.total_bytes)
             what = f"{device.name}, {free} of {total} free"

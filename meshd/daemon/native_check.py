@@ -18,7 +18,7 @@ from meshd.process.interface import ChildFailed, ChildSpec
 from meshd.process.ports import HOST, listening_socket
 from meshd.process.ready import port_open
 from meshd.process.run import run_to_end
-from meshd.role.interface import Native
+from meshd.role.interface import NativeBuild
 from meshd.role.native.command_lines import REPORT_VARIABLE
 from meshd.rpc import probe
 from meshd.rpc.protocol import ANSWER
@@ -35,7 +35,7 @@ ONE_BUILD = "name a directory with the programs of a single build, or omit --nat
 _HELLO_BYTES = 1024  # more than any version of it takes
 
 
-async def check_native(native: Native, *, protocol: str, logs: Path, head: bool) -> Native:
+async def check_native(native: NativeBuild, *, protocol: str, logs: Path, head: bool) -> NativeBuild:
     """`native` as it is; `protocol` is ours, as `7.0.0`; `head`: llama-server is looked at, too.
 
     Raises UserError that says what is wrong with the binaries, and what to do.

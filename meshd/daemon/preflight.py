@@ -16,7 +16,7 @@ from meshd.gateway.interface import GatewayConfig
 from meshd.identity.keystore import Home
 from meshd.process.run import run_to_end
 from meshd.role.head.llama_args import read_extra
-from meshd.role.interface import Native
+from meshd.role.interface import NativeBuild
 from meshd.role.native.devices import list_devices, pick
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
@@ -39,7 +39,7 @@ class Claims:
     _held: contextlib.ExitStack
 
     @classmethod
-    async def make(cls, role: str, config: Config, native: Native, home: Home) -> Self:
+    async def make(cls, role: str, config: Config, native: NativeBuild, home: Home) -> Self:
         """Raises UserError for the first thing that cannot be had."""
         if role == "serve":
             read_extra(config.serve.llama_args)
@@ -69,7 +69,7 @@ def _content_store(config: Config, cache: HashCache) -> DiskContentStore:
     return DiskContentStore(config.paths.cache / "tensors", limit=config.worker.keep_weights, cache=cache)
 
 
-async def _check_devices(role: str, config: Config, native: Native) -> None:
+async def _check_devices(role: str, config: Config, native: NativeBuild) -> None:
     asked = config.worker.devices if role == "worker" else config.serve.devices
     names = [name for name in asked if name not in OF_EVERY_HEAD]
     if names:

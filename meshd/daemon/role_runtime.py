@@ -7,12 +7,12 @@ import os
 import secrets
 import socket
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from meshd.admin.place import socket_folder
 from meshd.base import log
-from meshd.base.errors import MeshdError, UserError
+from meshd.base.errors import UserError
 from meshd.base.listening import listen_in, remove_stale
 from meshd.base.stopped import is_stopped
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
@@ -22,7 +22,7 @@ from meshd.build.pin import read_pin
 from meshd.config import Config
 from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import PeerId
-from meshd.peer.interface import Mesh, MetadataValue
+from meshd.peer.interface import Mesh
 from meshd.process.child import OwnedChild
 from meshd.process.connections import Address, ConnectionOwners
 from meshd.process.handover import OrderPipe, ReportPipe, pipe_with
@@ -31,18 +31,18 @@ from meshd.process.ports import HOST, listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.process.run import run_to_end
 from meshd.process.spent import spent
-from meshd.role.interface import Kit, Native
+from meshd.role.interface import NativeBuild, Processes, RolePaths, RoleRuntime, TunnelRequest, Tunnels
 from meshd.tunnel.compressed import VERSION
 from meshd.tunnel.compression_policy import judge
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
-from meshd.tunnel.interface import IsOurs, SavedWeights, Watching
+from meshd.tunnel.interface import OwnerCheck
 from meshd.wire.native import NativeVersion
 
 LOG = log.get("daemon")
 
 
-def find_native(config: Config, *, head: bool = True) -> Native:
+def find_native(config: Config, *, head: bool = True) -> NativeBuild:
     """The binaries in use; a worker (not `head`) needs no llama-server. Raises UserError without them."""
     info: NativeInfo | None
     if config.paths.native_bin is not None:
@@ -58,7 +58,7 @@ def find_native(config: Config, *, head: bool = True) -> Native:
         rpc=read_pin().rpc_protocol, pin=info.pin, patches=info.patches_sha256, backend=info.backend
     )
     server = info.binaries.get(LLAMA_SERVER, info.bin_dir / LLAMA_SERVER)  # a worker starts none
-    return Native(info.binaries[RPC_SERVER], server, info.patched, version)
+    return NativeBuild(info.binaries[RPC_SERVER], server, info.patched, version)
 
 
 def machine_id(mesh: bytes) -> str:
@@ -70,65 +70,63 @@ def machine_id(mesh: bytes) -> str:
     return hashlib.sha256(b"meshd machine\0" + mesh + seed).hexdigest()[:32]
 
 
-def make_kit(config: Config, mesh: Mesh, native: Native) -> Kit:
+def make_runtime(config: Config, mesh: Mesh, native: NativeBuild) -> RoleRuntime:
     """All of it, for one daemon."""
-    run_dir = _folder_of_sockets(config.paths.home)
-    owners = ConnectionOwners()
-
-    def make_tunnel(
-        *,
-        peer: PeerId,
-        service: str,
-        metadata: Mapping[str, MetadataValue],
-        secret: bytes,
-        owner_pid: Callable[[], int | None] | None,
-        saved: SavedWeights | None,
-        on_broken: Callable[[MeshdError], None],
-        compressed: int = 0,
-        always: bool = False,
-        watch: Watching | None = None,
-        greeting: bytes = b"",
-    ) -> Forward:
-        takes = compressed == VERSION
-        return Forward(
-            mesh=mesh,
-            peer=peer,
-            service=service,
-            metadata=metadata,
-            secret=secret,
-            is_ours=None if secret or owner_pid is None else _owned_by(owner_pid, owners),
-            listen=run_dir if secret else (HOST, 0),  # who shows a secret is patched, and knows both
-            saved=saved,
-            watch=watch,
-            greeting=greeting,
-            on_broken=on_broken,
-            compresses=lambda: takes and _compresses(config.links.compress, mesh, peer, always=always),
-        )
-
-    return Kit(
+    sockets = _folder_of_sockets(config.paths.home)
+    return RoleRuntime(
         mesh=mesh,
         native=native,
+        processes=make_processes(sockets),
+        tunnels=Tunnels(
+            open=functools.partial(_open_tunnel, config.links.compress, mesh, sockets, ConnectionOwners()),
+            connect_through=connect_through,
+            random=secrets.token_bytes,
+            compressed=0 if config.links.compress == "off" else VERSION,
+            always_compressed=config.links.compress == "on",
+        ),
+        paths=RolePaths(
+            logs=config.paths.logs, sockets=sockets, trial_cache=config.paths.cache / "device-trials"
+        ),
+    )
+
+
+def make_processes(sockets: Path) -> Processes:
+    """Real ones; their unix sockets lie in this folder."""
+    return Processes(
         make_child=_make_child,
         run_to_end=run_to_end,
-        make_tunnel=make_tunnel,
-        connect_through=connect_through,
         http_ready=_answers,
         line_ready=LineSeen,
         port_open=port_open,
+        first_token=_first_token,
         hand_over=pipe_with,
         make_report=ReportPipe,
         make_orders=OrderPipe,
-        listening=functools.partial(_listening, run_dir),
+        unix_listener=functools.partial(_listening, sockets),
         free_port=_free_port,
-        one_token=_one_token,
         is_stopped=is_stopped,
-        spent=spent,
-        random=secrets.token_bytes,
-        logs=config.paths.logs,
-        run_dir=run_dir,
-        passed_trials=config.paths.cache / "device-trials",
-        compressed=0 if config.links.compress == "off" else VERSION,
-        always_compressed=config.links.compress == "on",
+        usage=spent,
+    )
+
+
+def _open_tunnel(
+    setting: str, mesh: Mesh, sockets: Path, owners: ConnectionOwners, asked: TunnelRequest
+) -> Forward:
+    takes = asked.compressed == VERSION
+    owner_pid, secret = asked.owner_pid, asked.secret
+    return Forward(
+        mesh=mesh,
+        peer=asked.peer,
+        service=asked.service,
+        metadata=asked.metadata,
+        secret=secret,
+        owner_check=None if secret or owner_pid is None else _owned_by(owner_pid, owners),
+        listen=sockets if secret else (HOST, 0),  # who shows a secret is patched, and knows both
+        saved=asked.saved,
+        watch=asked.watch,
+        greeting=asked.greeting,
+        on_broken=asked.on_broken,
+        compresses=lambda: takes and _compresses(setting, mesh, asked.peer, always=asked.always),
     )
 
 
@@ -161,26 +159,26 @@ def _make_private(place: Path) -> None:
         place.chmod(0o600)
 
 
-async def _one_token(place: Path) -> ReadyReport:
+async def _first_token(place: Path) -> ReadyReport:
     from meshd.gateway.ready import one_token  # aiohttp: 11 MB that a worker does without
 
     return await one_token(place)
 
 
-def _owned_by(pid: Callable[[], int | None], owners: ConnectionOwners) -> IsOurs:
+def _owned_by(pid: Callable[[], int | None], owners: ConnectionOwners) -> OwnerCheck:
     """For a stock llama-server, which shows no secret: the system must say that the connection is its own.
 
     Where it does not tell, whoever reaches the loopback port is taken for it, and that is said once.
     """
 
-    async def is_ours(client: Address, server: Address) -> bool:
+    async def owned_by_child(client: Address, server: Address) -> bool:
         child = pid()
         owns = child is not None and await owners.process_has(child, client, server)
         if owns is None:
             _warn_owner_unknown()
         return owns is not False
 
-    return is_ours
+    return owned_by_child
 
 
 @functools.cache  # once a daemon

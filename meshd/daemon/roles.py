@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from meshd.config import Config
 from meshd.daemon.member_node import Estate
 from meshd.daemon.preflight import Claims
-from meshd.daemon.role_runtime import machine_id, make_kit
-from meshd.role.interface import Native, RunningRole
+from meshd.daemon.role_runtime import machine_id, make_runtime
+from meshd.role.interface import NativeBuild, RunningRole
 from meshd.role.worker.cycle import Worker, WorkerOptions, check_may_work
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ class BuiltRole:
 
 
 async def build_role(
-    name: str, *, config: Config, native: Native, estate: Estate, claims: Claims
+    name: str, *, config: Config, native: NativeBuild, estate: Estate, claims: Claims
 ) -> BuiltRole:
     """Raises MeshdError when the role cannot be played here."""
-    kit = make_kit(config, estate.mesh, native)
+    runtime = make_runtime(config, estate.mesh, native)
     machine = machine_id(estate.membership.mesh.raw)
     if name == "worker":
         check_may_work(estate.membership.roles)
@@ -36,7 +36,7 @@ async def build_role(
         options = WorkerOptions(
             devices=lent.devices, memory=lent.memory, threads=lent.threads, machine=machine
         )
-        worker = Worker(kit, claims.files, options, claims.store)
+        worker = Worker(runtime, claims.files, options, claims.store)
         await worker.prepare()
         return BuiltRole(worker, None)
     # what a worker does without; aiohttp alone is 11 MB
@@ -46,7 +46,7 @@ async def build_role(
 
     serve = config.serve
     head = Serve(
-        kit,
+        runtime,
         claims.files[0],
         HeadOptions(
             min_workers=serve.min_workers,

@@ -25,7 +25,7 @@ from meshd.daemon.tunnels import make_tunnels
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
 from meshd.link.net import local_addresses
-from meshd.role.interface import Native
+from meshd.role.interface import NativeBuild
 from meshd.tunnel.user_tunnels import OwnTunnels
 
 ADDRESS_SECONDS = 2.0  # how often this machine's addresses are looked at
@@ -101,7 +101,7 @@ class Daemon:
         finally:
             claims.release()
 
-    async def _find_native(self) -> Native:
+    async def _find_native(self) -> NativeBuild:
         """The binaries in use; those that the user names are tried. Raises UserError."""
         paths = self._config.paths
         native = find_native(self._config, head=self._role == "serve")
@@ -110,7 +110,7 @@ class Daemon:
         protocol = read_pin().rpc_protocol
         return await check_native(native, protocol=protocol, logs=paths.logs, head=self._role == "serve")
 
-    async def _live(self, key: KeyPair, entered: Entered, native: Native, claims: Claims) -> None:
+    async def _live(self, key: KeyPair, entered: Entered, native: NativeBuild, claims: Claims) -> None:
         """As a member, in its role."""
         estate = Estate(
             config=self._config,

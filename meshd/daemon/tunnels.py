@@ -29,7 +29,7 @@ from meshd.identity.keystore import Home
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.naming import UnknownPeer
 from meshd.process.connections import Address, ConnectionOwners
-from meshd.tunnel.interface import IsOurs, TunnelStatus
+from meshd.tunnel.interface import OwnerCheck, TunnelStatus
 from meshd.tunnel.user_tunnels import OwnTunnels
 
 TUNNELS_BLOB = "tunnels"
@@ -40,23 +40,23 @@ LOG = log.get("tunnel")
 def make_tunnels(mesh: PeerMesh, home: Home) -> OwnTunnels:
     """As they were at the last stop. Raises UserError when their file is damaged."""
     tunnels = OwnTunnels(
-        mesh=mesh, save=lambda data: home.keep_blob(TUNNELS_BLOB, data), is_ours=of_this_user()
+        mesh=mesh, save=lambda data: home.keep_blob(TUNNELS_BLOB, data), owned_by_user=of_this_user()
     )
     tunnels.load(home.read_blob(TUNNELS_BLOB), file=str(home.path / f"{TUNNELS_BLOB}.blob"))
     return tunnels
 
 
-def of_this_user() -> IsOurs:
+def of_this_user() -> OwnerCheck:
     """A tunnel on loopback is for the programs of whoever runs this daemon, as its control socket is."""
     owners = ConnectionOwners()
 
-    async def is_ours(client: Address, server: Address) -> bool:
+    async def owned_by_user(client: Address, server: Address) -> bool:
         owns = await owners.user_has(os.getuid(), client, server)
         if owns is None:
             _warn_user_unknown()
         return owns is not False
 
-    return is_ours
+    return owned_by_user
 
 
 @functools.cache  # once a daemon

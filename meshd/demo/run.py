@@ -62,7 +62,7 @@ async def _demo(args: DemoArgs, out: DemoOutput, folder: Path) -> None:
         await fleet.start_workers(owner)
         out.progress("starting the head")
         head = await fleet.start_head(owner)
-        status = await head.until(ready_or_raise, told=lambda status: _tell(status, out))
+        status = await head.until(ready_or_raise, on_status=lambda status: _tell(status, out))
         _show_split(status, out)
         tokens = await _chat(fleet.api_url(status), args.prompt or PROMPT, out)
         _show_wire(status, await head.status(), tokens, out)

@@ -98,7 +98,7 @@ class LocalNode:
         return await asyncio.to_thread(ask, self.spec.home, StatusRequest())
 
     async def until(
-        self, ready: Callable[[Status], bool], *, told: Callable[[Status], None] | None = None
+        self, ready: Callable[[Status], bool], *, on_status: Callable[[Status], None] | None = None
     ) -> Status:
         """Wait until the status says so. Raises ChildFailed when the daemon ends before."""
         while True:
@@ -110,8 +110,8 @@ class LocalNode:
             else:
                 if ready(status):
                     return status
-                if told is not None:
-                    told(status)
+                if on_status is not None:
+                    on_status(status)
             await asyncio.sleep(POLL_SECONDS)
 
     def _check_alive(self) -> None:

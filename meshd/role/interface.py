@@ -1,8 +1,8 @@
 """What a node is for: a worker lends devices, a head serves a model.
 
-Roles decide and combine; they get the mesh, children and tunnels from the daemon as factories (`Kit`) and
-know only their interfaces. A *lease* is one head's use of one worker: one rpc-server process, started for
-it and ended with it.
+Roles decide and combine; they get the mesh, children and tunnels from the daemon (`RoleRuntime`) and know
+only their interfaces. A *lease* is one head's use of one worker: one rpc-server process, started for it and
+ended with it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from meshd.wire.native import NativeVersion
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
+class NativeBuild:
     """The llama.cpp binaries in use. `patched` is False for a stock build given by --native-bin."""
 
     rpc_server: Path
@@ -42,30 +42,27 @@ class Tunnel(Protocol):
     def close(self) -> None: ...
 
 
-class MakeTunnel(Protocol):
-    """Builds a forward to `service` of `peer`; a client must send `secret` first, if there is one.
+@dataclass(frozen=True, slots=True)
+class TunnelRequest:
+    """Asks for a forward to `service` of `peer`."""
 
-    With `saved` the client is a stock llama-server, whose weights stay here where the worker has them.
-    `compressed`: the version of compressed streams that the peer takes, 0 for none; whether they are used is
-    decided by the path of each, unless the one for whom this is done wants that `always`. `greeting` is said
-    to each client before the peer can.
-    """
-
-    def __call__(
-        self,
-        *,
-        peer: PeerId,
-        service: str,
-        metadata: Mapping[str, MetadataValue],
-        secret: bytes,
-        owner_pid: Callable[[], int | None] | None,
-        saved: SavedWeights | None,
-        on_broken: Callable[[MeshdError], None],
-        compressed: int = 0,
-        always: bool = False,
-        watch: Watching | None = None,
-        greeting: bytes = b"",
-    ) -> Tunnel: ...
+    peer: PeerId
+    service: str
+    metadata: Mapping[str, MetadataValue]
+    secret: bytes
+    """A client must send it first, if there is one."""
+    on_broken: Callable[[MeshdError], None]
+    owner_pid: Callable[[], int | None] | None = None
+    """Without a secret, the client must be this process, where the system can tell."""
+    saved: SavedWeights | None = None
+    """The client is a stock llama-server, whose weights stay here where the worker has them."""
+    compressed: int = 0
+    """The version of compressed streams that the peer takes, 0 for none; its path decides on its use."""
+    always: bool = False
+    """They are used on any path: the head for which this is done wants that."""
+    watch: Watching | None = None
+    greeting: bytes = b""
+    """Said to each client before the peer can."""
 
 
 class ConnectThrough(Protocol):
@@ -125,43 +122,73 @@ class LineProbe(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
-    """What the daemon lends a role."""
+class Processes:
+    """Children: how they are started, what they are given at their start, how they are watched."""
 
-    mesh: Mesh
-    native: Native
     make_child: Callable[[Callable[[], ChildSpec], str], Child]
     run_to_end: RunToEnd
-    make_tunnel: MakeTunnel
-    connect_through: ConnectThrough
     http_ready: Callable[[Path], ReadyProbe]
     """Passed when a GET of /health on this unix socket gives 200."""
     line_ready: Callable[[str], LineProbe]
     """Passed when a line matches this pattern."""
     port_open: Callable[[int], ReadyProbe]
     """Passed when a connection to this loopback port is taken."""
+    first_token: Callable[[Path], Awaitable[ReadyReport]]
+    """Asks the llama-server at this unix socket for one token, which proves that the model computes."""
     hand_over: Callable[[bytes], int]
+    """A descriptor from which a child reads these bytes. The caller owns it."""
     make_report: Callable[[], Report]
     make_orders: Callable[[], Orders]
-    listening: Callable[[], tuple[int, Path]]
+    unix_listener: Callable[[], tuple[int, Path]]
     """A new unix socket that listens: its descriptor and its path. The caller owns both."""
     free_port: Callable[[], int]
     """One that nobody had on loopback a moment ago, for a program that takes no descriptor."""
-    one_token: Callable[[Path], Awaitable[ReadyReport]]
     is_stopped: Callable[[int], bool]
-    """A process stands still by a signal, so that it never answers and is not seen to end."""
-    spent: Callable[[int], tuple[float, int] | None]
-    """CPU time of a process in seconds, and bytes that it has read; None where nobody tells."""
+    """The process is suspended by a signal, so that it never answers and is not seen to end."""
+    usage: Callable[[int], tuple[float, int] | None]
+    """CPU seconds of a process, and the bytes it has read; None where the system does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tunnels:
+    """Connections between a child here and a child of another node, over streams of the mesh."""
+
+    open: Callable[[TunnelRequest], Tunnel]
+    """Raises MeshdError."""
+    connect_through: ConnectThrough
     random: Callable[[int], bytes]
-    logs: Path
-    run_dir: Path
-    """For sockets: private (0700) and short enough for sun_path."""
+    """For the secret of a tunnel and the id of a lease."""
     compressed: int = 0
     """The version of compressed streams that this node takes, 0 for none."""
     always_compressed: bool = False
     """Its user wants that on any path."""
-    passed_trials: Path | None = None
-    """Where the trials that devices passed are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolePaths:
+    """Where a role keeps files. The daemon has made the folders."""
+
+    logs: Path
+    sockets: Path
+    """Private (0700) and short enough for sun_path."""
+    trial_cache: Path | None = None
+    """The file of the trials that devices passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRuntime:
+    """What the daemon lends a role, in parts by who uses them together.
+
+    Code that starts a child uses `native`, `processes` and `paths`; code that connects it to another node
+    uses `mesh` and `tunnels`. Only the two cycles, the run of a model and the rpc-server of a lease do both
+    and take the whole; everything else takes the parts that it uses.
+    """
+
+    mesh: Mesh
+    native: NativeBuild
+    processes: Processes
+    tunnels: Tunnels
+    paths: RolePaths
 
 
 @dataclass(frozen=True, slots=True)

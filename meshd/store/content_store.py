@@ -116,7 +116,7 @@ class DiskContentStore:
             path=self._folder.path, bytes=held, limit=self._folder.limit_now(held), tensors=tensors
         )
 
-    async def take(self, *, peer: str, told: Callable[[str], Awaitable[None]]) -> LeaseShelf | None:
+    async def take(self, *, peer: str, on_progress: Callable[[str], Awaitable[None]]) -> LeaseShelf | None:
         """See store.interface.ContentStore."""
         if not self._folder.limit or not self._folder.usable:
             return None
@@ -128,7 +128,7 @@ class DiskContentStore:
                 async with asyncio.timeout(PROGRESS_SECONDS):
                     await self._looked.wait()
             except TimeoutError:
-                await told(self._text or "looking at weights that were kept")
+                await on_progress(self._text or "looking at weights that were kept")
         packs: list[OpenPack] = []
         try:
             for name in sorted(self._known):
@@ -244,12 +244,12 @@ class DiskContentStore:
         clock = self._clock_ns()
         total = sum(kept.size for kept in table.tensors)
 
-        def told(done: int, seconds: float) -> None:
+        def on_progress(done: int, seconds: float) -> None:
             rate = done / seconds if seconds > 0 else 0.0
             self._text = HashProgress("kept weights", done, total, rate).text
 
         async with self._reading:
-            digests = await hash_tensors(descriptor, table.infos, label=name, told=told)
+            digests = await hash_tensors(descriptor, table.infos, label=name, on_progress=on_progress)
         if FileState.of(descriptor) != state or digests != tuple(kept.digest for kept in table.tensors):
             return False
         if clock is not None and state.settled_at(clock):

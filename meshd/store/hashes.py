@@ -85,9 +85,9 @@ async def hash_tensors(
     tensors: Sequence[TensorInfo],
     *,
     label: str,
-    told: Callable[[int, float], None],
+    on_progress: Callable[[int, float], None],
 ) -> tuple[bytes, ...]:
-    """BLAKE3-256 of each tensor. `told(bytes, seconds)` is called on the event loop after each step.
+    """BLAKE3-256 of each tensor. `on_progress(bytes, seconds)` is called on the event loop after each step.
 
     A cancel is heard within one step; the thread has ended then. Raises UserError.
     """
@@ -105,7 +105,7 @@ async def hash_tensors(
             done += running.result()
             now = loop.time()
             budget = _next_budget(budget, now - step_began)
-            told(done, now - began)
+            on_progress(done, now - began)
         return tuple(sweep.digests)
     finally:
         if running is None or running.done():

@@ -144,9 +144,9 @@ class ContentStore(Protocol):
         """Run as long as it is used."""
         ...
 
-    async def take(self, *, peer: str, told: Callable[[str], Awaitable[None]]) -> Shelf | None:
+    async def take(self, *, peer: str, on_progress: Callable[[str], Awaitable[None]]) -> Shelf | None:
         """For a lease of `peer`, once all that is kept is known to be good.
 
-        `told` gets a word of progress every few seconds. None when nothing is kept here. Raises OSError.
+        `on_progress` is called every few seconds. None when nothing is kept here. Raises OSError.
         """
         ...

@@ -134,14 +134,16 @@ class ModelFile:
         total = sum(tensor.size for tensor in header.tensors)
         label = shard.path.name
 
-        def told(done: int, seconds: float) -> None:
+        def on_progress(done: int, seconds: float) -> None:
             if progress is not None:
                 rate = done / seconds if seconds > 0 else 0.0
                 progress(HashProgress(label, done, total, rate, finished=done == total))
 
-        told(0, 0.0)
+        on_progress(0, 0.0)
         async with self._cache.reading:
-            digests = await hash_tensors(shard.descriptor, header.tensors, label=label, told=told)
+            digests = await hash_tensors(
+                shard.descriptor, header.tensors, label=label, on_progress=on_progress
+            )
         if clock is not None and state.settled_at(clock) and FileState.of(shard.descriptor) == state:
             self._cache.save(state, header, digests)
         return digests

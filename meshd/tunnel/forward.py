@@ -17,7 +17,7 @@ from meshd.base.unix_peer import allowed, peer_of
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.tunnel.compressed import COMPRESSED, CompressedStream
-from meshd.tunnel.interface import IsOurs, SavedWeights, Target, TunnelStatus, Watched, Watching
+from meshd.tunnel.interface import OwnerCheck, SavedWeights, Target, TunnelStatus, Watched, Watching
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter, Unwatched, pump
@@ -33,9 +33,9 @@ LOG = log.get("tunnel")
 class Forward:
     """Listens; each connection becomes a stream of `service` to `peer`.
 
-    With `secret`, a client must send exactly these bytes first (they are not passed on); `is_ours` is asked
-    about the client's address where the operating system can tell who owns a connection. At a unix socket it
-    must be a process of this user, or root's. A client that fails any of these is hung up on.
+    With `secret`, a client must send exactly these bytes first (they are not passed on); `owner_check` is
+    asked about the client's address where the operating system can tell who owns a connection. At a unix
+    socket it must be a process of this user, or root's. A client that fails any of these is hung up on.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Forward:
         service: str,
         metadata: Mapping[str, MetadataValue],
         secret: bytes = b"",
-        is_ours: IsOurs | None = None,
+        owner_check: OwnerCheck | None = None,
         watch: Watching | None = None,
         on_broken: Callable[[MeshdError], None] = lambda _error: None,
         listen: Target = ("127.0.0.1", 0),
@@ -68,7 +68,7 @@ class Forward:
         self._service = service
         self._metadata = metadata
         self._secret = secret
-        self._is_ours = is_ours
+        self._owner_check = owner_check
         self._watch: Watching = watch or _nobody
         self._on_broken = on_broken
         self._counter = Counter()
@@ -164,7 +164,7 @@ class Forward:
     async def _tunnel(self, local: LocalSocket) -> None:
         if self.path is None and not local.peername[1]:
             return  # it has gone already: nobody can tell whose it was, nor needs to
-        if self._is_ours is not None and not await self._is_ours(local.peername, local.sockname):
+        if self._owner_check is not None and not await self._owner_check(local.peername, local.sockname):
             LOG.warning("tunnel_foreign_client", service=self._service, remote=local.remote)
             return
         try:

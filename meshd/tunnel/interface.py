@@ -16,7 +16,7 @@ from typing import Protocol
 from meshd.identity.keys import PeerId
 from meshd.model.weights_index import TensorEntry
 
-IsOurs = Callable[[tuple[str, int], tuple[str, int]], Awaitable[bool]]
+OwnerCheck = Callable[[tuple[str, int], tuple[str, int]], Awaitable[bool]]
 """Whether a connection on loopback, from client to server (host, port), may use a tunnel."""
 
 

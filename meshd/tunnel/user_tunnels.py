@@ -21,7 +21,7 @@ from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
-from meshd.tunnel.interface import ExposedStatus, IsOurs, TunnelStatus
+from meshd.tunnel.interface import ExposedStatus, OwnerCheck, TunnelStatus
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter
 from meshd.tunnel.user_tunnel_config import MAX_EXPOSED, MAX_OPENED, Exposed, Kept, Opened, check_name, unique
@@ -51,11 +51,13 @@ class _OpenTunnel:
 class OwnTunnels:
     """All of one node. `save` keeps what `load` gets at the next start; `serve` must run for any of it."""
 
-    def __init__(self, *, mesh: Mesh, save: Callable[[bytes], object], is_ours: IsOurs | None = None) -> None:
-        """`is_ours` says whether a client on loopback is a program of this OS user."""
+    def __init__(
+        self, *, mesh: Mesh, save: Callable[[bytes], object], owned_by_user: OwnerCheck | None = None
+    ) -> None:
+        """`owned_by_user` says whether a client on loopback is a program of this OS user."""
         self._mesh = mesh
         self._save = save
-        self._is_ours = is_ours
+        self._owned_by_user = owned_by_user
         self._services: dict[str, _ExposedService] = {}
         self._tunnels: list[_OpenTunnel] = []
         self._owner: Owner | None = None
@@ -266,7 +268,7 @@ class OwnTunnels:
             peer=opened.peer,
             service=TUNNEL_SERVICE,
             metadata={"name": opened.service},
-            is_ours=self._is_ours if is_loopback(opened.host) else None,
+            owner_check=self._owned_by_user if is_loopback(opened.host) else None,
             on_broken=broken,
             listen=(opened.host, opened.port),
             bulk=True,

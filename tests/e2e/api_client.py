@@ -111,12 +111,12 @@ class Api:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def stream(
-        self, prompt: str, tokens: int, *, told: Callable[[Streamed], None] = lambda _so_far: None
+        self, prompt: str, tokens: int, *, on_piece: Callable[[Streamed], None] = lambda _so_far: None
     ) -> Streamed:
-        """A streamed completion to its end; `told` is called in a thread after each piece."""
-        return await asyncio.to_thread(self._stream, prompt, tokens, told)
+        """A streamed completion to its end; `on_piece` is called in a thread after each piece."""
+        return await asyncio.to_thread(self._stream, prompt, tokens, on_piece)
 
-    def _stream(self, prompt: str, tokens: int, told: Callable[[Streamed], None]) -> Streamed:
+    def _stream(self, prompt: str, tokens: int, on_piece: Callable[[Streamed], None]) -> Streamed:
         streamed = Streamed()
         connection = self.open()
         try:
@@ -131,7 +131,7 @@ class Api:
                     streamed.text += str(event.get("content", ""))
                     streamed.pieces += bool(event.get("content"))
                     streamed.done = bool(event.get("stop"))
-                told(streamed)
+                on_piece(streamed)
         finally:
             connection.close()
         return streamed

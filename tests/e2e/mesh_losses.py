@@ -83,12 +83,12 @@ class Scene:
         loop = asyncio.get_running_loop()
         so_far = asyncio.Event()
 
-        def told(streamed: Streamed) -> None:
+        def on_piece(streamed: Streamed) -> None:
             if streamed.pieces >= pieces:
                 loop.call_soon_threadsafe(so_far.set)
 
         resumed = await resumes(self.head)
-        answer = asyncio.ensure_future(self.api.stream(prompt, TOKENS, told=told))
+        answer = asyncio.ensure_future(self.api.stream(prompt, TOKENS, on_piece=on_piece))
         if pieces:
             await so_far.wait()
         await asyncio.sleep(delay)
@@ -138,12 +138,12 @@ async def hit_in_mid_answer(
     """
     ten, hit = threading.Event(), threading.Event()
 
-    def told(streamed: Streamed) -> None:
+    def on_piece(streamed: Streamed) -> None:
         if streamed.pieces == 10:
             ten.set()
             hit.wait(10.0)
 
-    answer = asyncio.ensure_future(api.stream(PROMPT, LONG, told=told))
+    answer = asyncio.ensure_future(api.stream(PROMPT, LONG, on_piece=on_piece))
     assert await asyncio.to_thread(ten.wait, 60.0), "no ten pieces within 60 s"
     os.kill(pid, number)
     moment = time.monotonic()

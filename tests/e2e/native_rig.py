@@ -320,9 +320,9 @@ class Head(Program):
         return text
 
     def stream(
-        self, prompt: str = PROMPT, *, tokens: int, told: Callable[[str], None] = lambda _text: None
+        self, prompt: str = PROMPT, *, tokens: int, on_piece: Callable[[str], None] = lambda _text: None
     ) -> tuple[str, str]:
-        """Greedy text as far as it came, and the error that ended it, or none; `told` gets each piece."""
+        """Greedy text as far as it came, and the error that ended it, or none; `on_piece` gets each piece."""
         body = {
             "prompt": prompt,
             "n_predict": tokens,
@@ -348,7 +348,7 @@ class Head(Program):
                     if "error" in event or kind == "error":
                         return text, str(event.get("error", event)["message"])
                     text += event["content"]
-                    told(event["content"])
+                    on_piece(event["content"])
         return text, ""
 
     def wait_ready_or_end(self) -> int | None:

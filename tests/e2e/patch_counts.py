@@ -152,7 +152,7 @@ def _lost(binaries: dict[str, Path], patches: int, folder: Path) -> str:
     with _split(binaries, patches, folder) as (head, workers, _):
         pieces = 0
 
-        def told(_text: str) -> None:
+        def on_piece(_text: str) -> None:
             nonlocal pieces
             pieces += 1
             if pieces == 5:
@@ -160,7 +160,7 @@ def _lost(binaries: dict[str, Path], patches: int, folder: Path) -> str:
 
         error = ""
         with contextlib.suppress(OSError, ValueError):  # it is gone in mid-line
-            _, error = head.stream(tokens=200, told=told)
+            _, error = head.stream(tokens=200, on_piece=on_piece)
         with contextlib.suppress(subprocess.TimeoutExpired):
             return f"ends by signal {-head.process.wait(1.0 if error else ANSWER_SECONDS)}"
     return f"error: {error}"

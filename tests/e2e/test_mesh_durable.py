@@ -49,11 +49,11 @@ def test_an_answer_survives_cuts_at_random_bytes_and_an_outage(tmp_path: Path) -
                 cutter.cut_all()  # those of now were made without a cut to come
             so_far = Streamed()
 
-            def told(streamed: Streamed) -> None:
+            def on_piece(streamed: Streamed) -> None:
                 so_far.pieces = streamed.pieces
 
             async with asyncio.TaskGroup() as group:
-                answer = group.create_task(place.api.stream(PROMPT, TOKENS, told=told))
+                answer = group.create_task(place.api.stream(PROMPT, TOKENS, on_piece=on_piece))
                 group.create_task(_outage_in_the_middle(place, so_far))
             streamed = answer.result()
             place.rules.cutting = False

@@ -60,12 +60,12 @@ def test_one_of_two_workers_hangs_in_an_answer(tmp_path: Path, frozen: Frozen, w
             api = api_of(await fleet.ready(head))
             server = child_pid(await hangs.status(), "rpc-server")
 
-            def told(streamed: Streamed) -> None:
+            def on_piece(streamed: Streamed) -> None:
                 if streamed.pieces == 10:
                     frozen.stop()
 
             with noted("mesh", "decode", f"hangs {which}", told_within=FOUND_SECONDS) as loss:
-                streamed = await api.stream(PROMPT, 400, told=told)
+                streamed = await api.stream(PROMPT, 400, on_piece=on_piece)
                 loss.since(frozen.since())
                 assert streamed.error, "the stream ended without an error event"
                 assert not streamed.done
@@ -130,7 +130,7 @@ def test_the_kernel_freezes_the_only_worker(tmp_path: Path) -> None:
             server = child_pid(await worker.status(), "rpc-server")
             frozen_at = 0.0
 
-            def told(streamed: Streamed) -> None:
+            def on_piece(streamed: Streamed) -> None:
                 nonlocal frozen_at
                 if streamed.pieces >= 10 and not frozen_at:
                     frozen_at = cold.freeze(server)
@@ -139,7 +139,7 @@ def test_the_kernel_freezes_the_only_worker(tmp_path: Path) -> None:
                 freezer() as cold,
                 noted("mesh", "decode", "frozen", told_within=FOUND_SECONDS) as loss,
             ):
-                streamed = await api.stream(PROMPT, 400, told=told)
+                streamed = await api.stream(PROMPT, 400, on_piece=on_piece)
                 loss.since(frozen_at)
                 assert frozen_at and streamed.error and not streamed.done
                 await gone({server})

@@ -185,12 +185,12 @@ async def _silenced(place: Apart, tokens: int) -> tuple[asyncio.Task[Streamed], 
     """An answer under way, and from its tenth piece on a line that brings nothing any more."""
     loop, ten, so_far = asyncio.get_running_loop(), asyncio.Event(), Streamed()
 
-    def told(streamed: Streamed) -> None:
+    def on_piece(streamed: Streamed) -> None:
         so_far.comments = streamed.comments
         if streamed.pieces == 10:
             loop.call_soon_threadsafe(ten.set)
 
-    answer = asyncio.create_task(place.api.stream(PROMPT, tokens, told=told))
+    answer = asyncio.create_task(place.api.stream(PROMPT, tokens, on_piece=on_piece))
     await ten.wait()
     place.rules.flowing.clear()
     return answer, so_far

@@ -308,11 +308,11 @@ def test_an_answer_survives_an_outage_between_the_workers(tmp_path: Path) -> Non
             server = child_pid(status, "llama-server")
             so_far = Streamed()
 
-            def told(streamed: Streamed) -> None:
+            def on_piece(streamed: Streamed) -> None:
                 so_far.pieces = streamed.pieces
 
             async with asyncio.TaskGroup() as group:
-                answer = group.create_task(place.api.stream(PROMPT, CUT_TOKENS, told=told))
+                answer = group.create_task(place.api.stream(PROMPT, CUT_TOKENS, on_piece=on_piece))
                 outage = group.create_task(_outage(place, so_far))
             streamed, (begun, ended) = answer.result(), outage.result()
             print(f"{place.crossed}, pieces {begun} to {ended}")  # noqa: T201

@@ -168,13 +168,13 @@ def test_killed_while_it_generates(tmp_path: Path, card: Gpu, victim: int) -> No
         reference = split.head.complete(tokens=100)
         pieces = 0
 
-        def told(_text: str) -> None:
+        def on_piece(_text: str) -> None:
             nonlocal pieces
             pieces += 1
             if pieces == 8:
                 split.workers[victim].process.kill()
 
-        text, error = split.head.stream(tokens=200, told=told)
+        text, error = split.head.stream(tokens=200, on_piece=on_piece)
         assert reference.startswith(text), "a token that is none"
         assert error == LOST
         assert split.head.process.poll() is None, split.head.output[-2000:]

@@ -124,13 +124,13 @@ def test_lost_while_it_generates(tmp_path: Path, reference: str, kind: str, numb
         line = split.lines[number % 2]
         pieces = 0
 
-        def told(_text: str) -> None:
+        def on_piece(_text: str) -> None:
             nonlocal pieces
             pieces += 1
             if pieces == 5 + number % 7:
                 line.lose(kind)
 
-        text, error = split.head.stream(tokens=TOKENS, told=told)
+        text, error = split.head.stream(tokens=TOKENS, on_piece=on_piece)
         _note_end(split.head, error, loss)
         loss.since(line.told_at)
         loss.wrong = not reference.startswith(text)
@@ -184,14 +184,14 @@ def test_a_worker_that_stood_still_goes_on(tmp_path: Path, reference: str) -> No
         pieces = 0
         pid = split.workers[1].process.pid
 
-        def told(_text: str) -> None:
+        def on_piece(_text: str) -> None:
             nonlocal pieces
             pieces += 1
             if pieces == 5:
                 os.kill(pid, signal.SIGSTOP)
                 threading.Timer(0.2, os.kill, (pid, signal.SIGCONT)).start()
 
-        assert split.head.stream(tokens=TOKENS, told=told) == (reference, "")
+        assert split.head.stream(tokens=TOKENS, on_piece=on_piece) == (reference, "")
 
 
 def _note_end(head: Head, error: str, loss: Loss) -> None:

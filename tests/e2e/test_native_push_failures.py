@@ -35,13 +35,13 @@ def _generate(head: Head, after: int, act: Callable[[], object]) -> tuple[str, s
     """Text and error of a generation in which `act` happens when so many pieces have come."""
     pieces = 0
 
-    def told(_text: str) -> None:
+    def on_piece(_text: str) -> None:
         nonlocal pieces
         pieces += 1
         if pieces == after:
             act()
 
-    return head.stream(tokens=200, told=told)
+    return head.stream(tokens=200, on_piece=on_piece)
 
 
 @pytest.mark.parametrize("number", range(TIMES))

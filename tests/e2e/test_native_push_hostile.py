@@ -59,7 +59,7 @@ def test_whoever_is_no_peer_is_closed_and_disturbs_nobody(tmp_path: Path, messag
             if not came and text:
                 came.extend(stack.enter_context(peer_of(worker, message)) for worker in chain.workers)
 
-        assert head.stream(tokens=60, told=come) == (expected, "")
+        assert head.stream(tokens=60, on_piece=come) == (expected, "")
         assert len(came) == 2
         for sock in came:
             if message == hello(FOREIGN):

@@ -60,7 +60,7 @@ def test_the_threads_of_a_worker_stay_over_the_tokens(tmp_path: Path) -> None:
         head.complete(tokens=2)
         seen = [{path.name for path in tasks.iterdir()}]
         text, error = head.stream(
-            tokens=24, told=lambda _: seen.append({path.name for path in tasks.iterdir()})
+            tokens=24, on_piece=lambda _: seen.append({path.name for path in tasks.iterdir()})
         )
         assert (text, error) == (text_alone(smollm2()), "")
     assert len(seen) > 20

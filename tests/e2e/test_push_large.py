@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.tasks import Owner
@@ -71,10 +70,10 @@ def test_a_session_is_made_for_those_who_are_introduced(tmp_path: Path) -> None:
                 await over.wait()
 
             other.mesh.handle(PUSH_SERVICE, serve, allow=lambda _member, _metadata: None)
-            kit = replace(Bench(Net(owner).mesh("worker"), tmp_path).kit, mesh=one.mesh)
+            tunnels = Bench(Net(owner).mesh("worker"), tmp_path).runtime.tunnels
             orders = OrderPipe()
             near, far, _, _ = streams()
-            neighbours = PushNeighbours(kit, orders, MessageStream(near), Watch(on_cpu=True))
+            neighbours = PushNeighbours(one.mesh, tunnels, orders, MessageStream(near), Watch(on_cpu=True))
             try:
                 assert state(one, peer) is not PeerState.CONNECTED
                 owner.start(neighbours.keep(Neighbour(1, peer.raw, LEASE)), name="neighbour")

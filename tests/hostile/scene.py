@@ -104,8 +104,8 @@ class Victim:
         self._dial_outside()
         self.tunnels = OwnTunnels(mesh=node.mesh, save=lambda _blob: None)
         self.bench = Bench(Net(owner).mesh(node.name), folder)
-        kit = replace(self.bench.kit, mesh=node.mesh)
-        self.worker = Worker(kit, [], WorkerOptions(machine="m", memory=1 << 30))
+        runtime = replace(self.bench.runtime, mesh=node.mesh)
+        self.worker = Worker(runtime, [], WorkerOptions(machine="m", memory=1 << 30))
 
     def _dial_outside(self) -> None:
         node = self.node

@@ -15,6 +15,7 @@ from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.head.lease_client import Lender
 from meshd.rpc.head_timeouts import Company
+from meshd.rpc.protocol import SECRET_BYTES
 from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, WorkerOffer
 
 from tests.hostile.draw import Draw, Pool, drawn_seed
@@ -59,13 +60,15 @@ def test_a_head_bears_any_worker(tmp_path: Path) -> None:
 
     async def lease(bench: Bench, peer: PeerId) -> None:
         lender = Lender(
-            bench.kit,
+            bench.mesh,
+            bench.runtime.tunnels,
             peer=peer,
             name="w",
+            secret=bench.runtime.tunnels.random(SECRET_BYTES),
             owner_pid=None,
             saved=None,
             patience=Company(asyncio.get_running_loop().time, largest=0).patience(peer),
-            told=lambda _text: None,
+            on_progress=lambda _text: None,
         )
         stage = "asked"
         try:

@@ -96,7 +96,7 @@ async def _check(
         seen = Streamed()
         ways: list[tuple[str, int]] = []
 
-        def told(streamed: Streamed) -> None:
+        def on_piece(streamed: Streamed) -> None:
             seen.pieces = streamed.pieces
 
         async def changes() -> None:
@@ -106,7 +106,7 @@ async def _check(
                 ways.append((await until_direct(head, direct=direct), seen.pieces))
 
         async with asyncio.TaskGroup() as group:
-            answer = group.create_task(api_of(status, connect).stream(PROMPT, TOKENS, told=told))
+            answer = group.create_task(api_of(status, connect).stream(PROMPT, TOKENS, on_piece=on_piece))
             group.create_task(changes())
         streamed = answer.result()
         print(json.dumps(ways))  # noqa: T201 - for the reader of a failed run

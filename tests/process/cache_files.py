@@ -111,17 +111,18 @@ class _Store:
         """What a lease had; these came for it, and are on the disk if they can be."""
         store = DiskContentStore(self.path, limit=LARGE, cache=HashCache(self._weights))
 
-        async def told(_text: str) -> None: ...
+        async def on_progress(_text: str) -> None: ...
 
         async with Owner() as owner:
             owner.start(store.serve(), name="store")
-            shelf = await store.take(peer="peer", told=told)
+            shelf = await store.take(peer="peer", on_progress=on_progress)
             found = set() if shelf is None else held(shelf)
             if shelf is not None:
                 shelf.allow(LARGE)
                 sends(shelf, *tensors)
                 shelf.close()
-                after = await store.take(peer="peer", told=told)  # waits for what is being written
+                # waits for what is being written
+                after = await store.take(peer="peer", on_progress=on_progress)
                 if after is not None:
                     assert held(after) >= found
                     after.close()

@@ -127,15 +127,15 @@ def test_without_a_free_descriptor_nobody_is_taken_for_ours() -> None:
 
 def test_a_tunnel_of_a_daemon_without_a_free_descriptor_is_closed_to_all() -> None:
     async def main() -> None:
-        is_ours = tunnels.of_this_user()
+        owned_by_user = tunnels.of_this_user()
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
             socket.create_connection(server.getsockname()) as client,
         ):
             here, there = client.getsockname(), server.getsockname()
             with no_free_descriptor():
-                assert await is_ours(here, there) is False
-            assert await is_ours(here, there) is True
+                assert await owned_by_user(here, there) is False
+            assert await owned_by_user(here, there) is True
 
     asyncio.run(main())
 

@@ -184,7 +184,7 @@ FITS: tuple[Callable[..., object], ...] = (
     shelf,
     content_store,
 )
-FUNCTIONS = {"MakeTunnel", "ConnectThrough"}  # what daemon/role_runtime.py hands over
+FUNCTIONS = {"ConnectThrough"}  # what daemon/role_runtime.py hands over
 
 
 def test_every_protocol_of_an_interface_is_spoken_for() -> None:

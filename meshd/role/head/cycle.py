@@ -15,7 +15,6 @@ from meshd.base.backoff import Backoff
 from meshd.base.boundary import Fault, contained
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.gateway.interface import Readiness
-from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.status import ModelState, ModelStatus
 from meshd.model.weights_index import WeightsIndex
@@ -25,11 +24,12 @@ from meshd.role.head.device_exclusions import Unable
 from meshd.role.head.llama_args import read_extra
 from meshd.role.head.model_run import HeadRun
 from meshd.role.head.run_end import LoadedModel, ServerDied
+from meshd.role.head.run_input import RunHistory, ServedModel
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
 from meshd.role.head.stock_rpc import ask_plain
 from meshd.role.head.unreachable import as_reached
 from meshd.role.head.worker_choice import Roster
-from meshd.role.interface import Kit, RoleStatus
+from meshd.role.interface import RoleRuntime, RoleStatus
 from meshd.role.native.device_trial import Fitness
 from meshd.store.interface import HashProgress, WeightsFile
 from meshd.tunnel.interface import TunnelStatus
@@ -46,8 +46,8 @@ LOG = log.get("serve")
 class Serve:
     """Implements Role, and gateway.interface.Upstream."""
 
-    def __init__(self, kit: Kit, file: WeightsFile, options: HeadOptions) -> None:
-        self._kit = kit
+    def __init__(self, runtime: RoleRuntime, file: WeightsFile, options: HeadOptions) -> None:
+        self._runtime = runtime
         self._file = file
         self._options = options
         read_extra(options.extra)  # what cannot be given is an error at the start
@@ -58,11 +58,10 @@ class Serve:
         self._loaded = LoadedModel()
         self._why_lost = ""  # the model that was ready last
         self._failures = 0
-        self._roster = Roster(kit.mesh, least=options.min_workers)
-        self._unable = Unable()
-        self._slow: set[PeerId] = set()
-        self._fitness = Fitness(
-            kit.native, kit.run_to_end, logs=kit.logs, kept=kit.passed_trials, machine=options.machine
+        self._roster = Roster(runtime.mesh, least=options.min_workers)
+        self._history = RunHistory(
+            Fitness(runtime.native, runtime.processes.run_to_end, runtime.paths, machine=options.machine),
+            self._roster.standings,
         )
         self._restarts = 0  # of llama-server, those that nobody asked for
         self._why_restarted = ""  # the last of them
@@ -75,7 +74,7 @@ class Serve:
     @property
     def socket_path(self) -> Path:
         """See Upstream."""
-        return self._kit.run_dir / "llama.sock"
+        return self._runtime.paths.sockets / "llama.sock"
 
     @property
     def readiness(self) -> Readiness:
@@ -83,7 +82,7 @@ class Serve:
         loads = self._run.loads if self._run is not None and not self._run.loaded else ()
         if self._readiness.state is not ModelState.LOADING or not loads:
             used = self._run.workers if self._run is not None else ()
-            return as_reached(self._readiness, self._kit.mesh, used)
+            return as_reached(self._readiness, self._runtime.mesh, used)
         reason = "; ".join([self._readiness.reason, *(load.text for load in loads)])
         done = sum(load.share * load.total_bytes for load in loads)
         done /= max(1, sum(load.total_bytes for load in loads))
@@ -136,7 +135,7 @@ class Serve:
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),
         )
-        return RoleStatus(children=children, tunnels=tunnels, model=model, unfit=self._fitness.notes)
+        return RoleStatus(children=children, tunnels=tunnels, model=model, unfit=self._history.fitness.notes)
 
     def _bytes_per_token(self) -> float | None:
         run = self._run
@@ -167,7 +166,7 @@ class Serve:
         """Costs nothing while the file is as it was. Raises UserError."""
         before, self._index = self._index, await self._file.index(self._hash_progress)
         if before is not None and before.fingerprint != self._index.fingerprint:
-            self._unable = Unable()  # another model
+            self._history.unable = Unable()  # another model
         if not self._file.paths_unchanged():  # llama-server opens the path, the workers know what was there
             raise UserError(
                 f"`{self._file.name}` was replaced by another file",
@@ -189,7 +188,7 @@ class Serve:
         workers = await self._wait_for_workers()
         try:
             await self._know_file()
-            plain = await ask_plain(self._options.rpc, protocol=self._kit.native.version.rpc)
+            plain = await ask_plain(self._options.rpc, protocol=self._runtime.native.version.rpc)
         except MeshdError as error:
             return await self._failed(error)
         run = self._run = self._new_run(plain)
@@ -211,20 +210,20 @@ class Serve:
 
     def _new_run(self, plain: Sequence[PlainRpc]) -> HeadRun:
         assert self._index is not None
-        return HeadRun(
-            kit=self._kit,
+        model = ServedModel(
             file=self._file,
             index=self._index,
             layers=self._layers,
             options=self._options,
             plain=plain,
-            unable=self._unable,
-            fitness=self._fitness,
-            slow=self._slow,
-            apart=self._roster.standings.are_apart,
-            socket=self.socket_path,
             alias=self.model_name,
-            told=lambda text: self._tell(ModelState.LOADING, text),
+            socket=self.socket_path,
+        )
+        return HeadRun(
+            self._runtime,
+            model,
+            self._history,
+            on_progress=lambda text: self._tell(ModelState.LOADING, text),
             on_loaded=self._on_loaded,
         )
 
@@ -248,7 +247,7 @@ class Serve:
 
     def _was_stopped(self, run: HeadRun) -> bool:
         """A worker of it has said goodbye, or left the mesh: the model is loaded without it, as was meant."""
-        return not {p.peer for p in self._kit.mesh.peers() if not p.stopped}.issuperset(run.workers)
+        return not {p.peer for p in self._runtime.mesh.peers() if not p.stopped}.issuperset(run.workers)
 
     def _on_loaded(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
@@ -256,7 +255,7 @@ class Serve:
         if self._run is not None:
             self._roster.standings.worked(self._run.workers)
             self._roster.all_needed = False
-            self._unable.worked(self._run.workers)
+            self._history.unable.worked(self._run.workers)
         self._tell(ModelState.READY, "; ".join([loaded.why, *self._left_out()]))
 
     async def _server_failed(self, why: str) -> None:
@@ -288,7 +287,7 @@ class Serve:
         try:
             async with asyncio.timeout(seconds):
                 while {peer.peer for peer in self._roster.workers()} == before:
-                    seen = await self._kit.mesh.changed(seen)
+                    seen = await self._runtime.mesh.changed(seen)
         except TimeoutError:
             return
 
@@ -303,7 +302,7 @@ class Serve:
             self._tell(ModelState.WAITING, "; ".join([why, *left_out]))
             try:
                 async with asyncio.timeout_at(self._roster.next_try()):
-                    seen = await self._kit.mesh.changed(seen)
+                    seen = await self._runtime.mesh.changed(seen)
             except TimeoutError:
                 LOG.info("worker_tried_again")
         if least:
@@ -315,7 +314,7 @@ class Serve:
     def _left_out(self) -> list[str]:
         banned = [
             f"this node is banned, says `{peer.name}`: {peer.says_banned}"
-            for peer in self._kit.mesh.peers()
+            for peer in self._runtime.mesh.peers()
             if peer.says_banned
         ]
         return banned[:1] + self._roster.left_out()
@@ -327,9 +326,9 @@ class Serve:
             async with asyncio.timeout(MORE_WORKERS_SECONDS):
                 while any(
                     peer.role == "worker" and peer.state is not PeerState.CONNECTED
-                    for peer in self._kit.mesh.peers()
+                    for peer in self._runtime.mesh.peers()
                 ):
-                    seen = await self._kit.mesh.changed(seen)
+                    seen = await self._runtime.mesh.changed(seen)
         except TimeoutError:
             return
 

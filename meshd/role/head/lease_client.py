@@ -9,11 +9,10 @@ from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
 from meshd.base.shares import PROGRESS_SHOWN
 from meshd.identity.keys import PeerId
-from meshd.peer.interface import PeerStatus
+from meshd.peer.interface import Mesh, PeerStatus
 from meshd.peer.messages import MessageStream
-from meshd.role.interface import Kit, Tunnel
+from meshd.role.interface import Tunnel, TunnelRequest, Tunnels
 from meshd.rpc.head_timeouts import HeadPatience
-from meshd.rpc.protocol import SECRET_BYTES
 from meshd.tunnel.interface import SavedWeights
 from meshd.wire.lease import (
     LEASE_SERVICE,
@@ -57,22 +56,25 @@ class Lender:
 
     def __init__(
         self,
-        kit: Kit,
+        mesh: Mesh,
+        tunnels: Tunnels,
         *,
         peer: PeerId,
         name: str,
+        secret: bytes,
         owner_pid: Callable[[], int | None] | None,
         saved: SavedWeights | None,
         patience: HeadPatience,
-        told: Callable[[str], None],
+        on_progress: Callable[[str], None],
     ) -> None:
-        """`saved`: llama-server is a stock one."""
-        self._kit = kit
+        """Our llama-server shows `secret`; a stock one shows none, and has `owner_pid` and `saved`."""
+        self._mesh = mesh
+        self._tunnels = tunnels
         self._messages: MessageStream | None = None
         self._owner_pid = owner_pid
         self._saved = saved
         self.patience = patience
-        self._told = told
+        self._on_progress = on_progress
         self.peer = peer
         self.name = name
         self.offer: WorkerOffer | None = None
@@ -83,7 +85,7 @@ class Lender:
         self._lease_id = b""
         self._compressed = 0
         self._introduced: set[int] = set()
-        self.secret = kit.random(SECRET_BYTES) if kit.native.patched else b""
+        self.secret = secret
 
     @property
     def sent_bytes(self) -> int:
@@ -92,7 +94,7 @@ class Lender:
 
     async def ask(self, acquire: Acquire) -> WorkerOffer:
         """What the worker could lend. Raises Refused with its reason, Broken."""
-        stream = self._kit.mesh.open_stream(self.peer, LEASE_SERVICE, metadata={})
+        stream = self._mesh.open_stream(self.peer, LEASE_SERVICE, metadata={})
         self._messages = MessageStream(stream)
         await self._messages.send(acquire.encode())
         answer = await self._answer(OFFER_SECONDS)
@@ -124,16 +126,18 @@ class Lender:
 
     def _open_tunnel(self, lease_id: bytes, compressed: int) -> None:
         self._lease_id, self._compressed = lease_id, compressed
-        self.tunnel = self._kit.make_tunnel(
-            peer=self.peer,
-            service=RPC_SERVICE,
-            metadata={"lease": lease_id},
-            secret=self.secret,
-            owner_pid=self._owner_pid,
-            saved=self._saved_here(),
-            on_broken=self._tunnel_broken,
-            compressed=compressed,
-            watch=self.patience.connection,
+        self.tunnel = self._tunnels.open(
+            TunnelRequest(
+                peer=self.peer,
+                service=RPC_SERVICE,
+                metadata={"lease": lease_id},
+                secret=self.secret,
+                owner_pid=self._owner_pid,
+                saved=self._saved_here(),
+                on_broken=self._tunnel_broken,
+                compressed=compressed,
+                watch=self.patience.connection,
+            )
         )
 
     def _saved_here(self) -> SavedWeights | None:
@@ -167,9 +171,9 @@ class Lender:
         What goes between the two is ours as well: compressed as we want it, if all three take it.
         """
         self._introduced.add(number)
-        compressed = other._compressed if self._kit.compressed else 0
+        compressed = other._compressed if self._tunnels.compressed else 0
         await self._tell(
-            Neighbour(number, other.peer.raw, other._lease_id, compressed, self._kit.always_compressed)
+            Neighbour(number, other.peer.raw, other._lease_id, compressed, self._tunnels.always_compressed)
         )
 
     async def _tell(self, message: LeaseMessage) -> None:
@@ -232,7 +236,7 @@ class Lender:
                 case Progress(text=text):
                     self.progress = text
                     if self._words.spend(1, asyncio.get_running_loop().time()):
-                        self._told(f"{self.name}: {text}")
+                        self._on_progress(f"{self.name}: {text}")
                 case Lost(code=code, text=text, hint=hint):
                     raise Refused(f"{self.name}: {text}", code=code, hint=hint)
                 case Reached() as reached:  # it may have been introduced before its rpc-server was there

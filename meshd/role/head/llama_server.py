@@ -3,24 +3,22 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
 from meshd.base.tasks import Owner
 from meshd.model.plan import Plan
-from meshd.model.weights_index import WeightsIndex, encode_index
+from meshd.model.weights_index import encode_index
 from meshd.process.interface import Child, ChildFailed, ChildSpec, ChildStatus
 from meshd.role.head.lease_client import Lender
 from meshd.role.head.llama_args import read_extra
 from meshd.role.head.load_report import WeightsReport
 from meshd.role.head.push_plan import Pushing
-from meshd.role.head.split_plan import HeadOptions, PlainRpc
+from meshd.role.head.run_input import ServedModel
 from meshd.role.head.stock_weights import OpenNamedWeights
-from meshd.role.interface import Kit, Report
+from meshd.role.interface import NativeBuild, Processes, Report, RolePaths
 from meshd.role.native import command_lines
 from meshd.role.native.fd_handover import Outgoing
-from meshd.store.interface import WeightsFile
 from meshd.tunnel.interface import SavedWeights
 
 LOST = "lost "  # a line of the report: the connection to this endpoint is lost for good, and why
@@ -46,22 +44,18 @@ class LlamaServer:
 
     def __init__(
         self,
-        kit: Kit,
+        native: NativeBuild,
+        processes: Processes,
+        paths: RolePaths,
         *,
-        file: WeightsFile,
-        index: WeightsIndex,
-        options: HeadOptions,
-        socket: Path,
-        alias: str,
+        model: ServedModel,
         pushing: Pushing,
     ) -> None:
-        self._kit = kit
+        self._native = native
+        self._processes = processes
+        self._paths = paths
+        self._model = model
         self._pushing = pushing
-        self._file = file
-        self._index = index
-        self._options = options
-        self._socket = socket
-        self._alias = alias
         self._child: Child | None = None
         self._outgoing = Outgoing()
         self._pipe: Report | None = None
@@ -81,60 +75,61 @@ class LlamaServer:
 
     def saved(self) -> SavedWeights | None:
         """For a stock program: what its tunnels compare with, until `close`. Raises MeshdError."""
-        if self._kit.native.patched:
+        if self._native.patched:
             return None
         try:
-            self._weights = OpenNamedWeights(self._index, self._file)
+            self._weights = OpenNamedWeights(self._model.index, self._model.file)
         except OSError as error:
             raise MeshdError(f"the model file cannot be kept open: {error.strerror}") from None
         return SavedWeights(self._weights, self.report.placed)
 
-    def start(self, plan: Plan, lenders: Sequence[Lender], plain: Sequence[PlainRpc], owner: Owner) -> None:
+    def start(self, plan: Plan, lenders: Sequence[Lender], owner: Owner) -> None:
         """Begin to run it in tasks of `owner`. Raises MeshdError."""
-        self._socket.unlink(missing_ok=True)
+        self._model.socket.unlink(missing_ok=True)
         try:
-            pipe = self._pipe = self._kit.make_report()
+            pipe = self._pipe = self._processes.make_report()
         except OSError as error:
             raise MeshdError(f"llama-server cannot be started: {error.strerror}") from None
         self._outgoing.add(pipe.child_end)
-        child = self._kit.make_child(lambda: self._spec(plan, lenders, plain, pipe), "llama-server")
+        child = self._processes.make_child(lambda: self._spec(plan, lenders, pipe), "llama-server")
         self._child = child
         owner.start(child.serve(), name="llama-server")
         owner.start(self._read_report(pipe), name="llama-server report")
 
-    def _spec(
-        self, plan: Plan, lenders: Sequence[Lender], plain: Sequence[PlainRpc], pipe: Report
-    ) -> ChildSpec:
-        options = self._options
+    def _spec(self, plan: Plan, lenders: Sequence[Lender], pipe: Report) -> ChildSpec:
+        model, options = self._model, self._model.options
         rest = read_extra(options.extra).rest
         tunnels = [(lender.tunnel.endpoint, lender.secret) for lender in lenders if lender.tunnel is not None]
         secrets = {endpoint: secret for endpoint, secret in tunnels if secret}
         weights = secrets_end = peers = -1
-        if self._kit.native.patched:
-            weights = self._outgoing.add(self._kit.hand_over(encode_index(self._index)))
-            secrets_end = self._outgoing.add(self._kit.hand_over(command_lines.secrets_text(secrets)))
+        if self._native.patched:
+            weights = self._outgoing.add(self._processes.hand_over(encode_index(model.index)))
+            secrets_end = self._outgoing.add(self._processes.hand_over(command_lines.secrets_text(secrets)))
             if ways := self._pushing.text():
-                peers = self._outgoing.add(self._kit.hand_over(ways))
+                peers = self._outgoing.add(self._processes.hand_over(ways))
         head = command_lines.Head(
-            model=str(self._file.paths[0]),
-            socket=str(self._socket),
-            alias=self._alias,
-            endpoints=(*(endpoint for endpoint, _ in tunnels), *(server.endpoint for server in plain)),
+            model=str(model.file.paths[0]),
+            socket=str(model.socket),
+            alias=model.alias,
+            endpoints=(
+                *(endpoint for endpoint, _ in tunnels),
+                *(server.endpoint for server in model.plain),
+            ),
             plan=command_lines.without_overridden(plan.arguments, rest),
             load_mode=options.load_mode,
             extra=rest,
         )
         return ChildSpec(
             name="llama-server",
-            argv=command_lines.llama_server(str(self._kit.native.llama_server), head),
-            log=self._kit.logs / "llama-server.log",
-            probe=self._kit.http_ready(self._socket),
+            argv=command_lines.llama_server(str(self._native.llama_server), head),
+            log=self._paths.logs / "llama-server.log",
+            probe=self._processes.http_ready(model.socket),
             env=command_lines.head_environment(
                 weights=weights,
                 secrets=secrets_end,
                 peers=peers,
                 report=pipe.child_end,
-                sockets=str(self._kit.run_dir),
+                sockets=str(self._paths.sockets),
                 activations=options.activations,
             ),
             hand_over=self._outgoing.give(),
@@ -185,16 +180,16 @@ class LlamaServer:
             LOG.warning("weight_from_network", tensor=weight.name, node=weight.node, why=weight.reason)
         if len(self.report.from_network) > SHOWN_WEIGHTS:
             LOG.warning("weights_from_network", count=len(self.report.from_network))
-        if self._options.activations == "f32":
+        if self._model.options.activations == "f32":
             return
-        if not self._kit.native.patched:
+        if not self._native.patched:
             LOG.warning("activations_f32", why="llama-server has no patches")
         for node in self.report.unrounded:
             LOG.warning("activations_f32", node=node, why="its rpc-server does not know how")
 
     def close(self) -> None:
         """Close what is ours; its owner has ended the process before."""
-        self._socket.unlink(missing_ok=True)  # llama-server leaves it there
+        self._model.socket.unlink(missing_ok=True)  # llama-server leaves it there
         self._outgoing.close()
         if self._pipe is not None:
             self._pipe.close()

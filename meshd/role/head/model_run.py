@@ -3,23 +3,20 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from meshd.base import amounts, log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.model.layers import ModelLayers
 from meshd.model.operations import operations
 from meshd.model.plan import Plan
 from meshd.model.status import WorkerWeights
-from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.role.head.ask_workers import Asking, acquire_for, not_ready
 from meshd.role.head.blame import Blame
-from meshd.role.head.device_exclusions import Trial, Unable
+from meshd.role.head.device_exclusions import Trial
 from meshd.role.head.lease_client import Lender, why_unfit
 from meshd.role.head.llama_args import read_extra
 from meshd.role.head.llama_server import LlamaServer, Over
@@ -27,11 +24,10 @@ from meshd.role.head.own_devices import own_devices
 from meshd.role.head.push_plan import Pushing
 from meshd.role.head.reservations import Reserving
 from meshd.role.head.run_end import End, LoadedModel, ServerDied
+from meshd.role.head.run_input import RunHistory, ServedModel
 from meshd.role.head.shared_memory import plan_over
 from meshd.role.head.split_plan import (
-    HeadOptions,
     Lent,
-    PlainRpc,
     reservations,
     split_of,
     way_to,
@@ -40,10 +36,10 @@ from meshd.role.head.split_plan import (
 )
 from meshd.role.head.token_cost import TokenCost, crossed
 from meshd.role.head.unreachable import give_up
-from meshd.role.interface import Kit
-from meshd.role.native.device_trial import Fitness
+from meshd.role.interface import RoleRuntime
+from meshd.role.native.device_list import Listing
 from meshd.rpc.head_timeouts import Company
-from meshd.store.interface import WeightsFile
+from meshd.rpc.protocol import SECRET_BYTES
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import RPC_SERVER_CRASHED, Lost
 
@@ -51,61 +47,39 @@ LOG = log.get("serve")
 
 
 class HeadRun:
-    """Run once. `told` gets what it is waiting for, `on_loaded` is called when a real token came.
+    """Run once. `on_progress` gets what it is waiting for, `on_loaded` is called when a real token came.
 
-    What the next life should know is left in `blame`, `server_died`, `started`, and in `unable`, `fitness`
-    and `slow` (ask_workers.py), which all lives share.
+    What the next run should know is left in `blame`, `server_died` and `started`, and in `history`.
     """
 
     def __init__(
         self,
+        runtime: RoleRuntime,
+        model: ServedModel,
+        history: RunHistory,
         *,
-        kit: Kit,
-        file: WeightsFile,
-        index: WeightsIndex,
-        layers: ModelLayers,
-        options: HeadOptions,
-        plain: Sequence[PlainRpc],
-        unable: Unable,
-        fitness: Fitness,
-        slow: set[PeerId],
-        apart: Callable[[PeerId, PeerId], bool],
-        socket: Path,
-        alias: str,
-        told: Callable[[str], None],
+        on_progress: Callable[[str], None],
         on_loaded: Callable[[LoadedModel], None],
     ) -> None:
-        self._kit = kit
-        self._file = file
-        self._index = index
-        self._layers = layers
-        self._options = options
-        self._plain = plain
-        self._socket = socket
-        self._alias = alias
-        self._told = told
+        self._runtime = runtime
+        self._model = model
+        self._history = history
+        self._options = options = model.options
+        self._on_progress = on_progress
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
-        self._pushing = Pushing(allowed=options.push, apart=apart)
-        self._trial = Trial(unable)
-        self._fitness = fitness
-        self._slow = slow
-        shape = read_extra(options.extra).shape(layers, tokens=options.ctx_size)
-        self._operations = operations(file.headers, shape)
+        self._pushing = Pushing(allowed=options.push, apart=history.standings.are_apart)
+        self._trial = Trial(history.unable)
+        shape = read_extra(options.extra).shape(model.layers, tokens=options.ctx_size)
+        self._operations = operations(model.file.headers, shape)
         self._server = LlamaServer(
-            kit,
-            file=file,
-            index=index,
-            options=options,
-            socket=socket,
-            alias=alias,
-            pushing=self._pushing,
+            runtime.native, runtime.processes, runtime.paths, model=model, pushing=self._pushing
         )
-        largest = max((tensor.size for tensor in index.tensors), default=0)
+        largest = max((tensor.size for tensor in model.index.tensors), default=0)
         self._company = Company(asyncio.get_running_loop().time, largest=largest)
         self.end = End()
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
-        self.token_cost = TokenCost(lambda: crossed(kit.mesh, self.workers))
+        self.token_cost = TokenCost(lambda: crossed(runtime.mesh, self.workers))
         self.started = False
         self.loaded = False
         self.blame = Blame()
@@ -149,11 +123,11 @@ class HeadRun:
                 self._weights_of = plan.weights_of
                 reserving = self._reserving()
                 granted = await reserving.begin(lent, reservations(plan, lent), self._server.report, owner)
-                if self._kit.native.patched:
+                if self._runtime.native.patched:
                     await self._pushing.introduce(plan, self._lenders)
-                self._server.start(plan, self._lenders, self._plain, owner)
+                self._server.start(plan, self._lenders, owner)
                 owner.start(self._run_server(plan, granted, began), name="load")
-                owner.start(give_up(self, self._kit.mesh, self._options.grace), name="patience")
+                owner.start(give_up(self, self._runtime.mesh, self._options.grace), name="patience")
                 why = await self.end.why()
                 owner.cancel()
             return why
@@ -169,14 +143,25 @@ class HeadRun:
     async def _plan(self, workers: Sequence[PeerStatus]) -> tuple[Plan, list[Lent]]:
         """A plan, and the offers that it uses; the other workers are sent home. Raises MeshdError."""
         refusals: list[MeshdError] = []
+        native, processes = self._runtime.native, self._runtime.processes
+        listing = Listing(
+            native, processes.run_to_end, logs=self._runtime.paths.logs, machine=self._options.machine
+        )
         async with Owner() as owner:
-            listed = own_devices(self._kit, self._options, self._fitness, self._operations, self._tell_own)
+            listed = own_devices(
+                listing, self._options, self._history.fitness, self._operations, self._tell_own
+            )
             mine = owner.start(listed, name="own devices")
             lent = await self._ask(workers, refusals)
         own, unable = mine.result()
         try:
             planned, lent = plan_over(
-                self._layers, lent=lent, plain=self._plain, own=own, options=self._options, own_unable=unable
+                self._model.layers,
+                lent=lent,
+                plain=self._model.plain,
+                own=own,
+                options=self._options,
+                own_unable=unable,
             )
         except UserError as error:
             if late := not_ready(refusals):
@@ -202,41 +187,43 @@ class HeadRun:
     async def _ask(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> list[Lent]:
         """The offers of those that take part. Raises MeshdError when too few remain."""
         LOG.info("load_started", count=len(workers))
-        self._told(f"asking {amounts.in_number(len(workers), 'worker')}" if workers else "planning")
+        self._on_progress(f"asking {amounts.in_number(len(workers), 'worker')}" if workers else "planning")
         options = self._options
         names = {options.node_id: options.node_name} | {str(one.peer): one.name for one in workers}
-        called = naming.labels(names, [server.endpoint for server in self._plain])
+        called = naming.labels(names, [server.endpoint for server in self._model.plain])
         self._options = replace(options, node_name=called[options.node_id])
-        saved = self._server.saved()
+        native, saved = self._runtime.native, self._server.saved()
         for worker in workers:
-            if (unfit := why_unfit(self._kit.native.version, worker)) is not None:
+            if (unfit := why_unfit(native.version, worker)) is not None:
                 refusals.append(unfit)
                 continue
             lender = Lender(
-                self._kit,
+                self._runtime.mesh,
+                self._runtime.tunnels,
                 peer=worker.peer,
                 name=called[str(worker.peer)],
+                secret=self._runtime.tunnels.random(SECRET_BYTES) if native.patched else b"",
                 owner_pid=self._server_pid,
                 saved=saved,
                 patience=self._company.patience(worker.peer),
-                told=self._told,
+                on_progress=self._on_progress,
             )
             self._lenders.append(lender)
         asking = Asking(
-            self._lenders, enough=self._options.min_workers, slow=self._slow, blamed=self.blame.failed
+            self._lenders, enough=self._options.min_workers, slow=self._history.slow, blamed=self.blame.failed
         )
         acquire = acquire_for(
-            self._alias, self._index, self._kit.native.version, self._options.incarnation, self._operations
+            self._model.alias, self._model.index, native.version, self._options.incarnation, self._operations
         )
         self._lenders = await asking.ask(acquire, refusals)
         if len(self._lenders) < self._options.min_workers and refusals:
             raise refusals[0]
-        ways = {status.peer: way_to(status.paths) for status in self._kit.mesh.peers()}
-        native = {worker.peer: worker.native for worker in workers}
+        ways = {status.peer: way_to(status.paths) for status in self._runtime.mesh.peers()}
+        version = {worker.peer: worker.native for worker in workers}
         lent = []
         for lender in self._lenders:
             assert lender.offer is not None
-            unable = self._trial.offered(lender.peer, native[lender.peer], lender.offer)
+            unable = self._trial.offered(lender.peer, version[lender.peer], lender.offer)
             lent.append(Lent(lender.name, lender.offer, ways.get(lender.peer), unable))
         return lent
 
@@ -245,22 +232,22 @@ class HeadRun:
         return status.pid if status is not None else None
 
     async def _tell_own(self, text: str) -> None:
-        self._told(f"{self._options.node_name}: {text}")
+        self._on_progress(f"{self._options.node_name}: {text}")
 
     def _reserving(self) -> Reserving:
         return Reserving(
-            self._kit.mesh,
+            self._runtime.mesh,
             self._lenders,
             trial=self._trial,
             blame=self.blame,
-            told=self._told,
+            on_progress=self._on_progress,
             granted=self._all_granted,
             ended=self._lease_ended,
         )
 
     def _all_granted(self) -> None:
         self.started = True
-        self._told("loading the model")
+        self._on_progress("loading the model")
 
     def _lease_ended(self, lender: Lender, lost: Lost) -> None:
         if not self.loaded and lost.code == RPC_SERVER_CRASHED:
@@ -298,7 +285,7 @@ class HeadRun:
         Next comes what llama-server reported of a worker, whatever it answered or ended with then. It may be
         wrong, for a worker that is lost takes those with it that wait for its activations.
         """
-        self._told(over.why)  # nobody is to be sent to it meanwhile
+        self._on_progress(over.why)  # nobody is to be sent to it meanwhile
         if over.endpoint:
             self.end.reported(over.why)
         await self.end.word_of_a_lease()
@@ -320,18 +307,18 @@ class HeadRun:
 
     async def _load(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         report = self._server.report
-        ready = await self._kit.one_token(self._socket)
+        ready = await self._runtime.processes.first_token(self._model.socket)
         await asyncio.wait([granted])  # it was said before the token came, though in another stream
         if not self.started:
             return  # one has refused
         if not ready.ready:
             await self._server_lost(Over(ready.reason), plan)
             return
-        if not (self._file.stat_unchanged() and self._file.paths_unchanged()):
-            self.end.say(f"the model file `{self._file.name}` was changed while it was loaded")
+        if not (self._model.file.stat_unchanged() and self._model.file.paths_unchanged()):
+            self.end.say(f"the model file `{self._model.file.name}` was changed while it was loaded")
             return
-        if not self._kit.native.patched:  # it reports nothing itself; the tunnels do
-            plain = {server.endpoint for server in self._plain}
+        if not self._runtime.native.patched:  # it reports nothing itself; the tunnels do
+            plain = {server.endpoint for server in self._model.plain}
             report.network_bytes += sum(s.weights for s in plan.shares if s.device.node in plain)
         now = asyncio.get_running_loop().time()
         self.loaded = True

@@ -3,36 +3,30 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from meshd.role.head.split_plan import HeadOptions
-from meshd.role.interface import Kit
+from meshd.role.native.device_list import Listing
 from meshd.role.native.device_trial import Fitness
-from meshd.role.native.devices import list_devices, pick
+from meshd.role.native.devices import pick
 from meshd.wire.lease import OfferedDevice
 
 
 async def own_devices(
-    kit: Kit,
+    listing: Listing,
     options: HeadOptions,
     fitness: Fitness,
     operations: Sequence[str],
-    told: Callable[[str], Awaitable[None]],
+    on_progress: Callable[[str], Awaitable[None]],
 ) -> tuple[tuple[OfferedDevice, ...], Mapping[str, str]]:
     """The CPU and the GPUs that the head may use; and those of them that are unfit, each with the reason.
 
     Raises MeshdError.
     """
-    listed = await list_devices(
-        kit.native.rpc_server,
-        patched=kit.native.patched,
-        machine=options.machine,
-        run_to_end=kit.run_to_end,
-        log=kit.logs / "devices.log",
-    )
+    listed = await listing.devices()
     cpu = tuple(device for device in listed if device.name == "CPU")
     asked = options.devices
     if asked and set(asked) <= {"none", "CPU"}:
         return cpu, {}
     gpus = pick(listed, [name for name in asked if name != "CPU"])
     wanted = tuple(device for device in gpus if device.kind == "gpu")
-    reasons = await fitness.unfit(wanted, operations, told)
+    reasons = await fitness.unfit(wanted, operations, on_progress)
     unfit = {device.name: why for device, why in zip(wanted, reasons, strict=True) if why}
     return (*cpu, *wanted), unfit

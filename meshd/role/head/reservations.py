@@ -17,7 +17,7 @@ from meshd.wire.lease import Lost
 
 
 class Reserving:
-    """`begin` once. `blame` gets the worker that failed, and why; `told` what is waited for.
+    """`begin` once. `blame` gets the worker that failed, and why; `on_progress` what is waited for.
 
     `granted` is called when all have granted, `ended` when a lease has ended after its grant, or is given up.
     """
@@ -29,7 +29,7 @@ class Reserving:
         *,
         trial: Trial,
         blame: Blame,
-        told: Callable[[str], None],
+        on_progress: Callable[[str], None],
         granted: Callable[[], None],
         ended: Callable[[Lender, Lost], None],
     ) -> None:
@@ -37,7 +37,7 @@ class Reserving:
         self._lenders = lenders
         self._trial = trial
         self._blame = blame
-        self._told = told
+        self._on_progress = on_progress
         self._granted = granted
         self._ended = ended
 
@@ -54,7 +54,7 @@ class Reserving:
         """
         if self._lenders:
             names = ", ".join(lender.name for lender in self._lenders)
-            self._told(f"starting the rpc-server of {names}")
+            self._on_progress(f"starting the rpc-server of {names}")
         await self._reserve(lent, wanted)
         granted = owner.start(self._until_granted(owner), name="grants")
         if any(lender.tunnel is None for lender in self._lenders):  # an old worker tells the id then

@@ -1,8 +1,10 @@
 """The devices of this machine and what is free of them, asked of the program by one at a time."""
 
 import asyncio
+from pathlib import Path
 
-from meshd.role.interface import Kit
+from meshd.process.interface import RunToEnd
+from meshd.role.interface import NativeBuild
 from meshd.role.native.devices import list_devices
 from meshd.wire.lease import OfferedDevice
 
@@ -10,8 +12,10 @@ from meshd.wire.lease import OfferedDevice
 class Listing:
     """Those who ask while a listing runs share the next one: it was begun after they asked."""
 
-    def __init__(self, kit: Kit, *, machine: str) -> None:
-        self._kit = kit
+    def __init__(self, native: NativeBuild, run_to_end: RunToEnd, *, logs: Path, machine: str) -> None:
+        self._native = native
+        self._run_to_end = run_to_end
+        self._log = logs / "devices.log"
         self._machine = machine
         self._running = asyncio.Lock()
         self._asked = 0
@@ -26,11 +30,11 @@ class Listing:
             if self._covers < mine:
                 covers = self._asked
                 self._devices = await list_devices(
-                    self._kit.native.rpc_server,
-                    patched=self._kit.native.patched,
+                    self._native.rpc_server,
+                    patched=self._native.patched,
                     machine=self._machine,
-                    run_to_end=self._kit.run_to_end,
-                    log=self._kit.logs / "devices.log",
+                    run_to_end=self._run_to_end,
+                    log=self._log,
                 )
                 self._covers = covers
             return self._devices

@@ -8,12 +8,11 @@ import asyncio
 import os
 import platform
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 from meshd.base import log
 from meshd.base.tasks import Owner, first_error
 from meshd.process.interface import ChildSpec, RunToEnd
-from meshd.role.interface import Native
+from meshd.role.interface import NativeBuild, RolePaths
 from meshd.role.native import command_lines
 from meshd.role.native.trial_cache import Passed, trial_key
 from meshd.role.native.trial_report import FitnessReport
@@ -26,21 +25,19 @@ TELL_SECONDS = 2.0
 _DECIDING = ("GGML_", "CUDA_", "HIP_", "ROCR_", "VK_", "MESA_", "MTL_")  # variables: which device, and how
 LOG = log.get("worker")
 
-Told = Callable[[str], Awaitable[None]]
+OnProgress = Callable[[str], Awaitable[None]]
 
 
 class Fitness:
     """The trials of this machine's devices; one at a time."""
 
-    def __init__(
-        self, native: Native, run_to_end: RunToEnd, *, logs: Path, kept: Path | None, machine: str
-    ) -> None:
-        """`kept`: the file of those that were passed. `machine` as in Offer: another one after a restart."""
+    def __init__(self, native: NativeBuild, run_to_end: RunToEnd, paths: RolePaths, *, machine: str) -> None:
+        """`machine` as in WorkerOffer: another one after a restart."""
         self._native = native
         self._run_to_end = run_to_end
-        self._log = logs / "device-trial.log"
+        self._log = paths.logs / "device-trial.log"
         self._machine = machine
-        self._passed = Passed(kept)
+        self._passed = Passed(paths.trial_cache)
         self._failed: dict[str, tuple[str, float]] = {}  # by key: why, and when
         self._unfit: dict[str, str] = {}  # by device
         self._running = asyncio.Lock()
@@ -51,20 +48,20 @@ class Fitness:
         return tuple(f"device {name} is not used: {why}" for name, why in self._unfit.items())
 
     async def unfit(
-        self, devices: Sequence[OfferedDevice], operations: Sequence[str], told: Told
+        self, devices: Sequence[OfferedDevice], operations: Sequence[str], on_progress: OnProgress
     ) -> tuple[str, ...]:
         """For each device why it may not be used for these operations; empty where it may.
 
-        A stock program cannot try anything. `told` hears from time to time that a trial runs.
+        A stock program cannot try anything. `on_progress` hears from time to time that a trial runs.
         """
         if not self._native.patched or not operations:
             return ("",) * len(devices)
         reasons = []
         for device in devices:
-            reasons.append(await self._of(device, operations, told))
+            reasons.append(await self._of(device, operations, on_progress))
         return tuple(reasons)
 
-    async def _of(self, device: OfferedDevice, operations: Sequence[str], told: Told) -> str:
+    async def _of(self, device: OfferedDevice, operations: Sequence[str], on_progress: OnProgress) -> str:
         if device.name == REFERENCE:
             return ""
         key = self._key(device, operations)
@@ -72,7 +69,7 @@ class Fitness:
         if why is None:
             try:
                 async with Owner() as owner:
-                    owner.start(_keep_telling(told, f"trying {device.name}"), name="trial told")
+                    owner.start(_keep_telling(on_progress, f"trying {device.name}"), name="trial told")
                     why = await self._try(key, device, operations)
                     owner.cancel()
             except ExceptionGroup as group:
@@ -138,7 +135,7 @@ class Fitness:
         return trial_key([*parts, "\n".join(chosen), *operations])
 
 
-async def _keep_telling(told: Told, text: str) -> None:
+async def _keep_telling(on_progress: OnProgress, text: str) -> None:
     while True:
-        await told(text)
+        await on_progress(text)
         await asyncio.sleep(TELL_SECONDS)

@@ -27,14 +27,14 @@ from meshd.identity.membership import Member, Role
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.peer.messages import MessageStream
 from meshd.process.interface import ChildStatus
-from meshd.role.interface import Kit, RoleStatus
+from meshd.role.interface import RoleRuntime, RoleStatus
 from meshd.role.native.device_list import Listing
 from meshd.role.native.device_trial import Fitness
 from meshd.role.native.devices import pick
 from meshd.role.native.fd_handover import Outgoing
-from meshd.role.worker.known_files import KnownFiles, Weights
+from meshd.role.worker.known_files import KnownFiles
 from meshd.role.worker.leases import MAX_LEASES, Lease, Ledger
-from meshd.role.worker.rpc_server import RpcServer, has_crashed
+from meshd.role.worker.rpc_server import AgreedLease, RpcServer, has_crashed
 from meshd.role.worker.rpc_streams import NO_USE, Lending, LentStreams
 from meshd.store.interface import ContentStore, WeightsFile
 from meshd.wire.lease import (
@@ -90,25 +90,24 @@ class Worker:
 
     def __init__(
         self,
-        kit: Kit,
+        runtime: RoleRuntime,
         files: Sequence[WeightsFile],
         options: WorkerOptions,
         store: ContentStore | None = None,
     ) -> None:
-        self._kit = kit
+        native, run_to_end, paths = runtime.native, runtime.processes.run_to_end, runtime.paths
+        self._runtime = runtime
         self._files = KnownFiles(files, store)
         self._store = store
         self._options = options
-        self._listing = Listing(kit, machine=options.machine)
-        self._fitness = Fitness(
-            kit.native, kit.run_to_end, logs=kit.logs, kept=kit.passed_trials, machine=options.machine
-        )
+        self._listing = Listing(native, run_to_end, logs=paths.logs, machine=options.machine)
+        self._fitness = Fitness(native, run_to_end, paths, machine=options.machine)
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, RpcServer] = {}
-        self._streams = LentStreams(kit)
+        self._streams = LentStreams(runtime.mesh, runtime.tunnels.connect_through)
         self._asking: Counter[PeerId] = Counter()
         self._logs: deque[int] = deque(range(1, MAX_LEASES + 1))
-        kit.mesh.handle(LEASE_SERVICE, self._serve_lease, allow=self._may_lease)
+        runtime.mesh.handle(LEASE_SERVICE, self._serve_lease, allow=self._may_lease)
 
     @property
     def status(self) -> RoleStatus:
@@ -150,7 +149,7 @@ class Worker:
     async def _serve_lease(self, stream: Stream) -> None:
         messages = MessageStream(stream)
         outgoing = Outgoing()
-        lease_id = self._kit.random(LEASE_ID_BYTES)
+        lease_id = self._runtime.tunnels.random(LEASE_ID_BYTES)
         try:
             with self._streams.lend(lease_id, stream.peer) as lending:
                 agreed = await self._negotiate(messages, outgoing, lease_id)
@@ -174,7 +173,7 @@ class Worker:
             outgoing.close()
         stream.write_eof()
 
-    async def _negotiate(self, messages: MessageStream, outgoing: Outgoing, lease_id: bytes) -> "_Agreed":
+    async def _negotiate(self, messages: MessageStream, outgoing: Outgoing, lease_id: bytes) -> AgreedLease:
         """Agree on a lease; few are negotiated at once. Raises Refused."""
         peer = messages.stream.peer
         if self._asking[peer] >= MAX_ASKING_PEER or self._asking.total() >= MAX_ASKING:
@@ -188,28 +187,28 @@ class Worker:
             self._asking[peer] -= 1
             self._asking += Counter()  # drops those at zero
 
-    async def _agree(self, messages: MessageStream, outgoing: Outgoing, lease_id: bytes) -> "_Agreed":
+    async def _agree(self, messages: MessageStream, outgoing: Outgoing, lease_id: bytes) -> AgreedLease:
         peer = messages.stream.peer
         acquire = await _within(messages)
         if not isinstance(acquire, Acquire):
             raise RemoteProtocolError("lease: expected `acquire`", code="lease")
         self._check_version(acquire)
         try:
-            weights = await self._files.take(outgoing, _teller(messages), peer=str(peer))
+            weights = await self._files.take(outgoing, _progress_to(messages), peer=str(peer))
         except OSError as error:
             raise MeshdError(f"no lease can be made: {error.strerror}") from None
         before = self._ledger  # looked at before the devices: see Ledger.offer
         listed = await self._devices()
-        unfit = await self._fitness.unfit(listed, acquire.operations, _teller(messages))
+        unfit = await self._fitness.unfit(listed, acquire.operations, _progress_to(messages))
         devices = before.offer(listed, unfit)
         offer = WorkerOffer(
             devices,
             has_model=weights is not None and weights.has_model,
             machine=self._options.machine,
-            push=self._kit.native.patched,
+            push=self._runtime.native.patched,
             unfit=unfit if any(unfit) else (),
             lease_id=lease_id,
-            compressed=self._kit.compressed,
+            compressed=self._runtime.tunnels.compressed,
         )
         await messages.send(offer.encode())
         reserve = await _within(messages)
@@ -226,10 +225,10 @@ class Worker:
         lease = Lease(lease_id, peer, memory)
         self._ledger = self._ledger.take(lease)
         on_cpu = all(device.kind == "cpu" for device in devices if device.name in memory)
-        return _Agreed(lease, tuple(memory), weights, on_cpu)
+        return AgreedLease(lease, tuple(memory), weights, on_cpu)
 
     def _check_version(self, acquire: Acquire) -> None:
-        mine = self._kit.native.version
+        mine = self._runtime.native.version
         # a build that the user named has no pin: then the RPC protocol's own HELLO has to find out
         if UNKNOWN_PIN not in (acquire.native_pin, mine.pin) and acquire.native_pin != mine.pin:
             raise Refused(
@@ -239,21 +238,18 @@ class Worker:
             )
 
     async def _run_lease(
-        self, messages: MessageStream, agreed: "_Agreed", lending: Lending, outgoing: Outgoing
+        self, messages: MessageStream, agreed: AgreedLease, lending: Lending, outgoing: Outgoing
     ) -> None:
         lease = agreed.lease
         number = self._logs.popleft()  # there is one for each lease: none is shared with a live one
         try:
             server = RpcServer(
-                self._kit,
-                lease,
+                self._runtime,
+                agreed,
                 messages=messages,
-                devices=agreed.devices,
                 threads=self._options.threads,
-                on_cpu=agreed.on_cpu,
-                weights=agreed.weights,
                 outgoing=outgoing,
-                log_path=self._kit.logs / f"rpc-server-{number}.log",
+                log_path=self._runtime.paths.logs / f"rpc-server-{number}.log",
                 sharers=partial(self._sharers, lease),
             )
             lending.server = server
@@ -287,11 +283,11 @@ class Worker:
 
     async def _serve_head(self, messages: MessageStream, server: RpcServer, lending: Lending) -> None:
         lease = server.lease
-        await server.until_ready(_teller(messages))
+        await server.until_ready(_progress_to(messages))
         self._running[lease.lease_id] = server
         lending.up()
         LOG.info("lease_granted", peer=lease.peer.short, pid=server.child.status.pid)
-        await messages.send(Grant(lease.lease_id, compressed=self._kit.compressed).encode())
+        await messages.send(Grant(lease.lease_id, compressed=self._runtime.tunnels.compressed).encode())
         why = await server.until_ended()
         code = RPC_SERVER_CRASHED if has_crashed(why) else "rpc_server_ended"
         await messages.send(Lost(code, why).encode())
@@ -321,21 +317,11 @@ class Worker:
             return
 
 
-@dataclass(frozen=True, slots=True)
-class _Agreed:
-    """A lease that is taken: its devices in the order of the offer, and the weights known at that moment."""
-
-    lease: Lease
-    devices: tuple[str, ...]
-    weights: Weights | None
-    on_cpu: bool
-
-
-def _teller(messages: MessageStream) -> Callable[[str], Awaitable[None]]:
-    async def told(text: str) -> None:
+def _progress_to(messages: MessageStream) -> Callable[[str], Awaitable[None]]:
+    async def on_progress(text: str) -> None:
         await messages.send(Progress(text).encode())
 
-    return told
+    return on_progress
 
 
 async def _within(messages: MessageStream) -> LeaseMessage:

@@ -12,7 +12,6 @@ from meshd.base import log
 from meshd.base.amounts import in_bytes
 from meshd.base.errors import UserError
 from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
-from meshd.role.interface import Kit
 from meshd.role.native.fd_handover import Outgoing
 from meshd.role.worker.stock_weights import OpenWeights
 from meshd.store.interface import ContentStore, HashProgress, Shelf, WeightsFile
@@ -47,9 +46,9 @@ class Weights:
         if shelf is not None:
             shelf.handed_over()
 
-    def hand_over(self, kit: Kit, outgoing: Outgoing) -> int:
+    def hand_over(self, hand_over: Callable[[bytes], int], outgoing: Outgoing) -> int:
         """A descriptor with the index as text. Raises OSError."""
-        return outgoing.add(kit.hand_over(encode_index(self._index, self._descriptors)))
+        return outgoing.add(hand_over(encode_index(self._index, self._descriptors)))
 
     def open(self) -> OpenWeights:
         """For a server that reads no index. The caller closes it. Raises OSError."""
@@ -93,13 +92,15 @@ class KnownFiles:
                 self._unknown = f"{error}: its weights come over the network"
 
     async def take(
-        self, outgoing: Outgoing, told: Callable[[str], Awaitable[None]], *, peer: str
+        self, outgoing: Outgoing, on_progress: Callable[[str], Awaitable[None]], *, peer: str
     ) -> Weights | None:
         """What is known of the present files and of the content store, waiting until it is; None without any.
 
         Raises OSError.
         """
-        shelf = await self._store.take(peer=peer, told=told) if self._store is not None else None
+        shelf = None
+        if self._store is not None:
+            shelf = await self._store.take(peer=peer, on_progress=on_progress)
         if shelf is not None:
             outgoing.at_end(shelf.close)
         if not all(file.stat_unchanged() and file.paths_unchanged() for file in self._files):
@@ -110,7 +111,7 @@ class KnownFiles:
                 async with asyncio.timeout(PROGRESS_SECONDS):
                     await self._known.wait()
             except TimeoutError:
-                await told(self._hashing or "getting ready")
+                await on_progress(self._hashing or "getting ready")
         if self._index is None and shelf is None:
             return None
         return Weights(self._index, self._files if self._index is not None else (), outgoing, shelf)

@@ -16,9 +16,9 @@ from meshd.base.shares import NEIGHBOURS
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.mux.events import Code
-from meshd.peer.interface import MetadataValue, PeerState, Stream
+from meshd.peer.interface import Mesh, MetadataValue, PeerState, Stream
 from meshd.peer.messages import MessageStream
-from meshd.role.interface import Kit, Orders, Tunnel
+from meshd.role.interface import Orders, Tunnel, TunnelRequest, Tunnels
 from meshd.role.native import command_lines
 from meshd.rpc.hang_detector import Watch
 from meshd.rpc.protocol import PEER_SERVED, SECRET_BYTES
@@ -38,20 +38,23 @@ LOG = log.get("worker")
 class PushNeighbours:
     """`keep` runs in tasks of the lease. `orders` lead to its rpc-server, `messages` to its head."""
 
-    def __init__(self, kit: Kit, orders: Orders, messages: MessageStream, watch: Watch) -> None:
-        self._kit = kit
+    def __init__(
+        self, mesh: Mesh, tunnels: Tunnels, orders: Orders, messages: MessageStream, watch: Watch
+    ) -> None:
+        self._mesh = mesh
+        self._tunnels = tunnels
         self._watch = watch
         self._orders = orders
         self._messages = messages
         self._known: set[int] = set()
-        self._tunnels: list[Tunnel] = []
+        self._open: list[Tunnel] = []
         self._admitted: set[PeerId] = set()
         self._over = asyncio.Event()
 
     @property
     def tunnels(self) -> Sequence[TunnelStatus]:
         """Ways to neighbours that are open now."""
-        return [tunnel.status for tunnel in self._tunnels]
+        return [tunnel.status for tunnel in self._open]
 
     def admit(self, peer: bytes) -> None:
         """It may push to this lease's rpc-server from now on. Raises RemoteProtocolError."""
@@ -91,7 +94,7 @@ class PushNeighbours:
             async with asyncio.timeout(seconds):
                 while True:
                     try:
-                        stream = self._kit.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)
+                        stream = self._mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)
                         return await _accepted(stream)
                     except (Broken, Refused) as error:
                         why = error.what
@@ -103,7 +106,7 @@ class PushNeighbours:
     def _patience(self, peer: PeerId) -> float:
         """How long to wait for it, in seconds: the load of a model waits as long."""
         now = asyncio.get_running_loop().time()
-        for status in self._kit.mesh.peers():
+        for status in self._mesh.peers():
             if status.peer == peer:
                 gone = status.state is not PeerState.CONNECTED and not status.present
                 return GONE_REACH_SECONDS if gone and now - status.since > GONE_SECONDS else REACH_SECONDS
@@ -115,31 +118,31 @@ class PushNeighbours:
         await self._messages.send(Reached(number, why).encode())
 
     async def _lead(self, peer: PeerId, neighbour: Neighbour, asked: Stream) -> None:
-        secret = self._kit.random(SECRET_BYTES)
+        secret = self._tunnels.random(SECRET_BYTES)
         outward = self._watch.neighbour()
 
         def broken(error: MeshdError) -> None:
             LOG.warning("push_broken", peer=peer.short, why=error.what)
 
         try:
-            tunnel = self._kit.make_tunnel(
-                peer=peer,
-                service=PUSH_SERVICE,
-                metadata={"lease": neighbour.lease_id},
-                secret=secret,
-                owner_pid=None,  # whoever has the secret is it
-                saved=None,
-                on_broken=broken,
-                compressed=neighbour.compressed,
-                always=neighbour.always,
-                watch=lambda: nullcontext(Vouched(outward)),  # there is one connection
-                greeting=PEER_SERVED,  # it has taken our question for this lease
+            tunnel = self._tunnels.open(
+                TunnelRequest(
+                    peer=peer,
+                    service=PUSH_SERVICE,
+                    metadata={"lease": neighbour.lease_id},
+                    secret=secret,
+                    on_broken=broken,
+                    compressed=neighbour.compressed,
+                    always=neighbour.always,
+                    watch=lambda: nullcontext(Vouched(outward)),  # there is one connection
+                    greeting=PEER_SERVED,  # it has taken our question for this lease
+                )
             )
         except MeshdError as error:
             self._watch.close_neighbour(outward)
             await self._none(peer, neighbour.number, error.what)
             return
-        self._tunnels.append(tunnel)
+        self._open.append(tunnel)
         try:
             async with Owner() as owner:
                 owner.start(tunnel.serve(), name=f"push {peer.short}")
@@ -150,7 +153,7 @@ class PushNeighbours:
                 owner.cancel()
         finally:
             tunnel.close()
-            self._tunnels.remove(tunnel)
+            self._open.remove(tunnel)
             self._watch.close_neighbour(outward)
             self._order(command_lines.no_way(neighbour.number))
 

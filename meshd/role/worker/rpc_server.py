@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base import log
@@ -10,7 +11,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.messages import MessageStream
 from meshd.process.interface import ChildSpec
 from meshd.role.head.load_report import count_of
-from meshd.role.interface import Kit, Orders, Report
+from meshd.role.interface import Orders, Report, RoleRuntime
 from meshd.role.native import command_lines
 from meshd.role.native.fd_handover import Outgoing
 from meshd.role.worker.known_files import Weights
@@ -35,39 +36,52 @@ def has_crashed(why: str) -> bool:
     return any(f" was ended by {name} " in f"{why} " for name in CRASHES)
 
 
+@dataclass(frozen=True, slots=True)
+class AgreedLease:
+    """A lease that is taken: its devices in the order of the offer, and the weights known at that moment.
+
+    `on_cpu`: none of the devices is a GPU.
+    """
+
+    lease: Lease
+    devices: tuple[str, ...]
+    weights: Weights | None
+    on_cpu: bool
+
+
 class RpcServer:
     """`child` and `read_report` run in tasks of the lease; `close` after them."""
 
     def __init__(
         self,
-        kit: Kit,
-        lease: Lease,
+        runtime: RoleRuntime,
+        agreed: AgreedLease,
         *,
         messages: MessageStream,
-        devices: Sequence[str],
         threads: int | None,
-        on_cpu: bool,
-        weights: Weights | None,
         outgoing: Outgoing,
         log_path: Path,
         sharers: Callable[[], int],
     ) -> None:
-        """`outgoing` holds the descriptors of `weights`, `messages` lead to the head; `on_cpu`: none of the
-        `devices` is a GPU; `sharers`: how many others compute on one of them now. Raises MeshdError."""
-        self._kit = kit
+        """`outgoing` holds the descriptors of the weights, `messages` lead to the head; `sharers`: how many
+        other leases compute on one of the devices now. Raises MeshdError."""
+        lease, weights, tunnels = agreed.lease, agreed.weights, runtime.tunnels
+        processes = self._processes = runtime.processes
+        self._program = str(runtime.native.rpc_server)
+        self._sockets = runtime.paths.sockets
         self._sharers = sharers
-        self._devices = devices
+        self._devices = agreed.devices
         self._threads = threads
         self._weights = weights
         self._outgoing = outgoing
         self._log_path = log_path
-        self._stock = not kit.native.patched
-        self._secret = b"" if self._stock else kit.random(SECRET_BYTES)
-        self._peers_secret = b"" if self._stock else kit.random(SECRET_BYTES)
+        self._stock = not runtime.native.patched
+        self._secret = b"" if self._stock else tunnels.random(SECRET_BYTES)
+        self._peers_secret = b"" if self._stock else tunnels.random(SECRET_BYTES)
         self._orders: Orders | None = None
         self._target: Target = ("", 0)
         self.lease = lease
-        self.watch = Watch(on_cpu=on_cpu)
+        self.watch = Watch(on_cpu=agreed.on_cpu)
         self.loaded_bytes = 0
         self.open_weights: OpenWeights | None = None  # for a stock server, which cannot read them itself
         self.missed = 0
@@ -76,18 +90,18 @@ class RpcServer:
         try:
             if self._stock and weights is not None:
                 self.open_weights = weights.open()
-            self._report = kit.make_report()
+            self._report = processes.make_report()
             outgoing.add(self._report.child_end)
             if not self._stock:
-                self._orders = kit.make_orders()
+                self._orders = processes.make_orders()
                 outgoing.add(self._orders.child_end)
-                self.neighbours = PushNeighbours(kit, self._orders, messages, self.watch)
+                self.neighbours = PushNeighbours(runtime.mesh, tunnels, self._orders, messages, self.watch)
         except OSError as error:
             self.close()
             raise MeshdError(f"no rpc-server can be started: {error.strerror}") from None
         if weights is not None and weights.shelf is not None:
             weights.shelf.allow(sum(lease.memory.values()))
-        self.child = kit.make_child(self._spec, "rpc-server")
+        self.child = processes.make_child(self._spec, "rpc-server")
 
     @property
     def address(self) -> tuple[Target, bytes]:
@@ -124,24 +138,33 @@ class RpcServer:
 
     def _spec(self) -> ChildSpec:
         self._remove_socket()  # of the start before
-        if self._stock:
-            port = self._kit.free_port()  # it binds it itself, a moment later; its banner stays in a buffer
-            self._target = command_lines.LOOPBACK, port
-            argv = command_lines.stock_rpc_server(
-                str(self._kit.native.rpc_server), devices=self._devices, threads=self._threads, port=port
-            )
-            probe = self._kit.port_open(port)
-            return ChildSpec(
-                name="rpc-server", argv=argv, log=self._log_path, probe=probe, env=command_lines.CALM_THREADS
-            )
-        listen, self._target = self._kit.listening()
+        return self._stock_spec() if self._stock else self._patched_spec()
+
+    def _stock_spec(self) -> ChildSpec:
+        port = self._processes.free_port()  # it binds it itself, a moment later; its banner stays in a buffer
+        self._target = command_lines.LOOPBACK, port
+        return ChildSpec(
+            name="rpc-server",
+            argv=command_lines.stock_rpc_server(
+                self._program, devices=self._devices, threads=self._threads, port=port
+            ),
+            log=self._log_path,
+            probe=self._processes.port_open(port),
+            env=command_lines.CALM_THREADS,
+        )
+
+    def _patched_spec(self) -> ChildSpec:
+        processes = self._processes
+        listen, self._target = processes.unix_listener()
         self._outgoing.add(listen)
         assert self._report is not None and self._orders is not None
-        weights = self._weights.hand_over(self._kit, self._outgoing) if self._weights is not None else -1
-        ready = self._kit.line_ready(READY_LINE)
+        weights = -1
+        if self._weights is not None:
+            weights = self._weights.hand_over(processes.hand_over, self._outgoing)
+        ready = processes.line_ready(READY_LINE)
         descriptors = command_lines.Descriptors(
             listen=listen,
-            secret=self._outgoing.add(self._kit.hand_over(self._secret + self._peers_secret)),
+            secret=self._outgoing.add(processes.hand_over(self._secret + self._peers_secret)),
             weights=weights,
             report=self._report.child_end,
             peers=self._orders.child_end,
@@ -149,27 +172,27 @@ class RpcServer:
         return ChildSpec(
             name="rpc-server",
             argv=command_lines.rpc_server(
-                str(self._kit.native.rpc_server),
+                self._program,
                 devices=self._devices,
                 threads=self._threads,
                 memory=[self.lease.memory[name] for name in self._devices],
                 descriptors=descriptors,
             ),
             log=self._log_path,
-            env=command_lines.rpc_server_environment(str(self._kit.run_dir)),
+            env=command_lines.rpc_server_environment(str(self._sockets)),
             probe=ready,
             on_line=ready.see,
             hand_over=self._outgoing.give(),
         )
 
-    async def until_ready(self, told: Callable[[str], Awaitable[None]]) -> None:
+    async def until_ready(self, on_progress: Callable[[str], Awaitable[None]]) -> None:
         """Raises MeshdError when it cannot start."""
         while True:
             try:
                 async with asyncio.timeout(PROGRESS_SECONDS):
                     return await self.child.ensure_ready()
             except TimeoutError:
-                await told("starting the rpc-server")
+                await on_progress("starting the rpc-server")
 
     async def until_ended(self) -> str:
         """Why it is of no use any more: it ended, or stands still; then it is killed."""
@@ -186,10 +209,10 @@ class RpcServer:
         return status.reason
 
     def _why_still(self, pid: int) -> str:
-        if self._kit.is_stopped(pid):
+        if self._processes.is_stopped(pid):
             return "it was stopped by a signal, and does not answer"
         now = asyncio.get_running_loop().time()
-        return self.watch.look(now, self._kit.spent(pid), sharers=self._sharers())
+        return self.watch.look(now, self._processes.usage(pid), sharers=self._sharers())
 
     async def read_report(self, loaded: Callable[[int], None]) -> None:
         """Count what it says; `loaded` gets the bytes of weights that are in its memory now."""

@@ -12,8 +12,8 @@ from meshd.base.shares import EARLY_STREAMS, LENT, PUSHED, PUSHED_OF_PEER
 from meshd.base.slots import Release, Slots
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
-from meshd.peer.interface import MetadataValue, Stream
-from meshd.role.interface import Kit
+from meshd.peer.interface import Mesh, MetadataValue, Stream
+from meshd.role.interface import ConnectThrough
 from meshd.role.worker.push_neighbours import ASK
 from meshd.role.worker.rpc_server import RpcServer
 from meshd.rpc.push_firewall import PushFilter
@@ -62,13 +62,13 @@ class Lending:
 class LentStreams:
     """Serves both services."""
 
-    def __init__(self, kit: Kit) -> None:
-        self._kit = kit
+    def __init__(self, mesh: Mesh, connect_through: ConnectThrough) -> None:
+        self._connect_through = connect_through
         self._lendings: dict[bytes, Lending] = {}
         self._waiting: Counter[PeerId] = Counter()
         self._refused: deque[tuple[str, str]] = deque(maxlen=SHOWN_REFUSED)
-        kit.mesh.handle(RPC_SERVICE, self._serve_rpc, allow=self._may_rpc)
-        kit.mesh.handle(PUSH_SERVICE, self._serve_push, allow=self._may_push, quiet=True)
+        mesh.handle(RPC_SERVICE, self._serve_rpc, allow=self._may_rpc)
+        mesh.handle(PUSH_SERVICE, self._serve_push, allow=self._may_push, quiet=True)
 
     @property
     def refused(self) -> tuple[tuple[str, str], ...]:
@@ -137,7 +137,7 @@ class LentStreams:
         target, secret = server.address
         owed = server.watch.connection(server.make_firewall())
         try:
-            await self._kit.connect_through(
+            await self._connect_through(
                 stream,
                 target,
                 secret=secret,
@@ -157,7 +157,7 @@ class LentStreams:
             await lending.server.neighbours.answer(stream)
             return
         server = await self._up(lending, stream.peer)
-        await self._kit.connect_through(
+        await self._connect_through(
             stream,
             server.address[0],
             secret=server.peers_secret,

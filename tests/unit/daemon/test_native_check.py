@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.daemon.native_check import check_native
-from meshd.role.interface import Native
+from meshd.role.interface import NativeBuild
 from meshd.wire.native import NativeVersion
 
 from tests.conformance.run import run
@@ -54,8 +54,8 @@ def _check(
     *,
     patched: bool = False,
     version: NativeVersion = UNKNOWN,
-) -> Native:
-    native = Native(
+) -> NativeBuild:
+    native = NativeBuild(
         _script(folder / "ggml-rpc-server", server),
         _script(folder / "llama-server", head or ""),
         patched=patched,
@@ -152,7 +152,7 @@ def test_a_llama_server_that_cannot_use_workers(tmp_path: Path, says: str, what:
 def test_nothing_is_left_running(tmp_path: Path) -> None:
     async def main() -> None:
         before = {task.get_name() for task in asyncio.all_tasks()}
-        native = Native(
+        native = NativeBuild(
             _script(tmp_path / "ggml-rpc-server", _answers(_hello(6, 0))), Path("none"), False, UNKNOWN
         )
         with pytest.raises(UserError):

@@ -11,7 +11,7 @@ from meshd.base.errors import UserError
 from meshd.config import Config, HostPort, LinksConfig, Paths, ServeConfig, WorkerConfig
 from meshd.daemon.preflight import Claims
 from meshd.identity.keystore import Home
-from meshd.role.interface import Native
+from meshd.role.interface import NativeBuild
 from meshd.wire.native import NativeVersion
 
 from tests.gguf_bytes import gguf, language_model
@@ -19,11 +19,11 @@ from tests.gguf_bytes import gguf, language_model
 LISTS_DEVICES = f"#!/bin/sh\necho 'device CPU cpu - {4 << 30} {3 << 30} some processor'\n"
 
 
-def native(folder: Path) -> Native:
+def native(folder: Path) -> NativeBuild:
     program = folder / "rpc-server"
     program.write_text(LISTS_DEVICES)
     program.chmod(0o755)
-    return Native(program, program, True, NativeVersion("7", "pin", "patches", "cpu"))
+    return NativeBuild(program, program, True, NativeVersion("7", "pin", "patches", "cpu"))
 
 
 def model(folder: Path) -> Path:

@@ -19,7 +19,7 @@ from meshd.daemon import role_runtime
 from meshd.identity.keys import KeyPair
 from meshd.peer.interface import Mesh, PathStatus, PeerStatus, Stream
 from meshd.process.connections import Address, ConnectionOwners
-from meshd.role.interface import Native
+from meshd.role.interface import NativeBuild, RoleRuntime, TunnelRequest
 from meshd.rpc.pending_work import Outward
 from meshd.rpc.protocol import PEER_SERVED
 from meshd.rpc.push_firewall import Vouched
@@ -34,13 +34,17 @@ from tests.unit.tunnel.far import FarMesh
 
 OTHER = KeyPair.from_seed(bytes(31) + b"o")
 SECRET = bytes(range(32))
-NATIVE = Native(
+NATIVE = NativeBuild(
     Path("rpc-server"),
     Path("llama-server"),
     True,
     NativeVersion(rpc="7.0.0", pin="0" * 40, patches="0" * 64, backend="cpu"),
 )
 HERE = ("127.0.0.1", 1), ("127.0.0.1", 2)
+
+
+def runtime(home: Path, mesh: object) -> RoleRuntime:
+    return role_runtime.make_runtime(Config(paths=Paths(home=home, cache=home)), cast(Mesh, mesh), NATIVE)
 
 
 class Telling(ConnectionOwners):
@@ -67,8 +71,8 @@ def logged(tmp_path: Path) -> Iterator[Path]:
 def test_a_system_that_does_not_tell_is_named_once(logged: Path, told: bool | None, taken: bool) -> None:
     async def ask() -> None:
         for _ in range(2):
-            is_ours = role_runtime._owned_by(lambda: 1, Telling(told))
-            assert [await is_ours(*HERE) for _ in range(3)] == [taken] * 3
+            owned_by_child = role_runtime._owned_by(lambda: 1, Telling(told))
+            assert [await owned_by_child(*HERE) for _ in range(3)] == [taken] * 3
 
     asyncio.run(ask())
     text = logged.read_text() if logged.exists() else ""
@@ -100,23 +104,22 @@ def test_what_is_ours_talks_over_unix_sockets_and_a_stock_program_over_tcp() -> 
         home = Path(name)
         stale, _ = listen_in(home)
         stale.close()
-        made = role_runtime.make_kit(
-            Config(paths=Paths(home=home, cache=home)), cast(Mesh, OnePath()), NATIVE
-        )
+        made = runtime(home, OnePath())
         assert list(home.iterdir()) == [], "of a daemon that was killed"
         for secret in (bytes(32), b""):
-            tunnel = made.make_tunnel(
-                peer=OTHER.peer,
-                service="rpc",
-                metadata={},
-                secret=secret,
-                owner_pid=lambda: 1,
-                saved=None,
-                on_broken=lambda _error: None,
+            tunnel = made.tunnels.open(
+                TunnelRequest(
+                    peer=OTHER.peer,
+                    service="rpc",
+                    metadata={},
+                    secret=secret,
+                    owner_pid=lambda: 1,
+                    on_broken=lambda _error: None,
+                )
             )
             assert tunnel.endpoint.startswith("unix:rpc" if secret else "127.0.0.1:")
             tunnel.close()
-        number, place = made.listening()
+        number, place = made.processes.unix_listener()
         with socket.socket(fileno=number) as sock:
             assert sock.getsockname() == str(place)
 
@@ -124,19 +127,17 @@ def test_what_is_ours_talks_over_unix_sockets_and_a_stock_program_over_tcp() -> 
 def test_who_watches_a_tunnel_is_asked_for_each_connection() -> None:
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        made = role_runtime.make_kit(
-            Config(paths=Paths(home=home, cache=home)), cast(Mesh, OnePath()), NATIVE
-        )
+        made = runtime(home, OnePath())
         watcher = Unwatched()
-        tunnel = made.make_tunnel(
-            peer=OTHER.peer,
-            service="rpc",
-            metadata={},
-            secret=bytes(32),
-            owner_pid=None,
-            saved=None,
-            on_broken=lambda _error: None,
-            watch=lambda: nullcontext(watcher),
+        tunnel = made.tunnels.open(
+            TunnelRequest(
+                peer=OTHER.peer,
+                service="rpc",
+                metadata={},
+                secret=bytes(32),
+                on_broken=lambda _error: None,
+                watch=lambda: nullcontext(watcher),
+            )
         )
         assert isinstance(tunnel, Forward)
         with tunnel._watch() as watched:
@@ -165,17 +166,17 @@ def test_a_server_that_pushes_is_answered_before_its_neighbour_can() -> None:
                 owner.start(neighbour(far), name="neighbour")
 
             mesh = FarMesh(take)
-            made = role_runtime.make_kit(Config(paths=Paths(home=home, cache=home)), cast(Mesh, mesh), NATIVE)
-            tunnel = made.make_tunnel(
-                peer=OTHER.peer,
-                service="push",
-                metadata={},
-                secret=SECRET,
-                owner_pid=None,
-                saved=None,
-                on_broken=lambda error: pytest.fail(error.what),
-                watch=lambda: nullcontext(Vouched(Outward(pushed.append))),
-                greeting=PEER_SERVED,
+            made = runtime(home, mesh)
+            tunnel = made.tunnels.open(
+                TunnelRequest(
+                    peer=OTHER.peer,
+                    service="push",
+                    metadata={},
+                    secret=SECRET,
+                    on_broken=lambda error: pytest.fail(error.what),
+                    watch=lambda: nullcontext(Vouched(Outward(pushed.append))),
+                    greeting=PEER_SERVED,
+                )
             )
             owner.start(tunnel.serve(), name="tunnel")
             place = home / tunnel.endpoint.removeprefix("unix:")

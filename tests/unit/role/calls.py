@@ -96,7 +96,7 @@ async def scene(
         net = Net(owner)
         bench = Bench(net.mesh("worker"), folder, patched=patched)
         options = WorkerOptions(memory=memory, threads=threads, machine="m")
-        worker = Worker(bench.kit, [file] if file else [], options, store)
+        worker = Worker(bench.runtime, [file] if file else [], options, store)
         await worker.prepare()
         owner.start(worker.serve(), name="worker")
         try:

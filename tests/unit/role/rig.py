@@ -8,6 +8,7 @@ from pathlib import Path
 
 from meshd.base.errors import Broken, EndOfStream, MeshdError, RemoteProtocolError, UserError
 from meshd.base.tasks import Owner
+from meshd.daemon.role_runtime import make_processes
 from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Member, Role
@@ -16,13 +17,12 @@ from meshd.model.weights_index import WeightsIndex
 from meshd.mux.events import Code
 from meshd.peer.interface import Allow, Handler, MetadataValue, PeerState, PeerStatus, Stream
 from meshd.peer.stream import MeshStream
-from meshd.process.handover import OrderPipe, ReportPipe, pipe_with
+from meshd.process.handover import ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec, ChildState, ChildStatus, Ended
 from meshd.process.ports import listening_socket
-from meshd.process.ready import LineSeen, http_200, port_open
-from meshd.role.interface import Kit, Native, Tunnel
+from meshd.role.interface import NativeBuild, RolePaths, RoleRuntime, Tunnel, TunnelRequest, Tunnels
 from meshd.store.interface import HashProgress, ProgressCallback
-from meshd.tunnel.interface import Flow, Inspector, LocalWeights, SavedWeights, Target, TunnelStatus, Watching
+from meshd.tunnel.interface import Flow, Inspector, LocalWeights, Target, TunnelStatus
 from meshd.wire.native import NativeVersion
 
 from tests.gguf_bytes import gguf, language_model, parse
@@ -149,33 +149,16 @@ class StubTunnel:
 
     made = 0
 
-    def __init__(
-        self,
-        peer: PeerId,
-        service: str,
-        metadata: Mapping[str, MetadataValue],
-        secret: bytes,
-        compressed: int,
-        always: bool,
-        watch: Watching | None,
-        greeting: bytes,
-    ) -> None:
+    def __init__(self, asked: TunnelRequest) -> None:
         StubTunnel.made += 1
-        self.peer = peer
-        self.service = service
-        self.secret = secret
-        self.metadata = metadata
-        self.compressed = compressed
-        self.always = always
-        self.watch = watch
-        self.greeting = greeting
+        self.asked = asked
         self.endpoint = f"127.0.0.1:{10_000 + StubTunnel.made % 50_000}"
         self.closed = False
         self.sent = 0
 
     @property
     def status(self) -> TunnelStatus:
-        return TunnelStatus(self.peer, "rpc", self.endpoint, 0, self.sent, 0)
+        return TunnelStatus(self.asked.peer, "rpc", self.endpoint, 0, self.sent, 0)
 
     async def serve(self) -> None:
         await asyncio.Event().wait()
@@ -295,13 +278,24 @@ class Net:
 
 
 class Bench:
-    """The kit of one node, and everything that was made with it."""
+    """What one node's role works with, and everything that was made with it.
 
-    def __init__(self, mesh: FakeMesh, folder: Path, *, patched: bool = True) -> None:
+    What can be real is as the daemon makes it; processes, tunnels and chance are of this class.
+    """
+
+    def __init__(
+        self,
+        mesh: FakeMesh,
+        folder: Path,
+        *,
+        patched: bool = True,
+        version: NativeVersion = NATIVE,
+        compressed: int = COMPRESSED_VERSION,
+        always_compressed: bool = False,
+    ) -> None:
         self.mesh = mesh
         self.children: list[StubChild] = []
         self.tunnels: list[StubTunnel] = []
-        self.saved: list[SavedWeights | None] = []
         self.connected: list[tuple[Target, bytes]] = []
         self.weights: LocalWeights | None = None  # that a tunnel was given
         self.inspectors: list[Inspector] = []
@@ -324,33 +318,33 @@ class Bench:
         self.tokens_asked = 0
         self._drawn = 0
         self._handed = 0
-        self.kit = Kit(
+        self.runtime = RoleRuntime(
             mesh=mesh,
-            native=Native(Path("rpc-server"), Path("llama-server"), patched, NATIVE),
-            make_child=self._make_child,
-            run_to_end=self._run_to_end,
-            make_tunnel=self._make_tunnel,
-            connect_through=self._connect,
-            http_ready=http_200,
-            line_ready=LineSeen,
-            port_open=port_open,
-            hand_over=self._hand_over,
-            make_report=self._make_report,
-            make_orders=OrderPipe,
-            listening=self._listening,
-            free_port=_free_port,
-            one_token=self._one_token,
-            is_stopped=self.stopped.__contains__,
-            spent=lambda _pid: self.spent,
-            random=self._random,
-            logs=folder,
-            run_dir=folder,
-            compressed=COMPRESSED_VERSION,
+            native=NativeBuild(Path("rpc-server"), Path("llama-server"), patched, version),
+            processes=replace(
+                make_processes(folder),
+                make_child=self._make_child,
+                run_to_end=self._run_to_end,
+                first_token=self._first_token,
+                hand_over=self._hand_over,
+                make_report=self._make_report,
+                unix_listener=self._listening,
+                is_stopped=self.stopped.__contains__,
+                usage=lambda _pid: self.spent,
+            ),
+            tunnels=Tunnels(
+                open=self._open_tunnel,
+                connect_through=self._connect,
+                random=self._random,
+                compressed=compressed,
+                always_compressed=always_compressed,
+            ),
+            paths=RolePaths(logs=folder, sockets=folder),
         )
 
     def forget(self) -> None:
         """Drop what was made with it, which a long run has no use for."""
-        for made in (self.children, self.tunnels, self.saved, self.connected, self.inspectors, self.trials):
+        for made in (self.children, self.tunnels, self.connected, self.inspectors, self.trials):
             made.clear()
 
     def _make_child(self, spec: Callable[[], ChildSpec], name: str) -> Child:
@@ -387,23 +381,8 @@ class Bench:
         assert self.trial_ended is not None
         return self.trial_ended
 
-    def _make_tunnel(
-        self,
-        *,
-        peer: PeerId,
-        service: str,
-        metadata: Mapping[str, MetadataValue],
-        secret: bytes,
-        owner_pid: Callable[[], int | None] | None,
-        saved: SavedWeights | None,
-        on_broken: Callable[[MeshdError], None],
-        compressed: int = 0,
-        always: bool = False,
-        watch: Watching | None = None,
-        greeting: bytes = b"",
-    ) -> Tunnel:
-        tunnel = StubTunnel(peer, service, metadata, secret, compressed, always, watch, greeting)
-        self.saved.append(saved)
+    def _open_tunnel(self, asked: TunnelRequest) -> Tunnel:
+        tunnel = StubTunnel(asked)
         self.tunnels.append(tunnel)
         return tunnel
 
@@ -440,7 +419,7 @@ class Bench:
             raise OSError(24, "Too many open files")
         return ReportPipe()
 
-    async def _one_token(self, _socket: Path) -> ReadyReport:
+    async def _first_token(self, _socket: Path) -> ReadyReport:
         self.tokens_asked += 1
         if self.ready is None:
             return ReadyReport(True, "", 0.1)
@@ -448,18 +427,13 @@ class Bench:
 
     def _listening(self) -> tuple[int, Path]:
         sock = listening_socket()  # in place of a unix socket: a test's folder may be too deep for one
-        path = self.kit.run_dir / f"rpc-{sock.getsockname()[1]}"
+        path = self.runtime.paths.sockets / f"rpc-{sock.getsockname()[1]}"
         path.touch()
         return sock.detach(), path
 
     def _random(self, count: int) -> bytes:
         self._drawn += 1
         return self._drawn.to_bytes(count, "big")
-
-
-def _free_port() -> int:
-    with listening_socket() as sock:
-        return int(sock.getsockname()[1])
 
 
 class FakeFile:

@@ -42,9 +42,9 @@ async def opened(path: Path, *, limit: int = LARGE) -> AsyncIterator[DiskContent
 
 
 async def took(store: DiskContentStore, peer: str = "peer", *, most: int = LARGE) -> Shelf:
-    async def told(_text: str) -> None: ...
+    async def on_progress(_text: str) -> None: ...
 
-    taken = await store.take(peer=peer, told=told)
+    taken = await store.take(peer=peer, on_progress=on_progress)
     assert taken is not None
     taken.allow(most)
     return taken
@@ -472,9 +472,9 @@ def test_a_limit_of_nothing_keeps_nothing_and_leaves_what_others_keep(tmp_path: 
         async with opened(tmp_path / "t", limit=0) as store:
             await until(lambda: not left.exists())
 
-            async def told(_text: str) -> None: ...
+            async def on_progress(_text: str) -> None: ...
 
-            assert await store.take(peer="peer", told=told) is None
+            assert await store.take(peer="peer", on_progress=on_progress) is None
             assert (store.status.limit, store.status.bytes) == (0, 0)
         assert there and packs(tmp_path / "t") == there
 
@@ -496,9 +496,9 @@ def test_a_folder_that_is_not_ours_alone_is_not_used(tmp_path: Path, what: str) 
     async def main() -> None:
         async with opened(path) as store:
 
-            async def told(_text: str) -> None: ...
+            async def on_progress(_text: str) -> None: ...
 
-            assert await store.take(peer="peer", told=told) is None
+            assert await store.take(peer="peer", on_progress=on_progress) is None
             assert (store.status.bytes, store.status.tensors) == (0, 0)
 
     run(main())

@@ -18,7 +18,7 @@ from meshd.peer.interface import Stream
 from meshd.tunnel import forward as module
 from meshd.tunnel.compressed import COMPRESSED, as_agreed
 from meshd.tunnel.forward import MAX_CONNECTIONS, Forward
-from meshd.tunnel.interface import IsOurs
+from meshd.tunnel.interface import OwnerCheck
 from meshd.tunnel.pump import Unwatched
 
 from tests.conformance.run import run, until
@@ -57,7 +57,7 @@ class Tunnel:
 async def tunnel(
     *,
     secret: bytes = b"",
-    is_ours: IsOurs | None = None,
+    owner_check: OwnerCheck | None = None,
     error: MeshdError | None = None,
     watch: Callable[[], AbstractContextManager["Upper"]] | None = None,
     compresses: Callable[[], bool] = lambda: False,
@@ -76,7 +76,7 @@ async def tunnel(
             service="rpc",
             metadata={"lease": b"1"},
             secret=secret,
-            is_ours=is_ours,
+            owner_check=owner_check,
             watch=watch,
             on_broken=broken.append,
             compresses=compresses,
@@ -215,12 +215,12 @@ def test_a_client_that_leaves_before_its_secret_is_forgotten() -> None:
 def test_a_client_of_somebody_else_is_reset() -> None:
     asked: list[tuple[tuple[str, int], tuple[str, int]]] = []
 
-    async def is_ours(client: tuple[str, int], listener: tuple[str, int]) -> bool:
+    async def owner_check(client: tuple[str, int], listener: tuple[str, int]) -> bool:
         asked.append((client, listener))
         return False
 
     async def main() -> None:
-        async with tunnel(is_ours=is_ours) as it:
+        async with tunnel(owner_check=owner_check) as it:
             reader, writer = await it.connect()
             mine = writer.get_extra_info("sockname")
             assert await is_reset(reader)

@@ -102,12 +102,12 @@ class Both:
         self.saved: list[bytes] = []
         self.near_mesh, self.far_mesh = Serving(owner), Serving(owner)
         self.near_mesh.far = self.far_mesh
-        self.near = OwnTunnels(mesh=self.near_mesh, save=self.saved.append, is_ours=self.is_ours)
+        self.near = OwnTunnels(mesh=self.near_mesh, save=self.saved.append, owned_by_user=self.owned_by_user)
         self.far = OwnTunnels(mesh=self.far_mesh, save=self.saved.append)
         self.ours = True
         self.tasks = [owner.start(one.serve(), name="tunnels") for one in (self.near, self.far)]
 
-    async def is_ours(self, client: tuple[str, int], server: tuple[str, int]) -> bool:
+    async def owned_by_user(self, client: tuple[str, int], server: tuple[str, int]) -> bool:
         assert client[0] == server[0] == "127.0.0.1" and client[1] != server[1]
         return self.ours
 

@@ -72,7 +72,7 @@ def test_a_worker_that_still_hashes_its_file_is_waited_for_a_moment_and_used(tmp
             file = FakeFile()
             file.hashed.clear()
             anna = Bench(it.net.mesh("anna"), tmp_path)
-            it.net.owner.start(Worker(anna.kit, [file], WorkerOptions()).serve(), name="anna")
+            it.net.owner.start(Worker(anna.runtime, [file], WorkerOptions()).serve(), name="anna")
             it.worker("bert")
             it.start()
             await asyncio.sleep(LATE_SECONDS - 5)
@@ -90,7 +90,7 @@ def test_a_model_that_does_not_fit_without_it_waits_and_says_for_whom(tmp_path: 
             file = FakeFile()
             file.hashed.clear()
             anna = Bench(it.net.mesh("anna"), tmp_path)
-            it.net.owner.start(Worker(anna.kit, [file], WorkerOptions()).serve(), name="anna")
+            it.net.owner.start(Worker(anna.runtime, [file], WorkerOptions()).serve(), name="anna")
             it.worker("bert")
             it.workers["bert"].device_lines = LITTLE
             it.start()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from meshd.peer.interface import PeerState
 from meshd.role.head.cycle import Serve
 from meshd.role.head.split_plan import HeadOptions
 from meshd.role.worker.cycle import Worker, WorkerOptions
-from meshd.wire.native import NativeVersion
 
 from tests.sim.loop import run
 from tests.unit.role.rig import (
@@ -36,21 +36,42 @@ class Scene:
 
     def __init__(self, net: Net, folder: Path, options: HeadOptions) -> None:
         self.net, self.folder, self.options = net, folder, options
-        self.bench = Bench(net.mesh("head", "serve"), folder)
-        self.file = FakeFile()
+        self.file: FakeFile = FakeFile()
         self.workers: dict[str, Bench] = {}
         self.roles: dict[str, Worker] = {}
-        self.serve = Serve(self.bench.kit, self.file, options)
         self.task: asyncio.Task[None] | None = None
+        self.head()
 
-    def worker(self, name: str, *, pin: str = "pin", there: bool = True) -> FakeMesh:
+    def head(
+        self,
+        *,
+        file: FakeFile | None = None,
+        patched: bool = True,
+        compressed: int = COMPRESSED_VERSION,
+        always_compressed: bool = False,
+    ) -> None:
+        """The head, or another one before it is started."""
+        self.file = file or self.file
+        mesh = self.net.mesh("head", "serve")
+        self.bench = Bench(
+            mesh, self.folder, patched=patched, compressed=compressed, always_compressed=always_compressed
+        )
+        self.serve = Serve(self.bench.runtime, self.file, self.options)
+
+    def worker(
+        self,
+        name: str,
+        *,
+        pin: str = "pin",
+        there: bool = True,
+        patched: bool = True,
+        compressed: int = COMPRESSED_VERSION,
+    ) -> FakeMesh:
         mesh = self.net.mesh(name)
-        bench = self.workers[name] = Bench(mesh, self.folder)
-        if pin != "pin":
-            native = bench.kit.native
-            version = NativeVersion(NATIVE.rpc, pin, NATIVE.patches, NATIVE.backend)
-            object.__setattr__(native, "version", version)
-        role = self.roles[name] = Worker(bench.kit, [], WorkerOptions())
+        bench = self.workers[name] = Bench(
+            mesh, self.folder, patched=patched, version=replace(NATIVE, pin=pin), compressed=compressed
+        )
+        role = self.roles[name] = Worker(bench.runtime, [], WorkerOptions())
         self.net.owner.start(role.serve(), name=name)
         mesh.say(PeerState.CONNECTED if there else PeerState.KNOWN)
         return mesh
@@ -104,7 +125,7 @@ def test_it_waits_for_a_worker_then_loads_and_is_ready(tmp_path: Path) -> None:
             assert {part.node for part in status.model.split} == {"anna", "head"}
             assert sum(part.layers for part in status.model.split) == 4
             assert it.argument("--rpc") == it.bench.tunnels[0].endpoint
-            assert it.bench.tunnels[0].compressed == COMPRESSED_VERSION
+            assert it.bench.tunnels[0].asked.compressed == COMPRESSED_VERSION
             assert [child.state.value for child in status.children] == ["ready"]
             assert len(status.tunnels) == 1
 
@@ -167,7 +188,7 @@ def test_two_workers_in_the_order_of_their_names(tmp_path: Path) -> None:
             it.start()
             await it.until(ModelState.READY)
             assert it.argument("--rpc") == ",".join(tunnel.endpoint for tunnel in it.bench.tunnels)
-            names = [it.net.meshes[tunnel.peer].name for tunnel in it.bench.tunnels]
+            names = [it.net.meshes[tunnel.asked.peer].name for tunnel in it.bench.tunnels]
             assert names == ["anna", "zoe"]
 
     run(main())

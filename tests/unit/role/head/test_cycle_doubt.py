@@ -42,7 +42,7 @@ class Attack:
         return {worker.mesh.name for worker in (self.first, self.second) if self.is_used(worker)}
 
     def is_used(self, worker: Bench) -> bool:
-        return any(t.peer == worker.mesh.key.peer and not t.closed for t in self.it.bench.tunnels)
+        return any(t.asked.peer == worker.mesh.key.peer and not t.closed for t in self.it.bench.tunnels)
 
     def pushes(self) -> bool:
         return any(line.startswith("peer ") for line in self.first.children[-1].orders())
@@ -61,7 +61,7 @@ class Attack:
 
     async def waits(self) -> None:
         """The second one ends its connection while it waits for a tensor of the first one."""
-        watches = [tunnel_to(self.it, worker).watch for worker in (self.first, self.second)]
+        watches = [tunnel_to(self.it, worker).asked.watch for worker in (self.first, self.second)]
         assert watches[0] is not None and watches[1] is not None
         with watches[0]() as pushes:
             pushes.to_peer(GRAPH + PUSH)

@@ -8,7 +8,6 @@ import pytest
 from meshd.gateway.interface import ReadyReport
 from meshd.model.status import ModelState
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
-from meshd.role.head.cycle import Serve
 from meshd.role.head.stock_weights import OpenNamedWeights
 from meshd.store.interface import ProgressCallback
 from meshd.tunnel.interface import SavedWeights
@@ -17,7 +16,7 @@ from meshd.wire.native import NativeVersion
 from tests.conformance.run import run as run_real
 from tests.sim.loop import run
 from tests.unit.role.head.test_cycle import Scene, scene
-from tests.unit.role.rig import Bench, FakeFile, cpu_lines
+from tests.unit.role.rig import FakeFile, cpu_lines
 
 CONTENT = b"0123456789abcdef"
 TENSORS = tuple(
@@ -49,9 +48,7 @@ def _open_files() -> int:
 
 
 def _stock(it: Scene, file: TwoShards) -> None:
-    it.bench = Bench(it.net.mesh("head", "serve"), it.folder, patched=False)
-    it.file = file
-    it.serve = Serve(it.bench.kit, file, it.options)
+    it.head(file=file, patched=False)
 
 
 def test_weights_are_found_by_name_in_every_shard_until_they_change(tmp_path: Path) -> None:
@@ -80,7 +77,7 @@ def test_a_stock_head_reports_by_its_tunnels_and_keeps_no_file_open(tmp_path: Pa
             it.start()
             await it.until(ModelState.LOADING, "loading the model")
             await asyncio.sleep(1)
-            [saved] = it.bench.saved
+            saved = it.bench.tunnels[0].asked.saved
             assert isinstance(saved, SavedWeights)
             assert set(saved.weights.tensors) == set("abc")
             assert saved.plain_sizes
@@ -109,7 +106,7 @@ def test_of_other_devices_than_cpus_it_is_not_known_what_a_tensor_takes(tmp_path
             it.workers["anna"].device_lines = cpu_lines(free_mib=3000, name="CUDA0")
             it.start()
             await it.until(ModelState.READY)
-            [saved] = it.bench.saved
+            saved = it.bench.tunnels[0].asked.saved
             assert saved is not None
             assert not saved.plain_sizes
         file.close()
@@ -123,7 +120,7 @@ def test_a_patched_head_needs_no_such_thing(tmp_path: Path) -> None:
             it.worker("anna")
             it.start()
             await it.until(ModelState.READY)
-            assert it.bench.saved == [None]
+            assert it.bench.tunnels[0].asked.saved is None
 
     run(main())
 

@@ -34,7 +34,7 @@ class Stage:
 
     def worker(self, name: str, *, roles: frozenset[Role] = frozenset(Role), machine: str = "") -> Bench:
         bench = Bench(self.net.mesh(name, roles=roles), self.folder)
-        worker = Worker(bench.kit, [FakeFile()], WorkerOptions(machine=machine or name))
+        worker = Worker(bench.runtime, [FakeFile()], WorkerOptions(machine=machine or name))
         self.owner.start(worker.serve(), name=name)
         return bench
 
@@ -42,7 +42,7 @@ class Stage:
         return self.serve_with(HeadOptions(min_workers=min_workers, extra=extra, incarnation=bytes(16)))
 
     def serve_with(self, options: HeadOptions) -> Serve:
-        serve = Serve(self.bench.kit, FakeFile(), options)
+        serve = Serve(self.bench.runtime, FakeFile(), options)
         self.owner.start(serve.serve(), name="serve")
         return serve
 
@@ -384,7 +384,7 @@ def test_an_option_of_meshds_own_is_refused_at_the_start(tmp_path: Path) -> None
     async def main() -> None:
         async with stage(tmp_path) as it:
             with pytest.raises(UserError, match="--port"):
-                Serve(it.bench.kit, FakeFile(), HeadOptions(extra=("--port", "1")))
+                Serve(it.bench.runtime, FakeFile(), HeadOptions(extra=("--port", "1")))
 
     run(main())
 

@@ -19,7 +19,7 @@ ANSWER = talk.answer(bytes(16))
 
 
 def tunnel_to(it: Stage, worker: Bench) -> StubTunnel:
-    return next(tunnel for tunnel in reversed(it.bench.tunnels) if tunnel.peer == worker.mesh.key.peer)
+    return next(tunnel for tunnel in reversed(it.bench.tunnels) if tunnel.asked.peer == worker.mesh.key.peer)
 
 
 async def end_lease(serve: Serve, worker: Bench) -> None:
@@ -128,7 +128,7 @@ def test_a_worker_that_answers_nothing_and_says_nothing_is_given_up(tmp_path: Pa
             bad, _good = it.worker("bad"), it.worker("good")
             serve = it.serve()
             await ready(serve)
-            watch = tunnel_to(it, bad).watch
+            watch = tunnel_to(it, bad).asked.watch
             assert watch is not None
             with watch() as end:
                 assert isinstance(end, HeadEnd)
@@ -154,7 +154,7 @@ def test_a_worker_without_a_path_is_not(tmp_path: Path) -> None:
             away = it.worker("away")
             serve = it.serve()
             await ready(serve)
-            watch = tunnel_to(it, away).watch
+            watch = tunnel_to(it, away).asked.watch
             assert watch is not None
             with watch() as end:
                 assert isinstance(end, HeadEnd)
@@ -180,7 +180,7 @@ def test_a_load_that_comes_to_nothing_is_ended(tmp_path: Path, drips: bool) -> N
             serve = it.serve()
             await until(serve, lambda _: it.bench.tokens_asked == 1)
             it.bench.ready = None  # the next one gets its token
-            watch = tunnel_to(it, bad).watch
+            watch = tunnel_to(it, bad).asked.watch
             assert watch is not None
             began = asyncio.get_running_loop().time()
             with watch() as end:

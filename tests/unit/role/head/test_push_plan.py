@@ -9,7 +9,6 @@ from meshd.gateway.interface import ReadyReport
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerState
 from meshd.role.head.split_plan import HeadOptions
-from meshd.role.interface import Native
 
 from tests.sim.loop import run
 from tests.unit.role.head.test_cycle import Scene, scene
@@ -73,9 +72,11 @@ def test_each_worker_gets_the_next_one_as_its_neighbour(tmp_path: Path) -> None:
                 [],
             ]
             way = it.workers["anna"].tunnels[0]
-            assert way.peer == it.workers["bert"].mesh.key.peer
-            assert told[0] == [f"peer 1 {way.endpoint} {way.secret.hex()}"]
-            assert dict(way.metadata) == dict(it.bench.tunnels[1].metadata), "of the lease of this head"
+            assert way.asked.peer == it.workers["bert"].mesh.key.peer
+            assert told[0] == [f"peer 1 {way.endpoint} {way.asked.secret.hex()}"]
+            assert dict(way.asked.metadata) == dict(it.bench.tunnels[1].asked.metadata), (
+                "of the lease of this head"
+            )
             it.llama.report(f"push {ends[0]} {ends[1]} yes")
             it.llama.report(f"push {ends[1]} {ends[2]} no no answer to the session")
             it.llama.report("push a b yes")
@@ -102,17 +103,15 @@ def test_what_goes_between_workers_is_compressed_as_the_head_would_have_it(
 ) -> None:
     async def main() -> None:
         async with scene(tmp_path, **options()) as it:
-            object.__setattr__(it.bench.kit, "compressed", 0 if head == "off" else COMPRESSED_VERSION)
-            object.__setattr__(it.bench.kit, "always_compressed", head == "on")
+            it.head(compressed=0 if head == "off" else COMPRESSED_VERSION, always_compressed=head == "on")
             it.worker("anna")
             it.worker("bert")
-            it.worker("carl")
-            object.__setattr__(it.workers["carl"].kit, "compressed", 0)  # takes none
+            it.worker("carl", compressed=0)  # takes none
             (await held(it)).set_result(yes())
             await it.until(ModelState.READY)
             to_bert, to_carl = [it.workers[name].tunnels[0] for name in ("anna", "bert")]
-            assert (to_bert.compressed, to_bert.always) == told
-            assert to_carl.compressed == 0
+            assert (to_bert.asked.compressed, to_bert.asked.always) == told
+            assert to_carl.asked.compressed == 0
 
     run(main())
 
@@ -156,10 +155,7 @@ def test_a_worker_that_does_not_know_how_is_left_out_of_it(tmp_path: Path) -> No
     async def main() -> None:
         async with scene(tmp_path, **options()) as it:
             for name in NAMES:
-                it.worker(name)
-            native = it.workers["bert"].kit.native
-            stock = Native(native.rpc_server, native.llama_server, False, native.version)
-            object.__setattr__(it.workers["bert"].kit, "native", stock)
+                it.worker(name, patched=name != "bert")
             (await held(it)).set_result(yes())
             await it.until(ModelState.READY)
             why = "bert does not know how"
@@ -187,14 +183,14 @@ def test_the_next_life_of_the_model_introduces_them_anew(tmp_path: Path) -> None
             (await held(it, *NAMES)).set_result(yes())
             await it.until(ModelState.READY)
             assert pushes(it)["bert"] == (False, "llama-server did not say")
-            first = [tunnel.metadata["lease"] for tunnel in it.bench.tunnels]
+            first = [tunnel.asked.metadata["lease"] for tunnel in it.bench.tunnels]
             it.workers["bert"].children[-1].die("killed")
             await it.until(ModelState.LOADING, "bert")
             await it.until(ModelState.READY)
-            second = [tunnel.metadata["lease"] for tunnel in it.bench.tunnels[3:]]
+            second = [tunnel.asked.metadata["lease"] for tunnel in it.bench.tunnels[3:]]
             assert not set(first) & set(second)
             ways = it.workers["anna"].tunnels
-            assert [way.metadata["lease"] for way in ways] == [first[1], second[1]]
+            assert [way.asked.metadata["lease"] for way in ways] == [first[1], second[1]]
             assert [way.closed for way in ways] == [True, False]
 
     run(main())

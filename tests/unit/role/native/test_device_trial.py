@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshd.process.interface import Ended
-from meshd.role.interface import Native
+from meshd.role.interface import NativeBuild
 from meshd.role.native.device_trial import AGAIN_SECONDS, STILL_SECONDS, Fitness
 from meshd.wire.lease import Lost, OfferedDevice, Progress, Reserve, WorkerOffer
 
@@ -29,9 +29,10 @@ async def silent(_text: str) -> None:
     pass
 
 
-def fitness(bench: Bench, folder: Path, *, machine: str = "m", native: Native | None = None) -> Fitness:
-    kept = folder / "trials"
-    return Fitness(native or bench.kit.native, bench.kit.run_to_end, logs=folder, kept=kept, machine=machine)
+def fitness(bench: Bench, folder: Path, *, machine: str = "m", native: NativeBuild | None = None) -> Fitness:
+    runtime = bench.runtime
+    paths = replace(runtime.paths, trial_cache=folder / "trials")
+    return Fitness(native or runtime.native, runtime.processes.run_to_end, paths, machine=machine)
 
 
 def test_a_card_is_tried_once_and_a_processor_never(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_a_card_is_tried_once_and_a_processor_never(tmp_path: Path) -> None:
 def test_a_stock_program_is_not_asked(tmp_path: Path) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
-            native = replace(it.bench.kit.native, patched=False)
+            native = replace(it.bench.runtime.native, patched=False)
             assert await fitness(it.bench, tmp_path, native=native).unfit([GPU], WORDS, silent) == ("",)
             assert it.bench.trials == []
 
@@ -70,7 +71,7 @@ def test_what_decides_it_makes_it_another_trial(
 
     async def main() -> None:
         async with stage(tmp_path) as it:
-            native = replace(it.bench.kit.native, rpc_server=program)
+            native = replace(it.bench.runtime.native, rpc_server=program)
             assert await fitness(it.bench, tmp_path, native=native).unfit([GPU], WORDS, silent) == ("",)
             if change == "program":
                 program.write_text("built anew")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import MeshdError, UserError
 from meshd.process.interface import ChildSpec, Ended
-from meshd.role.interface import Native
+from meshd.role.interface import NativeBuild
 from meshd.role.native.devices import (
     SHARED_MEMORY,
     card_of,
@@ -115,7 +115,7 @@ def test_a_program_that_lists_nothing_is_an_error(patched: bool, asked: tuple[st
         assert spec.argv == ("rpc", *asked)
         return Ended(127, None, ("one", "error while loading shared libraries"))
 
-    native = Native(Path("rpc"), Path("llama"), patched, NativeVersion("7.0.0", "pin", "patches", "cpu"))
+    native = NativeBuild(Path("rpc"), Path("llama"), patched, NativeVersion("7.0.0", "pin", "patches", "cpu"))
     with pytest.raises(MeshdError, match=r"lists no devices: one \| error while"):
         asyncio.run(
             list_devices(

@@ -381,7 +381,7 @@ def test_a_device_that_is_not_there_is_an_error_at_the_start(tmp_path: Path) -> 
     async def main() -> None:
         async with Owner() as owner:
             bench = Bench(Net(owner).mesh("worker"), tmp_path)
-            worker = Worker(bench.kit, [], WorkerOptions(devices=("CUDA0",)))
+            worker = Worker(bench.runtime, [], WorkerOptions(devices=("CUDA0",)))
             with pytest.raises(UserError, match="no device `CUDA0`"):
                 await worker.prepare()
 

@@ -71,7 +71,7 @@ class FakeStore:
     async def serve(self) -> None:
         self.served = True
 
-    async def take(self, *, peer: str, told: Callable[[str], Awaitable[None]]) -> FakeShelf:
+    async def take(self, *, peer: str, on_progress: Callable[[str], Awaitable[None]]) -> FakeShelf:
         if self.fails:
             raise OSError(24, "Too many open files")
         self.peers.append(peer)

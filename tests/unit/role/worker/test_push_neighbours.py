@@ -137,17 +137,17 @@ def test_a_neighbour_is_asked_then_told_to_the_server_and_kept(tmp_path: Path) -
             await call.says(other.introduction())
             assert await call.hears() == Reached(3, "")
             (tunnel,) = it.bench.tunnels
-            assert (tunnel.peer, tunnel.service, dict(tunnel.metadata)) == (
+            assert (tunnel.asked.peer, tunnel.asked.service, dict(tunnel.asked.metadata)) == (
                 other.peer,
                 PUSH_SERVICE,
                 {"lease": LEASE},
             )
             (child,) = it.bench.children
-            assert child.orders() == [f"peer 3 {tunnel.endpoint} {tunnel.secret.hex()}"]
-            assert len(tunnel.secret) == 32
-            assert tunnel.watch is not None, "what is pushed is seen"
-            assert tunnel.greeting == PEER_SERVED
-            with tunnel.watch() as watched:
+            assert child.orders() == [f"peer 3 {tunnel.endpoint} {tunnel.asked.secret.hex()}"]
+            assert len(tunnel.asked.secret) == 32
+            assert tunnel.asked.watch is not None, "what is pushed is seen"
+            assert tunnel.asked.greeting == PEER_SERVED
+            with tunnel.asked.watch() as watched:
                 assert watched.from_peer(PEER_SERVED) == b"", "it was told already"
             (asked,) = other.asked
             assert dict(asked.metadata) == {"lease": LEASE, "ask": 1}
@@ -175,7 +175,7 @@ def test_the_way_is_compressed_as_the_head_says(tmp_path: Path, version: int, al
             await call.says(said)
             assert await call.hears() == Reached(3, "")
             (tunnel,) = it.bench.tunnels
-            assert (tunnel.compressed, tunnel.always) == (version, always)
+            assert (tunnel.asked.compressed, tunnel.asked.always) == (version, always)
             other.over.set()
 
     run(main())

@@ -1,0 +1,39 @@
+"""What one run of the model on a head is given: the model, and what earlier runs found out (model_run.py)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from meshd.identity.keys import PeerId
+from meshd.model.layers import ModelLayers
+from meshd.model.weights_index import WeightsIndex
+from meshd.role.head.device_exclusions import Unable
+from meshd.role.head.split_plan import HeadOptions, PlainRpc
+from meshd.role.head.worker_backoff import Standings
+from meshd.role.native.device_trial import Fitness
+from meshd.store.interface import WeightsFile
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model, how its user wants it run, and where its llama-server answers."""
+
+    file: WeightsFile
+    index: WeightsIndex
+    layers: ModelLayers
+    options: HeadOptions
+    plain: Sequence[PlainRpc]
+    """The rpc-servers without meshd, as they answered just now."""
+    alias: str
+    socket: Path
+
+
+@dataclass(slots=True)
+class RunHistory:
+    """What the runs of one model share: each adds what it has found out about workers and devices."""
+
+    fitness: Fitness
+    standings: Standings
+    unable: Unable = field(default_factory=Unable)
+    slow: set[PeerId] = field(default_factory=set)
+    """Workers that were late the last time they were asked (ask_workers.py)."""
