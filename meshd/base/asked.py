@@ -18,10 +18,10 @@ Value = TypeVar("Value")
 
 
 class Asked(Generic[Who, What]):
-    """`now` is a clock in seconds that never goes back; `chance` gives numbers in [0, 1)."""
+    """`now` is a clock in seconds that never goes back; `rng` gives numbers in [0, 1)."""
 
-    def __init__(self, chance: Callable[[], float]) -> None:
-        self._chance = chance
+    def __init__(self, rng: Callable[[], float]) -> None:
+        self._rng = rng
         self._helped: dict[What, Who] = {}
         self._failed: dict[tuple[Who, What], tuple[float, int]] = {}  # until when, and how often by then
 
@@ -31,7 +31,7 @@ class Asked(Generic[Who, What]):
 
         def rank(who: Who) -> tuple[float, float]:
             until = self._failed.get((who, what), (now, 0))[0]
-            return (-1.0 if who == best else max(0.0, until - now)), self._chance()
+            return (-1.0 if who == best else max(0.0, until - now)), self._rng()
 
         return sorted(many, key=rank)
 
@@ -45,7 +45,7 @@ class Asked(Generic[Who, What]):
         if self._helped.get(what) == who:
             del self._helped[what]
         _, tries = self._failed.get((who, what), (0.0, 0))
-        _put(self._failed, (who, what), (now + AGAIN.delay(tries, self._chance()), tries + 1))
+        _put(self._failed, (who, what), (now + AGAIN.delay(tries, self._rng()), tries + 1))
 
 
 def _put(kept: dict[Key, Value], key: Key, value: Value) -> None:

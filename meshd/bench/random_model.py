@@ -129,9 +129,9 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
 
 
 def _data(tensor: _Tensor) -> Iterator[bytes]:
-    chance = random.Random(zlib.crc32(tensor.name.encode()))
+    rng = random.Random(zlib.crc32(tensor.name.encode()))
     if tensor.gain is None:
-        yield array("f", (chance.gauss(1.0, 0.1) for _ in range(tensor.shape[0]))).tobytes()
+        yield array("f", (rng.gauss(1.0, 0.1) for _ in range(tensor.shape[0]))).tobytes()
         return
     row, rows = tensor.shape
     scale = tensor.gain / math.sqrt(row) / _SPREAD
@@ -140,13 +140,13 @@ def _data(tensor: _Tensor) -> Iterator[bytes]:
         left = count * row // _BLOCK
         while left:
             blocks = min(left, _CHUNK_BLOCKS)
-            yield _blocks(chance, blocks, scale * factor)
+            yield _blocks(rng, blocks, scale * factor)
             left -= blocks
 
 
-def _blocks(chance: random.Random, count: int, scale: float) -> bytes:
+def _blocks(rng: random.Random, count: int, scale: float) -> bytes:
     low, high = struct.pack("<e", scale)
-    numbers = chance.randbytes(16 * count).translate(_EVEN)
+    numbers = rng.randbytes(16 * count).translate(_EVEN)
     data = bytearray(_BLOCK_BYTES * count)
     data[0::_BLOCK_BYTES] = bytes([low]) * count
     data[1::_BLOCK_BYTES] = bytes([high]) * count

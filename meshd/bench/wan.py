@@ -90,7 +90,7 @@ class _Direction:
         self.source = source
         self._sink = sink
         self._line = line
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._held: deque[tuple[float, bytes]] = deque()
         self._free_at = 0.0
 
@@ -100,7 +100,7 @@ class _Direction:
                 packet = os.read(self.source, 1 << 16)
             except OSError:
                 return
-            if not self._line.loss or self._chance.random() >= self._line.loss:
+            if not self._line.loss or self._rng.random() >= self._line.loss:
                 self._take(packet, now)
 
     def _take(self, packet: bytes, now: float) -> None:

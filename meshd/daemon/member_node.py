@@ -98,7 +98,7 @@ class Estate:
             node=self.node,
             book=self.book,
             dialers=self.ways.dialers,
-            chance=secrets.SystemRandom().random,
+            rng=secrets.SystemRandom().random,
             signer=Signer(key, membership.mesh),
         )
         self.node.on_wake = self.ways.addresses_changed  # the mesh tests and dials by itself

@@ -45,5 +45,7 @@ async def _ask_router(config: Config) -> MapStatus:
     if config.links.no_portmap:
         return NOT_ASKED
     # nothing is mapped, so neither secret nor chance matter
-    ask = home_routers(secret=bytes(16), name=config.node.name, chance=lambda: secrets.randbelow(1 << 16))
+    ask = home_routers(
+        secret=bytes(16), name=config.node.name, random_port=lambda: secrets.randbelow(1 << 16)
+    )
     return await survey(ask)

@@ -47,7 +47,9 @@ class Surroundings:
         self.portmap = PortMapper(
             ports=ports,
             routers=home_routers(
-                secret=_kept_secret(home), name=config.node.name, chance=lambda: secrets.randbelow(1 << 16)
+                secret=_kept_secret(home),
+                name=config.node.name,
+                random_port=lambda: secrets.randbelow(1 << 16),
             ),
             changed=changed,
             settled=self._router_settled,

@@ -34,13 +34,13 @@ class Places:
         """This machine may have other addresses now."""
         self._seen_until = 0.0
 
-    def may_dial(self, peer: PeerId, told: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
+    def may_dial(self, peer: PeerId, candidates: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
         """See link.interface.MayDial."""
-        return _judged(tuple(told), source, self._here(), frozenset(self._claims_of(peer)))
+        return _judged(tuple(candidates), source, self._here(), frozenset(self._claims_of(peer)))
 
-    def of_relay(self, told: Sequence[Candidate]) -> Sequence[Dialable]:
+    def of_relay(self, candidates: Sequence[Candidate]) -> Sequence[Dialable]:
         """Addresses of a relay that only a peer's record names."""
-        return dialable(told, source=Source.RECORD, here=self._here())
+        return dialable(candidates, source=Source.RECORD, here=self._here())
 
     def relays_of(self, peer: PeerId) -> tuple[RelayHint, ...]:
         """The relays that its record names."""
@@ -97,10 +97,10 @@ class Places:
 
 @functools.lru_cache(maxsize=MAX_JUDGED)
 def _judged(
-    told: tuple[Candidate, ...], source: Source, here: Here, claims: frozenset[Address]
+    candidates: tuple[Candidate, ...], source: Source, here: Here, claims: frozenset[Address]
 ) -> tuple[Dialable, ...]:
     """A peer that does not answer is planned for again and again, with the same addresses."""
-    return tuple(dialable(told, source=source, here=here, claims=claims))
+    return tuple(dialable(candidates, source=source, here=here, claims=claims))
 
 
 def _answers_stun(candidate: Candidate) -> bool:

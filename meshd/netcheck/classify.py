@@ -182,7 +182,7 @@ def _in_carrier(host: str) -> bool:
     return address.version == 4 and address in _CARRIER
 
 
-def _answer(told: bool | None) -> TriState:
-    if told is None:
+def _answer(answer: bool | None) -> TriState:
+    if answer is None:
         return TriState.UNKNOWN
-    return TriState.YES if told else TriState.NO
+    return TriState.YES if answer else TriState.NO

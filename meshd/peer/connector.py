@@ -38,14 +38,14 @@ class Connector:
         connection: PeerConnection,
         book: Book,
         dialers: Sequence[Dialer],
-        chance: Callable[[], float],
+        rng: Callable[[], float],
     ) -> None:
         self._node = node
         self._connection = connection
         self._book = book
         self._dialers = dialers
         self._source = f"peer {connection.peer.short}"
-        self._chance = chance
+        self._rng = rng
         self._schedule = DialSchedule(tuple(dialer.transport for dialer in dialers))
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._greeting: dict[int, Link] = {}  # made, and not attached yet
@@ -172,7 +172,7 @@ class Connector:
         fault = self._connection.take_fault()
         if fault is not None:
             self._connection.view.last_error = fault.what
-            self._schedule.refused(self._node.now(), self._chance())
+            self._schedule.refused(self._node.now(), self._rng())
 
     async def _attempt(self, index: int, owner: Owner) -> None:
         """Dial, and hand the link to a task of its own: giving up the attempt must not end it."""
@@ -226,10 +226,10 @@ class Connector:
                 # Without an error of its own the peer just hung up: it is not dialled again at once either.
                 self._fell_through(index, error or Broken("the link ended before it carried anything"))
                 if isinstance(error, Refused):  # by the peer itself: the link was proven
-                    self._schedule.refused(self._node.now(), self._chance())
+                    self._schedule.refused(self._node.now(), self._rng())
             else:
                 now = self._node.now()
-                self._schedule.ended(index, lived=now - began, now=now, chance=self._chance())
+                self._schedule.ended(index, lived=now - began, now=now, draw=self._rng())
             self._wake.set()
 
     def _fell_through(self, index: int, error: MeshdError) -> None:
@@ -239,7 +239,7 @@ class Connector:
         self._failed[index] = Failed(self._dialers[index].transport, failure, error.what)
         # what fails in a way that nobody foresaw fails again; a peer that broke the rules: see take_fault
         refused = isinstance(error, Refused | Fault)
-        self._schedule.failed(index, self._node.now(), self._chance(), refused=refused)
+        self._schedule.failed(index, self._node.now(), self._rng(), refused=refused)
         if not connection.linked and (refused or index == min(self._failed)):
             connection.view.last_error = error.what
         if isinstance(error, Refused):

@@ -98,13 +98,13 @@ class _DialState:
     )
     failures: int = 0
     failed_at: float = 0.0
-    chance: float = 0.0
+    draw: float = 0.0
     wanted_since: float | None = None
 
     def ready_at(self, rule: Backoff, delay: float) -> float:
         if self.failures:
             rule = RETRY_REFUSED if self.refused else rule
-            return self.failed_at + rule.delay(self.failures - 1, self.chance)
+            return self.failed_at + rule.delay(self.failures - 1, self.draw)
         return (self.wanted_since or 0.0) + delay
 
 
@@ -181,10 +181,10 @@ class DialSchedule:
         """Its link is attached."""
         self._states[index].running = False
 
-    def failed(self, index: int, now: float, chance: float, *, refused: bool = False) -> None:
+    def failed(self, index: int, now: float, draw: float, *, refused: bool = False) -> None:
         """It ended without a link (`refused`: whoever is there wants none), or the link was short-lived.
 
-        `chance` lies in [0, 1).
+        `draw` lies in [0, 1).
         """
         state = self._states[index]
         state.running = False
@@ -192,14 +192,14 @@ class DialSchedule:
             state.failures, state.stale = 0, False
             return
         state.failures += 1
-        state.failed_at, state.chance, state.refused = now, chance, refused
+        state.failed_at, state.draw, state.refused = now, draw, refused
 
-    def refused(self, now: float, chance: float) -> None:
+    def refused(self, now: float, draw: float) -> None:
         """The peer, proven, said no or broke the rules: it is left alone for a while."""
-        self._held_until = now + RETRY_REFUSED.delay(self._refusals, chance)
+        self._held_until = now + RETRY_REFUSED.delay(self._refusals, draw)
         self._refusals += 1
 
-    def ended(self, index: int, *, lived: float, now: float, chance: float) -> None:
+    def ended(self, index: int, *, lived: float, now: float, draw: float) -> None:
         """An attached link of this attempt has ended."""
         if lived >= LONG_LIFE:
             self._refusals = 0
@@ -208,7 +208,7 @@ class DialSchedule:
         elif not self._states[index].running:
             state = self._states[index]
             state.failures = min(state.failures, MOST_SHORT - 1)
-            self.failed(index, now, chance)
+            self.failed(index, now, draw)
 
     def changed(self, facts: Facts, *, again: bool) -> None:
         """Something is different now: forget the back-off.

@@ -49,17 +49,17 @@ class PeerMesh:
         node: Node,
         book: Book,
         dialers: Sequence[Dialer],
-        chance: Callable[[], float],
+        rng: Callable[[], float],
         boot: Callable[[], float] = boot_seconds,
         signer: Signer | None = None,
     ) -> None:
         self._node = node
         self._book = book
-        self._chance = chance
+        self._rng = rng
         self._boot = boot
         self._leaving = False
-        self._crowd = Crowd(node=node, book=book, signer=signer, chance=chance)
-        self._peers = PeerTable(node=node, book=book, crowd=self._crowd, dialers=dialers, chance=chance)
+        self._crowd = Crowd(node=node, book=book, signer=signer, rng=rng)
+        self._peers = PeerTable(node=node, book=book, crowd=self._crowd, dialers=dialers, rng=rng)
         self._roster = MemberRoster(node, book, self._crowd, self._peers)
         self._news = News(node, book, self._crowd.lives, heard=self._heard)
         book.spare(self._peers.is_linked)
@@ -286,7 +286,7 @@ class PeerMesh:
             entry.news.cancel()  # of the session before: it waits
         entry.news = owner.start_for(
             f"peer {connection.peer.short}",
-            self._news.keep(connection.peer, open_stream, self._chance),
+            self._news.keep(connection.peer, open_stream, self._rng),
             name=f"news {connection.peer.short}",
             blame=connection.blame,
         )

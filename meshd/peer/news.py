@@ -55,9 +55,7 @@ class News:
         self._marks: tuple[int, ...] = ()
         self._changed_at = 0.0
 
-    async def keep(
-        self, peer: PeerId, open_stream: Callable[[], Stream], chance: Callable[[], float]
-    ) -> None:
+    async def keep(self, peer: PeerId, open_stream: Callable[[], Stream], rng: Callable[[], float]) -> None:
         """Talk with `peer` until `open_stream` raises Broken: a stream that is lost is opened again.
 
         Later each time, unless it lasted: the other side may not listen for a while.
@@ -73,7 +71,7 @@ class News:
                 LOG.info("news_refused", peer=peer.short, why=error.what)
             if self._node.now() - began >= LASTING_SECONDS:
                 lost = 0
-            await asyncio.sleep(AGAIN.delay(lost, chance()))
+            await asyncio.sleep(AGAIN.delay(lost, rng()))
             lost += 1
 
     async def talk(self, stream: Stream) -> None:

@@ -41,8 +41,8 @@ class NodeFacts:
     software: str = __version__
 
 
-def _as_a_stranger(_peer: PeerId, told: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
-    return dialable(told, source=source, here=Here())
+def _as_a_stranger(_peer: PeerId, candidates: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
+    return dialable(candidates, source=source, here=Here())
 
 
 @dataclass(frozen=True, slots=True)

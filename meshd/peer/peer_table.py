@@ -51,13 +51,13 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
         book: Book,
         crowd: Crowd,
         dialers: Sequence[Dialer],
-        chance: Callable[[], float],
+        rng: Callable[[], float],
     ) -> None:
         self._node = node
         self._book = book
         self._crowd = crowd
         self._dialers = dialers
-        self._chance = chance
+        self._rng = rng
         self._peers: dict[PeerId, PeerEntry] = {}
         self.owner: Owner | None = None
 
@@ -90,7 +90,7 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
             connection=connection,
             book=self._book,
             dialers=self._dialers,
-            chance=self._chance,
+            rng=self._rng,
         )
         entry = PeerEntry(connection, connector, admitter=caller, used_at=self._node.now())
         connector.wanted = self._crowd.wants(peer)

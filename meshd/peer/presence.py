@@ -37,11 +37,11 @@ def in_order(peers: Collection[PeerId]) -> list[PeerId]:
 class Crowd:
     """`tick` every few seconds; the rest are questions. Without a `signer` every mesh counts as small."""
 
-    def __init__(self, *, node: Node, book: Book, signer: Signer | None, chance: Callable[[], float]) -> None:
+    def __init__(self, *, node: Node, book: Book, signer: Signer | None, rng: Callable[[], float]) -> None:
         self._node = node
         self._book = book
         self._signer = signer
-        self._chance = chance
+        self._rng = rng
         self.lives = Lives(
             me=node.peer,
             own=lambda: node.my_record().sequence,
@@ -194,5 +194,5 @@ class Crowd:
         self._tried_until = now + LOOK_SECONDS
         alone = sessions < FEW
         pool = in_order(self._members if alone else self._away)
-        picked = (pool[int(self._chance() * len(pool))] for _ in range(ALONE_TRIES if alone else AWAY_TRIES))
+        picked = (pool[int(self._rng() * len(pool))] for _ in range(ALONE_TRIES if alone else AWAY_TRIES))
         self._tried = frozenset(picked) if pool else frozenset()

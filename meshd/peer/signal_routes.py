@@ -62,10 +62,10 @@ class Carriers(Protocol):
 class SignalWays:
     """Hands blobs to whatever way there is. `serve` must run for any way but a live session."""
 
-    def __init__(self, mail: MailRoute | None, chance: Callable[[], float]) -> None:
+    def __init__(self, mail: MailRoute | None, rng: Callable[[], float]) -> None:
         self._mail = mail
         self._carriers: Carriers | None = None
-        self._asked: Asked[PeerId, PeerId] = Asked(chance)  # members, by whom a signal is to reach
+        self._asked: Asked[PeerId, PeerId] = Asked(rng)  # members, by whom a signal is to reach
         self._owner: Owner | None = None
         self._under_way = 0
 

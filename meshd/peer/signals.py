@@ -64,14 +64,14 @@ class SignalService:
         chain: Callable[[], Chain],
         mail: MailRoute | None = None,
         issuer_of: Callable[[PeerId], Hashable] = lambda _peer: None,
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self._node = node
         self._key = key
         self._chain = chain
         self._mail = mail
         self._issuer_of = issuer_of
-        self._ways = SignalWays(mail, chance)
+        self._ways = SignalWays(mail, rng)
         self._guard = SignalGuard(node.random(16))
         self._coming = Slots(SIGNALS, SIGNALS_OF_PEER, SIGNALS_OF_ISSUER)
         self._sequence = 0

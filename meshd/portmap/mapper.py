@@ -34,16 +34,16 @@ LOG = log.get("portmap")
 
 
 def home_routers(
-    *, secret: bytes, name: str, chance: Callable[[], int]
+    *, secret: bytes, name: str, random_port: Callable[[], int]
 ) -> Callable[[GatewayRoute], Sequence[HomeRouter]]:
     """The gateway in each language, the best first. `secret`: at least 16 bytes that this node keeps (see
-    PcpRouter); `name` shows in the router's list; `chance` brings a random number from 0 to 65535."""
+    PcpRouter); `name` shows in the router's list; `random_port` draws from 0 to 65535."""
 
     def of(route: GatewayRoute) -> Sequence[HomeRouter]:
         return (
             PcpRouter(route, secret=secret),
             NatPmpRouter(route),
-            UpnpRouter(route, name=f"meshd {name}"[:64], chance=chance),
+            UpnpRouter(route, name=f"meshd {name}"[:64], random_port=random_port),
         )
 
     return of

@@ -44,16 +44,21 @@ def _send_groups_by(transport: asyncio.DatagramTransport, local: str) -> None:
 
 
 class UpnpRouter:
-    """Implements Router. `chance` brings a random port from 0 to 65535 for when ours is taken outside."""
+    """Implements Router. `random_port` draws from 0 to 65535, for when ours is taken outside."""
 
     language = Language.UPNP
 
     def __init__(
-        self, route: GatewayRoute, *, name: str, chance: Callable[[], int], ssdp_port: int = igd.SSDP_PORT
+        self,
+        route: GatewayRoute,
+        *,
+        name: str,
+        random_port: Callable[[], int],
+        ssdp_port: int = igd.SSDP_PORT,
     ) -> None:
         self._route = route
         self._name = name
-        self._chance = chance
+        self._random_port = random_port
         self._ssdp_port = ssdp_port
         self._control: igd.IgdControl | None = None
 
@@ -90,7 +95,7 @@ class UpnpRouter:
                     lifetime = 0
                 elif fault.number == igd.CONFLICT and tries < OTHER_PORTS:
                     tries += 1
-                    port = 1024 + self._chance() % (65536 - 1024)
+                    port = 1024 + self._random_port() % (65536 - 1024)
                 else:
                     raise NotMapped(fault.what) from None
         return Granted(

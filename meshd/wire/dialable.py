@@ -92,11 +92,11 @@ class _PlaceKind(StrEnum):
 
 
 def dialable(
-    told: Iterable[Candidate], *, source: Source, here: Here, claims: Iterable[Address] = ()
+    candidates: Iterable[Candidate], *, source: Source, here: Here, claims: Iterable[Address] = ()
 ) -> list[Dialable]:
-    """Those of `told` that this node may connect or send to, in the order given.
+    """Those of `candidates` that this node may connect or send to, in the order given.
 
-    `claims` are all addresses by which the peer says it can be reached, beside `told`. Rules:
+    `claims` are all addresses by which the peer says it can be reached, beside `candidates`. Rules:
 
     - metadata services, multicast, broadcast and whatever hides an IPv4 address: never;
     - this machine (loopback, and our own addresses) only at one port, for a peer that names an address of
@@ -108,7 +108,7 @@ def dialable(
 
     What a person gave, or a link was proven at, is only kept from what is never dialled.
     """
-    unique = list(dict.fromkeys(told))
+    unique = list(dict.fromkeys(candidates))
     claimed = frozenset(claims)
     if source in (Source.RECORD, Source.SIGNAL, Source.NEARBY):
         claimed |= {candidate.ip for candidate in unique}
@@ -127,9 +127,9 @@ def dialable(
     return [Dialable(one) for one in unique if one in kept]
 
 
-def trusted(told: Iterable[Candidate]) -> list[Dialable]:
+def trusted(candidates: Iterable[Candidate]) -> list[Dialable]:
     """What a person gave: a token, a reply code, a setting."""
-    return dialable(told, source=Source.GIVEN, here=Here())
+    return dialable(candidates, source=Source.GIVEN, here=Here())
 
 
 def _place(address: Address, here: Here) -> _PlaceKind:
@@ -145,16 +145,16 @@ def _place(address: Address, here: Here) -> _PlaceKind:
 
 
 def _on_machine(
-    told: Sequence[Candidate], source: Source, here: Here, claimed: frozenset[Address]
+    candidates: Sequence[Candidate], source: Source, here: Here, claimed: frozenset[Address]
 ) -> set[Candidate]:
     """A node has one port for each protocol; a record that names several means to have them scanned."""
     beside = bool(claimed & here.addresses)
     inside = here.local_only and all(_in(address, _LOOPBACK) for address in claimed)
     most = SIGNAL_PORTS.most if source is Source.SIGNAL else MACHINE_PORTS.most
-    if not (beside or inside) or len({one.port for one in told}) > most:
+    if not (beside or inside) or len({one.port for one in candidates}) > most:
         return set()
     loopback = inside or source is not Source.SIGNAL  # who signals knows our addresses, and offers its own
-    return {one for one in told if one.port >= LEAST_PORT and (loopback or not _in(one.ip, _LOOPBACK))}
+    return {one for one in candidates if one.port >= LEAST_PORT and (loopback or not _in(one.ip, _LOOPBACK))}
 
 
 def _one_site(here: Here, claimed: frozenset[Address]) -> bool:

@@ -43,8 +43,8 @@ def test_both_ends_know_each_other(rig: Rig) -> None:
 
 
 def test_bytes_arrive_in_order_both_ways_at_once(rig: Rig) -> None:
-    chance = random.Random(7)
-    there, back = chance.randbytes(3_000_000), chance.randbytes(2_500_000)
+    rng = random.Random(7)
+    there, back = rng.randbytes(3_000_000), rng.randbytes(2_500_000)
 
     async def write(link: Link, data: bytes) -> None:
         sizes = random.Random(len(data))

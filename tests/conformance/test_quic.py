@@ -230,11 +230,11 @@ def test_noise_makes_no_connection() -> None:
     async def work() -> None:
         mesh = TestMesh()
         near, far = mesh.node(), mesh.node()
-        chance = random.Random(3)
+        rng = random.Random(3)
         async with listening(far) as (listener, _):
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
                 for first in range(0, 256, 3):
-                    data = bytes([first]) + chance.randbytes(chance.choice((0, 5, 40, 1199, 1400)))
+                    data = bytes([first]) + rng.randbytes(rng.choice((0, 5, 40, 1199, 1400)))
                     sock.sendto(data, (LOOPBACK, listener.port))
                 await ticks(50)
                 assert listener.unproven == 0

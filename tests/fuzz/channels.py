@@ -38,8 +38,8 @@ TAG = 0x01020304
 FIRST = 1000  # TSN of both sides
 
 
-def _make_offer(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    return either(chance, chance.choice(samples), samples)
+def _make_offer(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    return either(rng, rng.choice(samples), samples)
 
 
 def _feed_offer(data: bytes) -> None:
@@ -84,12 +84,12 @@ CHUNKS = (
 )
 
 
-def _make_packet(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+def _make_packet(rng: random.Random, samples: Sequence[bytes]) -> bytes:
     """Mostly sealed again after it was broken, or nothing would get past the checksum."""
-    body = chance.choice(samples)
-    broken = flip(chance, body, samples) if chance.random() < 0.8 else body
-    if chance.random() < 0.05:
-        return flip(chance, wire.seal(TAG, broken), samples)
+    body = rng.choice(samples)
+    broken = flip(rng, body, samples) if rng.random() < 0.8 else body
+    if rng.random() < 0.05:
+        return flip(rng, wire.seal(TAG, broken), samples)
     first = broken[:1]
     return wire.seal(0 if first == bytes([wire.INIT]) else TAG, broken[:1400])
 

@@ -13,8 +13,8 @@ from tests.fuzz.target import Target
 
 
 def _floats(count: int) -> bytes:
-    chance = random.Random(1)
-    return struct.pack(f"<{count}f", *(chance.gauss(0, 1) for _ in range(count)))
+    rng = random.Random(1)
+    return struct.pack(f"<{count}f", *(rng.gauss(0, 1) for _ in range(count)))
 
 
 def _bomb(kind: int) -> bytes:
@@ -34,15 +34,15 @@ SAMPLES = (
 _BOMBS = (_bomb(STREAM), _bomb(PLANES))
 
 
-def _make(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    if chance.random() < 0.02:
-        return chance.choice(_BOMBS)
-    data = chance.choice(samples)
-    if chance.random() < 0.3:  # another size or kind, behind which the body is good
+def _make(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    if rng.random() < 0.02:
+        return rng.choice(_BOMBS)
+    data = rng.choice(samples)
+    if rng.random() < 0.3:  # another size or kind, behind which the body is good
         first, length = struct.unpack_from("<II", data)
-        changed = (first ^ (1 << chance.randrange(26)), length)
+        changed = (first ^ (1 << rng.randrange(26)), length)
         return struct.pack("<II", *changed) + data[8:]
-    return flip(chance, data, samples)
+    return flip(rng, data, samples)
 
 
 def _feed(data: bytes) -> None:

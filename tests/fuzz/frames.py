@@ -62,11 +62,11 @@ OF_PEER = (
 EACH = (*map(encode, CONTROL), *OF_PEER, encode_hello(b"{}"))
 
 
-def _make_frames(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+def _make_frames(rng: random.Random, samples: Sequence[bytes]) -> bytes:
     """Some frames in any order, one of them broken."""
-    row = [chance.choice(samples) for _ in range(chance.randint(1, 6))]
-    at = chance.randrange(len(row))
-    row[at] = flip(chance, row[at], samples)
+    row = [rng.choice(samples) for _ in range(rng.randint(1, 6))]
+    at = rng.randrange(len(row))
+    row[at] = flip(rng, row[at], samples)
     return b"".join(row)
 
 
@@ -82,14 +82,14 @@ def _whole_talk() -> bytes:
     return len(first).to_bytes(4, "big") + first + AGAIN
 
 
-def _make_talk(chance: random.Random, _samples: Sequence[bytes]) -> bytes:
+def _make_talk(rng: random.Random, _samples: Sequence[bytes]) -> bytes:
     """Two links of a session: as an honest peer begins, then anything. The first one's length goes before."""
-    first = FIRST + b"".join(OF_PEER[: chance.randrange(len(OF_PEER) + 1)])
-    if chance.random() < 0.6:
-        first += _make_frames(chance, EACH)
-    again = AGAIN if chance.random() < 0.5 else flip(chance, AGAIN, EACH)
-    if chance.random() < 0.5:
-        again += _make_frames(chance, EACH)
+    first = FIRST + b"".join(OF_PEER[: rng.randrange(len(OF_PEER) + 1)])
+    if rng.random() < 0.6:
+        first += _make_frames(rng, EACH)
+    again = AGAIN if rng.random() < 0.5 else flip(rng, AGAIN, EACH)
+    if rng.random() < 0.5:
+        again += _make_frames(rng, EACH)
     return len(first).to_bytes(4, "big") + first + again
 
 
@@ -130,8 +130,8 @@ def _messages(*messages: _Message) -> tuple[bytes, ...]:
     return tuple(message.encode() for message in messages)
 
 
-def _make_message(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    return either(chance, chance.choice(samples), samples)
+def _make_message(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    return either(rng, rng.choice(samples), samples)
 
 
 def _reader(decode: Callable[[bytes], _Message | None]) -> Callable[[bytes], None]:

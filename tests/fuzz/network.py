@@ -18,18 +18,16 @@ TEXTS = tuple(
 )
 
 
-def _record(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+def _record(rng: random.Random, samples: Sequence[bytes]) -> bytes:
     """A record as `_feed_mdns` takes it apart: the text's length u16, the text, a port, hosts."""
-    text = chance.choice(samples)
-    if chance.random() < 0.7:
-        text = flip(chance, text, samples)
+    text = rng.choice(samples)
+    if rng.random() < 0.7:
+        text = flip(rng, text, samples)
     hosts = [
-        chance.choice(
-            ("192.168.1.4", "fd00::4", "8.8.8.8", "::ffff:10.0.0.1", "fe80::1%eth0", "\0", "x" * 99)
-        )
-        for _ in range(chance.randrange(20))
+        rng.choice(("192.168.1.4", "fd00::4", "8.8.8.8", "::ffff:10.0.0.1", "fe80::1%eth0", "\0", "x" * 99))
+        for _ in range(rng.randrange(20))
     ]
-    port = chance.choice((0, 7447, 65535))
+    port = rng.choice((0, 7447, 65535))
     return len(text).to_bytes(2, "big") + text + port.to_bytes(2, "big") + "\n".join(hosts).encode()
 
 

@@ -23,15 +23,15 @@ MESSAGES = (
 )
 
 
-def _make_stun(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    good = chance.choice(samples)
-    if chance.random() < 0.3:
-        return flip(chance, good, samples)
+def _make_stun(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    good = rng.choice(samples)
+    if rng.random() < 0.3:
+        return flip(rng, good, samples)
     # attributes broken under a head that is right and, half the time, a fingerprint that is
-    body = flip(chance, good[20:-8], samples)[:2000]
+    body = flip(rng, good[20:-8], samples)[:2000]
     body += bytes(-len(body) % 4)
-    kind = good[:2] if chance.random() < 0.9 else chance.randbytes(2)
-    if chance.random() < 0.5:
+    kind = good[:2] if rng.random() < 0.9 else rng.randbytes(2)
+    if rng.random() < 0.5:
         return kind + len(body).to_bytes(2, "big") + good[4:20] + body
     covered = kind + (len(body) + 8).to_bytes(2, "big") + good[4:20] + body
     return covered + b"\x80\x28\x00\x04" + (zlib.crc32(covered) ^ 0x5354554E).to_bytes(4, "big")
@@ -59,8 +59,8 @@ SEARCHES: tuple[port_prediction.Birthday, ...] = (
 )
 
 
-def _make_word(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    return either(chance, chance.choice(samples), samples)
+def _make_word(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    return either(rng, rng.choice(samples), samples)
 
 
 def _feed_word(data: bytes) -> None:

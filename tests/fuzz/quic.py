@@ -54,10 +54,10 @@ FRAMES = (
 )
 
 
-def _make_hello(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+def _make_hello(rng: random.Random, samples: Sequence[bytes]) -> bytes:
     """Broken in the header, or filled up to the length that a greeting must have."""
-    broken = flip(chance, samples[0][:60], samples) + samples[0][60:]
-    return broken.ljust(1200, b"\0") if chance.random() < 0.8 else broken
+    broken = flip(rng, samples[0][:60], samples) + samples[0][60:]
+    return broken.ljust(1200, b"\0") if rng.random() < 0.8 else broken
 
 
 def _feed_hello(data: bytes) -> None:
@@ -69,10 +69,10 @@ def _feed_hello(data: bytes) -> None:
         assert len(answer) < len(data), "an answer is never larger than what it answers"
 
 
-def _make_frames(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    row = [chance.choice(samples) for _ in range(chance.randint(1, 6))]
-    at = chance.randrange(len(row))
-    row[at] = flip(chance, row[at], samples)
+def _make_frames(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    row = [rng.choice(samples) for _ in range(rng.randint(1, 6))]
+    at = rng.randrange(len(row))
+    row[at] = flip(rng, row[at], samples)
     return b"".join(row)[:1400]
 
 

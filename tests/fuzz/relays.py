@@ -67,20 +67,20 @@ URL = relay_url(RelayHint("relay.example.org:443", KeyPair.from_seed(bytes(32)).
 REPLY = b"HTTP/1.1 200 Connection established\r\nVia: proxy\r\n\r\n"
 
 
-def _make_talk(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+def _make_talk(rng: random.Random, samples: Sequence[bytes]) -> bytes:
     """Some messages in any order, one of them broken."""
-    row = [chance.choice(samples) for _ in range(chance.randint(1, 8))]
-    at = chance.randrange(len(row))
-    row[at] = flip(chance, row[at], samples)
+    row = [rng.choice(samples) for _ in range(rng.randint(1, 8))]
+    at = rng.randrange(len(row))
+    row[at] = flip(rng, row[at], samples)
     return b"".join(row)
 
 
-def _make_one(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    return either(chance, chance.choice(samples), samples)
+def _make_one(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    return either(rng, rng.choice(samples), samples)
 
 
-def _make_flipped(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    return flip(chance, chance.choice(samples), samples)
+def _make_flipped(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    return flip(rng, rng.choice(samples), samples)
 
 
 def _feed_talk(data: bytes) -> None:

@@ -73,9 +73,9 @@ FACTS = tuple(
 )
 
 
-def _make(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    good = chance.choice(samples)
-    return good if chance.random() < 0.02 else flip(chance, good, samples)
+def _make(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    good = rng.choice(samples)
+    return good if rng.random() < 0.02 else flip(rng, good, samples)
 
 
 def _feed_router(data: bytes) -> None:

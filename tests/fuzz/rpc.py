@@ -58,11 +58,11 @@ _PLACES = (0, 1, BASE - 1, BASE, BASE + 16, END - 16, END - 15, END, 1 << 63, (1
 _OPERATIONS = (0, 2, 29, 34, 36, 37, 46, 74, 91, 92, 95, 98, 100, 101, 0xFFFFFFFF)
 
 
-def _tensor(chance: random.Random, number: int) -> Tensor:
+def _tensor(rng: random.Random, number: int) -> Tensor:
     """Good in most of its fields."""
 
     def mostly(good: int, others: Sequence[int]) -> int:
-        return good if chance.random() < 0.9 else chance.choice(others)
+        return good if rng.random() < 0.9 else rng.choice(others)
 
     ids = range(number + 2)
     return Tensor(
@@ -73,32 +73,32 @@ def _tensor(chance: random.Random, number: int) -> Tensor:
         nb=(mostly(4, _SIZES), mostly(16, _SIZES), mostly(16, _SIZES), mostly(16, _SIZES)),
         op=mostly(2 if number > 2 else 0, _OPERATIONS),
         param=mostly(0, (6, 7, 21, 22, 0xFFFFFFFF)),
-        sources=tuple(mostly(chance.randrange(max(1, number)), ids) for _ in range(mostly(2, range(11)))),
+        sources=tuple(mostly(rng.randrange(max(1, number)), ids) for _ in range(mostly(2, range(11)))),
         view=mostly(0, ids),
-        data=mostly(BASE + 16 * chance.randrange(8), _PLACES),
+        data=mostly(BASE + 16 * rng.randrange(8), _PLACES),
     )
 
 
-def _make_graph(chance: random.Random, _samples: Sequence[bytes]) -> bytes:
-    tensors = [_tensor(chance, number) for number in range(1, chance.randint(2, 8))]
-    nodes = [tensor.id for tensor in tensors if tensor.op and chance.random() < 0.95]
-    if chance.random() < 0.1:
-        chance.shuffle(tensors)
+def _make_graph(rng: random.Random, _samples: Sequence[bytes]) -> bytes:
+    tensors = [_tensor(rng, number) for number in range(1, rng.randint(2, 8))]
+    nodes = [tensor.id for tensor in tensors if tensor.op and rng.random() < 0.95]
+    if rng.random() < 0.1:
+        rng.shuffle(tensors)
     return talk.graph(tensors, nodes or [1]) + talk.recompute()
 
 
-def _make_talk(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    row = [chance.choice(samples) for _ in range(chance.randint(1, 6))]
-    at = chance.randrange(len(row))
-    row[at] = flip(chance, row[at], samples)
+def _make_talk(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    row = [rng.choice(samples) for _ in range(rng.randint(1, 6))]
+    at = rng.randrange(len(row))
+    row[at] = flip(rng, row[at], samples)
     return b"".join(row)
 
 
-def _make_pushed(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+def _make_pushed(rng: random.Random, samples: Sequence[bytes]) -> bytes:
     """As a server says it, with one place broken in most."""
     hello, *data = samples
-    said = hello + b"".join(chance.choice(data) for _ in range(chance.randint(0, 5)))
-    return said if chance.random() < 0.2 else flip(chance, said, samples)
+    said = hello + b"".join(rng.choice(data) for _ in range(rng.randint(0, 5)))
+    return said if rng.random() < 0.2 else flip(rng, said, samples)
 
 
 class _Kept:

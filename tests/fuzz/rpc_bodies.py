@@ -18,8 +18,8 @@ _NODES = tuple(op for op in rpc.OPERATIONS if op)
 class Bodies:
     """Composes from what `world` has. `offered`: features that HELLO names; `given`: buffers so far."""
 
-    def __init__(self, chance: random.Random, world: World, *, offered: int) -> None:
-        self.chance = chance
+    def __init__(self, rng: random.Random, world: World, *, offered: int) -> None:
+        self.rng = rng
         self.world = world
         self.offered = offered
         self.given = 0
@@ -28,33 +28,33 @@ class Bodies:
         """A good one, where there can be one now; of a command without a composer its least size."""
         compose = COMPOSERS.get(number)
         if compose is None:
-            return bytearray(self.chance.randbytes(rpc.COMMANDS[number].least))
+            return bytearray(self.rng.randbytes(rpc.COMMANDS[number].least))
         return bytearray(compose(self))
 
     def _tensor(
         self, identity: int = 1, *, op: int = 0, sources: tuple[int, ...] = (), plain: bool = False
     ) -> bytes:
         """In one of the buffers, if there is one: of any type, dense or with gaps."""
-        chance = self.chance
+        rng = self.rng
         places = [
             (handle, *place) for handle, place in self.world.buffers.items() if place[0] and place[1] >= ROOM
         ]
         if not places:
             return TENSOR.pack(identity, 0, 0, 4, 1, 1, 1, 4, 16, 16, 16, *([0] * 31), 0)
-        handle, start, room = chance.choice(places)
-        kind = 0 if plain else chance.choice((0, 0, 1, *_KINDS))
+        handle, start, room = rng.choice(places)
+        kind = 0 if plain else rng.choice((0, 0, 1, *_KINDS))
         layout = TENSOR_TYPES[kind]
-        blocks, rows, planes = chance.randint(1, 4), chance.randint(1, 3), chance.randint(1, 2)
+        blocks, rows, planes = rng.randint(1, 4), rng.randint(1, 3), rng.randint(1, 2)
         row = blocks * layout.block_bytes
-        gap = 0 if plain or chance.random() < 0.8 else 4 * chance.randint(1, 8)
+        gap = 0 if plain or rng.random() < 0.8 else 4 * rng.randint(1, 8)
         nb = (layout.block_bytes, row + gap, (row + gap) * rows, (row + gap) * rows * planes)
         size = (row + gap) * rows * planes
         if size > room:
             kind, nb, blocks, rows, planes, size = 0, (4, 4, 4, 4), 1, 1, 1, 4
             layout = TENSOR_TYPES[0]
-        data = start + 4 * chance.randrange((room - size) // 4 + 1) if room >= size else start
+        data = start + 4 * rng.randrange((room - size) // 4 + 1) if room >= size else start
         ne = (blocks * layout.block_elements, rows, planes, 1)
-        params = [chance.randrange(7)] + [0] * 15
+        params = [rng.randrange(7)] + [0] * 15
         every = (*sources, *([0] * (10 - len(sources))))
         return TENSOR.pack(identity, kind, handle, *ne, *nb, op, *params, 16, *every, 0, 0, data, 1)
 
@@ -64,20 +64,20 @@ class Bodies:
     def _part(self, tensor: bytes) -> tuple[int, int]:
         """An offset and a size within it."""
         size = self._extent(tensor)
-        offset = self.chance.randrange(size + 1)
-        return offset, self.chance.randrange(size - offset + 1)
+        offset = self.rng.randrange(size + 1)
+        return offset, self.rng.randrange(size - offset + 1)
 
     def _hello(self) -> bytes:
         return bytes(20) + rpc.EXTENSION_MAGIC + struct.pack("<H", self.offered)
 
     def _alloc(self) -> bytes:
-        return struct.pack("<IQ", 0, self.chance.choice((0, 64, 4096, 4096, MOST_ASKED)))
+        return struct.pack("<IQ", 0, self.rng.choice((0, 64, 4096, 4096, MOST_ASKED)))
 
     def _alloc_as(self) -> bytes:
         self.given += 1
         while self.given * rpc.HANDLE_SPACE in self.world.buffers:  # a broken one has taken it
             self.given += 1
-        size = self.chance.choice((0, 64, 4096, MOST_ASKED))
+        size = self.rng.choice((0, 64, 4096, MOST_ASKED))
         return struct.pack("<IIQQ", 0, 0, size, self.given * rpc.HANDLE_SPACE)
 
     def _device(self) -> bytes:
@@ -85,7 +85,7 @@ class Bodies:
 
     def _handle(self) -> bytes:
         handles = list(self.world.buffers)
-        return struct.pack("<Q", self.chance.choice(handles) if handles else 77)
+        return struct.pack("<Q", self.rng.choice(handles) if handles else 77)
 
     def _set(self) -> bytes:
         tensor = self._tensor()
@@ -108,17 +108,17 @@ class Bodies:
         return bytes(4) + b"".join(self._tensor(at) for at in range(1, 12))
 
     def _graph(self) -> bytes:
-        chance = self.chance
-        leaves = chance.randint(1, 4)
+        rng = self.rng
+        leaves = rng.randint(1, 4)
         tensors = [self._tensor(at) for at in range(1, leaves + 1)]
         nodes = []
-        for identity in range(leaves + 1, leaves + 1 + chance.randint(1, 6)):
-            op = chance.choice(_NODES)
-            count = chance.randint(rpc.OPERATIONS[op], 10)
-            sources = tuple(chance.randrange(1, identity) for _ in range(count))
+        for identity in range(leaves + 1, leaves + 1 + rng.randint(1, 6)):
+            op = rng.choice(_NODES)
+            count = rng.randint(rpc.OPERATIONS[op], 10)
+            sources = tuple(rng.randrange(1, identity) for _ in range(count))
             tensors.append(self._tensor(identity, op=op, sources=sources))
             nodes.append(identity)
-        head = struct.pack(f"<II{len(nodes)}Q", chance.randrange(2), len(nodes), *nodes)
+        head = struct.pack(f"<II{len(nodes)}Q", rng.randrange(2), len(nodes), *nodes)
         return head + struct.pack("<I", len(tensors)) + b"".join(tensors)
 
     def _recompute(self) -> bytes:
@@ -126,7 +126,7 @@ class Bodies:
 
     def _load(self) -> bytes:
         entries = []
-        for _ in range(self.chance.randint(0, 3)):
+        for _ in range(self.rng.randint(0, 3)):
             tensor = self._tensor(plain=True)
             kind, buffer, *ne = struct.unpack_from("<IQ4I", tensor, 8)
             (data,) = struct.unpack_from("<Q", tensor, 220)
@@ -136,19 +136,19 @@ class Bodies:
 
     def _ask(self) -> bytes:
         entries, total = [], 0
-        for _ in range(self.chance.randint(0, 4)):
-            sources = self.chance.randrange(1 << 10)
+        for _ in range(self.rng.randint(0, 4)):
+            sources = self.rng.randrange(1 << 10)
             total += 1 + sources.bit_count()
-            entries.append(struct.pack("<II", self.chance.randrange(120), sources) + bytes(64))
+            entries.append(struct.pack("<II", self.rng.randrange(120), sources) + bytes(64))
         head = struct.pack("<4I", 0, len(entries), total, 0)
         return head + b"".join(entries) + bytes(36) * total
 
     def _check(self) -> bytes:
-        return struct.pack("<II", self.chance.randrange(4), 0) + bytes(16)
+        return struct.pack("<II", self.rng.randrange(4), 0) + bytes(16)
 
     def _push(self) -> bytes:
         tensor = self._tensor()
-        number = self.chance.choice(list(self.world.neighbours) or [0])
+        number = self.rng.choice(list(self.world.neighbours) or [0])
         return tensor + struct.pack("<QQQII", *self._part(tensor), 77, number, 0)
 
     def _take(self) -> bytes:

@@ -62,17 +62,17 @@ class Found(AssertionError):
 class Head:
     """One session: `run` says up to FRAMES frames. `counts` has what became of them."""
 
-    def __init__(self, chance: random.Random, counts: Counter[str]) -> None:
-        self._chance = chance
+    def __init__(self, rng: random.Random, counts: Counter[str]) -> None:
+        self._rng = rng
         self._counts = counts
         self._firewall = Firewall(memory=LENT)
         self._world = World(LENT)
         self._pending: deque[tuple[int, int, bytes]] = deque()  # command, bytes of the answer, its request
-        offered = chance.choice((0, 63, 63, chance.randrange(64)))
-        self._bodies = Bodies(chance, self._world, offered=offered)
+        offered = rng.choice((0, 63, 63, rng.randrange(64)))
+        self._bodies = Bodies(rng, self._world, offered=offered)
         self._passed = bytearray()
         self._flowing = 0
-        self._broken = chance.choice(BROKEN)
+        self._broken = rng.choice(BROKEN)
         self._misheard = False
         self._lost = False  # a frame lied about its size: what follows it is anything
 
@@ -80,9 +80,9 @@ class Head:
         """How many frames. Raises Found."""
         try:
             self._begin()
-            for _ in range(self._chance.randint(1, FRAMES)):
+            for _ in range(self._rng.randint(1, FRAMES)):
                 self._frame(self._command())
-                while self._pending and self._chance.random() < 0.7:
+                while self._pending and self._rng.random() < 0.7:
                     self._answer()
         except RemoteProtocolError:
             self._counts["refused"] += 1
@@ -96,11 +96,11 @@ class Head:
 
     def _command(self) -> int:
         """Mostly one that makes sense now."""
-        number = self._chance.choice(_COMMANDS)
+        number = self._rng.choice(_COMMANDS)
         for _ in range(12):
-            if self._able(number) or self._chance.random() < 0.01:
+            if self._able(number) or self._rng.random() < 0.01:
                 break
-            number = self._chance.choice(_COMMANDS)
+            number = self._rng.choice(_COMMANDS)
         return number
 
     def _begin(self) -> None:
@@ -108,7 +108,7 @@ class Head:
         self._answer()
         while self._pending:
             self._answer()
-        for _ in range(self._chance.randint(0, 3)):
+        for _ in range(self._rng.randint(0, 3)):
             self._frame(rpc.ALLOC_BUFFER, broken=False)
             self._answer()
             self._frame(rpc.BUFFER_GET_BASE, broken=False)
@@ -129,7 +129,7 @@ class Head:
         body = self._bodies.of(number)
         good = self._able(number)
         if broken is None:
-            broken = self._chance.random() < self._broken
+            broken = self._rng.random() < self._broken
         size = len(body)
         if broken:
             number, size = self._break(number, body)
@@ -148,9 +148,9 @@ class Head:
             raise Found(f"a good {rpc.COMMANDS[number].name} is held back")
 
     def _say(self, frame: bytes) -> bytes:
-        if self._chance.random() < 0.8:
+        if self._rng.random() < 0.8:
             return bytes(self._firewall.from_peer(frame))
-        cut = self._chance.randrange(len(frame))
+        cut = self._rng.randrange(len(frame))
         return bytes(self._firewall.from_peer(frame[:cut])) + bytes(self._firewall.from_peer(frame[cut:]))
 
     def _judge(self, went: bytes) -> None:
@@ -224,55 +224,55 @@ class Head:
 
     def _break(self, number: int, body: bytearray) -> tuple[int, int]:
         """One thing of the frame; returns its command and the size that it says."""
-        chance, size = self._chance, len(body)
-        luck = chance.random()
+        rng, size = self._rng, len(body)
+        luck = rng.random()
         if luck < 0.6 and size:
             self._set_field(number, body)
         elif luck < 0.72:
-            number = chance.choice((*_COMMANDS, 18, 63, 70, 71, 77, 255))
+            number = rng.choice((*_COMMANDS, 18, 63, 70, 71, 77, 255))
         elif luck < 0.82:
-            if chance.random() < 0.5:
-                del body[chance.randrange(size + 1) :]
+            if rng.random() < 0.5:
+                del body[rng.randrange(size + 1) :]
             else:
-                body += chance.randbytes(chance.choice((1, 4, 8, 296, 1000)))
+                body += rng.randbytes(rng.choice((1, 4, 8, 296, 1000)))
             size = len(body)
         elif luck < 0.9:
             self._lost = True
-            size = max(0, chance.choice((size - 1, size + 1, *_NUMBERS64)) & ((1 << 64) - 1))
+            size = max(0, rng.choice((size - 1, size + 1, *_NUMBERS64)) & ((1 << 64) - 1))
         else:
-            for _ in range(chance.randint(1, 4)):
+            for _ in range(rng.randint(1, 4)):
                 if body:
-                    body[chance.randrange(len(body))] ^= 1 << chance.randrange(8)
+                    body[rng.randrange(len(body))] ^= 1 << rng.randrange(8)
         return number, size
 
     def _set_field(self, number: int, body: bytearray) -> None:
         """A number of a tensor, of a graph's list or of the frame's end."""
-        chance = self._chance
+        rng = self._rng
         tensors = _TENSORS_AT.get(number, ())
         if number == rpc.GRAPH_COMPUTE:
             (count,) = struct.unpack_from("<I", body, 4)
             tensors = tuple(range(12 + 8 * count, len(body), 296))
-            if chance.random() < 0.2:
-                self._put(body, chance.choice((0, 4, 8 + 8 * count)), 4)
+            if rng.random() < 0.2:
+                self._put(body, rng.choice((0, 4, 8 + 8 * count)), 4)
                 return
-        if tensors and chance.random() < 0.75:
-            at, width = chance.choice(_FIELDS)
-            self._put(body, chance.choice(tensors) + at, width)
+        if tensors and rng.random() < 0.75:
+            at, width = rng.choice(_FIELDS)
+            self._put(body, rng.choice(tensors) + at, width)
             return
-        width = chance.choice((4, 8))
-        place = chance.randrange(0, max(1, len(body) - width + 1), 4) if len(body) >= width else 0
+        width = rng.choice((4, 8))
+        place = rng.randrange(0, max(1, len(body) - width + 1), 4) if len(body) >= width else 0
         if tensors and len(tensors) == 1 and len(body) > 296:
-            place = chance.choice(range(296, len(body), 4))
+            place = rng.choice(range(296, len(body), 4))
         self._put(body, place, width)
 
     def _put(self, body: bytearray, at: int, width: int) -> None:
-        chance, top = self._chance, 1 << (8 * width)
+        rng, top = self._rng, 1 << (8 * width)
         here = int.from_bytes(body[at : at + width], "little")
-        if chance.random() < 0.5:
-            value = here + chance.choice((-16, -4, -1, 1, 4, 16, 32, 1 << 32))
+        if rng.random() < 0.5:
+            value = here + rng.choice((-16, -4, -1, 1, 4, 16, 32, 1 << 32))
         else:
             values = [*_NUMBERS64, *(start + room for start, room in self._world.buffers.values())]
-            value = chance.choice(values)
+            value = rng.choice(values)
         if at + width <= len(body):
             body[at : at + width] = (value % top).to_bytes(width, "little")
 
@@ -283,7 +283,7 @@ class Head:
             return
         number, length, request = self._pending.popleft()
         body = self._answer_body(number, length, request)
-        if self._chance.random() < 0.01 and length not in rpc.TABLES:
+        if self._rng.random() < 0.01 and length not in rpc.TABLES:
             self._counts["broken answers"] += 1
             self._misheard = True  # it is the answers that pass no more
             self._firewall.to_peer(rpc.ANSWER.pack(len(body) + 1) + body + b"\0")
@@ -292,24 +292,24 @@ class Head:
         self._learn(number, request, body, length)
 
     def _answer_body(self, number: int, length: int, request: bytes) -> bytes:
-        chance = self._chance
+        rng = self._rng
         if length in rpc.TABLES:
-            return bytes(rpc.TABLES[length][0] * chance.choice((0, 1, 2)))
+            return bytes(rpc.TABLES[length][0] * rng.choice((0, 1, 2)))
         match number:
             case rpc.HELLO:
-                both = chance.choice((63, 63, chance.randrange(64)))
+                both = rng.choice((63, 63, rng.randrange(64)))
                 return b"\x07\0\0\0" + bytes(20) + rpc.EXTENSION_MAGIC + struct.pack("<H", both)
             case rpc.ALLOC_BUFFER:
                 self._bodies.given += 1
-                handle = 0xABC0 + (self._bodies.given << 16) if chance.random() < 0.95 else 0
+                handle = 0xABC0 + (self._bodies.given << 16) if rng.random() < 0.95 else 0
                 return struct.pack("<QQ", handle, int.from_bytes(request[4:12], "little") if handle else 0)
             case rpc.BUFFER_GET_BASE:
                 handle = int.from_bytes(request[:8], "little")
                 return struct.pack("<Q", handle if handle >= rpc.HANDLE_SPACE else handle << 8)
             case rpc.ALLOC_BUFFER_AS:
-                return request[8:16] if chance.random() < 0.9 else bytes(8)
+                return request[8:16] if rng.random() < 0.9 else bytes(8)
             case rpc.PEER_CHECK:
-                return bytes([chance.random() < 0.8])
+                return bytes([rng.random() < 0.8])
         return bytes(length)
 
     def _learn(self, number: int, request: bytes, body: bytes, length: int) -> None:

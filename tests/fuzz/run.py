@@ -34,8 +34,8 @@ class Outcome:
 
 def make_input(target: Target, seed: int, number: int) -> bytes:
     """Input `number` of a run: the same for the same seed, whatever came before it."""
-    chance = random.Random(seed * 1_000_003 + number)
-    return target.make(chance, target.samples)
+    rng = random.Random(seed * 1_000_003 + number)
+    return target.make(rng, target.samples)
 
 
 def run_target(target: Target, *, inputs: int, seed: int, only: int | None = None) -> Outcome:

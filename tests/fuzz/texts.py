@@ -34,12 +34,12 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _make_token(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    good = chance.choice(samples)
-    if chance.random() < 0.5:
-        return flip(chance, good, samples)
+def _make_token(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    good = rng.choice(samples)
+    if rng.random() < 0.5:
+        return flip(rng, good, samples)
     # behind a good checksum, or nothing beyond it would ever be reached
-    return TOKEN.write(flip(chance, TOKEN.read(_text(good)), ())[:4000]).encode()
+    return TOKEN.write(flip(rng, TOKEN.read(_text(good)), ())[:4000]).encode()
 
 
 def _feed_token(data: bytes) -> None:
@@ -57,8 +57,8 @@ def _feed_candidates(data: bytes) -> None:
     assert unpack_candidates(pack_candidates(found)) == found
 
 
-def _make_flipped(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    return flip(chance, chance.choice(samples), samples)
+def _make_flipped(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    return flip(rng, rng.choice(samples), samples)
 
 
 def _ggufs() -> tuple[bytes, ...]:
@@ -68,11 +68,11 @@ def _ggufs() -> tuple[bytes, ...]:
     return tuple(made)
 
 
-def _make_gguf(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    good = chance.choice(samples)
+def _make_gguf(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    good = rng.choice(samples)
     # changes near the front: the header is what is read
-    edge = chance.choice((64, 512, len(good)))
-    return flip(chance, good[:edge], samples) + good[edge:]
+    edge = rng.choice((64, 512, len(good)))
+    return flip(rng, good[:edge], samples) + good[edge:]
 
 
 def _feed_gguf(data: bytes) -> None:
@@ -91,14 +91,14 @@ _REQUESTS: tuple[Request[object], ...] = (
 )
 
 
-def _make_line(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    good = chance.choice(samples)
-    if chance.random() < 0.5:
-        return flip(chance, good, samples)
+def _make_line(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    good = rng.choice(samples)
+    if rng.random() < 0.5:
+        return flip(rng, good, samples)
     try:
-        return json.dumps(twist(chance, json.loads(good))).encode() + b"\n"
+        return json.dumps(twist(rng, json.loads(good))).encode() + b"\n"
     except (TypeError, ValueError, RecursionError):
-        return flip(chance, good, ())
+        return flip(rng, good, ())
 
 
 def _feed_status(data: bytes) -> None:

@@ -45,30 +45,30 @@ from tests.unit.identity.ends import converse, dialler, joiner, listener
 _LENGTH = 2
 
 
-def _signed_anew(chance: random.Random, data: bytes, signers: Sequence[KeyPair], context: str) -> bytes:
+def _signed_anew(rng: random.Random, data: bytes, signers: Sequence[KeyPair], context: str) -> bytes:
     """A statement with another body, truly signed."""
-    body = repack(chance, Statement.decode(data, limit=1 << 20).body)
-    return Statement.make(chance.choice(signers), context, body).encode()
+    body = repack(rng, Statement.decode(data, limit=1 << 20).body)
+    return Statement.make(rng.choice(signers), context, body).encode()
 
 
 def _statements(signers: Sequence[KeyPair], context: str) -> Make:
-    def make(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-        good = chance.choice(samples)
-        if chance.random() < 0.5:
-            return either(chance, good, samples)
-        return _signed_anew(chance, good, signers, context)
+    def make(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+        good = rng.choice(samples)
+        if rng.random() < 0.5:
+            return either(rng, good, samples)
+        return _signed_anew(rng, good, signers, context)
 
     return make
 
 
-def _make_chain(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    good = chance.choice(samples)
-    if chance.random() < 0.5:
-        return either(chance, good, samples)
+def _make_chain(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    good = rng.choice(samples)
+    if rng.random() < 0.5:
+        return either(rng, good, samples)
     fields = cast(dict[str, list[bytes]], msgpack.unpackb(good))
     certificates = fields["certs"]
-    at = chance.randrange(len(certificates))
-    certificates[at] = _signed_anew(chance, certificates[at], (ROOT, INVITER), "meshd certificate v1")
+    at = rng.randrange(len(certificates))
+    certificates[at] = _signed_anew(rng, certificates[at], (ROOT, INVITER), "meshd certificate v1")
     return pack(cast(dict[str, bytes], fields))
 
 
@@ -96,21 +96,21 @@ def _feed_signal(data: bytes) -> None:
     SignalGuard(b"salt").take(signal, now=1e6, wall=1_800_000_000)
 
 
-def _break_message(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
+def _break_message(rng: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
     """A message of the proof behind its length, broken before or behind it."""
-    if chance.random() < 0.4:
-        return flip(chance, data, others)
+    if rng.random() < 0.4:
+        return flip(rng, data, others)
     head = MAGIC if data.startswith(MAGIC) else b""
-    body = repack(chance, data[len(head) + _LENGTH :])
+    body = repack(rng, data[len(head) + _LENGTH :])
     return head + min(len(body), 0xFFFF).to_bytes(_LENGTH, "big") + body
 
 
-def _make_side(chance: random.Random, samples: Sequence[bytes]) -> bytes:
+def _make_side(rng: random.Random, samples: Sequence[bytes]) -> bytes:
     """The messages of one side up to one that is broken, or all of them."""
     row = list(samples)
-    at = chance.randrange(len(row))
-    row[at] = _break_message(chance, row[at], samples)
-    return b"".join(row[: at + 1] if chance.random() < 0.7 else row)
+    at = rng.randrange(len(row))
+    row[at] = _break_message(rng, row[at], samples)
+    return b"".join(row[: at + 1] if rng.random() < 0.7 else row)
 
 
 def _talk(dial: DialProof) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
@@ -198,9 +198,9 @@ _AWAY = Away.sign(GUEST, mesh=MESH, peer=FOUNDER.peer, order=(7, 1))
 def _sized(size: int) -> Make:
     """Broken, and mostly of the size that is read at all."""
 
-    def make(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-        broken = flip(chance, chance.choice(samples), samples)
-        return broken[:size].ljust(size, b"\0") if chance.random() < 0.7 else broken
+    def make(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+        broken = flip(rng, rng.choice(samples), samples)
+        return broken[:size].ljust(size, b"\0") if rng.random() < 0.7 else broken
 
     return make
 

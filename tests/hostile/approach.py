@@ -49,16 +49,16 @@ class Approach:
     ) -> None:
         self._mallory = mallory
         self._targets = targets
-        self._chance = chance = mallory.chance
+        self._rng = rng = mallory.rng
         self._owner = owner
         self._pace = pace
         ids = tuple(target.peer for target in targets)
         blobs = (*(one.raw for one in ids), mallory.key.peer.raw, mallory.chain.encode(), mallory.record)
         names = (*(target.name for target in targets), EXPOSED, *TOPICS, "record", "lease")
-        self._draw = Draw(chance, Pool(blobs=blobs, texts=names))
-        self.speech = Speech(chance, self._draw)
+        self._draw = Draw(rng, Pool(blobs=blobs, texts=names))
+        self.speech = Speech(rng, self._draw)
         self._pen = Pen(
-            chance,
+            rng,
             self._draw,
             self.speech,
             key=mallory.key,
@@ -76,7 +76,7 @@ class Approach:
     # Getting in.
 
     def _target(self) -> Target:
-        return self._chance.choice(self._targets)
+        return self._rng.choice(self._targets)
 
     async def _talk(self, victim: Target) -> Talk:
         """The session that there is, or a new one. Raises what the victim's no looks like."""
@@ -97,7 +97,7 @@ class Approach:
             raise NotHeard from error
         self._talks[victim.name] = talk
         # one that breaks a rule is soon not listened to any more: now and then it keeps them for a while
-        self._pen.broken = self.speech.broken = self._chance.choice((0.0, 0.02, 0.6))
+        self._pen.broken = self.speech.broken = self._rng.choice((0.0, 0.02, 0.6))
         self._owner.start(talk.run(), name=f"hostile talk with {victim.name}")
         await asyncio.sleep(0.05)
         return talk
@@ -124,12 +124,12 @@ class Approach:
 
     def _framed(self, message: bytes) -> bytes:
         """Behind its length, which is nearly always true."""
-        if self._chance.random() < 0.995:
+        if self._rng.random() < 0.995:
             return framed(message)
-        return self._chance.choice((0, 1, len(message) + 1, 1 << 17, 0xFFFFFFFF)).to_bytes(4, "big") + message
+        return self._rng.choice((0, 1, len(message) + 1, 1 << 17, 0xFFFFFFFF)).to_bytes(4, "big") + message
 
     def _volley(self) -> int:
-        return VOLLEY // 4 if self._chance.random() < 0.95 else FLOOD
+        return VOLLEY // 4 if self._rng.random() < 0.95 else FLOOD
 
     async def _open_all(self, victim: Target, service: str, asked: list[Metadata], words: bytes) -> None:
         """So many streams in one breath, and a word on each; most are reset after a while."""
@@ -137,7 +137,7 @@ class Approach:
         opened = [number for one in asked if (number := talk.open(service, one)) is not None]
         for number in opened:
             await self._say(talk, number, [(f"open.{service}", words)])
-        await asyncio.sleep(self._chance.choice((0.0, 0.1)))
+        await asyncio.sleep(self._rng.choice((0.0, 0.1)))
         for number in opened:
-            if number in talk.live and self._chance.random() < 0.9:
+            if number in talk.live and self._rng.random() < 0.9:
                 talk.session.reset(number, 1, "enough")

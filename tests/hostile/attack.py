@@ -59,7 +59,7 @@ async def _attack(home: Path, seed: int, seconds: float, names: list[str]) -> No
             estate._record.encode(),
             random.Random(seed),
         )
-        chance = mallory.chance
+        rng = mallory.rng
     say("ready")
     await asyncio.to_thread(sys.stdin.readline)
     loop = asyncio.get_running_loop()
@@ -70,7 +70,7 @@ async def _attack(home: Path, seed: int, seconds: float, names: list[str]) -> No
             visit.doors.pop("mail")  # there is no relay
             while loop.time() < until:
                 unheard = visit.unheard()
-                door = chance.choice(unheard) if unheard and chance.random() < 0.5 else ""
+                door = rng.choice(unheard) if unheard and rng.random() < 0.5 else ""
                 await visit.once(door)
             say(f"said {visit.said}, unheard {visit.unheard()}")
         except Damage as damage:

@@ -78,10 +78,10 @@ class Visit(Approach):
         """One volley through that door, or one by chance, and a rest."""
         # what ends a session costs ten times what does not
         weights = [_WEIGHTS.get(name, 4) for name in self.doors]
-        name = name or self._chance.choices(list(self.doors), weights)[0]
+        name = name or self._rng.choices(list(self.doors), weights)[0]
         with contextlib.suppress(NotHeard):
             await self.doors[name]()
-        await asyncio.sleep(self._pace.rest * self._chance.choice((0.0, 1.0, 1.0, 2.0)))
+        await asyncio.sleep(self._pace.rest * self._rng.choice((0.0, 1.0, 1.0, 2.0)))
 
     # Streams.
 
@@ -89,7 +89,7 @@ class Visit(Approach):
         await self._tell([self._news_of_any_kind() for _ in range(VOLLEY)])
 
     def _news_of_any_kind(self) -> Said:
-        kind = self._chance.choice(("record", "ban", "presence", "any"))
+        kind = self._rng.choice(("record", "ban", "presence", "any"))
         if kind == "any":
             return self._word(self.speech.of("news"))
         if kind == "record":
@@ -97,7 +97,7 @@ class Visit(Approach):
         elif kind == "ban":
             said = BanNews(self._pen.some(kind)).encode()
         else:
-            count = self._chance.choice((1, 3, MAX_PRESENCES))
+            count = self._rng.choice((1, 3, MAX_PRESENCES))
             said = PresenceNews((self._pen.presence(),) * count).encode()
         return f"signed.{kind}", self._framed(said)
 
@@ -127,8 +127,8 @@ class Visit(Approach):
         others = [one.peer.raw for one in self._targets]
         for _ in range(VOLLEY // 4):
             metadata: Metadata = {}
-            if self._chance.random() < 0.4:
-                metadata = {SIGNAL_TO: self._chance.choice((*others, b"", bytes(32)))}
+            if self._rng.random() < 0.4:
+                metadata = {SIGNAL_TO: self._rng.choice((*others, b"", bytes(32)))}
             number = talk.open(SIGNAL_SERVICE, metadata)
             if number is None:
                 break
@@ -141,17 +141,17 @@ class Visit(Approach):
         names = [*victim.services(), "", "nothing", "a" * 64]
         unsaid = [name for name in self.speech.words if not self.sent[name]]
         for _ in range(VOLLEY // 4):
-            name = self._chance.choice(names)
+            name = self._rng.choice(names)
             drawn = self._draw(Metadata)
             assert isinstance(drawn, dict)
             number = talk.open(name, drawn)
             if number is None:
                 break
-            word = self._word(self._chance.choice(unsaid or list(self.speech.words)))
+            word = self._word(self._rng.choice(unsaid or list(self.speech.words)))
             said = [(f"open.{name[:16]}", b""), word]
-            await self._say(talk, number, said, eof=self._chance.random() < 0.5)
-            if self._chance.random() < 0.5 and number in talk.live:
-                talk.session.reset(number, self._chance.randrange(1 << 32), "gone")
+            await self._say(talk, number, said, eof=self._rng.random() < 0.5)
+            if self._rng.random() < 0.5 and number in talk.live:
+                talk.session.reset(number, self._rng.randrange(1 << 32), "gone")
 
     async def _ask_leases(self) -> None:
         """A head that says its lines in their order, or anything; with a lease, streams that name it."""
@@ -160,32 +160,32 @@ class Visit(Approach):
         if number is None:
             return
         for name in ("lease.Acquire", "lease.Reserve", "lease.Admit", "lease.Neighbour", "lease.Loaded"):
-            said = self._word(self.speech.of("lease") if self._chance.random() < 0.1 else name)
-            if name == "lease.Acquire" and self._chance.random() < 0.7:
+            said = self._word(self.speech.of("lease") if self._rng.random() < 0.1 else name)
+            if name == "lease.Acquire" and self._rng.random() < 0.7:
                 said = name, self._framed(ACQUIRE.encode())
-            elif name == "lease.Reserve" and self._chance.random() < 0.7:
-                amount = self._chance.choice((1, 1 << 20, 1 << 29, 1 << 40))
+            elif name == "lease.Reserve" and self._rng.random() < 0.7:
+                amount = self._rng.choice((1, 1 << 20, 1 << 29, 1 << 40))
                 said = name, self._framed(Reserve((amount,)).encode())
             await self._say(talk, number, [said])
-            await asyncio.sleep(self._chance.choice((0.0, 0.1)))
-            if self._chance.random() < 0.1 or number not in talk.live:
+            await asyncio.sleep(self._rng.choice((0.0, 0.1)))
+            if self._rng.random() < 0.1 or number not in talk.live:
                 break
         await self._use_lease(talk, _granted(bytes(talk.heard.get(number, b""))))
-        if self._chance.random() < 0.8 and number in talk.live:
+        if self._rng.random() < 0.8 and number in talk.live:
             talk.session.reset(number, 1, "enough")
 
     async def _use_lease(self, talk: Talk, lease: bytes) -> None:
         """RPC and pushes to it, or to one that is not there."""
         for _ in range(VOLLEY // 8):
-            service = self._chance.choice(("rpc", "push"))
-            metadata: Metadata = {"lease": lease if self._chance.random() < 0.8 else bytes(16)}
-            if self._chance.random() < 0.2:
-                metadata["compressed"] = self._chance.choice((0, 1, 2, 1 << 40))
-            if self._chance.random() < 0.2:
+            service = self._rng.choice(("rpc", "push"))
+            metadata: Metadata = {"lease": lease if self._rng.random() < 0.8 else bytes(16)}
+            if self._rng.random() < 0.2:
+                metadata["compressed"] = self._rng.choice((0, 1, 2, 1 << 40))
+            if self._rng.random() < 0.2:
                 metadata["ask"] = 1
             opened = talk.open(service, metadata)
             if opened is not None:
-                await self._say(talk, opened, [(f"open.{service}", self._chance.randbytes(100))], eof=True)
+                await self._say(talk, opened, [(f"open.{service}", self._rng.randbytes(100))], eof=True)
 
     async def _open_circuits(self) -> None:
         """Through one victim to the other, and as if from others."""
@@ -193,20 +193,20 @@ class Visit(Approach):
         ids = [one.peer.raw for one in self._targets]
         asked: list[Metadata] = []
         for _ in range(self._volley()):
-            name = self._chance.choice((TO, FROM))
-            asked.append({name: self._chance.choice((*ids, bytes(32), b"x"))})
+            name = self._rng.choice((TO, FROM))
+            asked.append({name: self._rng.choice((*ids, bytes(32), b"x"))})
         # a TLS record, or none
-        head = self._chance.choice((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"", b"MESHD"))
-        words = head + self._chance.randbytes(self._chance.choice((0, 30, 600)))
+        head = self._rng.choice((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"", b"MESHD"))
+        words = head + self._rng.randbytes(self._rng.choice((0, 30, 600)))
         await self._open_all(victim, MEMBER_SERVICE, asked, words)
 
     async def _open_tunnels(self) -> None:
         asked: list[Metadata] = []
         for _ in range(self._volley()):
-            asked.append({"name": self._chance.choice((EXPOSED, EXPOSED, EXPOSED, "", "web", "a" * 64))})
-            if self._chance.random() < 0.2:
+            asked.append({"name": self._rng.choice((EXPOSED, EXPOSED, EXPOSED, "", "web", "a" * 64))})
+            if self._rng.random() < 0.2:
                 asked[-1]["ask"] = 1
-        await self._open_all(self._target(), TUNNEL_SERVICE, asked, self._chance.randbytes(100))
+        await self._open_all(self._target(), TUNNEL_SERVICE, asked, self._rng.randbytes(100))
 
     # Beside a session.
 
@@ -215,7 +215,7 @@ class Visit(Approach):
         for _ in range(VOLLEY // 4):
             post = self._target().post
             kind, blob = ("signal", self._pen.some("signal"))
-            if self._chance.random() < 0.3:
+            if self._rng.random() < 0.3:
                 kind, blob = self._pen.any()
             if post is not None and post(blob):
                 self._count(f"mail.{kind}")
@@ -229,10 +229,10 @@ class Visit(Approach):
         except MeshdError as error:
             raise NotHeard from error
         try:
-            for _ in range(self._chance.randint(1, 6)):
-                name = self._chance.choice(("hello.Hello", self.speech.of("hello", "joining")))
+            for _ in range(self._rng.randint(1, 6)):
+                name = self._rng.choice(("hello.Hello", self.speech.of("hello", "joining")))
                 name, said = self._word(name)
-                if self._chance.random() < 0.1:
+                if self._rng.random() < 0.1:
                     name, said = "hello.Go", framed(Go().encode())
                 await link.send([said])
                 self._count(name)
@@ -251,11 +251,11 @@ class Visit(Approach):
         victim = self._target()
         talk = await self._talk(victim)
         words = [name for name in self.speech.words if name.startswith("frame_types.")]
-        count = self._chance.choice((1, 3, VOLLEY))
-        names = self._chance.choices(words, k=count)
+        count = self._rng.choice((1, 3, VOLLEY))
+        names = self._rng.choices(words, k=count)
         said = [self.speech.say(name) for name in names]
-        if self._chance.random() < 0.1:
-            said.append(self._chance.randbytes(self._chance.choice((1, 5, 5000))))
+        if self._rng.random() < 0.1:
+            said.append(self._rng.randbytes(self._rng.choice((1, 5, 5000))))
         if await talk.shout(b"".join(said)):
             self.sent.update(names)
         self._shouted.add(victim.name)

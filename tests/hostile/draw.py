@@ -108,8 +108,8 @@ class Pool:
 class Draw:
     """Draws for one run. `wild`: how often a value is an extreme one rather than a likely one."""
 
-    def __init__(self, chance: random.Random, pool: Pool, *, wild: float = 0.2) -> None:
-        self.chance = chance
+    def __init__(self, rng: random.Random, pool: Pool, *, wild: float = 0.2) -> None:
+        self.rng = rng
         self.pool = pool
         self._wild = wild
         self.asked: int | None = None  # bytes that a reader has just asked for
@@ -118,15 +118,15 @@ class Draw:
         """A value of that type. What has a constructor may refuse: raises what that raises."""
         origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
         if origin is typing.Literal:
-            return self.chance.choice(inner)
+            return self.rng.choice(inner)
         if origin in (typing.Union, types.UnionType):
-            return self(self.chance.choice(inner))
+            return self(self.rng.choice(inner))
         if origin is tuple:
-            return tuple(self(inner[0]) for _ in range(self.chance.choice((0, 1, 1, 2, 3, 16, 40))))
+            return tuple(self(inner[0]) for _ in range(self.rng.choice((0, 1, 1, 2, 3, 16, 40))))
         if origin is frozenset:
-            return frozenset(self(inner[0]) for _ in range(self.chance.randrange(4)))
+            return frozenset(self(inner[0]) for _ in range(self.rng.randrange(4)))
         if origin in (collections.abc.Mapping, dict):
-            return {self(inner[0]): self(inner[1]) for _ in range(self.chance.choice((0, 1, 2, 30)))}
+            return {self(inner[0]): self(inner[1]) for _ in range(self.rng.choice((0, 1, 2, 30)))}
         if inspect.isclass(annotation):
             return self._of_class(annotation)
         raise TypeError(f"no way to draw {annotation!r}")
@@ -136,46 +136,46 @@ class Draw:
         if plain is not None:
             return plain(self)
         if issubclass(kind, enum.Enum):
-            return self.chance.choice(list(kind))
+            return self.rng.choice(list(kind))
         if dataclasses.is_dataclass(kind):
             return self.instance(kind)
         raise TypeError(f"no way to draw a {kind.__name__}")
 
     def instance(self, kind: type) -> object:
         """One of a dataclass, by the annotations of its fields."""
-        host = self.chance.choice(HOSTS)
+        host = self.rng.choice(HOSTS)
         hints = hints_of(kind)
         return kind(**{name: host if name == "host" else self(hint) for name, hint in hints.items()})
 
     def text(self) -> str:
         """Of a name, a topic, an address or a URL."""
-        if self.chance.random() < self._wild:
-            return self.chance.choice((*TEXTS, *RELAYS))
-        return self.chance.choice((*LETTERS, *HOSTS[:2], *self.pool.texts))
+        if self.rng.random() < self._wild:
+            return self.rng.choice((*TEXTS, *RELAYS))
+        return self.rng.choice((*LETTERS, *HOSTS[:2], *self.pool.texts))
 
     def number(self) -> int:
         """Small, or at the end of what some width holds."""
-        if self.chance.random() < self._wild:
-            return self.chance.choice(NUMBERS) + self.chance.choice((-1, 0, 0, 1))
-        return self.chance.choice(SMALL)
+        if self.rng.random() < self._wild:
+            return self.rng.choice(NUMBERS) + self.rng.choice((-1, 0, 0, 1))
+        return self.rng.choice(SMALL)
 
     def blob(self) -> bytes:
         """Of a size that means something, or of the pool."""
-        if self.asked is not None and self.chance.random() < 0.5:
-            return self.chance.randbytes(self.asked)
-        luck = self.chance.random()
+        if self.asked is not None and self.rng.random() < 0.5:
+            return self.rng.randbytes(self.asked)
+        luck = self.rng.random()
         if luck < self._wild:
-            return self.chance.choice(BLOBS)
+            return self.rng.choice(BLOBS)
         if luck < self._wild + 0.3 and self.pool.blobs:
-            return self.chance.choice(self.pool.blobs)
-        return self.chance.randbytes(self.chance.choice(SIZES))
+            return self.rng.choice(self.pool.blobs)
+        return self.rng.randbytes(self.rng.choice(SIZES))
 
     _PLAIN: typing.ClassVar[dict[type, Callable[["Draw"], object]]] = {
         str: text,
         int: number,
         bytes: blob,
         memoryview: blob,
-        bool: lambda it: it.chance.random() < 0.5,
-        float: lambda it: it.chance.choice((0.0, 0.5, 30.0, -1.0, 1e300, float("nan"), float("inf"))),
+        bool: lambda it: it.rng.random() < 0.5,
+        float: lambda it: it.rng.choice((0.0, 0.5, 30.0, -1.0, 1e300, float("nan"), float("inf"))),
         type(None): lambda _it: None,
     }

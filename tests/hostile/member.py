@@ -190,7 +190,7 @@ class Mallory:
     chain: Chain
     mesh: MeshId
     record: bytes
-    chance: random.Random
+    rng: random.Random
 
     async def greeted(self, target: Target) -> Talk:
         """A link with a session. Raises MeshdError, TimeoutError."""
@@ -236,7 +236,7 @@ class Mallory:
             return heard
 
         leads = self.key.peer > target.peer
-        fresh = self.chance.randbytes(8)
+        fresh = self.rng.randbytes(8)
         mine = self._hello(fresh=fresh, chosen=b"")
         if leads:
             await link.send([framed(mine.encode())])

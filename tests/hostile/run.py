@@ -55,7 +55,7 @@ async def _run(
     lines: Lines,
     pace: Pace,
 ) -> Outcome:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     nodes._seeds = itertools.count(1)  # the same keys in every run
     done, began = Outcome(), time.monotonic()
     loop = asyncio.get_running_loop()
@@ -63,7 +63,7 @@ async def _run(
     log.set_up(level="info", stream=lines, clock=loop.time)
     async with scene(folder) as it, Owner() as owner:
         it.lines = lines
-        visit = Visit(it.mallory(chance), [it.target(one) for one in it.victims], owner, pace=pace)
+        visit = Visit(it.mallory(rng), [it.target(one) for one in it.victims], owner, pace=pace)
         if doors:
             visit.doors = {name: visit.doors[name] for name in doors}
         started, looked, settled = loop.time(), 0, 0

@@ -58,13 +58,13 @@ _STEP = 0.1
 
 
 @functools.lru_cache(maxsize=512)
-def _judged(told: tuple[Candidate, ...], source: Source) -> Sequence[Dialable]:
-    return dialable(told, source=source, here=Here())
+def _judged(candidates: tuple[Candidate, ...], source: Source) -> Sequence[Dialable]:
+    return dialable(candidates, source=source, here=Here())
 
 
-def _may_dial(_peer: PeerId, told: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
+def _may_dial(_peer: PeerId, candidates: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
     """Verdicts are remembered, as the daemon does it (daemon/peer_addresses.py)."""
-    return _judged(tuple(told), source)
+    return _judged(tuple(candidates), source)
 
 
 class _Tcp:
@@ -97,10 +97,10 @@ class Victim:
             relays_of=self._relays_of,
             allow=_named,
             environ={},
-            chance=random.Random(f"relays of {node.name}").random,
+            rng=random.Random(f"relays of {node.name}").random,
         )
-        chance = random.Random(f"members of {node.name}").random
-        self.members = MemberRelayLinks(node.standing, chance=chance)
+        rng = random.Random(f"members of {node.name}").random
+        self.members = MemberRelayLinks(node.standing, rng=rng)
         self._dial_outside()
         self.tunnels = OwnTunnels(mesh=node.mesh, save=lambda _blob: None)
         self.bench = Bench(Net(owner).mesh(node.name), folder)
@@ -141,9 +141,9 @@ class Victim:
         owner.start(self.worker.serve(), name=f"worker of {self.node.name}")
 
 
-def _named(told: Iterable[Candidate]) -> list[Dialable]:
+def _named(candidates: Iterable[Candidate]) -> list[Dialable]:
     """As daemon/transports.py has it, for a node that knows nothing of its networks."""
-    return dialable(told, source=Source.RECORD, here=Here())
+    return dialable(candidates, source=Source.RECORD, here=Here())
 
 
 class Live:
@@ -220,10 +220,10 @@ class Scene:
 
         return Target(node.name, node.peer, lambda: node.node.services, dial, post)
 
-    def mallory(self, chance: random.Random) -> Mallory:
+    def mallory(self, rng: random.Random) -> Mallory:
         """The hostile member itself."""
         node = self.hostile
-        return Mallory(node.key, node.chain, self.world.root.mesh, node.record(1).encode(), chance)
+        return Mallory(node.key, node.chain, self.world.root.mesh, node.record(1).encode(), rng)
 
     def settle(self, *, full: bool) -> None:
         """From here on memory is compared; `full`: whatever may be kept of members is there already."""

@@ -35,7 +35,7 @@ class Pen:
 
     def __init__(
         self,
-        chance: random.Random,
+        rng: random.Random,
         draw: Draw,
         speech: Speech,
         *,
@@ -44,7 +44,7 @@ class Pen:
         mesh: MeshId,
         victims: tuple[PeerId, ...],
     ) -> None:
-        self._chance = chance
+        self._rng = rng
         self._draw = draw
         self._speech = speech
         self._key = key
@@ -65,30 +65,30 @@ class Pen:
 
     def any(self) -> tuple[str, bytes]:
         """One of any kind, and which."""
-        kind = self._chance.choice(list(self.kinds))
+        kind = self._rng.choice(list(self.kinds))
         return kind, self.some(kind)
 
     def some(self, kind: str) -> bytes:
         """Good; signed over a body that is not; or broken after it was signed."""
         good = self.kinds[kind]()
-        if self._chance.random() >= self.broken:
+        if self._rng.random() >= self.broken:
             return good
-        if self._chance.random() < 0.6 and kind in CONTEXTS:
-            body = repack(self._chance, Statement.decode(good, limit=1 << 20).body)
+        if self._rng.random() < 0.6 and kind in CONTEXTS:
+            body = repack(self._rng, Statement.decode(good, limit=1 << 20).body)
             return Statement.make(self._key, CONTEXTS[kind], body).encode()
-        return flip(self._chance, good, (good,))
+        return flip(self._rng, good, (good,))
 
     def next(self) -> int:
         """Rises, and now and then by far."""
-        self._sequence += 1 if self._chance.random() < 0.999 else 1 << 20
+        self._sequence += 1 if self._rng.random() < 0.999 else 1 << 20
         return self._sequence
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Addresses anywhere, also where nobody may be sent."""
         found = []
-        for _ in range(self._chance.choice((0, 1, 3, 32))):
-            host, port = self._chance.choice(HOSTS), self._chance.randint(1, 65535)
-            proto = "tcp" if self._chance.random() < 0.7 else "udp"
+        for _ in range(self._rng.choice((0, 1, 3, 32))):
+            host, port = self._rng.choice(HOSTS), self._rng.randint(1, 65535)
+            proto = "tcp" if self._rng.random() < 0.7 else "udp"
             try:
                 found.append(Candidate(host, port, proto))  # type: ignore[arg-type]
             except MeshdError:
@@ -97,34 +97,34 @@ class Pen:
 
     def _sybil(self) -> tuple[KeyPair, Chain]:
         """A node that is nowhere, admitted by the hostile one, which may invite."""
-        if len(self._sybils) < MOST_SYBILS or self._chance.random() < 0.1:
-            key = KeyPair.from_seed(self._chance.randbytes(32))
+        if len(self._sybils) < MOST_SYBILS or self._rng.random() < 0.1:
+            key = KeyPair.from_seed(self._rng.randbytes(32))
             leaf = issue(
                 signer=self._key,
                 mesh=self._mesh,
                 node=key.peer,
                 roles={Role.USE, Role.WORK},
-                serial=self._chance.randbytes(16),
-                invite=self._chance.randbytes(8),
+                serial=self._rng.randbytes(16),
+                invite=self._rng.randbytes(8),
                 issued_at=0,
             )
             self._sybils.append((key, Chain((leaf, self._chain.leaf), self._chain.root)))
-        return self._chance.choice(self._sybils)
+        return self._rng.choice(self._sybils)
 
     def record(self) -> bytes:
         """Its own or a sybil's, that names whatever it likes."""
-        key, chain = self._sybil() if self._chance.random() < 0.3 else (self._key, self._chain)
+        key, chain = self._sybil() if self._rng.random() < 0.3 else (self._key, self._chain)
         names = ("mallory", "anna", str(self._victims[0]), self._victims[0].short, "\u202eanna", "a" * 64)
         while True:
             try:
                 return PeerRecord.sign(
                     key,
                     chain=chain,
-                    name=self._chance.choice(names),
-                    role=self._chance.choice(("worker", "serve", "client", "")),
+                    name=self._rng.choice(names),
+                    role=self._rng.choice(("worker", "serve", "client", "")),
                     sequence=self.next(),
                     candidates=self.candidates(),
-                    relays=tuple(self._chance.sample(RELAYS, self._chance.choice((0, 1, 4)))),
+                    relays=tuple(self._rng.sample(RELAYS, self._rng.choice((0, 1, 4)))),
                     capabilities=cast(dict[str, str], self._draw(dict[str, str])),
                 ).encode()
             except UNSAYABLE:
@@ -133,33 +133,33 @@ class Pen:
     def moved(self) -> bytes:
         """Of one and the same node, at eight public addresses that nobody named before."""
         key, chain = self._mover = self._mover or self._sybil()
-        hosts = [f"203.0.113.{self._chance.randrange(256)}" for _ in range(ADDRESSES.most)]
+        hosts = [f"203.0.113.{self._rng.randrange(256)}" for _ in range(ADDRESSES.most)]
         return PeerRecord.sign(
             key,
             chain=chain,
             name="mover",
             role="worker",
             sequence=self.next(),
-            candidates=tuple(Candidate(host, self._chance.randint(1024, 65535), "tcp") for host in hosts),
+            candidates=tuple(Candidate(host, self._rng.randint(1024, 65535), "tcp") for host in hosts),
         ).encode()
 
     def ban(self) -> bytes:
         """Of a victim, a sybil, an invite, nobody, itself: what its rank allows and what it does not."""
-        peers = [*(victim.raw for victim in self._victims), self._key.peer.raw, self._chance.randbytes(32)]
-        kind = self._chance.choice(("node", "node", "invite"))
-        target, evidence = self._chance.choice(peers), self._chance.choice((b"", self._chain.leaf.encode()))
-        if self._chance.random() < 0.5:
+        peers = [*(victim.raw for victim in self._victims), self._key.peer.raw, self._rng.randbytes(32)]
+        kind = self._rng.choice(("node", "node", "invite"))
+        target, evidence = self._rng.choice(peers), self._rng.choice((b"", self._chain.leaf.encode()))
+        if self._rng.random() < 0.5:
             leaf = self._sybil()[1].leaf
             target, evidence = leaf.node.raw, leaf.encode()
         body = pack(
             {
                 "mesh": self._mesh.raw,
                 "kind": kind,
-                "target": target if kind == "node" else self._chance.randbytes(8),
+                "target": target if kind == "node" else self._rng.randbytes(8),
                 "issuer": self._key.peer.raw,
-                "chain": self._chain.encode() if self._chance.random() < 0.9 else b"",
+                "chain": self._chain.encode() if self._rng.random() < 0.9 else b"",
                 "evidence": evidence,
-                "at": self._chance.randrange(1 << 32),
+                "at": self._rng.randrange(1 << 32),
             }
         )
         return Statement.make(self._key, CONTEXTS["ban"], body).encode()
@@ -171,14 +171,14 @@ class Pen:
         )
         body = SignalBody(
             sender=self._key.peer.raw,
-            to=self._chance.choice(self._victims).raw,
-            topic=self._chance.choice(("webrtc", "quic", "punch", "birthday", "", "x")),
+            to=self._rng.choice(self._victims).raw,
+            topic=self._rng.choice(("webrtc", "quic", "punch", "birthday", "", "x")),
             start=bytes(16),
             sequence=self.next(),
-            at=self._chance.choice((0, 1_800_000_000, 1 << 40)),
-            life=self._chance.choice((1, 30, 120)),
-            cookie=self._chance.randbytes(8),
-            echo=self._chance.choice((b"", self._chance.randbytes(8))),
+            at=self._rng.choice((0, 1_800_000_000, 1 << 40)),
+            life=self._rng.choice((1, 30, 120)),
+            cookie=self._rng.randbytes(8),
+            echo=self._rng.choice((b"", self._rng.randbytes(8))),
             payload=payload[:4096],
             chain=self._chain.encode(),
         )
@@ -187,5 +187,5 @@ class Pen:
     def presence(self) -> bytes:
         """That it is there: for records that exist and for those that will."""
         return Presence.sign(
-            self._key, mesh=self._mesh, sequence=self._sequence, count=self._chance.randrange(1 << 32)
+            self._key, mesh=self._mesh, sequence=self._sequence, count=self._rng.randrange(1 << 32)
         ).to_bytes()

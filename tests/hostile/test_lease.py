@@ -29,34 +29,34 @@ ORDER = ("lease.WorkerOffer", "lease.Grant", "lease.Reached", "lease.Lost")
 MOST_WORDS = 8
 
 
-def _words(chance: random.Random, speech: Speech) -> Iterator[bytes]:
+def _words(rng: random.Random, speech: Speech) -> Iterator[bytes]:
     """Of one lease: often truly offered and granted, for what comes behind that."""
     offer, grant = speech.good("lease.WorkerOffer"), speech.good("lease.Grant")
     assert isinstance(offer, WorkerOffer) and isinstance(grant, Grant)
     grant = replace(grant, lease_id=offer.lease_id or grant.lease_id)
-    speech.broken = chance.choice((0.0, 0.1, 0.6))
-    for at in range(chance.randrange(MOST_WORDS)):
-        if at < 2 and chance.random() < 0.7:
+    speech.broken = rng.choice((0.0, 0.1, 0.6))
+    for at in range(rng.randrange(MOST_WORDS)):
+        if at < 2 and rng.random() < 0.7:
             yield (offer if at == 0 else grant).encode()
         else:
-            yield speech.say(ORDER[at] if at < len(ORDER) and chance.random() < 0.7 else speech.of("lease"))
+            yield speech.say(ORDER[at] if at < len(ORDER) and rng.random() < 0.7 else speech.of("lease"))
 
 
 def test_a_head_bears_any_worker(tmp_path: Path) -> None:
-    chance = random.Random(drawn_seed())
-    speech = Speech(chance, Draw(chance, Pool(blobs=(bytes(16), bytes(32)))))
+    rng = random.Random(drawn_seed())
+    speech = Speech(rng, Draw(rng, Pool(blobs=(bytes(16), bytes(32)))))
     ends: Counter[str] = Counter()
 
     async def worker(stream: Stream) -> None:
         """Its lines in their order or in none, and then silence or the end."""
         messages = MessageStream(stream)
-        for word in _words(chance, speech):
-            await asyncio.sleep(chance.choice((0.0, 0.0, 1.0)))
+        for word in _words(rng, speech):
+            await asyncio.sleep(rng.choice((0.0, 0.0, 1.0)))
             await messages.send(word)
-        if chance.random() < 0.8:
+        if rng.random() < 0.8:
             stream.write_eof()
         else:
-            stream.reset(chance.randrange(1 << 32), "enough")
+            stream.reset(rng.randrange(1 << 32), "enough")
 
     async def lease(bench: Bench, peer: PeerId) -> None:
         lender = Lender(

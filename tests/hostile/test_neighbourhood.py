@@ -32,36 +32,36 @@ SECONDS = 0.3  # a server that says nothing that can be read is given up after t
 SURE_SECONDS = 30.0  # one that answers rightly is not
 
 
-def _chance() -> random.Random:
+def _rng() -> random.Random:
     return random.Random(drawn_seed())
 
 
 # STUN.
 
 
-def _stun_answers(chance: random.Random, request: bytes) -> list[bytes]:
+def _stun_answers(rng: random.Random, request: bytes) -> list[bytes]:
     """True ones, of other transactions, broken ones and any other message; many or none."""
     word = next(word for word in catalogue() if word.kind is StunMessage)
-    speech = Speech(chance, Draw(chance, Pool()), [word])
+    speech = Speech(rng, Draw(rng, Pool()), [word])
     asked = decode(request)
     found = []
-    for _ in range(chance.choice((0, 1, 3, 20))):
+    for _ in range(rng.choice((0, 1, 3, 20))):
         good = encode(
             StunMessage(
                 kind=StunKind.SUCCESS,
-                transaction=asked.transaction if chance.random() < 0.7 else chance.randbytes(12),
-                mapped=Endpoint(chance.choice(HOSTS), chance.randrange(65536)),
+                transaction=asked.transaction if rng.random() < 0.7 else rng.randbytes(12),
+                mapped=Endpoint(rng.choice(HOSTS), rng.randrange(65536)),
             )
         )
-        luck = chance.random()
+        luck = rng.random()
         found.append(
-            good if luck < 0.3 else flip(chance, good, (request,)) if luck < 0.7 else speech.say(word.name)
+            good if luck < 0.3 else flip(rng, good, (request,)) if luck < 0.7 else speech.say(word.name)
         )
     return found
 
 
 def test_a_stun_server_tells_an_address_or_nothing() -> None:
-    chance = _chance()
+    rng = _rng()
 
     async def ask(port: int) -> int:
         sock = bound_socket(socket.AF_INET, socket.SOCK_DGRAM, host=HERE)
@@ -74,7 +74,7 @@ def test_a_stun_server_tells_an_address_or_nothing() -> None:
 
     async def main() -> None:
         told = 0
-        async with listening(lambda data: _stun_answers(chance, data)) as port:
+        async with listening(lambda data: _stun_answers(rng, data)) as port:
             for _ in range(ROUNDS // 4):
                 told += sum(await asyncio.gather(*(ask(port) for _ in range(AT_ONCE))))
         assert told, "no answer was taken: only the door is tested"
@@ -83,7 +83,7 @@ def test_a_stun_server_tells_an_address_or_nothing() -> None:
 
 
 def test_a_stun_server_over_tcp_is_hung_up_on() -> None:
-    chance = _chance()
+    rng = _rng()
     serving: set[asyncio.Task[None] | None] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,10 +91,10 @@ def test_a_stun_server_over_tcp_is_hung_up_on() -> None:
         serving.add(task)
         try:
             request = await reader.read(1500)
-            for answer in _stun_answers(chance, request):
+            for answer in _stun_answers(rng, request):
                 writer.write(answer)
             await writer.drain()
-            if chance.random() < 0.5:
+            if rng.random() < 0.5:
                 await reader.read()
         except (OSError, RemoteProtocolError):
             pass
@@ -126,21 +126,21 @@ class _Moods:
 
 
 def _broken(
-    chance: random.Random, answer: Callable[[bytes], list[bytes]], moods: _Moods
+    rng: random.Random, answer: Callable[[bytes], list[bytes]], moods: _Moods
 ) -> Callable[[bytes], list[bytes]]:
     def answers(question: bytes) -> list[bytes]:
         good = answer(question)
         if not moods.lies:
             return good
         found = []
-        for _ in range(chance.choice((1, 1, 2, 20))):
-            luck = chance.random()
+        for _ in range(rng.choice((1, 1, 2, 20))):
+            luck = rng.random()
             if luck < 0.3:
                 found += good
             elif luck < 0.9:
-                found += [flip(chance, one, (question,)) for one in good]
+                found += [flip(rng, one, (question,)) for one in good]
             else:
-                found.append(chance.randbytes(chance.choice((0, 1, 8, 60, 1400))))
+                found.append(rng.randbytes(rng.choice((0, 1, 8, 60, 1400))))
         return found
 
     return answers
@@ -176,11 +176,11 @@ async def _rounds(make: Callable[[], HomeRouter], moods: _Moods) -> None:
 
 @pytest.mark.parametrize("language", ["pcp", "natpmp"])
 def test_a_router_maps_or_does_not(language: str) -> None:
-    chance, table, moods = _chance(), Table(), _Moods()
+    rng, table, moods = _rng(), Table(), _Moods()
 
     async def main() -> None:
         answer = pcp(table) if language == "pcp" else natpmp(table)
-        async with listening(_broken(chance, answer, moods)) as port:
+        async with listening(_broken(rng, answer, moods)) as port:
 
             def make() -> HomeRouter:
                 if language == "pcp":
@@ -195,26 +195,24 @@ def test_a_router_maps_or_does_not(language: str) -> None:
 class _Lying(Igd):
     """A UPnP router whose HTTP, description and answers are broken in places."""
 
-    chance = random.Random(1)
+    rng = random.Random(1)
     moods = _Moods()
 
     def search_answer(self, data: bytes) -> list[bytes]:
         good = Igd.search_answer(self, data)
-        is_good = not self.moods.lies or self.chance.random() < 0.8
-        return good if is_good else [flip(self.chance, one, (data,)) for one in good]
+        is_good = not self.moods.lies or self.rng.random() < 0.8
+        return good if is_good else [flip(self.rng, one, (data,)) for one in good]
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self.moods.lies or self.chance.random() < 0.6:
+        if not self.moods.lies or self.rng.random() < 0.6:
             await Igd.converse(self, reader, writer)
             return
         try:
             await reader.readuntil(b"\r\n\r\n")
-            text = flip(self.chance, self.description.encode(), (b"<a>" * 500, b"\xff\xfe", b"&lol;"))
-            size = self.chance.choice((len(text), len(text) + 1, 0, 1 << 40, -1))
-            head = (
-                f"HTTP/1.1 {self.chance.choice((200, 500, 999))} X\r\nContent-Length: {size}\r\n\r\n".encode()
-            )
-            writer.write(flip(self.chance, head, ()) + text)
+            text = flip(self.rng, self.description.encode(), (b"<a>" * 500, b"\xff\xfe", b"&lol;"))
+            size = self.rng.choice((len(text), len(text) + 1, 0, 1 << 40, -1))
+            head = f"HTTP/1.1 {self.rng.choice((200, 500, 999))} X\r\nContent-Length: {size}\r\n\r\n".encode()
+            writer.write(flip(self.rng, head, ()) + text)
             await writer.drain()
         except (OSError, EOFError, asyncio.LimitOverrunError):
             pass
@@ -224,14 +222,14 @@ class _Lying(Igd):
 
 def test_a_router_that_speaks_upnp_is_never_followed_elsewhere() -> None:
     moods = _Lying.moods = _Moods()
-    _Lying.chance = _chance()
+    _Lying.rng = _rng()
 
     async def main() -> None:
         router = _Lying(Table())
         async with igd(router) as port:
 
             def make() -> HomeRouter:
-                return UpnpRouter(ROUTE, name="meshd", chance=lambda: 5000, ssdp_port=port)
+                return UpnpRouter(ROUTE, name="meshd", random_port=lambda: 5000, ssdp_port=port)
 
             await _rounds(make, moods)
 
@@ -242,22 +240,22 @@ def test_a_router_that_speaks_upnp_is_never_followed_elsewhere() -> None:
 
 
 def test_neighbours_tell_few_private_places_of_those_that_are_known() -> None:
-    chance, neighbours = _chance(), Neighbours(MESH, FOUNDER.peer)
+    rng, neighbours = _rng(), Neighbours(MESH, FOUNDER.peer)
     known = (GUEST.peer, STRANGER.peer)
     neighbours.know(known)
     own = ("192.168.77.9", "fd00::9")
     refused = 0
     for number in range(5_000):
-        who = chance.choice((FOUNDER, GUEST, STRANGER))
+        who = rng.choice((FOUNDER, GUEST, STRANGER))
         text = Sign.of(
-            MESH, who.peer, nonce=chance.randbytes(NONCE_BYTES), udp_port=chance.randrange(1, 65536)
+            MESH, who.peer, nonce=rng.randbytes(NONCE_BYTES), udp_port=rng.randrange(1, 65536)
         ).encode()
-        if chance.random() < 0.5:
-            text = flip(chance, text, ())
-        hosts = chance.choices((*HOSTS, "192.168.77.1", "\0", "x" * 99), k=chance.randrange(20))
-        where = (chance.choice(("eth0", "wlan0")), f"name {chance.randrange(2 * MAX_SEEN)}")
+        if rng.random() < 0.5:
+            text = flip(rng, text, ())
+        hosts = rng.choices((*HOSTS, "192.168.77.1", "\0", "x" * 99), k=rng.randrange(20))
+        where = (rng.choice(("eth0", "wlan0")), f"name {rng.randrange(2 * MAX_SEEN)}")
         try:
-            neighbours.saw(where, text, hosts=hosts, port=chance.randrange(65536), own=own, now=float(number))
+            neighbours.saw(where, text, hosts=hosts, port=rng.randrange(65536), own=own, now=float(number))
         except RemoteProtocolError:
             refused += 1
         for peer, candidates in neighbours.tell(float(number)):

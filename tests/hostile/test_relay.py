@@ -30,7 +30,7 @@ class Lying(Tampering):
     """
 
     lies = True
-    chance = random.Random(1)
+    rng = random.Random(1)
     speech: Speech
     said = 0
 
@@ -38,18 +38,16 @@ class Lying(Tampering):
         if not self.lies:
             super()._tell(client, data, may_drop=may_drop)
             return
-        words = [
-            framed(self.speech.say(self.speech.of("relay"))) for _ in range(self.chance.randrange(VOLLEY))
-        ]
-        if b"ready" in data or self.chance.random() < 0.5:
+        words = [framed(self.speech.say(self.speech.of("relay"))) for _ in range(self.rng.randrange(VOLLEY))]
+        if b"ready" in data or self.rng.random() < 0.5:
             words.insert(0, data)
-        if self.chance.random() < 0.05:
-            words.append(flip(self.chance, data, words))
+        if self.rng.random() < 0.05:
+            words.append(flip(self.rng, data, words))
         type(self).said += len(words)
         super()._tell(client, b"".join(words), may_drop=may_drop)
 
     def tamper(self, number: int, data: bytes) -> list[bytes]:
-        return [flip(self.chance, data, ())] if self.lies and self.chance.random() < 0.2 else [data]
+        return [flip(self.rng, data, ())] if self.lies and self.rng.random() < 0.2 else [data]
 
 
 async def _use(one: Party, other: Party) -> None:
@@ -79,15 +77,15 @@ async def _pair(one: Party, other: Party) -> None:
 
 
 def test_what_a_relay_says_ends_its_line_at_most() -> None:
-    Lying.chance = random.Random(drawn_seed())
+    Lying.rng = random.Random(drawn_seed())
     Lying.lies, Lying.said = True, 0
-    messages = Lying.chance.randint(*MESSAGES)
+    messages = Lying.rng.randint(*MESSAGES)
     lines = Lines()
 
     async def work(home: House) -> None:
         peers = tuple(home.mesh.node() for _ in range(2))
         pool = Pool(blobs=(*(one.peer.raw for one in peers), bytes(16)))
-        Lying.speech = Speech(Lying.chance, Draw(Lying.chance, pool))
+        Lying.speech = Speech(Lying.rng, Draw(Lying.rng, pool))
         home.start(kind=Lying)
         one, other = [await home.party(node) for node in peers]
         strange: list[str] = []

@@ -20,14 +20,14 @@ HOSTILE = KeyPair.from_seed(bytes(32)).peer.raw
 
 
 def test_a_relay_bears_any_member() -> None:
-    chance = random.Random(drawn_seed())
-    speech = Speech(chance, Draw(chance, Pool(blobs=(*HONEST, HOSTILE, bytes(16)))))
+    rng = random.Random(drawn_seed())
+    speech = Speech(rng, Draw(rng, Pool(blobs=(*HONEST, HOSTILE, bytes(16)))))
     taken = told = 0
     for _ in range(VISITS):
-        board, now = Switchboard(SMALL, random=chance.randbytes), 1000.0
+        board, now = Switchboard(SMALL, random=rng.randbytes), 1000.0
         for client, peer in enumerate(HONEST):
             board.enter(client, NodeIdentity(peer, MESH), host="192.0.2.1", seen="192.0.2.1:1", now=now)
-        mine = NodeIdentity(HOSTILE, chance.choice((MESH, b"")))
+        mine = NodeIdentity(HOSTILE, rng.choice((MESH, b"")))
         board.enter(9, mine, host="192.0.2.2", seen="192.0.2.2:1", now=now)
         for _ in range(WORDS // VISITS):
             try:

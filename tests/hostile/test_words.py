@@ -39,8 +39,8 @@ def test_a_new_type_without_a_way_to_say_it_is_noticed() -> None:
 
 @pytest.mark.parametrize("word", WORDS, ids=[word.name for word in WORDS])
 def test_each_is_said_well_and_badly(word: Word) -> None:
-    chance = random.Random(drawn_seed())
-    speech = Speech(chance, Draw(chance, Pool()), [word])
+    rng = random.Random(drawn_seed())
+    speech = Speech(rng, Draw(rng, Pool()), [word])
     taken = refused = 0
     for _ in range(300):  # of each a third is good, and a tenth at least refused: both are sure
         data = speech.say(word.name)

@@ -138,11 +138,11 @@ def _method(kind: type, *names: str) -> Callable[..., object] | None:
 class Speech:
     """Says words: good ones, nearly good ones and broken ones. The same for the same seed."""
 
-    def __init__(self, chance: random.Random, draw: Draw, words: Sequence[Word] | None = None) -> None:
+    def __init__(self, rng: random.Random, draw: Draw, words: Sequence[Word] | None = None) -> None:
         self.broken = 0.65  # of what is said
-        self._chance = chance
+        self._rng = rng
         self._draw = draw
-        self._mild = Draw(chance, draw.pool, wild=0.0)
+        self._mild = Draw(rng, draw.pool, wild=0.0)
         self.words = {word.name: word for word in (words if words is not None else catalogue())}
         self._good = {name: self._search(word) for name, word in self.words.items()}
         self._samples = {
@@ -154,23 +154,23 @@ class Speech:
 
     def good(self, name: str) -> object:
         """A value that its readers take."""
-        return self._chance.choice(self._good[name])
+        return self._rng.choice(self._good[name])
 
     def of(self, *modules: str) -> str:
         """The name of any message of these modules."""
-        return self._chance.choice([name for module in modules for name in self._by_module[module]])
+        return self._rng.choice([name for module in modules for name in self._by_module[module]])
 
     def say(self, name: str) -> bytes:
         """One message: as good as it gets, with fields redrawn, or broken as bytes or inside."""
-        if self._chance.random() >= self.broken:
-            return self._chance.choice(self._samples[name])
-        if self._chance.random() < 0.5:
+        if self._rng.random() >= self.broken:
+            return self._rng.choice(self._samples[name])
+        if self._rng.random() < 0.5:
             word = self.words[name]
             try:
-                return word.encode(self._changed(self.good(name), 1 + self._chance.randrange(2)))
+                return word.encode(self._changed(self.good(name), 1 + self._rng.randrange(2)))
             except UNSAYABLE:
                 pass
-        return either(self._chance, self._chance.choice(self._samples[name]), self._samples[name])
+        return either(self._rng, self._rng.choice(self._samples[name]), self._samples[name])
 
     def _changed(
         self, value: object, count: int, draw: Draw | None = None, names: Sequence[str] = ()
@@ -180,7 +180,7 @@ class Speech:
         hints = hints_of(type(value))
         if not hints:
             return value
-        names = [name for name in names if name in hints] or self._chance.choices(list(hints), k=count)
+        names = [name for name in names if name in hints] or self._rng.choices(list(hints), k=count)
         return dataclasses.replace(value, **{name: (draw or self._draw)(hints[name]) for name in names})
 
     def _search(self, word: Word) -> list[object]:
@@ -188,7 +188,7 @@ class Speech:
         found = [self._search_one(word)]
         for _ in range(20 * _KEPT):
             try:
-                other = self._changed(self._chance.choice(found), 1, self._mild)
+                other = self._changed(self._rng.choice(found), 1, self._mild)
             except UNSAYABLE:
                 continue
             if len(found) < _KEPT and not self._why_not(word, other):
@@ -210,7 +210,7 @@ class Speech:
                     return value
                 asked = _BYTES.search(why)
                 self._mild.asked = int(asked[1]) if asked else None
-                blamed = why.split("`")[1:2] if self._chance.random() < 0.7 else []
+                blamed = why.split("`")[1:2] if self._rng.random() < 0.7 else []
                 try:
                     other = self._changed(value, 1, self._mild, blamed)
                 except UNSAYABLE:

@@ -53,7 +53,7 @@ class Direction:
         self._free_at = 0.0  # when the slow part of the line has sent all that it was given
         self._last_due = 0.0
         self._dark_until = 0.0
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self.set({})
 
     def set(self, values: Mapping[str, float]) -> None:
@@ -71,7 +71,7 @@ class Direction:
             self._free_at = 0.0
 
     def seed(self, seed: int) -> None:
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
 
     def go_dark(self, until: float) -> None:
         """Lose all that comes before `until`; what is under way arrives."""
@@ -86,11 +86,7 @@ class Direction:
             except OSError:  # nothing there, or the device is being taken down
                 return False
             size = len(packet)
-            if (
-                self._blackhole
-                or now < self._dark_until
-                or (self._loss and self._chance.random() < self._loss)
-            ):
+            if self._blackhole or now < self._dark_until or (self._loss and self._rng.random() < self._loss):
                 counts[2] += 1
             elif size > self._max_bytes:
                 counts[4] += 1
@@ -114,7 +110,7 @@ class Direction:
             return
         due += self._delay
         if self._jitter:
-            due += self._chance.random() * self._jitter
+            due += self._rng.random() * self._jitter
         if not self._reorder:
             self._last_due = due = max(due, self._last_due)
         self._number += 1

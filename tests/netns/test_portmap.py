@@ -40,7 +40,7 @@ class Mapping:
         )
 
     def _routers(self, route: GatewayRoute) -> tuple[HomeRouter, ...]:
-        every = home_routers(secret=b"s" * 16, name="pc", chance=lambda: 5)(route)
+        every = home_routers(secret=b"s" * 16, name="pc", random_port=lambda: 5)(route)
         return tuple(router for router in every if router.language in self._languages)
 
     def _notify(self) -> None:

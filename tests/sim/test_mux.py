@@ -252,7 +252,7 @@ def test_cut_after_every_few_kib(seed: int) -> None:
     """Streams in both directions; every link breaks after 1 to 64 KiB, a new one comes soon."""
 
     async def main() -> None:
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         config = MuxConfig(grace=30)
         network = Network(config)
         leader, follower = network.leader, network.follower
@@ -260,23 +260,23 @@ def test_cut_after_every_few_kib(seed: int) -> None:
         for opener in (leader, follower):
             for priority in Priority:
                 stream = opener.open(priority)
-                texts[stream] = chance.randbytes(chance.randrange(1, 600_000))
+                texts[stream] = rng.randbytes(rng.randrange(1, 600_000))
                 opener.feed(stream, texts[stream], eof=True)
         cuts = 0
         while not all((follower if stream % 2 == 0 else leader).ended(stream) for stream in texts):
-            link = network.link(Path(rate=chance.uniform(1, 50) * MB, delay=chance.uniform(0, 0.05)))
+            link = network.link(Path(rate=rng.uniform(1, 50) * MB, delay=rng.uniform(0, 0.05)))
             there, here = network.links[link]
-            limit = chance.randrange(KIB, 64 * KIB)
+            limit = rng.randrange(KIB, 64 * KIB)
             while min(there.passed, here.passed) < limit and max(there.passed, here.passed) < 64 * KIB:
                 before = there.passed + here.passed
-                await asyncio.sleep(chance.uniform(0.001, 0.02))
+                await asyncio.sleep(rng.uniform(0.001, 0.02))
                 if there.passed + here.passed == before and there.passed:
                     break
             network.cut(link)
             cuts += 1
             assert cuts < 5000
-            if chance.random() < 0.05:
-                await asyncio.sleep(chance.uniform(0, 29))
+            if rng.random() < 0.05:
+                await asyncio.sleep(rng.uniform(0, 29))
         for stream, text in texts.items():
             assert (follower if stream % 2 == 0 else leader).received[stream] == text
         assert cuts > 20
@@ -287,21 +287,19 @@ def test_cut_after_every_few_kib(seed: int) -> None:
 
 def test_several_links_are_switched_all_the_time() -> None:
     async def main() -> None:
-        chance = random.Random(7)
+        rng = random.Random(7)
         network = Network()
         leader, follower = network.leader, network.follower
-        text = chance.randbytes(8 * MB)
-        links = [
-            network.link(Path(rate=chance.uniform(1, 8) * MB, delay=delay)) for delay in (0.001, 0.02, 0.1)
-        ]
+        text = rng.randbytes(8 * MB)
+        links = [network.link(Path(rate=rng.uniform(1, 8) * MB, delay=delay)) for delay in (0.001, 0.02, 0.1)]
         there = leader.open()
         leader.feed(there, text, eof=True)
         back = follower.open()
         follower.feed(back, text[::-1], eof=True)
         loop = asyncio.get_running_loop()
         while not (follower.ended(there) and leader.ended(back)):
-            await asyncio.sleep(chance.uniform(0.01, 0.5))
-            leader._take(leader.session.switch_to(chance.choice(links), loop.time()))
+            await asyncio.sleep(rng.uniform(0.01, 0.5))
+            leader._take(leader.session.switch_to(rng.choice(links), loop.time()))
             leader.pump()
             assert loop.time() < 1000 + 120
         assert follower.received[there] == text

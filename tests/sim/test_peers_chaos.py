@@ -38,7 +38,7 @@ class Chaos:
 
     def __init__(self, world: World, seed: int, kinds: Sequence[LinkKind]) -> None:
         self.world = world
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.kinds = kinds
         self.nodes = [world.node(name, grace=20, kinds=kinds) for name in NAMES]
         for one, other in itertools.permutations(self.nodes, 2):
@@ -51,13 +51,13 @@ class Chaos:
         node.start()
 
     async def act(self, action: str) -> None:
-        node, other = self.chance.sample(self.nodes, 2)
-        cable = self.world.cable(node.name, other.name, self.chance.choice(self.kinds))
+        node, other = self.rng.sample(self.nodes, 2)
+        cable = self.world.cable(node.name, other.name, self.rng.choice(self.kinds))
         match action:
             case "cut":
                 cable.cut()
             case "cut later":
-                cable.due.append(self.chance.randint(1, 5000))
+                cable.due.append(self.rng.randint(1, 5000))
             case "stall":  # what there is goes silent, new links flow
                 cable.stall()
                 cable.ups.clear()
@@ -74,7 +74,7 @@ class Chaos:
                             dead = self.world.cable(node.name, third.name, kind)
                             dead.ups.clear()
                             dead.downs.clear()
-                await asyncio.sleep(self.chance.random() * 3)
+                await asyncio.sleep(self.rng.random() * 3)
                 node.reborn()
                 self.begin(node)
             case "sleep":
@@ -87,7 +87,7 @@ class Chaos:
             case "garble":
                 cable.garble = 1
             case "wait":
-                await asyncio.sleep(self.chance.random() * 30)
+                await asyncio.sleep(self.rng.random() * 30)
 
     async def use(self, node: WorldNode, other: WorldNode) -> None:
         """A stream either breaks or brings back what was sent, whatever happens meanwhile."""
@@ -97,7 +97,7 @@ class Chaos:
             return
 
         async def talk() -> None:
-            data = self.chance.randbytes(self.chance.randint(1, 200_000))
+            data = self.rng.randbytes(self.rng.randint(1, 200_000))
             try:
                 assert await exchange(stream, data) == data
             except (Broken, Refused):
@@ -150,7 +150,7 @@ def test_after_anything_all_nodes_are_connected_once_and_work(
             await asyncio.sleep(5)
             for action in actions:
                 await chaos.act(action)
-                await asyncio.sleep(chaos.chance.choice([0, 0, 0.01, 0.3, 2]))
+                await asyncio.sleep(chaos.rng.choice([0, 0, 0.01, 0.3, 2]))
             await chaos.settle()
             await chaos.check()
 

@@ -157,7 +157,7 @@ def test_cuts_at_any_byte_lose_double_and_reorder_nothing(
     seed: int, cuts: list[int], sizes: list[int]
 ) -> None:
     async def main() -> None:
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         async with World() as world:
             leader, follower = await pair(world, grace=3600)
             cable = world.cable("anna", "bert")
@@ -172,7 +172,7 @@ def test_cuts_at_any_byte_lose_double_and_reorder_nothing(
                 async def send() -> None:
                     at = 0
                     while at < len(data):
-                        size = chance.randint(1, 9000)
+                        size = rng.randint(1, 9000)
                         await stream.write(data[at : at + size])
                         at += size
                     stream.write_eof()
@@ -191,7 +191,7 @@ def test_cuts_at_any_byte_lose_double_and_reorder_nothing(
             cable.due.extend(cuts)
             async with asyncio.timeout(3600):
                 talks = [
-                    world.owner.start(talk(*ends, chance.randbytes(size)), name="talk")
+                    world.owner.start(talk(*ends, rng.randbytes(size)), name="talk")
                     for size in sizes
                     for ends in ((leader, follower), (follower, leader))
                 ]

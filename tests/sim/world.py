@@ -264,20 +264,20 @@ class WorldNode:
             my_record=lambda: record,
             config=self.world.config,
         )
-        chance = random.Random(f"{self.name} {self._starts}").random  # nobody is picked for ever
+        rng = random.Random(f"{self.name} {self._starts}").random  # nobody is picked for ever
         signals = SignalService(
             node=node,
             key=self.key,
             chain=lambda: self.chain,
             mail=self.mail,
             issuer_of=lambda peer: one.chain.admitter if (one := book.record(peer)) is not None else None,
-            chance=random.Random(self.name).random,
+            rng=random.Random(self.name).random,
         )
         mesh = PeerMesh(
             node=node,
             book=book,
             dialers=tuple(self.dialers.values()),
-            chance=chance,
+            rng=rng,
             boot=lambda: node.now() + self.boot_ahead,
             signer=Signer(self.key, self.world.root.mesh),
         )

@@ -33,8 +33,8 @@ def test_an_input_comes_again_by_its_number() -> None:
 
 
 def _target(feed: Feed) -> Target:
-    def make(chance: random.Random, _samples: Sequence[bytes]) -> bytes:
-        return chance.randbytes(4)
+    def make(rng: random.Random, _samples: Sequence[bytes]) -> bytes:
+        return rng.randbytes(4)
 
     return Target(
         name="made",

@@ -21,8 +21,8 @@ def checkable(offered: Iterable[Candidate], *, hosts: Sequence[str]) -> list[Can
     ][:MAX_OFFERED]
 
 
-def path_of(local: str, remote: str, told: CandidateKind | None) -> str:
-    """LinkInfo.path of a pair: `local` and `remote` are hosts, `told` is what they said of theirs.
+def path_of(local: str, remote: str, remote_kind: CandidateKind | None) -> str:
+    """LinkInfo.path of a pair: `local` and `remote` are hosts, `remote_kind` is what they said of theirs.
 
     `mapped`: through a port that a router was asked for. `punched`: both sides sent through a NAT. A side
     that has a public address of its own calls the way `public`, whichever side it is.
@@ -30,8 +30,8 @@ def path_of(local: str, remote: str, told: CandidateKind | None) -> str:
     way = path_between(local, remote)
     if way != "public":
         return way
-    if told == "mapped":
+    if remote_kind == "mapped":
         return "mapped"
-    if told == "host" or ipaddress.ip_address(local).is_global:
+    if remote_kind == "host" or ipaddress.ip_address(local).is_global:
         return "public"
     return "punched"

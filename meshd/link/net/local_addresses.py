@@ -146,8 +146,8 @@ def by_interfaces(own: Sequence[str] | None = None) -> MayDial:
     that it offers, where it does not offer them all."""
     inside = own is not None and all(ipaddress.ip_address(host).is_loopback for host in own)
 
-    def may_dial(_peer: PeerId, told: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
-        return dialable(told, source=source, here=here(local_only=inside))
+    def may_dial(_peer: PeerId, candidates: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
+        return dialable(candidates, source=source, here=here(local_only=inside))
 
     return may_dial
 

@@ -74,7 +74,7 @@ class RelayClient:
         allow: Allow = lambda _told: (),
         issuer_of: Callable[[PeerId], Hashable] = lambda _peer: None,
         environ: Mapping[str, str] = os.environ,
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self.own = tuple(dict.fromkeys(relays))
         self._standing = standing
@@ -82,7 +82,7 @@ class RelayClient:
         self._allow = allow
         self._issuer_of = issuer_of
         self.environ = environ
-        self._chance = chance
+        self._rng = rng
         self.context = dialer_context()
         self._lines: dict[RelayHint, Line] = {}
         self._owner: Owner | None = None
@@ -265,7 +265,7 @@ class RelayClient:
                 if not line.own and (rest or loop.time() - line.used_at > VISIT_SECONDS):
                     return
                 attempt = 0 if loop.time() - began > STEADY_SECONDS else attempt + 1
-                seconds = BACKOFF.delay(attempt, self._chance())
+                seconds = BACKOFF.delay(attempt, self._rng())
                 try:
                     async with asyncio.timeout(max(seconds, rest)):
                         await asyncio.sleep(min(0.2, seconds))

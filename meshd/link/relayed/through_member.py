@@ -83,7 +83,7 @@ class MemberRelayLinks:
         standing: Callable[[], Standing],
         *,
         passes_on: bool = True,
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self._standing = standing
         self._passes_on = passes_on
@@ -93,7 +93,7 @@ class MemberRelayLinks:
         self._dialling = dialer_context()
         self._accept: Accept | None = None
         self._owner: Owner | None = None
-        self._asked: Asked[PeerId, PeerId] = Asked(chance)
+        self._asked: Asked[PeerId, PeerId] = Asked(rng)
         self._passed_on = Slots(PASSED_ON, PASSED_ON_OF_PEER, PASSED_ON_OF_ISSUER)
         self._welcomed = Slots(WELCOMED, WELCOMED_BY_PEER)
 

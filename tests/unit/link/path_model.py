@@ -100,7 +100,7 @@ class Path:
         self.queue_bytes = 512 << 10
         self.now = 0.0
         self.queues: list[float] = []  # seconds, every 10 ms
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._free = 0.0
         self._count = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -139,7 +139,7 @@ class Path:
             flow.sent[number] = self.now
             flow.flight += SEGMENT
             full = max(0.0, self._free - self.now) * self.rate + SEGMENT > self.queue_bytes
-            if not full and self._chance.random() >= self.loss:
+            if not full and self._rng.random() >= self.loss:
                 self._free = max(self.now, self._free) + SEGMENT / self.rate
                 self._at(self._free + self.rtt / 2, lambda number=number: self._receive(flow, number))  # type: ignore[misc]
 

@@ -78,7 +78,7 @@ class Agreement(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.chance = itertools.count()
+        self.rng = itertools.count()
         self.leader: bytes | None = None
         self.fresh = self.draw_half()
         self.follower: bytes | None = None
@@ -87,7 +87,7 @@ class Agreement(RuleBasedStateMachine):
         self.instances: dict[bytes, int] = {}  # how often the follower made a session of that id
 
     def draw_half(self) -> bytes:
-        return next(self.chance).to_bytes(8, "big")
+        return next(self.rng).to_bytes(8, "big")
 
     @rule()
     def offer(self) -> None:

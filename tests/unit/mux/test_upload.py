@@ -130,7 +130,7 @@ def test_those_who_wait_get_the_same_whatever_their_timers_do(
     seed: int, count: int, rate: float, late: float
 ) -> None:
     """Each comes back when it was told to, or up to 20 ms later; all of them want all there is."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     bucket = Upload(rate)
     seconds = max(20.0, 400 * bucket.share / rate)
     wakes = dict.fromkeys(range(count), 0.0)
@@ -140,7 +140,7 @@ def test_those_who_wait_get_the_same_whatever_their_timers_do(
         room = bucket.room(who, ALL, now)
         bucket.spend(who, room, now)
         sent[who] += room
-        wakes[who] = bucket.wait(who, ALL, now) + chance.random() * late
+        wakes[who] = bucket.wait(who, ALL, now) + rng.random() * late
     total = sum(sent.values())
     assert total <= seconds * rate + 0.2 * rate + 2 * bucket.share
     assert total >= 0.9 * seconds * rate

@@ -216,8 +216,8 @@ def test_contradictions_make_some_facts_that_fit_on_the_wire(seen: Observations)
 
 
 @given(st.randoms(), st.sampled_from([no_matter_where, by_place]))
-def test_the_order_of_answers_does_not_change_the_mapping(chance: random.Random, key: Key) -> None:
+def test_the_order_of_answers_does_not_change_the_mapping(rng: random.Random, key: Key) -> None:
     seen = list(observed(PaperNat(key, _random).sees))
     right = mapping_of(seen)
-    chance.shuffle(seen)
+    rng.shuffle(seen)
     assert mapping_of(seen) is right

@@ -180,7 +180,7 @@ def test_each_way_has_its_own_pause_and_a_lost_link_ends_them_all() -> None:
         assert started(schedule, relayed, at) == (0,)
         schedule.failed(0, at, 0.0)
     end = at + 1
-    schedule.ended(1, lived=300, now=end, chance=0.0)
+    schedule.ended(1, lived=300, now=end, draw=0.0)
     assert started(schedule, NONE, end) == (0, 1)
 
 
@@ -192,7 +192,7 @@ def test_a_link_that_dies_at_once_again_and_again_is_dialled_about_each_second()
             dials += 1
             schedule.made(0)
             schedule.plan(facts(present(TCP)), now)
-            schedule.ended(0, lived=SHORT_LIFE / 2, now=now, chance=0.0)
+            schedule.ended(0, lived=SHORT_LIFE / 2, now=now, draw=0.0)
         now = max(schedule.plan(NONE, now).at or now, now + 0.01)
     assert 40 < dials < 70  # it may be a path that is cut again and again, and carries data in between
 
@@ -229,7 +229,7 @@ def test_a_refusal_is_forgotten_after_a_long_life() -> None:
     for lived, pause in ((LONG_LIFE - 1, 4.0), (LONG_LIFE, 1.0)):
         schedule.refused(NOW, 0.0)
         schedule.refused(NOW, 0.0)
-        schedule.ended(0, lived=lived, now=NOW, chance=0.0)
+        schedule.ended(0, lived=lived, now=NOW, draw=0.0)
         schedule.refused(NOW, 0.0)
         assert schedule.plan(NONE, NOW).at == NOW + pause * RETRY_REFUSED.first
         schedule.changed(NONE, again=False)
@@ -274,10 +274,10 @@ def test_a_change_of_addresses_gives_up_what_was_begun_before() -> None:
 
 @given(st.integers(0, 10**6), st.booleans(), st.floats(0, 1, exclude_max=True))
 def test_the_pause_grows_to_a_limit_and_chance_takes_away_only(
-    failures: int, refused: bool, chance: float
+    failures: int, refused: bool, draw: float
 ) -> None:
     rule = RETRY_REFUSED if refused else RETRY
-    delay = rule.delay(failures, chance)
+    delay = rule.delay(failures, draw)
     assert 0 < delay <= rule.delay(failures + 1, 0.0) <= rule.most
     assert delay >= rule.first * (1 - rule.jitter)
 

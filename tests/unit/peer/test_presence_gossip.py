@@ -203,9 +203,9 @@ def test_all_come_to_the_same_whatever_the_order(seed: int) -> None:
     digests = set()
     for shift in range(2):
         there = lives()
-        chance = random.Random(seed + shift)
+        rng = random.Random(seed + shift)
         for _ in range(4):
-            for one in chance.sample(STATEMENTS, len(STATEMENTS)):
+            for one in rng.sample(STATEMENTS, len(STATEMENTS)):
                 there._reporters, there._issuers = Paces(AWAY_OF_ONE), Paces(AWAY_OF_ISSUER)
                 there._accusations = Paces(AWAY_OF_SUBJECT)
                 if isinstance(one, Away):

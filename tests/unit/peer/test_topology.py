@@ -12,8 +12,8 @@ from meshd.peer.topology import BESIDE, DEGREE, HEAD_WORKERS, Seat, neighbours, 
 
 
 def _members(count: int, seed: int = 0) -> dict[PeerId, Seat]:
-    chance = random.Random(seed)
-    return {PeerId(chance.randbytes(32)): Seat(chance.randbytes(32)) for _ in range(count)}
+    rng = random.Random(seed)
+    return {PeerId(rng.randbytes(32)): Seat(rng.randbytes(32)) for _ in range(count)}
 
 
 def _token(name: bytes) -> Admitter:
@@ -88,10 +88,10 @@ def test_a_head_keeps_its_workers() -> None:
 def test_keys_made_to_lie_beside_another_one_are_not_next_to_it() -> None:
     """Neither on the ring nor among the workers of a head."""
     head, seats, workers = _with_workers(80)
-    chance = random.Random(1)
+    rng = random.Random(1)
     own = int.from_bytes(head.raw)
     hostile = {
-        PeerId((own ^ number).to_bytes(32)): Seat(chance.randbytes(32), "worker") for number in range(1, 21)
+        PeerId((own ^ number).to_bytes(32)): Seat(rng.randbytes(32), "worker") for number in range(1, 21)
     }
     assert len(neighbours(head, seats | hostile) & hostile.keys()) <= 4
     taken = set(workers_of(seats[head], workers | hostile))

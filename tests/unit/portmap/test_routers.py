@@ -50,7 +50,7 @@ def test_natpmp() -> None:
 
 
 def _upnp(port: int) -> UpnpRouter:
-    return UpnpRouter(ROUTE, name="meshd garage", chance=lambda: 5000, ssdp_port=port)
+    return UpnpRouter(ROUTE, name="meshd garage", random_port=lambda: 5000, ssdp_port=port)
 
 
 def test_upnp() -> None:

@@ -127,11 +127,11 @@ def test_ports_near_the_one_that_was_seen_come_first() -> None:
 
 def test_a_search_ends_as_often_as_the_odds_say() -> None:
     """Half within 174, nearly all within what is tried."""
-    chance = random.Random(5)
+    rng = random.Random(5)
     needed = []
     for _ in range(400):
-        there = set(chance.sample(range(FIRST_PORT, LAST_PORT + 1), MAX_OPEN))
-        ports = ports_to_try(opened(), chance.getrandbits(64))
+        there = set(rng.sample(range(FIRST_PORT, LAST_PORT + 1), MAX_OPEN))
+        ports = ports_to_try(opened(), rng.getrandbits(64))
         needed.append(next((at for at, port in enumerate(ports, 1) if port in there), MOST_PROBES + 1))
     assert 130 < statistics.median(needed) < 230
     assert sum(count > MOST_PROBES for count in needed) <= 4

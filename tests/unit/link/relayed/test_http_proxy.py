@@ -124,8 +124,10 @@ def test_a_connection_through_a_proxy() -> None:
 def test_a_proxy_is_not_asked_for_what_may_not_be_dialled(place: str) -> None:
     """What it reaches need not be in reach of the peer whose record names it."""
 
-    def may_dial(told: Sequence[Candidate]) -> Sequence[Dialable]:
-        return dialable(told, source=Source.RECORD, here=Here(outside=frozenset({ip_address("203.0.113.1")})))
+    def may_dial(candidates: Sequence[Candidate]) -> Sequence[Dialable]:
+        return dialable(
+            candidates, source=Source.RECORD, here=Here(outside=frozenset({ip_address("203.0.113.1")}))
+        )
 
     async def work() -> None:
         heard: list[bytes] = []
@@ -134,7 +136,7 @@ def test_a_proxy_is_not_asked_for_what_may_not_be_dialled(place: str) -> None:
             with pytest.raises(OSError, match="may be dialled"):
                 await connect(place, environ, may_dial)
             assert heard == []
-            sock = await connect("198.51.100.7:443", environ, lambda told: trusted(told))  # noqa: PLW0108
+            sock = await connect("198.51.100.7:443", environ, lambda candidates: trusted(candidates))  # noqa: PLW0108
             sock.close()
         assert heard[0].startswith(b"CONNECT 198.51.100.7:443 HTTP/1.1\r\n")
 

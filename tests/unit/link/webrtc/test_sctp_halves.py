@@ -36,7 +36,7 @@ class Line:
     number: int = 0  # of a packet: those of one moment stay in order
 
     def __post_init__(self) -> None:
-        self.chance = random.Random(self.seed)
+        self.rng = random.Random(self.seed)
         self.outbox = Outbox(self.first, peer_window=self.window)
         self.inbox = Inbox(self.first, window_bytes=self.window)
         self.there: list[tuple[float, int, bytes]] = []
@@ -49,8 +49,8 @@ class Line:
             self.put(self.there, wire.data_chunk(tsn, 0, chunk.protocol, chunk.payload))
 
     def put(self, queue: list[tuple[float, int, bytes]], packet: bytes) -> None:
-        if self.chance.random() >= self.loss:
-            late = self.chance.random() * self.shuffle
+        if self.rng.random() >= self.loss:
+            late = self.rng.random() * self.shuffle
             self.number += 1
             heapq.heappush(queue, (self.now + self.delay + late, self.number, packet))
 

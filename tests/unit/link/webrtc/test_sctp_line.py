@@ -20,7 +20,7 @@ class SlowLine(Line):
     dropped = 0
 
     def put(self, queue: list[tuple[float, int, bytes]], packet: bytes) -> None:
-        if self.chance.random() < self.loss:
+        if self.rng.random() < self.loss:
             return
         due = self.now
         if queue is self.there:
