@@ -161,7 +161,7 @@ class ListenProof(Exchange):
 
     `invites` gives the keys of an invite id, or None. `mesh` None takes members of any mesh (a relay that
     serves all); `purposes` are those it takes. `why_node_banned` refuses joiners whose key is banned,
-    `why_not_now` members by the key that they say is theirs, before anything is signed.
+    `refusal_reason` members by the key that they say is theirs, before anything is signed.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class ListenProof(Exchange):
         invites: Callable[[bytes], JoinKeys | None],
         why_banned: Callable[[Chain], str | None] = never_banned,
         why_node_banned: Callable[[PeerId], str | None] | None = None,
-        why_not_now: Callable[[PeerId], str | None] | None = None,
+        refusal_reason: Callable[[PeerId], str | None] | None = None,
         purposes: frozenset[Purpose] = frozenset({Purpose.JOIN, Purpose.MEMBER}),
     ) -> None:
         super().__init__(magic=MAGIC)
@@ -188,7 +188,7 @@ class ListenProof(Exchange):
         self._invites = invites
         self._why_banned = why_banned
         self._why_node_banned = why_node_banned
-        self._why_not_now = why_not_now
+        self._refusal_reason = refusal_reason
         self._purposes = purposes
         self._transcript: Transcript | None = None
         self._shown: tuple[Member | None, bytes | None] | None = None
@@ -256,8 +256,8 @@ class ListenProof(Exchange):
                 code="self",
                 hint="this invite or address is the node's own; if its state was copied, leave and join anew",
             )
-        if purpose is Purpose.MEMBER and self._why_not_now is not None:
-            refuse_often(self._why_not_now(dialler))
+        if purpose is Purpose.MEMBER and self._refusal_reason is not None:
+            refuse_often(self._refusal_reason(dialler))
         return dialler
 
     def _on_proof(self, fields: Fields, transcript: Transcript) -> bytes:

@@ -61,7 +61,7 @@ class OwnTunnels:
         self._services: dict[str, _ExposedService] = {}
         self._tunnels: list[_OpenTunnel] = []
         self._owner: Owner | None = None
-        mesh.handle(TUNNEL_SERVICE, self._serve_stream, allow=self._why_not)
+        mesh.handle(TUNNEL_SERVICE, self._serve_stream, allow=self._admit)
 
     def load(self, blob: bytes | None, *, file: str) -> None:
         """Take in what `save` was given at an earlier start. Raises UserError."""
@@ -144,7 +144,7 @@ class OwnTunnels:
             stream.reset(Code.REFUSED, "the service is not exposed any more")
         self._keep()
 
-    def _why_not(self, member: Member, metadata: Mapping[str, MetadataValue]) -> str | Release:
+    def _admit(self, member: Member, metadata: Mapping[str, MetadataValue]) -> str | Release:
         service = self._find(member.peer, metadata)
         if service is None:
             name = str(metadata.get("name", ""))[:64]

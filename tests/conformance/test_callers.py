@@ -46,8 +46,8 @@ class _Frozen(Callers):
     def proven_at(self, peer: PeerId, host: str, now: float, port: int = 0) -> None:
         super().proven_at(peer, host, 0 * now, port)
 
-    def why_not(self, peer: PeerId, now: float) -> str | None:
-        return super().why_not(peer, 0 * now)
+    def refusal_reason(self, peer: PeerId, now: float) -> str | None:
+        return super().refusal_reason(peer, 0 * now)
 
     def came(self, peer: PeerId, now: float) -> bool:
         return super().came(peer, 0 * now)

@@ -24,7 +24,7 @@ def _mounted() -> Path | None:
     return None
 
 
-def why_not() -> str:
+def skip_reason() -> str:
     """Why nothing can be frozen here; empty when it can."""
     return _lacking() if sys.platform == "linux" and os.geteuid() == 0 else "needs root on Linux"
 

@@ -46,7 +46,7 @@ void GOMP_parallel(void (*work)(void *), void * data, unsigned threads, unsigned
 """
 
 
-def why_not() -> str:
+def skip_reason() -> str:
     """Why this cannot be done here; empty when it can."""
     linux_and_cc = sys.platform == "linux" and shutil.which("cc") is not None
     return _lacking() if linux_and_cc else "needs Linux and a C compiler"

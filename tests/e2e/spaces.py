@@ -38,7 +38,7 @@ def _unshare() -> list[str]:
 
 
 @cache
-def why_not() -> str:
+def skip_reason() -> str:
     """Why there are no network namespaces here; empty when there are."""
     if shutil.which("unshare") is None or shutil.which("nsenter") is None:
         return "needs unshare and nsenter (Linux)"

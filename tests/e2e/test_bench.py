@@ -16,7 +16,7 @@ from tests.e2e.models import cache_folder, patched, smollm2, stock
 pytestmark = [
     pytest.mark.native,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(bool(spaces.why_not()), reason=spaces.why_not() or "-"),
+    pytest.mark.skipif(bool(spaces.skip_reason()), reason=spaces.skip_reason() or "-"),
 ]
 
 RTT_MS = 10.0

@@ -9,13 +9,13 @@ from meshd.admin.status import Status
 from meshd.fleet.node import LocalNode
 
 from tests.e2e.nodes import Fleet, play
-from tests.process.lan import Lan, why_not
+from tests.process.lan import Lan, skip_reason
 
 pytestmark = [
     pytest.mark.native,
     pytest.mark.root,
     pytest.mark.timeout(3000),
-    pytest.mark.skipif(bool(why_not()), reason=why_not() or "-"),
+    pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "-"),
 ]
 
 ALONE = ("--stun", "none", "--no-portmap")  # nothing outside of this network may help

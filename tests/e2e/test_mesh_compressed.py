@@ -14,7 +14,7 @@ from tests.e2e.alone import alone
 from tests.e2e.crossed import CONTEXT, PROMPT_TOKENS, WIDTH, prompt_bytes, stock_bytes
 from tests.e2e.models import cache_folder, patched, smollm2, stock
 from tests.e2e.nodes import PROMPT, SAME_THREADS, TEST_SECONDS, Fleet, api_of, model_of, play
-from tests.e2e.spaces import why_not
+from tests.e2e.spaces import skip_reason
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -106,7 +106,7 @@ def test_a_stock_worker_takes_it_too(tmp_path: Path) -> None:
     play(check())
 
 
-@pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+@pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "-")
 def test_the_demo_over_a_distance_is_compressed(tmp_path: Path) -> None:
     """In a process of its own, which goes into a network namespace and stays there."""
     patched()

@@ -17,7 +17,7 @@ from tests.e2e.nodes import PROMPT, SAME_THREADS, SOAK, child_pid, counts, peer_
 pytestmark = [
     pytest.mark.native,
     pytest.mark.timeout(3000),
-    pytest.mark.skipif(bool(spaces.why_not()), reason=spaces.why_not() or "-"),
+    pytest.mark.skipif(bool(spaces.skip_reason()), reason=spaces.skip_reason() or "-"),
 ]
 
 TOKENS = counts(300, 1000)

@@ -15,8 +15,8 @@ from meshd.fleet.node import LocalNode
 from tests.e2e.alone import alone
 from tests.e2e.api_client import Streamed
 from tests.e2e.freezer import freezer
-from tests.e2e.freezer import why_not as why_no_freezer
-from tests.e2e.frozen import Frozen, why_not
+from tests.e2e.freezer import skip_reason as why_no_freezer
+from tests.e2e.frozen import Frozen, skip_reason
 from tests.e2e.losses import noted
 from tests.e2e.mesh_losses import LONG_PROMPT, TOKENS, crashes
 from tests.e2e.models import smollm2
@@ -31,7 +31,7 @@ HUNG = "it hangs: requests wait"
 
 @pytest.fixture
 def frozen(tmp_path: Path) -> Frozen:
-    if why := why_not():
+    if why := skip_reason():
         pytest.skip(why)
     folder = tmp_path / "frozen"
     folder.mkdir()

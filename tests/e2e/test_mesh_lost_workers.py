@@ -54,7 +54,7 @@ SILENT_SECONDS = 6.0  # a link is dead after 4.5 s without a byte
 SIGNALS = {"kill -9": signal.SIGKILL, "kill -STOP": signal.SIGSTOP}
 SECONDS = 5000.0 if SOAK else 280.0
 NEEDS_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that it stands still")
-NEEDS_SPACES = pytest.mark.skipif(bool(spaces.why_not()), reason=spaces.why_not() or "-")
+NEEDS_SPACES = pytest.mark.skipif(bool(spaces.skip_reason()), reason=spaces.skip_reason() or "-")
 
 
 def _texts() -> Texts:

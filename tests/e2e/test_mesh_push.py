@@ -275,7 +275,7 @@ def test_a_workers_server_is_killed_or_stopped_in_mid_answer(
     play(check())
 
 
-netspaces = pytest.mark.skipif(bool(spaces.why_not()), reason=spaces.why_not() or "-")
+netspaces = pytest.mark.skipif(bool(spaces.skip_reason()), reason=spaces.skip_reason() or "-")
 
 
 async def _after(streamed: Streamed, pieces: int) -> None:

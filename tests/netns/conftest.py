@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.netns.space import why_not
+from tests.netns.space import skip_reason
 from tests.netns.world import World
 
 
@@ -13,7 +13,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = [item for item in items if "tests/netns/" in item.nodeid]
     if not here:
         return
-    reason = why_not()
+    reason = skip_reason()
     for item in here:
         item.add_marker(pytest.mark.root)
         if reason:

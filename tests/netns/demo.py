@@ -33,7 +33,7 @@ from meshd.fleet.node import LocalNode, NodeSpec, ready_or_raise, start_all
 from tests.e2e.api_client import Api
 from tests.netns.nat import Nat
 from tests.netns.programs import relay_on, stun_on
-from tests.netns.space import why_not
+from tests.netns.space import skip_reason
 from tests.netns.world import Host, World
 
 PROMPT = "Write one sentence about the sea."
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--worker", default=Nat.PORT_RESTRICTED.name, help="the worker's NAT")
     parser.add_argument("--head", default=Nat.PORT_NOT_KEPT.name, help="the head's NAT")
     given = parser.parse_args()
-    if reason := why_not():
+    if reason := skip_reason():
         raise SystemExit(reason)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of everything that has to be removed
     log.set_up(level="warning")

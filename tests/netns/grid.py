@@ -22,7 +22,7 @@ from tests.netns.expect import pairs, ways, ways_together
 from tests.netns.programs import relay_on, stun_on
 from tests.netns.report import write
 from tests.netns.sites import ONE_PLACE, Kind, Site, Together, site, together
-from tests.netns.space import why_not
+from tests.netns.space import skip_reason
 from tests.netns.wan import Line, Way
 from tests.netns.world import Host, World
 
@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=1)
     parser.add_argument("--write", type=Path, help="a page to write")
     given = parser.parse_args()
-    if reason := why_not():
+    if reason := skip_reason():
         raise SystemExit(reason)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of everything that has to be removed
     chosen, others = _chosen(given)

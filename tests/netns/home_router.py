@@ -39,7 +39,7 @@ table inet miniupnpd {
 """
 
 
-def why_not() -> str:
+def skip_reason() -> str:
     """Why there is none here; empty if there is."""
     return "" if shutil.which("miniupnpd") else f"no `miniupnpd`: {HOW_TO_GET}"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.netns import probe
-from tests.netns.space import why_not
+from tests.netns.space import skip_reason
 from tests.netns.wan import Line, Way
 from tests.netns.world import Host, World
 
@@ -68,7 +68,7 @@ def _measure(far: Host, near: Host, way: Way, megabytes: int) -> Figure:
 
 def main() -> None:
     """Print a table."""
-    if reason := why_not():
+    if reason := skip_reason():
         raise SystemExit(reason)
     control = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     sys.stdout.write(f"| line (TCP {control}) | MB/s | emulator, of one core |\n|---|---:|---:|\n")

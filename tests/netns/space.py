@@ -2,7 +2,7 @@
 
 A name is `meshdtest-PID-START-NUMBER-LABEL`: the process that made it, told from a later one of the same
 number by its start time. So runs side by side do not meet, and whoever comes after a crash can clean up.
-Needs root on Linux, iproute2 and nftables (`why_not`).
+Needs root on Linux, iproute2 and nftables (`skip_reason`).
 """
 
 import ctypes
@@ -35,7 +35,7 @@ _numbers = itertools.count()
 
 
 @cache
-def why_not() -> str:
+def skip_reason() -> str:
     """Why the bench cannot run here, with what to do about it; empty when it can."""
     return _lacking() if sys.platform == "linux" else "network namespaces: Linux only"
 

@@ -21,7 +21,7 @@ from tests.netns.world import Host, World
 
 PORT = 17430
 SECONDS = 20.0
-pytestmark = pytest.mark.skipif(bool(home_router.why_not()), reason=home_router.why_not())
+pytestmark = pytest.mark.skipif(bool(home_router.skip_reason()), reason=home_router.skip_reason())
 
 
 class Mapping:

@@ -14,7 +14,7 @@ from typing import Self
 
 
 @cache
-def why_not() -> str:
+def skip_reason() -> str:
     """Why there can be none here; empty when there can."""
     if shutil.which("ip") is None:
         return "needs ip (Debian: apt-get install iproute2)"

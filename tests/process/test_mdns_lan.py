@@ -10,9 +10,9 @@ from queue import Empty, Queue
 
 import pytest
 
-from tests.process.lan import Lan, why_not
+from tests.process.lan import Lan, skip_reason
 
-pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "-")]
 
 SECONDS = 20.0
 NODE = "tests.process.mdns_node"

@@ -61,7 +61,7 @@ class Callers:
             self._make_room(peer)
             self._places[place] = peer, now
 
-    def why_not(self, peer: PeerId, now: float) -> str | None:
+    def refusal_reason(self, peer: PeerId, now: float) -> str | None:
         """Of a caller that has named a key, and proven nothing yet."""
         return None if self._members.has(peer, now) else OFTEN
 

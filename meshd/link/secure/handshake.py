@@ -159,7 +159,7 @@ async def prove_accepted(
         invites=standing.invites,
         why_banned=standing.why_banned,
         why_node_banned=standing.why_node_banned,
-        why_not_now=None if callers is None else lambda peer: callers.why_not(peer, now()),
+        refusal_reason=None if callers is None else lambda peer: callers.refusal_reason(peer, now()),
     )
     proven = await run_proof(pipe, proof, seconds=seconds)
     if callers is not None and proven.purpose is Purpose.MEMBER and not callers.came(proven.peer, now()):

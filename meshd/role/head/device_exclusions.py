@@ -53,7 +53,7 @@ class Unable:
         for peer in peers:
             self._crashes.pop(peer, None)
 
-    def why_not(self, peer: PeerId, equipment: Equipment) -> Mapping[str, str]:
+    def excluded(self, peer: PeerId, equipment: Equipment) -> Mapping[str, str]:
         """The devices that are left out, by name, each with the reason."""
         return dict(self._of(peer, equipment))
 
@@ -80,7 +80,7 @@ class Trial:
         """
         self._equipment[peer] = Equipment.of(native, offer.devices)
         unfit = {device.name: why for device, why in zip(offer.devices, offer.unfit, strict=False) if why}
-        return {**unfit, **self._unable.why_not(peer, self._equipment[peer])}
+        return {**unfit, **self._unable.excluded(peer, self._equipment[peer])}
 
     def uses(self, peer: PeerId, devices: Sequence[OfferedDevice], wanted: Sequence[int]) -> None:
         """Bytes that are reserved of each device; the server runs those that are not 0, in their order."""

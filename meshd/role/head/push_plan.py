@@ -44,7 +44,7 @@ class Pushing:
         self._allowed = allowed
         self._apart = apart
         self._ways: dict[Place, PushRoute] = {}  # by where they lead
-        self._why_not: dict[Place, str] = {}
+        self._no_push_reasons: dict[Place, str] = {}
         self._told: dict[Place, tuple[bool, str]] = {}  # by the ends of a way
 
     async def introduce(self, plan: Plan, lenders: Sequence[Lender]) -> None:
@@ -55,14 +55,14 @@ class Pushing:
             place = behind.device.node, behind.device.name
             source, target = by_name.get(before.device.node), by_name.get(behind.device.node)
             if not self._allowed:
-                self._why_not[place] = OFF
+                self._no_push_reasons[place] = OFF
             elif source is None or target is None:
                 plain = behind if target is None else before
-                self._why_not[place] = f"{plain.device.node} is a plain rpc-server"
+                self._no_push_reasons[place] = f"{plain.device.node} is a plain rpc-server"
             elif stock := [lender.name for lender in (source, target) if not lender.can_push]:
-                self._why_not[place] = f"{stock[0]} does not know how"
+                self._no_push_reasons[place] = f"{stock[0]} does not know how"
             elif self._apart(source.peer, target.peer):
-                self._why_not[place] = APART
+                self._no_push_reasons[place] = APART
             else:
                 self._ways[place] = PushRoute(source, target, numbers[target.name])
         ways = {way.ends: way for way in self._ways.values()}.values()
@@ -104,8 +104,8 @@ class Pushing:
         if (way := self._ways.get(place)) is not None:
             pushed, why = self._result(way)
             return replace(part, push=pushed, why_no_push=why)
-        if (why_not := self._why_not.get(place)) is not None:
-            return replace(part, push=False, why_no_push=why_not)
+        if (reason := self._no_push_reasons.get(place)) is not None:
+            return replace(part, push=False, why_no_push=reason)
         return part
 
     def _result(self, way: PushRoute) -> tuple[bool, str]:

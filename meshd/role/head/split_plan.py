@@ -67,9 +67,9 @@ class Lent:
     @property
     def devices(self) -> tuple[OfferedDevice, ...]:
         """Those that may take part, in their order."""
-        return tuple(device for device in self.offer.devices if not self.why_not(device))
+        return tuple(device for device in self.offer.devices if not self.exclusion_reason(device))
 
-    def why_not(self, device: OfferedDevice) -> str:
+    def exclusion_reason(self, device: OfferedDevice) -> str:
         """Why a device of the offer takes no part; empty when it may."""
         return self.unable.get(device.name, "") or ("" if device.free_bytes else "it has no free memory")
 
@@ -121,7 +121,7 @@ def make_plan(
         LeftOut(_remote(item.node, device, "", None), why)
         for item in lent
         for device in item.offer.devices
-        if (why := item.why_not(device))
+        if (why := item.exclusion_reason(device))
     ]
     told = "".join(f"; {item.device.label} left out: {item.why}" for item in unable)
     try:
@@ -139,7 +139,7 @@ def _check_able(lent: Sequence[Lent], least: int) -> None:
         f"{item.node} {device.name}: {why}"
         for item in lent
         for device in item.offer.devices
-        if (why := item.why_not(device))
+        if (why := item.exclusion_reason(device))
     ]
     if able < least and reasons:
         raise Refused(f"{able} of {least} workers can take part", code="workers", hint="; ".join(reasons))
@@ -216,7 +216,7 @@ def reservations(plan: Plan, lent: Sequence[Lent]) -> list[tuple[int, ...]]:
     for item in lent:
         counts = []
         for device in item.offer.devices:
-            if item.why_not(device):
+            if item.exclusion_reason(device):
                 counts.append(0)  # not even started
                 continue
             total = sum(

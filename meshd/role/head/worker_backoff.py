@@ -79,7 +79,7 @@ class Standings:
         for peer in peers:
             self._marks.pop(peer, None)
 
-    def why_not(self, worker: PeerStatus, now: float) -> str | None:
+    def exclusion_reason(self, worker: PeerStatus, now: float) -> str | None:
         """Why this worker is left out now, or None."""
         mark = self._of(worker)
         return mark.text if mark is not None and now < mark.until else None

@@ -27,7 +27,7 @@ class Roster:
 
     def workers(self) -> list[PeerStatus]:
         """Those that may be asked now; of unsteady ones only what is needed, the best first."""
-        able = [peer for peer in self.connected() if self._why_not(peer) is None]
+        able = [peer for peer in self.connected() if self._exclusion_reason(peer) is None]
         unsteady = [peer for peer in able if self._unsteady(peer) is not None]
         missing = max(0, self._least - (len(able) - len(unsteady)))
         if self.all_needed:
@@ -44,22 +44,26 @@ class Roster:
         """For people: who is not asked now, and why."""
         asked = {peer.peer for peer in self.workers()}
         others = [peer for peer in self.connected() if peer.peer not in asked]
-        return [why for peer in others if (why := self._why_not(peer) or self._unsteady(peer)) is not None]
+        return [
+            why
+            for peer in others
+            if (why := self._exclusion_reason(peer) or self._unsteady(peer)) is not None
+        ]
 
     def spares(self) -> bool:
         """Whether somebody is left out who could be asked all the same."""
-        able = sum(self._why_not(peer) is None for peer in self.connected())
+        able = sum(self._exclusion_reason(peer) is None for peer in self.connected())
         return len(self.workers()) < able
 
     def next_try(self) -> float | None:
         """When the first that is left out for good reason may be tried again, in loop time."""
         return self.standings.next_try(self.connected(), asyncio.get_running_loop().time())
 
-    def _why_not(self, peer: PeerStatus) -> str | None:
+    def _exclusion_reason(self, peer: PeerStatus) -> str | None:
         member = self._mesh.member(peer.peer)
         if member is None or not member.may(Role.WORK):
             return f"{peer.name} may not lend its devices (role `work` is missing)"
-        return self.standings.why_not(peer, asyncio.get_running_loop().time())
+        return self.standings.exclusion_reason(peer, asyncio.get_running_loop().time())
 
     def _unsteady(self, peer: PeerStatus) -> str | None:
         return self.standings.unsteady(peer.peer, asyncio.get_running_loop().time())

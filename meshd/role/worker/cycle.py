@@ -214,9 +214,9 @@ class Worker:
         reserve = await _within(messages)
         if not isinstance(reserve, Reserve):
             raise RemoteProtocolError("lease: expected `reserve`", code="lease")
-        why_not = self._ledger.why_not(devices, reserve.bytes_per_device, before=before, peer=peer)
-        if why_not is not None:
-            raise Refused(why_not, code="memory", hint="ask again: what is free has changed")
+        refusal = self._ledger.refusal_reason(devices, reserve.bytes_per_device, before=before, peer=peer)
+        if refusal is not None:
+            raise Refused(refusal, code="memory", hint="ask again: what is free has changed")
         memory = {
             device.name: count
             for device, count in zip(devices, reserve.bytes_per_device, strict=True)

@@ -63,7 +63,7 @@ class Ledger:
         taken = sum(lease.memory.get(device.name, 0) for lease in self.leases)
         return max(0, allowed - taken)
 
-    def why_not(
+    def refusal_reason(
         self, offered: Sequence[OfferedDevice], wanted: Sequence[int], *, before: "Ledger", peer: PeerId
     ) -> str | None:
         """Why `peer` cannot have this reservation of what was offered, or None; `before` made the offer."""

@@ -16,15 +16,15 @@ PEER, OTHER = PeerId(bytes(32)), PeerId(bytes(31) + b"\1")
 def test_a_member_may_come_again_and_again_but_not_for_ever() -> None:
     callers, burst = Callers(), int(CALLS.burst)
     assert [callers.came(PEER, 0.0) for _ in range(burst + 3)] == [True] * burst + [False] * 3
-    assert callers.why_not(PEER, 0.0) and not callers.came(PEER, 0.0)
-    assert callers.why_not(OTHER, 0.0) is None
-    assert callers.why_not(PEER, 1 / CALLS.per_second) is None
+    assert callers.refusal_reason(PEER, 0.0) and not callers.came(PEER, 0.0)
+    assert callers.refusal_reason(OTHER, 0.0) is None
+    assert callers.refusal_reason(PEER, 1 / CALLS.per_second) is None
 
 
 def test_to_name_a_key_uses_up_nothing_of_it() -> None:
     callers = Callers()
     for _ in range(10_000):
-        assert callers.why_not(PEER, 0.0) is None
+        assert callers.refusal_reason(PEER, 0.0) is None
 
 
 def test_an_address_that_proves_nothing_is_not_listened_to_for_a_moment() -> None:

@@ -18,19 +18,19 @@ ABORTED = "`rpc-server` was ended by SIGABRT while it ran"
 def test_a_device_that_lacks_an_operation_is_out_at_once() -> None:
     unable = Unable()
     unable.lacks(PEER, HERE, "CUDA0", "SET_ROWS")
-    assert unable.why_not(PEER, HERE) == {"CUDA0": "it cannot compute SET_ROWS"}
-    assert unable.why_not(OTHER, HERE) == {}
+    assert unable.excluded(PEER, HERE) == {"CUDA0": "it cannot compute SET_ROWS"}
+    assert unable.excluded(OTHER, HERE) == {}
 
 
 def test_a_crash_may_happen_once() -> None:
     unable = Unable()
     unable.crashed(PEER, HERE, ["CUDA0", "CPU"], ABORTED)
-    assert unable.why_not(PEER, HERE) == {}
+    assert unable.excluded(PEER, HERE) == {}
     unable.worked([PEER])
     unable.crashed(PEER, HERE, ["CUDA0"], ABORTED)
-    assert unable.why_not(PEER, HERE) == {}
+    assert unable.excluded(PEER, HERE) == {}
     unable.crashed(PEER, HERE, ["CUDA0"], ABORTED)
-    ((name, why),) = unable.why_not(PEER, HERE).items()
+    ((name, why),) = unable.excluded(PEER, HERE).items()
     assert name == "CUDA0" and "crashed 2 times" in why and "SIGABRT" in why
 
 
@@ -38,7 +38,7 @@ def test_it_stays_out_when_others_work_and_memory_changes() -> None:
     unable = Unable()
     unable.lacks(PEER, HERE, "CUDA0", "SET_ROWS")
     unable.worked([PEER, OTHER])
-    assert unable.why_not(PEER, Equipment.of(NATIVE, [replace(CARD, free_bytes=1), CPU]))
+    assert unable.excluded(PEER, Equipment.of(NATIVE, [replace(CARD, free_bytes=1), CPU]))
 
 
 def test_another_native_part_or_other_devices_are_tried() -> None:
@@ -51,16 +51,16 @@ def test_another_native_part_or_other_devices_are_tried() -> None:
     for changed in changes:
         unable = Unable()
         unable.lacks(PEER, HERE, "CUDA0", "SET_ROWS")
-        assert unable.why_not(PEER, changed) == {}
+        assert unable.excluded(PEER, changed) == {}
 
 
 def test_crashes_count_on_when_the_devices_are_said_to_be_others() -> None:
     unable = Unable()
     bigger = [Equipment.of(NATIVE, [replace(CARD, total_bytes=10 + more), CPU]) for more in range(4)]
     for number, equipment in enumerate(bigger, 1):
-        assert unable.why_not(PEER, equipment) == {}
+        assert unable.excluded(PEER, equipment) == {}
         unable.crashed(PEER, equipment, ["CUDA0"], ABORTED)
-        assert list(unable.why_not(PEER, equipment)) == ["CUDA0"] * (number > 1)
+        assert list(unable.excluded(PEER, equipment)) == ["CUDA0"] * (number > 1)
     unable.worked([PEER])
     unable.crashed(PEER, HERE, ["CUDA0"], ABORTED)
-    assert unable.why_not(PEER, HERE) == {}, "it was of use meanwhile"
+    assert unable.excluded(PEER, HERE) == {}, "it was of use meanwhile"

@@ -37,14 +37,14 @@ GOOD = replace(BAD, peer=GUEST.peer, name="good")
 def test_a_first_failure_costs_nothing_and_the_second_a_time_out() -> None:
     standings = Standings()
     standings.failed(BAD, "it crashed", 100.0)
-    assert standings.why_not(BAD, 100.0) is None
+    assert standings.exclusion_reason(BAD, 100.0) is None
     assert standings.next_try([BAD, GOOD], 100.0) is None
     standings.failed(BAD, "it crashed", 110.0)
-    why = standings.why_not(BAD, 110.0) or ""
+    why = standings.exclusion_reason(BAD, 110.0) or ""
     assert "bad" in why and "30 s" in why and "2 tries" in why and "it crashed" in why
-    assert standings.why_not(GOOD, 110.0) is None
+    assert standings.exclusion_reason(GOOD, 110.0) is None
     assert standings.next_try([BAD, GOOD], 110.0) == 110.0 + FIRST_SECONDS
-    assert standings.why_not(BAD, 110.0 + FIRST_SECONDS) is None
+    assert standings.exclusion_reason(BAD, 110.0 + FIRST_SECONDS) is None
 
 
 def test_after_the_time_out_one_failure_is_enough_for_a_longer_one() -> None:
@@ -63,15 +63,15 @@ def test_reconnecting_and_working_wipe_the_slate() -> None:
         standings = Standings()
         for _ in range(TRIES):
             standings.failed(BAD, "it crashed", 0.0)
-        assert standings.why_not(BAD, 0.0)
+        assert standings.exclusion_reason(BAD, 0.0)
         now = BAD
         if forgive == "reconnect":
             now = replace(BAD, since=2.0)
         else:
             standings.worked([BAD.peer])
-        assert standings.why_not(now, 0.0) is None
+        assert standings.exclusion_reason(now, 0.0) is None
         standings.failed(now, "it crashed", 0.0)
-        assert standings.why_not(now, 0.0) is None  # a first failure again
+        assert standings.exclusion_reason(now, 0.0) is None  # a first failure again
 
 
 def test_who_reconnects_again_and_again_is_forgiven_once() -> None:
@@ -79,10 +79,10 @@ def test_who_reconnects_again_and_again_is_forgiven_once() -> None:
     for since in (1.0, 2.0):
         for _ in range(TRIES):
             standings.failed(replace(BAD, since=since), "it crashed", 0.0)
-        assert standings.why_not(replace(BAD, since=since), 0.0)
-    assert standings.why_not(replace(BAD, since=3.0), 0.0), "not again"
+        assert standings.exclusion_reason(replace(BAD, since=since), 0.0)
+    assert standings.exclusion_reason(replace(BAD, since=3.0), 0.0), "not again"
     standings.worked([BAD.peer])
-    assert standings.why_not(replace(BAD, since=3.0), 0.0) is None
+    assert standings.exclusion_reason(replace(BAD, since=3.0), 0.0) is None
 
 
 def test_leases_that_end_soon_after_the_load_cost_a_time_out_that_grows() -> None:
@@ -137,7 +137,7 @@ def test_what_was_in_doubt_counts_for_both_and_hinders_nobody_who_is_needed() ->
         assert "or a worker that it exchanges activations with" in (
             standings.unsteady(worker.peer, 0.0) or ""
         )
-        assert standings.why_not(worker, 0.0) is None
+        assert standings.exclusion_reason(worker, 0.0) is None
 
 
 def test_pairs_stay_apart_and_few_are_remembered() -> None:

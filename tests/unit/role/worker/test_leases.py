@@ -42,15 +42,15 @@ def test_what_is_taken_is_not_offered_again() -> None:
 def test_a_reservation_is_held_to_what_is_left_now() -> None:
     ledger = Ledger(limit=60)
     offered = ledger.offer([CPU, GPU])
-    assert ledger.why_not(offered, [60, 50], before=ledger, peer=GUEST.peer) is None
-    assert ledger.why_not(offered, [0, 1], before=ledger, peer=GUEST.peer) is None
-    assert "CPU has 0 MiB" in (ledger.why_not(offered, [61, 0], before=ledger, peer=GUEST.peer) or "")
+    assert ledger.refusal_reason(offered, [60, 50], before=ledger, peer=GUEST.peer) is None
+    assert ledger.refusal_reason(offered, [0, 1], before=ledger, peer=GUEST.peer) is None
+    assert "CPU has 0 MiB" in (ledger.refusal_reason(offered, [61, 0], before=ledger, peer=GUEST.peer) or "")
     later = ledger.take(lease(1, CPU=50))
-    assert later.why_not(offered, [10, 50], before=ledger, peer=GUEST.peer) is None
-    assert later.why_not(offered, [11, 0], before=ledger, peer=GUEST.peer) is not None
+    assert later.refusal_reason(offered, [10, 50], before=ledger, peer=GUEST.peer) is None
+    assert later.refusal_reason(offered, [11, 0], before=ledger, peer=GUEST.peer) is not None
     for wanted in ([], [1], [1, 1, 1], [0, 0]):
         assert (
-            ledger.why_not(offered, wanted, before=ledger, peer=GUEST.peer)
+            ledger.refusal_reason(offered, wanted, before=ledger, peer=GUEST.peer)
             == "the reservation does not fit the offer"
         )
 
@@ -58,10 +58,10 @@ def test_a_reservation_is_held_to_what_is_left_now() -> None:
 def test_there_are_so_many_leases_and_no_more() -> None:
     ledger = Ledger()
     for number in range(MAX_LEASES):
-        assert ledger.why_not([CPU], [1], before=ledger, peer=GUEST.peer) is None
+        assert ledger.refusal_reason([CPU], [1], before=ledger, peer=GUEST.peer) is None
         ledger = ledger.take(lease(number, CPU=1))
     assert (
-        ledger.why_not([CPU], [1], before=ledger, peer=GUEST.peer)
+        ledger.refusal_reason([CPU], [1], before=ledger, peer=GUEST.peer)
         == f"{MAX_LEASES} heads use this worker already"
     )
 
@@ -69,13 +69,13 @@ def test_there_are_so_many_leases_and_no_more() -> None:
 def test_one_head_has_a_few_of_them_and_leaves_the_others_to_others() -> None:
     ledger = Ledger()
     for number in range(LEASES_OF_PEER.most):
-        assert ledger.why_not([CPU], [1], before=ledger, peer=GUEST.peer) is None
+        assert ledger.refusal_reason([CPU], [1], before=ledger, peer=GUEST.peer) is None
         ledger = ledger.take(replace(lease(number, CPU=1), peer=GUEST.peer))
     why = f"this head has {LEASES_OF_PEER.most} leases of this worker already"
-    assert ledger.why_not([CPU], [1], before=ledger, peer=GUEST.peer) == why
-    assert ledger.why_not([CPU], [1], before=ledger, peer=WORKER.peer) is None
+    assert ledger.refusal_reason([CPU], [1], before=ledger, peer=GUEST.peer) == why
+    assert ledger.refusal_reason([CPU], [1], before=ledger, peer=WORKER.peer) is None
     ledger = ledger.release(lease(0).lease_id)
-    assert ledger.why_not([CPU], [1], before=ledger, peer=GUEST.peer) is None
+    assert ledger.refusal_reason([CPU], [1], before=ledger, peer=GUEST.peer) is None
 
 
 def test_what_is_promised_and_not_loaded_yet_is_held_back() -> None:
@@ -92,10 +92,10 @@ def test_what_is_promised_and_not_loaded_yet_is_held_back() -> None:
 def test_what_was_promised_since_the_offer_is_not_to_be_had() -> None:
     before = Ledger().take(lease(1, CPU=30))
     offered = before.offer([CPU])
-    assert before.why_not(offered, [50], before=before, peer=GUEST.peer) is None
+    assert before.refusal_reason(offered, [50], before=before, peer=GUEST.peer) is None
     now = before.take(lease(2, CPU=20))
-    assert now.why_not(offered, [30], before=before, peer=GUEST.peer) is None
-    assert "30 MiB" not in (now.why_not(offered, [31], before=before, peer=GUEST.peer) or "30 MiB")
+    assert now.refusal_reason(offered, [30], before=before, peer=GUEST.peer) is None
+    assert "30 MiB" not in (now.refusal_reason(offered, [31], before=before, peer=GUEST.peer) or "30 MiB")
 
 
 SIZES = st.integers(0, 120)
@@ -108,7 +108,7 @@ def test_leases_that_are_granted_never_go_beyond_the_limit(
     ledger = Ledger(limit=limit)
     for number, wanted in enumerate(asked):
         offered = ledger.offer([CPU, GPU])
-        if ledger.why_not(offered, wanted, before=ledger, peer=GUEST.peer) is None:
+        if ledger.refusal_reason(offered, wanted, before=ledger, peer=GUEST.peer) is None:
             ledger = ledger.take(lease(number, CPU=wanted[0], CUDA0=wanted[1]))
     for device in (CPU, GPU):
         taken = sum(held.memory[device.name] for held in ledger.leases)

@@ -34,10 +34,10 @@ class Other:
 
     def __init__(self, it: Scene, name: str = "other") -> None:
         self.mesh = it.net.mesh(name)
-        self.why_not: str | None = None
+        self.refusal: str | None = None
         self.asked: list[Stream] = []
         self.over = asyncio.Event()
-        self.mesh.handle(PUSH_SERVICE, self._serve, allow=lambda _member, _metadata: self.why_not)
+        self.mesh.handle(PUSH_SERVICE, self._serve, allow=lambda _member, _metadata: self.refusal)
 
     async def _serve(self, stream: Stream) -> None:
         self.asked.append(stream)
@@ -202,7 +202,7 @@ def test_a_neighbour_whose_head_spoke_later_is_asked_again(tmp_path: Path) -> No
         async with scene(tmp_path) as it:
             other, call = Other(it), it.call()
             await call.lease()
-            other.why_not = "no live lease"
+            other.refusal = "no live lease"
             other.mesh.since = asyncio.get_running_loop().time()
             other.mesh.say(PeerState.SUSPENDED)
             await call.says(other.introduction())
@@ -210,7 +210,7 @@ def test_a_neighbour_whose_head_spoke_later_is_asked_again(tmp_path: Path) -> No
             other.mesh.say(PeerState.CONNECTED)
             await asyncio.sleep(1)
             assert it.bench.children[0].orders() == []
-            other.why_not = None
+            other.refusal = None
             assert await call.hears() == Reached(3, "")
             assert len(it.bench.children[0].orders()) == 1
 
@@ -224,7 +224,7 @@ def test_who_is_not_reached_in_time_is_no_neighbour(tmp_path: Path, why: str) ->
             other, call = Other(it), it.call()
             await call.lease()
             if why == "refused":
-                other.why_not = "not admitted"
+                other.refusal = "not admitted"
             elif why != "unknown":
                 ago = GONE_SECONDS + 1 if why == "long gone" else 0.0
                 other.mesh.since = asyncio.get_running_loop().time() - ago
