@@ -29,7 +29,7 @@ from meshd.bench.figures import (
     promises,
 )
 from meshd.bench.interface import BenchOutput, DistanceArgs, Json
-from meshd.bench.way import measure_ways
+from meshd.bench.way import measure_one_way
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress
 from meshd.build.native import build
@@ -75,7 +75,7 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
     )
     runs: list[BenchRun] = []
     counted: list[Counted] = []
-    ways: dict[float, list[float]] = {}
+    one_way: dict[float, list[float]] = {}
     for number in range(args.pairs):
         alone = True
         for workers in args.workers:
@@ -94,12 +94,12 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
                     runs.append(await run_stock(rig, Cell(0, 0.0), argv))
                     alone = False
         if rig.speed and not args.compute_only:
-            for rtt, way in (await measure_ways(args.round_trips)).items():
-                ways.setdefault(rtt, []).append(way)
+            for rtt, seconds in (await measure_one_way(args.round_trips)).items():
+                one_way.setdefault(rtt, []).append(seconds)
     for workers in args.workers if args.count else ():
         out.progress(f"counting what is said, {count_of(workers, 'worker')}")
         counted += await count_both(rig, workers)
-    middle = {rtt: statistics.median(measured) for rtt, measured in ways.items()}
+    middle = {rtt: statistics.median(measured) for rtt, measured in one_way.items()}
     return Figures(tuple(runs), tuple(counted), middle)
 
 
@@ -128,15 +128,15 @@ def picture(what: str, figures: Figures, *, compute_only: bool = False) -> str:
     groups = sorted({rtt if by_nodes else workers for workers, rtt in cells})
     lines = []
     for number, group in enumerate(groups):
-        for way in (STOCK, MESHD):
+        for setup in (STOCK, MESHD):
             alone = figures.median(LOCAL, 0, 0.0, measured) if by_nodes else None
             points = [(1.0, alone * factor)] if alone is not None else []
             for workers, rtt in cells:
-                value = figures.median(way, workers, rtt, measured)
+                value = figures.median(setup, workers, rtt, measured)
                 if group == (rtt if by_nodes else workers) and value is not None:
                     points.append((workers + 1.0 if by_nodes else rtt, value * factor))
-            name = f"{way}, RTT {group:g} ms" if by_nodes else f"{way}, {count_of(int(group), 'worker')}"
-            lines.append(CurveLine(name, points, group=number, dashed=way == STOCK))
+            name = f"{setup}, RTT {group:g} ms" if by_nodes else f"{setup}, {count_of(int(group), 'worker')}"
+            lines.append(CurveLine(name, points, group=number, dashed=setup == STOCK))
     delay = "added to each computation" if compute_only else "round trip"
     x_title = "nodes" if by_nodes else f"{delay}, ms"
     return draw(f"{unit}, stock and meshd", x_title, unit, lines)
@@ -156,8 +156,13 @@ def machine() -> str:
 def as_json(figures: Figures, kept: Sequence[Promise]) -> Mapping[str, Json]:
     """For scripts."""
     return {
-        "runs": [asdict(run) for run in figures.runs],
-        "ways": {f"{rtt:g}": way for rtt, way in figures.ways.items()},
-        "counted": [asdict(one) for one in figures.counted],
+        "runs": [_of_setup(run) for run in figures.runs],
+        "ways": {f"{rtt:g}": seconds for rtt, seconds in figures.one_way.items()},
+        "counted": [_of_setup(one) for one in figures.counted],
         "promises": [{**asdict(one), "held": one.held} for one in kept],
     }
+
+
+def _of_setup(one: BenchRun | Counted) -> dict[str, Json]:
+    fields = asdict(one)
+    return {"way": fields.pop("setup"), **fields}

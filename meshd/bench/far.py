@@ -1,4 +1,4 @@
-"""One measurement of one way: a fresh load at a distance, a prompt, some tokens.
+"""One measurement of one setup: a fresh load at a distance, a prompt, some tokens.
 
 *meshd*: real daemons in networks of their own (fleet/networks.py), the distance between them. *stock*:
 upstream's binaries, a delaying proxy before each rpc-server. *local*: upstream's llama-server alone. *bare*:
@@ -113,8 +113,8 @@ async def run_meshd(rig: Rig, cell: Cell) -> tuple[BenchRun, list[str]]:
     """One run, and the command line that its llama-server got. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with _meshd(rig, cell, Path(name), False) as loaded:
-            way = without(cell.without) if cell.without else MESHD
-            return await _measured(rig, way, cell, loaded), loaded.argv
+            setup = without(cell.without) if cell.without else MESHD
+            return await _measured(rig, setup, cell, loaded), loaded.argv
 
 
 async def run_stock(rig: Rig, cell: Cell, argv: list[str]) -> BenchRun:
@@ -122,8 +122,8 @@ async def run_stock(rig: Rig, cell: Cell, argv: list[str]) -> BenchRun:
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with plain(rig, rig.stock, cell, argv, Path(name), False) as loaded:
             alone = ENDS if cell.ends else LOCAL
-            way = DEFAULTS if cell.defaults else STOCK if cell.workers else alone
-            return await _measured(rig, way, cell, loaded)
+            setup = DEFAULTS if cell.defaults else STOCK if cell.workers else alone
+            return await _measured(rig, setup, cell, loaded)
 
 
 async def run_near(rig: Rig, workers: int, argv: list[str]) -> list[BenchRun]:
@@ -138,15 +138,15 @@ async def run_near(rig: Rig, workers: int, argv: list[str]) -> list[BenchRun]:
             return [bare, await _measured(rig, THROUGH, cell, loaded)]
 
 
-async def _measured(rig: Rig, way: str, cell: Cell, loaded: LoadedCell) -> BenchRun:
+async def _measured(rig: Rig, setup: str, cell: Cell, loaded: LoadedCell) -> BenchRun:
     run = BenchRun(
-        way=way, workers=cell.workers, rtt_ms=cell.rtt_ms, load=loaded.seconds, load_bytes=loaded.sent
+        setup=setup, workers=cell.workers, rtt_ms=cell.rtt_ms, load=loaded.seconds, load_bytes=loaded.sent
     )
     if not rig.speed:
         return run
     await measure(loaded.place, prompt_tokens=8, tokens=WARM_TOKENS)
     seconds = 0.0
-    if rig.prompts and way not in (BARE, THROUGH, DEFAULTS):  # which are compared by their tokens
+    if rig.prompts and setup not in (BARE, THROUGH, DEFAULTS):  # which are compared by their tokens
         prompt = await measure(loaded.place, prompt_tokens=PROMPT_TOKENS, tokens=1)
         seconds = PROMPT_TOKENS / prompt.prompt
     decodes = [await measure(loaded.place, prompt_tokens=8, tokens=TOKENS) for _ in range(rig.decodes)]
@@ -165,7 +165,7 @@ async def count_both(rig: Rig, workers: int) -> tuple[Counted, Counted]:
             return ours, await _counted(STOCK, workers, loaded)
 
 
-async def _counted(way: str, workers: int, loaded: LoadedCell) -> Counted:
+async def _counted(setup: str, workers: int, loaded: LoadedCell) -> Counted:
     await measure(loaded.place, prompt_tokens=8, tokens=WARM_TOKENS)
     costs = []
     for tokens in COUNTED_TOKENS:
@@ -175,7 +175,7 @@ async def _counted(way: str, workers: int, loaded: LoadedCell) -> Counted:
     less, more = costs
     tokens = COUNTED_TOKENS[1] - COUNTED_TOKENS[0]
     return Counted(
-        way=way,
+        setup=setup,
         workers=workers,
         load=loaded.counted,
         token_round_trips=(more.round_trips - less.round_trips) / tokens,

@@ -15,24 +15,24 @@ LOAD_ROUND_TRIPS = 8  # a load over a distance takes the local time and at most 
 CONTROL_BYTES = 100_000
 TOKEN_RATIOS = {2: 0.85, 4: 0.75}  # most of stock's time for a token, by workers, at a distance
 NEAR_RATIO = 1.03  # most of stock's time for a token, at no distance
-LAW_MS = 2.0  # beyond computing and (workers + 1) times the way
+LAW_MS = 2.0  # beyond computing and (workers + 1) times one direction
 
 
 def without(what: str) -> str:
-    """The way of meshd without something of WITHOUT."""
+    """The setup of meshd without something of WITHOUT."""
     return f"{MESHD} without {what}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRun:
-    """One measurement. No workers: `way` is LOCAL or ENDS; else any other of those above.
+    """One measurement. No workers: `setup` is LOCAL or ENDS; else any other of those above.
 
     `rtt_ms`: of the distance, or of computing. Seconds, `load` from the start of llama-server until the first
     token was answered; `load_bytes` of both directions between the nodes until then.
     `prompt`, `token` 0: not measured. `text` is what was generated.
     """
 
-    way: str
+    setup: str
     workers: int
     rtt_ms: float
     load: float
@@ -46,7 +46,7 @@ class BenchRun:
 class Counted:
     """What RPC said at no distance: for the load altogether, for a token on the average."""
 
-    way: str
+    setup: str
     workers: int
     load: RpcCounts
     token_round_trips: float
@@ -59,36 +59,36 @@ class Figures:
 
     runs: tuple[BenchRun, ...]
     counted: tuple[Counted, ...] = ()
-    ways: Mapping[float, float] = field(default_factory=dict)
-    """What one way through the delaying proxy takes, by round trip in ms: measured, in seconds (way.py)."""
+    one_way: Mapping[float, float] = field(default_factory=dict)
+    """Seconds in one direction through the delaying proxy, by round trip in ms, as measured (way.py)."""
 
     def cells(self) -> list[tuple[int, float]]:
-        """Workers and round trip of those with both ways, in order."""
-        found = {(run.workers, run.rtt_ms) for run in self.runs if run.way in (STOCK, MESHD)}
+        """Workers and round trip of those with both setups, in order."""
+        found = {(run.workers, run.rtt_ms) for run in self.runs if run.setup in (STOCK, MESHD)}
         return sorted(found)
 
     def lesser(self) -> list[str]:
-        """The ways of meshd without something, in the order of WITHOUT."""
-        found = {run.way for run in self.runs}
-        return [way for way in map(without, WITHOUT) if way in found]
+        """The setups of meshd without something, in the order of WITHOUT."""
+        found = {run.setup for run in self.runs}
+        return [setup for setup in map(without, WITHOUT) if setup in found]
 
-    def median(self, way: str, workers: int, rtt_ms: float, what: str) -> float | None:
+    def median(self, setup: str, workers: int, rtt_ms: float, what: str) -> float | None:
         """Of `load`, `prompt`, `token` or `load_bytes`; None: not measured."""
-        measured = self.values(way, workers, rtt_ms, what)
+        measured = self.values(setup, workers, rtt_ms, what)
         return statistics.median(measured) if measured else None
 
-    def values(self, way: str, workers: int, rtt_ms: float, what: str) -> list[float]:
+    def values(self, setup: str, workers: int, rtt_ms: float, what: str) -> list[float]:
         """Of all runs that measured it, the least first."""
         values: list[float] = [
             getattr(run, what)
             for run in self.runs
-            if (run.way, run.workers, run.rtt_ms) == (way, workers, rtt_ms)
+            if (run.setup, run.workers, run.rtt_ms) == (setup, workers, rtt_ms)
         ]
         return sorted(value for value in values if value)
 
-    def shown(self, way: str, workers: int, rtt_ms: float, what: str, factor: float) -> str:
+    def shown(self, setup: str, workers: int, rtt_ms: float, what: str, factor: float) -> str:
         """The median and, of several runs, the least and the most; empty: not measured."""
-        values = [value * factor for value in self.values(way, workers, rtt_ms, what)]
+        values = [value * factor for value in self.values(setup, workers, rtt_ms, what)]
         return with_spread([statistics.median(values)] if what == "load_bytes" and values else values)
 
     @property
@@ -97,22 +97,22 @@ class Figures:
         ends = self.median(ENDS, 0, 0.0, "token")
         return self.median(LOCAL, 0, 0.0, "token") if ends is None else ends
 
-    def count(self, way: str, workers: int) -> Counted | None:
+    def count(self, setup: str, workers: int) -> Counted | None:
         """None: not counted."""
-        return next((one for one in self.counted if (one.way, one.workers) == (way, workers)), None)
+        return next((one for one in self.counted if (one.setup, one.workers) == (setup, workers)), None)
 
     def texts_differ(self) -> list[str]:
         """Runs whose greedy text is not that of one node alone: meshd's that of ENDS where there is one."""
-        texts = {run.way: run.text for run in self.runs if not run.workers and run.text}
+        texts = {run.setup: run.text for run in self.runs if not run.workers and run.text}
         stock = texts.get(LOCAL)
         ours = texts.get(ENDS, stock)
         return [
-            f"{run.way}, {count_of(run.workers, 'worker')}, {run.rtt_ms:g} ms"
+            f"{run.setup}, {count_of(run.workers, 'worker')}, {run.rtt_ms:g} ms"
             for run in self.runs
             if run.workers
-            and run.way != DEFAULTS  # which repacks weights, and rounds otherwise
+            and run.setup != DEFAULTS  # which repacks weights, and rounds otherwise
             and run.text
-            and run.text != ((ours if run.way.startswith(MESHD) else stock) or run.text)
+            and run.text != ((ours if run.setup.startswith(MESHD) else stock) or run.text)
         ]
 
 
@@ -164,15 +164,15 @@ def _of_tokens(figures: Figures) -> Iterable[Promise]:
             yield Promise(f"{name}: {ratio} of stock", ours * 1000, ratio * stock * 1000, "ms")
         compute = figures.compute
         if rtt and compute is not None:
-            way = figures.ways.get(rtt, rtt / 2000) * 1000
-            most = compute * 1000 + (workers + 1) * way + LAW_MS
-            what = f"one node alone + {workers + 1} ways of {way:.4g} ms + {LAW_MS:g} ms"
+            one_way = figures.one_way.get(rtt, rtt / 2000) * 1000
+            most = compute * 1000 + (workers + 1) * one_way + LAW_MS
+            what = f"one node alone + {workers + 1} ways of {one_way:.4g} ms + {LAW_MS:g} ms"
             yield Promise(f"{name}: {what}", ours * 1000, most, "ms")
 
 
 def _of_near_tokens(figures: Figures, workers: int, ours: float, stock: float) -> Iterable[Promise]:
     """The binaries without meshd, the same with it, and what both cost together."""
-    bare, through = (figures.median(way, workers, 0.0, "token") for way in (BARE, THROUGH))
+    bare, through = (figures.median(setup, workers, 0.0, "token") for setup in (BARE, THROUGH))
     for what, one, other in (
         ("our binaries alone, of stock's", bare, stock),
         ("meshd, of stock through the same tunnels", ours, through),
@@ -189,7 +189,7 @@ def _of_near_tokens(figures: Figures, workers: int, ours: float, stock: float) -
 
 def _of_control(figures: Figures) -> Iterable[Promise]:
     for one in figures.counted:
-        if one.way == MESHD:
+        if one.setup == MESHD:
             yield Promise(
                 f"control bytes of a load, {count_of(one.workers, 'worker')}",
                 one.load.control / 1000,
@@ -232,7 +232,7 @@ def cell_table(figures: Figures) -> Table:
             f"{title} STOCK",
             "MESHD",
             "RATIO",
-            *(way.removeprefix(MESHD).upper()[1:] for way in lesser),
+            *(setup.removeprefix(MESHD).upper()[1:] for setup in lesser),
         ]
     rows: list[Sequence[str]] = []
     alone = [figures.shown(LOCAL, 0, 0.0, what, factor) for what, _, factor in columns]
@@ -244,10 +244,10 @@ def cell_table(figures: Figures) -> Table:
     for workers, rtt in figures.cells():
         row = [str(workers), f"{rtt:g}"]
         for what, _, factor in columns:
-            stock, ours = (figures.median(way, workers, rtt, what) for way in (STOCK, MESHD))
+            stock, ours = (figures.median(setup, workers, rtt, what) for setup in (STOCK, MESHD))
             ratio = f"{ours / stock:.2f}" if stock and ours is not None else ""
-            row += [figures.shown(way, workers, rtt, what, factor) for way in (STOCK, MESHD)]
-            row += [ratio, *(figures.shown(way, workers, rtt, what, factor) for way in lesser)]
+            row += [figures.shown(setup, workers, rtt, what, factor) for setup in (STOCK, MESHD)]
+            row += [ratio, *(figures.shown(setup, workers, rtt, what, factor) for setup in lesser)]
         rows.append(row)
     return headers, rows
 
@@ -264,12 +264,12 @@ def near_table(figures: Figures) -> Table:
         "RATIO",
     ]
     rows: list[Sequence[str]] = []
-    for workers in sorted({run.workers for run in figures.runs if run.way == BARE}):
-        values = [figures.median(way, workers, 0.0, "token") for way in (STOCK, BARE, THROUGH, MESHD)]
+    for workers in sorted({run.workers for run in figures.runs if run.setup == BARE}):
+        values = [figures.median(setup, workers, 0.0, "token") for setup in (STOCK, BARE, THROUGH, MESHD)]
         stock, bare, through, ours = values
         if stock and bare and through and ours:
             shown = [
-                figures.shown(way, workers, 0.0, "token", 1000.0) for way in (STOCK, BARE, THROUGH, MESHD)
+                figures.shown(setup, workers, 0.0, "token", 1000.0) for setup in (STOCK, BARE, THROUGH, MESHD)
             ]
             ratios = f"{bare / stock:.2f}", f"{ours / through:.2f}"
             rows.append([str(workers), *shown[:2], ratios[0], *shown[2:], ratios[1]])
@@ -281,22 +281,22 @@ def defaults_table(figures: Figures) -> Table:
     headers, rows = ["WORKERS", "RTT ms"], []
     for title in ("LOAD s", "ms/TOKEN"):
         headers += [f"{title} UPSTREAM'S DEFAULTS", "STOCK", "MESHD"]
-    for workers, rtt in sorted({(run.workers, run.rtt_ms) for run in figures.runs if run.way == DEFAULTS}):
+    for workers, rtt in sorted({(run.workers, run.rtt_ms) for run in figures.runs if run.setup == DEFAULTS}):
         row = [str(workers), f"{rtt:g}"]
         for what, factor in (("load", 1.0), ("token", 1000.0)):
-            row += [figures.shown(way, workers, rtt, what, factor) for way in (DEFAULTS, STOCK, MESHD)]
+            row += [figures.shown(setup, workers, rtt, what, factor) for setup in (DEFAULTS, STOCK, MESHD)]
         rows.append(row)
     return headers, rows
 
 
 def count_table(figures: Figures) -> Table:
-    """What RPC said, by workers and way."""
+    """What RPC said, by workers and setup."""
     headers = ["WORKERS", "WAY", "LOAD: ROUND TRIPS", "CONNECTIONS", "WEIGHTS MB", "GRAPHS kB", "TENSORS kB"]
     headers += ["CONTROL kB", "TOKEN: ROUND TRIPS", "BYTES"]
     rows: list[Sequence[str]] = [
         (
             str(one.workers),
-            one.way,
+            one.setup,
             str(one.load.round_trips),
             str(one.load.connections),
             f"{one.load.weights / 1e6:.2f}",
@@ -306,7 +306,7 @@ def count_table(figures: Figures) -> Table:
             f"{one.token_round_trips:.1f}",
             f"{one.token_bytes:.0f}",
         )
-        for one in sorted(figures.counted, key=lambda one: (one.workers, one.way != STOCK))
+        for one in sorted(figures.counted, key=lambda one: (one.workers, one.setup != STOCK))
     ]
     return headers, rows
 

@@ -30,7 +30,7 @@ from meshd.bench.figures import MESHD
 from meshd.bench.gpu_page import GpuRunFacts, page
 from meshd.bench.gpu_results import Found, decode, encode
 from meshd.bench.random_model import random_model
-from meshd.bench.way import measure_ways
+from meshd.bench.way import measure_one_way
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import RPC_SERVER, BuildProgress, NativeInfo
 from meshd.build.native import build
@@ -240,8 +240,8 @@ async def _cells(rig: Rig, asked: GpuOptions, found: Found, write: Callable[[], 
             found.faults.append(_fault(MESHD, cell, error))
         if argv is not None:
             await _stock_cell(rig, cell, argv, found)
-        if cell.rtt_ms not in found.ways:
-            found.ways.update(await measure_ways((cell.rtt_ms,)))
+        if cell.rtt_ms not in found.one_way:
+            found.one_way.update(await measure_one_way((cell.rtt_ms,)))
         write()
     return 0
 
@@ -274,11 +274,11 @@ def _order(asked: GpuOptions) -> Iterator[Cell]:
             yield Cell(workers, rtt)
 
 
-def _fault(way: str, cell: Cell, error: BaseException) -> str:
+def _fault(setup: str, cell: Cell, error: BaseException) -> str:
     first = first_error(error) if isinstance(error, BaseExceptionGroup) else error
     told = f"{first.what}: {first.hint}" if isinstance(first, MeshdError) else repr(first)
-    _say(f"{way} failed: {told}")
-    return f"{way}, {cell.workers} workers, RTT {cell.rtt_ms:g} ms: {' '.join(told.split())[:300]}"
+    _say(f"{setup} failed: {told}")
+    return f"{setup}, {cell.workers} workers, RTT {cell.rtt_ms:g} ms: {' '.join(told.split())[:300]}"
 
 
 def _write(asked: GpuOptions, made: GpuRunFacts, found: Sequence[Found]) -> None:

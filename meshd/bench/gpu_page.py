@@ -67,7 +67,7 @@ def page(made: GpuRunFacts, parts: Sequence[Part]) -> str:
 def _times(parts: Sequence[Part]) -> str:
     """How often each was measured: `2`, or `1 to 2`."""
     runs = [
-        (model, run.way, run.workers, run.rtt_ms) for model, _, figures, _ in parts for run in figures.runs
+        (model, run.setup, run.workers, run.rtt_ms) for model, _, figures, _ in parts for run in figures.runs
     ]
     counts = Counter(runs).values()
     least, most = min(counts, default=0), max(counts, default=0)
@@ -90,7 +90,7 @@ def _texts(figures: Figures) -> str:
     differing = figures.texts_differ()
     if differing:
         return f"Another text than one node's: {'; '.join(differing)}."
-    alone = {run.way: run.text for run in figures.runs if not run.workers}
+    alone = {run.setup: run.text for run in figures.runs if not run.workers}
     if LOCAL not in alone:
         return "One node alone did not run: no text was compared."
     same = alone.get(ENDS, alone[LOCAL]) == alone[LOCAL]

@@ -23,23 +23,23 @@ class Found:
     runs: list[BenchRun] = field(default_factory=list)
     counted: list[Counted] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    ways: dict[float, float] = field(default_factory=dict)  # as Figures.ways
+    one_way: dict[float, float] = field(default_factory=dict)  # as Figures.one_way
 
     @property
     def figures(self) -> Figures:
         """As the tables want them."""
-        return Figures(tuple(self.runs), tuple(self.counted), self.ways)
+        return Figures(tuple(self.runs), tuple(self.counted), self.one_way)
 
     def times(self, workers: int, rtt_ms: float) -> int:
         """How often this cell was measured, stock and meshd."""
-        ways = Counter(run.way for run in self.runs if (run.workers, run.rtt_ms) == (workers, rtt_ms))
-        return min(ways[STOCK], ways[MESHD])
+        setups = Counter(run.setup for run in self.runs if (run.workers, run.rtt_ms) == (workers, rtt_ms))
+        return min(setups[STOCK], setups[MESHD])
 
     @property
     def alone(self) -> int:
         """How often one node alone was measured, with its ends where stock and where meshd has them."""
-        ways = Counter(run.way for run in self.runs)
-        return min(ways[LOCAL], ways[ENDS])
+        setups = Counter(run.setup for run in self.runs)
+        return min(setups[LOCAL], setups[ENDS])
 
 
 def encode(made: GpuRunFacts, found: Sequence[Found]) -> str:
@@ -70,9 +70,12 @@ def decode(text: str, made: GpuRunFacts, *, label: str) -> tuple[GpuRunFacts, li
                 Found(
                     str(one["model"]),
                     int(one["bytes"]),
-                    [BenchRun(**run) for run in one["runs"]],
-                    [Counted(**{**count, "load": RpcCounts(**count["load"])}) for count in one["counted"]],
-                    ways={float(rtt): float(way) for rtt, way in one["ways"].items()},
+                    [BenchRun(setup=run.pop("way"), **run) for run in one["runs"]],
+                    [
+                        Counted(setup=count.pop("way"), load=RpcCounts(**count.pop("load")), **count)
+                        for count in one["counted"]
+                    ],
+                    one_way={float(rtt): float(seconds) for rtt, seconds in one["ways"].items()},
                 )
             )
             for one in document["results"]
@@ -100,10 +103,10 @@ def _plain(value: str | Sequence[str]) -> str:
 
 def _whole(every: Found) -> Found:
     """Without what has no counterpart, and without what failed."""
-    found = Found(every.model, every.size, counted=every.counted, ways=every.ways)
+    found = Found(every.model, every.size, counted=every.counted, one_way=every.one_way)
     kept: Counter[tuple[str, int, float]] = Counter()
     for run in every.runs:
-        cell = run.way, run.workers, run.rtt_ms
+        cell = run.setup, run.workers, run.rtt_ms
         if not run.workers or kept[cell] < every.times(run.workers, run.rtt_ms):
             kept[cell] += 1
             found.runs.append(run)

@@ -28,14 +28,14 @@ class RpcBenchArgs:
     as_json: bool = False
 
 
-TRANSPORT_WAYS = ("udp", "tcp", "quic", "webrtc", "tls", "aioquic", "aiortc", "iroh")
+BENCH_TRANSPORTS = ("udp", "tcp", "quic", "webrtc", "tls", "aioquic", "aiortc", "iroh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportBenchArgs:
     """`loopback`: no line between; `lines`: 100 Mbit/s at distances; `beside`: with a TCP flow there."""
 
-    ways: tuple[str, ...] = TRANSPORT_WAYS
+    transports: tuple[str, ...] = BENCH_TRANSPORTS
     loopback: bool = True
     lines: bool = True
     beside: bool = True

@@ -141,7 +141,7 @@ def page(made: Made, far: Figures, delayed: Figures, rpc: Table, ready: Readines
     kept = promises(far)
     lost = sum(not one.held for one in kept)
     differing = far.texts_differ()
-    cells, left_out = far.cells(), [way.rpartition(" ")[2] for way in far.lesser()]
+    cells, left_out = far.cells(), [setup.rpartition(" ")[2] for setup in far.lesser()]
     return _PAGE.format(
         command=_SHORT if made.short else "`make bench`",
         when=made.when,
@@ -183,12 +183,12 @@ def delayed_table(delayed: Figures) -> Table:
     first: dict[str, float] = {}
     for one in DELAYED:
         speeds = {"theirs": [one.tokens_a_second]}
-        for way in (STOCK, MESHD):
-            speeds[way] = [1 / token for token in delayed.values(way, one.nodes - 1, one.ms, "token")]
+        for setup in (STOCK, MESHD):
+            speeds[setup] = [1 / token for token in delayed.values(setup, one.nodes - 1, one.ms, "token")]
         row = [str(one.nodes), f"{one.ms:g}"]
-        for way, measured in speeds.items():
+        for setup, measured in speeds.items():
             middle = statistics.median(measured) if measured else 0.0
-            share = f"{middle / first.setdefault(way, middle):.2f}" if measured else ""
+            share = f"{middle / first.setdefault(setup, middle):.2f}" if measured else ""
             row += [with_spread(measured, ".1f") or NOT_HERE, share]
         rows.append(row)
     return ("NODES", "DELAY ms", "THEIRS", "SHARE", "STOCK", "SHARE", "MESHD", "SHARE"), rows

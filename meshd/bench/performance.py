@@ -137,7 +137,7 @@ def _delayed(asked: DistanceArgs, out: _Console, *, short: bool) -> Figures:
             prompts=False,
         )
         runs += distance.measure(cells, out).runs
-    return Figures(tuple(run for run in runs if run.way != LOCAL))
+    return Figures(tuple(run for run in runs if run.setup != LOCAL))
 
 
 if __name__ == "__main__":

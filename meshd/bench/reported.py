@@ -95,8 +95,8 @@ NEEDS_MORE = (
         f"`meshd serve --model {GLM} --min-workers 0`",
     ),
     *(
-        Reported("plan", f"Wi-Fi between two Macs, MB/s: {way}", value, "`meshd bench transport`")
-        for way, value in (
+        Reported("plan", f"Wi-Fi between two Macs, MB/s: {transport}", value, "`meshd bench transport`")
+        for transport, value in (
             ("TCP", "30"),
             ("WebRTC", "15"),
             ("iroh QUIC, direct", "3 to 5"),

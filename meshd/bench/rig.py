@@ -34,7 +34,7 @@ class Trio:
 async def trio(
     model: Path, cache: Path, native: NativeInfo, *, extra: tuple[str, ...] = ()
 ) -> AsyncIterator[Trio]:
-    """All ways loaded and ready; `extra` goes to each llama-server. Raises MeshdError."""
+    """All three loaded and ready; `extra` goes to each llama-server. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         folder = Path(name)
         async with Owner() as owner:

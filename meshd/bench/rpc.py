@@ -1,6 +1,6 @@
 """`meshd bench rpc`: what a model loses by running through meshd instead of a direct RPC connection.
 
-All ways run the same binaries with the same split at the same time and are asked in turn, so that a ratio
+All three run the same binaries with the same split at the same time and are asked in turn, so that a ratio
 compares neighbours in time. The bounds are those that meshd holds itself to (docs/benchmarks.md). Rows of the
 bare pump have none: they show what two hops in Python cost, whoever wrote them.
 """
@@ -121,7 +121,7 @@ async def _rows(args: RpcBenchArgs, out: BenchOutput) -> list[RpcRow]:
 
 
 def _tunnel_rows(result: TunnelResult) -> list[RpcRow]:
-    ours, theirs = ([way.rate / 1e6 for way in ways] for ways in (result.meshd, result.bare))
+    ours, theirs = ([path.rate / 1e6 for path in paths] for paths in (result.meshd, result.bare))
     added, added_bare = ([seconds * 1e6 for seconds in one] for one in result.added)
     return [
         RpcRow("tunnel, bytes (bare: TLS pump)", "MB/s", ours, theirs, result.rate_ratios, 0.6),
@@ -132,32 +132,32 @@ def _tunnel_rows(result: TunnelResult) -> list[RpcRow]:
 async def _model_rows(args: RpcBenchArgs, model: Path, native: NativeInfo, out: BenchOutput) -> list[RpcRow]:
     rows = []
     out.progress("loading the model three times, output on the head")
-    async with trio(model, args.cache, native) as ways:
-        rows.append(await _prompt(ways, args.pairs, out))
-        rows += await _decode(ways, args.pairs, "decode, output on the head", 0.95, out)
+    async with trio(model, args.cache, native) as loaded:
+        rows.append(await _prompt(loaded, args.pairs, out))
+        rows += await _decode(loaded, args.pairs, "decode, output on the head", 0.95, out)
     out.progress("loading the model three times, output on the worker")
-    async with trio(model, args.cache, native, extra=LOGITS_ON_WORKER) as ways:
-        rows += await _decode(ways, args.pairs, "decode, logits over the wire", 0.85, out)
+    async with trio(model, args.cache, native, extra=LOGITS_ON_WORKER) as loaded:
+        rows += await _decode(loaded, args.pairs, "decode, logits over the wire", 0.85, out)
     return rows
 
 
-async def _prompt(ways: Trio, pairs: int, out: BenchOutput) -> RpcRow:
+async def _prompt(loaded: Trio, pairs: int, out: BenchOutput) -> RpcRow:
     out.progress(f"prompt of {PROMPT_TOKENS} tokens")
     ours, theirs = [], []
     for _ in range(pairs + 1):
-        ours.append((await measure(ways.meshd, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
-        theirs.append((await measure(ways.direct, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
+        ours.append((await measure(loaded.meshd, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
+        theirs.append((await measure(loaded.direct, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
     return _row(f"prompt of {PROMPT_TOKENS} tokens, output on the head", ours, theirs, 0.95)
 
 
-async def _decode(ways: Trio, pairs: int, what: str, bound: float, out: BenchOutput) -> list[RpcRow]:
+async def _decode(loaded: Trio, pairs: int, what: str, bound: float, out: BenchOutput) -> list[RpcRow]:
     out.progress(what)
     ours: list[float] = []
     theirs: list[float] = []
     pumped: list[float] = []
     for _ in range(pairs + 1):
-        for speeds, way in ((ours, ways.meshd), (theirs, ways.direct), (pumped, ways.pump)):
-            speeds.append((await measure(way, prompt_tokens=8, tokens=DECODE_TOKENS)).generate)
+        for speeds, server in ((ours, loaded.meshd), (theirs, loaded.direct), (pumped, loaded.pump)):
+            speeds.append((await measure(server, prompt_tokens=8, tokens=DECODE_TOKENS)).generate)
     return [_row(what, ours, theirs, bound), _row(f"{what}, bare TLS pump", pumped, theirs, None)]
 
 

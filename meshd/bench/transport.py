@@ -40,7 +40,7 @@ LIMIT_SECONDS = 150.0
 class Figure:
     """One measurement. `rate` in bytes a second, `connect` and `pings` (64 B, 10 KB) in seconds."""
 
-    way: str
+    transport: str
     control: str
     line: WanLine | None
     rate: float = 0.0
@@ -66,32 +66,34 @@ def run(args: TransportBenchArgs, out: BenchOutput) -> int:
 
 async def _figures(args: TransportBenchArgs, out: BenchOutput) -> list[Figure]:
     found = []
-    for way in args.ways if args.loopback else ():
-        out.progress(f"{way}, this machine's loopback")
-        bulk = FAST_BYTES if way in FAST else SLOW_BYTES
-        found.append(await measure(way, None, bulk=0 if way == "udp" else bulk, pings=PINGS))
+    for transport in args.transports if args.loopback else ():
+        out.progress(f"{transport}, this machine's loopback")
+        bulk = FAST_BYTES if transport in FAST else SLOW_BYTES
+        found.append(await measure(transport, None, bulk=0 if transport == "udp" else bulk, pings=PINGS))
     for line in LINES if args.lines else ():
-        for way in args.ways:
-            for control in ("bbr", "cubic") if way == "tls" else ("",):
-                if way != "udp":
-                    out.progress(f"{way} {control}, {_name(line)}")
-                    found.append(await measure(way, line, bulk=WAN_BYTES, control=control))
+        for transport in args.transports:
+            for control in ("bbr", "cubic") if transport == "tls" else ("",):
+                if transport != "udp":
+                    out.progress(f"{transport} {control}, {_name(line)}")
+                    found.append(await measure(transport, line, bulk=WAN_BYTES, control=control))
     for other in ("cubic", "bbr") if args.beside else ():
-        for way in args.ways:
-            if way in OURS:
-                out.progress(f"{way} beside TCP {other}")
-                found.append(await share(way, WanLine(rtt_ms=50.0, mbit=MBIT), other))
+        for transport in args.transports:
+            if transport in OURS:
+                out.progress(f"{transport} beside TCP {other}")
+                found.append(await share(transport, WanLine(rtt_ms=50.0, mbit=MBIT), other))
     return found
 
 
 # --- one measurement
 
 
-async def measure(way: str, line: WanLine | None, *, bulk: int, pings: int = 0, control: str = "") -> Figure:
-    """One way over one line (None: loopback). What went wrong is in the figure."""
-    named = CONTROL.get(way) or control or _system_control()
-    figure = Figure(way=way, control=named, line=line)
-    orders = EndOrders(way=way, is_near=True, talk=-1, control=control, bulk=bulk, pings=pings)
+async def measure(
+    transport: str, line: WanLine | None, *, bulk: int, pings: int = 0, control: str = ""
+) -> Figure:
+    """One transport over one line (None: loopback). What went wrong is in the figure."""
+    named = CONTROL.get(transport) or control or _system_control()
+    figure = Figure(transport=transport, control=named, line=line)
+    orders = EndOrders(transport=transport, is_near=True, talk=-1, control=control, bulk=bulk, pings=pings)
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
             async with AsyncExitStack() as stack:
@@ -109,11 +111,13 @@ async def measure(way: str, line: WanLine | None, *, bulk: int, pings: int = 0, 
     )
 
 
-async def share(way: str, line: WanLine, other: str, *, seconds: float = BESIDE_SECONDS) -> Figure:
+async def share(transport: str, line: WanLine, other: str, *, seconds: float = BESIDE_SECONDS) -> Figure:
     """The link and one TCP flow at the same time, both without end, for some seconds (more than 3)."""
-    figure = Figure(way=way, control=CONTROL.get(way) or _system_control(), line=line, beside=other)
-    flow = EndOrders(way="plain", is_near=True, talk=-1, control=other, seconds=seconds)
-    ours = EndOrders(way=way, is_near=True, talk=-1, seconds=seconds)
+    figure = Figure(
+        transport=transport, control=CONTROL.get(transport) or _system_control(), line=line, beside=other
+    )
+    flow = EndOrders(transport="plain", is_near=True, talk=-1, control=other, seconds=seconds)
+    ours = EndOrders(transport=transport, is_near=True, talk=-1, seconds=seconds)
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
             async with AsyncExitStack() as stack:
@@ -236,13 +240,13 @@ def _name(line: WanLine | None) -> str:
 
 def _tables(figures: Sequence[Figure], out: BenchOutput) -> None:
     local = [one for one in figures if one.line is None]
-    bare = next((one.pings for one in local if one.way == "udp"), ())
+    bare = next((one.pings for one in local if one.transport == "udp"), ())
     if local:
         out.table(
             ("WAY", "C.C.", "MB/S", "RTT 64 B", "RTT 10 KB", "ADDED TO UDP", "CONNECT"),
             [
                 (
-                    one.way,
+                    one.transport,
                     one.control,
                     one.failed or f"{one.rate / 1e6:.1f}",
                     *(f"{1e6 * ping:.0f} µs" for ping in one.pings or (0.0, 0.0)),
@@ -258,7 +262,7 @@ def _tables(figures: Sequence[Figure], out: BenchOutput) -> None:
         lines = list(dict.fromkeys(one.line for one in lined))
         rows: dict[tuple[str, str], dict[WanLine | None, str]] = {}
         for one in lined:
-            cells = rows.setdefault((one.way, one.control), {})
+            cells = rows.setdefault((one.transport, one.control), {})
             cells[one.line] = one.failed or f"{one.rate / 1e6:.1f}"
         out.table(
             ("WAY (MB/S)", "C.C.", *map(_name, lines)),
@@ -271,7 +275,7 @@ def _tables(figures: Sequence[Figure], out: BenchOutput) -> None:
             ("WAY", "BESIDE TCP", "OURS, MB/S", "TCP, MB/S", "OURS", "TCP'S"),
             [
                 (
-                    one.way,
+                    one.transport,
                     one.beside,
                     one.failed or f"{one.rate / 1e6:.1f}",
                     f"{one.beside_rate / 1e6:.1f}",
@@ -284,7 +288,7 @@ def _tables(figures: Sequence[Figure], out: BenchOutput) -> None:
 
 def _as_json(one: Figure) -> dict[str, str | float | list[float] | dict[str, float] | None]:
     return {
-        "way": one.way,
+        "way": one.transport,
         "congestion_control": one.control,
         "line": None if one.line is None else asdict(one.line),
         "bytes_a_second": one.rate,

@@ -20,7 +20,7 @@ from meshd.base.errors import EndOfStream
 from meshd.bench import transport_kinds as kinds
 from meshd.bench import transport_stock as stock
 from meshd.bench import wan
-from meshd.bench.transport_kinds import BenchPipe, BenchPlace, Way
+from meshd.bench.transport_kinds import BenchPipe, BenchPlace, BenchTransport
 
 BLOCK = bytes(64 << 10)
 MOST_TALK = 64 << 10
@@ -28,7 +28,7 @@ PING_SIZES = (64, 10 << 10)
 WARM_PINGS = 30
 WARM_SECONDS = 2.0  # of a flow without end that do not count
 
-WAYS: Mapping[str, Way] = {
+TRANSPORTS: Mapping[str, BenchTransport] = {
     "tcp": kinds.tcp,
     "webrtc": kinds.webrtc,
     "tls": kinds.tls,
@@ -55,7 +55,7 @@ class EndOrders:
     """`talk` is a descriptor. `device`: a descriptor to give the TUN device to, -1: this machine's loopback;
     `join`: a process whose network to enter instead. `bulk` bytes are sent, then `pings` of each size."""
 
-    way: str
+    transport: str
     is_near: bool
     talk: int
     device: int = -1
@@ -166,7 +166,7 @@ async def _measure(orders: EndOrders) -> EndResult:
         _write("ready")
         await asyncio.to_thread(sys.stdin.readline)  # all pairs begin together
         began = asyncio.get_running_loop().time()
-        async with WAYS[orders.way](place) as pipe:
+        async with TRANSPORTS[orders.transport](place) as pipe:
             connected = asyncio.get_running_loop().time() - began
             seconds, rate = 0.0, 0.0
             pings: tuple[float, ...] = ()

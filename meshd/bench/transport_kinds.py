@@ -1,6 +1,6 @@
-"""Ways to carry bytes that `bench transport` compares: meshd's links, and what their libraries do unchanged.
+"""Transports that `bench transport` compares: meshd's links, and what their libraries do unchanged.
 
-Each way connects a near process with a far one; both may write short messages to each other beforehand.
+Each connects a near process with a far one; both may write short messages to each other beforehand.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class BenchPlace:
     control: str = ""
 
 
-Way = Callable[[BenchPlace], AbstractAsyncContextManager[BenchPipe]]
+BenchTransport = Callable[[BenchPlace], AbstractAsyncContextManager[BenchPipe]]
 
 
 # --- meshd's links

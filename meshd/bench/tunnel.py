@@ -20,7 +20,7 @@ START_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class TunnelPath:
-    """One measurement of one way: bytes a second, seconds for a round trip of 64 bytes (median)."""
+    """One measurement of one path: bytes a second, seconds for a round trip of 64 bytes (median)."""
 
     rate: float
     round_trip: float
@@ -50,12 +50,12 @@ class TunnelResult:
         return [ours / bare for ours, bare in zip(*self.added, strict=True)]
 
 
-def _above(ways: Sequence[TunnelPath], plain: Sequence[float]) -> list[float]:
-    return [way.round_trip - seconds for way, seconds in zip(ways, plain, strict=True)]
+def _above(paths: Sequence[TunnelPath], plain: Sequence[float]) -> list[float]:
+    return [path.round_trip - seconds for path, seconds in zip(paths, plain, strict=True)]
 
 
 async def measure(pairs: int) -> TunnelResult:
-    """Start both ways, measure them in turn. Raises MeshdError."""
+    """Start both paths, measure them in turn. Raises MeshdError."""
     server = await asyncio.start_server(_sink_or_echo, "127.0.0.1", 0, limit=CHUNK_BYTES)
     target = int(server.sockets[0].getsockname()[1])
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
@@ -71,13 +71,13 @@ async def measure(pairs: int) -> TunnelResult:
             meshd: list[TunnelPath] = []
             bare: list[TunnelPath] = []
             for _ in range(pairs):
-                meshd.append(await _way(int(mesh_near)))
-                bare.append(await _way(int(tls_near)))
+                meshd.append(await _measure_path(int(mesh_near)))
+                bare.append(await _measure_path(int(tls_near)))
                 plain.append(await _ping(target))
     return TunnelResult(tuple(meshd), tuple(bare), tuple(plain))
 
 
-async def _way(port: int) -> TunnelPath:
+async def _measure_path(port: int) -> TunnelPath:
     return TunnelPath(rate=await _bulk(port), round_trip=await _ping(port))
 
 

@@ -21,13 +21,13 @@ ROUND_TRIPS = 25
 MESSAGE = b"t" * 2400  # about what a token's activations are
 
 
-async def measure_ways(round_trips: Iterable[float]) -> dict[float, float]:
+async def measure_one_way(round_trips: Iterable[float]) -> dict[float, float]:
     """By round trip in ms, seconds one way; none for 0, where there is no proxy. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
-        return {rtt: await _way(rtt, Path(name)) for rtt in round_trips if rtt}
+        return {rtt: await _one_way(rtt, Path(name)) for rtt in round_trips if rtt}
 
 
-async def _way(rtt_ms: float, folder: Path) -> float:
+async def _one_way(rtt_ms: float, folder: Path) -> float:
     """Half of what a round trip takes longer through a proxy of `rtt_ms`; the median of some."""
     async with Owner() as owner:
         server = await asyncio.start_server(_echo, "127.0.0.1", 0)

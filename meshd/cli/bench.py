@@ -219,17 +219,17 @@ def read_proxy(text: str) -> tuple[tuple[str, int], tuple[str, int]]:
 
 
 def _transport(args: Arguments, out: Output) -> int:
-    from meshd.bench.interface import TRANSPORT_WAYS, TransportBenchArgs
+    from meshd.bench.interface import BENCH_TRANSPORTS, TransportBenchArgs
     from meshd.bench.transport import run as run_bench
 
-    ways = tuple(args.ways.split(",")) if args.ways else TRANSPORT_WAYS
-    for way in ways:
-        if way not in TRANSPORT_WAYS:
-            known = ", ".join(TRANSPORT_WAYS)
-            raise UsageError(f"unknown link `{way[:32]}`", hint=f"choose from {known}")
+    transports = tuple(args.ways.split(",")) if args.ways else BENCH_TRANSPORTS
+    for transport in transports:
+        if transport not in BENCH_TRANSPORTS:
+            known = ", ".join(BENCH_TRANSPORTS)
+            raise UsageError(f"unknown link `{transport[:32]}`", hint=f"choose from {known}")
     return run_bench(
         TransportBenchArgs(
-            ways=ways,
+            transports=transports,
             loopback=args.only in (None, "loopback"),
             lines=args.only in (None, "lines"),
             beside=args.only in (None, "beside"),

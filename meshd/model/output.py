@@ -47,7 +47,7 @@ class OutputChoice:
 
 def choose_output(
     model: ModelLayers,
-    way: DevicePath | None,
+    path: DevicePath | None,
     *,
     slots: int,
     worker_is_gpu: bool,
@@ -59,12 +59,12 @@ def choose_output(
     Costs are those of a token in each of `slots` at the same time. The worker must be clearly faster.
     `sampled`: it would choose the token as well.
     """
-    if wanted is not None or way is None:
+    if wanted is not None or path is None:
         return OutputChoice(wanted is not False)
     widths = model.widths
-    head = model.output / CPU_RATE + way.seconds(4 * slots * widths.embedding)
+    head = model.output / CPU_RATE + path.seconds(4 * slots * widths.embedding)
     worker = model.output / (GPU_RATE if worker_is_gpu else CPU_RATE)
-    worker += way.seconds(slots * (SAMPLED_BYTES if sampled else 4 * widths.vocabulary))
+    worker += path.seconds(slots * (SAMPLED_BYTES if sampled else 4 * widths.vocabulary))
     why = f"{head * 1000:.1f} ms a token on the head, {worker * 1000:.1f} ms on the worker, estimated"
     return OutputChoice(worker >= GAIN * head, why)
 

@@ -14,7 +14,7 @@ class Device:
 
     `pool` names the memory when several devices draw on the same (two nodes on one machine, two processes on
     one GPU): its `free` is counted once, the smallest that a member gives. Empty: memory of its own.
-    `way`: to the head, None where nothing is known of it.
+    `path`: to the head, None where nothing is known of it.
     """
 
     node: str
@@ -23,7 +23,7 @@ class Device:
     is_gpu: bool = False
     is_head: bool = False
     pool: str = ""
-    way: DevicePath | None = None
+    path: DevicePath | None = None
 
     @property
     def label(self) -> str:

@@ -49,7 +49,7 @@ def _without_the_head(model: ModelLayers, devices: Sequence[Device], options: Sp
 
 
 class _Planner:
-    """One model, devices and options; tries the allowed ways to use them."""
+    """One model, devices and options; tries the splits that they allow."""
 
     def __init__(self, model: ModelLayers, devices: Sequence[Device], options: SplitOptions) -> None:
         cpus = [device for device in devices if device.is_head and not device.is_gpu]
@@ -67,7 +67,7 @@ class _Planner:
         self._names[id(self._cpu)] = "CPU"
 
     def plan(self) -> Plan | None:
-        """The first way that fits, or None."""
+        """The first that fits, or None."""
         plan = self._by_user() if self._options.tensor_split else self._by_memory()
         if plan is None and self._options.local_output is None:
             options = replace(self._options, local_output=True)  # if a worker had no room for the output
@@ -75,7 +75,7 @@ class _Planner:
         return plan
 
     def _by_memory(self) -> Plan | None:
-        for cpu_layers, why in self._ways():
+        for cpu_layers, why in self._cpu_choices():
             plan = self._proportional(cpu_layers, why)
             if plan is not None:
                 return plan
@@ -116,7 +116,7 @@ class _Planner:
             + "; ".join(parts)
         )
 
-    def _ways(self) -> list[tuple[bool, str]]:
+    def _cpu_choices(self) -> list[tuple[bool, str]]:
         if not self._options.head_layers:
             return [(False, "the head takes no layers (`--device none`)")]
         others = [*self._workers, *self._gpus]
@@ -249,7 +249,7 @@ class _Planner:
         options = self._options
         return choose_output(
             self._model,
-            last.way,
+            last.path,
             slots=options.shape.parallel,
             worker_is_gpu=last.is_gpu,
             sampled=options.sampled_with_output,

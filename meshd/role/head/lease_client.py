@@ -81,7 +81,7 @@ class Lender:
         self.progress = "it has not answered"  # its last word
         self._words = PROGRESS_SHOWN.bucket(asyncio.get_running_loop().time())
         self.tunnel: Tunnel | None = None
-        self.unreached: dict[int, str] = {}  # neighbours to which it has no way, and why
+        self.unreached: dict[int, str] = {}  # neighbours that it cannot reach, and why
         self._lease_id = b""
         self._compressed = 0
         self._introduced: set[int] = set()

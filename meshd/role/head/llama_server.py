@@ -105,8 +105,8 @@ class LlamaServer:
         if self._native.patched:
             weights = self._outgoing.add(self._processes.hand_over(encode_index(model.index)))
             secrets_end = self._outgoing.add(self._processes.hand_over(command_lines.secrets_text(secrets)))
-            if ways := self._pushing.text():
-                peers = self._outgoing.add(self._processes.hand_over(ways))
+            if routes := self._pushing.text():
+                peers = self._outgoing.add(self._processes.hand_over(routes))
         head = command_lines.Head(
             model=str(model.file.paths[0]),
             socket=str(model.socket),

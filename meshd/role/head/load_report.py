@@ -61,8 +61,8 @@ class WeightsReport:
 
     def placed(self, endpoint: str, name: str, count: int, why: str) -> None:
         """As a tunnel tells it, for a llama-server that does not; `why` it was sent, empty if it was not."""
-        way = f"network {why}" if why else "local loaded"
-        self.line(f"tensor {endpoint} {way} {count} {name}")
+        origin = f"network {why}" if why else "local loaded"
+        self.line(f"tensor {endpoint} {origin} {count} {name}")
 
     def load_of(self, node: str, total: int, passed: int) -> WorkerWeights:
         """How far a node is with its `total` bytes, of which `passed` at most went through its tunnel."""

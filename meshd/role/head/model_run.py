@@ -28,9 +28,9 @@ from meshd.role.head.run_input import RunHistory, ServedModel
 from meshd.role.head.shared_memory import plan_over
 from meshd.role.head.split_plan import (
     Lent,
+    path_to,
     reservations,
     split_of,
-    way_to,
     why_idle,
     without_idle,
 )
@@ -218,13 +218,13 @@ class HeadRun:
         self._lenders = await asking.ask(acquire, refusals)
         if len(self._lenders) < self._options.min_workers and refusals:
             raise refusals[0]
-        ways = {status.peer: way_to(status.paths) for status in self._runtime.mesh.peers()}
+        paths = {status.peer: path_to(status.paths) for status in self._runtime.mesh.peers()}
         version = {worker.peer: worker.native for worker in workers}
         lent = []
         for lender in self._lenders:
             assert lender.offer is not None
             unable = self._trial.offered(lender.peer, version[lender.peer], lender.offer)
-            lent.append(Lent(lender.name, lender.offer, ways.get(lender.peer), unable))
+            lent.append(Lent(lender.name, lender.offer, paths.get(lender.peer), unable))
         return lent
 
     def _server_pid(self) -> int | None:

@@ -1,7 +1,7 @@
 """Which workers of one life of a model send their activations straight to the next one: the head's side.
 
 The head introduces those whose layers follow one another, tells llama-server which of them may reach which,
-and hears what came of it: from the worker whether there is a way, from llama-server whether it is used.
+and hears what came of it: from the worker whether there is a route, from llama-server whether it is used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,9 +43,9 @@ class Pushing:
         """`allowed`: the user wants it, and llama-server knows how. `apart`: these two may not."""
         self._allowed = allowed
         self._apart = apart
-        self._ways: dict[Place, PushRoute] = {}  # by where they lead
+        self._routes: dict[Place, PushRoute] = {}  # by where they lead
         self._no_push_reasons: dict[Place, str] = {}
-        self._told: dict[Place, tuple[bool, str]] = {}  # by the ends of a way
+        self._reported: dict[Place, tuple[bool, str]] = {}  # by the ends of a route
 
     async def introduce(self, plan: Plan, lenders: Sequence[Lender]) -> None:
         """Tell the workers of each other. One that is lost meanwhile is found out elsewhere."""
@@ -64,34 +64,34 @@ class Pushing:
             elif self._apart(source.peer, target.peer):
                 self._no_push_reasons[place] = APART
             else:
-                self._ways[place] = PushRoute(source, target, numbers[target.name])
-        ways = {way.ends: way for way in self._ways.values()}.values()
-        for way in ways:
-            await way.target.admit(way.source.peer)
-        for way in ways:
-            await way.source.introduce(way.number, way.target)
+                self._routes[place] = PushRoute(source, target, numbers[target.name])
+        routes = {route.ends: route for route in self._routes.values()}.values()
+        for route in routes:
+            await route.target.admit(route.source.peer)
+        for route in routes:
+            await route.source.introduce(route.number, route.target)
 
     def text(self) -> bytes:
         """For GGML_RPC_PEERS_FD; empty when no worker can push to another."""
-        ends = dict.fromkeys((*way.ends, way.number) for way in self._ways.values())
+        ends = dict.fromkeys((*route.ends, route.number) for route in self._routes.values())
         return command_lines.peers_text(tuple(ends))
 
     def line(self, text: str) -> None:
         """Take in a line of llama-server's report; others are left alone."""
         match text.split(" ", 4):
             case ["push", source, target, "yes"]:
-                self._told[source, target] = True, ""
+                self._reported[source, target] = True, ""
             case ["push", source, target, "no", *why]:
-                self._told[source, target] = False, " ".join(why)
+                self._reported[source, target] = False, " ".join(why)
 
     def others(self, peer: PeerId, waited_for: PeerId | None) -> tuple[PeerId, ...]:
         """Who may have made its rpc-server end the connection: the one whose tensor it waited for, or else
         each that it pushes to or takes from, as far as is known.
         """
         found = []
-        for way in self._ways.values():
-            ends = (way.source.peer, way.target.peer)
-            if peer in ends and self._told.get(way.ends, (True, ""))[0]:
+        for route in self._routes.values():
+            ends = (route.source.peer, route.target.peer)
+            if peer in ends and self._reported.get(route.ends, (True, ""))[0]:
                 found.append(ends[1] if ends[0] == peer else ends[0])
         return (waited_for,) if waited_for in found else tuple(dict.fromkeys(found))
 
@@ -101,24 +101,24 @@ class Pushing:
 
     def _part(self, part: SplitPart) -> SplitPart:
         place = part.node, part.device
-        if (way := self._ways.get(place)) is not None:
-            pushed, why = self._result(way)
+        if (route := self._routes.get(place)) is not None:
+            pushed, why = self._result(route)
             return replace(part, push=pushed, why_no_push=why)
         if (reason := self._no_push_reasons.get(place)) is not None:
             return replace(part, push=False, why_no_push=reason)
         return part
 
-    def _result(self, way: PushRoute) -> tuple[bool, str]:
-        """What llama-server found; why there is no way the worker knows better."""
-        pushed, why = self._told.get(way.ends, (False, "llama-server did not say"))
-        unreached: Mapping[int, str] = way.source.unreached
-        return pushed, "" if pushed else unreached.get(way.number) or why
+    def _result(self, route: PushRoute) -> tuple[bool, str]:
+        """What llama-server found; why there is no route the worker knows better."""
+        pushed, why = self._reported.get(route.ends, (False, "llama-server did not say"))
+        unreached: Mapping[int, str] = route.source.unreached
+        return pushed, "" if pushed else unreached.get(route.number) or why
 
     def tell(self) -> None:
         """Into the log, once a load."""
-        for way in self._ways.values():
-            pushed, why = self._result(way)
-            source, target = way.source.name, way.target.name
+        for route in self._routes.values():
+            pushed, why = self._result(route)
+            source, target = route.source.name, route.target.name
             if pushed:
                 LOG.info("push_direct", source=source, target=target)
             else:

@@ -61,7 +61,7 @@ class Lent:
 
     node: str
     offer: WorkerOffer
-    way: DevicePath | None = None
+    path: DevicePath | None = None
     unable: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -92,7 +92,7 @@ def make_plan(
     _check_able(lent, options.min_workers)
     devices: list[PlanDevice] = []
     for item in lent:
-        devices += [_remote(item.node, device, item.offer.machine, item.way) for device in item.devices]
+        devices += [_remote(item.node, device, item.offer.machine, item.path) for device in item.devices]
     for server in plain:
         devices += [_remote(server.endpoint, device, "", None) for device in server.devices]
     unable: list[LeftOut] = []
@@ -145,18 +145,18 @@ def _check_able(lent: Sequence[Lent], least: int) -> None:
         raise Refused(f"{able} of {least} workers can take part", code="workers", hint="; ".join(reasons))
 
 
-def _remote(node: str, device: OfferedDevice, machine: str, way: DevicePath | None) -> PlanDevice:
+def _remote(node: str, device: OfferedDevice, machine: str, path: DevicePath | None) -> PlanDevice:
     return PlanDevice(
         node=node,
         name=device.name,
         free=device.free_bytes,
         is_gpu=device.kind == "gpu",
         pool=pool_of(device, machine),
-        way=way,
+        path=path,
     )
 
 
-def way_to(paths: Sequence[PathStatus]) -> DevicePath | None:
+def path_to(paths: Sequence[PathStatus]) -> DevicePath | None:
     """By the path that carries data; None where it was never measured."""
     path = next((path for path in paths if path.selected), None)
     shortest = None if path is None else path.rtt if path.rtt_min is None else path.rtt_min

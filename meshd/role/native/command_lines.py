@@ -124,19 +124,19 @@ def head_environment(
     return fixed | {name: str(descriptor) for name, descriptor in given.items() if descriptor >= 0}
 
 
-def way(number: int, endpoint: str, secret: bytes) -> str:
+def neighbour_reached(number: int, endpoint: str, secret: bytes) -> str:
     """Line of `--peers-fd`: where a neighbour is reached, and what to send there first."""
     return f"peer {number} {endpoint} {secret.hex()}"
 
 
-def no_way(number: int) -> str:
+def neighbour_unreachable(number: int) -> str:
     """Line of `--peers-fd`: a neighbour cannot be reached, or not any more."""
     return f"no {number}"
 
 
-def peers_text(ways: Sequence[tuple[str, str, int]]) -> bytes:
+def peers_text(routes: Sequence[tuple[str, str, int]]) -> bytes:
     """Lines `from to number` for GGML_RPC_PEERS_FD: endpoints, and what the one calls the other."""
-    return "".join(f"{source} {target} {number}\n" for source, target, number in ways).encode()
+    return "".join(f"{source} {target} {number}\n" for source, target, number in routes).encode()
 
 
 def secrets_text(secrets: Mapping[str, bytes]) -> bytes:

@@ -115,7 +115,7 @@ class Worker:
         children: list[ChildStatus] = [server.child.status for server in self._running.values()]
         return RoleStatus(
             children=children,
-            tunnels=[way for server in self._running.values() for way in server.ways],
+            tunnels=[one for server in self._running.values() for one in server.push_tunnels],
             model=None,
             notes=self._files.notes,
             unfit=self._fitness.notes,

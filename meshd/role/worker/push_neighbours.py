@@ -53,7 +53,7 @@ class PushNeighbours:
 
     @property
     def tunnels(self) -> Sequence[TunnelStatus]:
-        """Ways to neighbours that are open now."""
+        """To neighbours, open now."""
         return [tunnel.status for tunnel in self._open]
 
     def admit(self, peer: bytes) -> None:
@@ -73,7 +73,7 @@ class PushNeighbours:
         self._known.add(neighbour.number)
 
     async def keep(self, neighbour: Neighbour) -> None:
-        """Make a way to it, tell the rpc-server and the head, and keep it until it or the lease ends."""
+        """Open a tunnel to it, tell the rpc-server and the head, and keep it until it or the lease ends."""
         peer, number = PeerId(neighbour.peer), neighbour.number
         try:
             asked = await self._ask(peer, neighbour.lease_id)
@@ -114,7 +114,7 @@ class PushNeighbours:
 
     async def _none(self, peer: PeerId, number: int, why: str) -> None:
         LOG.info("push_no_way", peer=peer.short, why=why)
-        self._order(command_lines.no_way(number))
+        self._order(command_lines.neighbour_unreachable(number))
         await self._messages.send(Reached(number, why).encode())
 
     async def _lead(self, peer: PeerId, neighbour: Neighbour, asked: Stream) -> None:
@@ -146,7 +146,7 @@ class PushNeighbours:
         try:
             async with Owner() as owner:
                 owner.start(tunnel.serve(), name=f"push {peer.short}")
-                self._order(command_lines.way(neighbour.number, tunnel.endpoint, secret))
+                self._order(command_lines.neighbour_reached(neighbour.number, tunnel.endpoint, secret))
                 await self._messages.send(Reached(neighbour.number, "").encode())
                 LOG.info("push_way", peer=peer.short)
                 await _until_ended(asked)
@@ -155,7 +155,7 @@ class PushNeighbours:
             tunnel.close()
             self._open.remove(tunnel)
             self._watch.close_neighbour(outward)
-            self._order(command_lines.no_way(neighbour.number))
+            self._order(command_lines.neighbour_unreachable(neighbour.number))
 
     def _order(self, line: str) -> None:
         try:

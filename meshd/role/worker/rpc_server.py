@@ -118,7 +118,7 @@ class RpcServer:
         return self.neighbours is not None and self.neighbours.admits(peer)
 
     @property
-    def ways(self) -> Sequence[TunnelStatus]:
+    def push_tunnels(self) -> Sequence[TunnelStatus]:
         """To other workers, open now."""
         return self.neighbours.tunnels if self.neighbours is not None else ()
 

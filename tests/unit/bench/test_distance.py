@@ -1,4 +1,4 @@
-"""How often a cell and its way are measured, and which curves are drawn of that."""
+"""How often a cell and its distance are measured, and which curves are drawn of that."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -16,10 +16,12 @@ from meshd.build.interface import NativeInfo
 
 SVG = "{http://www.w3.org/2000/svg}"
 RUNS = (
-    BenchRun(way=LOCAL, workers=0, rtt_ms=0.0, load=0.3, token=0.01),
+    BenchRun(setup=LOCAL, workers=0, rtt_ms=0.0, load=0.3, token=0.01),
     *(
-        BenchRun(way=way, workers=workers, rtt_ms=rtt, load=1.0 + workers, token=0.01 * workers + rtt / 1000)
-        for way in (STOCK, MESHD)
+        BenchRun(
+            setup=setup, workers=workers, rtt_ms=rtt, load=1.0 + workers, token=0.01 * workers + rtt / 1000
+        )
+        for setup in (STOCK, MESHD)
         for workers in (1, 2)
         for rtt in (0.0, 20.0, 50.0)
     ),
@@ -31,7 +33,7 @@ RUNS = (
     [
         ("load", {"stock, 1 worker", "meshd, 1 worker", "stock, 2 workers", "meshd, 2 workers"}, 3),
         ("latency", {"stock, 1 worker", "meshd, 1 worker", "stock, 2 workers", "meshd, 2 workers"}, 3),
-        ("nodes", {f"{way}, RTT {rtt} ms" for way in (STOCK, MESHD) for rtt in (0, 20, 50)}, 3),
+        ("nodes", {f"{setup}, RTT {rtt} ms" for setup in (STOCK, MESHD) for rtt in (0, 20, 50)}, 3),
     ],
 )
 def test_lines(what: str, names: set[str], points: int) -> None:
@@ -43,13 +45,13 @@ def test_lines(what: str, names: set[str], points: int) -> None:
 
 
 def test_json_has_what_the_tables_have() -> None:
-    figures = Figures(RUNS, ways={20.0: 0.0101})
+    figures = Figures(RUNS, one_way={20.0: 0.0101})
     found = as_json(figures, promises(figures))
     assert found.keys() == {"runs", "ways", "counted", "promises"}
     assert found["ways"] == {"20": 0.0101}
     runs, kept = found["runs"], found["promises"]
     assert isinstance(runs, list)
-    assert len(runs) == len(RUNS)
+    assert [run["way"] for run in runs if isinstance(run, dict)] == [run.setup for run in RUNS]
     assert isinstance(kept, list)
     assert all({"what", "value", "most", "unit", "held"} == set(one) for one in kept if isinstance(one, dict))
 
@@ -65,16 +67,16 @@ def test_a_way_is_measured_as_often_as_the_cells_that_are_held_to_it(monkeypatch
         return await run_stock(_rig, cell, []), []
 
     async def run_stock(_rig: Rig, cell: Cell, _argv: list[str]) -> BenchRun:
-        return BenchRun(way=MESHD, workers=cell.workers, rtt_ms=cell.rtt_ms, load=1.0)
+        return BenchRun(setup=MESHD, workers=cell.workers, rtt_ms=cell.rtt_ms, load=1.0)
 
-    async def ways(round_trips: Iterable[float]) -> dict[float, float]:
+    async def one_way(round_trips: Iterable[float]) -> dict[float, float]:
         return {rtt: next(measured) for rtt in round_trips}
 
     for name, value in (
         ("build", build),
         ("run_meshd", run_meshd),
         ("run_stock", run_stock),
-        ("measure_ways", ways),
+        ("measure_one_way", one_way),
         ("need_namespaces", lambda: None),
     ):
         monkeypatch.setattr(distance, name, value)
@@ -82,5 +84,5 @@ def test_a_way_is_measured_as_often_as_the_cells_that_are_held_to_it(monkeypatch
         what="latency", model=Path(), cache=Path(), workers=(1,), round_trips=(20.0,), pairs=3, count=False
     )
     figures = asyncio.run(distance._figures(asked, _Console()))
-    assert figures.ways == {20.0: 0.012}
+    assert figures.one_way == {20.0: 0.012}
     assert len(figures.values(MESHD, 1, 20.0, "load")) == 6

@@ -25,8 +25,8 @@ from meshd.bench.figures import (
 from meshd.fleet.rpc_count import RpcCounts
 
 
-def run(way: str, workers: int, rtt: float, load: float, token: float = 0.0, text: str = "") -> BenchRun:
-    return BenchRun(way=way, workers=workers, rtt_ms=rtt, load=load, token=token, text=text)
+def run(setup: str, workers: int, rtt: float, load: float, token: float = 0.0, text: str = "") -> BenchRun:
+    return BenchRun(setup=setup, workers=workers, rtt_ms=rtt, load=load, token=token, text=text)
 
 
 ALONE = run(LOCAL, 0, 0.0, 0.3, 0.008, "sea")
@@ -64,7 +64,7 @@ def test_a_token_takes_at_most_a_share_of_stocks(workers: int, rtt: float, most:
 
 def test_what_the_binaries_and_what_the_tunnels_cost_is_told_apart() -> None:
     tokens = {STOCK: 0.100, BARE: 0.104, THROUGH: 0.150, MESHD: 0.140}
-    runs = [run(way, 2, 0.0, 1.0, token) for way, token in tokens.items()]
+    runs = [run(setup, 2, 0.0, 1.0, token) for setup, token in tokens.items()]
     assert held(*runs) == {
         "token, 2 workers, RTT 0: our binaries alone, of stock's 1.03": False,
         "token, 2 workers, RTT 0: meshd, of stock through the same tunnels 1.03": True,
@@ -98,7 +98,7 @@ def test_where_the_ends_are_on_the_processor_computing_is_measured_so() -> None:
 @pytest.mark.parametrize(("token", "kept"), [(0.0609, True), (0.0611, False)])
 def test_a_way_takes_what_it_was_measured_to_take(token: float, kept: bool) -> None:
     far = run(STOCK, 4, 20.0, 1.0, 0.1), run(MESHD, 4, 20.0, 1.0, token)
-    found = promises(Figures((ALONE, *far), ways={20.0: 0.0102}))
+    found = promises(Figures((ALONE, *far), one_way={20.0: 0.0102}))
     law = next(one for one in found if "one node alone" in one.what)
     assert law.what == "token, 4 workers, RTT 20: one node alone + 5 ways of 10.2 ms + 2 ms"
     assert law.held is kept
@@ -110,9 +110,9 @@ def test_runs_that_only_loaded_count_for_loads() -> None:
     assert figures.median(MESHD, 1, 20.0, "token") == 0.1
 
 
-def counted(way: str, control: int) -> Counted:
+def counted(setup: str, control: int) -> Counted:
     load = RpcCounts(connections=3, round_trips=6, control=control, weights=5_000_000)
-    return Counted(way=way, workers=2, load=load, token_round_trips=2.0, token_bytes=7000.0)
+    return Counted(setup=setup, workers=2, load=load, token_round_trips=2.0, token_bytes=7000.0)
 
 
 def test_control_bytes() -> None:

@@ -15,9 +15,9 @@ MADE = GpuRunFacts(
 )
 
 
-def run(way: str, text: str = "sea") -> BenchRun:
-    workers = 0 if way in (LOCAL, ENDS) else 2
-    return BenchRun(way=way, workers=workers, rtt_ms=0.0, load=1.0, token=0.01, prompt=0.1, text=text)
+def run(setup: str, text: str = "sea") -> BenchRun:
+    workers = 0 if setup in (LOCAL, ENDS) else 2
+    return BenchRun(setup=setup, workers=workers, rtt_ms=0.0, load=1.0, token=0.01, prompt=0.1, text=text)
 
 
 def test_a_page_says_when_where_and_how() -> None:

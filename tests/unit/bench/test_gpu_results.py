@@ -21,16 +21,18 @@ MADE = GpuRunFacts(
 TODAY = replace(MADE, when="2026-01-03", workers=(2, 4))
 
 
-def run(way: str, workers: int, rtt: float = 20.0) -> BenchRun:
-    return BenchRun(way=way, workers=workers, rtt_ms=rtt, load=1.0, token=0.01, prompt=0.1, text="sea")
+def run(setup: str, workers: int, rtt: float = 20.0) -> BenchRun:
+    return BenchRun(setup=setup, workers=workers, rtt_ms=rtt, load=1.0, token=0.01, prompt=0.1, text="sea")
 
 
 ALONE = [run(LOCAL, 0, 0.0), run(ENDS, 0, 0.0)]
-COUNTED = Counted(way=MESHD, workers=1, load=RpcCounts(round_trips=8), token_round_trips=1.0, token_bytes=9.0)
+COUNTED = Counted(
+    setup=MESHD, workers=1, load=RpcCounts(round_trips=8), token_round_trips=1.0, token_bytes=9.0
+)
 
 
 def test_all_that_is_whole_comes_back() -> None:
-    found = Found("8b", 4_000, [*ALONE, run(MESHD, 1), run(STOCK, 1)], [COUNTED], ways={20.0: 0.0101})
+    found = Found("8b", 4_000, [*ALONE, run(MESHD, 1), run(STOCK, 1)], [COUNTED], one_way={20.0: 0.0101})
     made, again = decode(encode(MADE, [found]), TODAY, label="gpu.json")
     assert again == [found]
     assert made == replace(TODAY, when="2026-01-02", workers=(1, 2, 4))

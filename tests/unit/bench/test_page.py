@@ -28,14 +28,14 @@ READY = ReadinessFigures(
 RPC = ("WHAT", "MESHD"), [("decode", "80")]
 
 
-def run(way: str, workers: int, rtt: float, token: float, text: str = "sea") -> BenchRun:
-    return BenchRun(way=way, workers=workers, rtt_ms=rtt, load=1.0, token=token, text=text)
+def run(setup: str, workers: int, rtt: float, token: float, text: str = "sea") -> BenchRun:
+    return BenchRun(setup=setup, workers=workers, rtt_ms=rtt, load=1.0, token=token, text=text)
 
 
 def figures(text: str = "sea") -> Figures:
     runs = run(LOCAL, 0, 0.0, 0.01), run(STOCK, 2, 20.0, 0.05), run(MESHD, 2, 20.0, 0.04, text)
     load = RpcCounts(control=1000)
-    counted = Counted(way=MESHD, workers=2, load=load, token_round_trips=2.0, token_bytes=3.0)
+    counted = Counted(setup=MESHD, workers=2, load=load, token_round_trips=2.0, token_bytes=3.0)
     return Figures(runs, (counted,))
 
 

@@ -27,7 +27,7 @@ MODEL = ModelLayers(
 
 
 @pytest.mark.parametrize(
-    ("way", "slots", "gpu", "head"),
+    ("path", "slots", "gpu", "head"),
     [
         (DevicePath(0.0003), 1, True, False),  # 43 ms on a CPU against 2 ms and 5 ms of wire
         (DevicePath(0.0003), 16, True, True),  # 16 slots fill the wire, and the matrix is read once
@@ -38,9 +38,9 @@ MODEL = ModelLayers(
     ],
 )
 def test_it_is_decided_by_the_device_the_path_and_the_slots(
-    way: DevicePath, slots: int, gpu: bool, head: bool
+    path: DevicePath, slots: int, gpu: bool, head: bool
 ) -> None:
-    assert choose_output(MODEL, way, slots=slots, worker_is_gpu=gpu).on_head is head
+    assert choose_output(MODEL, path, slots=slots, worker_is_gpu=gpu).on_head is head
 
 
 def test_what_a_token_costs() -> None:
@@ -49,10 +49,10 @@ def test_what_a_token_costs() -> None:
     assert choice.why == "49.7 ms a token on the head, 266.7 ms on the worker, estimated"
 
 
-@pytest.mark.parametrize("way", [DevicePath(0.0003), DevicePath(0.02), DevicePath(0.02, 2.5e6)])
-def test_where_a_token_is_chosen_with_its_logits_the_path_decides_nothing(way: DevicePath) -> None:
-    assert not choose_output(MODEL, way, slots=16, worker_is_gpu=True, sampled=True).on_head
-    assert choose_output(MODEL, way, slots=1, worker_is_gpu=False, sampled=True).on_head
+@pytest.mark.parametrize("path", [DevicePath(0.0003), DevicePath(0.02), DevicePath(0.02, 2.5e6)])
+def test_where_a_token_is_chosen_with_its_logits_the_path_decides_nothing(path: DevicePath) -> None:
+    assert not choose_output(MODEL, path, slots=16, worker_is_gpu=True, sampled=True).on_head
+    assert choose_output(MODEL, path, slots=1, worker_is_gpu=False, sampled=True).on_head
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -64,11 +64,11 @@ def test_who_says_where_is_obeyed_and_without_facts_it_is_the_head(wanted: bool)
 
 @given(st.floats(1e-5, 1), st.floats(1e5, 1e10), st.integers(1, 1 << 24))
 def test_more_bytes_a_longer_way_and_a_slower_path_cost_more(rtt: float, rate: float, count: int) -> None:
-    way = DevicePath(rtt, rate)
-    assert 0 < way.seconds(count) <= way.seconds(count + 1)
-    assert way.seconds(count) <= DevicePath(rtt * 2, rate).seconds(count)
-    assert way.seconds(count) <= DevicePath(rtt, rate / 2).seconds(count)
-    assert count > AT_ONCE or way.seconds(count) == pytest.approx(count / rate)
+    path = DevicePath(rtt, rate)
+    assert 0 < path.seconds(count) <= path.seconds(count + 1)
+    assert path.seconds(count) <= DevicePath(rtt * 2, rate).seconds(count)
+    assert path.seconds(count) <= DevicePath(rtt, rate / 2).seconds(count)
+    assert count > AT_ONCE or path.seconds(count) == pytest.approx(count / rate)
 
 
 def test_a_model_with_few_words_and_much_to_read_goes_to_the_worker() -> None:

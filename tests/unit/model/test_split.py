@@ -100,18 +100,18 @@ def _one_worker(device: Device, *, local_output: bool | None = None) -> Plan:
     ("device", "on_head", "why"),
     [
         (
-            replace(_gpu("a", 8), way=DevicePath(0.0001, 1e9)),
+            replace(_gpu("a", 8), path=DevicePath(0.0001, 1e9)),
             False,
             "3.0 ms a token on the head, 0.5 ms",
         ),
         (
-            replace(_gpu("a", 8), way=DevicePath(0.0003)),
+            replace(_gpu("a", 8), path=DevicePath(0.0003)),
             True,
             "3.0 ms a token on the head, 2.6 ms",
         ),  # hardly
-        (replace(_gpu("a", 8), way=DevicePath(0.02)), True, "3.5 ms a token on the head, 71.2 ms"),
+        (replace(_gpu("a", 8), path=DevicePath(0.02)), True, "3.5 ms a token on the head, 71.2 ms"),
         (
-            replace(_cpu("a", 8), way=DevicePath(0.0001, 1e9)),
+            replace(_cpu("a", 8), path=DevicePath(0.0001, 1e9)),
             True,
             "3.0 ms a token on the head, 3.4 ms",
         ),
@@ -126,8 +126,8 @@ def test_the_output_lies_where_a_token_takes_less_time(device: Device, on_head: 
 
 def test_a_user_who_says_where_the_output_lies_is_obeyed() -> None:
     fast, slow = (
-        replace(_gpu("a", 8), way=DevicePath(0.0001, 1e9)),
-        replace(_gpu("a", 8), way=DevicePath(0.1)),
+        replace(_gpu("a", 8), path=DevicePath(0.0001, 1e9)),
+        replace(_gpu("a", 8), path=DevicePath(0.1)),
     )
     assert _one_worker(fast, local_output=True).override_tensor
     assert not _one_worker(slow, local_output=False).override_tensor
@@ -136,7 +136,7 @@ def test_a_user_who_says_where_the_output_lies_is_obeyed() -> None:
 def test_a_worker_without_room_for_the_output_leaves_it_to_the_head() -> None:
     def plan(free: int) -> Plan | None:
         try:
-            return _one_worker(Device("a", "CUDA0", free, is_gpu=True, way=DevicePath(0.0001, 1e9)))
+            return _one_worker(Device("a", "CUDA0", free, is_gpu=True, path=DevicePath(0.0001, 1e9)))
         except NotEnoughMemory:
             return None
 
@@ -396,7 +396,7 @@ def test_any_plan_fits_and_agrees_with_llama_cpp(
 ) -> None:
     model = _model(layers=layers, layer_bytes=20 * MIB)
     devices = [
-        Device(f"w{n}", "D", int(free * GIB), is_gpu=gpu, pool=pool, way=DevicePath(0.0003 if gpu else 0.02))
+        Device(f"w{n}", "D", int(free * GIB), is_gpu=gpu, pool=pool, path=DevicePath(0.0003 if gpu else 0.02))
         for n, (free, gpu, pool) in enumerate(workers)
     ]
     devices.append(_cpu("head", head_free, head=True, pool=head_pool))

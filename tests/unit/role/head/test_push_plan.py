@@ -71,10 +71,10 @@ def test_each_worker_gets_the_next_one_as_its_neighbour(tmp_path: Path) -> None:
                 [["peer", "2"]],
                 [],
             ]
-            way = it.workers["anna"].tunnels[0]
-            assert way.asked.peer == it.workers["bert"].mesh.key.peer
-            assert told[0] == [f"peer 1 {way.endpoint} {way.asked.secret.hex()}"]
-            assert dict(way.asked.metadata) == dict(it.bench.tunnels[1].asked.metadata), (
+            tunnel = it.workers["anna"].tunnels[0]
+            assert tunnel.asked.peer == it.workers["bert"].mesh.key.peer
+            assert told[0] == [f"peer 1 {tunnel.endpoint} {tunnel.asked.secret.hex()}"]
+            assert dict(tunnel.asked.metadata) == dict(it.bench.tunnels[1].asked.metadata), (
                 "of the lease of this head"
             )
             it.llama.report(f"push {ends[0]} {ends[1]} yes")
@@ -189,9 +189,9 @@ def test_the_next_life_of_the_model_introduces_them_anew(tmp_path: Path) -> None
             await it.until(ModelState.READY)
             second = [tunnel.asked.metadata["lease"] for tunnel in it.bench.tunnels[3:]]
             assert not set(first) & set(second)
-            ways = it.workers["anna"].tunnels
-            assert [way.asked.metadata["lease"] for way in ways] == [first[1], second[1]]
-            assert [way.closed for way in ways] == [True, False]
+            tunnels = it.workers["anna"].tunnels
+            assert [tunnel.asked.metadata["lease"] for tunnel in tunnels] == [first[1], second[1]]
+            assert [tunnel.closed for tunnel in tunnels] == [True, False]
 
     run(main())
 

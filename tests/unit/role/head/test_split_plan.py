@@ -15,9 +15,9 @@ from meshd.role.head.split_plan import (
     Lent,
     PlainRpc,
     make_plan,
+    path_to,
     reservations,
     split_of,
-    way_to,
     why_idle,
     without_idle,
 )
@@ -62,7 +62,7 @@ def test_every_layer_lies_somewhere_and_workers_come_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "way", "extra", "on_head"),
+    ("output", "path", "extra", "on_head"),
     [
         ("auto", None, (), True),
         ("auto", DevicePath(0.05), (), True),
@@ -72,14 +72,14 @@ def test_every_layer_lies_somewhere_and_workers_come_first() -> None:
         ("worker", DevicePath(0.05), (), False),
     ],
 )
-def test_the_output_follows_the_way_to_the_last_worker_and_the_user(
-    output: str, way: DevicePath | None, extra: tuple[str, ...], on_head: bool
+def test_the_output_follows_the_path_to_the_last_worker_and_the_user(
+    output: str, path: DevicePath | None, extra: tuple[str, ...], on_head: bool
 ) -> None:
     tiny = model()
     wordy = replace(tiny, output=50_000_000, widths=replace(tiny.widths, vocabulary=100_000))
     plan = make_plan(
         wordy,
-        lent=[lent("a", gpu()), replace(lent("b", gpu()), way=way)],
+        lent=[lent("a", gpu()), replace(lent("b", gpu()), path=path)],
         plain=[],
         own=[cpu()],
         options=HeadOptions(devices=("none",), output=output, extra=extra),
@@ -87,13 +87,13 @@ def test_the_output_follows_the_way_to_the_last_worker_and_the_user(
     assert (plan.override_tensor != "") is on_head
 
 
-def test_the_way_to_a_worker_is_its_path_with_the_data() -> None:
+def test_the_path_to_a_worker_is_the_one_with_the_data() -> None:
     by = replace(path(selected=False), rtt=0.5)
     used = replace(path(selected=True), rtt=0.03, rate=2e6)
-    assert way_to([by, used]) == DevicePath(0.03, 2e6)
-    assert way_to([replace(used, rtt_min=0.02)]) == DevicePath(0.02, 2e6)
-    assert way_to([replace(used, rtt=None)]) is None
-    assert way_to([by]) is None
+    assert path_to([by, used]) == DevicePath(0.03, 2e6)
+    assert path_to([replace(used, rtt_min=0.02)]) == DevicePath(0.02, 2e6)
+    assert path_to([replace(used, rtt=None)]) is None
+    assert path_to([by]) is None
 
 
 def test_a_reservation_has_room_and_stays_within_the_offer() -> None:

@@ -70,5 +70,8 @@ def test_descriptors_of_a_head_go_by_environment() -> None:
 
 
 def test_an_rpc_server_is_told_of_neighbours() -> None:
-    assert command_lines.way(3, "127.0.0.1:7", bytes(31) + b"\xfe") == f"peer 3 127.0.0.1:7 {'00' * 31}fe"
-    assert command_lines.no_way(3) == "no 3"
+    assert (
+        command_lines.neighbour_reached(3, "127.0.0.1:7", bytes(31) + b"\xfe")
+        == f"peer 3 127.0.0.1:7 {'00' * 31}fe"
+    )
+    assert command_lines.neighbour_unreachable(3) == "no 3"

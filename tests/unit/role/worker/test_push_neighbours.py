@@ -153,11 +153,11 @@ def test_a_neighbour_is_asked_then_told_to_the_server_and_kept(tmp_path: Path) -
             assert dict(asked.metadata) == {"lease": LEASE, "ask": 1}
             await asyncio.sleep(1000)
             await call.says(Loaded())  # the lease goes on
-            assert [way.closed for way in it.bench.tunnels] == [False]
-            assert [way.peer for way in it.worker.status.tunnels] == [other.peer]
+            assert [tunnel.closed for tunnel in it.bench.tunnels] == [False]
+            assert [tunnel.peer for tunnel in it.worker.status.tunnels] == [other.peer]
             other.over.set()
             await asyncio.sleep(1)
-            assert [way.closed for way in it.bench.tunnels] == [True]
+            assert [tunnel.closed for tunnel in it.bench.tunnels] == [True]
             assert it.worker.status.tunnels == []
             assert child.orders()[1:] == ["no 3"]
             await call.release()
