@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from meshd.base.errors import UserError
-from meshd.build.cache import told_of_the_disk
+from meshd.build.cache import explained_disk_errors
 
 HEAD = 128  # elements of an attention head: what every GPU kernel has
 _ALIGNMENT = 32
@@ -73,7 +73,7 @@ def random_model(name: str, folder: Path) -> Path:
         raise UserError(f"there is no model `{name}`", hint=f"a GGUF file, or one of: {', '.join(SHAPES)}")
     place = folder / f"random-{name}-Q4_0.gguf"
     if not place.exists():
-        with told_of_the_disk(folder.parent):
+        with explained_disk_errors(folder.parent):
             folder.mkdir(parents=True, exist_ok=True)
             _make(place, SHAPES[name], name)
     return place

@@ -131,7 +131,7 @@ def prune(native: Path, *, tree: Path) -> None:
 
 
 @contextmanager
-def told_of_the_disk(cache: Path) -> Iterator[None]:
+def explained_disk_errors(cache: Path) -> Iterator[None]:
     """What a disk, or a program that cannot be started, refuses is told as a UserError."""
     try:
         yield
@@ -145,19 +145,19 @@ def told_of_the_disk(cache: Path) -> Iterator[None]:
 
 @asynccontextmanager
 async def locked(
-    path: Path, progress: ProgressCallback, does: str = "builds the native part"
+    path: Path, progress: ProgressCallback, activity: str = "builds the native part"
 ) -> AsyncIterator[None]:
-    """Hold the lock file for one who `does` this; waits, and says so, while another process holds it."""
+    """Hold the lock file; waits, and says so by its `activity`, while another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
-        told = False
+        announced = False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not told:
-                    progress(BuildProgress(Stage.WAIT, f"another meshd {does}, waiting for it"))
-                    told = True
+                if not announced:
+                    progress(BuildProgress(Stage.WAIT, f"another meshd {activity}, waiting for it"))
+                    announced = True
                 await asyncio.sleep(_LOOK_SECONDS)
         yield

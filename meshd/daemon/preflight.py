@@ -15,7 +15,7 @@ from meshd.daemon.transports import read_relays
 from meshd.gateway.interface import GatewayConfig
 from meshd.identity.keystore import Home
 from meshd.process.run import run_to_end
-from meshd.role.head.llama_args import read_extra
+from meshd.role.head.llama_args import read_llama_args
 from meshd.role.interface import NativeBuild
 from meshd.role.native.devices import list_devices, pick
 from meshd.store.content_store import DiskContentStore
@@ -42,7 +42,7 @@ class Claims:
     async def make(cls, role: str, config: Config, native: NativeBuild, home: Home) -> Self:
         """Raises UserError for the first thing that cannot be had."""
         if role == "serve":
-            read_extra(config.serve.llama_args)
+            read_llama_args(config.serve.llama_args)
         read_relays(config)
         with contextlib.ExitStack() as held:
             files = []

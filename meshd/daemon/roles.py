@@ -58,7 +58,7 @@ async def build_role(
             push=not serve.no_push,
             activations=serve.activations,
             output=serve.output,
-            extra=serve.llama_args,
+            llama_args=serve.llama_args,
             machine=machine,
             node_name=config.node.name,
             node_id=str(estate.node.facts.peer),

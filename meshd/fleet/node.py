@@ -60,7 +60,7 @@ class LocalNode:
             log=spec.home / "node.log",
             env={"MESHD_HOME": str(spec.home), "MESHD_CACHE": str(spec.cache), **spec.environment},
             on_line=self._line,
-            shown=without_token,
+            log_filter=without_token,
             stop_timeout=STOP_SECONDS,
         )
 

@@ -38,16 +38,16 @@ INHERITED_PREFIXES = (
 logger = log.get("process")
 
 
-def environment(added: Mapping[str, str], ours: Mapping[str, str] | None = None) -> dict[str, str]:
-    """A small clean environment from `ours` (this process's by default), plus `added`."""
-    source = os.environ if ours is None else ours
+def environment(extra: Mapping[str, str], base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A small clean environment from `base` (this process's by default), plus `extra`."""
+    source = os.environ if base is None else base
     kept = {
         name: value
         for name, value in source.items()
         if name in INHERITED or name.startswith(INHERITED_PREFIXES)
     }
     kept.setdefault("PATH", os.defpath)
-    return kept | dict(added)
+    return kept | dict(extra)
 
 
 def find_program(spec: ChildSpec) -> str:

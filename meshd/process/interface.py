@@ -63,7 +63,7 @@ class ChildSpec:
     cwd: Path | None = None
     on_line: Callable[[str], None] | None = None
     redact: tuple[str, ...] = ()  # secrets that never reach log, tail or on_line
-    shown: Callable[[str], str] | None = (
+    log_filter: Callable[[str], str] | None = (
         None  # a line as log and tail get it, where only on_line may have all
     )
     log_bytes: int = 4 << 20  # of the log file; one older file of the same size is kept beside it

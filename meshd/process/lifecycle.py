@@ -32,7 +32,7 @@ from meshd.process.events import (
     Wake,
 )
 from meshd.process.interface import ChildState
-from meshd.process.supervisor import FailureRecord, worked
+from meshd.process.supervisor import FailureRecord, was_stable
 
 STUBBORN_AFTER = 10.0  # seconds after KILL: then a driver or the kernel holds it, and status should say so
 
@@ -116,7 +116,7 @@ def _failed(life: Lifecycle, fault: ChildFault, now: float) -> Outcome:
         # trying again is cheap and pointless until the user has acted: neither counted nor held back
         after = replace(life, state=ChildState.FAILED, process=Process.NONE, reason=fault.what, fault=None)
         return after, (SetTimer(None), Wake(fault), Gone())
-    record = life.record.add(now, worked=worked(life.ready_at, now))
+    record = life.record.add(now, was_stable=was_stable(life.ready_at, now))
     if record.looping:
         fault = replace(
             fault, what=f"crash loop, {record.streak} starts in a row without success: {fault.what}"

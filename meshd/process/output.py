@@ -101,7 +101,7 @@ class ChildOutput:
         limit: int,
         redact: tuple[str, ...] = (),
         on_line: Callable[[str], None] | None = None,
-        shown: Callable[[str], str] | None = None,
+        log_filter: Callable[[str], str] | None = None,
     ) -> None:
         """Raises UserError when the log cannot be written. `limit` in bytes, see RotatedFile."""
         self._loop = asyncio.get_running_loop()
@@ -109,7 +109,7 @@ class ChildOutput:
         self._budget = WriteBudget(self._loop.time())
         self._left_out = 0
         self._on_line = on_line
-        self._shown = shown
+        self._log_filter = log_filter
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._read_end = -1
         self._slice_ends = 0.0
@@ -190,9 +190,9 @@ class ChildOutput:
         self._loop.add_reader(self._read_end, self._readable)
 
     def _keep(self, line: str) -> None:
-        shown = line if self._shown is None else self._shown(line)
-        self._tail.append(shown)
-        data = f"{shown}\n".encode("utf-8", errors="replace")
+        text = line if self._log_filter is None else self._log_filter(line)
+        self._tail.append(text)
+        data = f"{text}\n".encode("utf-8", errors="replace")
         if self._budget.take(len(data), self._loop.time()):
             if self._left_out:
                 self.note(f"{self._left_out} bytes of output left out: it printed too much")

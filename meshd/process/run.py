@@ -35,7 +35,11 @@ class Run:
         spec = self._spec
         try:
             self._output = ChildOutput(
-                spec.log, limit=spec.log_bytes, redact=spec.redact, on_line=spec.on_line, shown=spec.shown
+                spec.log,
+                limit=spec.log_bytes,
+                redact=spec.redact,
+                on_line=spec.on_line,
+                log_filter=spec.log_filter,
             )
             write_end = self._output.attach()
             try:

@@ -19,20 +19,20 @@ DOUBLINGS = 32  # enough to reach any limit; keeps the power small
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """Failures of one child: decayed `weight` as of `at` (seconds), `streak` of runs that never worked."""
+    """Failures of one child: decayed `weight` as of `as_of` (seconds), `streak` of runs that never worked."""
 
     weight: float = 0.0
-    at: float = 0.0
+    as_of: float = 0.0
     streak: int = 0
     total: int = 0
 
-    def add(self, now: float, *, worked: bool) -> "FailureRecord":
-        """One more failure at `now`; `worked` says whether that run had been ready long enough."""
-        age = max(0.0, now - self.at)
+    def add(self, now: float, *, was_stable: bool) -> "FailureRecord":
+        """One more failure at `now`; `was_stable` says whether that run had been ready long enough."""
+        age = max(0.0, now - self.as_of)
         return FailureRecord(
             weight=self.weight * 0.5 ** (age / HALF_LIFE) + 1.0,
-            at=now,
-            streak=0 if worked else self.streak + 1,
+            as_of=now,
+            streak=0 if was_stable else self.streak + 1,
             total=self.total + 1,
         )
 
@@ -51,6 +51,6 @@ class FailureRecord:
         return min(QUICK_MOST, QUICK_FIRST * 2.0 ** min(max(0, tries), DOUBLINGS))
 
 
-def worked(ready_at: float | None, now: float) -> bool:
+def was_stable(ready_at: float | None, now: float) -> bool:
     """Whether a run that was ready since `ready_at` (None: never) and ended `now` is one that worked."""
     return ready_at is not None and now - ready_at >= WORKED_AFTER

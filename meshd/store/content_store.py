@@ -71,23 +71,23 @@ class DiskContentStore:
 
     @property
     def folder(self) -> StoreFolder:
-        """See Books."""
+        """See ShelfStore."""
         return self._folder
 
     @property
     def pack_bytes(self) -> int:
-        """See Books. So that a full store has at most half of MAX_PACKS."""
+        """See ShelfStore. So that a full store has at most half of MAX_PACKS."""
         return max(PACK_BYTES, 2 * self._folder.limit // MAX_PACKS)
 
     def has(self, digest: bytes) -> bool:
-        """See Books."""
+        """See ShelfStore."""
         if self._have is None:
             tables = [known.table for known in self._known.values()]
             self._have = frozenset(kept.digest for table in tables for kept in table.tensors)
         return digest in self._have or any(digest in shelf.begun for shelf in self._shelves)
 
     def queue(self, job: Job) -> bool:
-        """See Books."""
+        """See ShelfStore."""
         if job.data is not None and self._queued + _cost(job) > QUEUE_BYTES:
             return False
         self._closing += job.tensor is None
@@ -97,11 +97,11 @@ class DiskContentStore:
         return True
 
     def full(self, shelf: LeaseShelf, writer: PackWriter) -> None:
-        """See Books."""
+        """See ShelfStore."""
         self._writers.append((shelf, writer))
 
     def over(self, shelf: LeaseShelf) -> None:
-        """See Books."""
+        """See ShelfStore."""
         if shelf in self._shelves:
             self._shelves.remove(shelf)
 
@@ -134,7 +134,7 @@ class DiskContentStore:
             for name in sorted(self._known):
                 if (pack := self._open(name)) is not None:
                     packs.append(pack)
-            empty = None if packs else tempfile.TemporaryFile(dir=self._folder.path)  # noqa: SIM115 - kept
+            empty_file = None if packs else tempfile.TemporaryFile(dir=self._folder.path)  # noqa: SIM115 - kept
         except OSError as error:  # the disk is full, say: this lease does without what is kept
             _close_all(packs)
             self._folder.unusable(error.strerror or str(error))
@@ -142,7 +142,7 @@ class DiskContentStore:
         except BaseException:
             _close_all(packs)
             raise
-        shelf = LeaseShelf(self, packs, peer=peer, empty=empty)
+        shelf = LeaseShelf(self, packs, peer=peer, empty_file=empty_file)
         self._shelves.append(shelf)
         return shelf
 

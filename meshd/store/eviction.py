@@ -8,38 +8,42 @@ FREE_SHARE = 2  # the store takes at most one part in this many of what it and t
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A pack that may be removed. `used` orders them: the lowest was not needed for longest."""
+class EvictablePack:
+    """A pack that may be removed. `last_used` orders them: the lowest was not needed for longest."""
 
     name: str
     size: int
     peer: str
-    used: int
+    last_used: int
 
 
-def limit_now(limit: int, *, held: int, free: int) -> int:
+def limit_now(limit: int, *, store_bytes: int, free_bytes: int) -> int:
     """Bytes that the store may have: what the user allows, and no more than its share of the disk."""
-    return min(limit, (held + max(0, free)) // FREE_SHARE)
+    return min(limit, (store_bytes + max(0, free_bytes)) // FREE_SHARE)
 
 
-def make_room(packs: Sequence[Held], *, over: int, packs_over: int) -> list[str] | None:
-    """Names of packs to remove so that `over` bytes and `packs_over` packs fewer are there; None: impossible.
+def packs_to_evict(
+    packs: Sequence[EvictablePack], *, excess_bytes: int, excess_packs: int
+) -> list[str] | None:
+    """Names of packs that free so many bytes and packs; None: impossible.
 
     Of the node whose packs are largest together goes what was not used for longest, and so on: a node that
     sends more than others throws out its own first.
     """
     left = list(packs)
-    gone: list[str] = []
-    while over > 0 or packs_over > 0:
+    evicted: list[str] = []
+    while excess_bytes > 0 or excess_packs > 0:
         if not left:
             return None
         sums: dict[str, int] = {}
         for pack in left:
             sums[pack.peer] = sums.get(pack.peer, 0) + pack.size
         most = max(sums, key=lambda peer: (sums[peer], peer))
-        oldest = min((pack for pack in left if pack.peer == most), key=lambda pack: (pack.used, pack.name))
+        oldest = min(
+            (pack for pack in left if pack.peer == most), key=lambda pack: (pack.last_used, pack.name)
+        )
         left.remove(oldest)
-        gone.append(oldest.name)
-        over -= oldest.size
-        packs_over -= 1
-    return gone
+        evicted.append(oldest.name)
+        excess_bytes -= oldest.size
+        excess_packs -= 1
+    return evicted

@@ -122,7 +122,7 @@ class Shelf(Sink, Protocol):
         """Whoever needs the descriptors has duplicates. Idempotent."""
         ...
 
-    def allow(self, most: int) -> None:
+    def allow(self, limit: int) -> None:
         """Keep at most so many bytes of this lease; before it none."""
         ...
 

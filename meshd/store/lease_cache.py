@@ -60,7 +60,7 @@ class Job:
     last: bool = False
 
 
-class Books(Protocol):
+class ShelfStore(Protocol):
     """What a shelf needs of its store."""
 
     @property
@@ -88,13 +88,15 @@ class Books(Protocol):
 class LeaseShelf:
     """Implements store.interface.Shelf."""
 
-    def __init__(self, books: Books, packs: Sequence[OpenPack], *, peer: str, empty: BinaryIO | None) -> None:
-        """`empty`: a file for a server that has no other, and shall be asked by content all the same."""
-        self._books = books
+    def __init__(
+        self, store: ShelfStore, packs: Sequence[OpenPack], *, peer: str, empty_file: BinaryIO | None
+    ) -> None:
+        """`empty_file`: a file for a server that has no other, and shall be asked by content all the same."""
+        self._store = store
         self._packs = tuple(packs)
-        self._empty = empty
+        self._empty_file = empty_file
         self._where = {kept.digest: pack for pack in packs for kept in pack.table.tensors}
-        self._most = 0
+        self._limit = 0
         self._taken = 0
         self._lost = 0
         self._done = self._closed = False
@@ -109,8 +111,8 @@ class LeaseShelf:
     def index(self) -> WeightsIndex:
         """See store.interface.Shelf."""
         files = [pack.state.entry for pack in self._packs]
-        if self._empty is not None:
-            files.append(FileState.of(self._empty.fileno()).entry)
+        if self._empty_file is not None:
+            files.append(FileState.of(self._empty_file.fileno()).entry)
         tensors = tuple(
             TensorEntry(number, kept.kind, kept.offset, kept.size, kept.digest, kept.digest.hex())
             for number, pack in enumerate(self._packs)
@@ -122,18 +124,18 @@ class LeaseShelf:
     def descriptors(self) -> Sequence[int]:
         """See store.interface.Shelf."""
         files = [pack.file for pack in self._packs]
-        return [*files, self._empty.fileno()] if self._empty is not None else files
+        return [*files, self._empty_file.fileno()] if self._empty_file is not None else files
 
     def handed_over(self) -> None:
         """See store.interface.Shelf."""
         for pack in self._packs:
             pack.close_file()
-        if self._empty is not None:
-            self._empty.close()
+        if self._empty_file is not None:
+            self._empty_file.close()
 
-    def allow(self, most: int) -> None:
+    def allow(self, limit: int) -> None:
         """See store.interface.Shelf."""
-        self._most = most
+        self._limit = limit
 
     # What the firewall recognises.
 
@@ -142,7 +144,7 @@ class LeaseShelf:
         pack = self._where.get(digest)
         if pack is not None and not pack.used:
             pack.used = True
-            self._books.folder.touch(pack.name)
+            self._store.folder.touch(pack.name)
 
     def piece(self, tensor: Missed, offset: int, data: bytes, *, last: bool) -> bool:
         """See Sink."""
@@ -150,18 +152,18 @@ class LeaseShelf:
             return False
         begun = self.begun.get(tensor.digest)
         if begun is None:
-            if len(self.begun) >= MAX_SHELF_TENSORS or self._books.has(tensor.digest):
+            if len(self.begun) >= MAX_SHELF_TENSORS or self._store.has(tensor.digest):
                 return False
             self._release_unused()  # it has asked for what it needs: the rest may make room
             self.begun[tensor.digest] = tensor
         elif begun is not tensor:  # the same content for another place: one of them is enough
             return False
         self._taken += len(data)
-        fits = self._taken <= self._most
-        if fits and self._books.queue(Job(self, tensor, offset, data, last)):
+        fits = self._taken <= self._limit
+        if fits and self._store.queue(Job(self, tensor, offset, data, last)):
             return True
         self._lost += 1
-        self._books.queue(Job(self, tensor))
+        self._store.queue(Job(self, tensor))
         return False
 
     def _release_unused(self) -> None:
@@ -176,9 +178,9 @@ class LeaseShelf:
         self._done = True
         self._release_unused()
         if self._lost:
-            why = "the disk is too slow" if self._taken <= self._most else "more than the lease has memory"
+            why = "the disk is too slow" if self._taken <= self._limit else "more than the lease has memory"
             LOG.warning("weights_not_kept", peer=self.peer[:SHORT_CHARS], count=self._lost, why=why)
-        self._books.queue(Job(self))
+        self._store.queue(Job(self))
 
     def close(self) -> None:
         """See store.interface.Shelf."""
@@ -189,13 +191,13 @@ class LeaseShelf:
         self._closed = True
         while self._own:
             os.close(self._own.pop())
-        self._books.over(self)
+        self._store.over(self)
 
     # What the store says.
 
     def hold(self, name: str) -> None:
         """A pack of this lease is complete: it stays as long as the lease."""
-        lock = None if self._closed else locked(self._books.folder.path / name, alone=False)
+        lock = None if self._closed else locked(self._store.folder.path / name, alone=False)
         if lock is not None:
             self._own.append(lock)
 
@@ -225,17 +227,17 @@ class LeaseShelf:
             return
         self._unasked += len(job.data)
         if self._unasked >= ROOM_STEP_BYTES:
-            if not self._books.folder.room(len(job.data)):
+            if not self._store.folder.make_room(len(job.data)):
                 self._stop("there is no room: the rest of the store is in use")
                 return
             self._unasked = 0
         if self._writer is None:
-            self._writer = PackWriter(self._books.folder.path, self.peer)
+            self._writer = PackWriter(self._store.folder.path, self.peer)
         writer = self._writer
         writer.write(tensor, job.offset, job.data)
         if job.last and not writer.complete(tensor):
             self._stop("the head sent other bytes than it had named")
-        is_full = writer.written >= self._books.pack_bytes or writer.count >= MAX_PACK_TENSORS // 2
+        is_full = writer.written >= self._store.pack_bytes or writer.count >= MAX_PACK_TENSORS // 2
         if is_full and writer.between:
             self._finish()
 
@@ -246,7 +248,7 @@ class LeaseShelf:
 
     def _finish(self) -> None:
         if self._writer is not None:
-            self._books.full(self, self._writer)
+            self._store.full(self, self._writer)
             self._writer = None
 
     def abandon(self) -> None:

@@ -69,8 +69,8 @@ def encode_table(table: Table) -> bytes:
     return text + _TRAILER.pack(_MAGIC, len(text))
 
 
-def decode_table(text: bytes, *, room: int) -> Table:
-    """`room`: bytes before the table. Raises ValueError for what no pack has."""
+def decode_table(text: bytes, *, data_bytes: int) -> Table:
+    """`data_bytes`: bytes before the table. Raises ValueError for what no pack has."""
     body, _, checksum = text.rpartition(b"end ")
     if checksum.strip() != blake3(body).hexdigest().encode():
         raise ValueError("its table is damaged")
@@ -82,7 +82,7 @@ def decode_table(text: bytes, *, room: int) -> Table:
     for line in lines[2:]:
         word, kind, offset, size, digest = line.split(" ")
         kept = KeptTensor(bytes.fromhex(digest), int(kind), int(offset), int(size))
-        inside = kept.offset >= 0 and 0 < kept.size <= room - kept.offset
+        inside = kept.offset >= 0 and 0 < kept.size <= data_bytes - kept.offset
         if word != "tensor" or not inside or len(kept.digest) != 32 or kept.kind not in TENSOR_TYPES:
             raise ValueError("its table names what cannot be")
         tensors.append(kept)
@@ -100,7 +100,7 @@ def read_table(descriptor: int) -> Table:
     magic, length = _TRAILER.unpack(os.pread(descriptor, _TRAILER.size, begin))
     if magic != _MAGIC or not 0 < length <= min(begin, MAX_TABLE_BYTES):
         raise ValueError("it is cut")
-    return decode_table(os.pread(descriptor, length, begin - length), room=begin - length)
+    return decode_table(os.pread(descriptor, length, begin - length), data_bytes=begin - length)
 
 
 def locked(path: Path, *, alone: bool) -> int | None:

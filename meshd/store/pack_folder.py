@@ -13,7 +13,7 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.replaced_file import NEW_PREFIX
-from meshd.store.eviction import MAX_PACKS, Held, limit_now, make_room
+from meshd.store.eviction import MAX_PACKS, EvictablePack, limit_now, packs_to_evict
 from meshd.store.hash_cache import FileState
 from meshd.store.pack import SUFFIX, locked, read_table, remove
 
@@ -57,7 +57,7 @@ class StoreFolder:
             free = shutil.disk_usage(self.path).free
         except OSError:
             free = 0
-        return limit_now(self.limit, held=held, free=free)
+        return limit_now(self.limit, store_bytes=held, free_bytes=free)
 
     # What is noted beside a pack.
 
@@ -80,30 +80,32 @@ class StoreFolder:
 
     # Room.
 
-    def room(self, need: int) -> bool:
+    def make_room(self, need: int) -> bool:
         """Whether `need` bytes more may be written, after packs were removed that nobody uses."""
         packs = self.packs()
         held = sum(size for _, size in packs) + self._unsealed_bytes()
         limit = self.limit_now(held)
-        over, packs_over = held + need - limit, len(packs) + 1 - MAX_PACKS
-        if over <= 0 and packs_over <= 0:
+        excess_bytes, excess_packs = held + need - limit, len(packs) + 1 - MAX_PACKS
+        if excess_bytes <= 0 and excess_packs <= 0:
             return True
-        return need <= limit and self._make_room(packs, over=over, packs_over=packs_over)
+        return need <= limit and self._evict(packs, excess_bytes=excess_bytes, excess_packs=excess_packs)
 
-    def _make_room(self, packs: Sequence[tuple[str, int]], *, over: int, packs_over: int) -> bool:
+    def _evict(self, packs: Sequence[tuple[str, int]], *, excess_bytes: int, excess_packs: int) -> bool:
         locks: dict[str, int] = {}
         try:
-            held: list[Held] = []
+            held: list[EvictablePack] = []
             for name, size in packs:
                 descriptor = locked(self.path / name, alone=True)
                 if descriptor is not None:
                     locks[name] = descriptor
-                    held.append(Held(name, size, self._peer(name, descriptor), self._used(name)))
-            gone = make_room(held, over=over, packs_over=packs_over)
-            for name in gone or ():
+                    held.append(
+                        EvictablePack(name, size, self._peer(name, descriptor), self._last_used(name))
+                    )
+            evicted = packs_to_evict(held, excess_bytes=excess_bytes, excess_packs=excess_packs)
+            for name in evicted or ():
                 LOG.info("kept_weights_removed", path=name, bytes=dict(packs)[name])
                 self._unlink(name, locks[name])
-            return gone is not None
+            return evicted is not None
         finally:
             for descriptor in locks.values():
                 os.close(descriptor)
@@ -116,7 +118,7 @@ class StoreFolder:
                 self._peers[name] = ""
         return self._peers[name]
 
-    def _used(self, name: str) -> int:
+    def _last_used(self, name: str) -> int:
         for path in (self.path / (name + CHECKED), self.path / name):
             with suppress(OSError):
                 return path.stat().st_mtime_ns
@@ -166,4 +168,4 @@ class StoreFolder:
                 with suppress(OSError):
                     path.unlink()
         if self.limit:
-            self.room(0)
+            self.make_room(0)

@@ -27,7 +27,7 @@ from meshd.build.run import Result
 from meshd.build.tree import Tree
 from meshd.identity.keystore import Home
 from meshd.relay import run as relay_run
-from meshd.role.native.trial_cache import Passed, trial_key
+from meshd.role.native.trial_cache import TrialCache, trial_key
 from meshd.store import hash_cache
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import FileState, HashCache
@@ -169,17 +169,17 @@ async def _checked(cache: Path, fail: Fail) -> str:
 async def _trials(cache: Path, fail: Fail) -> str:
     path = cache / "device-trials"
     old, new = trial_key(["old"]), trial_key(["new"])
-    Passed(path).add(old)
+    TrialCache(path).add(old)
     before = path.read_bytes()
     with fail(below(cache)):
-        passed = Passed(path)
+        passed = TrialCache(path)
         passed.add(new)
         assert old in passed and new in passed, "it is tried again in the same run"
     kept = path.read_bytes() != before
-    passed = Passed(path)
+    passed = TrialCache(path)
     assert old in passed and (new in passed) is kept
     passed.add(new)
-    assert new in Passed(path)
+    assert new in TrialCache(path)
     return "written" if kept else NOT_KEPT
 
 

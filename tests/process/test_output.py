@@ -100,7 +100,9 @@ def test_a_line_may_be_shown_otherwise_than_it_is_told(tmp_path: Path) -> None:
     told: list[str] = []
 
     async def scene() -> None:
-        made = replace(spec(tmp_path), on_line=told.append, shown=lambda line: line.replace("last", "final"))
+        made = replace(
+            spec(tmp_path), on_line=told.append, log_filter=lambda line: line.replace("last", "final")
+        )
         ended = await run_to_end(made)
         assert ended.tail == ("ready", "final words")
 

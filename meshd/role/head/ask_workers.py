@@ -21,21 +21,21 @@ LOG = log.get("serve")
 class Asking:
     """`ask` once. `blamed` gets whoever says nothing, or nonsense, and why.
 
-    `slow` are workers that were late the last time they were asked: one of them can hold up one load, and no
-    further one until it has offered.
+    `late_before` are workers that were late the last time they were asked: one of them can hold up one load,
+    and no further one until it has offered.
     """
 
     def __init__(
         self,
         lenders: Sequence[Lender],
         *,
-        enough: int,
-        slow: set[PeerId],
+        min_offers: int,
+        late_before: set[PeerId],
         blamed: dict[PeerId, str],
     ) -> None:
         self._lenders = lenders
-        self._enough = enough
-        self._slow = slow
+        self._min_offers = min_offers
+        self._late_before = late_before
         self._blamed = blamed
 
     async def ask(self, acquire: Acquire, refusals: list[MeshdError]) -> list[Lender]:
@@ -50,18 +50,18 @@ class Asking:
             owner.cancel()
         for lender in self._lenders:
             if lender.offer is not None:
-                self._slow.discard(lender.peer)
+                self._late_before.discard(lender.peer)
         return [lender for lender in self._lenders if lender.offer is not None]
 
     async def _late(self, asked: Sequence[asyncio.Task[None]]) -> list[Lender]:
         """Those without an answer when it is time to plan."""
         waiting = {task for task in asked if not task.done()}
-        while waiting and sum(lender.offer is not None for lender in self._lenders) < self._enough:
+        while waiting and sum(lender.offer is not None for lender in self._lenders) < self._min_offers:
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         since = asyncio.get_running_loop().time()
         while True:
             late = [lender for lender, task in zip(self._lenders, asked, strict=True) if task in waiting]
-            first = any(lender.peer not in self._slow for lender in late)
+            first = any(lender.peer not in self._late_before for lender in late)
             left = since + (LATE_SECONDS if first else LATE_AGAIN_SECONDS) - asyncio.get_running_loop().time()
             if not late or left <= 0:
                 return late
@@ -70,7 +70,7 @@ class Asking:
     def _leave_out(self, lender: Lender) -> Refused:
         error = Refused(f"{lender.name} is not ready yet: {lender.progress}", code=NOT_READY)
         LOG.warning("worker_left_out", peer=lender.peer.short, name=lender.name, why=error.what)
-        self._slow.add(lender.peer)
+        self._late_before.add(lender.peer)
         return error
 
     async def _ask_one(self, lender: Lender, acquire: Acquire, refusals: list[MeshdError]) -> None:

@@ -20,8 +20,8 @@ from meshd.model.status import ModelState, ModelStatus
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
-from meshd.role.head.device_exclusions import Unable
-from meshd.role.head.llama_args import read_extra
+from meshd.role.head.device_exclusions import DeviceExclusions
+from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.model_run import HeadRun
 from meshd.role.head.run_end import LoadedModel, ServerDied
 from meshd.role.head.run_input import RunHistory, ServedModel
@@ -30,7 +30,7 @@ from meshd.role.head.stock_rpc import ask_plain
 from meshd.role.head.unreachable import as_reached
 from meshd.role.head.worker_choice import Roster
 from meshd.role.interface import RoleRuntime, RoleStatus
-from meshd.role.native.device_trial import Fitness
+from meshd.role.native.device_trial import DeviceTrials
 from meshd.store.interface import HashProgress, WeightsFile
 from meshd.tunnel.interface import TunnelStatus
 
@@ -50,7 +50,7 @@ class Serve:
         self._runtime = runtime
         self._file = file
         self._options = options
-        read_extra(options.extra)  # what cannot be given is an error at the start
+        read_llama_args(options.llama_args)  # what cannot be given is an error at the start
         self._layers: ModelLayers = read_layers(file.headers, name=file.name)
         self._index: WeightsIndex | None = None
         self._readiness = Readiness(ModelState.WAITING, "starting")
@@ -60,7 +60,9 @@ class Serve:
         self._failures = 0
         self._roster = Roster(runtime.mesh, least=options.min_workers)
         self._history = RunHistory(
-            Fitness(runtime.native, runtime.processes.run_to_end, runtime.paths, machine=options.machine),
+            DeviceTrials(
+                runtime.native, runtime.processes.run_to_end, runtime.paths, machine=options.machine
+            ),
             self._roster.standings,
         )
         self._restarts = 0  # of llama-server, those that nobody asked for
@@ -135,7 +137,9 @@ class Serve:
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),
         )
-        return RoleStatus(children=children, tunnels=tunnels, model=model, unfit=self._history.fitness.notes)
+        return RoleStatus(
+            children=children, tunnels=tunnels, model=model, unfit=self._history.device_trials.notes
+        )
 
     def _bytes_per_token(self) -> float | None:
         run = self._run
@@ -166,7 +170,7 @@ class Serve:
         """Costs nothing while the file is as it was. Raises UserError."""
         before, self._index = self._index, await self._file.index(self._hash_progress)
         if before is not None and before.fingerprint != self._index.fingerprint:
-            self._history.unable = Unable()  # another model
+            self._history.exclusions = DeviceExclusions()  # another model
         if not self._file.paths_unchanged():  # llama-server opens the path, the workers know what was there
             raise UserError(
                 f"`{self._file.name}` was replaced by another file",
@@ -188,10 +192,10 @@ class Serve:
         workers = await self._wait_for_workers()
         try:
             await self._know_file()
-            plain = await ask_plain(self._options.rpc, protocol=self._runtime.native.version.rpc)
+            plain_rpc = await ask_plain(self._options.rpc, protocol=self._runtime.native.version.rpc)
         except MeshdError as error:
             return await self._failed(error)
-        run = self._run = self._new_run(plain)
+        run = self._run = self._new_run(plain_rpc)
         try:
             why = await contained(run.run(workers), source="workers", name="model")
         except Fault as error:  # of what a worker said, most likely: another life may do without it
@@ -208,14 +212,14 @@ class Serve:
             await self._server_failed(why)
         return why
 
-    def _new_run(self, plain: Sequence[PlainRpc]) -> HeadRun:
+    def _new_run(self, plain_rpc: Sequence[PlainRpc]) -> HeadRun:
         assert self._index is not None
         model = ServedModel(
             file=self._file,
             index=self._index,
             layers=self._layers,
             options=self._options,
-            plain=plain,
+            plain_rpc=plain_rpc,
             alias=self.model_name,
             socket=self.socket_path,
         )
@@ -255,13 +259,17 @@ class Serve:
         if self._run is not None:
             self._roster.standings.worked(self._run.workers)
             self._roster.all_needed = False
-            self._history.unable.worked(self._run.workers)
+            self._history.exclusions.worked(self._run.workers)
         self._tell(ModelState.READY, "; ".join([loaded.why, *self._left_out()]))
 
     async def _server_failed(self, why: str) -> None:
         """It ends each time before it is ready: say so, and try again when something may have changed."""
-        extra = " ".join(self._options.extra)
-        hint = f"look at what stands after `--`: `{extra}`" if extra else "`meshd logs llama-server` has all"
+        llama_args = " ".join(self._options.llama_args)
+        hint = (
+            f"look at what stands after `--`: `{llama_args}`"
+            if llama_args
+            else "`meshd logs llama-server` has all"
+        )
         self._tell(ModelState.FAILED, f"{self._server_failures} times in a row: {why} ({hint})")
         LOG.error("model_failed", why=why, hint=hint)
         await self._until_peers_change(SERVER_RETRY.delay(max(0, self._server_failures - SERVER_TRIES), 0.0))

@@ -29,7 +29,7 @@ class Equipment:
         return cls(native, tuple((d.name, d.kind, d.description, d.total_bytes) for d in devices))
 
 
-class Unable:
+class DeviceExclusions:
     """What was found out of the workers' devices, for one model."""
 
     def __init__(self) -> None:
@@ -64,11 +64,11 @@ class Unable:
         return self._out[peer]
 
 
-class Trial:
+class DevicesInUse:
     """The devices of one life of the model: what each worker offered, and which of it its rpc-server runs."""
 
-    def __init__(self, unable: Unable) -> None:
-        self._unable = unable
+    def __init__(self, exclusions: DeviceExclusions) -> None:
+        self._exclusions = exclusions
         self._equipment: dict[PeerId, Equipment] = {}
         self._used: dict[PeerId, tuple[str, ...]] = {}
         self.failed = False  # a device did
@@ -80,7 +80,7 @@ class Trial:
         """
         self._equipment[peer] = Equipment.of(native, offer.devices)
         unfit = {device.name: why for device, why in zip(offer.devices, offer.unfit, strict=False) if why}
-        return {**unfit, **self._unable.excluded(peer, self._equipment[peer])}
+        return {**unfit, **self._exclusions.excluded(peer, self._equipment[peer])}
 
     def uses(self, peer: PeerId, devices: Sequence[OfferedDevice], wanted: Sequence[int]) -> None:
         """Bytes that are reserved of each device; the server runs those that are not 0, in their order."""
@@ -90,7 +90,7 @@ class Trial:
     def crashed(self, peer: PeerId, why: str) -> None:
         """See Unable."""
         self.failed = True
-        self._unable.crashed(peer, self._equipment[peer], self._used[peer], why)
+        self._exclusions.crashed(peer, self._equipment[peer], self._used[peer], why)
 
     def lacks(self, peer: PeerId, number: int, operation: str) -> str:
         """See Unable; `number` is the device's in its server. Returns its name."""
@@ -98,5 +98,5 @@ class Trial:
         if number >= len(used):
             return f"device {number}"
         self.failed = True
-        self._unable.lacks(peer, self._equipment[peer], used[number], operation)
+        self._exclusions.lacks(peer, self._equipment[peer], used[number], operation)
         return used[number]

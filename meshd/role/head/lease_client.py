@@ -79,7 +79,7 @@ class Lender:
         self.name = name
         self.offer: WorkerOffer | None = None
         self.progress = "it has not answered"  # its last word
-        self._words = PROGRESS_SHOWN.bucket(asyncio.get_running_loop().time())
+        self._shown_progress = PROGRESS_SHOWN.bucket(asyncio.get_running_loop().time())
         self.tunnel: Tunnel | None = None
         self.unreached: dict[int, str] = {}  # neighbours that it cannot reach, and why
         self._lease_id = b""
@@ -214,13 +214,13 @@ class Lender:
             self._messages.stream.write_eof()
             self._messages = None
 
-    async def _answer(self, most: float) -> LeaseMessage:
-        """The next that is not about progress, within `most` seconds. Raises Refused, Broken."""
+    async def _answer(self, timeout: float) -> LeaseMessage:
+        """The next that is not about progress, within `timeout` seconds. Raises Refused, Broken."""
         try:
-            async with asyncio.timeout(most):
+            async with asyncio.timeout(timeout):
                 return await self._next_answer()
         except TimeoutError:
-            raise Broken(f"{self.name} is not ready after {most:.0f} s: {self.progress}") from None
+            raise Broken(f"{self.name} is not ready after {timeout:.0f} s: {self.progress}") from None
 
     async def _next_answer(self) -> LeaseMessage:
         assert self._messages is not None
@@ -235,7 +235,7 @@ class Lender:
             match message:
                 case Progress(text=text):
                     self.progress = text
-                    if self._words.spend(1, asyncio.get_running_loop().time()):
+                    if self._shown_progress.spend(1, asyncio.get_running_loop().time()):
                         self._on_progress(f"{self.name}: {text}")
                 case Lost(code=code, text=text, hint=hint):
                     raise Refused(f"{self.name}: {text}", code=code, hint=hint)

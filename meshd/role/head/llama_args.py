@@ -75,7 +75,7 @@ _SAMPLING = ("-bs", "--backend-sampling")
 
 
 @dataclass(frozen=True, slots=True)
-class Extra:
+class LlamaArgs:
     """What was read; `rest` is for llama-server as it stands. None: not given. `tokens` 0: as trained."""
 
     rest: tuple[str, ...] = ()
@@ -92,10 +92,10 @@ class Extra:
 
     def shape(self, layers: ModelLayers, *, tokens: int | None) -> ContextShape:
         """The context that llama-server will make; what stood after `--` wins over `tokens`."""
-        given = self.tokens if self.tokens is not None else tokens
-        if given == 0:
-            given = layers.trained_context or None
-        usual = default_shape(layers, tokens=given)
+        context = self.tokens if self.tokens is not None else tokens
+        if context == 0:
+            context = layers.trained_context or None
+        usual = default_shape(layers, tokens=context)
         return replace(
             usual,
             parallel=self.parallel or usual.parallel,
@@ -109,34 +109,34 @@ class Extra:
         )
 
 
-def read_extra(extra: Sequence[str]) -> Extra:
+def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:
     """Read what stands after `--`. Raises UserError for an option that is meshd's own, or a bad value."""
     counts: dict[str, int] = {}
     types: dict[str, str] = {}
     flags: dict[str, bool] = {}
     flash, sampling = True, False
     rest: list[str] = []
-    left = list(extra)
-    while left:
-        given = left.pop(0)
-        name = given.replace("_", "-") if given.startswith("--") else given
+    unread = list(llama_args)
+    while unread:
+        option = unread.pop(0)
+        name = option.replace("_", "-") if option.startswith("--") else option
         if (instead := _RESERVED.get(name)) is not None:
-            raise UserError(f"`{given}` cannot be given after `--`", hint=instead)
+            raise UserError(f"`{option}` cannot be given after `--`", hint=instead)
         if name in _COUNTS:
             what = _COUNTS[name]
-            counts[what] = _count(given, left, low=0 if what == "tokens" else 1)
+            counts[what] = _count(option, unread, low=0 if what == "tokens" else 1)
         elif name in _TYPES:
-            types[_TYPES[name]] = _one_of(given, left, CACHE_TYPES)
+            types[_TYPES[name]] = _one_of(option, unread, CACHE_TYPES)
         elif name in _FLAGS:
             flag, value = _FLAGS[name]
             flags[flag] = value
         elif name in _FLASH:
-            flash, kept = _flash(given, left)
+            flash, kept = _flash(option, unread)
             rest += kept
         else:
             sampling = sampling or name in _SAMPLING
-            rest.append(given)
-    return Extra(
+            rest.append(option)
+    return LlamaArgs(
         rest=tuple(rest),
         tokens=counts.get("tokens"),
         parallel=counts.get("parallel"),
@@ -151,36 +151,38 @@ def read_extra(extra: Sequence[str]) -> Extra:
     )
 
 
-def _value(given: str, left: list[str]) -> str:
-    if not left:
-        raise UserError(f"`{given}` after `--` has no value")
-    return left.pop(0)
+def _value(option: str, unread: list[str]) -> str:
+    if not unread:
+        raise UserError(f"`{option}` after `--` has no value")
+    return unread.pop(0)
 
 
-def _count(given: str, left: list[str], *, low: int) -> int:
-    text = _value(given, left)
+def _count(option: str, unread: list[str], *, low: int) -> int:
+    text = _value(option, unread)
     if not (text.isascii() and text.isdigit() and len(text) < 12 and low <= int(text) < MOST_TOKENS):
         raise UserError(
-            f"`{given} {text}` after `--` is not a valid number",
+            f"`{option} {text}` after `--` is not a valid number",
             hint=f"give a whole number of at least {low}: meshd plans the memory with it",
         )
     return int(text)
 
 
-def _one_of(given: str, left: list[str], allowed: Sequence[str]) -> str:
-    text = _value(given, left)
+def _one_of(option: str, unread: list[str], allowed: Sequence[str]) -> str:
+    text = _value(option, unread)
     if text not in allowed:
-        raise UserError(f"`{given} {text}` after `--` is not known", hint=f"choose from {', '.join(allowed)}")
+        raise UserError(
+            f"`{option} {text}` after `--` is not known", hint=f"choose from {', '.join(allowed)}"
+        )
     return text
 
 
-def _flash(given: str, left: list[str]) -> tuple[bool, list[str]]:
+def _flash(option: str, unread: list[str]) -> tuple[bool, list[str]]:
     """Whether flash attention may be counted on, and what llama-server is still to be given."""
-    text = left.pop(0) if left and not left[0].startswith("-") else "on"
+    text = unread.pop(0) if unread and not unread[0].startswith("-") else "on"
     if text in ("off", "disabled", "false", "0"):
         return False, []  # the plan gives `-fa off` itself
     if text in ("on", "enabled", "true", "1"):
         return True, ["-fa", "on"]
     if text in ("auto", "-1"):
         return True, []
-    raise UserError(f"`{given} {text}` after `--` is not known", hint="choose on, off or auto")
+    raise UserError(f"`{option} {text}` after `--` is not known", hint="choose on, off or auto")

@@ -11,7 +11,7 @@ from meshd.model.plan import Plan
 from meshd.model.weights_index import encode_index
 from meshd.process.interface import Child, ChildFailed, ChildSpec, ChildStatus
 from meshd.role.head.lease_client import Lender
-from meshd.role.head.llama_args import read_extra
+from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.load_report import WeightsReport
 from meshd.role.head.push_plan import Pushing
 from meshd.role.head.run_input import ServedModel
@@ -98,7 +98,7 @@ class LlamaServer:
 
     def _spec(self, plan: Plan, lenders: Sequence[Lender], pipe: Report) -> ChildSpec:
         model, options = self._model, self._model.options
-        rest = read_extra(options.extra).rest
+        rest = read_llama_args(options.llama_args).rest
         tunnels = [(lender.tunnel.endpoint, lender.secret) for lender in lenders if lender.tunnel is not None]
         secrets = {endpoint: secret for endpoint, secret in tunnels if secret}
         weights = secrets_end = peers = -1
@@ -113,11 +113,11 @@ class LlamaServer:
             alias=model.alias,
             endpoints=(
                 *(endpoint for endpoint, _ in tunnels),
-                *(server.endpoint for server in model.plain),
+                *(server.endpoint for server in model.plain_rpc),
             ),
             plan=command_lines.without_overridden(plan.arguments, rest),
             load_mode=options.load_mode,
-            extra=rest,
+            llama_args=rest,
         )
         return ChildSpec(
             name="llama-server",

@@ -16,9 +16,9 @@ from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.role.head.ask_workers import Asking, acquire_for, not_ready
 from meshd.role.head.blame import Blame
-from meshd.role.head.device_exclusions import Trial
+from meshd.role.head.device_exclusions import DevicesInUse
 from meshd.role.head.lease_client import Lender, why_unfit
-from meshd.role.head.llama_args import read_extra
+from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.llama_server import LlamaServer, Over
 from meshd.role.head.own_devices import own_devices
 from meshd.role.head.push_plan import Pushing
@@ -27,7 +27,7 @@ from meshd.role.head.run_end import End, LoadedModel, ServerDied
 from meshd.role.head.run_input import RunHistory, ServedModel
 from meshd.role.head.shared_memory import plan_over
 from meshd.role.head.split_plan import (
-    Lent,
+    NodeOffer,
     path_to,
     reservations,
     split_of,
@@ -68,9 +68,9 @@ class HeadRun:
         self._on_progress = on_progress
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
-        self._pushing = Pushing(allowed=options.push, apart=history.standings.are_apart)
-        self._trial = Trial(history.unable)
-        shape = read_extra(options.extra).shape(model.layers, tokens=options.ctx_size)
+        self._pushing = Pushing(allowed=options.push, are_apart=history.standings.are_apart)
+        self._devices_in_use = DevicesInUse(history.exclusions)
+        shape = read_llama_args(options.llama_args).shape(model.layers, tokens=options.ctx_size)
         self._operations = operations(model.file.headers, shape)
         self._server = LlamaServer(
             runtime.native, runtime.processes, runtime.paths, model=model, pushing=self._pushing
@@ -117,12 +117,14 @@ class HeadRun:
         """From asking the workers to the first loss; returns why it ended. Raises MeshdError."""
         began = asyncio.get_running_loop().time()
         try:
-            plan, lent = await self._plan(workers)
+            plan, offers = await self._plan(workers)
             LOG.info("plan", why=plan.why)
             async with Owner() as owner:
                 self._weights_of = plan.weights_of
                 reserving = self._reserving()
-                granted = await reserving.begin(lent, reservations(plan, lent), self._server.report, owner)
+                granted = await reserving.begin(
+                    offers, reservations(plan, offers), self._server.report, owner
+                )
                 if self._runtime.native.patched:
                     await self._pushing.introduce(plan, self._lenders)
                 self._server.start(plan, self._lenders, owner)
@@ -140,7 +142,7 @@ class HeadRun:
 
     # Asking and planning.
 
-    async def _plan(self, workers: Sequence[PeerStatus]) -> tuple[Plan, list[Lent]]:
+    async def _plan(self, workers: Sequence[PeerStatus]) -> tuple[Plan, list[NodeOffer]]:
         """A plan, and the offers that it uses; the other workers are sent home. Raises MeshdError."""
         refusals: list[MeshdError] = []
         native, processes = self._runtime.native, self._runtime.processes
@@ -149,25 +151,25 @@ class HeadRun:
         )
         async with Owner() as owner:
             listed = own_devices(
-                listing, self._options, self._history.fitness, self._operations, self._tell_own
+                listing, self._options, self._history.device_trials, self._operations, self._tell_own
             )
             mine = owner.start(listed, name="own devices")
-            lent = await self._ask(workers, refusals)
-        own, unable = mine.result()
+            offers = await self._ask(workers, refusals)
+        own, excluded = mine.result()
         try:
-            planned, lent = plan_over(
+            planned, offers = plan_over(
                 self._model.layers,
-                lent=lent,
-                plain=self._model.plain,
+                offers=offers,
+                plain_rpc=self._model.plain_rpc,
                 own=own,
                 options=self._options,
-                own_unable=unable,
+                own_excluded=excluded,
             )
         except UserError as error:
             if late := not_ready(refusals):
                 raise Refused(error.what, code="workers", hint=late) from None
             raise
-        plan, used = without_idle(planned, lent)
+        plan, used = without_idle(planned, offers)
         reasons = [error.what for error in refusals]
         for lender in list(self._lenders):
             if all(item.node != lender.name for item in used):
@@ -184,13 +186,13 @@ class HeadRun:
             )
         return plan, used
 
-    async def _ask(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> list[Lent]:
+    async def _ask(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> list[NodeOffer]:
         """The offers of those that take part. Raises MeshdError when too few remain."""
         LOG.info("load_started", count=len(workers))
         self._on_progress(f"asking {amounts.in_number(len(workers), 'worker')}" if workers else "planning")
         options = self._options
         names = {options.node_id: options.node_name} | {str(one.peer): one.name for one in workers}
-        called = naming.labels(names, [server.endpoint for server in self._model.plain])
+        called = naming.labels(names, [server.endpoint for server in self._model.plain_rpc])
         self._options = replace(options, node_name=called[options.node_id])
         native, saved = self._runtime.native, self._server.saved()
         for worker in workers:
@@ -210,7 +212,10 @@ class HeadRun:
             )
             self._lenders.append(lender)
         asking = Asking(
-            self._lenders, enough=self._options.min_workers, slow=self._history.slow, blamed=self.blame.failed
+            self._lenders,
+            min_offers=self._options.min_workers,
+            late_before=self._history.late_before,
+            blamed=self.blame.failed,
         )
         acquire = acquire_for(
             self._model.alias, self._model.index, native.version, self._options.incarnation, self._operations
@@ -220,12 +225,12 @@ class HeadRun:
             raise refusals[0]
         paths = {status.peer: path_to(status.paths) for status in self._runtime.mesh.peers()}
         version = {worker.peer: worker.native for worker in workers}
-        lent = []
+        offers = []
         for lender in self._lenders:
             assert lender.offer is not None
-            unable = self._trial.offered(lender.peer, version[lender.peer], lender.offer)
-            lent.append(Lent(lender.name, lender.offer, paths.get(lender.peer), unable))
-        return lent
+            excluded = self._devices_in_use.offered(lender.peer, version[lender.peer], lender.offer)
+            offers.append(NodeOffer(lender.name, lender.offer, paths.get(lender.peer), excluded))
+        return offers
 
     def _server_pid(self) -> int | None:
         status = self._server.status
@@ -238,7 +243,7 @@ class HeadRun:
         return Reserving(
             self._runtime.mesh,
             self._lenders,
-            trial=self._trial,
+            devices_in_use=self._devices_in_use,
             blame=self.blame,
             on_progress=self._on_progress,
             granted=self._all_granted,
@@ -251,7 +256,7 @@ class HeadRun:
 
     def _lease_ended(self, lender: Lender, lost: Lost) -> None:
         if not self.loaded and lost.code == RPC_SERVER_CRASHED:
-            self._trial.crashed(lender.peer, lost.text)
+            self._devices_in_use.crashed(lender.peer, lost.text)
         if not self.loaded or not self.end.known:
             self.blame.ended(lender.peer, lost)
         self.end.say(f"worker {lender.name} is lost: {lost.text}")
@@ -263,7 +268,9 @@ class HeadRun:
             lender = self._lender_at(endpoint)
             # an rpc-server of the LAN has no name here, and nothing to be left out of
             device = (
-                f"{lender.name} {self._trial.lacks(lender.peer, number, operation)}" if lender else endpoint
+                f"{lender.name} {self._devices_in_use.lacks(lender.peer, number, operation)}"
+                if lender
+                else endpoint
             )
             told.append(f"{device} cannot compute {operation}")
         return "; ".join(told)
@@ -293,7 +300,7 @@ class HeadRun:
             over = self._server.lost or over
             if unsupported := self._learn_unsupported():
                 over = Over(unsupported, over.tail)
-        known = self.end.known or (not self.loaded and self._trial.failed)
+        known = self.end.known or (not self.loaded and self._devices_in_use.failed)
         lender = self._lender_at(over.endpoint)
         if not known and lender is not None:
             others = self._pushing.others(lender.peer, lender.patience.waited_for)
@@ -318,8 +325,8 @@ class HeadRun:
             self.end.say(f"the model file `{self._model.file.name}` was changed while it was loaded")
             return
         if not self._runtime.native.patched:  # it reports nothing itself; the tunnels do
-            plain = {server.endpoint for server in self._model.plain}
-            report.network_bytes += sum(s.weights for s in plan.shares if s.device.node in plain)
+            plain_rpc = {server.endpoint for server in self._model.plain_rpc}
+            report.network_bytes += sum(s.weights for s in plan.shares if s.device.node in plain_rpc)
         now = asyncio.get_running_loop().time()
         self.loaded = True
         self.blame.loaded_at = now

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from meshd.role.head.split_plan import HeadOptions
 from meshd.role.native.device_list import Listing
-from meshd.role.native.device_trial import Fitness
+from meshd.role.native.device_trial import DeviceTrials
 from meshd.role.native.devices import pick
 from meshd.wire.lease import OfferedDevice
 
@@ -12,7 +12,7 @@ from meshd.wire.lease import OfferedDevice
 async def own_devices(
     listing: Listing,
     options: HeadOptions,
-    fitness: Fitness,
+    device_trials: DeviceTrials,
     operations: Sequence[str],
     on_progress: Callable[[str], Awaitable[None]],
 ) -> tuple[tuple[OfferedDevice, ...], Mapping[str, str]]:
@@ -27,6 +27,6 @@ async def own_devices(
         return cpu, {}
     gpus = pick(listed, [name for name in asked if name != "CPU"])
     wanted = tuple(device for device in gpus if device.kind == "gpu")
-    reasons = await fitness.unfit(wanted, operations, on_progress)
+    reasons = await device_trials.unfit(wanted, operations, on_progress)
     unfit = {device.name: why for device, why in zip(wanted, reasons, strict=True) if why}
     return (*cpu, *wanted), unfit

@@ -39,10 +39,10 @@ class PushRoute:
 class Pushing:
     """`introduce` once all leases are there; then `text` for llama-server, and `line` for what it reports."""
 
-    def __init__(self, *, allowed: bool, apart: Callable[[PeerId, PeerId], bool]) -> None:
-        """`allowed`: the user wants it, and llama-server knows how. `apart`: these two may not."""
+    def __init__(self, *, allowed: bool, are_apart: Callable[[PeerId, PeerId], bool]) -> None:
+        """`allowed`: the user wants it, and llama-server knows how. `are_apart`: these two may not."""
         self._allowed = allowed
-        self._apart = apart
+        self._are_apart = are_apart
         self._routes: dict[Place, PushRoute] = {}  # by where they lead
         self._no_push_reasons: dict[Place, str] = {}
         self._reported: dict[Place, tuple[bool, str]] = {}  # by the ends of a route
@@ -61,7 +61,7 @@ class Pushing:
                 self._no_push_reasons[place] = f"{plain.device.node} is a plain rpc-server"
             elif stock := [lender.name for lender in (source, target) if not lender.can_push]:
                 self._no_push_reasons[place] = f"{stock[0]} does not know how"
-            elif self._apart(source.peer, target.peer):
+            elif self._are_apart(source.peer, target.peer):
                 self._no_push_reasons[place] = APART
             else:
                 self._routes[place] = PushRoute(source, target, numbers[target.name])

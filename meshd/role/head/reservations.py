@@ -8,10 +8,10 @@ from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, PeerState
 from meshd.role.head.blame import GIVEN_UP, Blame
-from meshd.role.head.device_exclusions import Trial
+from meshd.role.head.device_exclusions import DevicesInUse
 from meshd.role.head.lease_client import Lender
 from meshd.role.head.load_report import WeightsReport
-from meshd.role.head.split_plan import Lent
+from meshd.role.head.split_plan import NodeOffer
 from meshd.rpc.hang_detector import LOOK_SECONDS
 from meshd.wire.lease import Lost
 
@@ -27,7 +27,7 @@ class Reserving:
         mesh: Mesh,
         lenders: Sequence[Lender],
         *,
-        trial: Trial,
+        devices_in_use: DevicesInUse,
         blame: Blame,
         on_progress: Callable[[str], None],
         granted: Callable[[], None],
@@ -35,7 +35,7 @@ class Reserving:
     ) -> None:
         self._mesh = mesh
         self._lenders = lenders
-        self._trial = trial
+        self._devices_in_use = devices_in_use
         self._blame = blame
         self._on_progress = on_progress
         self._granted = granted
@@ -43,7 +43,7 @@ class Reserving:
 
     async def begin(
         self,
-        lent: Sequence[Lent],
+        offers: Sequence[NodeOffer],
         wanted: Sequence[tuple[int, ...]],
         report: WeightsReport,
         owner: Owner,
@@ -55,7 +55,7 @@ class Reserving:
         if self._lenders:
             names = ", ".join(lender.name for lender in self._lenders)
             self._on_progress(f"starting the rpc-server of {names}")
-        await self._reserve(lent, wanted)
+        await self._reserve(offers, wanted)
         granted = owner.start(self._until_granted(owner), name="grants")
         if any(lender.tunnel is None for lender in self._lenders):  # an old worker tells the id then
             await asyncio.wait([granted])
@@ -66,10 +66,10 @@ class Reserving:
             owner.start(self._bear(lender), name=f"patience {lender.name}")
         return granted
 
-    async def _reserve(self, lent: Sequence[Lent], wanted: Sequence[tuple[int, ...]]) -> None:
+    async def _reserve(self, offers: Sequence[NodeOffer], wanted: Sequence[tuple[int, ...]]) -> None:
         """Say to all what is wanted of each, and wait for no answer. Raises Broken."""
-        for lender, item, counts in zip(self._lenders, lent, wanted, strict=True):
-            self._trial.uses(lender.peer, item.offer.devices, counts)
+        for lender, item, counts in zip(self._lenders, offers, wanted, strict=True):
+            self._devices_in_use.uses(lender.peer, item.offer.devices, counts)
             try:
                 await lender.reserve(counts)
             except MeshdError as error:

@@ -7,10 +7,10 @@ from pathlib import Path
 from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers
 from meshd.model.weights_index import WeightsIndex
-from meshd.role.head.device_exclusions import Unable
+from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
 from meshd.role.head.worker_backoff import Standings
-from meshd.role.native.device_trial import Fitness
+from meshd.role.native.device_trial import DeviceTrials
 from meshd.store.interface import WeightsFile
 
 
@@ -22,7 +22,7 @@ class ServedModel:
     index: WeightsIndex
     layers: ModelLayers
     options: HeadOptions
-    plain: Sequence[PlainRpc]
+    plain_rpc: Sequence[PlainRpc]
     """The rpc-servers without meshd, as they answered just now."""
     alias: str
     socket: Path
@@ -32,8 +32,8 @@ class ServedModel:
 class RunHistory:
     """What the runs of one model share: each adds what it has found out about workers and devices."""
 
-    fitness: Fitness
+    device_trials: DeviceTrials
     standings: Standings
-    unable: Unable = field(default_factory=Unable)
-    slow: set[PeerId] = field(default_factory=set)
+    exclusions: DeviceExclusions = field(default_factory=DeviceExclusions)
+    late_before: set[PeerId] = field(default_factory=set)
     """Workers that were late the last time they were asked (ask_workers.py)."""

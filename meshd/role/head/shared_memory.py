@@ -13,31 +13,33 @@ from dataclasses import replace
 from meshd.base.errors import Refused
 from meshd.model.layers import ModelLayers
 from meshd.model.plan import NotEnoughMemory, Plan
-from meshd.role.head.split_plan import HeadOptions, Lent, PlainRpc, make_plan, pool_of, without_idle
+from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc, make_plan, pool_of, without_idle
 from meshd.wire.lease import OfferedDevice
 
-Planned = tuple[Plan, list[Lent]]
+Planned = tuple[Plan, list[NodeOffer]]
 
 
 def plan_over(
     layers: ModelLayers,
     *,
-    lent: Sequence[Lent],
-    plain: Sequence[PlainRpc],
+    offers: Sequence[NodeOffer],
+    plain_rpc: Sequence[PlainRpc],
     own: Sequence[OfferedDevice],
     options: HeadOptions,
-    own_unable: Mapping[str, str],
+    own_excluded: Mapping[str, str],
 ) -> Planned:
     """As make_plan, and the offers as they are used: without some devices, perhaps."""
 
-    def plan(lent: Sequence[Lent]) -> Planned:
-        made = make_plan(layers, lent=lent, plain=plain, own=own, options=options, own_unable=own_unable)
-        return made, list(lent)
+    def plan(offers: Sequence[NodeOffer]) -> Planned:
+        made = make_plan(
+            layers, offers=offers, plain_rpc=plain_rpc, own=own, options=options, own_excluded=own_excluded
+        )
+        return made, list(offers)
 
     try:
-        return plan(lent)
+        return plan(offers)
     except NotEnoughMemory:
-        single = () if options.tensor_split else one_for_each_pool(lent, own, options)
+        single = () if options.tensor_split else one_for_each_pool(offers, own, options)
         with suppress(NotEnoughMemory, Refused):  # then the first reason is the better one
             if single:
                 again = plan(single)
@@ -46,23 +48,25 @@ def plan_over(
         raise
 
 
-def one_for_each_pool(lent: Sequence[Lent], own: Sequence[OfferedDevice], options: HeadOptions) -> list[Lent]:
+def one_for_each_pool(
+    offers: Sequence[NodeOffer], own: Sequence[OfferedDevice], options: HeadOptions
+) -> list[NodeOffer]:
     """The offers, without devices whose memory is another node's as well; empty when there are none."""
     holder = {pool_of(device, options.machine): options.node_name for device in own}
     most: dict[str, int] = {}
-    for item in lent:
+    for item in offers:
         for device in item.devices:
             pool = pool_of(device, item.offer.machine)
             if pool not in holder or (pool in most and device.free_bytes > most[pool]):
                 holder[pool], most[pool] = item.node, device.free_bytes
-    found = [_alone(item, holder) for item in lent]
-    return found if found != list(lent) else []
+    found = [_alone(item, holder) for item in offers]
+    return found if found != list(offers) else []
 
 
-def _alone(item: Lent, holder: Mapping[str, str]) -> Lent:
-    unable = dict(item.unable)
+def _alone(item: NodeOffer, holder: Mapping[str, str]) -> NodeOffer:
+    excluded = dict(item.excluded)
     for device in item.devices:
         pool = pool_of(device, item.offer.machine)
         if pool and holder[pool] != item.node:
-            unable[device.name] = f"{holder[pool]} has the same memory, as both say"
-    return replace(item, unable=unable)
+            excluded[device.name] = f"{holder[pool]} has the same memory, as both say"
+    return replace(item, excluded=excluded)

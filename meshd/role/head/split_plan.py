@@ -12,7 +12,7 @@ from meshd.model.plan import DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitO
 from meshd.model.split import plan_split
 from meshd.model.status import SplitPart
 from meshd.peer.interface import PathStatus
-from meshd.role.head.llama_args import read_extra
+from meshd.role.head.llama_args import read_llama_args
 from meshd.role.native.devices import SHARED_MEMORY
 from meshd.wire.lease import OfferedDevice, WorkerOffer
 
@@ -44,7 +44,7 @@ class HeadOptions:
     push: bool = True
     activations: str = "f32"
     output: str = "auto"
-    extra: tuple[str, ...] = ()
+    llama_args: tuple[str, ...] = ()
     machine: str = ""
     node_name: str = "head"
     node_id: str = ""
@@ -53,16 +53,17 @@ class HeadOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class NodeOffer:
     """A worker's offer, under the name of its node, and what lies between.
 
-    `unable`: devices that cannot run the model, and why. They are not started, nor are those without memory.
+    `excluded`: devices that cannot run the model, and why. They are not started, nor are those without
+    memory.
     """
 
     node: str
     offer: WorkerOffer
     path: DevicePath | None = None
-    unable: Mapping[str, str] = field(default_factory=dict)
+    excluded: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def devices(self) -> tuple[OfferedDevice, ...]:
@@ -71,31 +72,31 @@ class Lent:
 
     def exclusion_reason(self, device: OfferedDevice) -> str:
         """Why a device of the offer takes no part; empty when it may."""
-        return self.unable.get(device.name, "") or ("" if device.free_bytes else "it has no free memory")
+        return self.excluded.get(device.name, "") or ("" if device.free_bytes else "it has no free memory")
 
 
 def make_plan(
     layers: ModelLayers,
     *,
-    lent: Sequence[Lent],
-    plain: Sequence[PlainRpc],
+    offers: Sequence[NodeOffer],
+    plain_rpc: Sequence[PlainRpc],
     own: Sequence[OfferedDevice],
     options: HeadOptions,
-    own_unable: Mapping[str, str] | None = None,
+    own_excluded: Mapping[str, str] | None = None,
 ) -> Plan:
     """The split over workers, plain rpc-servers and this machine's devices, in this order.
 
-    `own` has the head's CPU and, unless `--device none`, the GPUs it may use; `own_unable` those of them that
-    cannot run the model, and why. Raises NotEnoughMemory, UserError; Refused when devices that cannot run the
-    model leave too few workers.
+    `own` has the head's CPU and, unless `--device none`, the GPUs it may use; `own_excluded` those of them
+    that cannot run the model, and why. Raises NotEnoughMemory, UserError; Refused when devices that cannot
+    run the model leave too few workers.
     """
-    _check_able(lent, options.min_workers)
+    _check_able(offers, options.min_workers)
     devices: list[PlanDevice] = []
-    for item in lent:
+    for item in offers:
         devices += [_remote(item.node, device, item.offer.machine, item.path) for device in item.devices]
-    for server in plain:
+    for server in plain_rpc:
         devices += [_remote(server.endpoint, device, "", None) for device in server.devices]
-    unable: list[LeftOut] = []
+    excluded: list[LeftOut] = []
     for device in own:
         mine = PlanDevice(
             node=options.node_name,
@@ -105,39 +106,39 @@ def make_plan(
             is_head=True,
             pool=pool_of(device, options.machine),
         )
-        if why := (own_unable or {}).get(device.name):
-            unable.append(LeftOut(mine, why))
+        if why := (own_excluded or {}).get(device.name):
+            excluded.append(LeftOut(mine, why))
         else:
             devices.append(mine)
-    extra = read_extra(options.extra)
+    llama_args = read_llama_args(options.llama_args)
     split = SplitOptions(
-        shape=extra.shape(layers, tokens=options.ctx_size),
+        shape=llama_args.shape(layers, tokens=options.ctx_size),
         tensor_split=options.tensor_split,
         head_layers=options.devices != ("none",),
         local_output={"head": True, "worker": False}.get(options.output),
-        sampled_with_output=extra.backend_sampling,
+        sampled_with_output=llama_args.backend_sampling,
     )
-    unable += [
+    excluded += [
         LeftOut(_remote(item.node, device, "", None), why)
-        for item in lent
+        for item in offers
         for device in item.offer.devices
         if (why := item.exclusion_reason(device))
     ]
-    told = "".join(f"; {item.device.label} left out: {item.why}" for item in unable)
+    left_out = "".join(f"; {item.device.label} left out: {item.why}" for item in excluded)
     try:
         plan = plan_split(layers, devices, split)
     except NotEnoughMemory as error:
         raise NotEnoughMemory(
-            f"{error.what}{told}", hint=error.hint, largest_context=error.largest_context
+            f"{error.what}{left_out}", hint=error.hint, largest_context=error.largest_context
         ) from None
-    return replace(plan, left_out=(*plan.left_out, *unable), why=f"{plan.why}{told}")
+    return replace(plan, left_out=(*plan.left_out, *excluded), why=f"{plan.why}{left_out}")
 
 
-def _check_able(lent: Sequence[Lent], least: int) -> None:
-    able = sum(1 for item in lent if item.devices)
+def _check_able(offers: Sequence[NodeOffer], least: int) -> None:
+    able = sum(1 for item in offers if item.devices)
     reasons = [
         f"{item.node} {device.name}: {why}"
-        for item in lent
+        for item in offers
         for device in item.offer.devices
         if (why := item.exclusion_reason(device))
     ]
@@ -170,7 +171,7 @@ def pool_of(device: OfferedDevice, machine: str) -> str:
     return f"card {device.card}" if device.card else ""
 
 
-def without_idle(plan: Plan, lent: Sequence[Lent]) -> tuple[Plan, list[Lent]]:
+def without_idle(plan: Plan, offers: Sequence[NodeOffer]) -> tuple[Plan, list[NodeOffer]]:
     """The plan without workers that hold no layer, and those that stay.
 
     `RPC<i>` counts the devices behind `--rpc`, so those that come after one that is left out move up.
@@ -178,7 +179,7 @@ def without_idle(plan: Plan, lent: Sequence[Lent]) -> tuple[Plan, list[Lent]]:
     busy = {share.device.node for share in plan.shares if share.layers and not share.device.is_head}
     renamed: dict[str, str] = {}
     before = 0
-    for item in lent:
+    for item in offers:
         for _ in item.devices:
             if item.node in busy:
                 renamed[f"RPC{before}"] = f"RPC{len(renamed)}"
@@ -193,15 +194,15 @@ def without_idle(plan: Plan, lent: Sequence[Lent]) -> tuple[Plan, list[Lent]]:
             ),
             devices=tuple(_moved(name, renamed, before, gone) for name in plan.devices),
         ),
-        [item for item in lent if item.node in busy],
+        [item for item in offers if item.node in busy],
     )
 
 
-def _moved(name: str, renamed: dict[str, str], lent: int, gone: int) -> str:
+def _moved(name: str, renamed: dict[str, str], offers: int, gone: int) -> str:
     number = name.removeprefix("RPC")
     if name in renamed or not name.startswith("RPC") or not number.isdigit():
         return renamed.get(name, name)
-    return f"RPC{int(number) - gone}" if int(number) >= lent else name  # a plain rpc-server of the LAN
+    return f"RPC{int(number) - gone}" if int(number) >= offers else name  # a plain rpc-server of the LAN
 
 
 def why_idle(plan: Plan, node: str) -> str:
@@ -210,10 +211,10 @@ def why_idle(plan: Plan, node: str) -> str:
     return "; ".join(reasons) or f"{node}: no layer was left for it"
 
 
-def reservations(plan: Plan, lent: Sequence[Lent]) -> list[tuple[int, ...]]:
+def reservations(plan: Plan, offers: Sequence[NodeOffer]) -> list[tuple[int, ...]]:
     """Bytes to reserve of each device of each offer."""
     wanted: list[tuple[int, ...]] = []
-    for item in lent:
+    for item in offers:
         counts = []
         for device in item.offer.devices:
             if item.exclusion_reason(device):

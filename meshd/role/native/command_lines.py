@@ -64,7 +64,7 @@ class Head:
     endpoints: tuple[str, ...]
     plan: tuple[str, ...]
     load_mode: str
-    extra: tuple[str, ...]
+    llama_args: tuple[str, ...]
 
 
 def llama_server(program: str, head: Head) -> list[str]:
@@ -79,12 +79,12 @@ def llama_server(program: str, head: Head) -> list[str]:
     if head.endpoints:
         argv += ["--rpc", ",".join(head.endpoints)]
     argv += [*head.plan, "-lm", head.load_mode, "--cache-ram", "0", "-nr"]
-    return [*argv, *head.extra]
+    return [*argv, *head.llama_args]
 
 
-def without_overridden(plan: Sequence[str], extra: Sequence[str]) -> tuple[str, ...]:
+def without_overridden(plan: Sequence[str], llama_args: Sequence[str]) -> tuple[str, ...]:
     """The plan without its `-ot` where the user gives one: llama.cpp takes the first that matches."""
-    if not {"-ot", "--override-tensor"} & set(extra) or "-ot" not in plan:
+    if not {"-ot", "--override-tensor"} & set(llama_args) or "-ot" not in plan:
         return tuple(plan)
     at = list(plan).index("-ot")
     return (*plan[:at], *plan[at + 2 :])

@@ -14,8 +14,8 @@ from meshd.base.tasks import Owner, first_error
 from meshd.process.interface import ChildSpec, RunToEnd
 from meshd.role.interface import NativeBuild, RolePaths
 from meshd.role.native import command_lines
-from meshd.role.native.trial_cache import Passed, trial_key
-from meshd.role.native.trial_report import FitnessReport
+from meshd.role.native.trial_cache import TrialCache, trial_key
+from meshd.role.native.trial_report import TrialReport
 from meshd.wire.lease import OfferedDevice
 
 REFERENCE = "CPU"  # what all are compared with
@@ -28,7 +28,7 @@ LOG = log.get("worker")
 OnProgress = Callable[[str], Awaitable[None]]
 
 
-class Fitness:
+class DeviceTrials:
     """The trials of this machine's devices; one at a time."""
 
     def __init__(self, native: NativeBuild, run_to_end: RunToEnd, paths: RolePaths, *, machine: str) -> None:
@@ -37,7 +37,7 @@ class Fitness:
         self._run_to_end = run_to_end
         self._log = paths.logs / "device-trial.log"
         self._machine = machine
-        self._passed = Passed(paths.trial_cache)
+        self._passed = TrialCache(paths.trial_cache)
         self._failed: dict[str, tuple[str, float]] = {}  # by key: why, and when
         self._unfit: dict[str, str] = {}  # by device
         self._running = asyncio.Lock()
@@ -103,7 +103,7 @@ class Fitness:
 
     async def _run(self, device: OfferedDevice, operations: Sequence[str]) -> tuple[str, bool]:
         """Why it is unfit, and whether it was tried at all. Raises UserError when it cannot be started."""
-        report = FitnessReport(operations)
+        report = TrialReport(operations)
         ended = None
         loop = asyncio.get_running_loop()
         try:

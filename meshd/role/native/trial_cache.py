@@ -26,7 +26,7 @@ def trial_key(parts: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-class Passed:
+class TrialCache:
     """`path` None: kept as long as this object."""
 
     def __init__(self, path: Path | None) -> None:

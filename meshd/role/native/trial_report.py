@@ -10,7 +10,7 @@ MOST_WORD = 80
 MOST_TEXT = 200
 
 
-class FitnessReport:
+class TrialReport:
     """`see` gets each line of output, whatever else the program or a driver prints between them."""
 
     def __init__(self, operations: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from meshd.peer.messages import MessageStream
 from meshd.process.interface import ChildStatus
 from meshd.role.interface import RoleRuntime, RoleStatus
 from meshd.role.native.device_list import Listing
-from meshd.role.native.device_trial import Fitness
+from meshd.role.native.device_trial import DeviceTrials
 from meshd.role.native.devices import pick
 from meshd.role.native.fd_handover import Outgoing
 from meshd.role.worker.known_files import KnownFiles
@@ -101,7 +101,7 @@ class Worker:
         self._store = store
         self._options = options
         self._listing = Listing(native, run_to_end, logs=paths.logs, machine=options.machine)
-        self._fitness = Fitness(native, run_to_end, paths, machine=options.machine)
+        self._device_trials = DeviceTrials(native, run_to_end, paths, machine=options.machine)
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, RpcServer] = {}
         self._streams = LentStreams(runtime.mesh, runtime.tunnels.connect_through)
@@ -118,7 +118,7 @@ class Worker:
             tunnels=[one for server in self._running.values() for one in server.push_tunnels],
             model=None,
             notes=self._files.notes,
-            unfit=self._fitness.notes,
+            unfit=self._device_trials.notes,
             refused=self._streams.refused,
             store=self._store.status if self._store is not None else None,
         )
@@ -199,7 +199,7 @@ class Worker:
             raise MeshdError(f"no lease can be made: {error.strerror}") from None
         before = self._ledger  # looked at before the devices: see Ledger.offer
         listed = await self._devices()
-        unfit = await self._fitness.unfit(listed, acquire.operations, _progress_to(messages))
+        unfit = await self._device_trials.unfit(listed, acquire.operations, _progress_to(messages))
         devices = before.offer(listed, unfit)
         offer = WorkerOffer(
             devices,

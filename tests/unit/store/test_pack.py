@@ -176,9 +176,9 @@ GOOD = Table("p", (KeptTensor(b"d" * 32, 0, 0, 3), KeptTensor(b"e" * 32, 12, 3, 
 
 
 def test_a_table_is_read_as_it_was_written() -> None:
-    assert decode_table(encode_table(GOOD)[:-TRAILER], room=8) == GOOD
+    assert decode_table(encode_table(GOOD)[:-TRAILER], data_bytes=8) == GOOD
     with pytest.raises(ValueError, match="cannot be"):
-        decode_table(encode_table(GOOD)[:-TRAILER], room=7)
+        decode_table(encode_table(GOOD)[:-TRAILER], data_bytes=7)
 
 
 @pytest.mark.parametrize(
@@ -197,17 +197,17 @@ def test_a_table_is_read_as_it_was_written() -> None:
 )
 def test_a_table_that_cannot_be_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        decode_table(with_checksum(body), room=100)
+        decode_table(with_checksum(body), data_bytes=100)
 
 
-@given(data=st.data(), room=st.integers(0, 20))
-def test_whatever_stands_there_is_refused_or_a_table(data: st.DataObject, room: int) -> None:
+@given(data=st.data(), data_bytes=st.integers(0, 20))
+def test_whatever_stands_there_is_refused_or_a_table(data: st.DataObject, data_bytes: int) -> None:
     text = bytearray(encode_table(GOOD)[:-TRAILER].rpartition(b"end ")[0])
     for _ in range(data.draw(st.integers(0, 4))):
         at = data.draw(st.integers(0, len(text) - 1))
         text[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
     try:
-        table = decode_table(with_checksum(bytes(text)), room=room)
+        table = decode_table(with_checksum(bytes(text)), data_bytes=data_bytes)
     except ValueError:
         return
-    assert all(0 <= kept.offset <= room - kept.size < room for kept in table.tensors)
+    assert all(0 <= kept.offset <= data_bytes - kept.size < data_bytes for kept in table.tensors)

@@ -38,8 +38,10 @@ class Stage:
         self.owner.start(worker.serve(), name=name)
         return bench
 
-    def serve(self, *, min_workers: int = 1, extra: tuple[str, ...] = ()) -> Serve:
-        return self.serve_with(HeadOptions(min_workers=min_workers, extra=extra, incarnation=bytes(16)))
+    def serve(self, *, min_workers: int = 1, llama_args: tuple[str, ...] = ()) -> Serve:
+        return self.serve_with(
+            HeadOptions(min_workers=min_workers, llama_args=llama_args, incarnation=bytes(16))
+        )
 
     def serve_with(self, options: HeadOptions) -> Serve:
         serve = Serve(self.bench.runtime, FakeFile(), options)
@@ -196,16 +198,16 @@ def test_only_members_with_work_are_asked(tmp_path: Path) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("extra", [(), ("--no-such-option", "1")])
-def test_a_llama_server_that_never_starts_has_failed(tmp_path: Path, extra: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("llama_args", [(), ("--no-such-option", "1")])
+def test_a_llama_server_that_never_starts_has_failed(tmp_path: Path, llama_args: tuple[str, ...]) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
             it.worker("good")
             it.bench.child_refuses = ChildFailed("it ended with exit code 1", tail=("bad option",))
-            serve = it.serve(extra=extra)
+            serve = it.serve(llama_args=llama_args)
             model = await until(serve, lambda model: model.state == "failed")
             assert "3 times in a row" in model.reason and "bad option" in model.reason
-            assert (" ".join(extra) in model.reason) if extra else "meshd logs" in model.reason
+            assert (" ".join(llama_args) in model.reason) if llama_args else "meshd logs" in model.reason
             assert (model.split, len(it.bench.children)) == ((), 3)
             (child,) = serve.status.children
             assert (child.state, child.restarts, child.crash_loop) == (ChildState.FAILED, 2, True)
@@ -384,7 +386,7 @@ def test_an_option_of_meshds_own_is_refused_at_the_start(tmp_path: Path) -> None
     async def main() -> None:
         async with stage(tmp_path) as it:
             with pytest.raises(UserError, match="--port"):
-                Serve(it.bench.runtime, FakeFile(), HeadOptions(extra=("--port", "1")))
+                Serve(it.bench.runtime, FakeFile(), HeadOptions(llama_args=("--port", "1")))
 
     run(main())
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from meshd.base.errors import UserError
 from meshd.model.layers import read_layers
 from meshd.model.plan import SplitOptions
-from meshd.role.head.llama_args import Extra, read_extra
+from meshd.role.head.llama_args import LlamaArgs, read_llama_args
 
 from tests.gguf_bytes import gguf, language_model, parse
 
@@ -20,41 +20,41 @@ LAYERS = read_layers([parse(gguf(*language_model(layers=4)))], name="tiny")
 )  # fmt: skip
 def test_options_of_meshds_own_are_refused_with_the_way_to_go(option: str) -> None:
     with pytest.raises(UserError) as caught:
-        read_extra(["-t", "2", option, "x"])
+        read_llama_args(["-t", "2", option, "x"])
     assert option in caught.value.what
     assert caught.value.hint
 
 
 def test_other_options_pass_as_they_stand() -> None:
     given = ("-t", "2", "-ot", "output=CPU", "--chat-template", "chatml")
-    assert read_extra(given) == Extra(rest=given)
+    assert read_llama_args(given) == LlamaArgs(rest=given)
 
 
 def test_what_decides_memory_is_read_and_taken_out() -> None:
     text = "-c 4096 -np 2 -ctk q8_0 --cache-type-v q4_0 -fa off -b 256 -ub 128 -kvu --swa-full -t 2"
-    extra = read_extra(text.split())
-    assert extra.rest == ("-t", "2")
-    shape = extra.shape(LAYERS, tokens=512)
+    llama_args = read_llama_args(text.split())
+    assert llama_args.rest == ("-t", "2")
+    shape = llama_args.shape(LAYERS, tokens=512)
     assert (shape.tokens, shape.parallel, shape.batch, shape.micro_batch) == (4096, 2, 256, 128)
     assert (shape.key_type, shape.value_type, shape.unified) == ("q8_0", "q4_0", True)
     assert (shape.full_windows, shape.flash_attention) == (True, False)
 
 
 def test_the_plain_shape_is_that_of_before() -> None:
-    assert Extra().shape(LAYERS, tokens=None).tokens == LAYERS.default_context
-    assert Extra().shape(LAYERS, tokens=512).tokens == 512
-    assert read_extra(["-c", "0"]).shape(LAYERS, tokens=512).tokens == LAYERS.trained_context
+    assert LlamaArgs().shape(LAYERS, tokens=None).tokens == LAYERS.default_context
+    assert LlamaArgs().shape(LAYERS, tokens=512).tokens == 512
+    assert read_llama_args(["-c", "0"]).shape(LAYERS, tokens=512).tokens == LAYERS.trained_context
 
 
 def test_flash_attention_that_is_asked_for_stays() -> None:
-    assert read_extra(["-fa", "on", "-t", "1"]).rest == ("-fa", "on", "-t", "1")
-    assert read_extra(["-fa", "-t", "1"]).rest == ("-fa", "on", "-t", "1")
-    assert read_extra(["-fa", "auto"]) == Extra()
+    assert read_llama_args(["-fa", "on", "-t", "1"]).rest == ("-fa", "on", "-t", "1")
+    assert read_llama_args(["-fa", "-t", "1"]).rest == ("-fa", "on", "-t", "1")
+    assert read_llama_args(["-fa", "auto"]) == LlamaArgs()
 
 
 @pytest.mark.parametrize("option", ["-bs", "--backend-sampling", "--backend_sampling"])
 def test_sampling_on_a_worker_is_read_and_passed_on(option: str) -> None:
-    assert read_extra([option]) == Extra(rest=(option,), backend_sampling=True)
+    assert read_llama_args([option]) == LlamaArgs(rest=(option,), backend_sampling=True)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_sampling_on_a_worker_is_read_and_passed_on(option: str) -> None:
 )
 def test_a_value_that_cannot_be_used_is_an_error_at_once(given: str) -> None:
     with pytest.raises(UserError):
-        read_extra(given.split())
+        read_llama_args(given.split())
 
 
 WORDS = st.sampled_from(["-c", "-np", "-fa", "-ctk", "-kvu", "0", "1", "512", "q8_0", "on", "-t", "--x_y"])
@@ -71,7 +71,7 @@ WORDS = st.sampled_from(["-c", "-np", "-fa", "-ctk", "-kvu", "0", "1", "512", "q
 @given(st.lists(WORDS | st.text(max_size=6), max_size=8))
 def test_anything_is_read_or_refused(words: list[str]) -> None:
     try:
-        extra = read_extra(words)
+        llama_args = read_llama_args(words)
     except UserError:
         return
-    assert SplitOptions(extra.shape(LAYERS, tokens=None)).shape.tokens > 0
+    assert SplitOptions(llama_args.shape(LAYERS, tokens=None)).shape.tokens > 0

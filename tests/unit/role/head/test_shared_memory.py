@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 from meshd.model.plan import NotEnoughMemory
 from meshd.role.head.shared_memory import one_for_each_pool, plan_over
-from meshd.role.head.split_plan import HeadOptions, Lent, reservations, without_idle
+from meshd.role.head.split_plan import HeadOptions, NodeOffer, reservations, without_idle
 from meshd.wire.lease import OfferedDevice
 
 from tests.sim.loop import run
 from tests.unit.role.head.test_cycle_troubles import ready, stage
-from tests.unit.role.head.test_split_plan import card, cpu, lent, model, placed
+from tests.unit.role.head.test_split_plan import card, cpu, model, node_offer, placed
 from tests.unit.role.rig import cpu_lines
 
 LONG = HeadOptions(node_name="head", machine="here", devices=("none",), ctx_size=1 << 18)
 
 
 def used(
-    offers: Sequence[Lent],
+    offers: Sequence[NodeOffer],
     options: HeadOptions = LONG,
     *,
     own: Sequence[OfferedDevice] = (),
@@ -27,7 +27,7 @@ def used(
 ) -> dict[str, list[str]]:
     """The nodes with layers, and the names that llama-server has for their devices."""
     plan, kept = plan_over(
-        model(layers), lent=offers, plain=[], own=own or [cpu()], options=options, own_unable={}
+        model(layers), offers=offers, plain_rpc=[], own=own or [cpu()], options=options, own_excluded={}
     )
     plan, busy = without_idle(plan, kept)
     found: dict[str, list[str]] = {}
@@ -43,18 +43,18 @@ def used(
 @pytest.mark.parametrize("liar", ["a-liar", "z-liar"])
 @pytest.mark.parametrize("says", [0.001, 0.3, 1.2])
 def test_who_names_another_ones_card_takes_nothing_from_it(liar: str, says: float) -> None:
-    honest = lent("honest", card(4))
+    honest = node_offer("honest", card(4))
     assert used([honest]) == {"honest": ["RPC0"]}
-    offers = sorted([honest, lent(liar, card(says))], key=lambda item: item.node)
+    offers = sorted([honest, node_offer(liar, card(says))], key=lambda item: item.node)
     assert used(offers) == {"honest": ["RPC0"]}
 
 
 def test_however_many_they_are_and_whatever_they_name() -> None:
     offers = [
-        lent("a", card(1.2), card(1.2, "CUDA1", of="two")),
-        lent("b", card(1.2, of="two"), card(1.3, "CUDA1")),
-        lent("honest", card(4), card(1.2, "CUDA1", of="two")),
-        lent("other", card(4, of="two")),
+        node_offer("a", card(1.2), card(1.2, "CUDA1", of="two")),
+        node_offer("b", card(1.2, of="two"), card(1.3, "CUDA1")),
+        node_offer("honest", card(4), card(1.2, "CUDA1", of="two")),
+        node_offer("other", card(4, of="two")),
     ]
     assert used(offers) == {"honest": ["RPC0"], "other": ["RPC1"]}
 
@@ -65,27 +65,27 @@ def test_the_heads_own_memory_is_no_others() -> None:
     own = [cpu(4)]
     assert used([], options, own=own) == {"head": ["CPU"]}
     for says in (0.5, 100.0):
-        assert "head" in used([lent("liar", cpu(says), machine="here")], options, own=own)
+        assert "head" in used([node_offer("liar", cpu(says), machine="here")], options, own=own)
 
 
 def test_one_that_says_more_has_to_lend_it() -> None:
     """And is left out for a while, as any other, when it does not."""
-    assert used([lent("honest", card(1.5)), lent("liar", card(100))], replace(LONG, ctx_size=1 << 19)) == {
-        "liar": ["RPC0"]
-    }
+    assert used(
+        [node_offer("honest", card(1.5)), node_offer("liar", card(100))], replace(LONG, ctx_size=1 << 19)
+    ) == {"liar": ["RPC0"]}
 
 
 def test_two_nodes_on_one_machine_take_part_both() -> None:
-    offers = [lent("a", cpu(2), machine="m"), lent("b", cpu(2), machine="m")]
+    offers = [node_offer("a", cpu(2), machine="m"), node_offer("b", cpu(2), machine="m")]
     assert set(used(offers, replace(LONG, ctx_size=8192))) == {"a", "b"}
 
 
 def test_a_node_keeps_what_is_its_own() -> None:
     """It may lend its card with the memory that is named by another one, too."""
     offers = [
-        lent("a", cpu(0.4), machine="m"),
-        lent("b", cpu(0.3), card(1.6), machine="m"),
-        lent("c", cpu(1)),
+        node_offer("a", cpu(0.4), machine="m"),
+        node_offer("b", cpu(0.3), card(1.6), machine="m"),
+        node_offer("c", cpu(1)),
     ]
     alone = one_for_each_pool(offers, [cpu()], LONG)
     assert [[device.name for device in item.devices] for item in alone] == [["CPU"], ["CUDA0"], ["CPU"]]
@@ -93,7 +93,7 @@ def test_a_node_keeps_what_is_its_own() -> None:
 
 
 def test_too_little_is_too_little_and_the_first_reason_is_told() -> None:
-    offers = [lent("a", card(0.3)), lent("b", card(0.2))]
+    offers = [node_offer("a", card(0.3)), node_offer("b", card(0.2))]
     with pytest.raises(NotEnoughMemory, match=r"a CUDA0 .* free.*b CUDA0") as caught:
         used(offers)
     assert "same memory" not in caught.value.what
@@ -102,11 +102,11 @@ def test_too_little_is_too_little_and_the_first_reason_is_told() -> None:
 def test_with_too_few_workers_the_first_reason_is_told() -> None:
     options = replace(LONG, min_workers=2)
     with pytest.raises(NotEnoughMemory, match="does not fit"):
-        used([lent("a", card(1.2)), lent("honest", card(4))], options)
+        used([node_offer("a", card(1.2)), node_offer("honest", card(4))], options)
 
 
 def test_a_tensor_split_is_taken_as_it_is() -> None:
-    offers = [lent("a", card(1.2)), lent("honest", card(4))]
+    offers = [node_offer("a", card(1.2)), node_offer("honest", card(4))]
     with pytest.raises(NotEnoughMemory):
         used(offers, replace(LONG, tensor_split=(1, 1)))
 

@@ -12,7 +12,7 @@ from meshd.role.head.split_plan import (
     SLACK_BYTES,
     UNUSED_BYTES,
     HeadOptions,
-    Lent,
+    NodeOffer,
     PlainRpc,
     make_plan,
     path_to,
@@ -42,10 +42,10 @@ def gpu(free: float = 4, name: str = "CUDA0") -> OfferedDevice:
     return OfferedDevice(name, "gpu", "", int(free * GIB), 8 * GIB)
 
 
-def lent(
-    name: str, *devices: OfferedDevice, machine: str = "", unable: Mapping[str, str] | None = None
-) -> Lent:
-    return Lent(name, WorkerOffer(devices, has_model=True, machine=machine), unable=unable or {})
+def node_offer(
+    name: str, *devices: OfferedDevice, machine: str = "", excluded: Mapping[str, str] | None = None
+) -> NodeOffer:
+    return NodeOffer(name, WorkerOffer(devices, has_model=True, machine=machine), excluded=excluded or {})
 
 
 OPTIONS = HeadOptions(machine="here")
@@ -53,7 +53,11 @@ OPTIONS = HeadOptions(machine="here")
 
 def test_every_layer_lies_somewhere_and_workers_come_first() -> None:
     plan = make_plan(
-        model(), lent=[lent("a", cpu()), lent("b", cpu())], plain=[], own=[cpu()], options=OPTIONS
+        model(),
+        offers=[node_offer("a", cpu()), node_offer("b", cpu())],
+        plain_rpc=[],
+        own=[cpu()],
+        options=OPTIONS,
     )
     split = split_of(plan)
     assert [part.node for part in split] == ["a", "b", "head"]
@@ -62,7 +66,7 @@ def test_every_layer_lies_somewhere_and_workers_come_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "path", "extra", "on_head"),
+    ("output", "path", "llama_args", "on_head"),
     [
         ("auto", None, (), True),
         ("auto", DevicePath(0.05), (), True),
@@ -73,16 +77,16 @@ def test_every_layer_lies_somewhere_and_workers_come_first() -> None:
     ],
 )
 def test_the_output_follows_the_path_to_the_last_worker_and_the_user(
-    output: str, path: DevicePath | None, extra: tuple[str, ...], on_head: bool
+    output: str, path: DevicePath | None, llama_args: tuple[str, ...], on_head: bool
 ) -> None:
     tiny = model()
     wordy = replace(tiny, output=50_000_000, widths=replace(tiny.widths, vocabulary=100_000))
     plan = make_plan(
         wordy,
-        lent=[lent("a", gpu()), replace(lent("b", gpu()), path=path)],
-        plain=[],
+        offers=[node_offer("a", gpu()), replace(node_offer("b", gpu()), path=path)],
+        plain_rpc=[],
         own=[cpu()],
-        options=HeadOptions(devices=("none",), output=output, extra=extra),
+        options=HeadOptions(devices=("none",), output=output, llama_args=llama_args),
     )
     assert (plan.override_tensor != "") is on_head
 
@@ -97,8 +101,8 @@ def test_the_path_to_a_worker_is_the_one_with_the_data() -> None:
 
 
 def test_a_reservation_has_room_and_stays_within_the_offer() -> None:
-    offers = [lent("a", cpu()), lent("b", cpu(0.3))]
-    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+    offers = [node_offer("a", cpu()), node_offer("b", cpu(0.3))]
+    plan = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=OPTIONS)
     (first,), (second,) = reservations(plan, offers)
     share = next(share for share in plan.shares if share.device.node == "a")
     assert share.total + SLACK_BYTES <= first <= 4 * GIB
@@ -106,16 +110,18 @@ def test_a_reservation_has_room_and_stays_within_the_offer() -> None:
 
 
 def test_a_device_without_layers_is_kept_in_the_list() -> None:
-    offers = [lent("a", gpu(), cpu())]
-    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=HeadOptions(tensor_split=(1, 0, 1)))
+    offers = [node_offer("a", gpu(), cpu())]
+    plan = make_plan(
+        model(), offers=offers, plain_rpc=[], own=[cpu()], options=HeadOptions(tensor_split=(1, 0, 1))
+    )
     ((used, unused),) = reservations(plan, offers)
     assert used > UNUSED_BYTES
     assert unused == UNUSED_BYTES
 
 
 def test_a_device_without_free_memory_is_not_started_and_those_behind_it_move_up() -> None:
-    offers = [lent("a", gpu(0, "FULL"), gpu()), lent("b", gpu())]
-    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+    offers = [node_offer("a", gpu(0, "FULL"), gpu()), node_offer("b", gpu())]
+    plan = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=OPTIONS)
     names = {(share.device.node, share.device.name): share.llama_name for share in plan.shares}
     assert (names["a", "CUDA0"], names["b", "CUDA0"]) == ("RPC0", "RPC1")
     assert [left.why for left in plan.left_out if left.device.name == "FULL"] == ["it has no free memory"]
@@ -125,17 +131,17 @@ def test_a_device_without_free_memory_is_not_started_and_those_behind_it_move_up
 
 
 def test_one_machines_memory_is_counted_once() -> None:
-    tight = [lent("a", cpu(0.2), machine="here"), lent("b", cpu(0.2), machine="here")]
+    tight = [node_offer("a", cpu(0.2), machine="here"), node_offer("b", cpu(0.2), machine="here")]
     with pytest.raises(NotEnoughMemory):
         make_plan(
             model(),
-            lent=tight,
-            plain=[],
+            offers=tight,
+            plain_rpc=[],
             own=[cpu(0.2)],
             options=HeadOptions(machine="here", ctx_size=400_000),
         )
-    apart = [lent("a", cpu(0.2), machine="there"), lent("b", cpu(0.2), machine="elsewhere")]
-    many = make_plan(model(), lent=apart, plain=[], own=[cpu(0.2)], options=HeadOptions(machine="here"))
+    apart = [node_offer("a", cpu(0.2), machine="there"), node_offer("b", cpu(0.2), machine="elsewhere")]
+    many = make_plan(model(), offers=apart, plain_rpc=[], own=[cpu(0.2)], options=HeadOptions(machine="here"))
     assert len(many.shares) == 3
 
 
@@ -143,7 +149,7 @@ def card(free: float, name: str = "CUDA0", *, of: str = "one") -> OfferedDevice:
     return replace(gpu(free, name), card=of)
 
 
-def in_cards_of_their_own(item: Lent) -> Lent:
+def in_cards_of_their_own(item: NodeOffer) -> NodeOffer:
     devices = [replace(device, card=f"{item.node} {device.name}") for device in item.offer.devices]
     return replace(item, offer=replace(item.offer, devices=tuple(devices)))
 
@@ -151,67 +157,79 @@ def in_cards_of_their_own(item: Lent) -> Lent:
 @pytest.mark.parametrize("many", ["a-many", "z-many"])
 def test_a_node_with_many_devices_pushes_no_other_out(many: str) -> None:
     """Of a model with fewer layers than devices, or of more devices than llama.cpp takes."""
-    offers = [lent(many, *(gpu(name=f"D{number}") for number in range(15))), lent("honest", cpu())]
+    offers = [
+        node_offer(many, *(gpu(name=f"D{number}") for number in range(15))),
+        node_offer("honest", cpu()),
+    ]
     offers.sort(key=lambda item: item.node)
     for layers in (4, 32):
-        plan = make_plan(model(layers), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+        plan = make_plan(model(layers), offers=offers, plain_rpc=[], own=[cpu()], options=OPTIONS)
         assert {node for node, _, _ in placed(plan)} == {many, "honest"}
 
 
 @pytest.mark.parametrize("small", ["a-small", "z-small"])
 def test_of_a_memory_that_two_lend_the_one_that_gives_less_is_left_out(small: str) -> None:
-    offers = [lent(small, card(0.001)), lent("honest", card(4))]
+    offers = [node_offer(small, card(0.001)), node_offer("honest", card(4))]
     offers.sort(key=lambda item: item.node)
-    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+    plan = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=OPTIONS)
     assert [node for node, _, _ in placed(plan)] == ["honest"]
 
 
 @pytest.mark.parametrize(
     "offers",
     [
-        [lent("a", card(0.15)), lent("b", card(0.15))],
-        [lent("a", card(0.15), card(0.15, "Vulkan0"))],
+        [node_offer("a", card(0.15)), node_offer("b", card(0.15))],
+        [node_offer("a", card(0.15), card(0.15, "Vulkan0"))],
     ],
     ids=["two workers", "two backends of one worker"],
 )
-def test_one_card_is_counted_once_however_many_lend_it(offers: list[Lent]) -> None:
+def test_one_card_is_counted_once_however_many_lend_it(offers: list[NodeOffer]) -> None:
     options = HeadOptions(ctx_size=60_000, devices=("none",))
     with pytest.raises(NotEnoughMemory):
-        make_plan(model(), lent=offers, plain=[], own=[cpu()], options=options)
+        make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=options)
     apart = [in_cards_of_their_own(item) for item in offers]
-    make_plan(model(), lent=apart, plain=[], own=[cpu()], options=options)  # twice as much would do
+    make_plan(model(), offers=apart, plain_rpc=[], own=[cpu()], options=options)  # twice as much would do
 
 
 def test_a_card_that_the_head_has_too_is_counted_once() -> None:
     own = [cpu(), card(0.35)]
     options = HeadOptions(ctx_size=200_000)
-    plan = make_plan(model(), lent=[lent("a", card(0.35))], plain=[], own=own, options=options)
+    plan = make_plan(model(), offers=[node_offer("a", card(0.35))], plain_rpc=[], own=own, options=options)
     assert sum(share.total for share in plan.shares if share.device.is_gpu) <= 0.35 * GIB
-    apart = make_plan(model(), lent=[lent("a", card(0.35, of="two"))], plain=[], own=own, options=options)
+    apart = make_plan(
+        model(), offers=[node_offer("a", card(0.35, of="two"))], plain_rpc=[], own=own, options=options
+    )
     assert sum(share.total for share in apart.shares if share.device.is_gpu) > 0.35 * GIB
 
 
 def test_a_card_that_two_lend_has_the_share_of_one() -> None:
-    offers = [lent("a", card(4)), lent("b", card(4)), lent("c", card(4, of="two"))]
-    plan = make_plan(model(16), lent=offers, plain=[], own=[cpu()], options=HeadOptions(devices=("none",)))
+    offers = [node_offer("a", card(4)), node_offer("b", card(4)), node_offer("c", card(4, of="two"))]
+    plan = make_plan(
+        model(16), offers=offers, plain_rpc=[], own=[cpu()], options=HeadOptions(devices=("none",))
+    )
     layers = {part.node: part.layers for part in split_of(plan)}
     assert layers["a"] + layers["b"] in (7, 8, 9)
     assert layers["a"] and layers["b"]
 
 
 def test_a_gpu_without_memory_of_its_own_shares_the_machines() -> None:
-    tight = [lent("a", card(0.2, of=SHARED_MEMORY), machine="here"), lent("b", cpu(0.2), machine="here")]
+    tight = [
+        node_offer("a", card(0.2, of=SHARED_MEMORY), machine="here"),
+        node_offer("b", cpu(0.2), machine="here"),
+    ]
     options = HeadOptions(machine="here", ctx_size=400_000)
     with pytest.raises(NotEnoughMemory):
-        make_plan(model(), lent=tight, plain=[], own=[cpu(0.2)], options=options)
+        make_plan(model(), offers=tight, plain_rpc=[], own=[cpu(0.2)], options=options)
 
 
 LACKS = "it cannot compute SET_ROWS"
 
 
 def test_a_device_that_is_not_able_is_left_out_with_the_reason() -> None:
-    offers = [lent("a", gpu(name="HALF"), gpu(), unable={"HALF": LACKS}), lent("b", gpu())]
-    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=HeadOptions(devices=("none",)))
+    offers = [node_offer("a", gpu(name="HALF"), gpu(), excluded={"HALF": LACKS}), node_offer("b", gpu())]
+    plan = make_plan(
+        model(), offers=offers, plain_rpc=[], own=[cpu()], options=HeadOptions(devices=("none",))
+    )
     assert [(node, name) for node, name, _ in placed(plan)] == [("a", "RPC0"), ("b", "RPC1")]
     assert f"a HALF left out: {LACKS}" in plan.why
     (left_out, used), (_,) = reservations(plan, offers)
@@ -219,8 +237,8 @@ def test_a_device_that_is_not_able_is_left_out_with_the_reason() -> None:
 
 
 def test_a_worker_with_no_able_device_is_sent_home_with_the_reason() -> None:
-    offers = [lent("a", gpu(), unable={"CUDA0": LACKS}), lent("b", gpu())]
-    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=OPTIONS)
+    offers = [node_offer("a", gpu(), excluded={"CUDA0": LACKS}), node_offer("b", gpu())]
+    plan = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=OPTIONS)
     kept, used = without_idle(plan, offers)
     assert [item.node for item in used] == ["b"]
     assert kept.devices == ("RPC0",)
@@ -228,36 +246,40 @@ def test_a_worker_with_no_able_device_is_sent_home_with_the_reason() -> None:
 
 
 def test_too_little_memory_names_the_devices_that_are_left_out() -> None:
-    offers = [lent("a", gpu(), unable={"CUDA0": LACKS})]
+    offers = [node_offer("a", gpu(), excluded={"CUDA0": LACKS})]
     with pytest.raises(NotEnoughMemory, match=f"a CUDA0 left out: {LACKS}"):
         make_plan(
             model(),
-            lent=offers,
-            plain=[],
+            offers=offers,
+            plain_rpc=[],
             own=[cpu(0.6)],
             options=HeadOptions(min_workers=0, devices=("none",)),
         )
 
 
 def test_too_few_able_workers_are_waited_for() -> None:
-    offers = [lent("a", gpu(), unable={"CUDA0": LACKS}), lent("b", gpu())]
+    offers = [node_offer("a", gpu(), excluded={"CUDA0": LACKS}), node_offer("b", gpu())]
     with pytest.raises(Refused, match="1 of 2 workers can take part") as caught:
-        make_plan(model(), lent=offers, plain=[], own=[cpu()], options=HeadOptions(min_workers=2))
+        make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=HeadOptions(min_workers=2))
     assert caught.value.hint == f"a CUDA0: {LACKS}"
 
 
 def test_a_head_without_compute_takes_no_layers() -> None:
     plan = make_plan(
-        model(), lent=[lent("a", cpu())], plain=[], own=[cpu()], options=HeadOptions(devices=("none",))
+        model(),
+        offers=[node_offer("a", cpu())],
+        plain_rpc=[],
+        own=[cpu()],
+        options=HeadOptions(devices=("none",)),
     )
     assert [(part.node, part.layers) for part in split_of(plan) if part.layers] == [("a", 8)]
 
 
 def test_a_plain_rpc_server_comes_behind_the_workers() -> None:
     server = PlainRpc("10.0.0.9:50052", (OfferedDevice("RPC0", "gpu", "", 4 * GIB, 4 * GIB),))
-    offers = [lent("a", gpu())]
+    offers = [node_offer("a", gpu())]
     plan = make_plan(
-        model(), lent=offers, plain=[server], own=[cpu()], options=HeadOptions(devices=("none",))
+        model(), offers=offers, plain_rpc=[server], own=[cpu()], options=HeadOptions(devices=("none",))
     )
     assert [part.node for part in split_of(plan) if part.layers] == ["a", "10.0.0.9:50052"]
     assert len(reservations(plan, offers)) == 1
@@ -270,11 +292,11 @@ def placed(plan: Plan) -> list[tuple[str, str, int]]:
 def test_workers_without_layers_are_sent_home_and_the_others_move_up() -> None:
     server = PlainRpc("10.0.0.9:50052", (gpu(name="RPC0"),))
     offers = [
-        lent("full", cpu(0.001), gpu(0.001)),
-        lent("b", gpu(), gpu(name="CUDA1")),
-        lent("c", cpu(0.001)),
+        node_offer("full", cpu(0.001), gpu(0.001)),
+        node_offer("b", gpu(), gpu(name="CUDA1")),
+        node_offer("c", cpu(0.001)),
     ]
-    plan = make_plan(model(), lent=offers, plain=[server], own=[cpu()], options=OPTIONS)
+    plan = make_plan(model(), offers=offers, plain_rpc=[server], own=[cpu()], options=OPTIONS)
     kept, used = without_idle(plan, offers)
     assert [item.node for item in used] == ["b"]
     assert [(node, layers) for node, _, layers in placed(kept)] == [
@@ -286,16 +308,18 @@ def test_workers_without_layers_are_sent_home_and_the_others_move_up() -> None:
 
 
 def test_a_plan_in_which_all_take_part_stays_as_it_is() -> None:
-    offers = [lent("a", gpu(), cpu()), lent("b", cpu())]
+    offers = [node_offer("a", gpu(), cpu()), node_offer("b", cpu())]
     for split in ((), (4, 0, 3, 1)):
-        plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=HeadOptions(tensor_split=split))
+        plan = make_plan(
+            model(), offers=offers, plain_rpc=[], own=[cpu()], options=HeadOptions(tensor_split=split)
+        )
         assert without_idle(plan, offers) == (plan, offers)
 
 
 def test_a_share_of_nothing_is_a_reason_too() -> None:
-    offers = [lent("a", cpu()), lent("b", cpu())]
+    offers = [node_offer("a", cpu()), node_offer("b", cpu())]
     options = HeadOptions(tensor_split=(0, 4, 4))
-    plan = make_plan(model(), lent=offers, plain=[], own=[cpu()], options=options)
+    plan = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=options)
     kept, used = without_idle(plan, offers)
     assert [item.node for item in used] == ["b"]
     assert kept.devices == ("RPC0",)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from meshd.process.interface import Ended
 from meshd.role.interface import NativeBuild
-from meshd.role.native.device_trial import AGAIN_SECONDS, STILL_SECONDS, Fitness
+from meshd.role.native.device_trial import AGAIN_SECONDS, STILL_SECONDS, DeviceTrials
 from meshd.wire.lease import Lost, OfferedDevice, Progress, Reserve, WorkerOffer
 
 from tests.sim.loop import run
@@ -29,21 +29,23 @@ async def silent(_text: str) -> None:
     pass
 
 
-def fitness(bench: Bench, folder: Path, *, machine: str = "m", native: NativeBuild | None = None) -> Fitness:
+def device_trials(
+    bench: Bench, folder: Path, *, machine: str = "m", native: NativeBuild | None = None
+) -> DeviceTrials:
     runtime = bench.runtime
     paths = replace(runtime.paths, trial_cache=folder / "trials")
-    return Fitness(native or runtime.native, runtime.processes.run_to_end, paths, machine=machine)
+    return DeviceTrials(native or runtime.native, runtime.processes.run_to_end, paths, machine=machine)
 
 
 def test_a_card_is_tried_once_and_a_processor_never(tmp_path: Path) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
-            tried = fitness(it.bench, tmp_path)
+            tried = device_trials(it.bench, tmp_path)
             for _ in range(2):
                 assert await tried.unfit([CPU, GPU], WORDS, silent) == ("", "")
             assert it.bench.trials == [("GPU0", WORDS)]
             assert await tried.unfit([GPU], (), silent) == ("",)
-            assert await fitness(it.bench, tmp_path).unfit([GPU], WORDS, silent) == ("",)
+            assert await device_trials(it.bench, tmp_path).unfit([GPU], WORDS, silent) == ("",)
             assert len(it.bench.trials) == 1  # kept over a restart
 
     run(main())
@@ -53,7 +55,7 @@ def test_a_stock_program_is_not_asked(tmp_path: Path) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
             native = replace(it.bench.runtime.native, patched=False)
-            assert await fitness(it.bench, tmp_path, native=native).unfit([GPU], WORDS, silent) == ("",)
+            assert await device_trials(it.bench, tmp_path, native=native).unfit([GPU], WORDS, silent) == ("",)
             assert it.bench.trials == []
 
     run(main())
@@ -72,12 +74,12 @@ def test_what_decides_it_makes_it_another_trial(
     async def main() -> None:
         async with stage(tmp_path) as it:
             native = replace(it.bench.runtime.native, rpc_server=program)
-            assert await fitness(it.bench, tmp_path, native=native).unfit([GPU], WORDS, silent) == ("",)
+            assert await device_trials(it.bench, tmp_path, native=native).unfit([GPU], WORDS, silent) == ("",)
             if change == "program":
                 program.write_text("built anew")
             if change == "variable":
                 monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "1")
-            again = fitness(it.bench, tmp_path, machine=machine, native=native)
+            again = device_trials(it.bench, tmp_path, machine=machine, native=native)
             assert await again.unfit([device], words, silent) == ("",)
             assert len(it.bench.trials) == 2
 
@@ -99,7 +101,7 @@ def test_a_failure_holds_for_a_while(
     async def main() -> None:
         async with stage(tmp_path) as it:
             it.bench.trial_lines, it.bench.trial_ended = lines, ended
-            tried = fitness(it.bench, tmp_path)
+            tried = device_trials(it.bench, tmp_path)
             for _ in range(2):
                 assert await tried.unfit([GPU], WORDS, silent) == (why,)
             assert list(tried.notes) == [f"device GPU0 is not used: {why}"]
@@ -122,7 +124,7 @@ def test_one_that_goes_on_is_waited_for(tmp_path: Path) -> None:
             async def tell(text: str) -> None:
                 told.append(text)
 
-            assert await fitness(it.bench, tmp_path).unfit([GPU], WORDS, tell) == ("",)
+            assert await device_trials(it.bench, tmp_path).unfit([GPU], WORDS, tell) == ("",)
             assert len(told) > 10 and set(told) == {"trying GPU0"}
 
     run(main())
@@ -132,7 +134,7 @@ def test_two_who_ask_at_once_share_one_trial(tmp_path: Path) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
             it.bench.trial_seconds = 5
-            tried = fitness(it.bench, tmp_path)
+            tried = device_trials(it.bench, tmp_path)
             answers = await asyncio.gather(*(tried.unfit([GPU], WORDS, silent) for _ in range(3)))
             assert set(answers) == {("",)} and len(it.bench.trials) == 1
 

@@ -4,42 +4,42 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.role.native.trial_cache import MAX_KEPT, Passed, trial_key
+from meshd.role.native.trial_cache import MAX_KEPT, TrialCache, trial_key
 
 
 def test_it_is_kept_and_shared(tmp_path: Path) -> None:
     path = tmp_path / "cache" / "trials"
-    first, second = Passed(path), Passed(path)
+    first, second = TrialCache(path), TrialCache(path)
     keys = [trial_key([str(number)]) for number in range(3)]
     first.add(keys[0])
     second.add(keys[1])
     first.add(keys[2])
-    assert all(key in Passed(path) for key in keys)
-    assert trial_key(["other"]) not in Passed(path)
+    assert all(key in TrialCache(path) for key in keys)
+    assert trial_key(["other"]) not in TrialCache(path)
 
 
 def test_the_oldest_go(tmp_path: Path) -> None:
-    kept = Passed(tmp_path / "trials")
+    kept = TrialCache(tmp_path / "trials")
     keys = [trial_key([str(number)]) for number in range(MAX_KEPT + 2)]
     for key in keys:
         kept.add(key)
-    again = Passed(tmp_path / "trials")
+    again = TrialCache(tmp_path / "trials")
     assert keys[0] not in again and keys[1] not in again and all(key in again for key in keys[2:])
 
 
 def test_without_a_file_or_with_a_damaged_one(tmp_path: Path) -> None:
     key = trial_key(["a"])
-    nowhere = Passed(None)
+    nowhere = TrialCache(None)
     nowhere.add(key)
     assert key in nowhere
     damaged = tmp_path / "trials"
     damaged.write_bytes(b"\xff\x00 nothing\n" + b"a" * 100_000)
-    kept = Passed(damaged)
+    kept = TrialCache(damaged)
     kept.add(key)
-    assert key in Passed(damaged)
+    assert key in TrialCache(damaged)
     folder = tmp_path / "folder"
     folder.mkdir()
-    kept = Passed(folder)
+    kept = TrialCache(folder)
     kept.add(key)  # cannot be written
     assert key in kept and list(folder.iterdir()) == []
     assert sorted(item.name for item in tmp_path.iterdir()) == ["folder", "trials"]

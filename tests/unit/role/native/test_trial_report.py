@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.process.interface import Ended
-from meshd.role.native.trial_report import FitnessReport
+from meshd.role.native.trial_report import TrialReport
 
 WORDS = ("mul_mat:q4_0:576", "rope:64:9:64")
 GOOD, BAD, USAGE = Ended(0, None, ()), Ended(2, None, ()), Ended(1, None, ())
 CRASHED = Ended(None, 11, ())
 
 
-def report(*lines: str) -> FitnessReport:
-    made = FitnessReport(WORDS)
+def report(*lines: str) -> TrialReport:
+    made = TrialReport(WORDS)
     for line in lines:
         made.see(line)
     return made
