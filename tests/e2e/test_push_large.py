@@ -19,7 +19,8 @@ from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached, decode
 
 from tests.conformance.run import run as run_to_end
 from tests.e2e.bare_node import bare_node
-from tests.unit.role.rig import Bench, Net
+from tests.unit.role.fake_mesh import Net
+from tests.unit.role.rig import Bench
 from tests.unit.tunnel.far import streams
 
 COUNT = 11  # of more than nine not everybody keeps a session with everybody

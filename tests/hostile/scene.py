@@ -42,7 +42,8 @@ from tests.hostile.turns import context_of
 from tests.sim.echo import echo
 from tests.sim.test_signals import PostOffice
 from tests.sim.world import World, WorldDialer, WorldNode, apart
-from tests.unit.role.rig import Bench, Net
+from tests.unit.role.fake_mesh import Net
+from tests.unit.role.rig import Bench
 
 LIVE = "live"
 EXPOSED_PORT = 5432  # and the next

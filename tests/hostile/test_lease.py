@@ -21,7 +21,8 @@ from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, WorkerOffer
 from tests.hostile.draw import Draw, Pool, drawn_seed
 from tests.hostile.words import Speech
 from tests.sim.loop import run
-from tests.unit.role.rig import Bench, Net
+from tests.unit.role.fake_mesh import Net
+from tests.unit.role.rig import Bench
 
 LEASES = 1500
 ACQUIRE = Acquire(bytes(16), "tiny", "f" * 64, "pin", "patches")

@@ -23,6 +23,7 @@ from meshd.process.interface import ChildStatus
 from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.model_run import HeadRun
+from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.run_end import LoadedModel, ServerDied
 from meshd.role.head.run_input import RunHistory, ServedModel
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
@@ -30,7 +31,6 @@ from meshd.role.head.stock_rpc import ask_plain
 from meshd.role.head.unreachable import as_reached
 from meshd.role.head.worker_choice import Roster
 from meshd.role.interface import RoleRuntime, RoleStatus
-from meshd.role.native.device_trial import DeviceTrials
 from meshd.store.interface import HashProgress, WeightsFile
 from meshd.tunnel.interface import TunnelStatus
 
@@ -59,12 +59,8 @@ class Serve:
         self._why_lost = ""  # the model that was ready last
         self._failures = 0
         self._roster = Roster(runtime.mesh, least=options.min_workers)
-        self._history = RunHistory(
-            DeviceTrials(
-                runtime.native, runtime.processes.run_to_end, runtime.paths, machine=options.machine
-            ),
-            self._roster.standings,
-        )
+        own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
+        self._history = RunHistory(own, self._roster.standings)
         self._restarts = 0  # of llama-server, those that nobody asked for
         self._why_restarted = ""  # the last of them
         self._server_failures = 0  # in a row
@@ -138,7 +134,7 @@ class Serve:
             workers=self._run.loads if self._run is not None else (),
         )
         return RoleStatus(
-            children=children, tunnels=tunnels, model=model, unfit=self._history.device_trials.notes
+            children=children, tunnels=tunnels, model=model, unfit=self._history.own_devices.notes
         )
 
     def _bytes_per_token(self) -> float | None:

@@ -20,7 +20,6 @@ from meshd.role.head.device_exclusions import DevicesInUse
 from meshd.role.head.lease_client import Lender, why_unfit
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.llama_server import LlamaServer, Over
-from meshd.role.head.own_devices import own_devices
 from meshd.role.head.push_plan import Pushing
 from meshd.role.head.reservations import Reserving
 from meshd.role.head.run_end import End, LoadedModel, ServerDied
@@ -37,7 +36,6 @@ from meshd.role.head.split_plan import (
 from meshd.role.head.token_cost import TokenCost, crossed
 from meshd.role.head.unreachable import give_up
 from meshd.role.interface import RoleRuntime
-from meshd.role.native.device_list import Listing
 from meshd.rpc.head_timeouts import Company
 from meshd.rpc.protocol import SECRET_BYTES
 from meshd.tunnel.interface import TunnelStatus
@@ -145,14 +143,8 @@ class HeadRun:
     async def _plan(self, workers: Sequence[PeerStatus]) -> tuple[Plan, list[NodeOffer]]:
         """A plan, and the offers that it uses; the other workers are sent home. Raises MeshdError."""
         refusals: list[MeshdError] = []
-        native, processes = self._runtime.native, self._runtime.processes
-        listing = Listing(
-            native, processes.run_to_end, logs=self._runtime.paths.logs, machine=self._options.machine
-        )
         async with Owner() as owner:
-            listed = own_devices(
-                listing, self._options, self._history.device_trials, self._operations, self._tell_own
-            )
+            listed = self._history.own_devices.find(self._operations, self._tell_own)
             mine = owner.start(listed, name="own devices")
             offers = await self._ask(workers, refusals)
         own, excluded = mine.result()
@@ -170,13 +162,7 @@ class HeadRun:
                 raise Refused(error.what, code="workers", hint=late) from None
             raise
         plan, used = without_idle(planned, offers)
-        reasons = [error.what for error in refusals]
-        for lender in list(self._lenders):
-            if all(item.node != lender.name for item in used):
-                reasons.append(why_idle(planned, lender.name))
-                LOG.warning("worker_left_out", peer=lender.peer.short, name=lender.name, why=reasons[-1])
-                lender.release()
-                self._lenders.remove(lender)
+        reasons = [error.what for error in refusals] + self._release_idle(planned, used)
         least = self._options.min_workers
         if len(used) < least:
             raise Refused(
@@ -186,49 +172,66 @@ class HeadRun:
             )
         return plan, used
 
+    def _release_idle(self, planned: Plan, used: Sequence[NodeOffer]) -> list[str]:
+        """Send the workers home that the plan does not use; returns why, each."""
+        reasons = []
+        for lender in list(self._lenders):
+            if all(item.node != lender.name for item in used):
+                reasons.append(why_idle(planned, lender.name))
+                LOG.warning("worker_left_out", peer=lender.peer.short, name=lender.name, why=reasons[-1])
+                lender.release()
+                self._lenders.remove(lender)
+        return reasons
+
     async def _ask(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> list[NodeOffer]:
         """The offers of those that take part. Raises MeshdError when too few remain."""
         LOG.info("load_started", count=len(workers))
         self._on_progress(f"asking {amounts.in_number(len(workers), 'worker')}" if workers else "planning")
-        options = self._options
-        names = {options.node_id: options.node_name} | {str(one.peer): one.name for one in workers}
-        called = naming.labels(names, [server.endpoint for server in self._model.plain_rpc])
-        self._options = replace(options, node_name=called[options.node_id])
-        native, saved = self._runtime.native, self._server.saved()
-        for worker in workers:
-            if (unfit := why_unfit(native.version, worker)) is not None:
-                refusals.append(unfit)
-                continue
-            lender = Lender(
-                self._runtime.mesh,
-                self._runtime.tunnels,
-                peer=worker.peer,
-                name=called[str(worker.peer)],
-                secret=self._runtime.tunnels.random(SECRET_BYTES) if native.patched else b"",
-                owner_pid=self._server_pid,
-                saved=saved,
-                patience=self._company.patience(worker.peer),
-                on_progress=self._on_progress,
-            )
-            self._lenders.append(lender)
+        self._make_lenders(workers, refusals)
         asking = Asking(
             self._lenders,
             min_offers=self._options.min_workers,
             late_before=self._history.late_before,
             blamed=self.blame.failed,
         )
-        acquire = acquire_for(
-            self._model.alias, self._model.index, native.version, self._options.incarnation, self._operations
-        )
+        version, incarnation = self._runtime.native.version, self._options.incarnation
+        acquire = acquire_for(self._model.alias, self._model.index, version, incarnation, self._operations)
         self._lenders = await asking.ask(acquire, refusals)
         if len(self._lenders) < self._options.min_workers and refusals:
             raise refusals[0]
+        return self._offers(workers)
+
+    def _make_lenders(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> None:
+        """One for each that runs a llama.cpp which fits ours, under names that tell all nodes apart."""
+        options, native, tunnels = self._options, self._runtime.native, self._runtime.tunnels
+        names = {options.node_id: options.node_name} | {str(one.peer): one.name for one in workers}
+        called = naming.labels(names, [server.endpoint for server in self._model.plain_rpc])
+        self._options = replace(options, node_name=called[options.node_id])
+        saved = self._server.saved()
+        for worker in workers:
+            if (unfit := why_unfit(native.version, worker)) is not None:
+                refusals.append(unfit)
+                continue
+            lender = Lender(
+                self._runtime.mesh,
+                tunnels,
+                peer=worker.peer,
+                name=called[str(worker.peer)],
+                secret=tunnels.random(SECRET_BYTES) if native.patched else b"",
+                owner_pid=self._server_pid,
+                saved=saved,
+                patience=self._company.patience(worker.peer),
+                on_progress=self._on_progress,
+            )
+            self._lenders.append(lender)
+
+    def _offers(self, workers: Sequence[PeerStatus]) -> list[NodeOffer]:
         paths = {status.peer: path_to(status.paths) for status in self._runtime.mesh.peers()}
-        version = {worker.peer: worker.native for worker in workers}
+        versions = {worker.peer: worker.native for worker in workers}
         offers = []
         for lender in self._lenders:
             assert lender.offer is not None
-            excluded = self._devices_in_use.offered(lender.peer, version[lender.peer], lender.offer)
+            excluded = self._devices_in_use.offered(lender.peer, versions[lender.peer], lender.offer)
             offers.append(NodeOffer(lender.name, lender.offer, paths.get(lender.peer), excluded))
         return offers
 
@@ -263,7 +266,7 @@ class HeadRun:
 
     def _learn_unsupported(self) -> str:
         """What devices cannot compute, as llama-server reported: they are left out from now on."""
-        told = []
+        reasons = []
         for endpoint, number, operation in self._server.report.unsupported:
             lender = self._lender_at(endpoint)
             # an rpc-server of the LAN has no name here, and nothing to be left out of
@@ -272,8 +275,8 @@ class HeadRun:
                 if lender
                 else endpoint
             )
-            told.append(f"{device} cannot compute {operation}")
-        return "; ".join(told)
+            reasons.append(f"{device} cannot compute {operation}")
+        return "; ".join(reasons)
 
     # llama-server.
 

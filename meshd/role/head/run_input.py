@@ -8,9 +8,9 @@ from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers
 from meshd.model.weights_index import WeightsIndex
 from meshd.role.head.device_exclusions import DeviceExclusions
+from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
 from meshd.role.head.worker_backoff import Standings
-from meshd.role.native.device_trial import DeviceTrials
 from meshd.store.interface import WeightsFile
 
 
@@ -32,7 +32,7 @@ class ServedModel:
 class RunHistory:
     """What the runs of one model share: each adds what it has found out about workers and devices."""
 
-    device_trials: DeviceTrials
+    own_devices: OwnDevices
     standings: Standings
     exclusions: DeviceExclusions = field(default_factory=DeviceExclusions)
     late_before: set[PeerId] = field(default_factory=set)

@@ -96,6 +96,40 @@ def make_plan(
         devices += [_remote(item.node, device, item.offer.machine, item.path) for device in item.devices]
     for server in plain_rpc:
         devices += [_remote(server.endpoint, device, "", None) for device in server.devices]
+    able, excluded = _own(own, own_excluded or {}, options)
+    devices += able
+    excluded += [
+        LeftOut(_remote(item.node, device, "", None), why)
+        for item in offers
+        for device in item.offer.devices
+        if (why := item.exclusion_reason(device))
+    ]
+    left_out = "".join(f"; {item.device.label} left out: {item.why}" for item in excluded)
+    try:
+        plan = plan_split(layers, devices, _split_options(layers, options))
+    except NotEnoughMemory as error:
+        raise NotEnoughMemory(
+            f"{error.what}{left_out}", hint=error.hint, largest_context=error.largest_context
+        ) from None
+    return replace(plan, left_out=(*plan.left_out, *excluded), why=f"{plan.why}{left_out}")
+
+
+def _split_options(layers: ModelLayers, options: HeadOptions) -> SplitOptions:
+    llama_args = read_llama_args(options.llama_args)
+    return SplitOptions(
+        shape=llama_args.shape(layers, tokens=options.ctx_size),
+        tensor_split=options.tensor_split,
+        head_layers=options.devices != ("none",),
+        local_output={"head": True, "worker": False}.get(options.output),
+        sampled_with_output=llama_args.backend_sampling,
+    )
+
+
+def _own(
+    own: Sequence[OfferedDevice], reasons: Mapping[str, str], options: HeadOptions
+) -> tuple[list[PlanDevice], list[LeftOut]]:
+    """The head's own devices: those that may compute, and those that are excluded, by the reasons given."""
+    able: list[PlanDevice] = []
     excluded: list[LeftOut] = []
     for device in own:
         mine = PlanDevice(
@@ -106,32 +140,11 @@ def make_plan(
             is_head=True,
             pool=pool_of(device, options.machine),
         )
-        if why := (own_excluded or {}).get(device.name):
+        if why := reasons.get(device.name):
             excluded.append(LeftOut(mine, why))
         else:
-            devices.append(mine)
-    llama_args = read_llama_args(options.llama_args)
-    split = SplitOptions(
-        shape=llama_args.shape(layers, tokens=options.ctx_size),
-        tensor_split=options.tensor_split,
-        head_layers=options.devices != ("none",),
-        local_output={"head": True, "worker": False}.get(options.output),
-        sampled_with_output=llama_args.backend_sampling,
-    )
-    excluded += [
-        LeftOut(_remote(item.node, device, "", None), why)
-        for item in offers
-        for device in item.offer.devices
-        if (why := item.exclusion_reason(device))
-    ]
-    left_out = "".join(f"; {item.device.label} left out: {item.why}" for item in excluded)
-    try:
-        plan = plan_split(layers, devices, split)
-    except NotEnoughMemory as error:
-        raise NotEnoughMemory(
-            f"{error.what}{left_out}", hint=error.hint, largest_context=error.largest_context
-        ) from None
-    return replace(plan, left_out=(*plan.left_out, *excluded), why=f"{plan.why}{left_out}")
+            able.append(mine)
+    return able, excluded
 
 
 def _check_able(offers: Sequence[NodeOffer], least: int) -> None:

@@ -1,10 +1,9 @@
 """The devices of this machine and what is free of them, asked of the program by one at a time."""
 
 import asyncio
-from pathlib import Path
 
 from meshd.process.interface import RunToEnd
-from meshd.role.interface import NativeBuild
+from meshd.role.interface import NativeBuild, RolePaths
 from meshd.role.native.devices import list_devices
 from meshd.wire.lease import OfferedDevice
 
@@ -12,10 +11,10 @@ from meshd.wire.lease import OfferedDevice
 class Listing:
     """Those who ask while a listing runs share the next one: it was begun after they asked."""
 
-    def __init__(self, native: NativeBuild, run_to_end: RunToEnd, *, logs: Path, machine: str) -> None:
+    def __init__(self, native: NativeBuild, run_to_end: RunToEnd, paths: RolePaths, *, machine: str) -> None:
         self._native = native
         self._run_to_end = run_to_end
-        self._log = logs / "devices.log"
+        self._log = paths.logs / "devices.log"
         self._machine = machine
         self._running = asyncio.Lock()
         self._asked = 0

@@ -100,7 +100,7 @@ class Worker:
         self._files = KnownFiles(files, store)
         self._store = store
         self._options = options
-        self._listing = Listing(native, run_to_end, logs=paths.logs, machine=options.machine)
+        self._listing = Listing(native, run_to_end, paths, machine=options.machine)
         self._device_trials = DeviceTrials(native, run_to_end, paths, machine=options.machine)
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, RpcServer] = {}

@@ -88,20 +88,26 @@ class RpcServer:
         self.neighbours: PushNeighbours | None = None  # a stock server has none
         self._report: Report | None = None
         try:
-            if self._stock and weights is not None:
-                self.open_weights = weights.open()
-            self._report = processes.make_report()
-            outgoing.add(self._report.child_end)
-            if not self._stock:
-                self._orders = processes.make_orders()
-                outgoing.add(self._orders.child_end)
-                self.neighbours = PushNeighbours(runtime.mesh, tunnels, self._orders, messages, self.watch)
+            orders = self._open()
         except OSError as error:
             self.close()
             raise MeshdError(f"no rpc-server can be started: {error.strerror}") from None
+        if orders is not None:
+            self.neighbours = PushNeighbours(runtime.mesh, tunnels, orders, messages, self.watch)
         if weights is not None and weights.shelf is not None:
             weights.shelf.allow(sum(lease.memory.values()))
         self.child = processes.make_child(self._spec, "rpc-server")
+
+    def _open(self) -> Orders | None:
+        """What the child is given. Returns the pipe for orders, None for a stock one. Raises OSError."""
+        if self._stock and self._weights is not None:
+            self.open_weights = self._weights.open()
+        self._report = self._processes.make_report()
+        self._outgoing.add(self._report.child_end)
+        if not self._stock:
+            self._orders = self._processes.make_orders()
+            self._outgoing.add(self._orders.child_end)
+        return self._orders
 
     @property
     def address(self) -> tuple[Target, bytes]:

@@ -14,7 +14,9 @@ from meshd.role.worker.cycle import Worker, WorkerOptions
 from meshd.store.interface import ContentStore
 from meshd.wire.lease import Acquire, Grant, LeaseMessage, Reserve, WorkerOffer, decode
 
-from tests.unit.role.rig import Bench, FakeFile, FakeMesh, Net
+from tests.unit.role.fake_mesh import FakeMesh, Net
+from tests.unit.role.rig import Bench
+from tests.unit.role.stubs import FakeFile
 
 MIB = 1 << 20
 ACQUIRE = Acquire(bytes(16), "tiny", "f" * 64, "pin", "patches")

@@ -15,7 +15,8 @@ from meshd.wire.lease import Acquire, OfferedDevice, Progress, Reserve, WorkerOf
 
 from tests.sim.loop import run
 from tests.unit.role.head.test_cycle import LITTLE, Scene, scene
-from tests.unit.role.rig import Bench, FakeFile
+from tests.unit.role.rig import Bench
+from tests.unit.role.stubs import FakeFile
 
 DEVICE = OfferedDevice("CPU", "cpu", "", 64 << 30, 64 << 30)
 

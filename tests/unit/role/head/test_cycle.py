@@ -17,16 +17,9 @@ from meshd.role.head.split_plan import HeadOptions
 from meshd.role.worker.cycle import Worker, WorkerOptions
 
 from tests.sim.loop import run
-from tests.unit.role.rig import (
-    COMPRESSED_VERSION,
-    NATIVE,
-    Bench,
-    FakeFile,
-    FakeMesh,
-    Net,
-    StubChild,
-    cpu_lines,
-)
+from tests.unit.role.fake_mesh import NATIVE, FakeMesh, Net
+from tests.unit.role.rig import COMPRESSED_VERSION, Bench, cpu_lines
+from tests.unit.role.stubs import FakeFile, StubChild
 
 LITTLE = cpu_lines(free_mib=1)
 

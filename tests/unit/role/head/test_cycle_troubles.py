@@ -18,7 +18,9 @@ from meshd.role.head.split_plan import HeadOptions
 from meshd.role.worker.cycle import Worker, WorkerOptions
 
 from tests.sim.loop import run
-from tests.unit.role.rig import Bench, FakeFile, Net, cpu_lines
+from tests.unit.role.fake_mesh import Net
+from tests.unit.role.rig import Bench, cpu_lines
+from tests.unit.role.stubs import FakeFile
 
 NOTHING_FREE = cpu_lines(free_mib=1)
 

@@ -11,7 +11,7 @@ from meshd.peer.interface import PeerState
 from meshd.role.head.worker_backoff import FIRST_SECONDS, TRIES
 
 from tests.sim.loop import run
-from tests.unit.role import rig
+from tests.unit.role.fake_mesh import NATIVE
 from tests.unit.role.head.test_cycle_troubles import Stage, model_of, ready, stage, until
 from tests.unit.role.rig import Bench, cpu_lines
 
@@ -118,7 +118,7 @@ def test_a_worker_with_other_devices_each_time_that_crashes_each_time_is_done_wi
 
 
 def _newer_native_part(worker: Bench) -> None:
-    worker.mesh.native = replace(rig.NATIVE, patches="newer")
+    worker.mesh.native = replace(NATIVE, patches="newer")
     worker.mesh.say(PeerState.CONNECTED)
 
 

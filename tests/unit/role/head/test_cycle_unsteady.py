@@ -11,7 +11,8 @@ from meshd.rpc.head_timeouts import LEAST_SECONDS, MOST_SECONDS, HeadEnd
 
 from tests.sim.loop import run
 from tests.unit.role.head.test_cycle_troubles import Stage, model_of, ready, stage, until
-from tests.unit.role.rig import Bench, StubTunnel, cpu_lines
+from tests.unit.role.rig import Bench, cpu_lines
+from tests.unit.role.stubs import StubTunnel
 from tests.unit.rpc import talk
 from tests.unit.rpc.test_pending_work import GET, GRAPH
 

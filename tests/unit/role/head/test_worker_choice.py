@@ -10,7 +10,7 @@ from meshd.role.head.worker_backoff import ENDS, TRIES
 from meshd.role.head.worker_choice import Roster
 
 from tests.sim.loop import run
-from tests.unit.role.rig import Net
+from tests.unit.role.fake_mesh import Net
 
 
 class Scene:

@@ -24,7 +24,9 @@ from meshd.wire.lease import (
 
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, MIB, scene
-from tests.unit.role.rig import COMPRESSED_VERSION, Bench, FakeFile, Net
+from tests.unit.role.fake_mesh import Net
+from tests.unit.role.rig import COMPRESSED_VERSION, Bench
+from tests.unit.role.stubs import FakeFile
 from tests.unit.rpc import talk
 
 

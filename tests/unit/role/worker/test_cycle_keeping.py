@@ -15,7 +15,7 @@ from meshd.wire.lease import Grant, Loaded, Lost, Reserve
 
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, MIB, scene
-from tests.unit.role.rig import FakeFile
+from tests.unit.role.stubs import FakeFile
 from tests.unit.rpc import talk
 
 DIGEST = b"d" * 32

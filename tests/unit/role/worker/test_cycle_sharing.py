@@ -12,7 +12,7 @@ from meshd.wire.lease import Grant, Loaded, Lost, Progress, Reserve, WorkerOffer
 
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, MIB, scene
-from tests.unit.role.rig import FakeFile
+from tests.unit.role.stubs import FakeFile
 
 
 def test_few_leases_are_negotiated_at_once(tmp_path: Path) -> None:

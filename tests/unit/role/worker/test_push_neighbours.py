@@ -19,7 +19,7 @@ from meshd.wire.lease import PUSH_SERVICE, Admit, Grant, Loaded, Neighbour, Reac
 
 from tests.sim.loop import run
 from tests.unit.role.calls import Call, Scene, scene
-from tests.unit.role.rig import FakeMesh
+from tests.unit.role.fake_mesh import FakeMesh
 from tests.unit.rpc import talk
 
 LEASE = b"a lease of theirs"[:16]

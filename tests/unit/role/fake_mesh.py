@@ -1,0 +1,128 @@
+"""Nodes joined by streams in memory: each sees the others as its mesh."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from meshd.base.errors import Broken, EndOfStream, MeshdError
+from meshd.base.tasks import Owner
+from meshd.identity.keys import KeyPair, PeerId
+from meshd.identity.membership import Member, Role
+from meshd.mux.events import Code
+from meshd.peer.interface import Allow, Handler, MetadataValue, PeerState, PeerStatus, Stream
+from meshd.peer.stream import MeshStream
+from meshd.wire.native import NativeVersion
+
+from tests.unit.identity.cast import MESH, WORKER_CHAIN
+from tests.unit.tunnel.far import streams
+
+NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
+
+
+class FakeMesh:
+    """One node's view; `net` finds the others. Streams are handed to the other's handler at once."""
+
+    def __init__(self, net: "Net", key: KeyPair, name: str, role: str, roles: frozenset[Role]) -> None:
+        self.net, self.key, self.name, self.role = net, key, name, role
+        self.member_here = Member(peer=key.peer, mesh=MESH, roles=roles, chain=WORKER_CHAIN)
+        self.services: dict[str, tuple[Handler, Allow]] = {}
+        self.state = PeerState.CONNECTED
+        self.since = 0.0
+        self.native = NATIVE
+        self.says_banned = self.stopped = ""
+        self.native = NATIVE
+        self.version = 0
+        self._changed = asyncio.Event()
+        self.streams: list[Stream] = []  # near ends of those that this node opened
+
+    def peers(self) -> Sequence[PeerStatus]:
+        return [
+            PeerStatus(
+                peer=other.key.peer,
+                name=other.name,
+                role=other.role,
+                state=other.state,
+                paths=(),
+                native=other.native,
+                software="",
+                resumes=0,
+                since=other.since,
+                last_error="",
+                clock_offset=None,
+                says_banned=other.says_banned,
+                stopped=other.stopped,
+            )
+            for other in self.net.meshes.values()
+            if other is not self
+        ]
+
+    def member(self, peer: PeerId) -> Member | None:
+        return self.net.meshes[peer].member_here
+
+    def open_stream(
+        self, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
+    ) -> Stream:
+        other = self.net.meshes.get(peer)
+        if other is None or other.state is not PeerState.CONNECTED:
+            raise Broken("not connected")
+        near, far, _, _ = streams(one_way=self.net.one_way)
+        far._peer, far._service, far._metadata = self.key.peer, service, metadata
+        self.streams.append(near)
+        if self.net.one_way:
+            self.net.owner.start(self._later(other, service, near, far), name=f"{service} to {other.name}")
+        else:
+            self._opened(other, service, near, far)
+        return near
+
+    async def _later(self, other: "FakeMesh", service: str, near: MeshStream, far: MeshStream) -> None:
+        await asyncio.sleep(self.net.one_way)
+        self._opened(other, service, near, far)
+
+    def _opened(self, other: "FakeMesh", service: str, near: MeshStream, far: MeshStream) -> None:
+        handler, allow = other.services[service]
+        why = allow(self.member_here, far.metadata)
+        if isinstance(why, str):
+            near._accepted = False
+            near.feed_reset(Code.REFUSED, why)
+            return
+        task = self.net.owner.start(self._handle(handler, far), name=f"{service} at {other.name}")
+        if (release := why) is not None:
+            task.add_done_callback(lambda _: release())
+
+    async def _handle(self, handler: Handler, stream: Stream) -> None:
+        try:
+            await handler(stream)
+        except (Broken, EndOfStream):
+            stream.reset(Code.BROKEN, "broken")
+        except MeshdError as error:
+            stream.reset(Code.REFUSED, error.what)
+
+    def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
+        self.services[service] = (handler, allow)
+
+    async def changed(self, seen: int) -> int:
+        while self.version == seen:
+            await self._changed.wait()
+        return self.version
+
+    def say(self, state: PeerState) -> None:
+        """This node is seen so from now on; the others are told."""
+        self.state = state
+        for mesh in self.net.meshes.values():
+            mesh.version += 1
+            mesh._changed.set()
+            mesh._changed = asyncio.Event()
+
+
+class Net:
+    """All nodes of one test, `one_way` seconds apart."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.one_way = 0.0
+        self.meshes: dict[PeerId, FakeMesh] = {}
+
+    def mesh(self, name: str, role: str = "worker", *, roles: frozenset[Role] = frozenset(Role)) -> FakeMesh:
+        key = KeyPair.from_seed(name.encode().ljust(32, b"."))
+        made = FakeMesh(self, key, name, role, roles)
+        self.meshes[key.peer] = made
+        return made
