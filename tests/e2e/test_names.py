@@ -68,7 +68,7 @@ def test_a_member_that_calls_itself_by_an_id_is_not_taken_for_that_node(tmp_path
             assert [await may_reach(estate, there) for estate in impostors] == [False] * 3
             names = {peer.name for peer in status.peers}
             assert names == {"worker-1", *(f"?{text}" for text in texts)}
-            assert "fits 2 nodes" in await refused(owner, "expose", "db", "127.0.0.1:9", "--to", whole[:5])
+            assert "matches 2 nodes" in await refused(owner, "expose", "db", "127.0.0.1:9", "--to", whole[:5])
             assert "no node `worker-7`" in await refused(
                 owner, "expose", "db", "127.0.0.1:9", "--to", "worker-7"
             )

@@ -292,7 +292,7 @@ def test_a_node_is_found_by_name_or_id_and_never_by_guessing() -> None:
                 find("bert")
             assert str(other.peer)[:10] in caught.value.what
             one.mesh._peers[other.peer].connection.view.name = "anna"
-            with pytest.raises(UserError, match="fits 2 nodes: this node, "):
+            with pytest.raises(UserError, match="matches 2 nodes: this node, "):
                 find("anna")
 
     run(main())
