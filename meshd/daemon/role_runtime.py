@@ -113,7 +113,7 @@ def _open_tunnel(
     setting: str, mesh: Mesh, sockets: Path, owners: ConnectionOwners, asked: TunnelRequest
 ) -> Forward:
     takes = asked.compressed == VERSION
-    owner_pid, secret = asked.owner_pid, asked.secret
+    owner_pid, secret = asked.client.owner_pid, asked.client.secret
     return Forward(
         mesh=mesh,
         peer=asked.peer,
@@ -122,7 +122,7 @@ def _open_tunnel(
         secret=secret,
         owner_check=None if secret or owner_pid is None else _owned_by(owner_pid, owners),
         listen=sockets if secret else (HOST, 0),  # who shows a secret is patched, and knows both
-        saved=asked.saved,
+        saved=asked.client.saved,
         watch=asked.watch,
         greeting=asked.greeting,
         on_broken=asked.on_broken,

@@ -43,19 +43,25 @@ class Tunnel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class TunnelClient:
+    """The program that a tunnel is for: a patched one shows `secret` first, a stock one can show nothing."""
+
+    secret: bytes = b""
+    owner_pid: Callable[[], int | None] | None = None
+    """Without a secret, the client must be this process, where the system can tell."""
+    saved: SavedWeights | None = None
+    """Of a stock llama-server: weights that stay here where the worker has them."""
+
+
+@dataclass(frozen=True, slots=True)
 class TunnelRequest:
     """Asks for a forward to `service` of `peer`."""
 
     peer: PeerId
     service: str
     metadata: Mapping[str, MetadataValue]
-    secret: bytes
-    """A client must send it first, if there is one."""
+    client: TunnelClient
     on_broken: Callable[[MeshdError], None]
-    owner_pid: Callable[[], int | None] | None = None
-    """Without a secret, the client must be this process, where the system can tell."""
-    saved: SavedWeights | None = None
-    """The client is a stock llama-server, whose weights stay here where the worker has them."""
     compressed: int = 0
     """The version of compressed streams that the peer takes, 0 for none; its path decides on its use."""
     always: bool = False

@@ -14,6 +14,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.head.lease_client import Lender
+from meshd.role.interface import TunnelClient
 from meshd.rpc.head_timeouts import Company
 from meshd.rpc.protocol import SECRET_BYTES
 from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, WorkerOffer
@@ -65,9 +66,7 @@ def test_a_head_bears_any_worker(tmp_path: Path) -> None:
             bench.runtime.tunnels,
             peer=peer,
             name="w",
-            secret=bench.runtime.tunnels.random(SECRET_BYTES),
-            owner_pid=None,
-            saved=None,
+            client=TunnelClient(bench.runtime.tunnels.random(SECRET_BYTES)),
             patience=Company(asyncio.get_running_loop().time, largest=0).patience(peer),
             on_progress=lambda _text: None,
         )

@@ -11,9 +11,8 @@ from meshd.base.shares import PROGRESS_SHOWN
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, PeerStatus
 from meshd.peer.messages import MessageStream
-from meshd.role.interface import Tunnel, TunnelRequest, Tunnels
+from meshd.role.interface import Tunnel, TunnelClient, TunnelRequest, Tunnels
 from meshd.rpc.head_timeouts import HeadPatience
-from meshd.tunnel.interface import SavedWeights
 from meshd.wire.lease import (
     LEASE_SERVICE,
     RPC_SERVICE,
@@ -61,18 +60,14 @@ class Lender:
         *,
         peer: PeerId,
         name: str,
-        secret: bytes,
-        owner_pid: Callable[[], int | None] | None,
-        saved: SavedWeights | None,
+        client: TunnelClient,
         patience: HeadPatience,
         on_progress: Callable[[str], None],
     ) -> None:
-        """Our llama-server shows `secret`; a stock one shows none, and has `owner_pid` and `saved`."""
+        """`client`: our llama-server, as the tunnel to this worker knows it."""
         self._mesh = mesh
         self._tunnels = tunnels
         self._messages: MessageStream | None = None
-        self._owner_pid = owner_pid
-        self._saved = saved
         self.patience = patience
         self._on_progress = on_progress
         self.peer = peer
@@ -85,7 +80,7 @@ class Lender:
         self._lease_id = b""
         self._compressed = 0
         self._introduced: set[int] = set()
-        self.secret = secret
+        self.client = client
 
     @property
     def sent_bytes(self) -> int:
@@ -131,20 +126,18 @@ class Lender:
                 peer=self.peer,
                 service=RPC_SERVICE,
                 metadata={"lease": lease_id},
-                secret=self.secret,
-                owner_pid=self._owner_pid,
-                saved=self._saved_here(),
+                client=self._client_here(),
                 on_broken=self._tunnel_broken,
                 compressed=compressed,
                 watch=self.patience.connection,
             )
         )
 
-    def _saved_here(self) -> SavedWeights | None:
-        if self._saved is None or self.offer is None:
-            return self._saved
+    def _client_here(self) -> TunnelClient:
+        if self.client.saved is None or self.offer is None:
+            return self.client
         plain = all(device.name == PLAIN_DEVICE for device in self.offer.devices)
-        return replace(self._saved, plain_sizes=plain)
+        return replace(self.client, saved=replace(self.client.saved, plain_sizes=plain))
 
     async def say_loaded(self) -> None:
         """The worker may lend what is free then."""

@@ -99,7 +99,7 @@ class LlamaServer:
     def _spec(self, plan: Plan, lenders: Sequence[Lender], pipe: Report) -> ChildSpec:
         model, options = self._model, self._model.options
         rest = read_llama_args(options.llama_args).rest
-        tunnels = [(lender.tunnel.endpoint, lender.secret) for lender in lenders if lender.tunnel is not None]
+        tunnels = [(lender.tunnel.endpoint, lender.client.secret) for lender in lenders if lender.tunnel]
         secrets = {endpoint: secret for endpoint, secret in tunnels if secret}
         weights = secrets_end = peers = -1
         if self._native.patched:

@@ -35,10 +35,10 @@ from meshd.role.head.split_plan import (
 )
 from meshd.role.head.token_cost import TokenCost, crossed
 from meshd.role.head.unreachable import give_up
-from meshd.role.interface import RoleRuntime
+from meshd.role.interface import RoleRuntime, TunnelClient
 from meshd.rpc.head_timeouts import Company
 from meshd.rpc.protocol import SECRET_BYTES
-from meshd.tunnel.interface import TunnelStatus
+from meshd.tunnel.interface import SavedWeights, TunnelStatus
 from meshd.wire.lease import RPC_SERVER_CRASHED, Lost
 
 LOG = log.get("serve")
@@ -203,7 +203,7 @@ class HeadRun:
 
     def _make_lenders(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> None:
         """One for each that runs a llama.cpp which fits ours, under names that tell all nodes apart."""
-        options, native, tunnels = self._options, self._runtime.native, self._runtime.tunnels
+        options, native = self._options, self._runtime.native
         names = {options.node_id: options.node_name} | {str(one.peer): one.name for one in workers}
         called = naming.labels(names, [server.endpoint for server in self._model.plain_rpc])
         self._options = replace(options, node_name=called[options.node_id])
@@ -214,12 +214,10 @@ class HeadRun:
                 continue
             lender = Lender(
                 self._runtime.mesh,
-                tunnels,
+                self._runtime.tunnels,
                 peer=worker.peer,
                 name=called[str(worker.peer)],
-                secret=tunnels.random(SECRET_BYTES) if native.patched else b"",
-                owner_pid=self._server_pid,
-                saved=saved,
+                client=self._tunnel_client(saved),
                 patience=self._company.patience(worker.peer),
                 on_progress=self._on_progress,
             )
@@ -234,6 +232,11 @@ class HeadRun:
             excluded = self._devices_in_use.offered(lender.peer, versions[lender.peer], lender.offer)
             offers.append(NodeOffer(lender.name, lender.offer, paths.get(lender.peer), excluded))
         return offers
+
+    def _tunnel_client(self, saved: SavedWeights | None) -> TunnelClient:
+        if self._runtime.native.patched:
+            return TunnelClient(secret=self._runtime.tunnels.random(SECRET_BYTES))
+        return TunnelClient(owner_pid=self._server_pid, saved=saved)
 
     def _server_pid(self) -> int | None:
         status = self._server.status

@@ -18,7 +18,7 @@ from meshd.identity.keys import PeerId
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, MetadataValue, PeerState, Stream
 from meshd.peer.messages import MessageStream
-from meshd.role.interface import Orders, Tunnel, TunnelRequest, Tunnels
+from meshd.role.interface import Orders, Tunnel, TunnelClient, TunnelRequest, Tunnels
 from meshd.role.native import command_lines
 from meshd.rpc.hang_detector import Watch
 from meshd.rpc.protocol import PEER_SERVED, SECRET_BYTES
@@ -130,7 +130,7 @@ class PushNeighbours:
                     peer=peer,
                     service=PUSH_SERVICE,
                     metadata={"lease": neighbour.lease_id},
-                    secret=secret,
+                    client=TunnelClient(secret),
                     on_broken=broken,
                     compressed=neighbour.compressed,
                     always=neighbour.always,

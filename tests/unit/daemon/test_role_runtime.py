@@ -19,7 +19,7 @@ from meshd.daemon import role_runtime
 from meshd.identity.keys import KeyPair
 from meshd.peer.interface import Mesh, PathStatus, PeerStatus, Stream
 from meshd.process.connections import Address, ConnectionOwners
-from meshd.role.interface import NativeBuild, RoleRuntime, TunnelRequest
+from meshd.role.interface import NativeBuild, RoleRuntime, TunnelClient, TunnelRequest
 from meshd.rpc.pending_work import Outward
 from meshd.rpc.protocol import PEER_SERVED
 from meshd.rpc.push_firewall import Vouched
@@ -112,8 +112,7 @@ def test_what_is_ours_talks_over_unix_sockets_and_a_stock_program_over_tcp() -> 
                     peer=OTHER.peer,
                     service="rpc",
                     metadata={},
-                    secret=secret,
-                    owner_pid=lambda: 1,
+                    client=TunnelClient(secret, owner_pid=lambda: 1),
                     on_broken=lambda _error: None,
                 )
             )
@@ -134,7 +133,7 @@ def test_who_watches_a_tunnel_is_asked_for_each_connection() -> None:
                 peer=OTHER.peer,
                 service="rpc",
                 metadata={},
-                secret=bytes(32),
+                client=TunnelClient(bytes(32)),
                 on_broken=lambda _error: None,
                 watch=lambda: nullcontext(watcher),
             )
@@ -172,7 +171,7 @@ def test_a_server_that_pushes_is_answered_before_its_neighbour_can() -> None:
                     peer=OTHER.peer,
                     service="push",
                     metadata={},
-                    secret=SECRET,
+                    client=TunnelClient(SECRET),
                     on_broken=lambda error: pytest.fail(error.what),
                     watch=lambda: nullcontext(Vouched(Outward(pushed.append))),
                     greeting=PEER_SERVED,

@@ -78,7 +78,7 @@ def test_a_stock_head_reports_by_its_tunnels_and_keeps_no_file_open(tmp_path: Pa
             it.start()
             await it.until(ModelState.LOADING, "loading the model")
             await asyncio.sleep(1)
-            saved = it.bench.tunnels[0].asked.saved
+            saved = it.bench.tunnels[0].asked.client.saved
             assert isinstance(saved, SavedWeights)
             assert set(saved.weights.tensors) == set("abc")
             assert saved.plain_sizes
@@ -107,7 +107,7 @@ def test_of_other_devices_than_cpus_it_is_not_known_what_a_tensor_takes(tmp_path
             it.workers["anna"].device_lines = cpu_lines(free_mib=3000, name="CUDA0")
             it.start()
             await it.until(ModelState.READY)
-            saved = it.bench.tunnels[0].asked.saved
+            saved = it.bench.tunnels[0].asked.client.saved
             assert saved is not None
             assert not saved.plain_sizes
         file.close()
@@ -121,7 +121,7 @@ def test_a_patched_head_needs_no_such_thing(tmp_path: Path) -> None:
             it.worker("anna")
             it.start()
             await it.until(ModelState.READY)
-            assert it.bench.tunnels[0].asked.saved is None
+            assert it.bench.tunnels[0].asked.client.saved is None
 
     run(main())
 

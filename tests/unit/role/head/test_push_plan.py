@@ -74,7 +74,7 @@ def test_each_worker_gets_the_next_one_as_its_neighbour(tmp_path: Path) -> None:
             ]
             tunnel = it.workers["anna"].tunnels[0]
             assert tunnel.asked.peer == it.workers["bert"].mesh.key.peer
-            assert told[0] == [f"peer 1 {tunnel.endpoint} {tunnel.asked.secret.hex()}"]
+            assert told[0] == [f"peer 1 {tunnel.endpoint} {tunnel.asked.client.secret.hex()}"]
             assert dict(tunnel.asked.metadata) == dict(it.bench.tunnels[1].asked.metadata), (
                 "of the lease of this head"
             )

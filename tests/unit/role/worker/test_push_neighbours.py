@@ -143,8 +143,8 @@ def test_a_neighbour_is_asked_then_told_to_the_server_and_kept(tmp_path: Path) -
                 {"lease": LEASE},
             )
             (child,) = it.bench.children
-            assert child.orders() == [f"peer 3 {tunnel.endpoint} {tunnel.asked.secret.hex()}"]
-            assert len(tunnel.asked.secret) == 32
+            assert child.orders() == [f"peer 3 {tunnel.endpoint} {tunnel.asked.client.secret.hex()}"]
+            assert len(tunnel.asked.client.secret) == 32
             assert tunnel.asked.watch is not None, "what is pushed is seen"
             assert tunnel.asked.greeting == PEER_SERVED
             with tunnel.asked.watch() as watched:
