@@ -1,7 +1,7 @@
 """How much one peer or one issuer may make this node keep, open, dial, compute, write and send: one table.
 Pure.
 
-An issuer is an inviter, or one invite of the root; all members that it admitted share the limits for each issuer.
+An issuer is an inviter, or one invite of the root; all members that it admitted share its limits.
 
 docs/security.md shows this table. Every limit against a member is here and nowhere else; the sizes of single
 messages are in wire/limits.py.
@@ -54,7 +54,7 @@ CALLERS_KNOWN = Share(
     "addresses whose failed connections are counted", 4096, "node", "the one silent longest is dropped"
 )
 CALLS_FAILED_KNOWN = Rate(
-    "additional such connections from an address where a member proved itself in the last hour; as many from its UDP port",
+    "more of these where a member proved itself in the last hour; as many from its UDP port",
     4.0,
     64,
     "address",
