@@ -127,7 +127,7 @@ class ApiView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MdnsView:
-    """Multicast DNS: `off`, `looking` (no member heard yet), `silent` (none heard in the usual time), `heard`."""
+    """Multicast DNS: `off`, `looking` (no member heard yet), `silent` (none heard in time), `heard`."""
 
     state: MdnsState
     networks: tuple[str, ...] = ()  # interfaces on which this node is announced
