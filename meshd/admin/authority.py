@@ -50,7 +50,7 @@ class Authority:
 
     @classmethod
     def load(cls, home: Home) -> "Authority":
-        """From the files. Raises UserError when this node is in no mesh."""
+        """From the files. Raises UserError when this node is not in a mesh."""
         membership = home.load_membership()
         if membership is None:
             raise UserError(
@@ -187,7 +187,7 @@ class Authority:
         why = "matches several nodes" if found else "does not match a node that this one admitted"
         raise UserError(
             f"`{text[:64]}` {why}",
-            hint="give its whole id, or start the daemon, which knows the names",
+            hint="give the whole id, or start the daemon, which knows the names",
         )
 
     def _certificate_of(self, node: PeerId) -> Certificate | None:

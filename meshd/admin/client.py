@@ -78,7 +78,7 @@ class Client:
             if not allowed(uid):
                 raise UserError(
                     f"the control socket `{path}` belongs to user {uid}",
-                    hint="set MESHD_HOME to a directory of your own",
+                    hint="set MESHD_HOME to your own directory",
                 )
         except BaseException:
             self._socket.close()
@@ -169,7 +169,7 @@ def _connect_patiently(connection: socket.socket, path: Path) -> None:
 def _refused(refusal: Mapping[object, object]) -> Refused:
     what, hint, code = (refusal.get(name) for name in ("what", "hint", "code"))
     if not isinstance(what, str) or not isinstance(hint, str) or not isinstance(code, str):
-        raise RemoteProtocolError("an error without its text", code="message")
+        raise RemoteProtocolError("an error without text", code="message")
     return Refused(what, code=code, hint=hint)
 
 

@@ -95,9 +95,10 @@ def _mdns(status: Status) -> Iterator[HealthWarning]:
         yield HealthWarning(
             code="mdns_silent",
             severity="info",
-            what=f"mDNS hears nobody, though `{near[0]}` is near: multicast is filtered, or a router between",
-            hint="leave it as long as tokens and records name addresses that work; else allow UDP port 5353, "
-            "or multicast between clients of the Wi-Fi",
+            what=f"mDNS hears no other node, although `{near[0]}` is nearby: multicast is filtered, "
+            "or a router is in between",
+            hint="nothing to do while nodes find each other; otherwise allow UDP port 5353, "
+            "or multicast between Wi-Fi clients",
         )
 
 
@@ -162,7 +163,8 @@ def _peer(
         yield HealthWarning(
             code="peer_faults",
             severity="warning",
-            what=f"{who} broke the protocol, or made work fail here, {times} in the last hour; the last time"
+            what=f"{who} broke the protocol or caused unexpected failures here {times} in the last "
+            "hour; the last time"
             f"{_because(peer.last_fault)}",
             hint=f"{_FAULTS_HINT} If the node is malicious, run `meshd revoke {peer.id[:10]}`",
         )
@@ -181,7 +183,8 @@ def _peer(
             code="relayed",
             severity="info",
             what=f"{who} is reached through a relay{_because(peer.why_not_direct or '')}",
-            hint="run `meshd netcheck` on both nodes to see why; every change of address is a new try",
+            hint="run `meshd netcheck` on both nodes to see why; each change of address triggers a "
+            "new attempt",
         )
 
 

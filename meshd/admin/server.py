@@ -38,7 +38,7 @@ class AdminServer:
             f"`{name}`" for name, kind in sorted(REQUESTS.items()) if kind not in control.answered()
         ]
         if unanswered:
-            raise LocalProtocolError(f"nothing answers {', '.join(unanswered)}")
+            raise LocalProtocolError(f"no method answers {', '.join(unanswered)}")
         self._home = home
         self._control = control
         self._environ = os.environ if environ is None else environ
@@ -58,8 +58,9 @@ class AdminServer:
             self._open_listener()
         except OSError as error:
             raise UserError(
-                f"cannot make the control socket in `{self._home}`: {(error.strerror or str(error)).lower()}",
-                hint="free space on that disk, and check that this user may write there",
+                f"cannot create the control socket in `{self._home}`: "
+                f"{(error.strerror or str(error)).lower()}",
+                hint="free space on that disk, and check that this user can write there",
             ) from error
 
     def _open_listener(self) -> None:
@@ -157,7 +158,9 @@ class AdminServer:
         try:
             request = decode_request(line)
         except RemoteProtocolError as error:
-            await _send(writer, _error(error.code, error.what, "are the versions of both the same"))
+            await _send(
+                writer, _error(error.code, error.what, "check that both have the same version of meshd")
+            )
             return False
         try:
             reply = await self._control.answer(request)

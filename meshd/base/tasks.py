@@ -83,7 +83,7 @@ class Owner:
             work.close()
             if not self._open:  # not entered yet, or left for good
                 raise
-            raise Closed(f"nothing new is begun: {name}", hint="meshd is stopping") from error
+            raise Closed(f"not started: {name}", hint="meshd is stopping") from error
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
         return task

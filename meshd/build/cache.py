@@ -138,14 +138,14 @@ def told_of_the_disk(cache: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(
             f"`{error.filename or cache}` cannot be used: {(error.strerror or str(error)[:200]).lower()}",
-            hint=f"make room or set what is wrong right, and try again; MESHD_CACHE (`{cache}` now) names "
-            "the folder, which may be on another disk",
+            hint=f"free space or fix the cause, and try again; MESHD_CACHE (now `{cache}`) can name "
+            "a directory on another disk",
         ) from None
 
 
 @asynccontextmanager
 async def locked(
-    path: Path, progress: ProgressCallback, does: str = "builds the native part"
+    path: Path, progress: ProgressCallback, does: str = "is building llama.cpp"
 ) -> AsyncIterator[None]:
     """Hold the lock file for one who `does` this; waits, and says so, while another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ async def locked(
                 break
             except BlockingIOError:
                 if not told:
-                    progress(BuildProgress(Stage.WAIT, f"another meshd {does}, waiting for it"))
+                    progress(BuildProgress(Stage.WAIT, f"another meshd {does}; waiting for it"))
                     told = True
                 await asyncio.sleep(_LOOK_SECONDS)
         yield

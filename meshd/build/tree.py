@@ -140,7 +140,7 @@ def check_source(source: Path, pin: Pin, *, name: str) -> None:
         if hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
             raise UserError(
                 f"`{name}` is not llama.cpp at the pinned commit: `{path}` differs",
-                hint=f"run `git checkout {pin.commit[:9]}` there, without changes of your own",
+                hint=f"run `git checkout {pin.commit[:9]}` there, and undo local changes",
             )
 
 

@@ -19,7 +19,7 @@ def plain(value: object) -> Plain:
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"{type(value).__name__} is no value of a setting")
+    raise TypeError(f"{type(value).__name__} is not a possible value of a setting")
 
 
 def toml(value: object) -> str:

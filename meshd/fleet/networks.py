@@ -81,7 +81,7 @@ def need_namespaces() -> None:
     """Raises UserError where there cannot be any."""
     if sys.platform != "linux" or shutil.which("nsenter") is None:
         raise UserError(
-            "a distance between nodes of one machine needs Linux and nsenter",
+            "simulated distance needs Linux and nsenter",
             hint="run the nodes on two machines, or put `meshd bench latency --proxy` between programs",
         )
 
@@ -98,7 +98,7 @@ class _Networks:
     def _check(self, result: int) -> None:
         if result != 0:
             reason = os.strerror(ctypes.get_errno()).lower()
-            raise UserError(f"a network namespace is refused: {reason}")
+            raise UserError(f"the system refused a network namespace: {reason}")
 
     def _become_root(self) -> None:
         """Of a user namespace only, in which files still belong to whom they did."""
@@ -124,7 +124,7 @@ class _Networks:
         try:
             return make_device(host_of(node), netmask=NETMASK)
         except OSError as error:
-            raise UserError(f"no TUN device can be made: {(error.strerror or '').lower()}") from None
+            raise UserError(f"cannot create a TUN device: {(error.strerror or '').lower()}") from None
 
     def listen(self, node: int, port: int) -> socket.socket:
         self.enter(node)

@@ -97,7 +97,7 @@ class StreamReply:
             if data:
                 await self.response.write(data)
         except ConnectionError as error:
-            raise ClientGone("the client hung up") from error
+            raise ClientGone("the client disconnected") from error
         finally:
             self._last = asyncio.get_running_loop().time()
 

@@ -53,8 +53,8 @@ class Away:
     def from_bytes(cls, data: bytes) -> "Away":
         """Read them; nothing is verified. Raises RemoteProtocolError (code `message`)."""
         if len(data) != AWAY_BYTES:
-            raise RemoteProtocolError(f"a statement of absence of {len(data)} bytes", code="message")
+            raise RemoteProtocolError(f"a statement of absence has {len(data)} bytes", code="message")
         peer, sequence, count, reporter = _HEAD.unpack_from(data)
         if sequence > MAX_SEQUENCE:
-            raise RemoteProtocolError("a statement of absence with a number out of range", code="message")
+            raise RemoteProtocolError("a number in a statement of absence is out of range", code="message")
         return cls(PeerId(peer), sequence, count, PeerId(reporter), data[_HEAD.size :])

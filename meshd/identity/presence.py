@@ -50,8 +50,8 @@ class Presence:
     def from_bytes(cls, data: bytes) -> "Presence":
         """Read them; nothing is verified. Raises RemoteProtocolError (code `message`)."""
         if len(data) != PRESENCE_BYTES:
-            raise RemoteProtocolError(f"a sign of life of {len(data)} bytes", code="message")
+            raise RemoteProtocolError(f"a sign of life has {len(data)} bytes", code="message")
         peer, sequence, count = _HEAD.unpack_from(data)
         if sequence > MAX_SEQUENCE:
-            raise RemoteProtocolError("a sign of life with a sequence number out of range", code="message")
+            raise RemoteProtocolError("the sequence number of a sign of life is out of range", code="message")
         return cls(PeerId(peer), sequence, count, data[_HEAD.size :])

@@ -25,7 +25,7 @@ class SignalVerdict(StrEnum):
     """What becomes of a signal; all but GOOD drop it."""
 
     GOOD = "good"
-    REPEATED = "it came before"
+    REPEATED = "it was received before"
     OLD_START = "it is from an earlier start of its sender"
     STALE = "it is too old, or the clocks differ"
 

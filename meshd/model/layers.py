@@ -85,7 +85,7 @@ def read_layers(headers: Sequence[Header], *, name: str) -> ModelLayers:
             hint="give the model itself, not its projector (mmproj), adapter or vocabulary file",
         )
     if not 0 < count <= MAX_LAYERS:
-        raise UserError(f"`{name}` says it has {count} layers, expected 1 to {MAX_LAYERS}")
+        raise UserError(f"`{name}` claims to have {count} layers, expected 1 to {MAX_LAYERS}")
     tensors = [tensor for item in headers for tensor in item.tensors]
     layers, padded = [0] * count, [0] * count
     total_input = total_output = total_rest = shared = 0

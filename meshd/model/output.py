@@ -65,7 +65,7 @@ def choose_output(
     head = model.output / CPU_RATE + way.seconds(4 * slots * widths.embedding)
     worker = model.output / (GPU_RATE if worker_is_gpu else CPU_RATE)
     worker += way.seconds(slots * (SAMPLED_BYTES if sampled else 4 * widths.vocabulary))
-    why = f"{head * 1000:.1f} ms a token on the head, {worker * 1000:.1f} ms on the worker, estimated"
+    why = f"{head * 1000:.1f} ms per token on the head, {worker * 1000:.1f} ms on the worker, estimated"
     return OutputChoice(worker >= GAIN * head, why)
 
 

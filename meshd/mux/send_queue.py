@@ -153,7 +153,7 @@ class SendQueue:
         self.buffered -= send.acknowledge(received)
         if ended and not send.eof_acked:
             if not send.eof or received != send.written:
-                raise RemoteProtocolError("an end was acknowledged that was not sent", code="ack")
+                raise RemoteProtocolError("an end was acknowledged that had not been sent", code="ack")
             send.eof_sent = send.eof_acked = True
         if credit > send.credit:
             send.credit = credit

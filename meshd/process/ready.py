@@ -24,7 +24,7 @@ def check_socket_path(path: Path) -> None:
     if length > SOCKET_PATH_BYTES:
         raise UserError(
             f"socket path `{path}` is too long: {length} bytes, at most {SOCKET_PATH_BYTES} are allowed",
-            hint="choose a state or runtime folder with a shorter path",
+            hint="choose a home or runtime directory with a shorter path",
         )
 
 

@@ -102,7 +102,7 @@ class Firewall:
 
     def _hello(self, data: bytes | memoryview, at: int, _size: int) -> int:
         if self._greeted:
-            raise refused("said before")
+            raise refused("sent twice")
         if any(data[at : at + rpc.CAPS_OWN]):
             raise refused("another transport than TCP")
         self._greeted = True
@@ -247,7 +247,7 @@ class Firewall:
 
     def _session(self, _data: bytes | memoryview, _at: int, _size: int) -> int:
         if self._named:
-            raise refused("said before")
+            raise refused("sent twice")
         self._named = True
         return 0
 

@@ -148,6 +148,6 @@ class Watch:
 
     def _text(self, silent: float) -> str:
         return (
-            f"it hangs: requests wait, and for {silent:.0f} s it has answered, sent and read nothing "
+            f"it hangs: requests are waiting, and for {silent:.0f} s it has answered, sent and read nothing "
             f"(its longest step before took {max(self._longest, LOOK_SECONDS):.0f} s at most)"
         )

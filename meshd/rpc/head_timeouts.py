@@ -196,5 +196,5 @@ class HeadPatience:
 
 def _text(waited: float, *, loading: bool) -> str:
     if loading:
-        return f"it does not load: requests wait, and nothing came of them for {waited:.0f} s"
-    return f"it does not answer: requests have waited for {waited:.0f} s, and it does not say why"
+        return f"it does not load: requests have waited for {waited:.0f} s without progress"
+    return f"it does not answer: requests have waited for {waited:.0f} s without a reason"

@@ -64,5 +64,5 @@ def _alone(item: Lent, holder: Mapping[str, str]) -> Lent:
     for device in item.devices:
         pool = pool_of(device, item.offer.machine)
         if pool and holder[pool] != item.node:
-            unable[device.name] = f"{holder[pool]} has the same memory, as both say"
+            unable[device.name] = f"{holder[pool]} has the same memory, as both report"
     return replace(item, unable=unable)

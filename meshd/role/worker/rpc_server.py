@@ -84,7 +84,7 @@ class RpcServer:
                 self.neighbours = PushNeighbours(kit, self._orders, messages, self.watch)
         except OSError as error:
             self.close()
-            raise MeshdError(f"no rpc-server can be started: {error.strerror}") from None
+            raise MeshdError(f"cannot start an rpc-server: {error.strerror}") from None
         if weights is not None and weights.shelf is not None:
             weights.shelf.allow(sum(lease.memory.values()))
         self.child = kit.make_child(self._spec, "rpc-server")
@@ -187,7 +187,7 @@ class RpcServer:
 
     def _why_still(self, pid: int) -> str:
         if self._kit.is_stopped(pid):
-            return "it was stopped by a signal, and does not answer"
+            return "it is suspended (SIGSTOP), and does not answer"
         now = asyncio.get_running_loop().time()
         return self.watch.look(now, self._kit.spent(pid), sharers=self._sharers())
 
