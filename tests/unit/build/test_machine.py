@@ -98,7 +98,7 @@ def test_without_the_extra_it_says_what_to_install(bare: Path) -> None:
     assert "pip install '.[build]'" in caught.value.hint
     assert "pip install '.[build]'" in machine.how_to_build()
     _put(bare, "cmake")
-    with pytest.raises(UserError, match="cannot build llama.cpp: `ninja` is not installed") as caught:
+    with pytest.raises(UserError, match=r"cannot build llama\.cpp: `ninja` is not installed") as caught:
         machine.need_tools()
     assert "pip install '.[build]'" in caught.value.hint
 

@@ -81,7 +81,8 @@ def test_only_who_was_admitted_pushes_and_past_the_filter(tmp_path: Path) -> Non
             assert len(secret) == len(clients) == 32 and secret != clients
             what, _ = it.worker.status.refused[0]
             assert what.endswith(
-                "another worker's rpc-server sent something that the firewall refuses: command 14 between servers"
+                "another worker's rpc-server sent something that the firewall refuses: "
+                "command 14 between servers"
             )
             assert f"`{neighbour.key.peer.short}`" in what
             await call.release()
