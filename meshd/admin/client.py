@@ -1,6 +1,6 @@
 """The control socket from the caller's side: plain and blocking, so that a verb answers at once.
 
-A daemon that is not there is a NotRunning error with a hint; what the daemon refuses is raised as Refused.
+Without a daemon, a NotRunning error with a hint is raised; refusals of the daemon are raised as Refused.
 """
 
 import os
@@ -36,7 +36,7 @@ class NotRunning(UserError):
 
 
 class NotAnswering(UserError):
-    """A daemon of this home is there, process `pid`, but has no control socket: it starts, or ends."""
+    """A daemon of this home runs (process `pid`), but has no control socket: it is starting or stopping."""
 
     def __init__(self, home: Path, pid: int) -> None:
         super().__init__(
@@ -47,7 +47,7 @@ class NotAnswering(UserError):
 
 
 class Silent(UserError):
-    """A daemon is there, and does not answer; its process is `pid` (0: not known)."""
+    """A daemon runs, but does not answer; its process is `pid` (0: unknown)."""
 
     def __init__(self, home: Path, pid: int, *, after: str = "") -> None:
         process = f" (process {pid})" if pid else ""

@@ -1,4 +1,4 @@
-"""Status to warnings: what a person should know, how bad it is, and what to do about it. Pure.
+"""Derives warnings from the status: what is wrong, how severe it is, and what to do about it. Pure.
 
 Codes are stable and listed in docs/errors.md.
 """
@@ -48,9 +48,9 @@ def examine(
     """The same status with its warnings.
 
     `clock_offsets`: seconds that a peer's wall clock (by id) is ahead of ours. `native`: our own build, to
-    compare with those of the peers. `file_notes`: what became of this worker's model files.
-    `refused`: messages that broke the rules of RPC, and what to do. `unfit`: devices that failed their trial.
-    `unwritten`: files that the disk does not take, and why.
+    compare with those of the peers. `file_notes`: changes to this worker's model files.
+    `refused`: messages that the RPC firewall refused, and hints. `unfit`: devices that failed their trial.
+    `unwritten`: files that could not be written, and why.
     """
     found = [
         *_mesh(status),
@@ -130,7 +130,7 @@ def same_name(name: str, nodes: Sequence[str]) -> str:
 
 
 def is_away(peer: PeerView) -> bool:
-    """Stopped, or gone for so long that nobody waits for it; once started it is back by itself."""
+    """Stopped, or gone for so long that nobody waits for it; it returns on its own once it is started."""
     gone = peer.state in ("known", "connecting", "lost") and not peer.says_banned
     long = peer.state_s is not None and peer.state_s >= AWAY_SECONDS
     return gone and not peer.present and (bool(peer.stopped) or long)

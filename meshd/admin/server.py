@@ -1,7 +1,7 @@
 """The control socket from the daemon's side: one JSON object a line, request and reply in turn.
 
-The socket is 0600 in a folder of 0700; the kernel tells who connects, and any other user but root is sent
-away. Bounded: the length of a line, the number of connections, the time a request may take to arrive.
+The socket is 0600 in a directory of 0700; the kernel reports who connects, and only this user and root
+are accepted. Bounded: the length of a line, the number of connections, the time a request may take to arrive.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class AdminServer:
         self._inode = self._path.stat().st_ino
 
     def close(self) -> None:
-        """Stop listening and remove the socket file, unless somebody else's lies there by now. Idempotent."""
+        """Stop listening and remove the socket file, unless another daemon's is there by now. Idempotent."""
         if self._socket is None:
             return
         self._socket.close()

@@ -1,4 +1,4 @@
-"""What a host is, for all who must not mistake this machine for a network."""
+"""Classifies hosts: this machine, or a network; valid, or not."""
 
 MAX_NAME = 253  # characters of a name (RFC 1035, as text)
 MAX_LABEL = 63  # of what stands between its dots

@@ -1,4 +1,4 @@
-"""A socket that listens, set up alike wherever meshd takes connections: mesh port, API, a child's."""
+"""Listening sockets, set up in the same way everywhere: mesh port, API, children."""
 
 import contextlib
 import errno

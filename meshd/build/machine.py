@@ -1,4 +1,4 @@
-"""What of this machine decides about a build: kind of CPU, backends, compilers. Starts no program."""
+"""The properties of this machine that affect a build: kind of CPU, backends, compilers. Starts no program."""
 
 import ctypes
 import ctypes.util

@@ -1,4 +1,4 @@
-"""Apply unified diffs, exactly: the source is pinned, so a line that does not fit is a fault, never a guess.
+"""Applies unified diffs exactly: the source is pinned, so a line that does not match is an error.
 Pure.
 
 Knows what `git format-patch` writes for added and changed text files, and nothing else: no fuzz, no

@@ -1,4 +1,4 @@
-"""Settings as people read them: the default in words, a value in TOML, whether the example has it."""
+"""How settings are displayed: the default in words, a value in TOML, whether the example has it."""
 
 import json
 from collections.abc import Sequence

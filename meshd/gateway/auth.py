@@ -1,4 +1,4 @@
-"""Who may call the API: keys from a private file, compared in constant time."""
+"""API authentication: keys from a private file, compared in constant time."""
 
 import hashlib
 import hmac

@@ -1,4 +1,4 @@
-"""Binds the API's port, or says plainly why not."""
+"""Binds the API's port, or reports clearly why it cannot."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Passes a request on to llama-server and its answer back, byte for byte, at the client's pace.
+"""Forwards a request to llama-server and the answer to the client, byte for byte, at the client's pace.
 
 Each request opens its own connection: llama-server may be a new process behind the same socket path,
 a connection kept open would hold one of its few threads, and closing it is what frees the slot when

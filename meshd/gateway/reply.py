@@ -1,4 +1,4 @@
-"""The client's side of a stream: whole events out, a comment line when nothing was said for a while."""
+"""The client's side of a stream: whole events, and a comment line after a period of silence."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """A private folder: files of 0600 in a folder of 0700, replaced atomically, checked when read.
 
 Every file begins with its kind, a version and a checksum, so that a damaged one is told apart from one
-that is not there: damage is an error that names the file, never a silent fresh start.
+that is missing: damage is an error that names the file, never a silent fresh start.
 """
 
 import fcntl
