@@ -113,7 +113,7 @@ class Authority:
         candidates: Sequence[Candidate],
         relays: Sequence[RelayHint] = (),
     ) -> InviteReply | None:
-        """The token that `worker` and `serve` print: the same while valid, else a new one; None: not allowed."""
+        """The token that `worker` and `serve` print: unchanged while valid; None: not allowed."""
         if not self.gives >= PRINTED_ROLES:
             return None
         entry = self._invites.current(roles=PRINTED_ROLES, now=now)

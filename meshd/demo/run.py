@@ -1,4 +1,4 @@
-"""The demo itself: build what is missing, start real nodes, chat, and say what crossed between them."""
+"""The demo itself: builds what is missing, starts real nodes, chats, and reports the traffic between them."""
 
 import asyncio
 import shutil

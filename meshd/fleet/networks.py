@@ -1,4 +1,4 @@
-"""A network of its own for each node on this machine, and a distance between them. Linux.
+"""A separate network for each node on this machine, and a distance between them. Linux.
 
 Each network is a namespace with nothing but loopback. In every one of them a delaying proxy (proxy.py)
 listens at the very addresses that the other nodes tell, and connects in the network of the node meant. So

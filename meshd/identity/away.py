@@ -1,4 +1,4 @@
-"""Statements that a member is away, by one that should have a session with it and has none.
+"""Statements that a member is away, made by a node that should have a session with it but has none.
 
 140 bytes: the node, the sequence number and count of its last sign of life, who says so, and the signature.
 It holds against that sign of life alone: a later one (identity/presence.py, or a newer record) refutes it.

@@ -1,7 +1,7 @@
-"""The inviter's ledger: which invites there are, and who used them. Pure.
+"""The inviter's ledger: its invites, and the nodes that used them. Pure.
 
-The order that makes a crash harmless: `reserve`, persist, `certify`, persist, answer. A key that comes
-again is given what it was given before and never counts twice.
+This order makes crashes harmless: `reserve`, persist, `certify`, persist, answer. A key that returns gets the
+same certificate again and never counts twice.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Membership: certificates that say which node may do what in a mesh, and chains of them. Pure.
+"""Membership: certificates with the roles of a node in a mesh, and chains of them. Pure.
 
 A certificate is issued by the mesh's root, or by a member with `invite` whose own certificate the root
 issued: nothing is deeper. An inviter gives at most its own roles, and neither `admin` nor `invite`.

@@ -1,4 +1,4 @@
-"""Signs of life: "I was here", signed by a node, so small that all of a large mesh hear each other's. Pure.
+"""Signs of life: signed statements, small enough for all nodes of a large mesh to receive all of them. Pure.
 
 108 bytes: node, sequence number of its record, a count that goes up, signature. The pair (sequence, count)
 orders them; clocks do not. Who hears a new one knows that the node was there after the last one.

@@ -1,4 +1,4 @@
-"""Peer records: what a node says of itself, signed, for others to pass on. Pure.
+"""Peer records: a node's signed statement about itself, which others forward. Pure.
 
 Which of two records of one node is newer is decided by its sequence number, which the node persists:
 clocks lie. A record carries the node's chain, so that whoever gets it by hearsay can check membership.

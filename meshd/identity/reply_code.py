@@ -1,4 +1,4 @@
-"""Reply codes: the way back of a two-way paste, when nothing but two people can carry a word. Pure.
+"""Reply codes: the second half of a two-way paste, if only two people can carry messages. Pure.
 
 A joiner that cannot reach the node of its token prints one; `meshd accept CODE` there makes that node send
 to the addresses in it, which opens its own NAT for the joiner. The code is no secret: its MAC shows that

@@ -1,4 +1,4 @@
-"""Which signals are taken: none twice, none that was made long ago. Pure.
+"""Accepts each signal only once, and no old ones. Pure.
 
 Clocks lie, so that a time in a signal proves little. What proves its age is an *echo*: each signal carries
 a cookie that its receiver sends back in its own, and cookies change every minute. A signal without a good

@@ -1,4 +1,4 @@
-"""What a model needs on the devices that share it: bytes of each layer, of input and output, and its shape.
+"""A model's memory needs on the devices that share it: bytes per layer, of input and output, and its shape.
 
 Classes of tensors follow `LLM_TENSOR_INFOS` of llama-arch.cpp: input tensors always lie on the serving node's
 CPU, those of `blk.N` with layer N, output tensors with the last device unless moved by `-ot`.

@@ -1,4 +1,4 @@
-"""Where the matrix that makes logits lies: on the head, or with the last layers on a worker.
+"""Where the output matrix is placed: on the head, or with the last layers on a worker.
 
 A token costs, beside the round trip that it takes either way,
 

@@ -1,4 +1,4 @@
-"""Decide which layers of a model lie on which device, and refuse what does not fit.
+"""Decides which layers of a model go to which device, and refuses models that do not fit.
 
 The order is llama.cpp's: the head's CPU (the first layers, by `-ngl`), the workers as given, then the head's
 own GPUs; the input embedding is always on the head. The answer holds the options for llama-server that lead

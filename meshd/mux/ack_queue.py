@@ -1,4 +1,4 @@
-"""Acknowledgements on their way out: which streams owe one, and how long it may wait for company.
+"""Outgoing acknowledgements: which streams owe one, and how long it may wait to be batched.
 
 An Ack with every small message would cost both sides more than it tells, so it goes with data that goes
 anyway, or when its time has come.

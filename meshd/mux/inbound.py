@@ -1,4 +1,4 @@
-"""What the peer's frames mean: each handler changes the session's state and adds events.
+"""Handles the peer's frames: each handler changes the session's state and adds events.
 
 Frames about streams that are forgotten are answered as they were answered when they were known, so that
 nothing waits for ever when the first answer went down with a link. Whatever an honest peer cannot send is a

@@ -1,4 +1,4 @@
-"""Data on its way out: what writers may still add, whose turn it is, what the peer gives credit for.
+"""Outgoing data: how much writers may add, which stream is next, and the peer's credit.
 
 Frames of data are made here, next to what they count against. Nothing is copied: a frame is a header and the
 very pieces that were written. What the link and the node bear is decided in outbound.py.

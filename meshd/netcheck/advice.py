@@ -1,4 +1,4 @@
-"""Facts in plain words: what this network is like, what is wrong, what to do. Pure."""
+"""Describes network facts in words: the kind of network, problems, and remedies. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Severity = Literal["info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One thing that a person should know: a stable code, what it is, what to do (may be empty)."""
+    """One problem: a stable code, a description, and a hint (may be empty)."""
 
     code: str
     severity: Severity

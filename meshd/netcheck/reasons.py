@@ -1,4 +1,4 @@
-"""What two networks allow between each other, and why there is no direct path. Pure."""
+"""Which connections two networks allow, and why there is no direct path. Pure."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -7,7 +7,7 @@ from meshd.wire.netfacts import DEPENDING, Filtering, Mapped, Mapping, NetFacts,
 
 
 class Likelihood(IntEnum):
-    """How likely a way is, the greater the better."""
+    """How likely a kind of connection is to work; greater is better."""
 
     NO = 0
     HARD = 1  # by prediction of ports, or by many sockets: seconds, and not always

@@ -1,4 +1,4 @@
-"""One question by UDP to the gateway, repeated until its answer comes."""
+"""One UDP request to the gateway, repeated until its answer arrives."""
 
 import asyncio
 from collections.abc import Callable

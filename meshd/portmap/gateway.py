@@ -1,4 +1,4 @@
-"""The default gateway of this machine: where the way out begins, and our own address towards it.
+"""The default gateway of this machine, and our own address on the route to it.
 
 Linux tells in /proc/net/route; elsewhere `netstat` is asked, which macOS and the BSDs have. Reading what they
 say is pure. IPv4 only: IPv6 has no addresses to map.

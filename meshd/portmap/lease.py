@@ -1,4 +1,4 @@
-"""When to renew, when to look, and what a router's answers mean. Times are loop seconds. Pure.
+"""When to renew, when to check, and how to interpret a router's answers. Times are loop seconds. Pure.
 
 RFC 6887, 8.5 and 11.2.1; RFC 6886, 3.3 and 3.6.
 """

@@ -1,4 +1,4 @@
-"""Looks whether the home router would map ports, without having it map any: for a check without a daemon."""
+"""Checks whether the home router supports port mapping, without mapping any: for a check without a daemon."""
 
 from collections.abc import Callable, Sequence
 

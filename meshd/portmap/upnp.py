@@ -1,4 +1,4 @@
-"""The gateway asked in UPnP (wire/igd.py): found by SSDP, called by SOAP over plain HTTP.
+"""UPnP with the gateway (wire/igd.py): found by SSDP, called by SOAP over plain HTTP.
 
 An own small client: the libraries that speak UPnP bring an HTTP stack and a schema checker for the four calls
 made here. Only the default gateway is believed and called, whatever an answer says.

@@ -1,4 +1,4 @@
-"""What passes between meshd and a child by descriptor: secrets, data and orders in, reports out.
+"""Descriptors between meshd and a child: secrets, data and orders in, reports out.
 
 Never by argument or environment, which other programs can read. Descriptors made here are not inheritable
 until ChildSpec names them; put them into `hand_over`, and the child's owner closes them after the spawn.

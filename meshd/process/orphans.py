@@ -1,4 +1,4 @@
-"""No orphans: a guard for each group of processes, and a pid file for reports.
+"""Prevents orphans: a guard for each process group, and a pid file for reports.
 
 The guard is `/bin/sh` (0.3 MB), leader of the child's process group. It reads a pipe whose
 write end only meshd holds and that nobody ever writes to. When meshd is gone, however it went, the read

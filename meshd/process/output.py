@@ -1,4 +1,4 @@
-"""What a child prints: into a log file of bounded size, its last lines into memory.
+"""A child's output: to a log file of bounded size, with its last lines in memory.
 
 A child may print without end (CUDA builds print lines at each token), without line ends, or bytes that are
 no text: everything here is bounded. The pipe is read as fast as READ_RATE, so a flood slows its child and

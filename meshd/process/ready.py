@@ -1,4 +1,4 @@
-"""Is it ready? Probes for ChildSpec.probe: HTTP on a unix socket, a line of output, a port that is open.
+"""Readiness probes for ChildSpec.probe: HTTP on a unix socket, a line of output, an open port.
 
 Each question has a deadline of its own, answers True or False, and raises nothing but CancelledError. How
 often to ask is the asker's matter. A line costs the child nothing at all: prefer it where there is one that

@@ -1,4 +1,4 @@
-"""Who is here, who may reach whom, what waits: every decision of a relay but the bytes of circuits. Pure.
+"""Every decision of a relay except the bytes of circuits: nodes, calls, mailboxes, waiting letters. Pure.
 
 Nodes are told apart by mesh and key. A *guest* has shown a key and no membership that counts here: it reaches
 open boxes and nothing else. What an event leads to comes back as a list of actions for the server.

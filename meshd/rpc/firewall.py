@@ -1,4 +1,4 @@
-"""What a head may say to an rpc-server: a pure filter for both directions of one connection.
+"""What a head may send to an rpc-server: a pure filter for both directions of one connection.
 
 Requests are judged before they go on; of the answers it learns what the server handed out, so that
 requests may name that and nothing else. Layouts and lists: protocol.py. A request costs some microseconds, a

@@ -1,4 +1,4 @@
-"""Cuts one direction of an RPC connection into messages, as the bytes come.
+"""Splits one direction of an RPC connection into messages, as the bytes arrive.
 
 What is not judged yet is held back, so that nothing goes on that is refused later; of a long message only its
 beginning is held, the rest flows through unseen.

@@ -1,4 +1,4 @@
-"""Whether an rpc-server hangs: its connection is there, requests wait, and nothing comes of it.
+"""Detects that an rpc-server hangs: its connection is up, requests wait, and nothing happens.
 
 Looked at once a second. What it owes is told by the bytes of its connections (pending_work.py). Signs of life
 are answers, pushes, bytes read from a file, and, where it computes on CPUs, the CPU time that it uses: a step
