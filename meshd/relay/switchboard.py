@@ -317,9 +317,7 @@ class Switchboard:
     def _open_box(self, client: int, state: ConnectedNode, wanted: OpenBox, now: float) -> list[Action]:
         present = self._boxes.get(wanted.box)
         if state.who.is_guest or (present is not None and present.owner != state.who):
-            text = (
-                "only members can open mailboxes" if state.who.is_guest else "this mailbox is another node's"
-            )
+            text = "only members open mailboxes" if state.who.is_guest else "this mailbox is another node's"
             return [Tell(client, RelayRefusal(0, "box", text))]
         if present is not None:
             present.until = now + wanted.seconds
