@@ -25,7 +25,7 @@ setup: ## on a fresh Debian or Ubuntu: install compiler, venv and tools of the n
 	$(if $(filter 0,$(shell id -u)),,sudo) apt-get install -y -qq --no-install-recommends $(PACKAGES)
 	@$(MAKE) $(INSTALLED)
 
-build: $(INSTALLED) ## set up .venv and build the native part into the user's cache
+build: $(INSTALLED) ## set up .venv and build llama.cpp into the user's cache
 	@$(BIN)/meshd native build
 
 demo: build ## split a real model over two local nodes and answer a chat
@@ -34,13 +34,13 @@ demo: build ## split a real model over two local nodes and answer a chat
 demo-nat: build ## the same between two homes behind NATs, with a relay (root, Linux)
 	@$(BIN)/python -m tests.netns.demo
 
-mesh: $(INSTALLED) ## build the backend in native/mesh, which tests run and nothing else does yet
+mesh: $(INSTALLED) ## build the backend in native/mesh, which only the tests use so far
 	@$(BIN)/python -m tests.native.build
 
 follow: $(INSTALLED) ## build and test native/mesh on another tree of llama.cpp: make follow SOURCE=DIR
 	@$(BIN)/python -m tests.native.follow $(SOURCE)
 
-test: build mesh ## run every test this machine can run, and say what was left out
+test: build mesh ## run every test this machine can run, and report what was skipped
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 watch: $(INSTALLED) ## run the unit tests of what differs from the last commit, again whenever a file is saved
@@ -54,10 +54,10 @@ check: $(INSTALLED) ## format, lint, types (Linux and macOS), layers
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	$(BIN)/lint-imports
 
-reference: $(INSTALLED) ## make anew what docs/ and configs/ say of settings, options, log events, limits, status and layers
+reference: $(INSTALLED) ## regenerate the reference in docs/ and configs/: settings, options, log events, limits, status, layers
 	@$(BIN)/python -m tests.reference --write
 
-bench: build ## measure stock beside meshd, and write docs/performance.md (Linux, two idle cores)
+bench: build ## compare meshd with stock llama.cpp, and write docs/performance.md (Linux, two idle cores)
 	@$(BIN)/python -m meshd.bench.performance --write docs/performance.md
 
 soak: build ## the long runs: workers lost a thousand times, links cut for a thousand tokens, fifty nodes, a thousand on a virtual clock
@@ -78,14 +78,14 @@ fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each
 nat-grid: $(INSTALLED) ## join real nodes behind every pair of NATs, and write docs/nat-grid.md (root, Linux)
 	@$(BIN)/python -m tests.netns.grid --write docs/nat-grid.md
 
-dist: $(INSTALLED) ## wheel and source archive into dist/, and try the wheel in a venv of its own
+dist: $(INSTALLED) ## build wheel and source archive in dist/, and try the wheel in a new venv
 	rm -rf dist build/dist
 	$(BIN)/python -m hatchling build
 	$(PYTHON) -m venv build/dist
 	build/dist/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
 	build/dist/bin/meshd --version
 
-clean: ## remove what was made in this folder (the user's cache stays)
+clean: ## remove generated files in this directory (the user's cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,4 +1,4 @@
-"""Requests to the daemon and its replies as frozen values; what `Status` holds stands in status.py.
+"""Requests to the daemon and their replies as frozen values; the content of `Status` is in status.py.
 
 Fields may be added, never renamed or dropped. Times are seconds, sizes bytes, dates Unix seconds; ids are
 given in full. `codec.py` turns these values to JSON and back, and refuses what does not fit.
@@ -37,7 +37,7 @@ class InviteReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """A node that joined by an invite; `name` is empty where it is not known (none runs here, or it left)."""
+    """A node that joined with an invite; `name` is empty if unknown (no daemon, or the node left)."""
 
     id: str
     name: str = ""
@@ -59,14 +59,14 @@ class InviteView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InviteList:
-    """All invites that this node has made and still remembers."""
+    """All invites of this node that it still remembers."""
 
     invites: tuple[InviteView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeReply:
-    """Who or what has been banned: a node's id or an invite's, and who joined by that (`removed`)."""
+    """The banned id, of a node or an invite, and the nodes that joined with it (`removed`)."""
 
     id: str
     name: str = ""
@@ -75,7 +75,7 @@ class RevokeReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExposedView:
-    """A local service that the nodes `to` (ids; `to_names` in the same order) may reach; none: nobody may."""
+    """A local service for the nodes `to` (ids; `to_names` in the same order); empty: for nobody."""
 
     name: str
     target: str
@@ -111,7 +111,7 @@ class AcceptReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """It is done, and there is nothing to tell."""
+    """Success, without further data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class PingRequest(Request[PingReply], name="ping"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InviteRequest(Request[InviteReply], name="invite"):
-    """Make an invite; kept on disk before the reply."""
+    """Create an invite; it is on disk before the reply."""
 
     expires_s: int
     uses: int
@@ -162,14 +162,14 @@ class RevokeRequest(Request[RevokeReply], name="revoke"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptRequest(Request[AcceptReply], name="accept"):
-    """Send to the addresses of a reply code for a while, so that its maker can come in."""
+    """Send to the addresses of a reply code for a while, so that the joining node can connect."""
 
     code: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveRequest(Request[Done], name="leave"):
-    """Give up the membership; the daemon then ends. A founder allows with `drop_root` to lose the root."""
+    """Leave the mesh; the daemon then ends. `drop_root`: the founder agrees to lose the root key."""
 
     drop_root: bool = False
 
@@ -204,7 +204,7 @@ class ExposeRemoveRequest(Request[Done], name="expose_remove"):
 class TunnelOpenRequest(Request[TunnelView], name="tunnel_open"):
     """Listen for a peer's service; `peer` as in PingRequest; `listen` is host:port, empty: any on loopback.
 
-    Refused when the peer is connected and says no.
+    Refused if the peer is connected and denies access.
     """
 
     peer: str

@@ -1,7 +1,7 @@
-"""What this node may decide about its mesh: invites and bans, kept on disk before anybody hears of them.
+"""What this node may decide about its mesh: invites and bans, written to disk before they are announced.
 
 The daemon uses it with its own books in memory; a verb uses it on the files, under the home's lock, while
-no daemon runs. Time and chance are given: `now` in Unix seconds, secrets as bytes.
+no daemon runs. Time and random bytes are parameters: `now` in Unix seconds, secrets as bytes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ class Authority:
 
     @classmethod
     def load(cls, home: Home) -> "Authority":
-        """From the files. Raises UserError when this node is in no mesh."""
+        """From the files. Raises UserError when this node is not in a mesh."""
         membership = home.load_membership()
         if membership is None:
             raise UserError(
@@ -82,7 +82,7 @@ class Authority:
         relays: Sequence[RelayHint] = (),
         printed: bool = False,
     ) -> InviteReply:
-        """A new invite; `secret` is 16 random bytes. Raises UserError when this node may not give it."""
+        """A new invite; `secret` is 16 random bytes. Raises UserError if this node may not grant it."""
         wanted = frozenset(map(read_role, roles))
         may = self.gives
         if not may:
@@ -113,7 +113,7 @@ class Authority:
         candidates: Sequence[Candidate],
         relays: Sequence[RelayHint] = (),
     ) -> InviteReply | None:
-        """What `worker` and `serve` print: the same while it is good, else a new one; None: it may not."""
+        """The token that `worker` and `serve` print: unchanged while valid; None: not allowed."""
         if not self.gives >= PRINTED_ROLES:
             return None
         entry = self._invites.current(roles=PRINTED_ROLES, now=now)
@@ -146,13 +146,13 @@ class Authority:
         return InviteReply(token=token, id=entry.id_text, expires_at=entry.expires_at, uses=entry.left)
 
     def invites(self, now: int, names: Mapping[PeerId, str] = MappingProxyType({})) -> InviteList:
-        """All that are remembered, without their secrets. `names`: what those who joined are called."""
+        """All remembered invites, without their secrets. `names`: the names of nodes that joined."""
         return InviteList(invites=tuple(_view(entry, now, names) for entry in self._invites.entries()))
 
     def revoke_invite(
         self, text: str, *, now: int, names: Mapping[PeerId, str] = MappingProxyType({})
     ) -> RevokeReply:
-        """Ban an invite, by the beginning of its id, and whoever came by it. Raises UserError."""
+        """Ban an invite, by the beginning of its id, and all nodes that joined with it. Raises UserError."""
         entry = self._invites.revoke(self._invites.find(text).invite_id)
         self._save_invites()
         self._ban("invite", entry.invite_id, now, None)
@@ -187,7 +187,7 @@ class Authority:
         why = "matches several nodes" if found else "does not match a node that this one admitted"
         raise UserError(
             f"`{text[:64]}` {why}",
-            hint="give its whole id, or start the daemon, which knows the names",
+            hint="give the whole id, or start the daemon, which knows the names",
         )
 
     def _certificate_of(self, node: PeerId) -> Certificate | None:
@@ -226,7 +226,7 @@ def read_role(text: str) -> Role:
 
 
 def save_addresses(home: Home, candidates: Sequence[Candidate]) -> None:
-    """Keep what this node is reached by, for tokens made while it does not run."""
+    """Save the addresses of this node, for tokens that are made while it does not run."""
     home.keep_blob(ADDRESSES_BLOB, "\n".join(map(str, candidates)).encode())
 
 

@@ -1,6 +1,6 @@
 """The control socket from the caller's side: plain and blocking, so that a verb answers at once.
 
-A daemon that is not there is a NotRunning error with a hint; what the daemon refuses is raised as Refused.
+Without a daemon, a NotRunning error with a hint is raised; refusals of the daemon are raised as Refused.
 """
 
 import os
@@ -36,7 +36,7 @@ class NotRunning(UserError):
 
 
 class NotAnswering(UserError):
-    """A daemon of this home is there, process `pid`, but has no control socket: it starts, or ends."""
+    """A daemon of this home runs (process `pid`), but has no control socket: it is starting or stopping."""
 
     def __init__(self, home: Path, pid: int) -> None:
         super().__init__(
@@ -47,7 +47,7 @@ class NotAnswering(UserError):
 
 
 class Silent(UserError):
-    """A daemon is there, and does not answer; its process is `pid` (0: not known)."""
+    """A daemon runs, but does not answer; its process is `pid` (0: unknown)."""
 
     def __init__(self, home: Path, pid: int, *, after: str = "") -> None:
         process = f" (process {pid})" if pid else ""
@@ -78,7 +78,7 @@ class Client:
             if not allowed(uid):
                 raise UserError(
                     f"the control socket `{path}` belongs to user {uid}",
-                    hint="set MESHD_HOME to a directory of your own",
+                    hint="set MESHD_HOME to your own directory",
                 )
         except BaseException:
             self._socket.close()
@@ -169,7 +169,7 @@ def _connect_patiently(connection: socket.socket, path: Path) -> None:
 def _refused(refusal: Mapping[object, object]) -> Refused:
     what, hint, code = (refusal.get(name) for name in ("what", "hint", "code"))
     if not isinstance(what, str) or not isinstance(hint, str) or not isinstance(code, str):
-        raise RemoteProtocolError("an error without its text", code="message")
+        raise RemoteProtocolError("an error without text", code="message")
     return Refused(what, code=code, hint=hint)
 
 

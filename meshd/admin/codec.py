@@ -1,4 +1,4 @@
-"""The values of api.py to JSON and back, driven by their annotations.
+"""Converts the values of api.py to JSON and back, driven by their annotations.
 
 Decoding refuses what does not fit with RemoteProtocolError (code `message`) that names the field. Fields
 that are not known are ignored: a newer daemon may send more.

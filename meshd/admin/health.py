@@ -1,4 +1,4 @@
-"""Status to warnings: what a person should know, how bad it is, and what to do about it. Pure.
+"""Derives warnings from the status: what is wrong, how severe it is, and what to do about it. Pure.
 
 Codes are stable and listed in docs/errors.md.
 """
@@ -48,9 +48,9 @@ def examine(
     """The same status with its warnings.
 
     `clock_offsets`: seconds that a peer's wall clock (by id) is ahead of ours. `native`: our own build, to
-    compare with those of the peers. `file_notes`: what became of this worker's model files.
-    `refused`: messages that broke the rules of RPC, and what to do. `unfit`: devices that failed their trial.
-    `unwritten`: files that the disk does not take, and why.
+    compare with those of the peers. `file_notes`: changes to this worker's model files.
+    `refused`: messages that the RPC firewall refused, and hints. `unfit`: devices that failed their trial.
+    `unwritten`: files that could not be written, and why.
     """
     found = [
         *_mesh(status),
@@ -95,9 +95,10 @@ def _mdns(status: Status) -> Iterator[HealthWarning]:
         yield HealthWarning(
             code="mdns_silent",
             severity="info",
-            what=f"mDNS hears nobody, though `{near[0]}` is near: multicast is filtered, or a router between",
-            hint="leave it as long as tokens and records name addresses that work; else allow UDP port 5353, "
-            "or multicast between clients of the Wi-Fi",
+            what=f"mDNS hears no other node, although `{near[0]}` is nearby: multicast is filtered, "
+            "or a router is in between",
+            hint="nothing to do while nodes find each other; otherwise allow UDP port 5353, "
+            "or multicast between Wi-Fi clients",
         )
 
 
@@ -129,7 +130,7 @@ def same_name(name: str, nodes: Sequence[str]) -> str:
 
 
 def is_away(peer: PeerView) -> bool:
-    """Stopped, or gone for so long that nobody waits for it; once started it is back by itself."""
+    """Stopped, or gone for so long that nobody waits for it; it returns on its own once it is started."""
     gone = peer.state in ("known", "connecting", "lost") and not peer.says_banned
     long = peer.state_s is not None and peer.state_s >= AWAY_SECONDS
     return gone and not peer.present and (bool(peer.stopped) or long)
@@ -162,7 +163,8 @@ def _peer(
         yield HealthWarning(
             code="peer_faults",
             severity="warning",
-            what=f"{who} broke the protocol, or made work fail here, {times} in the last hour; the last time"
+            what=f"{who} broke the protocol or caused unexpected failures here {times} in the last "
+            "hour; the last time"
             f"{_because(peer.last_fault)}",
             hint=f"{_FAULTS_HINT} If the node is malicious, run `meshd revoke {peer.id[:10]}`",
         )
@@ -181,7 +183,8 @@ def _peer(
             code="relayed",
             severity="info",
             what=f"{who} is reached through a relay{_because(peer.why_not_direct or '')}",
-            hint="run `meshd netcheck` on both nodes to see why; every change of address is a new try",
+            hint="run `meshd netcheck` on both nodes to see why; each change of address triggers a "
+            "new attempt",
         )
 
 

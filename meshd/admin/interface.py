@@ -2,7 +2,7 @@
 
 A unix socket in the node's home carries one JSON object a line, request and reply in turn (server.py,
 client.py). The values are in api.py; the daemon answers them (`Answers` of request.py).
-Whoever may open the socket is the user who runs the daemon: what the CLI may do needs no other key.
+Only the user who runs the daemon can open the socket, so the CLI needs no further authentication.
 """
 
 SOCKET_NAME = "control.sock"

@@ -34,7 +34,7 @@ class PortMappingView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemView:
-    """One thing to know: a stable code, what it is, what to do."""
+    """One problem: a stable code, a description, a hint."""
 
     code: str
     severity: Severity

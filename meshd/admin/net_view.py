@@ -1,4 +1,4 @@
-"""What is known of the network, as `meshd netcheck` shows it. Pure."""
+"""The network facts, as `meshd netcheck` shows them. Pure."""
 
 from meshd.admin.net_api import NatView, NetcheckReply, PortMappingView, ProblemView
 from meshd.netcheck.advice import advise, nat_class, outlook

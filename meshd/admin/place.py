@@ -1,4 +1,4 @@
-"""Where the sockets of a home lie.
+"""The location of a home's sockets.
 
 A path that is too long for a socket is replaced by a short one in a private folder under the runtime
 folder; the home then holds a pointer file with it. Used by both ends, so it imports nothing heavy.

@@ -31,7 +31,7 @@ class Request(Generic[R_co]):
 
     def __init_subclass__(cls, name: str = "") -> None:
         if name in _KINDS:
-            raise LocalProtocolError(f"two requests are called `{name}`")
+            raise LocalProtocolError(f"two requests have the name `{name}`")
         if name:  # else it is the same class once more: what `slots=True` makes of it
             cls.request_name = name
         _KINDS[cls.request_name] = cls

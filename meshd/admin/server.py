@@ -1,7 +1,7 @@
 """The control socket from the daemon's side: one JSON object a line, request and reply in turn.
 
-The socket is 0600 in a folder of 0700; the kernel tells who connects, and any other user but root is sent
-away. Bounded: the length of a line, the number of connections, the time a request may take to arrive.
+The socket is 0600 in a directory of 0700; the kernel reports who connects, and only this user and root
+are accepted. Bounded: the length of a line, the number of connections, the time a request may take to arrive.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class AdminServer:
             f"`{name}`" for name, kind in sorted(REQUESTS.items()) if kind not in control.answered()
         ]
         if unanswered:
-            raise LocalProtocolError(f"nothing answers {', '.join(unanswered)}")
+            raise LocalProtocolError(f"no method answers {', '.join(unanswered)}")
         self._home = home
         self._control = control
         self._environ = os.environ if environ is None else environ
@@ -58,8 +58,9 @@ class AdminServer:
             self._open_listener()
         except OSError as error:
             raise UserError(
-                f"cannot make the control socket in `{self._home}`: {(error.strerror or str(error)).lower()}",
-                hint="free space on that disk, and check that this user may write there",
+                f"cannot create the control socket in `{self._home}`: "
+                f"{(error.strerror or str(error)).lower()}",
+                hint="free space on that disk, and check that this user can write there",
             ) from error
 
     def _open_listener(self) -> None:
@@ -80,7 +81,7 @@ class AdminServer:
         self._inode = self._path.stat().st_ino
 
     def close(self) -> None:
-        """Stop listening and remove the socket file, unless somebody else's lies there by now. Idempotent."""
+        """Stop listening and remove the socket file, unless another daemon's is there by now. Idempotent."""
         if self._socket is None:
             return
         self._socket.close()
@@ -157,7 +158,9 @@ class AdminServer:
         try:
             request = decode_request(line)
         except RemoteProtocolError as error:
-            await _send(writer, _error(error.code, error.what, "are the versions of both the same"))
+            await _send(
+                writer, _error(error.code, error.what, "check that both have the same version of meshd")
+            )
             return False
         try:
             reply = await self._control.answer(request)

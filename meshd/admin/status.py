@@ -1,4 +1,4 @@
-"""The status snapshot as frozen values: all that `meshd status --json` shows, which scripts of users read.
+"""The status snapshot as frozen values: the content of `meshd status --json`, which users' scripts read.
 
 Fields may be added, never renamed or dropped. Times are seconds, sizes bytes, dates Unix seconds; ids are
 given in full.
@@ -25,11 +25,11 @@ class NodeView:
     name: str
     role: str  # worker or serve
     version: str
-    pid: int  # its process
+    pid: int  # process id of the daemon
     uptime_s: float
     rss_bytes: int  # memory of that process
-    listen: tuple[str, ...] = ()  # where other nodes reach it
-    home: str = ""  # the folder of its state
+    listen: tuple[str, ...] = ()  # addresses at which other nodes reach it
+    home: str = ""  # directory of its state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,53 +43,53 @@ class MeshView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkView:
-    """One link. `since` is Unix seconds; `rtt_ms` None while not measured."""
+    """One link."""
 
     kind: LinkKindName
     path: PathName
     remote: str  # host:port of the other end
-    rtt_ms: float | None  # null while it is not measured
-    since: float  # a date
+    rtt_ms: float | None  # null until it is measured
+    since: float  # date when it came up
     sent_bytes: int
     received_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerView:
-    """Another member. `link` carries data now, `standby_links` are up beside it."""
+    """Another member. `link` carries data now, `standby_links` are alive but idle."""
 
     id: str
     name: str
     role: str
     state: PeerStateName  # a node that was stopped, or unseen for long, keeps its state here
     link: LinkView | None  # carries data now
-    standby_links: tuple[LinkView, ...] = ()  # up beside it
-    why_not_direct: str | None = None  # why data goes through others
-    resumes: int = 0  # how often the session went on over a new link
+    standby_links: tuple[LinkView, ...] = ()  # alive, but without data
+    why_not_direct: str | None = None  # why data goes through a relay or another member
+    resumes: int = 0  # how often the session continued on a new link
     version: str = ""
-    native: str = ""  # pin + patches, to see builds that differ
+    native: str = ""  # pin + patches, to recognise different builds
     rpc: str = ""  # version of llama.cpp's RPC protocol
-    state_s: float | None = None  # how long it has been in this state
+    state_s: float | None = None  # time in this state
     last_error: str = ""
-    says_banned: str = ""  # the peer's words when it holds this node for banned
-    grace_s: float = 0.0  # for how long streams wait for a link to it
-    stopped: str = ""  # its words when it was stopped; empty once it is back
-    present: bool = False  # there, though not connected: in a large mesh sessions are made when needed
-    faults: int = 0  # how often it broke the protocol's rules, or made work fail here, in the last hour
-    last_fault: str = ""  # what it was the last time
+    says_banned: str = ""  # the peer's message if it considers this node banned
+    grace_s: float = 0.0  # how long streams wait for a link to it
+    stopped: str = ""  # its message when it was stopped; empty once it is back
+    present: bool = False  # running, though not connected: in a large mesh sessions are made on demand
+    faults: int = 0  # protocol violations and unexpected failures it caused here, in the last hour
+    last_fault: str = ""  # the latest of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelView:
-    """A peer's service as a listener here. `user`: opened by the user, not by a role."""
+    """A peer's service, available at a local address."""
 
     peer: str
     service: str
-    listen: str  # where it is used on this machine
+    listen: str  # local address
     streams: int
     sent_bytes: int
     received_bytes: int
-    user: bool = False  # opened by the verb `tunnel`, not by a role
+    user: bool = False  # opened with `meshd tunnel`, not by a role
     last_error: str = ""  # why the last connection failed, or why it does not listen
     peer_name: str = ""
 
@@ -107,12 +107,12 @@ class ChildView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreView:
-    """Weights that came over the network to this worker and are kept: bytes, most bytes, whole tensors."""
+    """Weights that came over the network to this worker and are kept for the next load."""
 
     path: str
     bytes: int  # kept now
-    limit: int  # the most that are kept
-    tensors: int  # whole ones
+    limit: int  # maximum
+    tensors: int  # complete ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,27 +122,24 @@ class ApiView:
     url: str
     ready: bool  # a real token has been generated
     requests: int  # since the daemon's start
-    tokens: int  # generated since then
+    tokens: int  # generated since the daemon's start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MdnsView:
-    """Multicast DNS: `off`, `looking` (nobody heard yet), `silent` (nobody in the time it takes), `heard`.
-
-    `networks` are the interfaces on which this node is announced, `members` those of the mesh seen there.
-    """
+    """Multicast DNS: `off`, `looking` (no member heard yet), `silent` (none heard in time), `heard`."""
 
     state: MdnsState
     networks: tuple[str, ...] = ()  # interfaces on which this node is announced
-    members: int = 0  # those of the mesh seen there
+    members: int = 0  # of this mesh, seen there
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthWarning:
-    """A condition worth a person's attention: a stable code, what it is, what to do."""
+    """A condition that needs attention."""
 
-    code: str  # stable, as in errors.md
+    code: str  # stable; listed in errors.md
     severity: Severity
     what: str
     hint: str  # what to do
@@ -162,4 +159,4 @@ class Status:
     mdns: MdnsView | None = None
     store: StoreView | None = None
     warnings: tuple[HealthWarning, ...] = ()
-    schema: int = SCHEMA  # of this document
+    schema: int = SCHEMA  # version of this document's format

@@ -1,7 +1,7 @@
-"""Whom of many to ask for something, where only a few are asked at once: by what came of it before. Pure.
+"""Chooses which of many peers to ask, if only a few are asked at once: by earlier results. Pure.
 
-Any fixed order can be known beforehand: those that come first in it and say nothing would keep all others
-from being asked. So it is drawn anew each time; who has failed waits behind the rest, longer each time.
+A fixed order would be predictable: silent peers at its beginning would keep all others from being asked. So
+the order is random each time, and peers that failed come last, for longer each time.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -26,7 +26,7 @@ class Asked(Generic[Who, What]):
         self._failed: dict[tuple[Who, What], tuple[float, int]] = {}  # until when, and how often by then
 
     def order(self, many: Iterable[Who], what: What, now: float) -> list[Who]:
-        """First who helped with it last, then those that have failed never or long ago, then the rest."""
+        """First the peer that helped last, then those that have not failed recently, then the rest."""
         best = self._helped.get(what)
 
         def rank(who: Who) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Jittered exponential back-off: the caller brings the random number. Pure."""
+"""Jittered exponential back-off; the caller provides the random number. Pure."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,8 @@
-"""The boundary around work that somebody else causes: a peer, a relay, a router, a client of the API.
+"""The boundary around work that outsiders cause: a peer, a relay, a router, a client of the API.
 
-Whatever goes wrong there, foreseen or not, ends that work and never the daemon. A failure that nobody foresaw
-leaves the boundary as a `Fault`; it is logged as an error, at a bounded rate for each source and kind, and
-`blame` counts it against the source. Bugs outside such work still end the process: nothing here catches them.
+Any failure there, expected or not, ends that work but never the daemon. An unexpected failure leaves
+the boundary as a `Fault`; it is logged as an error, at a bounded rate for each source and kind, and `blame`
+counts it against the source. Bugs outside such work still end the process: nothing here catches them.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ LOG = log.get("boundary")
 
 
 class Fault(Broken):
-    """Work that somebody else caused failed in a way that nobody foresaw. `is_theirs`: it counts."""
+    """Work that an outsider caused failed unexpectedly. `is_theirs`: it counts against the source."""
 
     def __init__(self, what: str, *, is_theirs: bool) -> None:
         super().__init__(what)
@@ -65,7 +65,7 @@ class _FaultLedger:
         self._all: TokenBucket | None = None
 
     def may_say(self, source: str, kind: str, now: float) -> int | None:
-        """How many like it were left out before; None: leave this one out, too."""
+        """How many similar lines were suppressed before; None: suppress this one, too."""
         if self._all is None:
             self._all = FAULT_LINES_IN_ALL.bucket(now)
         lines = self._kinds.pop((source, kind), None) or _FaultLines(FAULT_LINES.bucket(now))
@@ -89,7 +89,7 @@ forget = _ledger.forget  # for tests
 
 
 class Contained:
-    """Context manager: what its block raises unforeseen, no MeshdError or a bug, leaves it as a `Fault`.
+    """Context manager: an unexpected exception (no MeshdError, or a bug) leaves its block as a `Fault`.
 
     It may be entered again and again. `source` is whom the work is for, `name` what it is. Cancellation and
     the end of the process pass.
@@ -123,7 +123,7 @@ class Contained:
 async def contained(
     work: Coroutine[object, object, T], *, source: str, name: str, blame: Blame | None = None
 ) -> T:
-    """What `work` returns. Raises MeshdError only, what nobody foresaw as `Fault`."""
+    """Returns the result of `work`. Raises only MeshdErrors; unexpected exceptions as `Fault`."""
     with Contained(source, name, blame):
         return await work
 
@@ -131,7 +131,7 @@ async def contained(
 async def ended(
     work: Coroutine[object, object, T], *, source: str, name: str, blame: Blame | None = None
 ) -> T | None:
-    """As `contained`; None when it failed, which ends this work and nothing else."""
+    """Like `contained`; returns None on failure, which ends only this work."""
     try:
         return await contained(work, source=source, name=name, blame=blame)
     except Fault:
@@ -148,9 +148,9 @@ async def kept_up(
     name: str,
     pause: float = KEEP_UP_SECONDS,
 ) -> None:
-    """Run `work` to its end; when it fails in a way that nobody foresaw, again after `pause` seconds.
+    """Run `work` to its end; if it fails unexpectedly, run it again after `pause` seconds.
 
-    For what this node does all the time with what others answer: a router, STUN servers, neighbours.
+    For permanent work with others' answers: a router, STUN servers, neighbours.
     """
     while True:
         try:
@@ -162,7 +162,7 @@ async def kept_up(
 
 
 def fault(error: Exception, *, source: str, name: str, blame: Blame | None = None) -> Fault:
-    """Log an error that nobody foresaw, count it, and make of it what its caller may raise."""
+    """Log an unexpected error, count it, and return what its caller may raise."""
     is_theirs = not (isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OURS))
     found = Fault(f"{name}: {_words(error)}", is_theirs=is_theirs)
     note(error, source=source, name=name)
@@ -172,7 +172,7 @@ def fault(error: Exception, *, source: str, name: str, blame: Blame | None = Non
 
 
 def note(error: BaseException, *, source: str, name: str) -> None:
-    """Log a failure that nobody foresaw, unless too many like it were logged lately."""
+    """Log an unexpected failure, unless too many similar ones were logged recently."""
     place = _place(error)
     now = time.monotonic()
     left_out = _ledger.may_say(source, f"{name} {type(error).__name__} {place}", now)
@@ -181,7 +181,7 @@ def note(error: BaseException, *, source: str, name: str) -> None:
 
 
 def watch_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """What goes wrong in a callback of the loop (a socket's, a library's) is logged here as well."""
+    """Failures in callbacks of the loop (a socket's, a library's) are logged here as well."""
 
     def handle(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")

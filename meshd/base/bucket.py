@@ -1,4 +1,4 @@
-"""A token bucket: whoever takes too much owes, and pauses (`take`) or is told no (`spend`). Pure."""
+"""A token bucket: taking too much causes a pause (`take`) or a refusal (`spend`). Pure."""
 
 
 class TokenBucket:
@@ -11,13 +11,13 @@ class TokenBucket:
         self._at = now
 
     def take(self, amount: float, now: float) -> float:
-        """Take `amount`; returns for how many seconds the taker then has to pause (0: not at all)."""
+        """Take `amount`; returns how many seconds the caller has to pause (0: not at all)."""
         self._fill(now)
         self._level -= amount
         return -self._level / self._rate if self._level < 0 else 0.0
 
     def spend(self, amount: float, now: float) -> bool:
-        """Take `amount` if that much is there; False, and nothing is taken, if it is not."""
+        """Take `amount` if available; otherwise take nothing and return False."""
         if not self.has(amount, now):
             return False
         self._level -= amount
@@ -29,7 +29,7 @@ class TokenBucket:
         return self._level >= amount
 
     def full(self, now: float) -> bool:
-        """True when nothing is owed: it can be forgotten and made anew."""
+        """True if nothing is owed: the bucket can be dropped and recreated."""
         return self._level + (now - self._at) * self._rate >= self._burst
 
     def _fill(self, now: float) -> None:

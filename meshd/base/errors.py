@@ -37,11 +37,11 @@ class UsageError(UserError):
 
 
 class LocalProtocolError(MeshdError):
-    """Our own code broke the rules: a bug."""
+    """Our own code violated the protocol: a bug."""
 
 
 class RemoteProtocolError(MeshdError):
-    """The peer broke the rules; the link is closed with `code`."""
+    """The peer violated the protocol; the link is closed with `code`."""
 
     def __init__(self, what: str, *, code: str = "protocol", hint: str = "") -> None:
         super().__init__(what, hint=hint)
@@ -49,7 +49,7 @@ class RemoteProtocolError(MeshdError):
 
 
 class Refused(MeshdError):
-    """The peer answered, and said no: `code` is stable, `what` is its text, `hint` its remedy."""
+    """The peer answered with a refusal: `code` is stable, `what` its text, `hint` its remedy."""
 
     def __init__(self, what: str, *, code: str, hint: str = "") -> None:
         super().__init__(what, hint=hint)

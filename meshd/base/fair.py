@@ -1,4 +1,4 @@
-"""A bounded queue that several fill: nobody pushes out the items of others. Pure."""
+"""A bounded queue with several producers: none can displace the items of others. Pure."""
 
 from collections import Counter, deque
 from collections.abc import Hashable
@@ -10,7 +10,7 @@ T = TypeVar("T")
 class FairQueue(Generic[T]):
     """In the order in which items came; when it is full, the oldest item of the one with most goes.
 
-    Whoever may have many names is counted by what those have in common first: `put` takes several levels.
+    A producer that may have many names is counted by a common group first: `put` takes several levels.
     """
 
     def __init__(self, most: int) -> None:

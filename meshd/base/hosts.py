@@ -1,4 +1,4 @@
-"""What a host is, for all who must not mistake this machine for a network."""
+"""Classifies hosts: this machine, or a network; valid, or not."""
 
 MAX_NAME = 253  # characters of a name (RFC 1035, as text)
 MAX_LABEL = 63  # of what stands between its dots
@@ -22,9 +22,9 @@ def why_no_host(host: str) -> str:
         return f"the name has more than {MAX_NAME} characters"
     for label in name.split("."):
         if not 1 <= len(label) <= MAX_LABEL:
-            return f"what stands between two dots of a name has 1 to {MAX_LABEL} characters"
+            return f"each part between dots must have 1 to {MAX_LABEL} characters"
         if not (label.isascii() and label.replace("-", "").replace("_", "").isalnum()):
-            return "a name has only letters, digits, hyphens and dots"
+            return "a name can only contain letters, digits, hyphens and dots"
     return ""
 
 

@@ -1,6 +1,6 @@
-"""Which keys changed last, in order: whoever reads it with a mark of its own sees what is new to it. Pure.
+"""The order in which keys changed: each reader has a mark and sees what changed since. Pure.
 
-Each key stands in it once, at its latest change, so that it never grows beyond the keys that there are.
+Each key occurs once, at its latest change, so the journal never grows beyond the number of keys.
 """
 
 from typing import Generic, TypeVar

@@ -1,4 +1,4 @@
-"""A socket that listens, set up alike wherever meshd takes connections: mesh port, API, a child's."""
+"""Listening sockets, set up in the same way everywhere: mesh port, API, children."""
 
 import contextlib
 import errno
@@ -49,8 +49,8 @@ def listen_in(folder: Path) -> tuple[socket.socket, Path]:
         return _listen_in(folder)
     except OSError as error:
         raise UserError(
-            f"cannot make a socket in `{folder}`: {(error.strerror or str(error)).lower()}",
-            hint="see that its disk is not full, and that this user may write there",
+            f"cannot create a socket in `{folder}`: {(error.strerror or str(error)).lower()}",
+            hint="free space on that disk, and check that this user can write there",
         ) from error
 
 

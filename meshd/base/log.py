@@ -1,4 +1,4 @@
-"""Logs: structlog lives here only.
+"""Logging; the only user of structlog.
 
 An event is a fixed phrase, values are fields of a closed list (docs/logging.md). Logs go to stderr, and
 if asked to a file that is rotated by size. Values under names that hold secrets are replaced before anything
@@ -33,7 +33,7 @@ SECRET_FIELDS = frozenset({"token", "secret", "key", "password", "authorization"
 
 
 class Logger(Protocol):
-    """What the rest of meshd may do with a logger."""
+    """The interface of a logger for the rest of meshd."""
 
     def debug(self, event: str, **fields: object) -> object: ...
     def info(self, event: str, **fields: object) -> object: ...

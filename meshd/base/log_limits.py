@@ -1,4 +1,4 @@
-"""How many lines of the log others may cause: what they said must not rotate away what else was said. Pure.
+"""How many log lines outsiders may cause, so that they cannot rotate other lines out of the log. Pure.
 
 A line that names a peer counts for the peer. One that names none (somebody who has proven nothing, a relay, a
 client at a local port, this node itself) counts for its kind, so there is no line without a limit.

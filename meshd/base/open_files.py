@@ -1,4 +1,4 @@
-"""How many files and connections this process may have open: as many as the system allows.
+"""Raises the limit of open files and connections to the system's maximum.
 
 Links, streams and files are bounded one by one; the soft limit that shells give (256 to 1024) is lower.
 """

@@ -1,4 +1,4 @@
-"""Buckets of one rate for many, who are remembered for as long as they owe something. Pure."""
+"""Buckets of one rate for many keys, which are remembered while they owe something. Pure."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar

@@ -1,7 +1,7 @@
-"""Writing to a pipe or terminal that may take nothing for ever, without waiting for it.
+"""Writes to a pipe or terminal that may block forever, without waiting for it.
 
-A thread writes; whoever has something to say leaves it in a buffer of bounded size. What finds no room is
-dropped and counted. The thread does not keep the process alive: at the end it gets a moment for what is left.
+A thread writes from a bounded buffer. Data that does not fit is dropped and counted. The thread does not keep
+the process alive: at the end it gets a moment for the rest.
 """
 
 import os

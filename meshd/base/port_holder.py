@@ -1,7 +1,7 @@
-"""Who holds a TCP port: for the error of whoever wanted it (mesh port, API, a child's).
+"""Finds the process that holds a TCP port, for error messages (mesh port, API, a child's).
 
-It has to ask the system, and stands this low because link, gateway and process all need the same answer and
-may not import each other (docs/decisions/0001).
+It asks the system, and is in this layer because link, gateway and process all need it and may not import each
+other (docs/decisions/0001).
 """
 
 import contextlib

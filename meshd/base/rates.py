@@ -1,4 +1,4 @@
-"""A rate of the table kept for each of many: a bucket a key, and a bounded number of them. Pure."""
+"""Applies a rate to each of many keys: one bucket per key, and a bounded number of them. Pure."""
 
 from collections.abc import Hashable
 

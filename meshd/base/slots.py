@@ -1,4 +1,4 @@
-"""Places for work that comes from elsewhere, counted when it is let in and not when it begins. Pure.
+"""Places for work from outside, reserved when it is admitted and not when it begins. Pure.
 
 Work that is checked and then started in a task of its own can come in any number before the first task runs:
 the check has to reserve the place.

@@ -1,4 +1,4 @@
-"""Whether a process stands still by a signal: it is there, keeps its connections, and never answers."""
+"""Whether a process is suspended (SIGSTOP): it exists, keeps its connections, but never answers."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Owners of tasks: the only place where a task is made.
+"""Task owners: the only place where tasks are created.
 
 An `Owner` is a `TaskGroup` that can also be asked to stop: leaving its block waits for every task;
 `cancel()` ends them. Nothing is fired and forgotten.
@@ -83,7 +83,7 @@ class Owner:
             work.close()
             if not self._open:  # not entered yet, or left for good
                 raise
-            raise Closed(f"nothing new is begun: {name}", hint="meshd is stopping") from error
+            raise Closed(f"not started: {name}", hint="meshd is stopping") from error
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
         return task
@@ -91,10 +91,10 @@ class Owner:
     def start_for(
         self, source: str, work: Coroutine[object, object, T], *, name: str, blame: Blame | None = None
     ) -> asyncio.Task[T | None]:
-        """As `start`, for work that somebody else caused: however it fails, it ends alone (base/boundary.py).
+        """Like `start`, for work that an outsider caused: if it fails, only it ends (base/boundary.py).
 
-        `source` says in the log whose it was; `blame` is told of failures that nobody foresaw. The task gives
-        None when it failed.
+        `source` names the outsider in the log; `blame` is told of unexpected failures. The task returns
+        None if it failed.
         """
         try:
             task = self.start(ended(work, source=source, name=name, blame=blame), name=name)
@@ -157,8 +157,8 @@ async def first_success(
 ) -> T:
     """Race attempts that begin `delay` seconds after the call each; the losers are cancelled and awaited.
 
-    RFC 8305 manner: an attempt that fails brings the next one forward. A loser that succeeded all the
-    same is handed to `discard`. Raises ExceptionGroup with every failure when none succeeds.
+    As in RFC 8305, a failed attempt brings the next one forward. A loser that succeeded anyway is
+    handed to `discard`. Raises ExceptionGroup with every failure if none succeeds.
     """
     if not starts:
         raise ValueError("nothing to race")

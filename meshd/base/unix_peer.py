@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket, as the kernel tells."""
+"""Identifies the other end of a unix socket, as reported by the kernel."""
 
 import os
 import socket

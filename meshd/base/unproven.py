@@ -1,8 +1,8 @@
-"""Who stands at the door: connections that have proven nothing yet, few and not for long.
+"""Unauthenticated connections: limited in number and time.
 
-Anybody can connect; so at most 32 may be on the doorstep at once and at most 8 from one address. When it is
-full the oldest one goes: an attacker who opens connections and says nothing only pushes out its own kind,
-since an honest dialler needs some milliseconds.
+Anybody can connect, so at most 32 such connections exist at once, and at most 8 from one address. Beyond that
+the oldest is closed: an attacker who opens connections and stays silent only displaces its own, because an
+honest dialler needs only some milliseconds.
 """
 
 import ipaddress
@@ -15,7 +15,7 @@ MAX_UNPROVEN_OF_ONE = STRANGERS_OF_ADDRESS.most
 
 
 class Doorstep:
-    """Connections in the order in which they came; each can be sent away by the callable it came with."""
+    """Connections in order of arrival; each is closed with the callable that came with it."""
 
     def __init__(self, *, most: int = MAX_UNPROVEN, most_of_one: int = MAX_UNPROVEN_OF_ONE) -> None:
         self._most = most

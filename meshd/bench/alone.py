@@ -42,7 +42,7 @@ async def _serve(args: ProxyArgs, rules: ProxyRules, out: BenchOutput) -> int:
     host, port = listener.getsockname()[:2]
     if (host, port) == args.target:
         listener.close()
-        raise UserError("the proxy would connect to itself", hint="give another port to listen on")
+        raise UserError("the proxy would connect to itself", hint="choose another port to listen on")
     proxy = DelayingProxy(listener, partial(connect_to, *args.target), rules=rules, counts=counts)
     async with Owner() as owner:
         owner.start(proxy.serve(), name="proxy")

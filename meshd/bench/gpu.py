@@ -212,7 +212,7 @@ def _of_model(found: list[Found], name: str, size: int) -> Found:
             if one.size != size:
                 raise UserError(
                     f"the model `{name}` had {one.size} bytes when it was measured, and has {size} now",
-                    hint="leave `--resume` out, which begins anew",
+                    hint="omit `--resume` to start over",
                 )
             return one
     found.append(Found(name, size))

@@ -8,8 +8,8 @@ from meshd.bench.figures import ENDS, LOCAL, Figures, cell_table, count_table, p
 from meshd.bench.page import markdown
 
 _SAME_ENDS = """\
-Stock wrote what one node does, and meshd what one node does that has the model's output on its processor, as
-meshd's head has it: another kind of device rounds otherwise."""
+Stock produced the same text as one node. meshd produced the same text as one node with the output layer on
+its CPU, as on meshd's head: another kind of device rounds differently."""
 
 Part = tuple[str, int, Figures, Sequence[str]]
 """A model's name, its bytes, its figures, and the cells that came to nothing."""
@@ -18,8 +18,8 @@ _PAGE = """\
 # On GPUs: {backend}
 
 Made by `python -m meshd.bench.gpu` on {when}: {machine}; {devices}; {pin}; {times} of each, medians.
-Head: the processor. Workers: {placed}. Stock is upstream's build for {backend} behind a
-delaying proxy for each worker; the first row is upstream alone on the first GPU. Words and method:
+Head: the CPU. Workers: {placed}. Stock is upstream's build for {backend} behind a
+delaying proxy for each worker; the first row is upstream alone on the first GPU. Terms and method:
 [benchmarks.md](benchmarks.md).
 """
 _PART = """
@@ -29,7 +29,7 @@ _PART = """
 
 {cells}
 
-What llama.cpp's RPC says at no distance, over all workers and both directions:
+Traffic of llama.cpp's RPC without distance, for all workers and both directions:
 
 {counts}
 
@@ -59,7 +59,7 @@ def page(made: GpuRunFacts, parts: Sequence[Part]) -> str:
         devices=", ".join(made.devices),
         pin=made.pin,
         times=_times(parts),
-        placed="in turns on the GPUs, so that some share one" if shared else "a GPU each",
+        placed="distributed over the GPUs; some share one" if shared else "one GPU each",
     )
     return head + "".join(_part(*part) for part in parts)
 
@@ -79,7 +79,7 @@ def _part(model: str, size: int, figures: Figures, faults: Sequence[str]) -> str
     return _PART.format(
         model=model,
         size=size / 1e9,
-        texts="\n".join([_texts(figures), *(["", "Came to nothing:", "", *came] if came else [])]),
+        texts="\n".join([_texts(figures), *(["", "Failed:", "", *came] if came else [])]),
         cells=markdown(cell_table(figures)),
         counts=markdown(count_table(figures)) if figures.counted else "Not counted.",
         promises=markdown(promise_table(promises(figures))),
@@ -89,9 +89,9 @@ def _part(model: str, size: int, figures: Figures, faults: Sequence[str]) -> str
 def _texts(figures: Figures) -> str:
     differing = figures.texts_differ()
     if differing:
-        return f"Another text than one node's: {'; '.join(differing)}."
+        return f"Text different from one node's: {'; '.join(differing)}."
     alone = {run.setup: run.text for run in figures.runs if not run.workers}
     if LOCAL not in alone:
         return "One node alone did not run: no text was compared."
     same = alone.get(ENDS, alone[LOCAL]) == alone[LOCAL]
-    return "All wrote the same text." if same else _SAME_ENDS
+    return "All produced the same text." if same else _SAME_ENDS

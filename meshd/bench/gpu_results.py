@@ -85,14 +85,14 @@ def decode(text: str, made: GpuRunFacts, *, label: str) -> tuple[GpuRunFacts, li
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"`{label}` is not what `python -m meshd.bench.gpu` writes: {error!r}",
-            hint="give `--write` another name, or leave `--resume` out, which begins anew",
+            hint="choose another name for `--write`, or omit `--resume` to start over",
         ) from None
     for name, value in then.items():
         now = _plain(getattr(made, name))
         if value != now:
             raise UserError(
-                f"`{label}` has another {name.removesuffix('s')}: `{value}` there, `{now}` here",
-                hint="figures of two runs are one only if all but the time is the same: leave `--resume` out",
+                f"`{label}` has a different {name.removesuffix('s')}: `{value}` there, `{now}` here",
+                hint="a run can only be resumed on the same machine and build: omit `--resume` to start over",
             )
     return earlier, found
 

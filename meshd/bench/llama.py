@@ -104,7 +104,7 @@ def clock() -> float:
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     else:
-        raise MeshdError("when llama-server was started cannot be told on this system")
+        raise MeshdError("the start time of llama-server cannot be read on this system")
 
 
 def started_at(pid: int) -> float:

@@ -26,58 +26,59 @@ from meshd.bench.reported import DELAYED, DELAYED_COMMAND, NEEDS_MORE, NOT_HERE
 _PAGE = """\
 # Performance
 
-Made by {command} on {when}: {machine}; {pin}; SmolLM2-135M (Q4_1), {pairs} of each cell: the median, with the
-least and the most in brackets. All nodes share this machine and its cores: ratios mean something, seconds
-less. Words and method: [benchmarks.md](benchmarks.md). Meshes of up to 1000 members: [scale.md](scale.md).
+Made by {command} on {when}: {machine}; {pin}; SmolLM2-135M (Q4_1), {pairs} runs per cell: the median, with
+minimum and maximum in brackets. All nodes share this machine and its cores, so ratios are more meaningful
+than seconds. Terms and method: [benchmarks.md](benchmarks.md). Meshes of up to 1000 members:
+[scale.md](scale.md).
 
 {ready}
 
 ## Over a distance
 
-Stock llama.cpp behind a delaying proxy for each worker, beside meshd with the same delay between its daemons,
-in turns (`meshd bench latency --workers {workers} --rtt {round_trips}{without}`). Both have the same
-environment and the same options of llama-server, and a load ends with the first token answered. The first row
-is one node alone.
+Stock llama.cpp behind a delaying proxy for each worker, compared with meshd with the same delay between its
+daemons, in turns (`meshd bench latency --workers {workers} --rtt {round_trips}{without}`). Both have the same
+environment and the same options of llama-server, and a load ends when the first token is answered. The first
+row is one node alone.
 {texts}
 
 {cells}
 
-Stock as upstream ships it, with its own warm-up, threads that spin and small pages, beside the same cells:
+Stock with upstream's defaults (its own warm-up, spinning threads, small pages), compared with the same cells:
 
 {defaults}
 
-![time for a token, by round trip]({picture})
+![time per token, by round trip]({picture})
 
-A token at no distance: the binaries without meshd, then both through meshd's tunnels:
+A token without distance: the binaries without meshd, then both through meshd's tunnels:
 
 {near}
 
-What llama.cpp's RPC says, over all workers and both directions; a round trip is an answer that had to come
-before the next request. Counted before stock's rpc-servers and meshd's, at no distance; a load includes the
-first token:
+Traffic of llama.cpp's RPC, for all workers and both directions; a round trip is an answer that had to come
+before the next request. Counted in front of stock's and meshd's rpc-servers, without distance; a load
+includes the first token:
 
 {counts}
 
-What meshd holds itself to; {verdict}. "One node alone" and a way are measured without meshd: by stock
-llama.cpp, and by bytes that go to and fro through the same delay:
+Targets: {verdict}. "One node alone" and a one-way delay ("way") are measured without meshd: with stock
+llama.cpp, and with bytes that go back and forth through the same delay:
 
 {promises}
 
-## Beside a direct connection
+## Compared with a direct connection
 
-No distance; the same binaries (`meshd bench rpc`). The bare TLS pump is any two hops in Python:
+No distance; the same binaries (`meshd bench rpc`). The bare TLS pump shows what any two hops in Python cost:
 
 {rpc}
 
-## Beside what others reported
+## Compared with reports of others
 
-Tokens a second while each request for computing is held back, as by a worker that takes longer; {pairs}
-starts of each, as above. Theirs: GLM-4.7-Flash on an Apple M4 Max. Ours: SmolLM2 here, so compare how each
-falls (SHARE). Their model on their machine, {not_here}: {delayed_command}.
+Tokens per second while each request to compute is delayed, as by a slower worker; {pairs} starts of each, as
+above. Theirs: GLM-4.7-Flash on an Apple M4 Max. Ours: SmolLM2 here, so compare how each declines (SHARE).
+Their model on their machine, {not_here}: {delayed_command}.
 
 {delayed}
 
-Others that need other machines or larger models, {not_here}:
+Others, which need other machines or larger models, {not_here}:
 
 {reported}
 """
@@ -86,16 +87,16 @@ _READY = """\
 ## From asking to ready
 
 `meshd bench ready --workers {workers} --rtt {round_trips}` on {when}: {machine}; {pin}. Seconds from the
-moment a head asks its connected workers until its `/health` is 200, which is after the first real token:
-llama-server was ended {runs} times for each cell, and that of one machine alone after each (first row).
-Packets are delayed between the nodes, so TCP sees the distance. A round trip on the path is what a cell takes
-longer than at RTT 0. FIRST is the start of `meshd serve` itself, while its links are still being
-made: one for each cell, for those after it are no first ones.
-{verdict}. Bounds are for READY; FIRST is held to none:
+moment a head asks its connected workers until its `/health` is 200, which is after the first real token.
+llama-server was killed {runs} times for each cell, and that of one machine alone after each (first row).
+Packets between the nodes are delayed, so TCP notices the distance. ROUND TRIPS is the additional time
+compared with RTT 0, in round trips. FIRST is the start of `meshd serve` itself, while its links are still
+being established: one for each cell.
+{verdict}. Bounds apply to READY, not to FIRST:
 
 {table}
 <!-- end of ready -->"""
-_SHORT = "a short run, which shows the form and no figures to rely on (`make bench` makes it whole),"
+_SHORT = "a short run, whose figures are not reliable (run `make bench`),"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,7 @@ class Made:
 
 
 def ready_section(made: Made, ready: ReadinessFigures) -> str:
-    """How long it takes to be ready; between marks, so that it can be made anew by itself."""
+    """The section on readiness, between marks so that it can be replaced separately."""
     kept, cells = ready_promises(ready), [cell for cell in ready.cells() if cell[0]]
     lost = sum(not one.held for one in kept)
     return _READY.format(
@@ -132,7 +133,7 @@ def with_ready_section(page_before: str, section: str) -> str:
     before, found, rest = page_before.partition(begin)
     _, found_end, after = rest.partition(end)
     if not (found and found_end):
-        raise UserError("the page has no section of readiness", hint="run `make bench` once")
+        raise UserError("the page has no section on readiness", hint="run `make bench` once")
     return before + section + after
 
 
@@ -152,9 +153,9 @@ def page(made: Made, far: Figures, delayed: Figures, rpc: Table, ready: Readines
         workers=",".join(str(one) for one in sorted({workers for workers, _ in cells})),
         without=f" --without {','.join(left_out)}" if left_out else "",
         round_trips=",".join(f"{one:g}" for one in sorted({rtt for _, rtt in cells})),
-        texts=f"Another text than one node's: {'; '.join(differing)}."
+        texts=f"Text different from one node's: {'; '.join(differing)}."
         if differing
-        else "All wrote the same text.",
+        else "All produced the same text.",
         cells=markdown(cell_table(far)),
         ready=ready_section(made, ready),
         defaults=markdown(defaults_table(far)),

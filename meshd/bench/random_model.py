@@ -70,7 +70,9 @@ class _Tensor:
 def random_model(name: str, folder: Path) -> Path:
     """The file of one of SHAPES in `folder`, made if it is not there yet. Raises UserError."""
     if name not in SHAPES:
-        raise UserError(f"there is no model `{name}`", hint=f"a GGUF file, or one of: {', '.join(SHAPES)}")
+        raise UserError(
+            f"there is no model `{name}`", hint=f"name a GGUF file, or one of: {', '.join(SHAPES)}"
+        )
     place = folder / f"random-{name}-Q4_0.gguf"
     if not place.exists():
         with explained_disk_errors(folder.parent):

@@ -151,7 +151,7 @@ class Serving:
         self._starts = len(asked)
         again = await asyncio.to_thread(self._asked)
         if len(again) != self._starts:
-            raise MeshdError("the head had to start over: something else went wrong")
+            raise MeshdError("the head had to start over because something else went wrong")
         return ready_at - asked[-1]
 
     def _asked(self) -> list[float]:

@@ -173,7 +173,7 @@ class _TwoEnds:
             await self._start("wan", settings, numbers)
         for end in ends:
             if not (await _line_of(end)).startswith("ready"):
-                raise MeshdError("an end did not start")
+                raise MeshdError("one end did not start")
         return ends[0], ends[1]
 
     def _sockets(self) -> tuple[socket.socket, socket.socket]:
@@ -208,7 +208,7 @@ async def _line_of(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
     line = await process.stdout.readline()
     if not line:
-        raise MeshdError("an end of the measurement has ended; its words are above")
+        raise MeshdError("one end of the measurement has exited; its output is above")
     return line.decode()
 
 

@@ -44,12 +44,12 @@ def enter(own: str, other: str) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET) != 0 and libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
         reason = os.strerror(ctypes.get_errno()).lower()
-        raise UserError(f"no network namespace can be made: {reason}", hint="run the bench as root")
+        raise UserError(f"cannot create a network namespace: {reason}", hint="run the bench as root")
     try:
         device = make_device(own, other=other)
     except OSError as error:
         raise UserError(
-            f"no TUN device can be made: {(error.strerror or '').lower()}", hint="run the bench as root"
+            f"cannot create a TUN device: {(error.strerror or '').lower()}", hint="run the bench as root"
         ) from error
     return device
 
@@ -78,7 +78,7 @@ def take_over(source: socket.socket) -> int:
     numbers = array.array("i")
     data, ancillary, _, _ = source.recvmsg(1, socket.CMSG_SPACE(numbers.itemsize))
     if not data or not ancillary:
-        raise UserError("an endpoint did not come into its network", hint="run the bench as root")
+        raise UserError("an endpoint did not enter its network", hint="run the bench as root")
     numbers.frombytes(ancillary[0][2][: numbers.itemsize])
     return numbers[0]
 

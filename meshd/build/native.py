@@ -79,7 +79,7 @@ async def build(
                     tree = Tree(cache / "native" / f"tree-{backend}-{key.cpu}")
                     await _fill(tree, pin, cache, source, progress)
                     info = await _make(tree, pin, key, folder, targets, progress)
-    progress(BuildProgress(Stage.DONE, f"the native part is ready ({key.name})"))
+    progress(BuildProgress(Stage.DONE, f"llama.cpp is ready ({key.name})"))
     return info
 
 
@@ -129,7 +129,7 @@ def read_bin_dir(path: Path, *, head: bool = True) -> NativeInfo:
         return info
     if not path.is_dir():
         raise UserError(
-            f"there is no folder `{path}`", hint="name the folder that holds llama.cpp's binaries"
+            f"there is no directory `{path}`", hint="name the directory with llama.cpp's binaries"
         )
     names = {RPC_SERVER: ("ggml-rpc-server", "rpc-server"), LLAMA_SERVER: ("llama-server",)}
     found: dict[str, Path] = {}
@@ -140,7 +140,7 @@ def read_bin_dir(path: Path, *, head: bool = True) -> NativeInfo:
         elif name == RPC_SERVER or (head and name in names):
             raise UserError(
                 f"`{path}` has no `{files[0]}`",
-                hint="name the folder that holds llama.cpp's binaries, usually `build/bin`; a build without "
+                hint="name the directory with llama.cpp's binaries, usually `build/bin`; a build without "
                 "`-DGGML_RPC=ON` has no rpc-server",
             )
     return NativeInfo("unknown", STOCK, "unknown", path, found)

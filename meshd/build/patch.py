@@ -1,4 +1,4 @@
-"""Apply unified diffs, exactly: the source is pinned, so a line that does not fit is a fault, never a guess.
+"""Applies unified diffs exactly: the source is pinned, so a line that does not match is an error.
 Pure.
 
 Knows what `git format-patch` writes for added and changed text files, and nothing else: no fuzz, no
@@ -39,7 +39,7 @@ def parse_patch(text: str, *, name: str) -> tuple[FilePatch, ...]:
     lines = text.split("\n")
     starts = [number for number, line in enumerate(lines) if line.startswith("diff --git ")]
     if not starts:
-        raise UserError(f"patch `{name}` changes nothing", hint="install meshd again")
+        raise UserError(f"patch `{name}` changes nothing", hint="reinstall meshd")
     ends = [*starts[1:], len(lines)]
     return tuple(_parse_file(lines[start:end], name) for start, end in zip(starts, ends, strict=True))
 
@@ -50,7 +50,7 @@ def _parse_file(lines: list[str], name: str) -> FilePatch:
     path = new.removeprefix("b/")
     parts = path.split("/")
     if not new.startswith("b/") or "\\" in path or any(part in ("", ".", "..") for part in parts):
-        raise _fault(name, f"the path `{new}` is not one inside the tree")
+        raise _fault(name, f"the path `{new}` is outside the tree")
     hunks = tuple(_parse_hunks(lines, name))
     if not hunks:
         raise _fault(name, f"`{path}` has no changes")
@@ -82,7 +82,7 @@ def _parse_hunks(lines: list[str], name: str) -> Iterator[Hunk]:
                 new.append(rest)
             position += 1
         if len(old) != old_count or len(new) != new_count:
-            raise _fault(name, "a hunk is longer than it says")
+            raise _fault(name, "a hunk is longer than announced")
         yield Hunk(start, tuple(old), tuple(new))
 
 
@@ -93,14 +93,16 @@ def apply_patch(text: str | None, change: FilePatch) -> str:
             change.patch, f"`{change.path}` {'exists already' if change.is_new else 'does not exist'}"
         )
     if text is not None and not text.endswith("\n"):
-        raise _fault(change.patch, f"`{change.path}` does not end with a line end")
+        raise _fault(change.patch, f"`{change.path}` does not end with a newline")
     lines = text.split("\n")[:-1] if text else []
     result: list[str] = []
     done = 0
     for hunk in change.hunks:
         first = max(0, hunk.start - 1) if hunk.old else hunk.start
         if first < done or tuple(lines[first : first + len(hunk.old)]) != hunk.old:
-            raise _fault(change.patch, f"`{change.path}` differs from what is expected at line {hunk.start}")
+            raise _fault(
+                change.patch, f"`{change.path}` differs from the expected content at line {hunk.start}"
+            )
         result += lines[done:first]
         result += hunk.new
         done = first + len(hunk.old)
@@ -111,5 +113,5 @@ def apply_patch(text: str | None, change: FilePatch) -> str:
 def _fault(name: str, what: str) -> UserError:
     return UserError(
         f"patch `{name}` cannot be applied: {what}",
-        hint="the source must be upstream at the pinned commit, unchanged",
+        hint="use unchanged upstream source at the pinned commit",
     )

@@ -51,8 +51,8 @@ def native_folder() -> Path:
         if (folder / "UPSTREAM.toml").is_file():
             return folder
     raise UserError(
-        "the pin of the native part is missing: no `native/UPSTREAM.toml` beside meshd",
-        hint="install meshd again, or build from a checkout",
+        "the pin of llama.cpp is missing: there is no `native/UPSTREAM.toml` next to meshd",
+        hint="reinstall meshd, or build from a checkout",
     )
 
 
@@ -81,16 +81,14 @@ def read_pin(folder: Path | None = None) -> Pin:
             patches_sha256=patches_digest(texts),
         )
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError) as error:
-        raise UserError(f"cannot read the pin `{path}`: {error!r}", hint="install meshd again") from error
+        raise UserError(f"cannot read the pin `{path}`: {error!r}", hint="reinstall meshd") from error
 
 
 def _decoded(name: str, text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"the patch `{name}` is no UTF-8 text: {error!r}", hint="install meshd again"
-        ) from error
+        raise UserError(f"the patch `{name}` is not UTF-8 text: {error!r}", hint="reinstall meshd") from error
 
 
 def patches_digest(texts: list[tuple[str, bytes]]) -> str:

@@ -1,4 +1,4 @@
-"""The folder that builds are made in: upstream's source, patched, and the compiler's output beside it.
+"""The build directory: upstream's source, patched, and the compiler's output.
 
 The tree stays after a build, so that the next patch or a stock build compiles only what differs: a file is
 rewritten only when its content changes. What patches touch is kept as it was in `orig/`, and which files were
@@ -140,7 +140,7 @@ def check_source(source: Path, pin: Pin, *, name: str) -> None:
         if hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
             raise UserError(
                 f"`{name}` is not llama.cpp at the pinned commit: `{path}` differs",
-                hint=f"run `git checkout {pin.commit[:9]}` there, without changes of your own",
+                hint=f"run `git checkout {pin.commit[:9]}` there, and undo local changes",
             )
 
 

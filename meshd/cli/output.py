@@ -1,7 +1,7 @@
-"""What a person or a script sees: results on stdout, everything else on stderr.
+"""Output for people and scripts: results on stdout, everything else on stderr.
 
-Here alone it is decided whether there is a terminal, how wide it is and whether colour is wanted. Text that
-may come from a peer is made harmless: a name must not move the cursor.
+Only this module decides whether there is a terminal, how wide it is, and whether colour is wanted. Text that
+may come from a peer is sanitised: a name must not move the cursor.
 """
 
 import json
@@ -20,7 +20,7 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 
 class Unwritable(MeshdError):
-    """Standard output does not take the result."""
+    """Standard output cannot be written to."""
 
     def __init__(self, error: OSError) -> None:
         reason = (error.strerror or type(error).__name__).lower()

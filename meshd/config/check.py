@@ -1,4 +1,4 @@
-"""What must hold before a daemon of a role starts: found here, in words, rather than halfway through."""
+"""Checks before a daemon of a role starts, so that errors are reported early and clearly."""
 
 import sys
 from dataclasses import replace

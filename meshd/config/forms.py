@@ -1,6 +1,6 @@
 """Forms of values: text of an option or variable, or a TOML value, to the value that the tree holds.
 
-A form raises ValueError for anything else; whoever calls it knows key and origin and makes the message.
+A form raises ValueError for anything else; the caller knows key and origin and writes the message.
 """
 
 import re

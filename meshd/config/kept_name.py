@@ -1,6 +1,6 @@
 """The name that a node was given, kept in its home for starts that give none (docs/config.md).
 
-Others know the node by it: without, a restart by a plain `meshd worker` would give it the host's name again.
+Other nodes know it by that name: a restart with a plain `meshd worker` would otherwise use the host's name.
 """
 
 from dataclasses import replace

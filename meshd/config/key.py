@@ -1,4 +1,4 @@
-"""What is known of one setting: its name, the ways by which it is given, who has it."""
+"""The description of one setting: its name, how it can be set, and which roles have it."""
 
 from dataclasses import dataclass
 

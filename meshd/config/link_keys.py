@@ -1,4 +1,4 @@
-"""What can be set of the ways to other nodes: the part of keys.py on `links`."""
+"""The settings of connections to other nodes: the part of keys.py on `links`."""
 
 from meshd.config import forms
 from meshd.config.forms import choice, listed, whole

@@ -1,4 +1,4 @@
-"""Settings of all origins to one tree, each with the place it came from.
+"""Merges settings from all origins into one tree, with the origin of each.
 
 Errors: an option that cannot be read is a UsageError (the command line does not parse); a variable or a
 file that cannot be read is a UserError. Both name origin, key, value and the expected form.

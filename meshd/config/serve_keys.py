@@ -1,4 +1,4 @@
-"""What can be set of a head: the part of keys.py on `serve`."""
+"""The settings of a head: the part of keys.py on `serve`."""
 
 from meshd.config import forms
 from meshd.config.forms import choice, listed, whole

@@ -1,4 +1,4 @@
-"""Settings as people read them: the default in words, a value in TOML, whether the example has it."""
+"""How settings are displayed: the default in words, a value in TOML, whether the example has it."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def plain(value: object) -> Plain:
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"{type(value).__name__} is no value of a setting")
+    raise TypeError(f"{type(value).__name__} is not a possible value of a setting")
 
 
 def toml(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What can be set of a worker: the part of keys.py on `worker`."""
+"""The settings of a worker: the part of keys.py on `worker`."""
 
 from meshd.config import forms
 from meshd.config.forms import listed, whole

@@ -90,7 +90,7 @@ def _build(config: Config) -> Iterator[Finding]:
         yield Finding(
             "llama.cpp",
             "warning",
-            f"{native.version.pin[:12]}, {patches}, in {where}: not the version that this meshd is made for",
+            f"{native.version.pin[:12]}, {patches}, in {where}: not the version that this meshd was made for",
             "run `meshd native build`, and omit --native-bin",
         )
     else:

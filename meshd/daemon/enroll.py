@@ -82,11 +82,11 @@ async def enter(
     invite = parse_token(config.node.join)
     if present is not None and present.mesh == invite.mesh:
         # mostly a restart with the same command line: the membership stands
-        LOG.info("join_not_used", why=f"this home is a member of mesh `{present.mesh.short}` already")
+        LOG.info("join_not_used", why=f"this home is already a member of mesh `{present.mesh.short}`")
         return Entered(present)
     if present is not None:
         raise UserError(
-            f"this node is in mesh `{present.mesh.short}`, the token is for mesh `{invite.mesh.short}`",
+            f"this node is in mesh `{present.mesh.short}`, but the token is for mesh `{invite.mesh.short}`",
             hint="run `meshd leave` first, or use another MESHD_HOME",
         )
     refuse_expired(invite, int(time.time()))

@@ -86,7 +86,7 @@ class Doorway:
 
     def _as_member(self) -> Standing:
         if self._standing is None:
-            raise LocalProtocolError("a link came in before this node was a member")
+            raise LocalProtocolError("a link arrived before this node was a member")
         return self._standing()
 
     async def _admit(self, joining: Joining) -> bool:

@@ -109,7 +109,7 @@ async def _greet(program: Path, port: int) -> probe.Greeting:
             writer.write(probe.hello())
             (size,) = ANSWER.unpack(await reader.readexactly(ANSWER.size))
             if size > _HELLO_BYTES:
-                raise RemoteProtocolError("an answer far too long")
+                raise RemoteProtocolError("the answer is too long")
             return probe.read_hello(await reader.readexactly(size))
     except (OSError, TimeoutError, asyncio.IncompleteReadError, RemoteProtocolError):
         raise UserError(
@@ -146,7 +146,7 @@ async def _list_devices(program: Path, port: int, logs: Path) -> bool:
         raise UserError(f"`{program}` was built without RPC: it cannot use workers", hint=OWN_BUILD)
     if "version mismatch" in text:
         raise UserError(
-            f"`{program}` speaks another version of the RPC protocol than the rpc-server beside it",
+            f"`{program}` speaks a different version of the RPC protocol than the rpc-server next to it",
             hint=OWN_BUILD,
         )
     end = f"exit code {ended.code}" if ended.signal is None else f"signal {ended.signal}"

@@ -65,9 +65,9 @@ async def join_by_reply(
             async with asyncio.timeout(STUN_SECONDS):
                 await known.wait()
         except TimeoutError:
-            LOG.warning("stun_silent", why="no server answers: the code names addresses of the LAN")
+            LOG.warning("stun_silent", why="no server answers: the code contains only LAN addresses")
         if outer.same_everywhere is False:
-            LOG.warning("nat_symmetric", why="each server sees another port: a reply code may not be enough")
+            LOG.warning("nat_symmetric", why="each server sees a different port: a reply code may not work")
         places = (*outer.candidates(), *(doorway.quic.candidates() if doorway.quic is not None else ()))
         told = tuple(place for place in places if not place.is_loopback and not place.is_v6)
         code = encode_reply(Reply(keys.invite_id, key.peer, told[:MAX_REPLY_CANDIDATES]), keys)

@@ -183,7 +183,7 @@ def _owned_by(pid: Callable[[], int | None], owners: ConnectionOwners) -> OwnerC
 
 @functools.cache  # once a daemon
 def _warn_owner_unknown() -> None:
-    LOG.warning("tunnel_owner_unknown", why="this system does not tell whose a connection is")
+    LOG.warning("tunnel_owner_unknown", why="this system does not tell which process owns a connection")
 
 
 def _folder_of_sockets(home: Path) -> Path:

@@ -46,7 +46,7 @@ def _stream(url: str, prompt: str, max_tokens: int) -> Iterator[str]:
             if text:
                 yield text
     except OSError as error:
-        raise MeshdError(f"the API went away: {error}") from error
+        raise MeshdError(f"the connection to the API broke: {error}") from error
     finally:
         connection.close()
 
@@ -57,6 +57,6 @@ def _delta(line: str) -> str:
         return ""
     event = json.loads(line.removeprefix("data: "))
     if "error" in event:
-        raise MeshdError(f"the answer broke off: {event['error'].get('message', event['error'])}")
+        raise MeshdError(f"the answer ended early: {event['error'].get('message', event['error'])}")
     choices = event.get("choices") or [{}]
     return str(choices[0].get("delta", {}).get("content") or "")

@@ -1,4 +1,4 @@
-"""The demo itself: build what is missing, start real nodes, chat, and say what crossed between them."""
+"""The demo itself: builds what is missing, starts real nodes, chats, and reports the traffic between them."""
 
 import asyncio
 import shutil
@@ -43,7 +43,7 @@ async def _demo(args: DemoArgs, out: DemoOutput, folder: Path) -> None:
         out.progress(step.text, step.done / step.total if step.total else None)
 
     if find(args.cache) is None:
-        out.note("building the native part once (llama.cpp with meshd's patches); this takes some minutes")
+        out.note("building llama.cpp with meshd's patches, once; this takes some minutes")
         await build(args.cache, progress=progress)
     model = args.model if args.model is not None else await demo_model(args.cache, progress)
     async with Owner() as owner:

@@ -1,4 +1,4 @@
-"""Bytes on their way over a distance. Each comes out as long after it went in as the distance says. Pure.
+"""Bytes in transit over a distance: each comes out after the delay of the distance. Pure.
 
 It is a delay of the wire and not a sleep for each message: many may be under way at once, so throughput and
 pipelining stay as they are. `hold` is the other kind, of a worker that computes longer: what comes after it

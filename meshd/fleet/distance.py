@@ -36,7 +36,7 @@ async def apart(
     except ChildFailed as error:
         said = error.tail[-1] if error.tail else error.what
         raise UserError(
-            f"no networks can be made: {said}", hint="run this as root, or allow user namespaces"
+            f"cannot create networks: {said}", hint="run this as root, or allow user namespaces"
         ) from None
     found = json.loads(seen.line)
     return FleetPlace(int(found["pid"]), tuple(map(int, found["networks"])), int(found["api_port"]), wire)

@@ -1,4 +1,4 @@
-"""A network of its own for each node on this machine, and a distance between them. Linux.
+"""A separate network for each node on this machine, and a distance between them. Linux.
 
 Each network is a namespace with nothing but loopback. In every one of them a delaying proxy (proxy.py)
 listens at the very addresses that the other nodes tell, and connects in the network of the node meant. So
@@ -81,7 +81,7 @@ def need_namespaces() -> None:
     """Raises UserError where there cannot be any."""
     if sys.platform != "linux" or shutil.which("nsenter") is None:
         raise UserError(
-            "a distance between nodes of one machine needs Linux and nsenter",
+            "simulated distance needs Linux and nsenter",
             hint="run the nodes on two machines, or put `meshd bench latency --proxy` between programs",
         )
 
@@ -98,7 +98,7 @@ class _Networks:
     def _check(self, result: int) -> None:
         if result != 0:
             reason = os.strerror(ctypes.get_errno()).lower()
-            raise UserError(f"a network namespace is refused: {reason}")
+            raise UserError(f"the system refused a network namespace: {reason}")
 
     def _become_root(self) -> None:
         """Of a user namespace only, in which files still belong to whom they did."""
@@ -124,7 +124,7 @@ class _Networks:
         try:
             return make_device(host_of(node), netmask=NETMASK)
         except OSError as error:
-            raise UserError(f"no TUN device can be made: {(error.strerror or '').lower()}") from None
+            raise UserError(f"cannot create a TUN device: {(error.strerror or '').lower()}") from None
 
     def listen(self, node: int, port: int) -> socket.socket:
         self.enter(node)

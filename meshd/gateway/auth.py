@@ -1,4 +1,4 @@
-"""Who may call the API: keys from a private file, compared in constant time."""
+"""API authentication: keys from a private file, compared in constant time."""
 
 import hashlib
 import hmac
@@ -32,7 +32,7 @@ def load_keys(path: Path) -> tuple[str, ...]:
         keys.append(key)
     if not keys:
         raise UserError(
-            f"the key file `{path}` holds no key",
+            f"the key file `{path}` contains no key",
             hint=f"put one key on each line, for example: `openssl rand -hex 24 > {path}`",
         )
     return tuple(keys)
@@ -53,25 +53,31 @@ def _read_private(path: Path) -> str:
     finally:
         os.close(descriptor)
     if len(data) > MAX_KEY_FILE_BYTES:
-        raise UserError(f"the key file `{path}` is larger than 1 MiB", hint="give a file with keys")
+        raise UserError(
+            f"the key file `{path}` is larger than 1 MiB", hint="name a text file with one key per line"
+        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"the key file `{path}` is not text", hint="give a file with keys") from error
+        raise UserError(
+            f"the key file `{path}` is not text", hint="name a text file with one key per line"
+        ) from error
 
 
 def _check_private(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"the key file `{path}` is not a plain file", hint="give a file with keys")
+        raise UserError(
+            f"the key file `{path}` is not a regular file", hint="name a text file with one key per line"
+        )
     if found.st_mode & 0o077:
         raise UserError(
-            f"the key file `{path}` can be used by others (mode {stat.S_IMODE(found.st_mode):04o})",
+            f"the key file `{path}` is accessible to others (mode {stat.S_IMODE(found.st_mode):04o})",
             hint=f"run `chmod 600 {path}`",
         )
     if found.st_uid not in (os.geteuid(), 0):
         raise UserError(
             f"the key file `{path}` belongs to another user (uid {found.st_uid})",
-            hint="make a copy that belongs to you, with mode 0600",
+            hint="make your own copy, with mode 0600",
         )
 
 

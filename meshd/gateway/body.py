@@ -39,7 +39,7 @@ class Bodies:
                 if counted + len(chunk) > self._most_each:
                     raise HttpRefusal(self._too_long())
                 if asyncio.get_running_loop().time() - began > self._silence + counted / LEAST_RATE:
-                    raise HttpRefusal(Failure(408, "the body comes too slowly", code="body_stalled"))
+                    raise HttpRefusal(Failure(408, "the body arrives too slowly", code="body_stalled"))
                 if self.held + len(chunk) > self._most_together:
                     raise HttpRefusal(_too_much())
                 counted += len(chunk)
@@ -56,7 +56,9 @@ class Bodies:
             async with asyncio.timeout(self._silence):
                 return await request.content.readany()
         except TimeoutError as error:
-            failure = Failure(408, f"no byte of the body came for {self._silence:.0f} s", code="body_stalled")
+            failure = Failure(
+                408, f"received no byte of the body for {self._silence:.0f} s", code="body_stalled"
+            )
             raise HttpRefusal(failure) from error
 
     def _too_long(self) -> Failure:
@@ -64,7 +66,7 @@ class Bodies:
 
 
 def _too_much() -> Failure:
-    message = "too many large requests are under way"
+    message = "too many large requests are in progress"
     return Failure(503, message, type="unavailable_error", code="busy", retry_after=2)
 
 

@@ -1,4 +1,4 @@
-"""What keeps web pages of others out of a local API: Host, Origin and Content-Type.
+"""Keeps foreign web pages out of a local API: checks Host, Origin and Content-Type.
 
 A page of any site may send requests to loopback. DNS rebinding makes them look as if they were of the
 same origin, which the Host header gives away; other cross-origin requests carry Origin; and those

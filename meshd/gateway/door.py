@@ -1,4 +1,4 @@
-"""Who is connected to the API: strangers, few and not for long, and those who have shown a key.
+"""Connections to the API: unauthenticated ones, limited in number and time, and those that have shown a key.
 
 Anybody who reaches the port can connect. A connection is a stranger's until a request on it was let in (with
 a key, where keys are asked for). When strangers are too many the oldest goes, of the same address first: a

@@ -1,4 +1,4 @@
-"""What the API says when it cannot answer: OpenAI's error object, as a response or as a last event."""
+"""Errors of the API: OpenAI's error object, as a response or as the last event of a stream."""
 
 import json
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""The API of a serving node: an OpenAI-compatible proxy before llama-server.
+"""The API of a serving node: an OpenAI-compatible proxy in front of llama-server.
 
-The gateway tells the truth about readiness, passes streams through unbuffered, checks keys and browser
+The gateway reports true readiness, forwards streams unbuffered, checks keys and browser
 headers, and turns a lost upstream into an error event. It knows an Upstream, never the mesh.
 It must never keep an answer that the client does not read, nor a generation whose client is gone.
 """

@@ -1,4 +1,4 @@
-"""Binds the API's port, or says plainly why not."""
+"""Binds the API's port, or reports clearly why it cannot."""
 
 import asyncio
 import errno
@@ -18,7 +18,7 @@ async def resolve(host: str) -> list[tuple[socket.AddressFamily, str]]:
     except (OSError, UnicodeError) as error:
         raise UserError(
             f"cannot find an address for `{host}` to listen on",
-            hint="use 127.0.0.1 for this machine alone, 0.0.0.0 for every network",
+            hint="use 127.0.0.1 for this machine only, 0.0.0.0 for all networks",
         ) from error
     families = (socket.AF_INET, socket.AF_INET6)
     return list(dict.fromkeys((item[0], str(item[4][0])) for item in found if item[0] in families))
@@ -67,11 +67,14 @@ def _explained(error: OSError, address: str, port: int) -> UserError:
         )
     if error.errno == errno.EACCES:
         return UserError(
-            f"port `{port}` on `{address}` may not be opened by this user", hint="choose one above 1023"
+            f"port `{port}` on `{address}` needs privileges that this user lacks",
+            hint="choose a port above 1023",
         )
     if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
         return UserError(
-            f"this machine has no address `{address}`", hint="use 127.0.0.1, 0.0.0.0 or an address of its own"
+            f"this machine has no address `{address}`", hint="use 127.0.0.1, 0.0.0.0 or one of its addresses"
         )
     what = (error.strerror or "unknown reason").lower()
-    return UserError(f"cannot listen on `{address}` port `{port}`: {what}", hint="see `--host` and `--port`")
+    return UserError(
+        f"cannot listen on `{address}` port `{port}`: {what}", hint="check `--host` and `--port`"
+    )

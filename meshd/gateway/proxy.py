@@ -1,4 +1,4 @@
-"""Passes a request on to llama-server and its answer back, byte for byte, at the client's pace.
+"""Forwards a request to llama-server and the answer to the client, byte for byte, at the client's pace.
 
 Each request opens its own connection: llama-server may be a new process behind the same socket path,
 a connection kept open would hold one of its few threads, and closing it is what frees the slot when
@@ -211,7 +211,7 @@ class Proxy:
             if request.transport is not None:
                 request.transport.abort()  # an end without its last chunk: no client takes it for whole
         except ConnectionError:
-            pass  # the client hung up
+            pass  # the client disconnected
         return response
 
     @asynccontextmanager
@@ -249,7 +249,7 @@ class Proxy:
         except aiohttp.ClientConnectorError as error:
             raise UpstreamLost(f"llama-server cannot be reached: {error.os_error}", taken=False) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamLost("llama-server went away before it answered", taken=True) from error
+            raise UpstreamLost("llama-server exited before it answered", taken=True) from error
         try:
             yield answer
         finally:
@@ -270,7 +270,7 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
     try:
         return await answer.content.readany()
     except (aiohttp.ClientError, OSError) as error:
-        raise UpstreamLost("llama-server went away in the middle of the answer", taken=True) from error
+        raise UpstreamLost("llama-server exited during the answer", taken=True) from error
 
 
 def _is_event_stream(answer: aiohttp.ClientResponse) -> bool:

@@ -47,7 +47,7 @@ async def _ask(session: aiohttp.ClientSession) -> ReadyReport | None:
     except aiohttp.ClientConnectorError:
         return None
     except (aiohttp.ClientError, OSError):
-        return ReadyReport(False, "llama-server went away while it made the first token")
+        return ReadyReport(False, "llama-server exited while it generated the first token")
     if answer.status == 503:
         return None
     if answer.status != 200:

@@ -1,4 +1,4 @@
-"""The client's side of a stream: whole events out, a comment line when nothing was said for a while."""
+"""The client's side of a stream: whole events, and a comment line after a period of silence."""
 
 import asyncio
 from collections.abc import Callable
@@ -97,7 +97,7 @@ class StreamReply:
             if data:
                 await self.response.write(data)
         except ConnectionError as error:
-            raise ClientGone("the client hung up") from error
+            raise ClientGone("the client disconnected") from error
         finally:
             self._last = asyncio.get_running_loop().time()
 

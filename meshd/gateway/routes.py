@@ -125,13 +125,11 @@ class Router:
         if len(hosts) != 1:
             raise HttpRefusal(Failure(400, "exactly one Host header is needed", code="bad_host"))
         if not self._guard.host_allowed(hosts[0]):
-            message = f"host `{hosts[0][:200]}` is not allowed here: allow it by `--allowed-host NAME`"
+            message = f"host `{hosts[0][:200]}` is not allowed: allow it with `--allowed-host NAME`"
             raise HttpRefusal(Failure(403, message, type="permission_error", code="host_not_allowed"))
         origins = request.headers.getall("Origin", [])
         if len(origins) > 1 or not self._guard.origin_allowed(next(iter(origins), None), hosts[0]):
-            message = (
-                f"origin `{origins[0][:200]}` is not allowed here: allow it by `--allowed-origin ORIGIN`"
-            )
+            message = f"origin `{origins[0][:200]}` is not allowed: allow it with `--allowed-origin ORIGIN`"
             raise HttpRefusal(Failure(403, message, type="permission_error", code="origin_not_allowed"))
 
     async def _answer(self, request: web.BaseRequest, extra: dict[str, str]) -> web.StreamResponse:
@@ -174,7 +172,7 @@ class Router:
         self._check_ready()
         release = self._requests.take(key)
         if release is None:
-            message = f"{self._tally.active} requests are under way already"
+            message = f"{self._tally.active} requests are already in progress"
             raise HttpRefusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
         self._tally.active += 1
         try:
@@ -259,7 +257,9 @@ def _demand_method(method: str, wanted: str) -> None:
 def _preflight(request: web.BaseRequest, *, allowed: bool) -> web.Response:
     if not allowed:
         raise HttpRefusal(
-            Failure(403, "this origin may not call the API", type="permission_error", code="cors_denied")
+            Failure(
+                403, "this origin is not allowed to call the API", type="permission_error", code="cors_denied"
+            )
         )
     headers = preflight_headers(
         request.headers["Origin"],

@@ -58,7 +58,7 @@ class Armour:
         digits = self._after_prefix(word, len(text))
         for place, char in enumerate(digits, start=len(self.prefix) + 1):
             if char not in _ALPHABET:
-                raise self.wrong(f"character {place}, `{char}`, cannot be in it")
+                raise self.wrong(f"character {place}, `{char}`, is not allowed")
         return self._payload(digits)
 
     def wrong(self, why: str) -> UserError:
@@ -69,7 +69,7 @@ class Armour:
         if length > MAX_PASTED_CHARS:
             raise self.wrong(f"this is not one, it has {length} characters")
         if not word:
-            raise self.wrong("there is nothing in it")
+            raise self.wrong("it is empty")
         if not word.startswith(self.stem):
             raise self.wrong(f"this is not one, it does not begin with `{self.prefix}`")
         if len(word) < len(self.prefix):

@@ -1,4 +1,4 @@
-"""Statements that a member is away, by one that should have a session with it and has none.
+"""Statements that a member is away, made by a node that should have a session with it but has none.
 
 140 bytes: the node, the sequence number and count of its last sign of life, who says so, and the signature.
 It holds against that sign of life alone: a later one (identity/presence.py, or a newer record) refutes it.
@@ -53,8 +53,8 @@ class Away:
     def from_bytes(cls, data: bytes) -> "Away":
         """Read them; nothing is verified. Raises RemoteProtocolError (code `message`)."""
         if len(data) != AWAY_BYTES:
-            raise RemoteProtocolError(f"a statement of absence of {len(data)} bytes", code="message")
+            raise RemoteProtocolError(f"a statement of absence has {len(data)} bytes", code="message")
         peer, sequence, count, reporter = _HEAD.unpack_from(data)
         if sequence > MAX_SEQUENCE:
-            raise RemoteProtocolError("a statement of absence with a number out of range", code="message")
+            raise RemoteProtocolError("a number in a statement of absence is out of range", code="message")
         return cls(PeerId(peer), sequence, count, PeerId(reporter), data[_HEAD.size :])

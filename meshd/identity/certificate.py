@@ -1,6 +1,6 @@
-"""The TLS certificate of a link's listener: self-signed, random, made anew at each start.
+"""The TLS certificate of a link's listener: self-signed, random, new at each start.
 
-It says nothing about who the listener is: that is shown inside the link by the proof, which both ends
+It does not identify the listener: that is done inside the link by the proof, which both ends
 bind to this certificate's hash. So it needs no name that means anything and no authority.
 """
 

@@ -165,7 +165,7 @@ class Exchange(ABC):
         if self._magic:
             start = bytes(self._buffer[: len(self._magic)])
             if start != self._magic[: len(start)]:
-                raise RemoteProtocolError("whoever connected does not speak meshd's protocol", code="magic")
+                raise RemoteProtocolError("the other side does not speak meshd's protocol", code="magic")
             if len(start) < len(self._magic):
                 return None
             del self._buffer[: len(self._magic)]
@@ -174,7 +174,9 @@ class Exchange(ABC):
             return None
         size = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
         if size > self._budget:
-            raise RemoteProtocolError(f"more than {MAX_UNPROVEN_BYTES} bytes before a proof", code="too_long")
+            raise RemoteProtocolError(
+                f"more than {MAX_UNPROVEN_BYTES} bytes before the proof", code="too_long"
+            )
         end = _LENGTH_BYTES + size
         if len(self._buffer) < end:
             return None
@@ -202,7 +204,7 @@ def _short(text: str) -> str:
 def expect(fields: Fields, kind: str) -> None:
     got = fields.text("t", most=16)
     if got != kind:
-        raise RemoteProtocolError(f"proof: `{got}` where `{kind}` belongs", code="proof")
+        raise RemoteProtocolError(f"proof: got `{got}`, expected `{kind}`", code="proof")
 
 
 def check_inputs(binding: bytes, nonce: bytes) -> None:
@@ -218,16 +220,19 @@ def check_signature(fields: Fields, signer: PeerId, context: str, transcript: Tr
     signature = fields.raw("sig", exact=SIGNATURE_BYTES)
     if not verify(signer, context, transcript.encode(), signature):
         raise RemoteProtocolError(
-            "the other side's signature does not fit this connection",
+            "the other side's signature does not match this connection",
             code="signature",
-            hint="somebody may sit in between, or the other side is not the node it says it is",
+            hint="this may be a man in the middle, or the other side is not the node that it claims to be",
         )
 
 
 def refuse_banned(why: str | None) -> None:
     if why is not None:
         raise RemoteProtocolError(
-            why, code="banned", hint="a banned node comes back with a new key and a new invite only"
+            why,
+            code="banned",
+            hint="to return, a banned node needs a new key and a new token: `meshd leave "
+            "--new-identity` there",
         )
 
 
@@ -236,5 +241,5 @@ def refuse_often(why: str | None) -> None:
         raise RemoteProtocolError(
             why,
             code="often",
-            hint="it is let in again within seconds, by itself; if that lasts, look at what ends its links",
+            hint="it is admitted again within seconds; if this persists, find out what ends its links",
         )

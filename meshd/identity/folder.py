@@ -1,7 +1,7 @@
 """A private folder: files of 0600 in a folder of 0700, replaced atomically, checked when read.
 
 Every file begins with its kind, a version and a checksum, so that a damaged one is told apart from one
-that is not there: damage is an error that names the file, never a silent fresh start.
+that is missing: damage is an error that names the file, never a silent fresh start.
 """
 
 import fcntl
@@ -144,7 +144,7 @@ class PrivateFolder:
         elif loose & _WRITABLE:
             raise UserError(
                 f"`{self.path}` can be written by other users",
-                hint=f"run `chmod 700 {self.path}`, or set MESHD_HOME to a folder of your own",
+                hint=f"run `chmod 700 {self.path}`, or set MESHD_HOME to your own directory",
             )
 
     def _sync(self) -> None:
@@ -187,13 +187,13 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise UserError(
             f"`{path}` belongs to another user (uid {status.st_uid})",
-            hint="run meshd as that user, or set MESHD_HOME to a folder of your own",
+            hint="run meshd as that user, or set MESHD_HOME to your own directory",
         )
 
 
 def _check_file(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"`{path}` is not a plain file", hint="move it away")
+        raise UserError(f"`{path}` is not a regular file", hint="move it away")
     _check_owner(path, status)
     if stat.S_IMODE(status.st_mode) & _LOOSE:
         raise UserError(
@@ -229,6 +229,6 @@ def damaged(path: Path, why: str) -> UserError:
 def _unusable(path: Path, error: OSError) -> UserError:
     if isinstance(error, NotADirectoryError):
         file = next((one for one in (path, *path.parents) if one.is_file()), path)
-        return UserError(f"`{file}` is not a folder", hint="set MESHD_HOME to a folder")
+        return UserError(f"`{file}` is not a directory", hint="set MESHD_HOME to a directory")
     reason = (error.strerror or type(error).__name__).lower()
-    return UserError(f"`{path}` cannot be used: {reason}", hint="check the folder, its owner and its disk")
+    return UserError(f"`{path}` cannot be used: {reason}", hint="check the directory, its owner and its disk")

@@ -135,7 +135,7 @@ def parse_token(text: str) -> Invite:
     Expiry is not looked at here (`Invite.expired`).
     """
     if "".join(text[:200].split()).strip("\"'`<>").lower().startswith("meshdroot"):
-        raise TOKEN.wrong("this is the backup of a mesh's root key, which nobody should be given")
+        raise TOKEN.wrong("this is the backup of a mesh's root key, which must stay secret")
     found: dict[int, bytes] = {}
     relays: list[RelayHint] = []
     for tag, value in _fields(TOKEN.read(text)):
@@ -143,7 +143,7 @@ def parse_token(text: str) -> Invite:
             relays += _relay(value)
         elif tag in (_MESH, _INVITER, _SECRET, _EXPIRES, _CANDIDATES):
             if tag in found:
-                raise TOKEN.wrong("a field is there twice")
+                raise TOKEN.wrong("a field occurs twice")
             found[tag] = value
         elif tag & _CRITICAL:
             raise TOKEN.newer()

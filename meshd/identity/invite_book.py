@@ -1,7 +1,7 @@
-"""The inviter's ledger: which invites there are, and who used them. Pure.
+"""The inviter's ledger: its invites, and the nodes that used them. Pure.
 
-The order that makes a crash harmless: `reserve`, persist, `certify`, persist, answer. A key that comes
-again is given what it was given before and never counts twice.
+This order makes crashes harmless: `reserve`, persist, `certify`, persist, answer. A key that returns gets the
+same certificate again and never counts twice.
 """
 
 from collections.abc import Iterable
@@ -107,15 +107,19 @@ class InviteBook:
         if not wanted:
             raise UserError("an invite must grant at least one role", hint=f"choose from {', '.join(Role)}")
         if not 1 <= uses <= MAX_USES:
-            raise UserError(f"`{uses}` uses cannot be given", hint=f"between 1 and {MAX_USES}")
+            raise UserError(
+                f"an invite cannot have `{uses}` uses", hint=f"give a number between 1 and {MAX_USES}"
+            )
         if not now < expires_at <= MAX_TIME:
-            raise UserError("an invite must expire in the future", hint="for example `--expires 24h`")
+            raise UserError(
+                "an invite must expire in the future", hint="give a duration, such as `--expires 24h`"
+            )
         for entry in list(self._entries.values()):
             if now >= entry.expires_at + KEEP_EXPIRED_SECONDS:
                 del self._entries[entry.invite_id]
         if len(self._entries) >= MAX_ENTRIES:
             raise UserError(
-                f"there are {MAX_ENTRIES} invites already, the most that are kept",
+                f"there are already {MAX_ENTRIES} invites, which is the maximum",
                 hint="create one invite with more uses; invites are deleted 30 days after they expire",
             )
         entry = InviteEntry(derive(secret).invite_id, secret, wanted, now, expires_at, uses, printed=printed)
@@ -130,7 +134,7 @@ class InviteBook:
         """
         entry = self._entries.get(invite_id)
         if entry is None:
-            return Decision("unknown", "this invite is not known here", NEW_INVITE)
+            return Decision("unknown", "this invite is unknown here", NEW_INVITE)
         if entry.revoked:
             return Decision("revoked", "this invite was revoked", NEW_INVITE, entry)
         for use in entry.used:
@@ -138,7 +142,7 @@ class InviteBook:
                 return Decision("ok", entry=entry, certificate=use.certificate)
         if entry.left <= 0:
             times = "once" if entry.uses == 1 else f"{entry.uses} times"
-            return Decision("used_up", f"this invite was good {times} and is used up", NEW_INVITE, entry)
+            return Decision("used_up", f"this invite was valid {times} and is used up", NEW_INVITE, entry)
         if now >= entry.expires_at:
             return Decision(
                 "expired", f"this invite {expired_text(entry.expires_at, now)}", NEW_INVITE, entry
@@ -151,10 +155,10 @@ class InviteBook:
         """Note what a reserved node was given. Raises LocalProtocolError without an open reservation."""
         entry = self._entries.get(invite_id)
         if entry is None or certificate.node != node or certificate.invite != invite_id:
-            raise LocalProtocolError("a certificate that does not belong to a reservation")
+            raise LocalProtocolError("the certificate does not belong to a reservation")
         used = tuple(Use(node, certificate) if use == Use(node, None) else use for use in entry.used)
         if used == entry.used:
-            raise LocalProtocolError("certify without an open reservation")
+            raise LocalProtocolError("certified without an open reservation")
         self._entries[invite_id] = replace(entry, used=used)
 
     def revoke(self, invite_id: bytes) -> InviteEntry:
@@ -186,7 +190,7 @@ class InviteBook:
         found = [entry for entry in self._entries.values() if start and entry.id_text.startswith(start)]
         if len(found) == 1:
             return found[0]
-        why = "fits several invites" if found else "is the id of no invite"
+        why = "matches several invites" if found else "matches no invite"
         raise UserError(f"`{text[:64]}` {why}", hint="run `meshd invite ls` to list the invites")
 
     def current(self, *, roles: Iterable[Role], now: int) -> InviteEntry | None:

@@ -1,4 +1,4 @@
-"""State that must be on the disk at the next start, and what is done while the disk takes nothing.
+"""State that must be on disk at the next start, also while the disk cannot be written to.
 
 A write that fails is logged once and remembered; the daemon goes on with what it has in memory, says so in
 its status, and tries again until the newest content of each file is written.

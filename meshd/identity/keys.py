@@ -1,4 +1,4 @@
-"""Ed25519 keys and the names made from them: who a node is, which mesh it is in.
+"""Ed25519 keys and the ids derived from them: of nodes and meshes.
 
 Every signature is made over a context string and the data, both with their lengths in front, so that
 a signature made for one purpose never passes for another (RFC 8032 for the scheme itself).

@@ -52,7 +52,7 @@ ROOT_BACKUP = Armour(
     what="root key",
     stem="meshdroot",
     version=1,
-    remedy="give the line that `meshd mesh export` printed",
+    remedy="paste the line that `meshd mesh export` printed",
 )
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class Membership:
     ) -> Chain:
         """The chain of a new member. `key` is this node's own. Raises LocalProtocolError if it may not."""
         if not roles <= self.gives:
-            raise LocalProtocolError("this node may not give these roles")
+            raise LocalProtocolError("this node cannot grant these roles")
         signer, _ = self.signer(key)
         leaf = issue(
             signer=signer, mesh=self.mesh, node=node, roles=roles, serial=serial, invite=invite, issued_at=now
@@ -143,7 +143,7 @@ class Home:
         if key is not None:
             return key
         if self._folder.exists(_MEMBERSHIP):
-            raise damaged(self.path / _IDENTITY, "it is missing although this node is a member of a mesh")
+            raise damaged(self.path / _IDENTITY, "it is missing, although this node is a member of a mesh")
         return self._new_identity(random)
 
     def reset_identity(self, *, now: int, random: Random = os.urandom) -> KeyPair:
@@ -177,8 +177,8 @@ class Home:
         key = self.load_or_create_identity()
         if found.chain.leaf.node != key.peer:
             raise UserError(
-                f"`{self.path / _MEMBERSHIP}` belongs to another key than `{_IDENTITY}`",
-                hint="put both back from one backup, or run `meshd leave --new-identity` and join anew",
+                f"`{self.path / _MEMBERSHIP}` belongs to a different key than `{_IDENTITY}`",
+                hint="restore both from one backup, or run `meshd leave --new-identity` and join again",
             )
         self._parse(_MEMBERSHIP, data, lambda _: check_chain(found.chain, found.mesh, key.peer))
         return found
@@ -325,7 +325,7 @@ def _read_membership(fields: Fields) -> Membership:
         root_seed=fields.raw("root", exact=KEY_BYTES) if seed else None,
     )
     if found.root_seed is not None and KeyPair.from_seed(found.root_seed).peer != found.root:
-        raise RemoteProtocolError("the root key in it is of another mesh", code="message")
+        raise RemoteProtocolError("its root key is of another mesh", code="message")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Membership: certificates that say which node may do what in a mesh, and chains of them. Pure.
+"""Membership: certificates with the roles of a node in a mesh, and chains of them. Pure.
 
 A certificate is issued by the mesh's root, or by a member with `invite` whose own certificate the root
 issued: nothing is deeper. An inviter gives at most its own roles, and neither `admin` nor `invite`.
@@ -174,7 +174,7 @@ class Chain:
         fields = unpack(data, limit=MAX_CHAIN_BYTES)
         parts = fields.raws("certs", most=MAX_CERTIFICATE_BYTES, count=MAX_DEPTH)
         if not parts:
-            raise RemoteProtocolError("a chain without certificates", code="chain")
+            raise RemoteProtocolError("the chain has no certificates", code="chain")
         root = PeerId(fields.raw("root", exact=KEY_BYTES))
         return cls(tuple(Certificate.decode(part) for part in parts), root)
 
@@ -223,7 +223,7 @@ def check_chain(chain: Chain, mesh: MeshId, node: PeerId) -> Member:
     if MeshId.of(chain.root) != mesh:
         raise _bad("its root belongs to another mesh")
     if not 1 <= len(chain.certificates) <= MAX_DEPTH:
-        raise _bad(f"it has {len(chain.certificates)} certificates, at most {MAX_DEPTH} are taken")
+        raise _bad(f"it has {len(chain.certificates)} certificates, at most {MAX_DEPTH} are allowed")
     holder = node
     for certificate in chain.certificates:
         if certificate.mesh != mesh:
@@ -242,10 +242,10 @@ def check_chain(chain: Chain, mesh: MeshId, node: PeerId) -> Member:
 
 def _check_inviter(leaf: Certificate, inviter: Certificate) -> None:
     if Role.INVITE not in inviter.roles:
-        raise _bad("its issuer may not invite")
+        raise _bad("its issuer cannot invite")
     wider = leaf.roles - (inviter.roles & INVITER_GIVES)
     if wider:
-        raise _bad(f"its issuer may not give the role {', '.join(sorted(wider))}")
+        raise _bad(f"its issuer cannot grant the role {', '.join(sorted(wider))}")
 
 
 def _bad(why: str) -> RemoteProtocolError:

@@ -1,4 +1,4 @@
-"""Names of nodes and beginnings of their ids: which name a node may have, which node a text means. Pure.
+"""Node names and id prefixes: which names are valid, and which node a text refers to. Pure.
 
 A node is its key; a name is what a node says of itself, and a member may say anything. So a text of ten
 or more characters of the alphabet of ids is an id or the beginning of one, and never a name. A shorter one

@@ -1,4 +1,4 @@
-"""Signs of life: "I was here", signed by a node, so small that all of a large mesh hear each other's. Pure.
+"""Signs of life: signed statements, small enough for all nodes of a large mesh to receive all of them. Pure.
 
 108 bytes: node, sequence number of its record, a count that goes up, signature. The pair (sequence, count)
 orders them; clocks do not. Who hears a new one knows that the node was there after the last one.
@@ -50,8 +50,8 @@ class Presence:
     def from_bytes(cls, data: bytes) -> "Presence":
         """Read them; nothing is verified. Raises RemoteProtocolError (code `message`)."""
         if len(data) != PRESENCE_BYTES:
-            raise RemoteProtocolError(f"a sign of life of {len(data)} bytes", code="message")
+            raise RemoteProtocolError(f"a sign of life has {len(data)} bytes", code="message")
         peer, sequence, count = _HEAD.unpack_from(data)
         if sequence > MAX_SEQUENCE:
-            raise RemoteProtocolError("a sign of life with a sequence number out of range", code="message")
+            raise RemoteProtocolError("the sequence number of a sign of life is out of range", code="message")
         return cls(PeerId(peer), sequence, count, data[_HEAD.size :])

@@ -151,7 +151,7 @@ class DialProof(Exchange):
             member = check_chain(chain, self._mesh, self._expect)
             refuse_banned(self._why_banned(chain))
         elif self._purpose is not Purpose.RELAY:
-            raise RemoteProtocolError("the other side did not show that it is a member", code="chain")
+            raise RemoteProtocolError("the other side did not prove that it is a member", code="chain")
         self._finish(self._expect, self._purpose, member, self._join.invite_id if self._join else None)
         return frame({"t": "done"})
 
@@ -208,7 +208,7 @@ class ListenProof(Exchange):
         high = fields.number("hi", low=0, high=0xFFFF)
         if high < LOWEST_VERSION or low > HIGHEST_VERSION or low > high:
             raise RemoteProtocolError(
-                f"the dialler speaks protocol {low} to {high}, "
+                f"the dialler speaks protocol versions {low} to {high}, "
                 f"this node {LOWEST_VERSION} to {HIGHEST_VERSION}",
                 code="version",
                 hint="install the same version of meshd on both sides (`meshd --version`)",
@@ -236,7 +236,7 @@ class ListenProof(Exchange):
         for known in self._purposes:
             if known == purpose:
                 return known
-        raise RemoteProtocolError(f"this node takes no links for `{purpose}`", code="purpose")
+        raise RemoteProtocolError(f"this node does not accept links for `{purpose}`", code="purpose")
 
     def _check_mesh(self, fields: Fields) -> MeshId:
         mesh = MeshId(fields.raw("mesh", exact=KEY_BYTES))
@@ -244,7 +244,7 @@ class ListenProof(Exchange):
             raise RemoteProtocolError(
                 "this node is in another mesh",
                 code="mesh",
-                hint="a node is in one mesh at a time: get a new invite from the mesh it is in now",
+                hint="a node can be in one mesh only: get a new token from the mesh that it is in now",
             )
         return mesh
 
@@ -254,7 +254,8 @@ class ListenProof(Exchange):
             raise RemoteProtocolError(
                 "a node cannot link to itself",
                 code="self",
-                hint="this invite or address is the node's own; if its state was copied, leave and join anew",
+                hint="this token or address is the node's own; if its state was copied, run `meshd "
+                "leave --new-identity` and join again",
             )
         if purpose is Purpose.MEMBER and self._refusal_reason is not None:
             refuse_often(self._refusal_reason(dialler))
@@ -281,7 +282,7 @@ class ListenProof(Exchange):
         mac = fields.raw("mac", exact=MAC_BYTES)
         if keys is None or not hmac.compare_digest(transcript.mac(keys), mac):
             raise RemoteProtocolError(
-                "this invite is not known here",
+                "this invite is unknown here",
                 code="unknown",
                 hint="ask for a new one: `meshd invite` on a machine of that mesh",
             )
@@ -294,7 +295,7 @@ class ListenProof(Exchange):
         if chain is None:
             if transcript.purpose is Purpose.RELAY:
                 return None
-            raise RemoteProtocolError("the dialler did not show that it is a member", code="chain")
+            raise RemoteProtocolError("the dialler did not prove that it is a member", code="chain")
         member = check_chain(chain, transcript.mesh, transcript.dialler)
         refuse_banned(self._why_banned(chain))
         return member

@@ -1,4 +1,4 @@
-"""Peer records: what a node says of itself, signed, for others to pass on. Pure.
+"""Peer records: a node's signed statement about itself, which others forward. Pure.
 
 Which of two records of one node is newer is decided by its sequence number, which the node persists:
 clocks lie. A record carries the node's chain, so that whoever gets it by hearsay can check membership.
@@ -128,8 +128,8 @@ def _read(data: bytes) -> PeerRecord:
 def _capabilities(fields: Fields) -> Mapping[str, str]:
     names = fields.names()
     if len(names) > MAX_CAPABILITIES:
-        raise RemoteProtocolError(f"a record with more than {MAX_CAPABILITIES} capabilities", code="message")
+        raise RemoteProtocolError(f"a record has more than {MAX_CAPABILITIES} capabilities", code="message")
     for name in names:
         if not name.isprintable() or len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
-            raise RemoteProtocolError("the name of a capability is too long or unprintable", code="message")
+            raise RemoteProtocolError("a capability's name is too long or unprintable", code="message")
     return MappingProxyType({name: fields.text(name, most=MAX_CAPABILITY_BYTES) for name in names})

@@ -38,7 +38,7 @@ def split_place(place: str) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise _wrong(place, "an IPv6 address stands in brackets")
+        raise _wrong(place, "an IPv6 address needs brackets")
     if not host or len(place) > MAX_RELAY_PLACE_BYTES or any(char in host for char in "/@[]"):
         raise _wrong(place, "its host is missing or wrong")
     if why := why_no_host(host):
@@ -50,6 +50,6 @@ def split_place(place: str) -> tuple[str, int]:
 
 def _wrong(text: str, why: str) -> UserError:
     return UserError(
-        f"`{text[:120]}` is not the URL of a relay: {why}",
+        f"`{text[:120]}` is not a relay URL: {why}",
         hint="copy the line that `meshd relay` printed: relay://KEY@HOST:PORT",
     )

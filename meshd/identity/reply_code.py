@@ -1,4 +1,4 @@
-"""Reply codes: the way back of a two-way paste, when nothing but two people can carry a word. Pure.
+"""Reply codes: the second half of a two-way paste, if only two people can carry messages. Pure.
 
 A joiner that cannot reach the node of its token prints one; `meshd accept CODE` there makes that node send
 to the addresses in it, which opens its own NAT for the joiner. The code is no secret: its MAC shows that
@@ -40,7 +40,7 @@ class Reply:
 def encode_reply(reply: Reply, keys: JoinKeys) -> str:
     """One word; `keys` are those of the invite. Raises LocalProtocolError."""
     if not 1 <= len(reply.candidates) <= MAX_REPLY_CANDIDATES:
-        raise LocalProtocolError(f"a reply with {len(reply.candidates)} addresses")
+        raise LocalProtocolError(f"a reply code cannot have {len(reply.candidates)} addresses")
     body = reply.invite_id + reply.joiner.raw + pack_candidates(reply.candidates)
     return REPLY.write(_mac(body, keys) + body)
 
@@ -58,12 +58,12 @@ def parse_reply(text: str, invites: Callable[[bytes], JoinKeys | None]) -> Reply
     keys = invites(invite_id)
     if keys is None or not hmac.compare_digest(mac, _mac(body, keys)):
         raise UserError(
-            "this reply code was made with a token of another node",
+            "this reply code was made with another node's token",
             hint="run `meshd accept` on the node that made the token",
         )
     good = tuple(c for c in candidates if c.proto == "udp" and not c.is_loopback and not c.is_link_local)
     if not 1 <= len(candidates) <= MAX_REPLY_CANDIDATES or not good:
-        raise REPLY.wrong("it names no address that can be tried")
+        raise REPLY.wrong("it contains no usable address")
     return Reply(invite_id, joiner, good)
 
 

@@ -94,7 +94,7 @@ def _kind(text: str) -> tuple[BanKind, int]:
         return "node", KEY_BYTES
     if text == "invite":
         return "invite", INVITE_ID_BYTES
-    raise RemoteProtocolError("a ban of an unknown kind", code="ban")
+    raise RemoteProtocolError("a ban has an unknown kind", code="ban")
 
 
 def ban(
@@ -159,7 +159,7 @@ def _check_evidence(ban: Ban) -> None:
         or shown.issuer != ban.issuer
         or not shown.is_signed()
     ):
-        raise _bad("an inviter bans only those whom it admitted")
+        raise _bad("an inviter can only ban nodes that it admitted")
 
 
 def _bad(why: str) -> RemoteProtocolError:

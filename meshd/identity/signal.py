@@ -32,10 +32,10 @@ class Signal:
     def sign(cls, key: KeyPair, body: SignalBody) -> "Signal":
         """`body` with the signature of `key`, whose node must be its sender. Raises LocalProtocolError."""
         if body.sender != key.peer.raw:
-            raise LocalProtocolError("a signal is signed by its sender")
+            raise LocalProtocolError("a signal must be signed by its sender")
         if len(body.payload) > MAX_PAYLOAD_BYTES:
             raise LocalProtocolError(
-                f"signal of {len(body.payload)} bytes, at most {MAX_PAYLOAD_BYTES} are taken"
+                f"signal of {len(body.payload)} bytes, at most {MAX_PAYLOAD_BYTES} are allowed"
             )
         try:
             return cls.decode(Statement.make(key, _CONTEXT, body.encode()).encode())

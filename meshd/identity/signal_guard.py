@@ -1,4 +1,4 @@
-"""Which signals are taken: none twice, none that was made long ago. Pure.
+"""Accepts each signal only once, and no old ones. Pure.
 
 Clocks lie, so that a time in a signal proves little. What proves its age is an *echo*: each signal carries
 a cookie that its receiver sends back in its own, and cookies change every minute. A signal without a good
@@ -25,7 +25,7 @@ class SignalVerdict(StrEnum):
     """What becomes of a signal; all but GOOD drop it."""
 
     GOOD = "good"
-    REPEATED = "it came before"
+    REPEATED = "it was received before"
     OLD_START = "it is from an earlier start of its sender"
     STALE = "it is too old, or the clocks differ"
 

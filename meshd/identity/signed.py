@@ -29,7 +29,7 @@ class Statement:
         fields = unpack(data, limit=limit)
         found = cls(fields.raw("b", most=limit), fields.raw("s", exact=SIGNATURE_BYTES))
         if found.encode() != data:
-            raise RemoteProtocolError("a signed statement has a second encoding", code="message")
+            raise RemoteProtocolError("a signed statement is not in its canonical encoding", code="message")
         return found
 
     @classmethod

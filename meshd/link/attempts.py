@@ -163,7 +163,7 @@ class Talks(Generic[M]):
             waiting.discard(over)
             if not waiting:
                 self._yielded.pop(peer, None)
-        what = f"`{peer.short}` punched at the same time, so its attempt was the one that went on"
+        what = f"`{peer.short}` punched at the same time, so its attempt continues instead"
         return DialError(what, kind=self._kind, failure=DialFailure.REFUSED)
 
     def _begun(

@@ -78,7 +78,7 @@ TRANSPORTS: Mapping[Transport, TransportTraits] = {
         LinkKind.QUIC, "quic over ice", delay=0.3, needs_signals=True, spare_to=Transport.WEBRTC
     ),
     Transport.QUIC_PORT_PREDICTION: TransportTraits(
-        LinkKind.QUIC, "quic by a search for ports", delay=0.3, needs_signals=True
+        LinkKind.QUIC, "quic by port search", delay=0.3, needs_signals=True
     ),
     Transport.WEBRTC: TransportTraits(LinkKind.WEBRTC, "webrtc", delay=0.15, needs_signals=True),
     Transport.RELAY: TransportTraits(LinkKind.RELAY, "relay", delay=0.0),

@@ -47,7 +47,7 @@ class Cursor:
         """The fault of a file that ends inside `part`, `missing` bytes too early."""
         return self.fault(
             f"the file ends inside {part}: short by {missing} bytes",
-            hint="the download or copy is not complete: fetch the file again",
+            hint="the download or copy is not complete: download the file again",
         )
 
     def u32(self, part: str) -> int:
@@ -126,7 +126,7 @@ class Cursor:
         if end > self._size:
             raise self.short(part, end - self._size)
         if end > MAX_HEADER_BYTES:
-            raise self.fault(f"{part} reaches beyond byte {MAX_HEADER_BYTES}, where every header has ended")
+            raise self.fault(f"{part} reaches beyond byte {MAX_HEADER_BYTES}, the limit for a header")
 
     def _need(self, length: int, part: str) -> None:
         """Have the next `length` bytes in the window."""

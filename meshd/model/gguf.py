@@ -136,7 +136,7 @@ def read_header(
 
 def _magic_and_version(cursor: Cursor, size: int) -> int:
     if size == 0:
-        raise cursor.fault("the file is empty", hint="fetch the model again")
+        raise cursor.fault("the file is empty", hint="download the model again")
     magic = cursor.take(4, "the magic number") if size >= 4 else b""
     if magic != b"GGUF":
         seen = (

@@ -1,4 +1,4 @@
-"""What a model needs on the devices that share it: bytes of each layer, of input and output, and its shape.
+"""A model's memory needs on the devices that share it: bytes per layer, of input and output, and its shape.
 
 Classes of tensors follow `LLM_TENSOR_INFOS` of llama-arch.cpp: input tensors always lie on the serving node's
 CPU, those of `blk.N` with layer N, output tensors with the last device unless moved by `-ot`.
@@ -85,7 +85,7 @@ def read_layers(headers: Sequence[Header], *, name: str) -> ModelLayers:
             hint="give the model itself, not its projector (mmproj), adapter or vocabulary file",
         )
     if not 0 < count <= MAX_LAYERS:
-        raise UserError(f"`{name}` says it has {count} layers, expected 1 to {MAX_LAYERS}")
+        raise UserError(f"`{name}` claims to have {count} layers, expected 1 to {MAX_LAYERS}")
     tensors = [tensor for item in headers for tensor in item.tensors]
     layers, padded = [0] * count, [0] * count
     total_input = total_output = total_rest = shared = 0

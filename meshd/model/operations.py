@@ -1,4 +1,4 @@
-"""Which operations a model needs of a device, as `ggml-rpc-server --try` names them.
+"""The operations that a model needs from a device, as `ggml-rpc-server --try` names them.
 
 With the types, row lengths and heads of the model itself. What they mean is in docs/native.md.
 """

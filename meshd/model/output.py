@@ -1,4 +1,4 @@
-"""Where the matrix that makes logits lies: on the head, or with the last layers on a worker.
+"""Where the output matrix is placed: on the head, or with the last layers on a worker.
 
 A token costs, beside the round trip that it takes either way,
 
@@ -65,7 +65,7 @@ def choose_output(
     head = model.output / CPU_RATE + path.seconds(4 * slots * widths.embedding)
     worker = model.output / (GPU_RATE if worker_is_gpu else CPU_RATE)
     worker += path.seconds(slots * (SAMPLED_BYTES if sampled else 4 * widths.vocabulary))
-    why = f"{head * 1000:.1f} ms a token on the head, {worker * 1000:.1f} ms on the worker, estimated"
+    why = f"{head * 1000:.1f} ms per token on the head, {worker * 1000:.1f} ms on the worker, estimated"
     return OutputChoice(worker >= GAIN * head, why)
 
 

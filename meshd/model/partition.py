@@ -1,4 +1,4 @@
-"""Cut a row of layers into one run for each device: whole numbers, in order, in proportion, within limits."""
+"""Divides layers into one run for each device: whole numbers, in order, proportional, within limits."""
 
 from bisect import bisect_right
 from collections.abc import Sequence

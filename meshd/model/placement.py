@@ -1,4 +1,4 @@
-"""Where llama.cpp puts each layer for given `-ngl` and `-ts`: its own rule, in its own arithmetic.
+"""Where llama.cpp places each layer for given `-ngl` and `-ts`: its own rule, in its own arithmetic.
 
 `llama_model_base::load_tensors` of the pinned commit: the split is summed and divided in 32-bit floats, the
 first `n_layer + 1 - ngl` layers stay on the CPU, and layer i of the rest goes to the first device whose

@@ -1,4 +1,4 @@
-"""What goes into a split and what comes out: devices, options, the plan and the refusal."""
+"""Input and output of a split: devices, options, the plan and the refusal."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Decide which layers of a model lie on which device, and refuse what does not fit.
+"""Decides which layers of a model go to which device, and refuses models that do not fit.
 
 The order is llama.cpp's: the head's CPU (the first layers, by `-ngl`), the workers as given, then the head's
 own GPUs; the input embedding is always on the head. The answer holds the options for llama-server that lead
@@ -37,15 +37,15 @@ def plan_split(model: ModelLayers, devices: Sequence[Device], options: SplitOpti
     else:
         hint = "not even the shortest context fits: add a worker, free memory or use a smaller quantisation"
     if not options.head_layers:
-        hint = f"{_without_the_head(model, devices, options)}; else {hint}"
+        hint = f"{_without_the_head(model, devices, options)}; otherwise {hint}"
     raise NotEnoughMemory(planner.shortage(), hint=hint, largest_context=largest)
 
 
 def _without_the_head(model: ModelLayers, devices: Sequence[Device], options: SplitOptions) -> str:
     """What `--device none` has to do with it."""
     if _Planner(model, devices, replace(options, head_layers=True, tensor_split=())).plan() is not None:
-        return "leave `--device none` out: with this node's memory it fits"
-    return "leave `--device none` out, which keeps all layers off this node"
+        return "omit `--device none`: with this node's memory it fits"
+    return "omit `--device none`, which keeps all layers off this node"
 
 
 class _Planner:
@@ -56,7 +56,7 @@ class _Planner:
         if len(cpus) != 1:
             raise LocalProtocolError(f"a split needs the head's CPU once, not {len(cpus)} times")
         if len({(device.node, device.name) for device in devices}) != len(devices):
-            raise LocalProtocolError("a split was given the same device twice")
+            raise LocalProtocolError("a split got the same device twice")
         self._model = model
         self._options = options
         self._cpu = cpus[0]
@@ -112,21 +112,21 @@ class _Planner:
         return (
             f"`{model.name}` does not fit: it needs {in_memory(needed)} "
             f"(weights {in_memory(model.weight_bytes)}, "
-            f"cache of {shape.tokens} tokens {in_memory(cache)}, computing up to {in_memory(compute)}); "
-            + "; ".join(parts)
+            f"cache of {shape.tokens} tokens {in_memory(cache)}, compute buffers up to "
+            f"{in_memory(compute)}); " + "; ".join(parts)
         )
 
     def _cpu_choices(self) -> list[tuple[bool, str]]:
         if not self._options.head_layers:
-            return [(False, "the head takes no layers (`--device none`)")]
+            return [(False, "the head gets no layers (`--device none`)")]
         others = [*self._workers, *self._gpus]
         if not others:
             return [(True, "there is no other device")]
         if not any(device.is_gpu for device in others):
-            return [(True, "the head takes layers as all devices are CPUs")]
+            return [(True, "the head gets layers because all devices are CPUs")]
         return [
-            (False, "the head's CPU takes no layers beside GPUs"),
-            (True, "the head's CPU takes layers because the GPUs alone have not enough memory"),
+            (False, "the head's CPU gets no layers because there are GPUs"),
+            (True, "the head's CPU gets layers because the GPUs alone lack the memory"),
         ]
 
     def _order(self, cpu_layers: bool, workers: Sequence[Device]) -> list[Device]:
@@ -167,7 +167,7 @@ class _Planner:
             return None
         on_dev = [device for device in order if device is not self._cpu]
         if len(on_dev) > MAX_DEVICES:
-            return LeftOut(one_to_spare(workers), f"llama.cpp takes at most {MAX_DEVICES} devices")
+            return LeftOut(one_to_spare(workers), f"llama.cpp supports at most {MAX_DEVICES} devices")
         if len(order) > self._model.count:
             return LeftOut(one_to_spare(workers), f"the model has only {self._model.count} layers")
         room = self._room(order)
@@ -176,7 +176,7 @@ class _Planner:
             return None
         device = min(lacking, key=lambda device: device.free)  # of a pool the one that gives least
         usable, need = in_memory(max(0, room[id(device)])), in_memory(max(self._costs(device)))
-        return LeftOut(device, f"{usable} are left for layers, one needs {need}")
+        return LeftOut(device, f"{usable} are left for layers; one layer needs {need}")
 
     def _by_user(self) -> Plan | None:
         order, counts = self._user_counts()
@@ -186,11 +186,11 @@ class _Planner:
         )  # stable: the CPU's layers come first
         chosen = [device for device, _ in ordered]
         left_out = [
-            LeftOut(device, "no share in the tensor split")
+            LeftOut(device, "it has no share in the tensor split")
             for device, count in zip(order, counts, strict=True)
             if not count
         ]
-        plan = self._build(chosen, [count for _, count in ordered], left_out, "as the tensor split says")
+        plan = self._build(chosen, [count for _, count in ordered], left_out, "according to the tensor split")
         return plan if self._fits(plan) else None
 
     def _user_counts(self) -> tuple[list[Device], tuple[int, ...]]:
@@ -203,11 +203,11 @@ class _Planner:
             names = ", ".join(device.label for device in order)
             raise UserError(
                 f"the tensor split `{given}` has {len(shares)} shares, expected {expected}",
-                hint=f"give one for each worker, then for the head's own devices: {names}",
+                hint=f"give one share for each worker, then for the head's own devices: {names}",
             )
         order = order[: len(shares)]
         if not all(0 <= share < float("inf") for share in shares) or not 0 < sum(shares) < float("inf"):
-            raise UserError(f"the tensor split `{given}` needs shares of zero or more, not all zero")
+            raise UserError(f"the tensor split `{given}` needs shares of at least zero, not all zero")
         whole = tuple(int(share) for share in shares)
         if list(whole) == list(shares) and sum(whole) == layers:
             return order, whole
@@ -337,7 +337,7 @@ class _Planner:
         parts += [f"{item.device.label} left out: {item.why}" for item in left_out]
         if not self._model.cache.exact:
             name = self._model.architecture
-            parts.append(f"architecture `{name}` is not known: its cache is an upper bound")
+            parts.append(f"architecture `{name}` is unknown: its cache size is an upper bound")
         return "; ".join(parts)
 
     def _fits(self, plan: Plan) -> bool:

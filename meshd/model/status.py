@@ -1,4 +1,4 @@
-"""What becomes of a model that a head serves, as the role, the API and `meshd status` say it.
+"""The state of the model that a head serves, as reported by the role, the API and `meshd status`.
 
 `meshd status --json` shows them as they are: fields may be added, never renamed or dropped. Times are
 seconds, sizes bytes.
@@ -20,18 +20,14 @@ class ModelState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """What lies on one device: a count of layers and bytes of weights.
-
-    `push`: activations come straight from the worker before; false: through the head, `why_no_push` says why;
-    null: no other worker comes before.
-    """
+    """The part of the model on one device."""
 
     node: str
     device: str
-    layers: int  # how many
+    layers: int  # number of layers
     bytes: int  # of weights
-    push: bool | None = None  # straight from the worker before; null: there is none before
-    why_no_push: str = ""  # why through the head
+    push: bool | None = None  # straight from the previous worker, not through the head; null: there is none
+    why_no_push: str = ""  # why activations go through the head
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +42,17 @@ class NetworkTensor:
 
 @dataclass(frozen=True, slots=True)
 class WorkerWeights:
-    """One worker's weights in bytes: all, read from its own files, lacking, and of these sent."""
+    """One worker's weights, in bytes."""
 
     node: str
-    total_bytes: int  # all that it computes with
+    total_bytes: int  # all weights of its layers
     local_bytes: int  # read from its own files
-    missing_bytes: int  # that it lacks
-    sent_bytes: int  # of these, sent
+    missing_bytes: int  # not in its files
+    sent_bytes: int  # sent so far, of the missing ones
 
     @property
     def share(self) -> float:
-        """What is there, from 0 to 1."""
+        """The share of weights that has arrived, from 0 to 1."""
         return min(1.0, (self.local_bytes + self.sent_bytes) / max(1, self.total_bytes))
 
     @property
@@ -69,17 +65,17 @@ class WorkerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
-    """The model of a head. `bytes_per_token` counts both directions on all links."""
+    """The model of a head."""
 
     name: str
-    fingerprint: str  # the hash of its content
+    fingerprint: str  # hash of its content
     state: ModelState
     reason: str
     load_seconds: float | None
-    weights_local_bytes: int  # that workers read from their own files
-    weights_network_bytes: int  # that were sent
+    weights_local_bytes: int  # read by workers from their own files
+    weights_network_bytes: int  # sent over the network
     tensors_from_network: tuple[NetworkTensor, ...]
-    bytes_per_token: float | None  # both ways, on the head's links; null until an answer was alone
+    bytes_per_token: float | None  # both directions, all links of the head; null until measured
     split: tuple[SplitPart, ...]
     progress: float | None = None  # 0 to 1 while loading
-    workers: tuple[WorkerWeights, ...] = ()  # while it is loaded, and afterwards
+    workers: tuple[WorkerWeights, ...] = ()  # while the model is loading, and afterwards

@@ -1,4 +1,4 @@
-"""Acknowledgements on their way out: which streams owe one, and how long it may wait for company.
+"""Outgoing acknowledgements: which streams owe one, and how long it may wait to be batched.
 
 An Ack with every small message would cost both sides more than it tells, so it goes with data that goes
 anyway, or when its time has come.
@@ -95,7 +95,7 @@ class AckQueue:
         end = max(end, before.received if before is not None else 0)
         late[data.stream_id] = Ack(data.stream_id, end, end, accepted=True, ended=ended)
         if len(late) > _MOST_LATE:
-            raise RemoteProtocolError("too many frames for streams that are gone", code="stream")
+            raise RemoteProtocolError("too many frames for streams that have ended", code="stream")
 
     def drop(self, stream: StreamState) -> None:
         """No Ack of this stream is worth anything now."""

@@ -1,4 +1,4 @@
-"""What a durable session is told when it is made: limits, times, and the node's share of memory.
+"""The configuration of a durable session: limits, times, and the node's memory budget.
 
 Both ends of a session use the same `stream_window` and `session_window`: they are what an end may send
 before it has heard any credit.

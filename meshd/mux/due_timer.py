@@ -1,8 +1,8 @@
-"""When a session wants its timer for what came up since its times were last asked for."""
+"""When a session needs its timer for changes since its times were last asked for."""
 
 
 class DueTimer:
-    """Asked for with every message, so it tells what is new and not what there is."""
+    """Called for every message, so it reports only changes."""
 
     __slots__ = ("_at",)
 

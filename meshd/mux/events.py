@@ -1,4 +1,4 @@
-"""What comes out of a session: frozen values that its driver acts on, in order."""
+"""Events of a session: frozen values that its driver acts on, in order."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from meshd.mux.config import Priority
 
 
 class Code(IntEnum):
-    """Codes of Reset and Goodbye. Others may arrive (a number is all that the wire demands)."""
+    """Codes of Reset and Goodbye. Others may arrive (the wire allows any number)."""
 
     NONE = 0  # ended on purpose
     REFUSED = 1  # the service would not take the stream

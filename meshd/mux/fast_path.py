@@ -1,4 +1,4 @@
-"""One small message while nothing else is going on: what a session does with it in many steps, in one.
+"""The fast path for one small message on an otherwise idle session: many steps combined into one.
 
 A question and its answer, a token say, meet an idle session each time, and caches that the model has emptied
 meanwhile: each step costs a microsecond or more there, and half of them ask for what is not due. Whatever is

@@ -1,4 +1,4 @@
-"""What the peer's frames mean: each handler changes the session's state and adds events.
+"""Handles the peer's frames: each handler changes the session's state and adds events.
 
 Frames about streams that are forgotten are answered as they were answered when they were known, so that
 nothing waits for ever when the first answer went down with a link. Whatever an honest peer cannot send is a
@@ -124,7 +124,7 @@ class Inbound:
         state = self._state
         streams = self._streams
         if streams.is_own(frame.stream_id):
-            raise RemoteProtocolError(f"stream {frame.stream_id} is not the peer's to open", code="stream")
+            raise RemoteProtocolError(f"stream {frame.stream_id} cannot be opened by the peer", code="stream")
         stream = streams.opened(frame)
         if stream is None:
             return
@@ -151,13 +151,13 @@ class Inbound:
             return
         send, receive = stream.send, stream.receive
         if frame.received > send.sent:
-            raise RemoteProtocolError("a reset for more than was sent", code="reset")
+            raise RemoteProtocolError("a reset covers more than was sent", code="reset")
         self._sending.never_arrived(stream, frame.received)
         if stream.resetting:  # both sides reset it: ours stays until it is acknowledged
             self._streams.answer_reset(frame.stream_id)
             return
         if not receive.highest <= frame.final <= receive.window.granted:
-            raise RemoteProtocolError("a reset with an impossible end", code="reset")
+            raise RemoteProtocolError("a reset has an impossible end", code="reset")
         self._streams.credit.receive(frame.final - receive.highest)
         receive.highest = frame.final
         state.drop(stream)
@@ -170,7 +170,7 @@ class Inbound:
         stream = self._streams.find(frame.stream_id)
         if stream is not None:
             if not stream.resetting:
-                raise RemoteProtocolError("a reset was acknowledged that was not sent", code="reset")
+                raise RemoteProtocolError("a reset was acknowledged that had not been sent", code="reset")
             self._state.forget(stream)
 
     # links

@@ -1,4 +1,4 @@
-"""What a session keeps for one attached link: its parser, its counters, its pings, is it alive.
+"""A session's state for one attached link: parser, counters, pings, liveness.
 
 A link is alive while something comes in *and* the peer shows by its Pongs that it hears us: a path may die
 in one direction only.

@@ -1,4 +1,4 @@
-"""The links of a session: which there are, which one carries the data, how long it does without any."""
+"""The links of a session: the attached ones, the one that carries data, and the time without any."""
 
 from meshd.base.errors import LocalProtocolError
 from meshd.mux.config import MuxConfig, Side
@@ -6,7 +6,7 @@ from meshd.mux.link import LinkState
 
 
 class LinkTable:
-    """By number. What a lost or changed link means for the streams: state.py."""
+    """By number. For the effect of a lost or changed link on streams, see state.py."""
 
     def __init__(self, side: Side, config: MuxConfig) -> None:
         self._leads = side == "leader"

@@ -1,4 +1,4 @@
-"""What goes out next on a link: control first, then the streams in their turn, as far as the link bears it.
+"""Chooses the next frames for a link: control first, then streams in turn, as much as the link can carry.
 
 Frames of data are made in send_queue.py, acknowledgements in ack_queue.py.
 """

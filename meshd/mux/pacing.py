@@ -1,4 +1,4 @@
-"""How much may be in flight on one link, so that control never sits behind data.
+"""Limits the data in flight on one link, so that control never waits behind data.
 
 Sockets, proxies and relays buffer megabytes; a ping behind them waits seconds. So the sender measures what
 the link delivers (from the peer's LinkAcks) and keeps in flight no more than

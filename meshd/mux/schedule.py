@@ -1,4 +1,4 @@
-"""Whose turn it is: streams that have something to send, interactive before bulk, in turn within each.
+"""Schedules streams with data to send: interactive before bulk, round robin within each.
 
 Every turn is one frame of at most the same size, so streams that always have data get equal bytes. One turn
 in 16 goes to bulk even while interactive data waits: an endless interactive stream must not stop a load.

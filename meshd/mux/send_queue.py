@@ -1,4 +1,4 @@
-"""Data on its way out: what writers may still add, whose turn it is, what the peer gives credit for.
+"""Outgoing data: how much writers may add, which stream is next, and the peer's credit.
 
 Frames of data are made here, next to what they count against. Nothing is copied: a frame is a header and the
 very pieces that were written. What the link and the node bear is decided in outbound.py.
@@ -153,7 +153,7 @@ class SendQueue:
         self.buffered -= send.acknowledge(received)
         if ended and not send.eof_acked:
             if not send.eof or received != send.written:
-                raise RemoteProtocolError("an end was acknowledged that was not sent", code="ack")
+                raise RemoteProtocolError("an end was acknowledged that had not been sent", code="ack")
             send.eof_sent = send.eof_acked = True
         if credit > send.credit:
             send.credit = credit

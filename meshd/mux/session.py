@@ -72,7 +72,7 @@ class Session:
         if len(streams.by_id) >= most:
             live = sum(stream.ours and not stream.finished() for stream in streams.by_id.values())
             if live >= most:
-                raise Busy(f"{live} streams are open to this peer, more are not allowed")
+                raise Busy(f"{live} streams to this peer are open, which is the maximum")
         return streams.open(service, metadata, priority)
 
     def accept(self, stream_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Which session does a new link belong to: two pure functions, one for each side.
+"""Decides which session a new link belongs to: two pure functions, one for each side.
 
 The leader's Hello offers the session it has (`current`) and the first half of the id of the next one
 (`fresh`, the same on every link until it is used, so that links which race agree). The follower takes one and

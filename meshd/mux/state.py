@@ -1,4 +1,4 @@
-"""What a session knows, in tables with one writer each, and the rules that concern several of them.
+"""The state of a session, in tables with one writer each, and the rules that concern several of them.
 
 When a stream is forgotten, what a lost or changed link means, what the end of the session does. No frames are
 made or read here. What each table is about stands in stream_table.py, send_queue.py, ack_queue.py and

@@ -1,4 +1,4 @@
-"""What a session tells about itself: plain values for status and for path choice."""
+"""The status of a session: plain values for status and for path choice."""
 
 from dataclasses import dataclass
 from typing import Self

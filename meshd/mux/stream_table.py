@@ -1,4 +1,4 @@
-"""The streams of a session: which there are, which there were, what is owed of their beginning and end.
+"""The streams of a session: open and finished ones, and pending Opens and Resets.
 
 Ids of one side are taken in order and never come back, so the next one tells which there have been.
 """

@@ -1,4 +1,4 @@
-"""How much a node gives over all its links together: a token bucket from which sessions draw fairly.
+"""Limits a node's upload over all links together: a token bucket that sessions share fairly.
 
 Each session has a count of what it was given (self-clocked fair queueing: one that comes back begins where
 those are that waited meanwhile). Of those that wait, who was given least goes first; one that comes when

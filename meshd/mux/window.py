@@ -1,4 +1,4 @@
-"""Credit in bytes: what a receiver lets the peer send, for one stream and for the whole session.
+"""Credit in bytes: how much a receiver lets the peer send, for one stream and for the whole session.
 
 Credit is absolute (the peer may send up to this offset), so a credit that arrives twice or late does no
 harm. It is given back when the application has handed bytes on, never when they merely arrived: this is

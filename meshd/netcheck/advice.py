@@ -1,4 +1,4 @@
-"""Facts in plain words: what this network is like, what is wrong, what to do. Pure."""
+"""Describes network facts in words: the kind of network, problems, and remedies. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Severity = Literal["info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One thing that a person should know: a stable code, what it is, what to do (may be empty)."""
+    """One problem: a stable code, a description, and a hint (may be empty)."""
 
     code: str
     severity: Severity
@@ -49,36 +49,34 @@ def outlook(facts: NetFacts, *, servers: Sequence[str] = (), unresolved: Sequenc
     `servers` were asked, all but the `unresolved`.
     """
     if facts.public:
-        return "any peer reaches this node directly"
+        return "any peer can reach this node directly"
     if facts.mapped is Mapped.YES:
-        return "any peer reaches this node directly, by the port that the router maps"
+        return "any peer can reach this node directly, through the port that the router maps"
     if facts.udp is Udp.BLOCKED:
         if facts.tcp is Tcp.ONLY_443:
             return "only peers or relays with a public address that listen on TCP port 443"
         if facts.tcp_mapping is not Mapping.UNKNOWN and not facts.tcp_symmetric:
-            return "peers with a public address, and by TCP those whose NAT is not symmetric"
+            return "peers with a public address, and over TCP those whose NAT is not symmetric"
         return "peers with a public address; others through a relay"
     if facts.mapping is Mapping.UNKNOWN:
         return _why_unknown(servers, unresolved)
     if facts.mapping is Mapping.NONE:
-        return "nearly all peers: this node has a public address, and a firewall that must be knocked at"
+        return "nearly all peers: this node has a public address, but its firewall needs hole punching"
     if not facts.symmetric:
         if facts.filtering in (Filtering.INDEPENDENT, Filtering.ADDRESS):
             return "nearly all peers, even those behind a symmetric NAT"
-        return "nearly all peers; those behind a symmetric NAT take some seconds longer, or a relay"
+        return "nearly all peers; those behind a symmetric NAT need some seconds longer, or a relay"
     if facts.ports is Ports.COUNTING:
-        return "most peers; some only after ports have been guessed, which takes seconds"
-    return "peers with an open NAT or a public address; others by guessing ports, or through a relay"
+        return "most peers; some only after a port search, which takes seconds"
+    return "peers with an open NAT or a public address; others by a port search, or through a relay"
 
 
 def _why_unknown(servers: Sequence[str], unresolved: Sequence[str]) -> str:
     if unresolved:
-        return (
-            f"not known: no address was found for {len(unresolved)} of the {len(servers)} servers to be asked"
-        )
+        return f"unknown: {len(unresolved)} of the {len(servers)} servers could not be resolved"
     if len(servers) > 1:
-        return "not known: two answers of STUN servers are needed, and fewer came"
-    return "not known: give at least two STUN servers, or one with two addresses"
+        return "unknown: this needs answers from two STUN servers, and fewer came"
+    return "unknown: give at least two STUN servers, or one with two addresses"
 
 
 def advise(facts: NetFacts, *, servers: Sequence[str], unresolved: Sequence[str] = ()) -> tuple[Advice, ...]:
@@ -89,16 +87,12 @@ def advise(facts: NetFacts, *, servers: Sequence[str], unresolved: Sequence[str]
             Advice(
                 "no_servers",
                 "warning",
-                "there is no server to ask, so this network is not known",
+                "no servers are configured, so this network is unknown",
                 "give STUN servers (--stun HOST:PORT) or a relay (--relay URL)",
             )
         )
     for name in unresolved:
-        found.append(
-            Advice(
-                "unresolved", "warning", f"no address was found for `{name}`", "check the name and the DNS"
-            )
-        )
+        found.append(Advice("unresolved", "warning", f"cannot resolve `{name}`", "check the name and DNS"))
     found += _blocked(facts, bool(servers))
     found += _nat(facts)
     order: tuple[Severity, ...] = ("error", "warning", "info")
@@ -107,20 +101,22 @@ def advise(facts: NetFacts, *, servers: Sequence[str], unresolved: Sequence[str]
 
 def _blocked(facts: NetFacts, asked: bool) -> list[Advice]:
     if facts.tcp is Tcp.INTERCEPTED:
-        what = "something in this network answers in the place of the servers, as login pages do"
+        what = "something on this network answers instead of the servers, such as a login page"
         return [Advice("captive", "error", what, "open a web page in a browser and log in to the network")]
     if asked and facts.udp is Udp.UNKNOWN and facts.tcp in (Tcp.UNKNOWN, Tcp.BLOCKED):
-        what = "no server answers, neither by UDP nor by TCP"
+        what = "no server answers, over UDP or TCP"
         return [
             Advice("offline", "error", what, "check that this machine is online, and the servers' addresses")
         ]
     if facts.udp is Udp.BLOCKED and facts.tcp is Tcp.ONLY_443:
-        what = "this network lets out nothing but TCP to port 443"
+        what = "this network allows only outgoing TCP to port 443"
         return [Advice("only_443", "warning", what, "use a relay that listens on port 443 (--relay URL)")]
     if facts.udp is Udp.BLOCKED:
-        what = "this network lets no UDP through"
+        what = "this network blocks UDP"
         return [
-            Advice("udp_blocked", "warning", what, "allow UDP out in the firewall; TCP is used meanwhile")
+            Advice(
+                "udp_blocked", "warning", what, "allow outgoing UDP in the firewall; TCP is used meanwhile"
+            )
         ]
     return []
 
@@ -128,20 +124,20 @@ def _blocked(facts: NetFacts, asked: bool) -> list[Advice]:
 def _nat(facts: NetFacts) -> list[Advice]:
     found = []
     if facts.symmetric and facts.mapped is not Mapped.YES:
-        hint = "switch on UPnP, NAT-PMP or PCP in the router, or forward the mesh port; else a relay helps"
-        what = "the NAT gives each destination another port, which makes direct paths hard"
+        hint = "enable UPnP, NAT-PMP or PCP on the router, or forward the mesh port; otherwise use a relay"
+        what = "the NAT uses a different port for each destination, which makes direct connections hard"
         found.append(Advice("symmetric", "warning", what, hint))
     if facts.carrier_nat:
-        what = "a second NAT stands between the router and the internet (the provider's, or another router)"
-        hint = "ports of the router are not reached from outside; IPv6 or a public address would help"
+        what = "there is a second NAT between the router and the internet (the provider's, or another router)"
+        hint = (
+            "ports mapped on the router cannot be reached from outside; IPv6 or a public address would help"
+        )
         found.append(Advice("carrier_nat", "info", what, hint))
     elif facts.mapped is Mapped.NO and facts.mapping not in (Mapping.NONE, Mapping.UNKNOWN):
         what = "the router maps no port for this node"
-        hint = "switch on UPnP, NAT-PMP or PCP in the router, so that every peer can be direct"
+        hint = "enable UPnP, NAT-PMP or PCP on the router, so that all peers can connect directly"
         found.append(Advice("not_mapped", "info", what, hint))
     if facts.mapping is Mapping.NONE and facts.filtering in (Filtering.ADDRESS, Filtering.ADDRESS_PORT):
-        what = "this node has a public address, and a firewall that lets nobody in"
-        found.append(
-            Advice("firewall", "info", what, "let the mesh port in, TCP and UDP, to be reached at once")
-        )
+        what = "this node has a public address, but a firewall blocks incoming connections"
+        found.append(Advice("firewall", "info", what, "allow the mesh port, TCP and UDP, in the firewall"))
     return found

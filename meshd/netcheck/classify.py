@@ -1,4 +1,4 @@
-"""From observations to facts. RFC 4787 (words), RFC 5780 (tests 4.3 and 4.4). Pure.
+"""Derives facts from observations. RFC 4787 (terms), RFC 5780 (tests 4.3 and 4.4). Pure.
 
 What servers with one address cannot tell stays unknown. Answers of servers inside this site are left out
 where others outside answered: they see nothing of the NAT.

@@ -1,4 +1,4 @@
-"""What gets out by TCP, and how a NAT maps it: STUN over TCP, and connections to relays."""
+"""Checks which TCP connections get out, and how a NAT maps them: STUN over TCP, connections to relays."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What two networks allow between each other, and why there is no direct path. Pure."""
+"""Which connections two networks allow, and why there is no direct path. Pure."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -7,7 +7,7 @@ from meshd.wire.netfacts import DEPENDING, Filtering, Mapped, Mapping, NetFacts,
 
 
 class Likelihood(IntEnum):
-    """How likely a way is, the greater the better."""
+    """How likely a kind of connection is to work; greater is better."""
 
     NO = 0
     HARD = 1  # by prediction of ports, or by many sockets: seconds, and not always
@@ -68,44 +68,49 @@ def why_not_direct(mine: NetFacts, theirs: NetFacts | None, *, last_error: str =
         if facts is not None and (reason := _alone(who, facts)):
             return reason
     if theirs is None:
-        return _still_trying("the peer has not told what network it is in", last_error)
+        return _still_trying("the peer has not reported its network", last_error)
     possible = ways(mine, theirs)
     if max(possible.udp, possible.tcp) is Likelihood.NO:
         return _never(mine, theirs)
     if max(possible.udp, possible.tcp) is Likelihood.HARD:
         harder = "this node is" if mine.symmetric else "the peer is"
         return _still_trying(
-            f"{harder} behind a NAT that gives each destination another port, which must be guessed",
+            f"{harder} behind a NAT that uses a different port for each destination, which must be "
+            "searched for",
             last_error,
         )
     if mine.public_v4 and mine.public_v4 == theirs.public_v4:
         return _still_trying(
-            f"both are behind the same address `{mine.public_v4}`, whose router leads nobody back inside",
+            f"both are behind the same address `{mine.public_v4}`, and its router does not support "
+            "hairpinning",
             last_error,
         )
     if Udp.BLOCKED in (mine.udp, theirs.udp):
         who = "this node" if mine.udp is Udp.BLOCKED else "the peer"
-        return _still_trying(f"the network of {who} lets no UDP through, which leaves TCP alone", last_error)
+        return _still_trying(f"{who}'s network blocks UDP, which leaves only TCP", last_error)
     return _still_trying("both networks allow a direct path", last_error)
 
 
 def _alone(who: str, facts: NetFacts) -> str:
     """A network that rules out everything, whatever the other one is."""
     if facts.tcp is Tcp.INTERCEPTED and facts.udp is not Udp.WORKS:
-        return f"something in the network of {who} answers in the place of others: log in to it first"
+        return f"something on {who}'s network intercepts connections: log in to that network first"
     if facts.udp is Udp.BLOCKED and facts.tcp is Tcp.ONLY_443:
-        return f"the network of {who} lets out nothing but TCP to port 443: a relay there is the way"
+        return f"{who}'s network allows only TCP to port 443: use a relay on that port"
     return ""
 
 
 def _never(mine: NetFacts, theirs: NetFacts) -> str:
     if Udp.BLOCKED in (mine.udp, theirs.udp):
         who = "this node" if mine.udp is Udp.BLOCKED else "the peer"
-        return f"the network of {who} lets no UDP through, and the NATs between allow no TCP from outside"
-    return "both sides are behind NATs that give each destination another port, so no port can be told ahead"
+        return f"{who}'s network blocks UDP, and the NATs in between allow no incoming TCP"
+    return (
+        "both sides are behind NATs that use a different port for each destination, so no port "
+        "can be predicted"
+    )
 
 
 def _still_trying(reason: str, last_error: str) -> str:
     if last_error:
-        return f"{reason}; the last attempt ended so: {last_error}"
-    return f"{reason}; it is tried again and again"
+        return f"{reason}; the last attempt failed: {last_error}"
+    return f"{reason}; retrying"

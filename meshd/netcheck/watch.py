@@ -1,4 +1,4 @@
-"""Knows what network this node is in, and keeps knowing it: at the start, after changes, every 20 minutes."""
+"""Checks what network this node is in: at the start, after changes, and every 20 minutes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -41,7 +41,7 @@ class Admission:
             raise Refused(
                 f"this identity is in use at {remote}, which still answers",
                 code="identity_in_use",
-                hint="stop the other daemon; a copied state folder needs an identity of its own: "
+                hint="stop the other daemon; if its state directory was copied, run "
                 "`meshd leave --new-identity` there, then join again",
             )
         if self._incarnation != theirs.incarnation:  # else another of its links was quicker, and has begun
@@ -55,7 +55,7 @@ class Admission:
         """Before a greeting. Raises Refused, and tells the peer, while too much of its work fails here."""
         if self._node.faults.refuses(link.info.peer, self._node.now()):
             why = Refused(
-                "too much of this node's work failed at the other one",
+                "too much work for this node failed on the other one",
                 code="faults",
                 hint="read the log of the other node (`meshd logs`); it accepts links again after one minute",
             )
@@ -73,4 +73,9 @@ class Admission:
         """See greeting.Parley."""
         why = self._node.why_banned(link.info.member)
         if why is not None:
-            raise Refused(why, code="banned", hint="a banned node comes back with a new key and a new invite")
+            raise Refused(
+                why,
+                code="banned",
+                hint="to return, a banned node needs a new key and a new token: `meshd leave "
+                "--new-identity` there",
+            )

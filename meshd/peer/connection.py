@@ -153,7 +153,7 @@ class PeerConnection:
                 await self._alarm.run()
             finally:  # before the owner ends: it takes no new handlers from here on
                 self._owner = None
-                self._drop_session("this node stops", PeerState.KNOWN)
+                self._drop_session("this node is stopping", PeerState.KNOWN)
 
     async def run_link(self, link: Link) -> None:
         """As `_live_on`, for one of few links at once: one more is closed."""
@@ -243,7 +243,7 @@ class PeerConnection:
             return session_id
         self._end_session("the peer has lost the session")
         if self._owner is None:
-            raise Broken("this node stops")
+            raise Broken("this node is stopping")
         self._held.begin(session_id, grace=min(theirs.grace, mine.grace), owner=self._owner)
         self.view.set_state(PeerState.CONNECTING)
         self._set_alarm()

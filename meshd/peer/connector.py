@@ -224,7 +224,7 @@ class Connector:
             if self._greeting.get(index) is link:  # never attached, or so short that nobody saw it
                 del self._greeting[index]
                 # Without an error of its own the peer just hung up: it is not dialled again at once either.
-                self._fell_through(index, error or Broken("the link ended before it carried anything"))
+                self._fell_through(index, error or Broken("the link ended before it carried any data"))
                 if isinstance(error, Refused):  # by the peer itself: the link was proven
                     self._schedule.refused(self._node.now(), self._rng())
             else:

@@ -142,7 +142,7 @@ async def _receive_bans(wire: _GreetingWire, parley: Parley, announced: int) -> 
             raise RemoteProtocolError("greeting: more bans than announced", code="greeting")
         invalid += parley.learn_bans(message.entries)
         if invalid > GREETED_FAULTS.most:
-            raise RemoteProtocolError("greeting: bans that do not hold", code="greeting")
+            raise RemoteProtocolError("greeting: invalid bans", code="greeting")
         await asyncio.sleep(0)  # others have their turn
         if message.last:
             return

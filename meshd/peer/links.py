@@ -173,7 +173,7 @@ class PeerLinks:
         if choice.link_id != self._why_of:
             self._why, self._why_of = choice.why, choice.link_id
         for number in surplus(paths, choice.link_id, since=self._chooser.since, now=now):
-            self._carriers[number].end("not needed beside another link")
+            self._carriers[number].end("not needed: there is another link")
         return happened
 
     def _note_rates(self, links: Sequence[LinkStatus]) -> None:

@@ -230,7 +230,7 @@ class PeerMesh:
                 elif not entry.connection.linked and not entry.connection.session_id:
                     self._peers.retire(peer, entry)
                 elif entry.connection.linked and entry.connection.leads:
-                    entry.connection.close(Code.IDLE, "nobody needs it now")
+                    entry.connection.close(Code.IDLE, "it is not needed now")
 
     def _add_wanted(self) -> None:
         for peer in in_order(self._crowd.wishes() - self._peers.keys()):
@@ -259,7 +259,7 @@ class PeerMesh:
         """Raises RemoteProtocolError where the peer shows no good record: it would never be a member here."""
         record = PeerRecord.decode(hello.record)
         if record.peer != peer:
-            raise RemoteProtocolError("a greeting with the record of another node", code="record")
+            raise RemoteProtocolError("a greeting contains another node's record", code="record")
         if self._book.add(record):
             self._node.changed()
             if record.has_left:

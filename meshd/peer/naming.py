@@ -25,5 +25,5 @@ def find(text: str, *, me: PeerId, names: Mapping[PeerId, str]) -> PeerId:
             hint="give the first ten characters of its id, or more",
         )
     if found == [me]:
-        raise UserError(f"`{text}` is this node itself", hint="give the name or id of another one")
+        raise UserError(f"`{text}` is this node itself", hint="give another node's name or id")
     return found[0]

@@ -93,7 +93,7 @@ class News:
         except* RemoteProtocolError as group:
             LOG.warning("news_refused", peer=stream.peer.short, why=str(group.exceptions[0]))
             self._node.faults.broke(stream.peer, self._node.now(), str(group.exceptions[0]))
-            stream.reset(1, "news that cannot be read")
+            stream.reset(1, "unreadable news")
 
     # Telling.
 
@@ -238,7 +238,7 @@ class News:
             told.hear(item, (0,))
             return KNOWN_COST
         if self._node.learn_bans([ban]):
-            hearing.fault("a ban that does not hold")
+            hearing.fault("an invalid ban")
         told.hear(item, (0,))
         return NEW_BAN_COST
 
@@ -282,7 +282,7 @@ class News:
             return NEW_COST
         new = self._lives.hear_sign(sign)
         told.hear_sign(sign.peer, sign.order)
-        return self._judge(new, hearing, "a sign of life that does not hold")
+        return self._judge(new, hearing, "an invalid sign of life")
 
     def _learn_away(self, raw: bytes, peer: PeerId, told: Told, hearing: Hearing) -> float:
         """As `_learn_ban`."""
@@ -296,7 +296,7 @@ class News:
         told.hear_away(away.peer, away.order, self._lives)
         if refuted or told.refuted:
             self._node.changed()
-        return self._judge(new, hearing, "a statement of absence that does not hold")
+        return self._judge(new, hearing, "an invalid statement of absence")
 
     def _judge(self, new: bool | None, hearing: Hearing, fault: str) -> float:
         if new is None:

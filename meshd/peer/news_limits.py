@@ -51,7 +51,7 @@ class Hearing:
     def fault(self, why: str) -> None:
         """It told what does not hold. Raises RemoteProtocolError when that was too often."""
         if not self._faults.spend(1, asyncio.get_running_loop().time()):
-            raise RemoteProtocolError(f"too many news that do not hold, the last: {why}", code="news")
+            raise RemoteProtocolError(f"too many invalid news, the last one: {why}", code="news")
         LOG.info("news_dropped", peer=self._peer.short, why=why)
 
     def compares(self, now: float) -> bool:

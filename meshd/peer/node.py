@@ -151,7 +151,7 @@ class Node:
         """A peer holds this node for banned. All say so, each time they are dialled: one line is enough."""
         if not self._banned:
             self._banned = True
-            what = f"this node's key is banned in this mesh, says {judge}: {why}"
+            what = f"this node's key is banned in this mesh, according to {judge}: {why}"
             LOG.warning("banned", peer=peer.short, why=what, hint=BANNED_HINT)
 
     def changed(self) -> None:

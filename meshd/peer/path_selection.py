@@ -133,7 +133,7 @@ class Chooser:
             )
             return self._take(best, why, now)
         if not lively:
-            return Choice(carrying.link_id, "nothing is heard on any link")
+            return Choice(carrying.link_id, "all links are silent")
         if carrying.silent(now):
             self._died(carrying, now)
             quiet = now - carrying.last_heard
@@ -154,7 +154,7 @@ class Chooser:
                 return Choice(carrying.link_id, f"{best.label} is on probation for {self._probation:.0f} s")
             best = min(direct, key=_preference)
         elif not self._may_gain(now):
-            return Choice(carrying.link_id, f"{best.label} waits: the last move was a moment ago")
+            return Choice(carrying.link_id, f"{best.label} waits: the last switch was a moment ago")
         elif not self._proved(best, now):
             return Choice(carrying.link_id, f"{best.label} is on probation for {self._probation:.0f} s")
         else:

@@ -32,13 +32,13 @@ def _told(one: Failed) -> str:
         case DialFailure.TIMEOUT:
             return f"{name} gets no answer"
         case DialFailure.REFUSED:
-            return f"{name} is refused at the peer's addresses"
+            return f"{name} connections are refused at the peer's addresses"
         case DialFailure.WRONG_PEER:
-            return f"{name} meets another node at the peer's addresses"
+            return f"{name} finds another node at the peer's addresses"
         case _:
             return f"{name}: {one.what}"
 
 
 def plain_why(_theirs: object, error: str) -> str:
     """The sentence where nothing is known of the networks."""
-    return error or "direct ways are being tried"
+    return error or "direct paths are being tried"

@@ -53,7 +53,7 @@ class SessionHolder:
             return mine.chosen, mine.chosen != self.session_id
         verdict = session_choice.settle(theirs.chosen, current=self.session_id or None, fresh=self._fresh)
         if verdict is session_choice.SessionVerdict.STALE:
-            raise Broken("the peer answered for a session that has gone")
+            raise Broken("the peer answered for a session that has ended")
         if verdict is session_choice.SessionVerdict.ATTACH:
             return theirs.chosen, False
         self._fresh = self._node.random(session_choice.HALF_BYTES)

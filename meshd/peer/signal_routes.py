@@ -121,16 +121,16 @@ class SignalWays:
         ways = self._ways(peer, blob)
         owner = self._owner
         if not ways or owner is None or self._under_way + len(ways) > MAX_UNDER_WAY:
-            raise Broken(f"no way to signal to {peer.short}")
+            raise Broken(f"cannot send a signal to {peer.short}")
         race = _Race(len(ways))
         try:
             for way in ways:
                 owner.start_for(f"peer {peer.short}", self._try(way, race), name=f"signal to {peer.short}")
                 self._under_way += 1
         except Closed as error:
-            raise Broken(f"no way to signal to {peer.short}: {error.what}") from error
+            raise Broken(f"cannot send a signal to {peer.short}: {error.what}") from error
         if not await race.won():
-            raise Broken(f"no way to signal to {peer.short}")
+            raise Broken(f"cannot send a signal to {peer.short}")
 
     def _ways(self, peer: PeerId, blob: bytes) -> list[Work]:
         """All of them at once: the receiver drops what comes twice."""

@@ -103,7 +103,9 @@ class SignalService:
 
     async def _send(self, topic: str, peer: PeerId, payload: bytes) -> None:
         if len(payload) > MAX_PAYLOAD_BYTES:
-            raise LocalProtocolError(f"signal of {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are taken")
+            raise LocalProtocolError(
+                f"signal of {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are allowed"
+            )
         sent = self._sent.pop(peer, None) or deque(maxlen=REPEATS)
         sent.append(_SentSignal(topic, payload, self._node.now()))
         bounded(self._sent, peer, sent)
@@ -145,7 +147,7 @@ class SignalService:
         except EndOfStream:
             stream.write_eof()
         except TimeoutError:
-            raise Broken("a signal that does not end") from None
+            raise Broken("a signal is too long") from None
         signal = Signal.decode(bytes(blob))
         if signal.to == self._key.peer:
             self._take(signal, through=stream.peer, by=stream.peer)
@@ -155,14 +157,14 @@ class SignalService:
     async def _pass_on(self, signal: Signal, stream: Stream) -> None:
         """One hop, from the sender itself to a peer of ours."""
         if signal.sender != stream.peer or stream.metadata.get(TO) != signal.to.raw:
-            raise RemoteProtocolError("a signal of somebody else is not passed on", code="signal")
+            raise RemoteProtocolError("a signal from another sender is not forwarded", code="signal")
         if not self._forwarded.spend(signal.sender, self._node.now()):
-            raise Refused("too many signals to pass on", code="busy")
+            raise Refused("too many signals to forward", code="busy")
         try:
             async with asyncio.timeout(WAY_SECONDS):
                 await self._ways.by_session(signal.to, signal.encode())
         except TimeoutError:
-            raise Broken("the peer does not take it") from None
+            raise Broken("the peer refused it") from None
 
     async def _take_mail(self, mail: MailRoute) -> None:
         while True:

@@ -24,7 +24,7 @@ from meshd.wire.signal import SIGNAL_SERVICE
 
 OF_THE_MESH = frozenset({NEWS_SERVICE, SIGNAL_SERVICE})  # services that keep no session alive
 MAX_REASON = 200  # characters of a reset's reason
-FAILED = "this node failed at it"  # what went wrong here is nothing to tell
+FAILED = "this node failed to handle it"  # what went wrong here is nothing to tell
 LOG = log.get("peer")
 
 
@@ -104,7 +104,7 @@ class Streams:
             self.session.reset(event.stream_id, Code.UNKNOWN_SERVICE, reason[:MAX_REASON])
             return
         if service.once and not self._may_have(event.service):
-            why: str | Release | None = f"a session has one stream of `{event.service}`"
+            why: str | Release | None = f"a session can have only one stream of `{event.service}`"
         else:
             why = self._why_not(service, member, event)
         if isinstance(why, str):
@@ -156,7 +156,7 @@ class Streams:
             LOG.warning("stream_failed", peer=self._peer.short, service=stream.service, why=error.what)
             stream.reset(Code.REFUSED, error.what[:MAX_REASON])
         except asyncio.CancelledError:
-            stream.reset(Code.SHUTDOWN, "this node stops")
+            stream.reset(Code.SHUTDOWN, "this node is stopping")
             raise
 
     def _add(self, stream_id: int, service: str, metadata: Mapping[str, MetadataValue]) -> MeshStream:

@@ -1,4 +1,4 @@
-"""One question by UDP to the gateway, repeated until its answer comes."""
+"""One UDP request to the gateway, repeated until its answer arrives."""
 
 import asyncio
 from collections.abc import Callable
@@ -48,7 +48,7 @@ async def ask(
             _RouterReplies, local_addr=(local, 0), remote_addr=at
         )
     except OSError as error:
-        raise NotMapped(f"no way to the gateway: {error.strerror or error}", silent=True) from None
+        raise NotMapped(f"cannot reach the gateway: {error.strerror or error}", silent=True) from None
     try:
         async with asyncio.timeout(seconds):
             pause = FIRST_SECONDS
@@ -69,7 +69,7 @@ async def _answer(inbox: _RouterReplies, read: Callable[[bytes], T]) -> T:
     while True:
         came = await inbox.queue.get()
         if isinstance(came, Exception):
-            raise NotMapped("the router does not listen for it", silent=True)
+            raise NotMapped("the router does not support it", silent=True)
         try:
             return read(came)
         except NotForUs:
@@ -77,4 +77,4 @@ async def _answer(inbox: _RouterReplies, read: Callable[[bytes], T]) -> T:
         except MapRefused:
             raise
         except RemoteProtocolError as error:
-            raise NotMapped(f"the router answers what cannot be read: {error.what}") from None
+            raise NotMapped(f"the router's answer cannot be read: {error.what}") from None

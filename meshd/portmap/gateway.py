@@ -1,4 +1,4 @@
-"""The default gateway of this machine: where the way out begins, and our own address towards it.
+"""The default gateway of this machine, and our own address on the route to it.
 
 Linux tells in /proc/net/route; elsewhere `netstat` is asked, which macOS and the BSDs have. Reading what they
 say is pure. IPv4 only: IPv6 has no addresses to map.
@@ -29,7 +29,7 @@ async def find_route() -> GatewayRoute:
     else:
         gateway = read_netstat(await _netstat())
     if gateway is None:
-        raise Broken("no default gateway: this machine has no way out by IPv4")
+        raise Broken("no default gateway: this machine has no IPv4 route to the internet")
     return GatewayRoute(gateway, address_towards(gateway))
 
 
@@ -47,7 +47,7 @@ def address_towards(gateway: str) -> str:
             probe.connect((gateway, 9))
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise Broken(f"no way to the gateway `{gateway}`: {error.strerror or error}") from None
+        raise Broken(f"cannot reach the gateway `{gateway}`: {error.strerror or error}") from None
 
 
 def read_proc(table: str, *, order: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Port mapping: a port of the home router that leads to this node, asked from the router itself.
+"""Port mapping: a port of the home router that is forwarded to this node, requested from the router itself.
 
 One `PortMapper` (mapper.py) a daemon. It asks the default gateway in three languages (pcp.py, natpmp.py,
 upnp.py), keeps a mapping for each mesh port as long as it serves, and takes it away at the end. Nothing here

@@ -1,4 +1,4 @@
-"""When to renew, when to look, and what a router's answers mean. Times are loop seconds. Pure.
+"""When to renew, when to check, and how to interpret a router's answers. Times are loop seconds. Pure.
 
 RFC 6887, 8.5 and 11.2.1; RFC 6886, 3.3 and 3.6.
 """
@@ -22,13 +22,13 @@ _INSIDE: tuple[tuple[ipaddress.IPv4Network, str], ...] = tuple(
     for network, why in (
         ("100.64.0.0/10", "the provider shares one address among customers (carrier-grade NAT)"),
         ("192.0.0.0/24", "the provider has no IPv4 of its own for this line (DS-Lite)"),
-        ("10.0.0.0/8", "another router stands between it and the internet"),
-        ("172.16.0.0/12", "another router stands between it and the internet"),
-        ("192.168.0.0/16", "another router stands between it and the internet"),
+        ("10.0.0.0/8", "another router is between it and the internet"),
+        ("172.16.0.0/12", "another router is between it and the internet"),
+        ("192.168.0.0/16", "another router is between it and the internet"),
         ("169.254.0.0/16", "it has no address from its provider"),
         ("0.0.0.0/8", "it has no address from its provider"),
-        ("127.0.0.0/8", "it names an address of its own inside"),
-        ("224.0.0.0/3", "it names an address that no machine has"),
+        ("127.0.0.0/8", "it reports its own internal address"),
+        ("224.0.0.0/3", "it reports an impossible address"),
     )
 )
 
@@ -38,9 +38,9 @@ def why_not_outside(host: str) -> str | None:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return "it names no address"
+        return "it reports no address"
     if isinstance(address, ipaddress.IPv6Address):
-        return None if address.is_global else "it names an address that no machine has"
+        return None if address.is_global else "it reports an impossible address"
     return next((why for network, why in _INSIDE if address in network), None)
 
 

@@ -94,7 +94,9 @@ class PortMapper:
         if self._leases:
             status = replace(status, external=self._leases[0].granted.external_host)
         if verified is False:
-            why = f"the router calls `{status.external}` its outer address, outside another one is seen"
+            why = (
+                f"the router reports the public address `{status.external}`, but servers see a different one"
+            )
             status = replace(status, why=why)
         return replace(status, mappings=found, verified=verified)
 
@@ -282,7 +284,7 @@ class PortMapper:
             try:
                 again = await router.map(self._wish(granted.proto, granted.internal_port))
                 if (why := why_not_outside(again.external_host)) is not None:
-                    raise NotMapped(f"the router has no public address any more: {why}")
+                    raise NotMapped(f"the router no longer has a public address: {why}")
             except NotMapped as refusal:
                 LOG.info("port_not_renewed", why=refusal.what)
                 if now < lease.ends:
@@ -322,7 +324,7 @@ async def _unmap(router: HomeRouter, held: Sequence[Granted]) -> None:
 
 
 def _behind_nat(status: MapStatus, external: str, why: str) -> MapStatus:
-    words = f"a port of the router would not be reached: its outer address is `{external}`, {why}"
+    words = f"a port mapped on the router could not be reached: its public address is `{external}`, {why}"
     return replace(status, state=MapState.BEHIND_NAT, external=external, why=words)
 
 

@@ -1,4 +1,4 @@
-"""The gateway asked in NAT-PMP (RFC 6886)."""
+"""NAT-PMP (RFC 6886) with the gateway."""
 
 from collections.abc import Sequence
 from dataclasses import replace

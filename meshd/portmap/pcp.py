@@ -1,4 +1,4 @@
-"""The gateway asked in PCP (RFC 6887)."""
+"""PCP (RFC 6887) with the gateway."""
 
 import hashlib
 from collections.abc import Sequence

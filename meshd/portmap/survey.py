@@ -1,4 +1,4 @@
-"""Looks whether the home router would map ports, without having it map any: for a check without a daemon."""
+"""Checks whether the home router supports port mapping, without mapping any: for a check without a daemon."""
 
 from collections.abc import Callable, Sequence
 
@@ -30,7 +30,7 @@ async def survey(routers: Callable[[GatewayRoute], Sequence[HomeRouter]]) -> Map
                 gateway=route.gateway,
                 language=router.language,
                 external=pulse.external_host,
-                why=f"the router's outer address is `{pulse.external_host}`: {why}",
+                why=f"the router's public address is `{pulse.external_host}`: {why}",
             )
         elif offered is None or (offered.external is None and pulse.external_host):
             # a better language does not always tell the outer address; another one may

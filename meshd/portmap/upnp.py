@@ -1,4 +1,4 @@
-"""The gateway asked in UPnP (wire/igd.py): found by SSDP, called by SOAP over plain HTTP.
+"""UPnP with the gateway (wire/igd.py): found by SSDP, called by SOAP over plain HTTP.
 
 An own small client: the libraries that speak UPnP bring an HTTP stack and a schema checker for the four calls
 made here. Only the default gateway is believed and called, whatever an answer says.
@@ -68,7 +68,7 @@ class UpnpRouter:
             url = await self._search()
             reply = await self._http(url, "GET", {}, b"")
             if reply.status != 200:
-                raise NotMapped(f"the router's description is not there (status {reply.status})")
+                raise NotMapped(f"the router's description is missing (status {reply.status})")
             self._control = igd.read_description(reply.body, url=url, host=self._route.gateway)
         except RemoteProtocolError as error:
             raise NotMapped(f"the router's description cannot be used: {error.what}") from None
@@ -146,7 +146,7 @@ class UpnpRouter:
                 lambda: _SsdpAnswers(gateway), local_addr=(self._route.local, 0)
             )
         except OSError as error:
-            raise NotMapped(f"no way to the gateway: {error.strerror or error}", silent=True) from None
+            raise NotMapped(f"cannot reach the gateway: {error.strerror or error}", silent=True) from None
         why = ""
         try:
             _send_groups_by(transport, self._route.local)
@@ -200,7 +200,7 @@ class UpnpRouter:
         except TimeoutError:
             raise NotMapped("the router does not answer UPnP calls", silent=True) from None
         except OSError as error:
-            raise NotMapped(f"no way to the router's UPnP service: {error.strerror or error}") from None
+            raise NotMapped(f"cannot reach the router's UPnP service: {error.strerror or error}") from None
 
     async def _converse(self, port: int, question: bytes) -> HttpReply:
         reader, writer = await asyncio.open_connection(

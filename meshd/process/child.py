@@ -88,7 +88,7 @@ class OwnedChild(Child):
         if self._closed:
             raise Closed(f"`{self._life.rules.name}` is no longer owned")
         if self._serving:
-            raise Busy(f"`{self._life.rules.name}` has an owner already")
+            raise Busy(f"`{self._life.rules.name}` already has an owner")
         self._serving = True
         try:
             while True:

@@ -1,4 +1,4 @@
-"""Whose is a connection on loopback? For programs that can show no secret (a stock llama-server, a browser).
+"""Finds the owner of a connection on loopback, for programs that cannot show a secret (a stock llama-server).
 
 Linux tells through /proc: the connection's inode in /proc/net/tcp (proc(5)) must be one of the process's own
 descriptors. Elsewhere nobody tells, and the answer is None. Where Linux cannot be asked just now (no free

@@ -1,4 +1,4 @@
-"""What can happen to a child, and what can be done about it: the words that lifecycle.py speaks. Pure."""
+"""Events and actions in the life of a child, as used by lifecycle.py. Pure."""
 
 import signal
 from dataclasses import dataclass

@@ -59,19 +59,19 @@ def find_program(spec: ChildSpec) -> str:
     if found is not None:
         return str(Path(found).absolute())  # a relative one must not be looked up in the child's folder
     path = Path(program)
-    install = "build it with `meshd native build`, or say where it is"
+    install = "build it with `meshd native build`, or give its path"
     if len(path.parts) == 1 and not path.exists():
         raise UserError(f"cannot find program `{program}` for `{spec.name}` in PATH", hint=install)
     try:
         if path.is_dir():
-            raise UserError(f"`{program}` for `{spec.name}` is a folder, not a program", hint=install)
+            raise UserError(f"`{program}` for `{spec.name}` is a directory, not a program", hint=install)
         if not path.exists():
             raise UserError(f"cannot find program `{program}` for `{spec.name}`", hint=install)
     except PermissionError:
         pass
     raise UserError(
         f"program `{program}` for `{spec.name}` is not executable",
-        hint=f"`chmod +x {program}`, or look whether its file system is mounted noexec",
+        hint=f"run `chmod +x {program}`, or check whether its file system is mounted noexec",
     )
 
 
@@ -79,7 +79,7 @@ def _spawn_error(spec: ChildSpec, program: str, error: OSError) -> MeshdError:
     """What an exec that failed means for the user."""
     what = f"`{spec.name}` could not be started"
     if spec.cwd is not None and not spec.cwd.is_dir():
-        return UserError(f"{what}: its working folder `{spec.cwd}` is not there")
+        return UserError(f"{what}: its working directory `{spec.cwd}` does not exist")
     match error.errno:
         case errno.ENOEXEC | 86:  # 86: EBADARCH of macOS, which errno does not name everywhere
             hint = "build it again on this machine with `meshd native build`"

@@ -1,4 +1,4 @@
-"""What passes between meshd and a child by descriptor: secrets, data and orders in, reports out.
+"""Descriptors between meshd and a child: secrets, data and orders in, reports out.
 
 Never by argument or environment, which other programs can read. Descriptors made here are not inheritable
 until ChildSpec names them; put them into `hand_over`, and the child's owner closes them after the spawn.
@@ -88,7 +88,7 @@ class OrderPipe:
         try:
             os.write(self._write_end, data)
         except OSError as error:  # it has ended, or its pipe is full
-            raise Broken(f"the child takes no orders: {(error.strerror or '').lower()}") from None
+            raise Broken(f"the child does not accept orders: {(error.strerror or '').lower()}") from None
 
     def close(self) -> None:
         """The child reads the end of the file. `child_end` is its owner's matter. Idempotent."""

@@ -227,7 +227,7 @@ def _want_no_more(life: Lifecycle, _event: Event, _now: float) -> Outcome:
 
 def _kill(life: Lifecycle, _event: Event, now: float) -> Outcome:
     return (
-        replace(life, reason="does not end when asked to: killing it"),
+        replace(life, reason="does not exit when asked to: killing it"),
         (SignalGroup(signal.SIGKILL), SetTimer(now + STUBBORN_AFTER)),
     )
 
@@ -254,7 +254,7 @@ def describe_exit(name: str, event: Exited, when: str) -> ChildFault:
 
 
 SIGNAL_HINTS: Mapping[int, str] = {
-    signal.SIGKILL: "the kernel does this when memory runs out (see `dmesg`); or somebody killed it",
+    signal.SIGKILL: "check `dmesg`: the kernel does this when memory runs out; or a user killed it",
     signal.SIGILL: "it was probably built for another CPU: build it again on this machine",
 }
 

@@ -1,4 +1,4 @@
-"""No orphans: a guard for each group of processes, and a pid file for reports.
+"""Prevents orphans: a guard for each process group, and a pid file for reports.
 
 The guard is `/bin/sh` (0.3 MB), leader of the child's process group. It reads a pipe whose
 write end only meshd holds and that nobody ever writes to. When meshd is gone, however it went, the read
@@ -66,7 +66,7 @@ class Guard:
             guard.end()
             raise MeshdError(
                 f"`{name}` could not be started: its guard was not ready within {START_SECONDS:g} s",
-                hint="the machine is out of memory or processes, or far too busy",
+                hint="the machine may be out of memory or processes, or overloaded",
             ) from None
         except BaseException:
             guard.end()
@@ -125,7 +125,7 @@ class Guard:
                 process_group=0 if self._leader is None else self._leader.pid,
             )
         except FileNotFoundError:
-            raise UserError(f"cannot find `{SHELL}`", hint="meshd needs a POSIX shell there") from None
+            raise UserError(f"cannot find `{SHELL}`", hint="install a POSIX shell there") from None
         finally:
             os.close(stdin)
             os.close(stdout)

@@ -1,4 +1,4 @@
-"""What a child prints: into a log file of bounded size, its last lines into memory.
+"""A child's output: to a log file of bounded size, with its last lines in memory.
 
 A child may print without end (CUDA builds print lines at each token), without line ends, or bytes that are
 no text: everything here is bounded. The pipe is read as fast as READ_RATE, so a flood slows its child and
@@ -151,7 +151,7 @@ class ChildOutput:
         for line in self._cutter.flush():
             self._keep(line)
         if self._left_out:
-            self.note(f"{self._left_out} bytes of output left out: it printed too much")
+            self.note(f"{self._left_out} bytes of output were dropped because it printed too much")
             self._left_out = 0
         self._file.close()
 
@@ -195,7 +195,7 @@ class ChildOutput:
         data = f"{text}\n".encode("utf-8", errors="replace")
         if self._budget.take(len(data), self._loop.time()):
             if self._left_out:
-                self.note(f"{self._left_out} bytes of output left out: it printed too much")
+                self.note(f"{self._left_out} bytes of output were dropped because it printed too much")
                 self._left_out = 0
             self._file.write(data)
             if lost := self._file.take_lost():
@@ -218,7 +218,7 @@ def _open_log(path: Path, limit: int) -> RotatedFile:
             return file  # the disk is full, say: the child runs, and what it prints is lost meanwhile
         raise UserError(
             f"cannot write log `{path}`: {error.strerror}",
-            hint="choose another state folder, or mend its owner and mode",
+            hint="choose another home, or fix its owner and mode",
         ) from error
     return file
 
@@ -229,4 +229,4 @@ def show_tail(tail: tuple[str, ...], path: Path) -> str:
         return f"it printed nothing; its log is `{path}`"
     with contextlib.suppress(ValueError, RuntimeError):
         path = Path("~") / path.relative_to(Path.home())
-    return "\n".join([f"its last lines (all of them in `{path}`):", *(f"  {line[:400]}" for line in tail)])
+    return "\n".join([f"its last lines (full log: `{path}`):", *(f"  {line[:400]}" for line in tail)])

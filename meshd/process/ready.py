@@ -1,4 +1,4 @@
-"""Is it ready? Probes for ChildSpec.probe: HTTP on a unix socket, a line of output, a port that is open.
+"""Readiness probes for ChildSpec.probe: HTTP on a unix socket, a line of output, an open port.
 
 Each question has a deadline of its own, answers True or False, and raises nothing but CancelledError. How
 often to ask is the asker's matter. A line costs the child nothing at all: prefer it where there is one that
@@ -24,7 +24,7 @@ def check_socket_path(path: Path) -> None:
     if length > SOCKET_PATH_BYTES:
         raise UserError(
             f"socket path `{path}` is too long: {length} bytes, at most {SOCKET_PATH_BYTES} are allowed",
-            hint="choose a state or runtime folder with a shorter path",
+            hint="choose a home or runtime directory with a shorter path",
         )
 
 

@@ -1,4 +1,4 @@
-"""What a process has used so far: CPU time, and bytes that it has read. If neither grows, it stands still."""
+"""What a process has used so far: CPU time, and bytes read. If neither grows, it hangs."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""When to start a child again. Pure.
+"""Decides when to restart a child. Pure.
 
 Two questions are kept apart. *Did it ever work?* A child that was ready for a while and then died (a worker
 that was killed) is wanted back at once. One that never gets that far fails for a reason that waiting does

@@ -1,4 +1,4 @@
-"""The circuits to each node, and which of them gives way when the node has as many as a key may have. Pure.
+"""The circuits to each node, and which one is replaced when the node has its maximum. Pure.
 
 Whom a node lets in is not for its callers to say: one that asks for circuits and proves nothing in them would
 keep all others out. A circuit is settled once the node has said more in it than it says to a stranger, or

@@ -1,7 +1,7 @@
-"""What a relay grants: to each key, to each address, and in all. Pure.
+"""A relay's limits: for each key, for each address, and in total. Pure.
 
-Without a list of meshes anybody may come with as many keys as he likes, so small bounds hold for each key
-and a bound for each address; `--open` and `--mesh` lift those of a key.
+Without a list of meshes, anybody can use any number of keys, so there are small limits for each key and a
+limit for each address; `--open` and `--mesh` lift those for a key.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Letters that wait for somebody who is not there: few, small, not for long, in memory only. Pure.
+"""Letters for nodes that are not connected: few, small, short-lived, in memory only. Pure.
 
 Every letter counts for the address and the key that it came from. Where room is needed, the address with most
 loses a letter: the oldest of its key with most. So a sender displaces its own letters, and those of others

@@ -1,4 +1,4 @@
-"""What a relay tells of itself: plain text over HTTP at a loopback port, in the form Prometheus reads."""
+"""A relay's metrics: plain text over HTTP on a loopback port, in Prometheus format."""
 
 import asyncio
 import socket

@@ -72,8 +72,8 @@ def run(settings: RelaySettings, out: Callable[[str], None]) -> int:
         settings.home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"`{settings.home.parent}` cannot be made: {(error.strerror or '').lower()}",
-            hint="make room, or name another folder by MESHD_HOME",
+            f"`{settings.home.parent}` cannot be created: {(error.strerror or '').lower()}",
+            hint="free space, or set MESHD_HOME to another directory",
         ) from None
     home = Home(settings.home)
     with home.lock(), log.in_background() as note:
@@ -140,8 +140,8 @@ class _Relay:
         host, port = self._settings.metrics
         if not is_loopback(host):
             raise UserError(
-                f"the figures on `{host}` would be anybody's to read",
-                hint="give a port of this machine alone: --metrics 127.0.0.1:9440",
+                f"anyone could read the metrics on `{host}`",
+                hint="use a loopback address: --metrics 127.0.0.1:9440",
             )
         sockets: list[socket.socket] = listen(host, port)
         for sock in sockets:
@@ -154,8 +154,8 @@ class _Relay:
         host = settings.public_host.strip("[]") or public_host(settings.host, local_addresses.hosts())
         if not settings.public_host and not _is_global(host):
             self._note(
-                f"`{host}` can be reached from its own network only; "
-                "if this host has a public name or address, say so: --public-host NAME"
+                f"`{host}` can only be reached from its own network; "
+                "if this host has a public name or address, give it: --public-host NAME"
             )
         url = relay_url(relay.hint(host))
         parse_relay_url(url)  # what cannot be read must not be printed

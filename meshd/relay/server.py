@@ -122,7 +122,7 @@ class RelayServer:
                 if self._asked_port or attempt == UDP_TRIES - 1:
                     raise UserError(
                         f"cannot use UDP port `{self._port}`: {(error.strerror or '').lower()}",
-                        hint="a relay answers STUN at the UDP port of the same number: choose another port",
+                        hint="choose another port: a relay answers STUN on the UDP port of the same number",
                     ) from None
             else:
                 return

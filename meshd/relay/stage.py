@@ -71,7 +71,7 @@ def tune(sock: socket.socket) -> None:
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, number, value)
             except OSError:
-                continue  # the other side is gone already
+                continue  # the other side has disconnected already
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     except OSError:

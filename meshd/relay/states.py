@@ -1,4 +1,4 @@
-"""What the switchboard of a relay knows of nodes, circuits and boxes, and what it has the server do. Pure."""
+"""The switchboard's state of nodes, circuits and mailboxes, and its actions for the server. Pure."""
 
 from collections import deque
 from dataclasses import dataclass, field

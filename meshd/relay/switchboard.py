@@ -1,4 +1,4 @@
-"""Who is here, who may reach whom, what waits: every decision of a relay but the bytes of circuits. Pure.
+"""Every decision of a relay except the bytes of circuits: nodes, calls, mailboxes, waiting letters. Pure.
 
 Nodes are told apart by mesh and key. A *guest* has shown a key and no membership that counts here: it reaches
 open boxes and nothing else. What an event leads to comes back as a list of actions for the server.
@@ -89,7 +89,7 @@ class Switchboard:
         older = self._by_identity.get(who)
         if older is not None:  # it has reconnected, and we have not seen the old connection die
             self.leave(older)
-            text = "this node came again on a newer connection"
+            text = "this node has a newer connection"
             actions += [Tell(older, RelayRefusal(0, "replaced", text)), Drop(older)]
         self._clients[client] = ConnectedNode(who, host, now)
         self._by_identity[who] = client
@@ -109,7 +109,7 @@ class Switchboard:
             self._guests_of_host[host] >= self.limits.guests_of_host
             or self._guests_of_host.total() >= self.limits.guests
         ):
-            return "too many are joining through this relay now"
+            return "too many nodes are joining through this relay"
         return ""
 
     def leave(self, client: int) -> None:
@@ -246,7 +246,7 @@ class Switchboard:
         """Who is meant by a key or a box, or why the client may not ask for it."""
         if len(to) == PEER_BYTES:
             if state.who.is_guest:
-                return None, ("guest", "only members may reach nodes by their key")
+                return None, ("guest", "only members can reach nodes by their key")
             return NodeIdentity(to, state.who.mesh), None
         found = self._boxes.get(to)
         if found is None:
@@ -260,14 +260,14 @@ class Switchboard:
         if caller == callee:
             return "self", "a node cannot call itself"
         if len(self._circuits) >= self.limits.circuits:
-            return "full", "this relay carries as many circuits as it can"
+            return "full", "this relay has its maximum number of circuits"
         if box and self._boxes[box].joins >= self.limits.joins_of_box:
-            return "busy", "others are joining by this invite right now"
+            return "busy", "other nodes are joining with this invite right now"
         if self._calls.between(caller, callee) >= self.limits.circuits_of_pair:
-            return "quota", "this node has as many circuits to the other one as it may have here"
+            return "quota", "this node has its maximum number of circuits to the other one"
         for who, whose in ((caller, "this node has"), (callee, "the other node has")):
             if self._is_full(who) and self._calls.yielding(who, caller, now) is None:
-                return "quota", f"{whose} as many circuits here as a key may have"
+                return "quota", f"{whose} its maximum number of circuits"
         return None
 
     def _is_full(self, who: NodeIdentity) -> bool:

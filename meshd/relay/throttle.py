@@ -1,4 +1,4 @@
-"""Lets connections rest that owe bandwidth: one task for all of them."""
+"""Pauses connections that owe bandwidth: one task for all of them."""
 
 import asyncio
 import heapq

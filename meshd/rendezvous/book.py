@@ -66,7 +66,7 @@ class AddressBook:
         except RemoteProtocolError as error:
             raise UserError(
                 f"the address book `{file}` cannot be read: {error.what}",
-                hint="move that file away; peers are found again by a token, or when they call",
+                hint="move that file away; peers are found again with a token, or when they connect",
             ) from error
 
     def _load_record(self, raw: bytes) -> None:

@@ -58,7 +58,7 @@ class _JoinTalk:
         while (message := self._parser.next()) is None:
             self._parser.feed(await self._pipe.receive())
         if self._parser.rest():
-            raise RemoteProtocolError("joining: bytes behind the message", code="joining")
+            raise RemoteProtocolError("joining: extra bytes after the message", code="joining")
         return decode(message)
 
 
@@ -141,7 +141,7 @@ class Inviter:
         banned = self._bans.why_node_banned(joiner, issuer=self._key.peer)
         if banned is not None:
             return NotAdmitted(
-                "banned", banned, "a banned node comes back with a new key: `meshd leave --new-identity`"
+                "banned", banned, "to return, a banned node needs a new key: `meshd leave --new-identity`"
             )
         revoked = self._bans.why_invite_banned(invite_id, issuer=self._key.peer)
         if revoked is not None:  # the joiner did nothing wrong: its key is as good as before
@@ -172,8 +172,8 @@ class Inviter:
 def _not_kept() -> NotAdmitted:
     return NotAdmitted(
         "disk",
-        "the inviter cannot write down who joins",
-        "free space on the inviter's disk (its `meshd status` says more), then try again with the same token",
+        "the inviter cannot save who joins",
+        "free space on the inviter's disk (see `meshd status` there), then try again with the same token",
     )
 
 

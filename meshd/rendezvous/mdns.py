@@ -67,7 +67,7 @@ class Mdns:
         silent = waited and bool(joined) and not heard
         why = "; ".join(f"{name}: {text}" for name, (_, _, text) in sorted(self._failed.items()))
         if silent:
-            why = why or "no other node is heard: there is none, or this network filters multicast"
+            why = why or "no other node was heard: there is none, or this network filters multicast"
         return MdnsStatus(joined, self._neighbours.members, heard, silent, why)
 
     async def serve(self) -> None:

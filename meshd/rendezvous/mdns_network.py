@@ -80,7 +80,7 @@ class Network:
 
         await zeroconf.zeroconf.async_wait_for_start()
         if not zeroconf.zeroconf.engine.senders:
-            raise OSError("the interface takes no multicast")
+            raise OSError("the interface does not support multicast")
         _hear_this_network_only(zeroconf, self.place.interface)
         browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE_TYPE, handlers=[self._changed])
         try:

@@ -1,4 +1,4 @@
-"""What a server answers once and for all, kept so that a client's next question needs no round trip.
+"""A server's constant answers, cached so that a client's next request needs no round trip.
 
 Safe to keep are the protocol's version, the number of devices, alignment and largest buffer of each, and what
 a tensor of a shape takes; all of it is fixed as long as the server's process lives. Free memory is kept only

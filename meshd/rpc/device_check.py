@@ -1,4 +1,4 @@
-"""What a worker says of its devices before anything else, checked for the head's llama-server.
+"""Checks a worker's description of its devices for the head's llama-server.
 
 llama-server reckons with the alignment of each device wherever it lays out a buffer: a number that is none
 ends it. An honest worker's firewall checks what its rpc-server says; this is for one that is not honest.

@@ -1,4 +1,4 @@
-"""What a head may say to an rpc-server: a pure filter for both directions of one connection.
+"""What a head may send to an rpc-server: a pure filter for both directions of one connection.
 
 Requests are judged before they go on; of the answers it learns what the server handed out, so that
 requests may name that and nothing else. Layouts and lists: protocol.py. A request costs some microseconds, a
@@ -102,7 +102,7 @@ class Firewall:
 
     def _hello(self, data: bytes | memoryview, at: int, _size: int) -> int:
         if self._greeted:
-            raise refused("said before")
+            raise refused("sent twice")
         if any(data[at : at + rpc.CAPS_OWN]):
             raise refused("another transport than TCP")
         self._greeted = True
@@ -247,7 +247,7 @@ class Firewall:
 
     def _session(self, _data: bytes | memoryview, _at: int, _size: int) -> int:
         if self._named:
-            raise refused("said before")
+            raise refused("sent twice")
         self._named = True
         return 0
 

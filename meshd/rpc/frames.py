@@ -1,4 +1,4 @@
-"""Cuts one direction of an RPC connection into messages, as the bytes come.
+"""Splits one direction of an RPC connection into messages, as the bytes arrive.
 
 What is not judged yet is held back, so that nothing goes on that is refused later; of a long message only its
 beginning is held, the rest flows through unseen.
@@ -29,8 +29,8 @@ _ONE_VERSION = "install one version of meshd on both nodes, and run `meshd nativ
 HEAD = Sender("the head's llama-server", _ONE_VERSION)
 WORKER = Sender(
     "the worker's rpc-server",
-    "it does not answer as the head's llama-server expects: on the worker run `meshd native build` and leave "
-    "--native-bin away, or name a folder there with the programs of one build",
+    "it does not answer as the head's llama-server expects: on the worker run `meshd native build` and omit "
+    "--native-bin, or name a directory there with the programs of a single build",
 )
 NEIGHBOUR = Sender("another worker's rpc-server", _ONE_VERSION)
 
@@ -82,7 +82,7 @@ class Messages:
         return memoryview(data)[:passed] if passed else b""
 
     def _error(self, why: str, code: str) -> RemoteProtocolError:
-        what = f"{self._sender.who} sent what may not pass: {why}"
+        what = f"{self._sender.who} sent something that the firewall refuses: {why}"
         return RemoteProtocolError(what, code=code, hint=self._sender.hint)
 
     def _judge(self, data: bytes | memoryview, look: Look) -> int:

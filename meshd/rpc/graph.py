@@ -1,4 +1,4 @@
-"""Operations: those of GRAPH_COMPUTE, and those that are asked about (SUPPORTED_OPS).
+"""Checks operations: those in GRAPH_COMPUTE, and those in requests about support (SUPPORTED_OPS).
 
 Of a graph: known operations, sources that are there, no cycle, all in its buffer.
 """

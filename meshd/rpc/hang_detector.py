@@ -1,4 +1,4 @@
-"""Whether an rpc-server hangs: its connection is there, requests wait, and nothing comes of it.
+"""Detects that an rpc-server hangs: its connection is up, requests wait, and nothing happens.
 
 Looked at once a second. What it owes is told by the bytes of its connections (pending_work.py). Signs of life
 are answers, pushes, bytes read from a file, and, where it computes on CPUs, the CPU time that it uses: a step
@@ -148,6 +148,6 @@ class Watch:
 
     def _text(self, silent: float) -> str:
         return (
-            f"it hangs: requests wait, and for {silent:.0f} s it has answered, sent and read nothing "
+            f"it hangs: requests are waiting, and for {silent:.0f} s it has answered, sent and read nothing "
             f"(its longest step before took {max(self._longest, LOOK_SECONDS):.0f} s at most)"
         )

@@ -1,4 +1,4 @@
-"""How long a head bears with a worker that owes it something.
+"""How long a head waits for a worker that owes it an answer.
 
 A worker watches its rpc-server itself (hang_detector.py), and knows more of it: its CPU time, what it reads.
 This is for one that does not say what it sees. The head sees requests and answers alone, so it is slower to
@@ -196,5 +196,5 @@ class HeadPatience:
 
 def _text(waited: float, *, loading: bool) -> str:
     if loading:
-        return f"it does not load: requests wait, and nothing came of them for {waited:.0f} s"
-    return f"it does not answer: requests have waited for {waited:.0f} s, and it does not say why"
+        return f"it does not load: requests have waited for {waited:.0f} s without progress"
+    return f"it does not answer: requests have waited for {waited:.0f} s without a reason"

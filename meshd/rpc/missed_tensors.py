@@ -1,4 +1,4 @@
-"""Recognises tensors that a head asked for by content, that were missed, and that it then sends.
+"""Recognises tensors that a head requested by content, that were missed, and that it then sends.
 
 One connection, behind the firewall's judgement. SET_TENSOR_GGUF names them with hash and place, its answer
 says which were missed; SET_TENSOR to exactly that place brings them, in pieces, in whatever order. What

@@ -1,4 +1,4 @@
-"""What an rpc-server has yet to do for one connection, as the bytes that pass tell.
+"""The pending work of an rpc-server for one connection, derived from the bytes that pass.
 
 It works off requests in order, so whatever it answers or pushes settles all that came before. A request whose
 answer has not come, and a push that has not left, are *owed*; a tensor that it waits for is another server's

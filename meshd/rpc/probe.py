@@ -61,7 +61,7 @@ def read_count(answer: bytes) -> int:
     """Raises RemoteProtocolError for more than MAX_DEVICES, or none."""
     (count,) = _unpack("<I", answer, "DEVICE_COUNT")
     if not 0 < count <= MAX_DEVICES:
-        raise RemoteProtocolError(f"the rpc-server has {count} devices, 1 to {MAX_DEVICES} can be used")
+        raise RemoteProtocolError(f"the rpc-server has {count} devices, expected 1 to {MAX_DEVICES}")
     return count
 
 
@@ -69,7 +69,7 @@ def read_memory(answer: bytes) -> Memory:
     """Raises RemoteProtocolError."""
     free, total = _unpack("<QQ", answer, "GET_DEVICE_MEMORY")
     if total >= 1 << 60 or free >= 1 << 60:
-        raise RemoteProtocolError("the rpc-server reports more memory than there can be")
+        raise RemoteProtocolError("the rpc-server reports an impossible amount of memory")
     return Memory(free, total)
 
 
@@ -80,6 +80,7 @@ def _request(command: int, payload: bytes) -> bytes:
 def _unpack(layout: str, answer: bytes, what: str) -> tuple[int, ...]:
     if len(answer) != struct.calcsize(layout):
         raise RemoteProtocolError(
-            f"the rpc-server's answer to {what} has {len(answer)} bytes", hint="is it llama.cpp's rpc-server"
+            f"the rpc-server's answer to {what} has {len(answer)} bytes",
+            hint="check that it is llama.cpp's rpc-server",
         )
     return struct.unpack(layout, answer)

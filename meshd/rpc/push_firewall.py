@@ -70,7 +70,7 @@ class PushFilter:
 
     def _hello(self, size: int, have: int) -> int:
         if self._greeted:
-            raise refused("PEER_HELLO: said before")
+            raise refused("PEER_HELLO: sent twice")
         if size != rpc.SESSION_BYTES:
             raise refused(f"PEER_HELLO of {size} bytes")
         if have < rpc.REQUEST.size + size:

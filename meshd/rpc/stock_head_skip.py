@@ -253,7 +253,7 @@ class Saving:
 
     def _greeted(self, awaited: _Awaited, body: bytes) -> bytes:
         if self._answers.hello and self._answers.hello != body:
-            raise refused("the rpc-server is another one than before")
+            raise refused("the rpc-server is not the same one as before")
         self._answers.hello = body
         if rpc.features_of(body, _VERSION_BYTES) & rpc.FEATURE_INFO:
             self._awaited.appendleft(_Awaited(_TABLE, age=awaited.age, silent=awaited.silent))

@@ -128,7 +128,7 @@ class DiskContentStore:
                 async with asyncio.timeout(PROGRESS_SECONDS):
                     await self._looked.wait()
             except TimeoutError:
-                await on_progress(self._text or "looking at weights that were kept")
+                await on_progress(self._text or "reading the kept weights")
         packs: list[OpenPack] = []
         try:
             for name in sorted(self._known):
@@ -186,7 +186,7 @@ class DiskContentStore:
         while True:
             covers = self._asked
             while self._closing or self._writers:
-                self._text = "writing weights that came over the network to the disk"
+                self._text = "writing downloaded weights to disk"
                 await self._sealed.wait()
             names = {name for name, _ in self._folder.packs()}
             for name in self._known.keys() - names:
@@ -236,7 +236,7 @@ class DiskContentStore:
         self._forget(name)
         table = read_table(descriptor)
         if self._folder.noted(name) != state.line and not await self._read(name, descriptor, table, state):
-            return "other bytes are in it than were written"
+            return "its content differs from what was written"
         self._know(name, _Known(state, table))
         return ""
 

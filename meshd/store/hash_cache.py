@@ -101,7 +101,7 @@ class HashCache:
             with path.open("rb") as file:
                 about = os.fstat(file.fileno())
                 if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
-                    return None  # somebody else could have written it
+                    return None  # other users could have written it
                 data = file.read(MAX_ENTRY_BYTES)
             digests = _decode(data, state, header)
             if digests is not None:

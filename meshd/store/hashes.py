@@ -65,7 +65,7 @@ class Sweep:
             raise UserError(
                 f"cannot use `{self._label}`: the file ends inside tensor `{tensor.name}`: "
                 f"short by {missing} bytes",
-                hint="it was cut while it was read: fetch the file again",
+                hint="it was truncated while it was read: download the file again",
             )
         self._current.update(self._buffer[:count])
         self._inside += count

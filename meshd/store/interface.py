@@ -32,7 +32,7 @@ class HashProgress:
         """One line for a log or a terminal."""
         percent = 100 * self.done // max(1, self.total)
         return (
-            f"reading `{self.label}` once to know its weights by content: {percent} % of "
+            f"reading `{self.label}` once to hash its weights: {percent} % of "
             f"{self.total / 1e9:.1f} GB, {self.rate / 1e6:.0f} MB/s"
         )
 

@@ -178,7 +178,7 @@ class LeaseShelf:
         self._done = True
         self._release_unused()
         if self._lost:
-            why = "the disk is too slow" if self._taken <= self._limit else "more than the lease has memory"
+            why = "the disk is too slow" if self._taken <= self._limit else "it exceeds the lease's memory"
             LOG.warning("weights_not_kept", peer=self.peer[:SHORT_CHARS], count=self._lost, why=why)
         self._store.queue(Job(self))
 
@@ -228,7 +228,7 @@ class LeaseShelf:
         self._unasked += len(job.data)
         if self._unasked >= ROOM_STEP_BYTES:
             if not self._store.folder.make_room(len(job.data)):
-                self._stop("there is no room: the rest of the store is in use")
+                self._stop("there is no space: the rest of the store is in use")
                 return
             self._unasked = 0
         if self._writer is None:
@@ -236,7 +236,7 @@ class LeaseShelf:
         writer = self._writer
         writer.write(tensor, job.offset, job.data)
         if job.last and not writer.complete(tensor):
-            self._stop("the head sent other bytes than it had named")
+            self._stop("the head sent different bytes than it had announced")
         is_full = writer.written >= self._store.pack_bytes or writer.count >= MAX_PACK_TENSORS // 2
         if is_full and writer.between:
             self._finish()

@@ -84,7 +84,7 @@ def decode_table(text: bytes, *, data_bytes: int) -> Table:
         kept = KeptTensor(bytes.fromhex(digest), int(kind), int(offset), int(size))
         inside = kept.offset >= 0 and 0 < kept.size <= data_bytes - kept.offset
         if word != "tensor" or not inside or len(kept.digest) != 32 or kept.kind not in TENSOR_TYPES:
-            raise ValueError("its table names what cannot be")
+            raise ValueError("its table is invalid")
         tensors.append(kept)
     return Table(head[1].removeprefix("from "), tuple(tensors))
 
@@ -93,7 +93,7 @@ def read_table(descriptor: int) -> Table:
     """Of an open pack. Raises ValueError, OSError."""
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
-        raise ValueError("somebody else could have written it")
+        raise ValueError("other users could have written it")
     begin = about.st_size - _TRAILER.size
     if begin < 0:
         raise ValueError("it is cut")
@@ -177,12 +177,12 @@ class PackWriter:
         region = self._regions.get(tensor.digest)
         if region is None:
             if self.count >= MAX_PACK_TENSORS:
-                raise OSError(errno.EFBIG, "too many tensors are begun and not ended")
+                raise OSError(errno.EFBIG, "too many tensors are incomplete")
             region = self._regions[tensor.digest] = _Region(tensor, self._end)
             self._hashes[tensor.digest] = blake3()
             self._end += tensor.size
         if region.tensor != tensor or not 0 <= offset <= tensor.size - len(data):
-            raise OSError(errno.EINVAL, "a piece beyond its tensor")
+            raise OSError(errno.EINVAL, "a piece is outside its tensor")
         _write_all(self._descriptor, data, region.offset + offset)
         self.written += len(data)
         if offset == region.hashed:

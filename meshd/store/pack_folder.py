@@ -40,7 +40,7 @@ class StoreFolder:
             return False
         private = about.st_uid == os.geteuid() and stat.S_ISDIR(about.st_mode) and not about.st_mode & 0o077
         if not private:
-            self.unusable("others can enter it")
+            self.unusable("other users can enter it")
         return private
 
     def unusable(self, why: str) -> None:

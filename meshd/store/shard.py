@@ -63,7 +63,7 @@ def _open(path: Path) -> int:
         return descriptor
     os.close(descriptor)
     if stat.S_ISDIR(mode):
-        raise UserError(f"`{path}` is a folder, expected a GGUF file", hint=_files_inside(path))
+        raise UserError(f"`{path}` is a directory, expected a GGUF file", hint=_files_inside(path))
     raise UserError(f"`{path}` is not a regular file", hint="give the path of a *.gguf file")
 
 
@@ -73,7 +73,7 @@ def _cannot_open(path: Path, error: OSError | ValueError) -> UserError:
     if isinstance(error, PermissionError):
         return UserError(
             f"not allowed to read `{path}`",
-            hint="meshd reads models in place: let your user read the file and enter its folders "
+            hint="meshd reads models in place: give your user read access to the file and its directories "
             "(`chmod a+r`, or join the group that owns it, as with Ollama's blobs)",
         )
     if isinstance(error, OSError) and error.errno in (
@@ -128,7 +128,7 @@ def _sibling_paths(path: Path, header: Header, *, partial: bool) -> list[Path]:
     ):
         raise UserError(
             f"`{path.name}` is shard {number + 1} of {count}, but its name does not say so",
-            hint=f"name the shards as they were made: NAME-{number + 1:05d}-of-{count:05d}.gguf",
+            hint=f"restore the shards' original names: NAME-{number + 1:05d}-of-{count:05d}.gguf",
         )
     names = [f"{match['stem']}-{item:05d}-of-{count:05d}{match['suffix']}" for item in range(1, count + 1)]
     paths = [path.with_name(name) for name in names]
@@ -139,7 +139,7 @@ def _sibling_paths(path: Path, header: Header, *, partial: bool) -> list[Path]:
         listed = ", ".join(f"`{name}`" for name in missing[:3]) + (" …" if len(missing) > 3 else "")
         raise UserError(
             f"the model `{path.name}` has {count} shards, missing: {listed}",
-            hint=f"fetch the missing files into `{path.parent}`",
+            hint=f"download the missing files into `{path.parent}`",
         )
     return paths
 
@@ -152,9 +152,9 @@ def check_shards(shards: Sequence[Shard], *, partial: bool = False) -> None:
         if not partial and header.shard != (number, len(shards)):
             there, count = header.shard
             raise UserError(
-                f"`{path.name}` says it is shard {there + 1} of {count}, "
+                f"`{path.name}` claims to be shard {there + 1} of {count}, "
                 f"expected {number + 1} of {len(shards)}",
-                hint="the files are of different models: fetch all shards again",
+                hint="the files are of different models: download all shards again",
             )
         for tensor in header.tensors:
             if tensor.name in seen:
@@ -166,7 +166,7 @@ def check_shards(shards: Sequence[Shard], *, partial: bool = False) -> None:
     if len(seen) != expected and not partial:
         raise UserError(
             f"the shards of `{shards[0].path.name}` hold {len(seen)} tensors, expected {expected}",
-            hint="the files are of different models: fetch all shards again",
+            hint="the files are of different models: download all shards again",
         )
 
 

@@ -22,7 +22,7 @@ def as_agreed(stream: Stream) -> Stream:
         return stream
     if version != VERSION:
         raise RemoteProtocolError(
-            f"a stream is compressed in a way that is not known ({version!r}, expected {VERSION})",
+            f"a stream is compressed in an unknown way ({version!r}, expected {VERSION})",
             code="compressed",
         )
     return CompressedStream(stream)

@@ -241,7 +241,7 @@ def _listen(host: str, port: int) -> socket.socket:
         by = f" by {holder}" if holder else ""
         why = f"the port is taken{by}" if error.errno == errno.EADDRINUSE else (error.strerror or "").lower()
         raise UserError(
-            f"cannot listen at `{host}:{port}` for a tunnel: {why}",
+            f"cannot listen on `{host}:{port}` for a tunnel: {why}",
             hint="choose another: `--listen HOST:PORT` (port 0 picks a free one)",
         ) from None
 
@@ -251,7 +251,7 @@ async def _adopt(client: socket.socket) -> LocalSocket:
         _transport, local = await asyncio.get_running_loop().connect_accepted_socket(LocalSocket, client)
     except OSError as error:
         client.close()
-        raise Broken(f"a local connection was lost at once: {error}") from None
+        raise Broken(f"a local connection was lost immediately: {error}") from None
     except BaseException:
         client.close()
         raise

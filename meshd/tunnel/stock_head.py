@@ -161,9 +161,9 @@ class SavedCopy:
             try:
                 data = await self._weights.read(weight.tensor, at, wanted)
             except OSError as error:
-                raise Broken(f"the model file cannot be read any more: {error.strerror}") from None
+                raise Broken(f"the model file can no longer be read: {error.strerror}") from None
             if len(data) != wanted:
-                raise Broken("the model file was cut while it was loaded")
+                raise Broken("the model file was truncated while it was loaded")
             await self._send(data)
         self._check_file()
 

@@ -71,8 +71,8 @@ class OwnTunnels:
             kept = Kept.decode(blob)
         except RemoteProtocolError as error:
             raise UserError(
-                f"the file of tunnels `{file}` cannot be read: {error.what}",
-                hint="move it away; then expose and open again what you need",
+                f"the tunnel file `{file}` cannot be read: {error.what}",
+                hint="move it away, then repeat `meshd expose` and `meshd tunnel open` as needed",
             ) from error
         self._services = {one.name: _ExposedService(one) for one in kept.exposed}
         self._tunnels = [_OpenTunnel(one) for one in kept.opened]
@@ -122,7 +122,7 @@ class OwnTunnels:
         if service is None:
             if len(self._services) >= MAX_EXPOSED:
                 raise UserError(
-                    f"{MAX_EXPOSED} services are exposed already",
+                    f"{MAX_EXPOSED} services are already exposed",
                     hint="run `meshd expose rm NAME` to remove one",
                 )
             service = self._services[name] = _ExposedService(wanted)
@@ -150,7 +150,7 @@ class OwnTunnels:
             name = str(metadata.get("name", ""))[:64]
             return f"no service `{name}` is exposed to this node"
         release = service.places.take(member.peer)
-        return release or f"`{service.exposed.name}` has as many connections as it may have"
+        return release or f"`{service.exposed.name}` has its maximum number of connections"
 
     def _find(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> _ExposedService | None:
         service = self._services.get(str(metadata.get("name", "")))
@@ -189,7 +189,7 @@ class OwnTunnels:
                 return _status(tunnel)
         if len(self._tunnels) >= MAX_OPENED:
             raise UserError(
-                f"{MAX_OPENED} tunnels are open already", hint="run `meshd tunnel close` to close one"
+                f"{MAX_OPENED} tunnels are already open", hint="run `meshd tunnel close` to close one"
             )
         await self._ask(peer, service)
         tunnel = _OpenTunnel(Opened(peer=peer, service=service, host=host, port=port))
@@ -221,7 +221,7 @@ class OwnTunnels:
             async with asyncio.timeout(ASK_SECONDS):
                 await stream.accepted()
         except Refused as error:
-            hint = f"on that node: `meshd expose {service} HOST:PORT --to` and the name of this one"
+            hint = f"run `meshd expose {service} HOST:PORT --to` with this node's name on that node"
             raise Refused(error.what, code=error.code, hint=hint) from None
         except (Broken, TimeoutError):
             return

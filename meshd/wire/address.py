@@ -57,7 +57,7 @@ class Candidate:
             if host.startswith("[") and host.endswith("]"):
                 host = host[1:-1]
             elif ":" in host:
-                raise ValueError("an IPv6 address stands in brackets")
+                raise ValueError("an IPv6 address needs brackets")
             if not (len(port) <= 5 and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
                 raise ValueError(f"port `{port}` is not between 1 and 65535")
             proto = _proto(rest[0] if rest else "tcp")
@@ -116,7 +116,7 @@ class Candidate:
 def _address(host: str) -> Address:
     """The address that `host` writes, IPv4-mapped IPv6 as IPv4. Raises ValueError."""
     if "%" in host:
-        raise ValueError(f"`{host[:64]}` has a zone, which means nothing elsewhere")
+        raise ValueError(f"`{host[:64]}` has a zone, which is meaningless on other machines")
     try:
         address: Address = ipaddress.ip_address(host)
     except ValueError:
@@ -161,7 +161,7 @@ def unpack_candidates(data: bytes) -> tuple[Candidate, ...]:
         port = int.from_bytes(data[at + 1 + size : at + 3 + size], "big")
         at += size + 3
         if at > len(data):
-            raise RemoteProtocolError("a candidate is cut off", code="message")
+            raise RemoteProtocolError("a candidate is truncated", code="message")
         if flags >> 4:
             continue
         try:

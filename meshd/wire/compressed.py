@@ -152,7 +152,7 @@ class Decoder:
     def _streamed(self, body: bytes, size: int) -> bytes:
         made = self._inflate.decompress(body + _FLUSHED, size + 1)  # one more shows that there is too much
         if len(made) != size or self._inflate.unconsumed_tail or self._inflate.eof:
-            raise _bad("a frame makes more or less than it says")
+            raise _bad("a frame decompresses to another size than announced")
         return made
 
 
@@ -196,7 +196,7 @@ def _together(body: bytes, size: int) -> bytes:
         made[number::_WIDTH] = _plane(body[at : at + length], length, wanted)
         at += length
     if at != len(body):
-        raise _bad("a frame goes on behind its planes")
+        raise _bad("a frame continues after its planes")
     return bytes(made)
 
 
@@ -206,7 +206,7 @@ def _plane(data: bytes, length: int, wanted: int) -> bytes:
     inflate = zlib.decompressobj(_RAW_DEFLATE)
     plane = inflate.decompress(data, wanted + 1)
     if len(data) != length or len(plane) != wanted or not inflate.eof or inflate.unused_data:
-        raise _bad("a plane makes more or less than it has to")
+        raise _bad("a plane decompresses to the wrong size")
     return plane
 
 

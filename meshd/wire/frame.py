@@ -146,7 +146,7 @@ class FrameParser:
             raise RemoteProtocolError(f"offset {self._offset}", code="frame")
         if not self._left:
             if not self._fin:
-                raise RemoteProtocolError("data frame without data", code="frame")
+                raise RemoteProtocolError("a data frame has no data", code="frame")
             frames.append(Data(self._stream_id, self._offset, b"", True))
 
 

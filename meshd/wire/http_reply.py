@@ -70,7 +70,7 @@ class ReplyParser:
             self._chunked = True
         elif (length := headers.get("content-length")) is not None:
             if not (length.isascii() and length.isdigit() and len(length) <= 9):
-                raise _broken("its length is no number")
+                raise _broken("its length is not a number")
             self._left = int(length)
             if self._left > self._most:
                 raise _broken(f"it announces {self._left} bytes")
@@ -101,7 +101,7 @@ class ReplyParser:
                 return False
             text = bytes(self._buffer[:line_end]).split(b";")[0].strip()
             if not 1 <= len(text) <= 8 or not all(c in b"0123456789abcdefABCDEF" for c in text):
-                raise _broken("a chunk's length is no number")
+                raise _broken("a chunk's length is not a number")
             size = int(text, 16)
             if size > self._most:
                 raise _broken(f"it announces {size} bytes")
@@ -112,7 +112,7 @@ class ReplyParser:
             if mark in (b"", b"\r"):
                 return False
             if not mark.startswith((b"\r\n", b"\n")):
-                raise _broken("a chunk does not end where it says")
+                raise _broken("a chunk does not end where announced")
             self._body += self._buffer[at : at + size]
             del self._buffer[: at + size + (1 if mark[0] == 10 else 2)]
         return False
@@ -126,7 +126,7 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
     version, _, rest = first.partition(" ")
     code = rest.strip()[:3]
     if not version.startswith("HTTP/1.") or not (len(code) == 3 and code.isascii() and code.isdigit()):
-        raise _broken("its first line is not one of HTTP")
+        raise _broken("its first line is not HTTP")
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")

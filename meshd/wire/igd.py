@@ -50,7 +50,7 @@ class SoapFault(RemoteProtocolError):
     """The router refused a call: its UPnP error code, and its words."""
 
     def __init__(self, number: int, text: str) -> None:
-        super().__init__(f"the router refuses by UPnP: {text or 'no reason given'} ({number})", code="soap")
+        super().__init__(f"the router refuses over UPnP: {text or 'no reason given'} ({number})", code="soap")
         self.number = number
 
 
@@ -75,13 +75,13 @@ def read_search_answer(data: bytes, *, sender: str) -> str:
     Only a URL at the sender's own address is taken: an answer must not choose whom this node calls.
     """
     if len(data) > MAX_SSDP_BYTES:
-        raise RemoteProtocolError("an SSDP answer that is too long", code="ssdp")
+        raise RemoteProtocolError("an SSDP answer is too long", code="ssdp")
     try:
         status, headers = parse_head(data)
     except RemoteProtocolError as error:
         raise RemoteProtocolError(f"an SSDP answer: {error.what}", code="ssdp") from None
     if status != 200 or headers.get("st", "") not in DEVICES:
-        raise RemoteProtocolError("an SSDP answer that is not about a gateway", code="ssdp")
+        raise RemoteProtocolError("an SSDP answer is not from a gateway", code="ssdp")
     return at_address(headers.get("location", ""), sender)
 
 
@@ -94,7 +94,7 @@ def at_address(url: str, host: str) -> str:
 def split_url(url: str, host: str) -> tuple[int, str]:
     """Port and path (with query) of a URL that must be at the address `host`. Raises RemoteProtocolError."""
     if len(url) > MAX_URL or not url.isascii() or not url.isprintable() or " " in url:
-        raise RemoteProtocolError("a URL that cannot be used", code="ssdp")
+        raise RemoteProtocolError("an unusable URL", code="ssdp")
     parts, port = _split(url)
     if parts.scheme != "http" or parts.username is not None or not port:
         raise RemoteProtocolError(f"`{url}` is not plain HTTP", code="ssdp")
@@ -103,7 +103,7 @@ def split_url(url: str, host: str) -> tuple[int, str]:
     except ValueError:
         same = False
     if not same:
-        raise RemoteProtocolError(f"`{url}` is not at `{host}`, which sent it", code="ssdp")
+        raise RemoteProtocolError(f"`{url}` is not on `{host}`, which sent it", code="ssdp")
     path = parts.path or "/"
     return port, f"{path}?{parts.query}" if parts.query else path
 
@@ -113,7 +113,7 @@ def _split(url: str) -> tuple[SplitResult, int]:
         parts = urlsplit(url)
         return parts, 80 if parts.port is None else parts.port
     except ValueError:
-        raise RemoteProtocolError("a URL that cannot be read", code="ssdp") from None
+        raise RemoteProtocolError("an unreadable URL", code="ssdp") from None
 
 
 def read_description(data: bytes, *, url: str, host: str) -> IgdControl:
@@ -136,9 +136,9 @@ def read_description(data: bytes, *, url: str, host: str) -> IgdControl:
             try:
                 joined = urljoin(base, found[kind])
             except ValueError:
-                raise RemoteProtocolError("a URL that cannot be read", code="ssdp") from None
+                raise RemoteProtocolError("an unreadable URL", code="ssdp") from None
             return IgdControl(kind, at_address(joined, host))
-    raise RemoteProtocolError("the gateway describes nothing that maps ports", code="xml")
+    raise RemoteProtocolError("the gateway's description has no port mapping service", code="xml")
 
 
 def soap(control: IgdControl, action: str, arguments: Mapping[str, str]) -> tuple[Mapping[str, str], bytes]:
@@ -171,7 +171,7 @@ def read_soap(status: int, body: bytes, action: str) -> Mapping[str, str]:
         elif path[-2:-1] == (f"{action}Response",):
             values[path[-1]] = text
     if not seen:
-        raise RemoteProtocolError(f"no answer to `{action}` in what the router sent", code="soap")
+        raise RemoteProtocolError(f"the router's reply does not answer `{action}`", code="soap")
     return values
 
 
@@ -210,7 +210,7 @@ def read_address(values: Mapping[str, str]) -> str:
     try:
         return str(ipaddress.IPv4Address(text))
     except ValueError:
-        raise RemoteProtocolError("the router knows no outer address", code="soap") from None
+        raise RemoteProtocolError("the router knows no public address", code="soap") from None
 
 
 def _elements(data: bytes) -> list[tuple[tuple[str, ...], str]]:
@@ -265,4 +265,4 @@ class _XmlReader:
 
 
 def _bad_xml(why: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"XML that is not read: {why}", code="xml")
+    return RemoteProtocolError(f"unsupported XML: {why}", code="xml")

@@ -287,7 +287,7 @@ def _with_cards(fields: Fields, devices: list[OfferedDevice]) -> tuple[OfferedDe
         return tuple(devices)
     cards = fields.texts("cards", most=64, count=MAX_DEVICES)
     if len(cards) != len(devices):
-        raise RemoteProtocolError("field `cards` has not one entry for each device", code="message")
+        raise RemoteProtocolError("field `cards` must have one entry for each device", code="message")
     return tuple(replace(device, card=card) for device, card in zip(devices, cards, strict=True))
 
 
@@ -297,7 +297,7 @@ def _operations(fields: Fields) -> tuple[str, ...]:
         return ()
     words = fields.texts("operations", most=MAX_OPERATION_BYTES, count=MAX_OPERATIONS)
     if not all(_OPERATION.fullmatch(word) for word in words):
-        raise RemoteProtocolError("field `operations` has an entry that is no operation", code="message")
+        raise RemoteProtocolError("field `operations` has an invalid operation", code="message")
     return words
 
 
@@ -306,7 +306,7 @@ def _unfit(fields: Fields, devices: int) -> tuple[str, ...]:
         return ()
     reasons = fields.texts("unfit", most=MAX_TEXT_BYTES, count=MAX_DEVICES)
     if len(reasons) not in (0, devices):
-        raise RemoteProtocolError("field `unfit` has not one entry for each device", code="message")
+        raise RemoteProtocolError("field `unfit` must have one entry for each device", code="message")
     return reasons
 
 
@@ -319,4 +319,4 @@ def _device(row: list[object]) -> OfferedDevice:
             printable = name.isprintable() and description.isprintable()
             if fits and printable and 0 <= free < 1 << 60 and 0 <= total < 1 << 60:
                 return OfferedDevice(name, kind, description, free, total)
-    raise RemoteProtocolError("field `devices` has an entry that is no device", code="message")
+    raise RemoteProtocolError("field `devices` has an invalid device", code="message")

@@ -58,14 +58,14 @@ def _by_patches(ours: str, others: str) -> Difference | None:
         return Difference(
             fits=True,
             what=f"{who} a llama.cpp without meshd's patches",
-            hint="it works, weights come from local files; `meshd native build` makes a faster one",
+            hint="run `meshd native build` for a faster one; this one works, with weights from local files",
         )
     if UNKNOWN in (ours, others):
         return None
     return Difference(
         fits=True,
         what=f"has other patches of llama.cpp ({others}) than this node ({ours})",
-        hint="what both know is used; install the same meshd on both and run `meshd native build`",
+        hint="the common features are used; install the same meshd on both and run `meshd native build`",
     )
 
 

@@ -96,9 +96,9 @@ def decode(data: bytes) -> News | None:
     if kind == "presence":
         joined = fields.raw("all", most=MAX_PRESENCES * PRESENCE_BYTES)
         if len(joined) % PRESENCE_BYTES:
-            raise RemoteProtocolError("signs of life that are cut off", code="message")
+            raise RemoteProtocolError("signs of life are truncated", code="message")
         cuts = range(0, len(joined), PRESENCE_BYTES)
         return PresenceNews(tuple(joined[at : at + PRESENCE_BYTES] for at in cuts))
     if not kind:
-        raise RemoteProtocolError("news without a type", code="message")
+        raise RemoteProtocolError("a news message has no type", code="message")
     return None

@@ -93,7 +93,7 @@ def decode(data: bytes) -> Birthday:
         case "no":
             text = fields.text("text", most=MAX_TEXT_BYTES, default="")
             return No(attempt=attempt, code=fields.text("code", most=16), text=text)
-    raise RemoteProtocolError("an unknown word of opening many ports", code="message")
+    raise RemoteProtocolError("an unknown message of a port search", code="message")
 
 
 def _packed(place: Endpoint) -> bytes:
@@ -111,5 +111,5 @@ def _place(fields: Fields) -> Endpoint:
     found = unpack_candidates(fields.raw("at", most=19))
     place = Endpoint(found[0].host, found[0].port) if len(found) == 1 else None
     if place is None or not is_outer(place):
-        raise RemoteProtocolError("not the outer port of a NAT", code="message")
+        raise RemoteProtocolError("not a NAT's public port", code="message")
     return place

@@ -141,7 +141,7 @@ def read_pcp_mapped(data: bytes, wish: Wish, *, nonce: bytes) -> Granted:
         raise RemoteProtocolError(f"a PCP mapping of {len(data)} bytes", code="message")
     _, _, internal, external, packed = _PCP_MAP.unpack_from(data, _PCP_ANSWER.size)
     if wish.lifetime and not (external and lifetime):
-        raise RemoteProtocolError("a PCP mapping without a port or a lifetime", code="message")
+        raise RemoteProtocolError("a PCP mapping has no port or no lifetime", code="message")
     return Granted(
         proto=wish.proto,
         internal_port=internal,
@@ -204,7 +204,7 @@ def read_natpmp_mapped(data: bytes, wish: Wish) -> Granted:
     if internal != wish.internal_port:
         raise NotForUs("an answer about another mapping")
     if wish.lifetime and not (external and lifetime):
-        raise RemoteProtocolError("a NAT-PMP mapping without a port or a lifetime", code="message")
+        raise RemoteProtocolError("a NAT-PMP mapping has no port or no lifetime", code="message")
     return Granted(
         proto=wish.proto,
         internal_port=internal,

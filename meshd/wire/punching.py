@@ -89,7 +89,7 @@ def decode(data: bytes) -> Punching:
         case "no":
             text = fields.text("text", most=MAX_TEXT_BYTES, default="")
             return No(attempt=attempt, code=fields.text("code", most=16), text=text)
-    raise RemoteProtocolError("an unknown word of punching", code="message")
+    raise RemoteProtocolError("an unknown message of hole punching", code="message")
 
 
 def _candidates(fields: Fields) -> tuple[Candidate, ...]:

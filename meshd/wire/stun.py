@@ -110,7 +110,7 @@ def encode(message: StunMessage, *, key: bytes = b"") -> bytes:
     """
     transaction = message.transaction
     if len(transaction) != TRANSACTION_BYTES or len(message.username) > MAX_USERNAME_BYTES:
-        raise LocalProtocolError("a STUN message that cannot be written")
+        raise LocalProtocolError("a STUN message cannot be encoded")
     body = bytearray()
     if message.change_ip or message.change_port:
         flags = _CHANGE_IP * message.change_ip | _CHANGE_PORT * message.change_port

@@ -54,6 +54,6 @@ class StreamAnswers:
             del self._held[:size]
             self._left -= 1
             if answer is None or self._left < 0:
-                raise RemoteProtocolError("no STUN request, or too many", code="stun")
+                raise RemoteProtocolError("not a STUN request, or too many", code="stun")
             answers += answer
         return bytes(answers)

@@ -92,7 +92,7 @@ class ChannelPipe:
         if self._end is Closed:
             raise Closed("this link was closed")
         if self._end is not None:
-            raise Broken("the other side is gone")
+            raise Broken("the other side has disconnected")
         return self._channel.buffered_amount < HIGH_BYTES and self._unconfirmed < WINDOW_BYTES
 
     async def _drained(self) -> None:

@@ -110,7 +110,7 @@ class MemoryPipe:
         if self._closed:
             raise Closed("this link was closed")
         if self._out.ended is not None:
-            raise Broken("the other side is gone")
+            raise Broken("the other side has disconnected")
         return self._out.size < HIGH_BYTES
 
     async def _drained(self) -> None:

@@ -194,7 +194,7 @@ def test_a_man_in_the_middle_cannot_pass_a_proof_on() -> None:
             owner.start(hand_on(to_bob, to_ann), name="back")
             error = await dialling
             assert isinstance(error, Refused | DialError)
-            assert "signature does not fit this connection" in error.what
+            assert "signature does not match this connection" in error.what
             assert bob.accepted.empty()
             await to_ann.aclose()
             await to_bob.aclose()

@@ -15,10 +15,10 @@ HANG_SECONDS = 10.0
 _NOTED: list["Loss"] = []
 _HEAD = """# Lost workers
 
-How each kind of loss ended, for those who change what notices one. `make soak` writes this page;
-[testing.md](testing.md) says what it does. Where it says *the short counts*, it is of a shorter run, which
-may leave kinds out. Aborts, hangs, wrong tokens and failures must be 0. Times are the slowest of a row, in
-seconds: until a client was told, and until the next right answer.
+For contributors: how each kind of loss was handled. `make soak` writes this page;
+[testing.md](testing.md) describes the runs. *The short counts* means a shorter run, which may omit kinds.
+Aborts, hangs, wrong tokens and failures must be 0. Times are the slowest of a row, in seconds: until a client
+was told, and until the next right answer.
 """
 
 

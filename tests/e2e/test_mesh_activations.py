@@ -93,7 +93,7 @@ def test_who_does_not_know_how_is_named_in_the_log(tmp_path: Path, who: str) -> 
             assert await api_of(status).complete(PROMPT, TOKENS) == reference
             log = await log_of(head.spec.home)
             assert log.count("activations_f32") == 1
-            why = "llama-server has no patches" if who == "head" else "its rpc-server does not know how"
+            why = "llama-server has no patches" if who == "head" else "its rpc-server does not support it"
             assert why in log
 
     play(check())

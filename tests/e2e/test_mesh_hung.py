@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
 FOUND_SECONDS = 30.0  # what is promised; a step like those before is missed sooner
 TWO_THREADS = ("--threads", "2")  # OpenMP's entry is passed by more than one only
-HUNG = "it hangs: requests wait"
+HUNG = "it hangs: requests are waiting"
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def test_the_text_is_that_of_one_machine(tmp_path: Path, count: int, how: str) -
             options = ("--min-workers", str(count), *HEADLESS, *(["--no-push"] if how == "no push" else []))
             head = await fleet.head(smollm2(), *options, *SAME_THREADS, token=token)
             status = await fleet.ready(head)
-            expected = (True, "") if how == "push" else (False, "switched off (`--no-push`)")
+            expected = (True, "") if how == "push" else (False, "disabled (`--no-push`)")
             assert pushes(status) == {
                 name: expected if number else (None, "") for number, name in enumerate(others(count))
             }
@@ -334,7 +334,7 @@ def test_workers_that_do_not_reach_each_other_go_through_the_head(tmp_path: Path
             status = await place.fleet.ready(place.head)
             pushed, why = pushes(status)["worker-1"]
             assert pushed is False
-            assert why.startswith("not reached within 8 s: "), why
+            assert why.startswith("unreachable for 8 s: "), why
             assert await place.api.complete(PROMPT, TOKENS) == reference
             log = await asyncio.to_thread((place.head.spec.home / "logs" / "meshd.log").read_text)
             assert log.count("push_through_head") == 1

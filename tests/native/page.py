@@ -1,4 +1,4 @@
-"""docs/native-protocol.md: the same for readers."""
+"""docs/native-protocol.md, generated from the schema."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,15 +7,15 @@ from tests.native.schema import Field, Message, Schema
 _HEAD = """\
 # The mesh-server protocol
 
-For those who write or check either side. Made from
-[native/mesh/protocol.toml](../native/mesh/protocol.toml) by `python -m tests.native.schema --write`: change
-that. Why it is as it is: [decision 0034](decisions/0034-native-backend.md); what uses it:
+Reference for contributors who write or check either side. Generated from
+[native/mesh/protocol.toml](../native/mesh/protocol.toml) by `python -m tests.native.schema --write`; edit
+that file. Rationale: [decision 0034](decisions/0034-native-backend.md). Implementation:
 [native-backend.md](native-backend.md).
 
-A head and a worker have one connection, a stream of bytes that nobody else can reach. The head asks, the
-worker works the requests off in order; what needs no answer has none. An answer has the id of its request
-and may come before that of an earlier one. Whatever breaks a rule of this page ends the connection: the
-worker says why by FAILED, if it can.
+A head and a worker share one connection, a byte stream that no other process can reach. The head sends
+requests, and the worker processes them in order. Requests that need no answer have none. An answer has the id
+of its request, and may arrive before the answer to an earlier one. A violation of any rule on this page ends
+the connection; if it can, the worker gives the reason in FAILED.
 """
 
 
@@ -37,7 +37,7 @@ def page(schema: Schema) -> str:
         "",
         "## Layouts",
         "",
-        "Without gaps, little endian. `u8[64]` are 64 of them; a field `zero` is 0.",
+        "Fields are packed, little endian. `u8[64]` is an array of 64; a field `zero` is 0.",
     ]
     for struct in schema.structs:
         lines += [

@@ -223,7 +223,7 @@ def test_a_program_that_cannot_run_is_the_users_matter(tmp_path: Path, kind: str
     expected = {
         "missing": "cannot find program",
         "name": "cannot find program `meshd-no-such-program` for `child` in PATH",
-        "folder": "is a folder",
+        "folder": "is a directory",
         "mode": "is not executable",
         "format": "is not a program for this machine",
         "interpreter": "needs a loader or interpreter",
@@ -262,7 +262,7 @@ def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
         async with owned(Maker(tmp_path, cwd=tmp_path / "gone")) as child:
             error = await failure_of(child)
             assert isinstance(error, UserError)
-            assert "working folder" in error.what
+            assert "working directory" in error.what
 
     play(scene)
 

@@ -111,7 +111,7 @@ def test_a_node_whose_disk_takes_nothing_serves_on(number: int, stage: str, tmp_
                     node.authority.revoke_node(banned, now=1)
                     node.bans_changed()
                     node.candidates_changed()
-                    with pytest.raises(MeshdError, match="the inviter cannot write down"):
+                    with pytest.raises(MeshdError, match="the inviter cannot save"):
                         async with bare_node(tmp_path / "late", name="late", token=token, links=LINKS):
                             pass
                     await until(lambda: {"book.blob", "revocations"} <= set(node._home.keeping.waiting))

@@ -92,7 +92,7 @@ def test_an_upstream_that_dies_on_the_first_token_is_reported() -> None:
 
     report, _ = report_for(answer)
     assert not report.ready
-    assert "went away" in report.reason
+    assert "exited" in report.reason
 
 
 def test_giving_up_closes_the_connection() -> None:

@@ -39,7 +39,7 @@ def test_a_flood_is_bounded_on_disk_and_in_memory(tmp_path: Path, monkeypatch: p
     play(scene)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["child.log", "child.log.1"]
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * MIB
-    assert "bytes of output left out" in (tmp_path / "child.log").read_text()
+    assert "bytes of output were dropped" in (tmp_path / "child.log").read_text()
 
 
 def test_a_flood_is_read_no_faster_than_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

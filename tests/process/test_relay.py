@@ -115,7 +115,7 @@ def test_first_line_state_and_end(relay: Relay) -> None:
 def test_a_port_that_is_taken_is_an_error(relay: Relay) -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(Exception, match="not the URL"):
+        with pytest.raises(Exception, match="not a relay URL"):
             relay.start(port=port)
     assert relay.process is not None
     _, err = relay.process.communicate(timeout=20)
@@ -207,7 +207,7 @@ def test_a_flood_is_held_to_the_rate_asked_for(relay: Relay) -> None:
 
 
 def test_figures_are_for_this_machine_alone(relay: Relay) -> None:
-    with pytest.raises(Exception, match="not the URL"):
+    with pytest.raises(Exception, match="not a relay URL"):
         relay.start("--metrics", "0.0.0.0:0")
     assert relay.process is not None
     assert relay.process.wait(20) == 1

@@ -42,7 +42,7 @@ def test_a_stream_handler_that_fails_ends_its_stream_only(error: Exception) -> N
             serve_echo(follower)
             follower.mesh.handle("fail", fail, allow=lambda _member, _metadata: None)
             stream = leader.mesh.open_stream(follower.peer, "fail", metadata={})
-            with pytest.raises(MeshdError, match="this node failed at it"):
+            with pytest.raises(MeshdError, match="this node failed to handle it"):
                 await stream.read()
             await echoes(leader, follower)
 
@@ -59,7 +59,7 @@ def test_who_may_use_a_service_fails_alone_too() -> None:
             serve_echo(follower)
             follower.mesh.handle("fail", lambda _stream: asyncio.sleep(0), allow=allow)
             stream = leader.mesh.open_stream(follower.peer, "fail", metadata={})
-            with pytest.raises(MeshdError, match="this node failed at it"):
+            with pytest.raises(MeshdError, match="this node failed to handle it"):
                 await stream.read()
             await echoes(leader, follower)
 
@@ -174,7 +174,7 @@ def test_a_peer_that_goes_on_gets_no_links_for_a_while_and_is_told_why() -> None
                     await stream.read()
             world.cable("anna", "bert").cut()
             await asyncio.sleep(10)
-            assert "failed at the other" in leader.status_of(follower).last_error
+            assert "failed on the other" in leader.status_of(follower).last_error
             await asyncio.sleep(3 * REFUSED_SECONDS)
             await leader.sees(follower, PeerState.CONNECTED, seconds=120)
             await echoes(leader, follower)

@@ -198,7 +198,7 @@ class IceLinks(ABC):
             await self._signals.send(attempt.peer, encode_offer(offer))
         except Broken as error:
             raise DialError(
-                f"no way to send an offer: {error.what}", kind=self.kind, failure=DialFailure.UNREACHABLE
+                f"cannot send an offer: {error.what}", kind=self.kind, failure=DialFailure.UNREACHABLE
             ) from error
 
     async def _prepare(self, peer: PeerId, number: bytes, *, dialler: bool) -> Attempt:
@@ -375,10 +375,10 @@ class IceLinks(ABC):
 
     def _info(self, attempt: Attempt, proven: Proven, *, dialled: bool) -> LinkInfo:
         if proven.peer != attempt.peer:
-            raise RemoteProtocolError("another node answered than the one that was asked", code="target")
+            raise RemoteProtocolError("a different node answered", code="target")
         pair = attempt.session.pair
         if pair is None:
-            raise Broken("the path to the other side is gone")
+            raise Broken("the path to the other side is lost")
         local, remote, told = pair
         return LinkInfo(
             kind=self.kind,

@@ -268,11 +268,11 @@ async def _ask_tcp(kept: list[socket.socket], port: int, server: Endpoint, famil
     while (size := message_bytes(data)) is None or size > len(data):
         more = await loop.sock_recv(sock, MAX_STUN_BYTES)
         if not more:
-            raise RemoteProtocolError("the STUN server hung up", code="stun")
+            raise RemoteProtocolError("the STUN server closed the connection", code="stun")
         data += more
     message = decode(data[:size])
     if message.transaction != transaction or message.mapped is None:
-        raise RemoteProtocolError("the STUN server answered something else", code="stun")
+        raise RemoteProtocolError("the STUN server's answer does not match the request", code="stun")
     return StunAnswer(
         server=server,
         source=server,
@@ -289,5 +289,7 @@ def stun_server(text: str) -> tuple[str, int]:
     if not colon or place.endswith("]") or (":" in host.strip("[]") and not host.startswith("[")):
         host, port = place, str(STUN_PORT)
     if not host.strip("[]") or not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
-        raise UserError(f"`{text[:128]}` is no STUN server", hint="write HOST:PORT, the port is mostly 3478")
+        raise UserError(
+            f"`{text[:128]}` is not a valid STUN server", hint="write HOST:PORT; the port is usually 3478"
+        )
     return host.strip("[]"), int(port)

@@ -125,10 +125,10 @@ class BirthdayLinks:
         mine, theirs = self._facts(), self._facts_of(peer)
         does = part(mine, theirs) if mine is not None and theirs is not None else None
         if mine is None or does is None:
-            raise _not_now("these two networks do not want a search for ports")
+            raise _not_now("a port search makes no sense between these two networks")
         now = asyncio.get_running_loop().time
         if wait := self._patience.wait(peer, now()):
-            raise _not_now(f"ports of `{peer.short}` were searched in vain; again in {wait:.0f} s")
+            raise _not_now(f"a port search for `{peer.short}` failed; next try in {wait:.0f} s")
         try:
             with self._talks.ours(peer) as talk:
                 sock, place = await self._search_ours(talk, mine, does)
@@ -153,7 +153,7 @@ class BirthdayLinks:
         """Raises Broken when nothing may be sent there for that peer."""
         found = self._may_dial(peer, [Candidate(place.host, place.port, "udp", "srflx")], Source.SEARCH)
         if not found:
-            raise Broken(f"the record of `{peer.short}` does not name `{place.host}`")
+            raise Broken(f"the record of `{peer.short}` does not contain `{place.host}`")
         return found[0]
 
     async def _search_ours(self, talk: Talk[Birthday], mine: NetFacts, does: Part) -> Way:
@@ -202,7 +202,7 @@ class BirthdayLinks:
         mine = self._facts()
         does = part(mine, ask.facts) if mine is not None else None
         if mine is None or does is None or self._standing().credentials.chain is None:
-            raise Broken("these two networks do not want a search for ports")
+            raise Broken("a port search makes no sense between these two networks")
         if self._searches >= MAX_SEARCHES:
             raise Broken("too many searches at once")
         self._searches += 1
@@ -225,7 +225,7 @@ class BirthdayLinks:
         """
         now = asyncio.get_running_loop().time
         if wait := max(self._granted.wait(peer, now()), self._granted.wait(host, now())):
-            raise Broken(f"ports were searched for this node in vain; again in {wait:.0f} s")
+            raise Broken(f"a port search for this node failed; next try in {wait:.0f} s")
         self._granted.failed(peer, now())  # before anything is sent: several may be asked for at once
         self._granted.failed(host, now())
         yield
@@ -266,7 +266,7 @@ class BirthdayLinks:
         try:
             seen = await ports.learn(of_family(await resolve(self._servers()), socket.AF_INET))
             if not is_outer(seen):
-                raise Broken(f"`{seen}` is not the outer port of a NAT")
+                raise Broken(f"`{seen}` is not a NAT's public port")
             count, step = ports_to_open(mine)
             async with Owner() as owner:
                 searching = owner.start(ports.search(target, count, seal, SEARCH_SECONDS), name="search")

@@ -202,7 +202,7 @@ async def probe(sock: socket.socket, at: Dialable, ports: Iterator[int], seal: S
     finally:
         loop.remove_reader(sock)
     if not found:
-        raise Broken(f"{trying.result()} ports of `{host}` were tried, and none answered")
+        raise Broken(f"{trying.result()} ports of `{host}` were tried; none answered")
     place = found[0]
     for _ in range(CHOSEN_TIMES):
         with contextlib.suppress(OSError):

@@ -172,7 +172,7 @@ class PunchLinks:
         knocked_at = loop.time()
         standing = self._standing()
         if standing.credentials.chain is None:
-            raise Broken("this node is in no mesh")
+            raise Broken("this node is not in a mesh")
         async with self._ground() as mine:
             waited = min(round((loop.time() - knocked_at) * 1000), MAX_WAITED_MS)
             await talk.send(PunchReady(attempt=talk.id, candidates=mine.candidates, waited_ms=waited))
@@ -182,7 +182,7 @@ class PunchLinks:
                 binding = self._certificate.sha256
                 proven = await prove_accepted(pipe, standing=standing, binding=binding)
                 if member_of(proven).peer != talk.peer:
-                    raise RemoteProtocolError("another node came through", code="target")
+                    raise RemoteProtocolError("a different node connected", code="target")
                 return proven
 
             race = PunchRace(Side(context=self._listening, server=True, prove=prove), talk.peer.short)

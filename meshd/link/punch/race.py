@@ -64,7 +64,7 @@ class PunchRace:
             return self._winner
         if self._errors:
             raise self._errors[-1]
-        what = f"no TCP connection to `{self._place}` came of punching"
+        what = f"TCP hole punching to `{self._place}` failed"
         raise DialError(what, kind=LinkKind.TCP, failure=DialFailure.TIMEOUT)
 
     async def _until_decided(self) -> None:

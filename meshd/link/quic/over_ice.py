@@ -131,11 +131,13 @@ class QuicSession:
         self._advance()
         await self._begun.wait()
         if self.pipe is None:
-            raise Broken("the path to the other side is gone")
+            raise Broken("the path to the other side is lost")
         await self.pipe.secure()
         self.binding = self.pipe.binding() if self._dialler else self._certificate.sha256
         if self._dialler and self.binding != terms.fingerprint:
-            raise RemoteProtocolError("the certificate is not the one of the signed answer", code="signature")
+            raise RemoteProtocolError(
+                "the certificate differs from the one in the signed answer", code="signature"
+            )
 
     def shut(self) -> list[asyncio.Task[None]]:
         """End everything at once; returns tasks that end in the next turns. Idempotent."""
@@ -185,7 +187,7 @@ class QuicSession:
     def _lost(self) -> None:
         self._begun.set()
         if self.pipe is not None:
-            self.pipe.fail("the path to the other side is gone")
+            self.pipe.fail("the path to the other side is lost")
 
     def _take(self, data: bytes) -> None:
         now = self._loop.time()

@@ -115,7 +115,7 @@ class QuicPipe(BufferedPipe):
         try:
             self.engine.receive_datagram(data, origin, now)
         except Exception:
-            self.fail(f"the connection to `{self.remote}` met a defect")
+            self.fail(f"the connection to `{self.remote}` failed because of a bug")
             raise  # to be seen: no datagram may get so far
 
     def advance(self) -> None:

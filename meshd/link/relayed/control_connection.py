@@ -178,7 +178,7 @@ class ControlConnection:
         if self._over:
             raise RelayTrouble(f"relay `{self.relay.place}`: {self._over}")
         if len(self._waiting) >= MAX_WAITING:
-            raise RelayTrouble(f"relay `{self.relay.place}` owes too many answers")
+            raise RelayTrouble(f"relay `{self.relay.place}` has too many unanswered requests")
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = waiting
         try:
@@ -198,7 +198,7 @@ class ControlConnection:
             if waiting.done() and not waiting.cancelled():
                 waiting.exception()  # seen, also when we were cancelled
         if not isinstance(answer, kind):
-            raise RelayTrouble(f"relay `{self.relay.place}` answered something else")
+            raise RelayTrouble(f"relay `{self.relay.place}` sent an unexpected answer")
         return answer
 
     def _give_up(self, number: int, waiting: asyncio.Future[Answer]) -> None:

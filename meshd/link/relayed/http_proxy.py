@@ -53,7 +53,7 @@ def proxy_for(host: str, port: int, environ: Mapping[str, str]) -> HttpProxy | N
         parts = urllib.parse.SplitResult("", "", "", "", "")
     if parts.scheme != "http" or not place[0]:
         raise UserError(
-            "the proxy in https_proxy cannot be used: only http://HOST:PORT is understood",
+            "the proxy in https_proxy cannot be used: only http://HOST:PORT is supported",
             hint="set https_proxy to the address of an HTTP proxy, or put the relay's host into no_proxy",
         )
     secret = base64.b64encode(f"{user}:{password}".encode()).decode() if user else ""
@@ -125,7 +125,7 @@ async def _allowed(host: str, port: int, allow: Allow) -> Sequence[Dialable]:
     places = _places(found, port)
     allowed = allow(places)[:MAX_ADDRESSES]
     if not allowed:
-        why = "it has no address that may be dialled" if places else "no address is known"
+        why = "none of its addresses may be dialled" if places else "no address is known"
         raise OSError(f"{host}: {why}")
     return allowed
 
@@ -153,7 +153,7 @@ async def _ask(sock: socket.socket, place: str, proxy: HttpProxy) -> None:
         chunk = await loop.sock_recv(sock, MAX_REPLY_BYTES)
         reply += chunk
         if not chunk or len(reply) > MAX_REPLY_BYTES:
-            raise Broken(f"the proxy `{proxy.host}:{proxy.port}` answered nothing that can be read")
+            raise Broken(f"the proxy `{proxy.host}:{proxy.port}` sent an unreadable answer")
     read_reply(reply, f"{proxy.host}:{proxy.port}")
 
 
@@ -167,10 +167,10 @@ def read_reply(reply: bytes, proxy: str) -> None:
         or not words[0].startswith("HTTP/1.")
         or not (words[1].isascii() and words[1].isdigit())
     ):
-        raise Broken(f"`{proxy}` is no HTTP proxy")
+        raise Broken(f"`{proxy}` is not an HTTP proxy")
     if not 200 <= int(words[1]) < 300:
         shown = "".join(char for char in line[:80] if char.isprintable())
-        hint = "put user and password into https_proxy" if words[1] == "407" else ""
+        hint = "put the user name and password into https_proxy" if words[1] == "407" else ""
         raise Broken(f"the proxy `{proxy}` refused: {shown}", hint=hint)
     if rest:
-        raise Broken(f"the proxy `{proxy}` sent what does not belong there")
+        raise Broken(f"the proxy `{proxy}` sent unexpected data")

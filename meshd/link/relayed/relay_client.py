@@ -138,9 +138,9 @@ class RelayClient:
         Raises Broken.
         """
         if len(blob) > MAX_MAIL_BYTES:
-            raise Broken(f"a letter of {len(blob)} bytes, relays take at most {MAX_MAIL_BYTES}")
+            raise Broken(f"a letter of {len(blob)} bytes; relays accept at most {MAX_MAIL_BYTES}")
         where = self.ways(to) if relays is None else relays
-        kept, why = False, "no relay is known for it"
+        kept, why = False, "no relay is known for this peer"
         raw = to.raw if isinstance(to, PeerId) else to
         for relay in where:
             try:
@@ -232,7 +232,7 @@ class RelayClient:
 
     def _line(self, relay: RelayHint, whom: PeerId | bytes = b"") -> Line:
         if self._owner is None or not self._owner.is_open:
-            raise RelayTrouble("relays are not in use now")
+            raise RelayTrouble("relays are not in use")
         own = relay in self.own
         asker = (self._issuer_of(whom) if isinstance(whom, PeerId) else None, whom)
         if not own:
@@ -251,7 +251,7 @@ class RelayClient:
         if gone is None:
             raise RelayTrouble("too many relays of that node are in use")
         del self._lines[gone.relay]
-        gone.end("others need its place")
+        gone.end("it was closed to make room for others")
 
     async def _keep(self, line: Line) -> None:
         """The whole life of a line: connect, stay, and again; a visit ends when it is not used."""

@@ -52,7 +52,7 @@ class RelayPipe(TcpPipe):
         `relay_binding`: hash of the certificate that the relay's key was proven with.
         """
         if self.binding() != relay_binding:
-            raise RemoteProtocolError("the relay showed another certificate than before", code="tls")
+            raise RemoteProtocolError("the relay showed a different certificate than before", code="tls")
         self._check()
         # in one turn of the loop: what comes next on this connection is the other node's
         self._write(self._engine.seal([TICKET_MAGIC + ticket]))

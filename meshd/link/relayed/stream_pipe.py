@@ -62,7 +62,7 @@ class StreamPipe(BufferedPipe):
                 owner.start(self._write_out(), name="pipe out")
                 owner.start(self._read_in(), name="pipe in")
         finally:
-            self._finish(Broken, "the way through the member is gone")
+            self._finish(Broken, "the path through the member is lost")
             self._settled.set()
 
     async def secure(self) -> None:
@@ -134,7 +134,7 @@ class StreamPipe(BufferedPipe):
                     self._pull()
                 self._stream.consumed(len(data))
         except EndOfStream:
-            self._finish(Broken, "the way through the member ended without a goodbye")
+            self._finish(Broken, "the path through the member ended without a goodbye")
         except MeshdError as error:
             self._lost(error)
 

@@ -129,7 +129,7 @@ class MemberRelayLinks:
         members = [one for one in sessions.direct() if one != peer] if sessions is not None else []
         if sessions is None or not members:
             raise DialError(
-                "no member is known that could pass it on", kind=self.kind, failure=DialFailure.UNREACHABLE
+                "no member is known that could forward it", kind=self.kind, failure=DialFailure.UNREACHABLE
             )
         order = self._asked.order(members, peer, asyncio.get_running_loop().time())
         starts: list[tuple[float, Callable[[], Coroutine[object, object, Link]]]] = [
@@ -182,7 +182,7 @@ class MemberRelayLinks:
 
     def _pipe(self, stream: Bytes, context: SSLContext, *, server_side: bool) -> StreamPipe:
         if self._owner is None:
-            raise Broken("this node stops")
+            raise Broken("this node is stopping")
         pipe = StreamPipe(stream, context, server_side=server_side)
         task = self._owner.start_for(
             f"peer {stream.peer.short}", pipe.run(), name=f"through {stream.peer.short}"
@@ -209,13 +209,13 @@ class MemberRelayLinks:
         sessions, to = self._sessions, metadata.get(TO)
         if to is None:
             if not isinstance(metadata.get(FROM), bytes):
-                return "whose bytes these are is not said"
+                return "the sender is not named"
             return self._welcomed.take(member.peer) or "too many at once"
         if not self._passes_on:
-            return "this node passes nothing on"
+            return "this node does not forward traffic"
         if sessions is None or all(one.raw != to for one in sessions.direct()):
             return "not connected to that node"
-        return self._passed_on.take(member.peer, member.chain.admitter) or "it passes on too much already"
+        return self._passed_on.take(member.peer, member.chain.admitter) or "it already forwards too much"
 
     async def _take(self, stream: Bytes) -> None:
         to = stream.metadata.get(TO)
@@ -238,8 +238,8 @@ class MemberRelayLinks:
                 raise
             raise Broken(error.what) from None
         finally:
-            onward.reset(CODE_ENDED, "the other side is gone")
-            stream.reset(CODE_ENDED, "the other side is gone")
+            onward.reset(CODE_ENDED, "the other side has disconnected")
+            stream.reset(CODE_ENDED, "the other side has disconnected")
 
     async def _welcome(self, stream: Bytes) -> None:
         pipe = self._pipe(stream, self._listening, server_side=True)

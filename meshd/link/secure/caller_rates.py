@@ -26,7 +26,7 @@ from meshd.identity.keys import PeerId
 
 MOST_ADDRESSES = CALLERS_KNOWN.most
 KNOWN_SECONDS = 3600.0
-OFTEN = "this node's links have come and gone too often"
+OFTEN = "this node has connected and disconnected too often"
 
 Place = tuple[str, int]  # port 0: any
 

@@ -195,7 +195,7 @@ async def _exchange(pipe: RawPipe, proof: DialProof | ListenProof) -> Proven:
         try:
             chunk = await pipe.receive()
         except EndOfStream:
-            raise Broken("the other side left before it had proven who it is") from None
+            raise Broken("the other side disconnected before it proved its identity") from None
         heard += len(chunk)
         try:
             answer = proof.receive(chunk)
@@ -213,7 +213,7 @@ async def _exchange(pipe: RawPipe, proof: DialProof | ListenProof) -> Proven:
 def member_of(proven: Proven) -> Member:
     """The member at the other end. Raises RemoteProtocolError when only a joiner could be there."""
     if proven.member is None:
-        raise RemoteProtocolError("the other side is no member", code="purpose")
+        raise RemoteProtocolError("the other side is not a member", code="purpose")
     return proven.member
 
 

@@ -58,7 +58,7 @@ class Joining(ProvenPipe):
                 self, standing=standing, binding=self._binding, seconds=JOIN_SECONDS
             )
         if proven.peer != self.peer or proven.purpose is not Purpose.MEMBER:
-            raise RemoteProtocolError("another node goes on than the one that joined", code="purpose")
+            raise RemoteProtocolError("a different node continues than the one that joined", code="purpose")
         member_of(proven)
         return self._make_link(proven)
 

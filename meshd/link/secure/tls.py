@@ -31,8 +31,8 @@ def listener_context(certificate: LinkCertificate) -> ssl.SSLContext:
         if isinstance(error, ssl.SSLError):
             raise
         raise UserError(
-            f"cannot make a file in `{tempfile.gettempdir()}`: {(error.strerror or str(error)).lower()}",
-            hint="free space on that disk, or name another folder by TMPDIR",
+            f"cannot create a file in `{tempfile.gettempdir()}`: {(error.strerror or str(error)).lower()}",
+            hint="free space on that disk, or set TMPDIR to another directory",
         ) from error
 
 

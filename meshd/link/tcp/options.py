@@ -26,7 +26,7 @@ def tune(sock: socket.socket) -> None:
         try:
             sock.setsockopt(level, number, value)
         except OSError:
-            continue  # the other side is gone already, or the platform takes it on listeners only
+            continue  # the other side has disconnected already, or the platform takes it on listeners only
 
 
 def congestion_control(sock: socket.socket) -> str:

@@ -27,7 +27,7 @@ class WebRtcPipe(BufferedPipe):
         self._chunks: deque[bytes] = deque()
         self._settled = asyncio.Event()  # all is acknowledged, or the end
         self._tasks: list[asyncio.Task[None]] = []  # that end with the session
-        session.on_lost = lambda: self._break("the path to the other side is gone")
+        session.on_lost = lambda: self._break("the path to the other side is lost")
         self._association.unread = lambda: self._unread
         self._association.on_bytes = self._arrived
         self._association.on_drained = self._drained

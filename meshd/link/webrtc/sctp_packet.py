@@ -103,7 +103,7 @@ def open_sack(body: bytes) -> SackBody:
         raise RemoteProtocolError("a SACK is too short", code="sctp")
     cumulative, window, count, repeats = _SACK_BODY.unpack_from(body)
     if len(body) < 12 + 4 * (count + repeats):
-        raise RemoteProtocolError("a SACK is cut off", code="sctp")
+        raise RemoteProtocolError("a SACK is truncated", code="sctp")
     numbers = struct.unpack_from(f"!{2 * count}H", body, 12)
     if any(high <= low for low, high in zip(numbers[1:-1:2], numbers[2::2], strict=True)):
         raise RemoteProtocolError("the gaps of a SACK are out of order", code="sctp")

@@ -135,7 +135,7 @@ class WebRtcSession:
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
         if not self.association.is_open:
-            raise Broken("the other side ended the connection before it began")
+            raise Broken("the other side ended the connection before it was established")
 
     async def _encrypt(self, fingerprint: bytes) -> None:
         """The dialler, whose ICE is done first, says hello first."""
@@ -143,7 +143,7 @@ class WebRtcSession:
         told = RTCDtlsFingerprint(algorithm="sha-256", value=fingerprint.hex(":"))
         await self._dtls.start(RTCDtlsParameters(fingerprints=[told]))
         if self._dtls.state != "connected":
-            raise Broken("the other side is not the one whose fingerprint the offer has")
+            raise Broken("the other side's fingerprint differs from the offer")
         self._ssl = self._dtls._ssl
         self.ice.take_over(self._take)
         self.ice.on_batch_end = self.association.batch_ended

@@ -151,7 +151,7 @@ class Serve:
 
     async def serve(self) -> None:
         """See Role."""
-        self._tell(ModelState.LOADING, "reading the model file once to know its weights by content")
+        self._tell(ModelState.LOADING, "reading the model file once to hash its weights")
         await self._know_file()
         while True:
             restarts, why = self._restarts, await self._cycle()
@@ -170,7 +170,7 @@ class Serve:
         if not self._file.paths_unchanged():  # llama-server opens the path, the workers know what was there
             raise UserError(
                 f"`{self._file.name}` was replaced by another file",
-                hint="start `meshd serve` again to serve it",
+                hint="restart `meshd serve` to serve it",
             )
         self._layers = read_layers(self._file.headers, name=self._file.name)
 
@@ -262,9 +262,9 @@ class Serve:
         """It ends each time before it is ready: say so, and try again when something may have changed."""
         llama_args = " ".join(self._options.llama_args)
         hint = (
-            f"look at what stands after `--`: `{llama_args}`"
+            f"check the arguments after `--`: `{llama_args}`"
             if llama_args
-            else "`meshd logs llama-server` has all"
+            else "run `meshd logs llama-server` for the full log"
         )
         self._tell(ModelState.FAILED, f"{self._server_failures} times in a row: {why} ({hint})")
         LOG.error("model_failed", why=why, hint=hint)
@@ -312,12 +312,12 @@ class Serve:
         if least:
             await self._wait_for_more()
         for why in self._roster.used_all_the_same():
-            LOG.warning("worker_used_all_the_same", why=f"there are too few others: {why}")
+            LOG.warning("worker_used_all_the_same", why=f"there are too few other workers: {why}")
         return self._roster.workers()
 
     def _left_out(self) -> list[str]:
         banned = [
-            f"this node is banned, says `{peer.name}`: {peer.says_banned}"
+            f"this node is banned, according to `{peer.name}`: {peer.says_banned}"
             for peer in self._runtime.mesh.peers()
             if peer.says_banned
         ]

@@ -117,7 +117,7 @@ class Lender:
         if self.tunnel is None:
             self._open_tunnel(answer.lease_id, answer.compressed)
         elif answer.lease_id != self._lease_id:
-            raise RemoteProtocolError("lease: granted is another than was offered", code="lease")
+            raise RemoteProtocolError("lease: the grant differs from the offer", code="lease")
 
     def _open_tunnel(self, lease_id: bytes, compressed: int) -> None:
         self._lease_id, self._compressed = lease_id, compressed

@@ -46,11 +46,11 @@ _RESERVED = {
     "--load-mode": "use `--load-mode` of meshd, before `--`",
     "--api-key": _KEY,
     "--api-key-file": _KEY,
-    "--api-prefix": "meshd's own API stands before llama-server",
-    "--ssl-key-file": "meshd's own API stands before llama-server: put a proxy with TLS before that",
-    "--ssl-cert-file": "meshd's own API stands before llama-server: put a proxy with TLS before that",
-    "-a": "the name is that of the model file",
-    "--alias": "the name is that of the model file",
+    "--api-prefix": "meshd's API is in front of llama-server",
+    "--ssl-key-file": "meshd's API is in front of llama-server: put a TLS proxy in front of that",
+    "--ssl-cert-file": "meshd's API is in front of llama-server: put a TLS proxy in front of that",
+    "-a": "the name is always that of the model file",
+    "--alias": "the name is always that of the model file",
 }
 _COUNTS = {
     "-c": "tokens",
@@ -171,7 +171,7 @@ def _one_of(option: str, unread: list[str], allowed: Sequence[str]) -> str:
     text = _value(option, unread)
     if text not in allowed:
         raise UserError(
-            f"`{option} {text}` after `--` is not known", hint=f"choose from {', '.join(allowed)}"
+            f"`{option} {text}` after `--` is not valid", hint=f"choose from {', '.join(allowed)}"
         )
     return text
 
@@ -185,4 +185,4 @@ def _flash(option: str, unread: list[str]) -> tuple[bool, list[str]]:
         return True, ["-fa", "on"]
     if text in ("auto", "-1"):
         return True, []
-    raise UserError(f"`{option} {text}` after `--` is not known", hint="choose on, off or auto")
+    raise UserError(f"`{option} {text}` after `--` is not valid", hint="choose on, off or auto")

@@ -80,7 +80,7 @@ class LlamaServer:
         try:
             self._weights = OpenNamedWeights(self._model.index, self._model.file)
         except OSError as error:
-            raise MeshdError(f"the model file cannot be kept open: {error.strerror}") from None
+            raise MeshdError(f"the model file cannot be opened: {error.strerror}") from None
         return SavedWeights(self._weights, self.report.placed)
 
     def start(self, plan: Plan, lenders: Sequence[Lender], owner: Owner) -> None:
@@ -185,7 +185,7 @@ class LlamaServer:
         if not self._native.patched:
             LOG.warning("activations_f32", why="llama-server has no patches")
         for node in self.report.unrounded:
-            LOG.warning("activations_f32", node=node, why="its rpc-server does not know how")
+            LOG.warning("activations_f32", node=node, why="its rpc-server does not support it")
 
     def close(self) -> None:
         """Close what is ours; its owner has ended the process before."""

@@ -168,7 +168,7 @@ class HeadRun:
             raise Refused(
                 f"{len(used)} of {least} workers can take part",
                 code="workers",
-                hint="; ".join(reasons) or "start another worker, or give a lower `--min-workers`",
+                hint="; ".join(reasons) or "start another worker, or lower `--min-workers`",
             )
         return plan, used
 

@@ -15,8 +15,8 @@ from meshd.role.head.lease_client import Lender
 from meshd.role.head.split_plan import followers
 from meshd.role.native import command_lines
 
-OFF = "switched off (`--no-push`)"
-APART = "with this push one of the two ended a lease before, and nobody knows which"
+OFF = "disabled (`--no-push`)"
+APART = "during this push one of the two ended a lease before, and it is unknown which"
 LOG = log.get("serve")
 
 Place = tuple[str, str]  # node and device
@@ -60,7 +60,7 @@ class Pushing:
                 plain = behind if target is None else before
                 self._no_push_reasons[place] = f"{plain.device.node} is a plain rpc-server"
             elif stock := [lender.name for lender in (source, target) if not lender.can_push]:
-                self._no_push_reasons[place] = f"{stock[0]} does not know how"
+                self._no_push_reasons[place] = f"{stock[0]} does not support it"
             elif self._are_apart(source.peer, target.peer):
                 self._no_push_reasons[place] = APART
             else:
@@ -110,7 +110,7 @@ class Pushing:
 
     def _result(self, route: PushRoute) -> tuple[bool, str]:
         """What llama-server found; why there is no route the worker knows better."""
-        pushed, why = self._reported.get(route.ends, (False, "llama-server did not say"))
+        pushed, why = self._reported.get(route.ends, (False, "llama-server did not report it"))
         unreached: Mapping[int, str] = route.source.unreached
         return pushed, "" if pushed else unreached.get(route.number) or why
 

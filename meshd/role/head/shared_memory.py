@@ -68,5 +68,5 @@ def _alone(item: NodeOffer, holder: Mapping[str, str]) -> NodeOffer:
     for device in item.devices:
         pool = pool_of(device, item.offer.machine)
         if pool and holder[pool] != item.node:
-            excluded[device.name] = f"{holder[pool]} has the same memory, as both say"
+            excluded[device.name] = f"{holder[pool]} has the same memory, as both report"
     return replace(item, excluded=excluded)

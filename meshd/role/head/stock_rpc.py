@@ -52,7 +52,7 @@ async def _devices(endpoint: str, protocol: str) -> tuple[OfferedDevice, ...]:
         (size,) = ANSWER.unpack(await reader.readexactly(ANSWER.size))
         if size > 1024:
             raise RemoteProtocolError(
-                "an answer far too long", hint="check that it is llama.cpp's rpc-server"
+                "the answer is too long", hint="check that it is llama.cpp's rpc-server"
             )
         return await reader.readexactly(size)
 

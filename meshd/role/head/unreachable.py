@@ -81,7 +81,7 @@ async def give_up(life: ModelLife, mesh: Mesh, grace: float) -> None:
         await asyncio.sleep(LOOK_SECONDS)
         worker = patience.look(mesh.peers(), life.workers, loop.time())
         if worker is not None:
-            why = f"no connection that lasted, {grace:.0f} s without any in sum"
+            why = f"no lasting connection, {grace:.0f} s without one in total"
             life.blame.given_up(worker.peer, why)
             life.end.say(f"worker {worker.name} is lost: {why}")
             return

@@ -62,7 +62,7 @@ class Roster:
     def _exclusion_reason(self, peer: PeerStatus) -> str | None:
         member = self._mesh.member(peer.peer)
         if member is None or not member.may(Role.WORK):
-            return f"{peer.name} may not lend its devices (role `work` is missing)"
+            return f"{peer.name} cannot lend its devices (it lacks the role `work`)"
         return self.standings.exclusion_reason(peer, asyncio.get_running_loop().time())
 
     def _unsteady(self, peer: PeerStatus) -> str | None:

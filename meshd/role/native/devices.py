@@ -78,7 +78,9 @@ def pick(devices: Sequence[OfferedDevice], asked: Sequence[str]) -> tuple[Offere
     if asked:
         missing = [name for name in asked if name not in by_name]
         if missing:
-            raise UserError(f"no device `{missing[0]}` here", hint=f"devices of this machine: {names}")
+            raise UserError(
+                f"this machine has no device `{missing[0]}`", hint=f"devices of this machine: {names}"
+            )
         return tuple(by_name[name] for name in dict.fromkeys(asked))
     usable = [device for device in devices if not device.name.startswith(_HALF_ABLE)]
     gpus = [device for device in usable if device.kind == "gpu"]

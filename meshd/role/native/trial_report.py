@@ -56,7 +56,7 @@ class TrialReport:
             more = f", and {len(self._faults) - 1} more" if len(self._faults) > 1 else ""
             return f"{self._faults[0]}{more}"
         if ended is None:
-            return f"its trial stood still{at}"
+            return f"its trial hung{at}"
         if ended.signal is not None:
             return f"its trial was ended by {signal.Signals(ended.signal).name}{at}"
         if not self.ended and (ended.code != USAGE or self._trying):

@@ -67,7 +67,8 @@ def check_may_work(roles: frozenset[Role]) -> None:
     if Role.WORK not in roles:
         raise UserError(
             "this node cannot lend its devices: its certificate lacks the role `work`",
-            hint="get a token that gives it (`meshd invite --role work` on a member that may), run `meshd "
+            hint="get a token with that role (`meshd invite --role work` on a member that can grant "
+            "it), run `meshd "
             "leave` here, then start again with `--join TOKEN`",
         )
 
@@ -196,7 +197,7 @@ class Worker:
         try:
             weights = await self._files.take(outgoing, _progress_to(messages), peer=str(peer))
         except OSError as error:
-            raise MeshdError(f"no lease can be made: {error.strerror}") from None
+            raise MeshdError(f"cannot create a lease: {error.strerror}") from None
         before = self._ledger  # looked at before the devices: see Ledger.offer
         listed = await self._devices()
         unfit = await self._device_trials.unfit(listed, acquire.operations, _progress_to(messages))
@@ -216,7 +217,7 @@ class Worker:
             raise RemoteProtocolError("lease: expected `reserve`", code="lease")
         refusal = self._ledger.refusal_reason(devices, reserve.bytes_per_device, before=before, peer=peer)
         if refusal is not None:
-            raise Refused(refusal, code="memory", hint="ask again: what is free has changed")
+            raise Refused(refusal, code="memory", hint="ask again: the free memory has changed")
         memory = {
             device.name: count
             for device, count in zip(devices, reserve.bytes_per_device, strict=True)
@@ -330,4 +331,4 @@ async def _within(messages: MessageStream) -> LeaseMessage:
         async with asyncio.timeout(ANSWER_SECONDS):
             return decode(await messages.receive())
     except TimeoutError:
-        raise Refused("the head said nothing in time", code="timeout") from None
+        raise Refused("the head did not answer in time", code="timeout") from None

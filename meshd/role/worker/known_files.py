@@ -71,7 +71,7 @@ class KnownFiles:
     @property
     def notes(self) -> tuple[str, ...]:
         """For status, one line each."""
-        replaced = [f"`{name}` was replaced by another file, which is used now" for name in self._replaced]
+        replaced = [f"`{name}` was replaced by another file, which is now used" for name in self._replaced]
         partial = [note for file in self._files if (note := _partial(file))]
         return (*sorted(replaced), *partial, *([self._unknown] if self._unknown else []))
 
@@ -147,4 +147,6 @@ def _partial(file: WeightsFile) -> str:
     """What a file lacks, for status; nothing for a whole one."""
     parts = [f"{in_bytes(file.missing_bytes)} at the end"] if file.missing_bytes else []
     parts += [f"{file.missing_shards} of its shards"] if file.missing_shards else []
-    return f"`{file.name}` lacks {' and '.join(parts)}: that comes over the network" if parts else ""
+    return (
+        f"`{file.name}` lacks {' and '.join(parts)}: the missing part comes over the network" if parts else ""
+    )

@@ -68,10 +68,10 @@ class Ledger:
     ) -> str | None:
         """Why `peer` cannot have this reservation of what was offered, or None; `before` made the offer."""
         if len(self.leases) >= MAX_LEASES:
-            return f"{MAX_LEASES} heads use this worker already"
+            return f"{MAX_LEASES} heads already use this worker"
         # a head needs one lease, and for a moment another: the one before ends only when its process is gone
         if sum(lease.peer == peer for lease in self.leases) >= LEASES_OF_PEER.most:
-            return f"this head has {LEASES_OF_PEER.most} leases of this worker already"
+            return f"this head already has {LEASES_OF_PEER.most} leases of this worker"
         if len(wanted) != len(offered) or not any(wanted):
             return "the reservation does not fit the offer"
         known = {lease.lease_id for lease in before.leases}
@@ -81,7 +81,7 @@ class Ledger:
             free = max(0, device.free_bytes - taken)
             if count > free:
                 left, asked = free >> 20, count >> 20
-                return f"device {device.name} has {left} MiB left, {asked} MiB were asked"
+                return f"device {device.name} has {left} MiB left, {asked} MiB were requested"
         return None
 
     def take(self, lease: Lease) -> "Ledger":

@@ -69,7 +69,9 @@ class PushNeighbours:
     def take(self, neighbour: Neighbour) -> None:
         """It is to be kept. Raises RemoteProtocolError."""
         if neighbour.number in self._known or len(self._known) >= MAX_NEIGHBOURS:
-            raise RemoteProtocolError("lease: neighbours are told once, and few", code="lease")
+            raise RemoteProtocolError(
+                "lease: a neighbour was named twice, or there are too many", code="lease"
+            )
         self._known.add(neighbour.number)
 
     async def keep(self, neighbour: Neighbour) -> None:
@@ -101,7 +103,7 @@ class PushNeighbours:
                     await asyncio.sleep(RETRY.delay(tries, 0.0))
                     tries += 1
         except TimeoutError:
-            raise Broken(f"not reached within {seconds:.0f} s: {why}") from None
+            raise Broken(f"unreachable for {seconds:.0f} s: {why}") from None
 
     def _patience(self, peer: PeerId) -> float:
         """How long to wait for it, in seconds: the load of a model waits as long."""

@@ -91,7 +91,7 @@ class RpcServer:
             orders = self._open()
         except OSError as error:
             self.close()
-            raise MeshdError(f"no rpc-server can be started: {error.strerror}") from None
+            raise MeshdError(f"cannot start an rpc-server: {error.strerror}") from None
         if orders is not None:
             self.neighbours = PushNeighbours(runtime.mesh, tunnels, orders, messages, self.watch)
         if weights is not None and weights.shelf is not None:
@@ -216,7 +216,7 @@ class RpcServer:
 
     def _why_still(self, pid: int) -> str:
         if self._processes.is_stopped(pid):
-            return "it was stopped by a signal, and does not answer"
+            return "it is suspended (SIGSTOP), and does not answer"
         now = asyncio.get_running_loop().time()
         return self.watch.look(now, self._processes.usage(pid), sharers=self._sharers())
 

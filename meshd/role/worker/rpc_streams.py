@@ -20,8 +20,8 @@ from meshd.rpc.push_firewall import PushFilter
 from meshd.wire.lease import PUSH_SERVICE, RPC_SERVICE
 
 SHOWN_REFUSED = 3  # requests that broke the rules, in status; the log has all
-NO_USE = "this member may not use workers (role `use` is missing)"
-TOO_MANY = "this lease has as many streams as it may have"
+NO_USE = "this member cannot use workers (it lacks the role `use`)"
+TOO_MANY = "this lease has its maximum number of streams"
 LOG = log.get("worker")
 
 
@@ -121,7 +121,7 @@ class LentStreams:
         if not lending.must_wait:
             return await lending.until_up()
         if self._waiting[peer] >= EARLY_STREAMS.most:
-            raise Refused("too many streams wait for an rpc-server", code="busy")
+            raise Refused("too many streams are waiting for an rpc-server", code="busy")
         self._waiting[peer] += 1
         try:
             return await lending.until_up()

@@ -98,7 +98,7 @@ NETCHECK = NetcheckReply(
         verified=True,
         why="",
     ),
-    direct="any peer reaches this node directly, by the port that the router maps",
+    direct="any peer can reach this node directly, through the port that the router maps",
     problems=(ProblemView(code="symmetric", severity="warning", what="the NAT is hard", hint="a relay"),),
     servers=("stun.example:3478",),
     age_s=300.0,

@@ -128,7 +128,7 @@ def test_a_revoked_invite_bans_whoever_came_by_it(tmp_path: Path) -> None:
         now=NOW,
     )
     assert home.load_revocations(membership.mesh).why_banned(chain) is not None
-    with pytest.raises(UserError, match="is the id of no invite"):
+    with pytest.raises(UserError, match="matches no invite"):
         again.revoke_invite("zz", now=NOW)
 
 

@@ -35,7 +35,7 @@ def test_the_class_of_a_request_carries_its_name_and_its_reply() -> None:
 
 
 def test_no_two_requests_have_one_name() -> None:
-    with pytest.raises(LocalProtocolError, match="two requests are called `stop`"):
+    with pytest.raises(LocalProtocolError, match="two requests have the name `stop`"):
 
         @dataclass(frozen=True, slots=True, kw_only=True)
         class _(Request[api.Done], name="stop"):
@@ -55,7 +55,7 @@ def test_a_class_answers_what_its_base_does() -> None:
 
 
 def test_no_server_without_all_the_answers(tmp_path: Path) -> None:
-    with pytest.raises(LocalProtocolError, match="nothing answers `accept`, `expose`"):
+    with pytest.raises(LocalProtocolError, match="no method answers `accept`, `expose`"):
         AdminServer(home=tmp_path, control=_StopsAndPings())
 
 

@@ -24,9 +24,9 @@ def test_a_page_says_when_where_and_how() -> None:
     text = page(MADE, [("8b", 4_100_000_000, Figures((run(LOCAL), run(STOCK), run(MESHD))), ())])
     for part in ("2026-01-02", "a machine", "CUDA0 (a card)", "a pin", "## 8b, 4.10 GB", "Not counted"):
         assert part in text
-    assert "All wrote the same text" in text
+    assert "All produced the same text" in text
     assert "share one" in text
-    assert "a GPU each" in page(replace(MADE, devices=("CUDA0", "CUDA1")), [])
+    assert "one GPU each" in page(replace(MADE, devices=("CUDA0", "CUDA1")), [])
 
 
 def test_a_page_says_how_often() -> None:
@@ -38,15 +38,15 @@ def test_a_page_says_how_often() -> None:
 
 def test_another_text_is_named() -> None:
     text = page(MADE, [("8b", 1, Figures((run(LOCAL), run(MESHD, "see"))), ())])
-    assert "Another text than one node's: meshd, 2 workers, 0 ms" in text
+    assert "Text different from one node's: meshd, 2 workers, 0 ms" in text
 
 
 def test_meshd_is_compared_with_a_node_that_has_the_ends_where_meshd_has_them() -> None:
     runs = run(LOCAL), run(ENDS, "see"), run(STOCK), run(MESHD, "see")
-    assert "Stock wrote what one node does" in page(MADE, [("8b", 1, Figures(runs), ())])
+    assert "Stock produced the same text" in page(MADE, [("8b", 1, Figures(runs), ())])
     other = Figures((*runs[:2], run(STOCK, "see"), run(MESHD)))
     same = Figures((run(LOCAL), run(ENDS), run(STOCK), run(MESHD)))
-    assert "All wrote the same text" in page(MADE, [("8b", 1, same, ())])
+    assert "All produced the same text" in page(MADE, [("8b", 1, same, ())])
     assert other.texts_differ() == ["stock, 2 workers, 0 ms", "meshd, 2 workers, 0 ms"]
 
 

@@ -50,10 +50,10 @@ def test_what_is_not_whole_or_failed_is_measured_again() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"machine": "another"}, "another machine: `another` there, `a machine` here"),
-        ({"devices": ("CUDA0 (a card)",)}, "another device: `CUDA0 (a card)` there"),
-        ({"pin": "other patches"}, "another pin"),
-        ({"backend": "vulkan"}, "another backend"),
+        ({"machine": "another"}, "different machine: `another` there, `a machine` here"),
+        ({"devices": ("CUDA0 (a card)",)}, "different device: `CUDA0 (a card)` there"),
+        ({"pin": "other patches"}, "different pin"),
+        ({"backend": "vulkan"}, "different backend"),
     ],
 )
 def test_figures_of_something_else_are_refused(change: dict[str, object], said: str) -> None:

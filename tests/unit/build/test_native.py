@@ -76,7 +76,7 @@ def test_a_folder_of_ours_keeps_its_patches(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no folder `.*nowhere`"):
+    with pytest.raises(UserError, match=r"there is no directory `.*nowhere`"):
         native.read_bin_dir(tmp_path / "nowhere")
 
 

@@ -114,7 +114,7 @@ def test_what_does_not_change_keeps_its_time(tree: Tree) -> None:
 
 def test_a_patch_that_does_not_fit_changes_nothing(tree: Tree) -> None:
     tree.patch([CHANGE])
-    with pytest.raises(UserError, match="differs from what is expected"):
+    with pytest.raises(UserError, match="differs from the expected content"):
         tree.patch([NEW, AGAIN])
     assert _state(tree) == ("line 1\nline two\n", None)
 

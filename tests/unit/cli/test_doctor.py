@@ -52,7 +52,7 @@ def test_a_home_that_takes_nothing(home: Path, number: int, stage: str, made: bo
 
 def test_a_home_that_is_a_file(home: Path) -> None:
     home.write_text("")
-    refused(meshd("doctor"), 1, f"`{home}` is not a folder", "MESHD_HOME")
+    refused(meshd("doctor"), 1, f"`{home}` is not a directory", "MESHD_HOME")
 
 
 def test_a_folder_without_an_rpc_server(tmp_path: Path) -> None:

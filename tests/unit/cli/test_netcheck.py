@@ -22,7 +22,7 @@ def test_for_a_person(daemon: FakeControl) -> None:
         "UDP           works",
         "symmetric, counting, ports count by 2",
         "20.1.0.2:17430/tcp/mapped by pcp, seen to work",
-        "any peer reaches this node",
+        "any peer can reach this node",
         "stun.example:3478",
         "5 min ago",
         "warning: the NAT is hard [symmetric]",

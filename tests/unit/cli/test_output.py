@@ -26,9 +26,9 @@ def test_results_and_remarks_go_their_own_ways() -> None:
     output.line("result")
     output.note("remark")
     output.progress("step", 0.5)
-    output.error("it broke", "mend it")
+    output.error("it broke", "fix it")
     assert out.getvalue() == "result\n"
-    assert err.getvalue() == "remark\nstep\nerror: it broke\n\nhint: mend it\n"
+    assert err.getvalue() == "remark\nstep\nerror: it broke\n\nhint: fix it\n"
 
 
 def test_an_error_without_a_hint_is_one_line() -> None:

@@ -155,7 +155,7 @@ def test_with_the_token_again_the_membership_stands(
         again = await guest.enter(token)  # nobody is there to ask
         again.doorway.close()
         assert founder.key.peer in again.book.peers()
-        assert f"member of mesh `{again.membership.mesh.short}` already" in capsys.readouterr().err
+        assert f"already a member of mesh `{again.membership.mesh.short}`" in capsys.readouterr().err
 
     run(main())
 

@@ -136,7 +136,7 @@ def test_an_rpc_server_that_cannot_take_part(tmp_path: Path, server: str, what: 
             "was built without RPC",
         ),
         ("print('Available devices:')", "was built without RPC"),
-        ("raise SystemExit('RPC server version mismatch: 7.0.2')", "another version of the RPC protocol"),
+        ("raise SystemExit('RPC server version mismatch: 7.0.2')", "different version of the RPC protocol"),
         ("raise SystemExit('no such library')", "cannot list devices (exit code 1); last lines: no such"),
     ],
     ids=["option unknown", "not supported", "no device", "other version", "broken"],

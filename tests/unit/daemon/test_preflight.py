@@ -79,7 +79,7 @@ def test_faults_of_this_machine_come_first(tmp_path: Path, change: dict[str, obj
 @pytest.mark.parametrize("role", ["worker", "serve"])
 def test_what_is_no_relay_comes_first(tmp_path: Path, role: str) -> None:
     config = replace(config_for(tmp_path), links=LinksConfig(relays=("foo",)))
-    with pytest.raises(UserError, match="`foo` is not the URL of a relay"):
+    with pytest.raises(UserError, match="`foo` is not a relay URL"):
         claim(tmp_path, config, role)
     assert Home(tmp_path / "home").load_membership() is None
 

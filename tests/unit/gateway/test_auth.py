@@ -49,7 +49,7 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n"])
 def test_a_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UserError, match="holds no key"):
+    with pytest.raises(UserError, match="contains no key"):
         load_keys(key_file(tmp_path, text))
 
 
@@ -66,8 +66,8 @@ def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(fifo, 0o600)
     for path, why in (
         (tmp_path / "absent", "no such file"),
-        (tmp_path, "not a plain file"),
-        (fifo, "not a plain file"),
+        (tmp_path, "not a regular file"),
+        (fifo, "not a regular file"),
     ):
         with pytest.raises(UserError, match=why):
             load_keys(path)

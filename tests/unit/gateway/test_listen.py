@@ -33,7 +33,7 @@ def test_a_host_is_resolved_once_per_address() -> None:
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        (errno.EACCES, "may not be opened by this user"),
+        (errno.EACCES, "needs privileges that this user lacks"),
         (errno.EADDRNOTAVAIL, "this machine has no address `127.0.0.1`"),
         (errno.EAFNOSUPPORT, "this machine has no address `127.0.0.1`"),
         (errno.EADDRINUSE, "port `80` on `127.0.0.1` is taken by `nginx` (pid 1)"),

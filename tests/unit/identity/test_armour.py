@@ -46,8 +46,8 @@ def test_what_chats_do_is_forgiven(pasted: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "nothing"),
-        (" \n", "nothing"),
+        ("", "it is empty"),
+        (" \n", "it is empty"),
         ("hello", "does not begin with `meshd1`"),
         (TEXT[1:], "does not begin with `meshd1`"),
         ("meshd", "cut off"),
@@ -59,7 +59,7 @@ def test_what_chats_do_is_forgiven(pasted: str) -> None:
         (TEXT[:-1], "1 character missing"),
         (TEXT[:-7], "7 characters missing"),
         (TEXT + "a", "1 character too many"),
-        (TEXT + TEXT, "too many|cannot be in it"),
+        (TEXT + TEXT, "too many|is not allowed"),
         (TEXT[:20] + "0" + TEXT[21:], "character 21, `0`"),
         (TEXT[:20] + "é" + TEXT[21:], "character 21, `é`"),
         (TEXT[:20] + ("b" if TEXT[20] == "a" else "a") + TEXT[21:], "checksum"),

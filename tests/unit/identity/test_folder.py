@@ -136,7 +136,7 @@ def test_links_and_pipes_are_no_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be used"):
         home.read("mark", limit=9)
     os.mkfifo(tmp_path / "home" / "pipe", 0o600)
-    with pytest.raises(UserError, match="not a plain file"):
+    with pytest.raises(UserError, match="not a regular file"):
         home.read("pipe", limit=9)
     (tmp_path / "home" / "folder").mkdir()
     with pytest.raises(UserError):
@@ -174,9 +174,9 @@ def test_a_folder_that_serves_something_else_keeps_its_mode(tmp_path: Path) -> N
 
 def test_a_path_that_is_a_file_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "home").touch()
-    with pytest.raises(UserError, match="is not a folder"):
+    with pytest.raises(UserError, match="is not a directory"):
         folder(tmp_path / "home").write("mark", b"")
-    with pytest.raises(UserError, match="is not a folder"):
+    with pytest.raises(UserError, match="is not a directory"):
         folder(tmp_path / "home").read("mark", limit=9)
 
 

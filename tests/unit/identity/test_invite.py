@@ -115,7 +115,7 @@ def test_a_relay_that_cannot_be_used_is_left_out(value: bytes) -> None:
 
 
 def test_the_roots_backup_is_not_taken_for_a_token() -> None:
-    with pytest.raises(UserError, match="nobody should be given"):
+    with pytest.raises(UserError, match="must stay secret"):
         parse_token(ROOT_BACKUP.write(bytes(32)))
 
 

@@ -145,7 +145,7 @@ def test_old_invites_make_room_and_the_book_is_bounded() -> None:
 
     for number in range(MAX_ENTRIES):
         create(number, NOW)
-    with pytest.raises(UserError, match="the most that are kept"):
+    with pytest.raises(UserError, match="which is the maximum"):
         create(MAX_ENTRIES, NOW)
     create(MAX_ENTRIES, NOW + 1 + KEEP_EXPIRED_SECONDS)
     assert len(book.entries()) == 1

@@ -41,7 +41,7 @@ def test_nothing_is_made_by_looking(home: Home) -> None:
 @pytest.mark.parametrize("below", [".", "deeper"])
 def test_a_home_that_is_a_file_is_said_to_be_no_folder(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="is not a folder") as caught:
+    with pytest.raises(UserError, match="is not a directory") as caught:
         Home(tmp_path / "file" / below).load_or_create_identity()
     assert "MESHD_HOME" in caught.value.hint
 
@@ -181,7 +181,7 @@ def test_a_membership_of_another_key_is_named(home: Home, founder: Home) -> None
     other = Home(home.path.with_name("other"))
     other.load_or_create_identity()
     (home.path / "identity.key").write_bytes((other.path / "identity.key").read_bytes())
-    with pytest.raises(UserError, match="another key") as caught:
+    with pytest.raises(UserError, match="a different key") as caught:
         home.load_membership()
     assert "leave" in caught.value.hint
 
@@ -241,7 +241,7 @@ def test_a_crash_between_key_and_membership_is_named_and_healed(
         patch.setattr(Home, "save_membership", crash)
         with pytest.raises(KeyboardInterrupt):
             founder.reset_identity(now=NOW)
-    with pytest.raises(UserError, match="another key"):
+    with pytest.raises(UserError, match="a different key"):
         founder.load_membership()
     founder.reset_identity(now=NOW)
     assert founder.load_membership() is not None

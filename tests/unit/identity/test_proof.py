@@ -211,7 +211,7 @@ def test_versions_that_do_not_meet_are_refused(versions: tuple[int, int]) -> Non
         nonce=bytes(32),
         **{"from": GUEST.peer.raw},
     )
-    with pytest.raises(ProofFailed, match=f"protocol {low} to {high}") as caught:
+    with pytest.raises(ProofFailed, match=f"protocol versions {low} to {high}") as caught:
         listener().receive(MAGIC + hi)
     assert caught.value.code == "version"
     assert "--version" in caught.value.hint
@@ -273,7 +273,7 @@ def test_a_man_in_the_middle_who_forwards_the_proof_fails(dial_with: Callable[..
     # the dialler sees his certificate, the listener its own: all messages are forwarded unchanged
     dial, listen = dial_with(binding=b"m" * 32), listener(binding=BINDING)
     error = refused_by_listener(dial, listen, "signature")
-    assert "in between" in error.hint
+    assert "man in the middle" in error.hint
 
 
 def test_a_man_in_the_middle_cannot_prove_the_listener_either() -> None:

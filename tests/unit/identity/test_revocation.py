@@ -105,7 +105,7 @@ def test_an_inviter_bans_those_whom_it_admitted() -> None:
 
 def test_an_inviter_bans_nobody_else() -> None:
     for evidence in (None, WORKER_CHAIN.leaf, GUEST_CHAIN.leaf):
-        with pytest.raises(RemoteProtocolError, match="only those whom it admitted"):
+        with pytest.raises(RemoteProtocolError, match="only ban nodes that it admitted"):
             make(INVITER, INVITER_CHAIN, WORKER, evidence=evidence)
 
 
@@ -125,7 +125,7 @@ def test_evidence_must_be_signed_by_the_inviter() -> None:
     foreign = certificate(INVITER, GUEST, mesh=MeshId.of(STRANGER.peer))
     unsigned = Certificate.decode(GUEST_CHAIN.leaf.encode()[:-64] + bytes(64))
     for evidence in (foreign, unsigned):
-        with pytest.raises(RemoteProtocolError, match="only those"):
+        with pytest.raises(RemoteProtocolError, match="can only ban"):
             make(INVITER, INVITER_CHAIN, GUEST, evidence=evidence)
 
 

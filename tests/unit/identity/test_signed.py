@@ -26,7 +26,7 @@ def test_it_holds_for_its_signer_and_context_only() -> None:
 
 def test_a_second_encoding_is_refused() -> None:
     other = pack({"s": GOOD.signature, "b": GOOD.body})
-    with pytest.raises(RemoteProtocolError, match="second encoding"):
+    with pytest.raises(RemoteProtocolError, match="canonical encoding"):
         Statement.decode(other, limit=1000)
 
 

@@ -109,7 +109,7 @@ def test_a_cut_file_says_by_how_much() -> None:
     assert end == len(data)
     with pytest.raises(UserError, match="short by 5 bytes") as caught:
         parse(data[:-5])
-    assert "fetch the file again" in caught.value.hint
+    assert "download the file again" in caught.value.hint
 
 
 def test_of_a_cut_file_a_worker_knows_the_tensors_that_are_whole() -> None:

@@ -68,8 +68,8 @@ def test_other_tensors_find_their_place() -> None:
     [
         ({"general.architecture": "clip"}, "not a language model: its architecture is `clip`"),
         ({"general.architecture": ""}, "its architecture is `not given`"),
-        ({"llama.block_count": 0}, "says it has 0 layers, expected 1 to 512"),
-        ({"llama.block_count": 100_000}, "says it has 100000 layers"),
+        ({"llama.block_count": 0}, "claims to have 0 layers, expected 1 to 512"),
+        ({"llama.block_count": 100_000}, "claims to have 100000 layers"),
     ],
 )
 def test_other_files_are_refused(change: dict[str, Plain], message: str) -> None:

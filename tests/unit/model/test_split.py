@@ -102,18 +102,18 @@ def _one_worker(device: Device, *, local_output: bool | None = None) -> Plan:
         (
             replace(_gpu("a", 8), path=DevicePath(0.0001, 1e9)),
             False,
-            "3.0 ms a token on the head, 0.5 ms",
+            "3.0 ms per token on the head, 0.5 ms",
         ),
         (
             replace(_gpu("a", 8), path=DevicePath(0.0003)),
             True,
-            "3.0 ms a token on the head, 2.6 ms",
+            "3.0 ms per token on the head, 2.6 ms",
         ),  # hardly
-        (replace(_gpu("a", 8), path=DevicePath(0.02)), True, "3.5 ms a token on the head, 71.2 ms"),
+        (replace(_gpu("a", 8), path=DevicePath(0.02)), True, "3.5 ms per token on the head, 71.2 ms"),
         (
             replace(_cpu("a", 8), path=DevicePath(0.0001, 1e9)),
             True,
-            "3.0 ms a token on the head, 3.4 ms",
+            "3.0 ms per token on the head, 3.4 ms",
         ),
         (_gpu("a", 8), True, "output on head CPU"),  # nothing is known of the way
     ],
@@ -165,7 +165,7 @@ def test_a_gpu_of_the_head_comes_last_and_has_the_output() -> None:
     counts = _counts(plan)
     assert counts["head CPU"] == 0
     assert abs(counts["a CUDA0"] - counts["head CUDA0"]) <= 1
-    assert "takes no layers beside GPUs" in plan.why
+    assert "gets no layers because there are GPUs" in plan.why
 
 
 def test_the_heads_cpu_helps_when_gpus_are_not_enough() -> None:
@@ -174,7 +174,7 @@ def test_the_heads_cpu_helps_when_gpus_are_not_enough() -> None:
     counts = _counts(plan)
     assert counts["head CPU"] > 0
     assert counts["a CUDA0"] > 0
-    assert "GPUs alone have not enough memory" in plan.why
+    assert "GPUs alone lack the memory" in plan.why
     assert all(share.total <= share.device.free for share in plan.shares)
 
 
@@ -260,7 +260,7 @@ def test_a_head_that_takes_no_layers_is_named_as_the_cause(own: float, words: st
     devices = [_cpu("a", 0.15), _cpu("head", own, head=True)]
     with pytest.raises(NotEnoughMemory) as caught:
         plan_split(_model(), devices, SplitOptions(ContextShape(8192), head_layers=False))
-    assert caught.value.hint.startswith("leave `--device none` out")
+    assert caught.value.hint.startswith("omit `--device none`")
     assert words in caught.value.hint
     with pytest.raises(NotEnoughMemory) as caught:
         plan_split(_model(), [_cpu("a", 0.15), _cpu("head", 0.15, head=True)], OPTIONS)
@@ -310,7 +310,7 @@ def test_a_tensor_split_is_taken_as_it_is() -> None:
     assert with_output.tensor_split == (15, 16)
     none = plan_split(_model(), devices, _split(0, 1))
     assert none.devices == ("RPC1",)
-    assert [item.why for item in none.left_out] == ["no share in the tensor split"]
+    assert [item.why for item in none.left_out] == ["it has no share in the tensor split"]
     own = plan_split(_model(), [_cpu("a"), HEAD, _gpu("head", 8, head=True)], _split(1, 2))
     assert _counts(own) == {"head CPU": 0, "a CPU": 10, "head CUDA0": 20}
 
@@ -321,9 +321,9 @@ def test_a_tensor_split_is_taken_as_it_is() -> None:
         ((1.0,), "has 1 shares, expected 2 or 3"),
         ((1.0, 1.0, 1.0, 1.0), "has 4 shares, expected 2 or 3"),
         ((0.0, 0.0), "not all zero"),
-        ((-1.0, 2.0), "zero or more"),
-        ((float("nan"), 2.0), "zero or more"),
-        ((float("inf"), 2.0), "zero or more"),
+        ((-1.0, 2.0), "at least zero"),
+        ((float("nan"), 2.0), "at least zero"),
+        ((float("inf"), 2.0), "at least zero"),
     ],
 )
 def test_bad_tensor_splits_are_refused(shares: tuple[float, ...], message: str) -> None:
@@ -358,7 +358,7 @@ def test_options_of_the_context_reach_llama_server() -> None:
 def test_an_upper_bound_is_said_to_be_one() -> None:
     plan = plan_split(_model(exact=False), [_cpu("a"), HEAD], OPTIONS)
     assert not plan.exact_cache
-    assert "its cache is an upper bound" in plan.why
+    assert "its cache size is an upper bound" in plan.why
 
 
 def test_the_default_shape_is_small() -> None:

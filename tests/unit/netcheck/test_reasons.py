@@ -90,7 +90,7 @@ def test_there_is_always_one_sentence(a: NetFacts, b: NetFacts) -> None:
 
 def test_servers_that_were_named_are_not_asked_for() -> None:
     two = ("a.example:3478", "b.example:3478")
-    assert "no address was found for 2 of the 2 servers" in outlook(NetFacts(), servers=two, unresolved=two)
+    assert "2 of the 2 servers could not be resolved" in outlook(NetFacts(), servers=two, unresolved=two)
     assert "fewer came" in outlook(NetFacts(), servers=two)
     assert "give at least two" in outlook(NetFacts(), servers=two[:1])
 
@@ -98,19 +98,23 @@ def test_servers_that_were_named_are_not_asked_for() -> None:
 @pytest.mark.parametrize(
     ("mine", "theirs", "words"),
     [
-        (RANDOM, RANDOM, "no port can be told ahead"),
-        (ONLY_443, PORT_RESTRICTED, "this node lets out nothing but TCP to port 443"),
-        (PORT_RESTRICTED, ONLY_443, "the peer lets out nothing but TCP to port 443"),
-        (NO_UDP, _nat(tcp_mapping=Mapping.UNKNOWN), "this node lets no UDP through"),
+        (RANDOM, RANDOM, "no port can be predicted"),
+        (ONLY_443, PORT_RESTRICTED, "this node's network allows only TCP to port 443"),
+        (PORT_RESTRICTED, ONLY_443, "the peer's network allows only TCP to port 443"),
+        (NO_UDP, _nat(tcp_mapping=Mapping.UNKNOWN), "this node's network blocks UDP"),
         (
             NetFacts(udp=Udp.BLOCKED, tcp=Tcp.WORKS, tcp_mapping=Mapping.ADDRESS_PORT),
             RANDOM,
-            "allow no TCP from outside",
+            "allow no incoming TCP",
         ),
-        (RANDOM, PORT_RESTRICTED, "this node is behind a NAT that gives each destination another port"),
-        (PORT_RESTRICTED, RANDOM, "the peer is behind a NAT that gives"),
+        (
+            RANDOM,
+            PORT_RESTRICTED,
+            "this node is behind a NAT that uses a different port for each destination",
+        ),
+        (PORT_RESTRICTED, RANDOM, "the peer is behind a NAT that uses"),
         (NetFacts(tcp=Tcp.INTERCEPTED), None, "log in"),
-        (PORT_RESTRICTED, None, "the peer has not told"),
+        (PORT_RESTRICTED, None, "the peer has not reported"),
         (PORT_RESTRICTED, PORT_RESTRICTED, "both networks allow a direct path"),
     ],
 )

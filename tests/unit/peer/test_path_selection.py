@@ -145,7 +145,7 @@ def test_a_second_gain_waits_five_minutes() -> None:
     assert chooser.choose(quiet, 2, NOW + 1).link_id == 1
     for seconds in (2, 60, MOVE_PAUSE - 1):
         choice = chooser.choose(at(NOW + seconds, webrtc, tcp), 1, NOW + seconds)
-        assert (choice.link_id, choice.why) == (1, "tcp waits: the last move was a moment ago")
+        assert (choice.link_id, choice.why) == (1, "tcp waits: the last switch was a moment ago")
     assert chooser.choose(at(NOW + MOVE_PAUSE, webrtc, tcp), 1, NOW + MOVE_PAUSE).link_id == 2
 
 
@@ -257,7 +257,7 @@ def test_data_does_not_move_from_one_silent_link_to_another() -> None:
     slow, quick = path(1, rtt=1.0, silent=60.0), path(2, rtt=0.5, silent=SILENT_AFTER + 1.0)
     chooser = settled(slow, quick, current=1)
     choice = chooser.choose([slow, quick], 1, NOW)
-    assert (choice.link_id, choice.why) == (1, "nothing is heard on any link")
+    assert (choice.link_id, choice.why) == (1, "all links are silent")
     assert chooser.choose([slow, replace(quick, last_heard=NOW)], 1, NOW).link_id == 2
 
 

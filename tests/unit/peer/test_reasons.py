@@ -16,13 +16,13 @@ def test_every_direct_way_is_named_and_the_relay_is_not() -> None:
         5: Failed(Transport.MEMBER_RELAY, None, "x"),
     }
     assert last_error(failed) == (
-        "tcp is refused at the peer's addresses, punched tcp: no route to `10.0.0.9`, "
-        "quic over ice meets another node at the peer's addresses, webrtc gets no answer, "
-        "quic by a search for ports gets no answer"
+        "tcp connections are refused at the peer's addresses, punched tcp: no route to `10.0.0.9`, "
+        "quic over ice finds another node at the peer's addresses, webrtc gets no answer, "
+        "quic by port search gets no answer"
     )
     assert last_error({}) == ""
 
 
 def test_the_plain_sentence_is_the_last_error_or_says_that_it_is_tried() -> None:
     assert plain_why(None, "tcp gets no answer") == "tcp gets no answer"
-    assert plain_why(None, "") == "direct ways are being tried"
+    assert plain_why(None, "") == "direct paths are being tried"

@@ -121,12 +121,12 @@ def test_a_refusal_is_one_before_the_acceptance_only(code: Code) -> None:
         near._accepted = False
         waiting = asyncio.create_task(near.accepted())
         await asyncio.sleep(0)
-        near.feed_reset(code, "role `use` is missing")
+        near.feed_reset(code, "lacks the role `use`")
         with pytest.raises(Refused, match="role `use`"):
             await waiting
         taken, _, _, _ = streams()
         await taken.accepted()
-        taken.feed_reset(code, "role `use` is missing")
+        taken.feed_reset(code, "lacks the role `use`")
         with pytest.raises(Broken, match="reset the stream"):
             await taken.read()
 

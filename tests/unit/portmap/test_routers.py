@@ -197,11 +197,11 @@ def test_upnp_calls_nobody_but_the_gateway() -> None:
     async def main() -> None:
         router_of = Igd(Table(), location_host="127.0.0.2")
         async with igd(router_of) as port:
-            with pytest.raises(NotMapped, match=r"not at `127\.0\.0\.1`"):
+            with pytest.raises(NotMapped, match=r"not on `127\.0\.0\.1`"):
                 await _upnp(port).probe()
         elsewhere = Igd(Table(), description=DESCRIPTION_ELSEWHERE)
         async with igd(elsewhere) as port:
-            with pytest.raises(NotMapped, match=r"not at `127\.0\.0\.1`"):
+            with pytest.raises(NotMapped, match=r"not on `127\.0\.0\.1`"):
                 await _upnp(port).probe()
         assert not router_of.calls and not elsewhere.calls
 

@@ -105,7 +105,7 @@ def test_stop_terms_then_kills_then_says_so() -> None:
     assert actions == (SignalGroup(signal.SIGTERM), SetTimer(109.0))
     life, actions = run(*UP, StopAsked(), TimerFired())
     assert actions == (SignalGroup(signal.SIGKILL), SetTimer(105.0 + STUBBORN_AFTER))
-    assert "does not end" in life.reason
+    assert "does not exit" in life.reason
     life, actions = run(*UP, StopAsked(), TimerFired(), Exited(None, 9))
     assert life.state is S.STOPPED
     assert Gone() in actions

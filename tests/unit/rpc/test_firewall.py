@@ -60,7 +60,7 @@ HOSTILE: tuple[tuple[str, bytes], ...] = (
     ("command 18", talk.request(18)),  # RPC_CMD_NONE
     ("command 19", talk.request(19)),
     ("command 255", talk.request(255)),
-    ("HELLO: said before", talk.hello()),
+    ("HELLO: sent twice", talk.hello()),
     ("GET_ALIGNMENT of 5 bytes", talk.request(rpc.GET_ALIGNMENT, bytes(5))),
     ("DEVICE_COUNT of 1 bytes", talk.request(rpc.DEVICE_COUNT, b"x")),
     ("SET_TENSOR of 304 bytes", rpc.REQUEST.pack(rpc.SET_TENSOR, 304)),
@@ -354,7 +354,7 @@ def test_answers_are_those_that_were_asked_for() -> None:
 def test_a_refused_request_names_the_head() -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         Talk().say(talk.request(99))
-    assert caught.value.what == "the head's llama-server sent what may not pass: command 99"
+    assert caught.value.what == "the head's llama-server sent something that the firewall refuses: command 99"
     assert "one version of meshd" in caught.value.hint
 
 

@@ -105,6 +105,6 @@ def test_who_has_refused_refuses_all_that_comes() -> None:
     for data in (message(9, b""), message(9, b""), message(1, b"good")):
         with pytest.raises(RemoteProtocolError) as caught:
             judge.feed(data)
-        assert caught.value.what == "somebody sent what may not pass: not this one"
+        assert caught.value.what == "somebody sent something that the firewall refuses: not this one"
         assert caught.value.hint == "say something else"
     assert judge.seen == []

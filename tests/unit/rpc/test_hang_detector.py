@@ -275,6 +275,6 @@ def test_the_reason_has_numbers() -> None:
     while not why:
         why = scene.look()
     assert why == (
-        "it hangs: requests wait, and for 26 s it has answered, sent and read nothing "
+        "it hangs: requests are waiting, and for 26 s it has answered, sent and read nothing "
         "(its longest step before took 3 s at most)"
     )

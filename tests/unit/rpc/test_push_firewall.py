@@ -40,7 +40,7 @@ def test_what_a_head_arranges_goes_on_as_it_is() -> None:
         ("PEER_CHECK: neighbour 65536", talk.check(65_536)),
         ("PEER_CHECK: neighbour", talk.check(1, zero=1)),
         ("PEER_CHECK of 23 bytes", talk.check(session=bytes(15))),
-        ("PEER_SESSION: said before", talk.session()),
+        ("PEER_SESSION: sent twice", talk.session()),
         ("PEER_SESSION of 17 bytes", talk.session(bytes(17))),
         ("PUSH_TENSOR: neighbour 2, which was not confirmed", talk.push(Tensor(), number=2)),
         ("PUSH_TENSOR: neighbour", talk.push(Tensor(), zero=1)),
@@ -121,7 +121,7 @@ def test_data_need_not_wait_for_the_answer() -> None:
 @pytest.mark.parametrize(
     ("why", "message"),
     [
-        ("PEER_HELLO: said before", talk.peer_hello()),
+        ("PEER_HELLO: sent twice", talk.peer_hello()),
         ("PEER_DATA of 7 bytes", talk.request(rpc.PEER_DATA, bytes(7))),
         (f"PEER_DATA of {HUGE + 1} bytes", rpc.REQUEST.pack(rpc.PEER_DATA, HUGE + 1)),
         ("PEER_DATA of 18446744073709551615 bytes", rpc.REQUEST.pack(rpc.PEER_DATA, (1 << 64) - 1)),

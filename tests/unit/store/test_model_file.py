@@ -86,7 +86,7 @@ def test_hashes_are_blake3_of_each_tensor(tmp_path: Path, cache: HashCache) -> N
     assert told[0].done == 0
     assert told[-1].finished
     assert told[-1].total == sum(tensor.size for tensor in header.tensors)
-    assert "reading `model.gguf` once to know its weights by content: 100 %" in told[-1].text
+    assert "reading `model.gguf` once to hash its weights: 100 %" in told[-1].text
 
 
 def test_one_flipped_byte_changes_one_hash(tmp_path: Path, cache: HashCache) -> None:
@@ -328,7 +328,7 @@ def test_a_worker_takes_what_there_is_of_a_model(tmp_path: Path, cache: HashCach
 def test_shards_of_different_models_are_refused(tmp_path: Path, cache: HashCache) -> None:
     paths = _write_shards(tmp_path)
     paths[2].write_bytes(paths[1].read_bytes())
-    with pytest.raises(UserError, match="says it is shard 2 of 3, expected 3 of 3"):
+    with pytest.raises(UserError, match="claims to be shard 2 of 3, expected 3 of 3"):
         _index(paths[0], cache)
     metadata = {"split.no": 2, "split.count": 3}
     paths[2].write_bytes(gguf(metadata, language_model()[1][:1]))
@@ -350,7 +350,7 @@ def test_a_renamed_shard_is_explained(tmp_path: Path, cache: HashCache) -> None:
 def test_what_cannot_be_opened_is_said_plainly(tmp_path: Path, cache: HashCache) -> None:
     with pytest.raises(UserError, match="no model file"):
         _index(tmp_path / "absent.gguf", cache)
-    with pytest.raises(UserError, match="is a folder") as caught:
+    with pytest.raises(UserError, match="is a directory") as caught:
         _index(tmp_path, cache)
     assert caught.value.hint == "give the path of a *.gguf file"
     _write(tmp_path / "here.gguf")

@@ -96,9 +96,9 @@ def test_other_bytes_than_were_named_are_not_kept(tmp_path: Path) -> None:
 def test_no_piece_reaches_beyond_its_tensor(tmp_path: Path, offset: int) -> None:
     writer = PackWriter(tmp_path, "peer")
     writer.write(missed(b"half"), 0, b"ha")
-    with pytest.raises(OSError, match="beyond"):
+    with pytest.raises(OSError, match="outside"):
         writer.write(missed(b"half"), offset, b"half")
-    with pytest.raises(OSError, match="beyond"):
+    with pytest.raises(OSError, match="outside"):
         writer.write(Missed(missed(b"half").digest, 0, 100), 50, b"half")
     writer.abandon()
 
@@ -165,7 +165,7 @@ def test_what_is_no_pack_is_refused(tmp_path: Path) -> None:
     assert why_not(tmp_path, data[: -TRAILER + 8] + b"\xff" * 8) == "it is cut"
     at = data.rindex(b"tensor")
     assert "damaged" in why_not(tmp_path, data[:at] + b"T" + data[at + 1 :])
-    assert "somebody else" in why_not(tmp_path, data, 0o666)
+    assert "other users" in why_not(tmp_path, data, 0o666)
 
 
 def with_checksum(body: bytes) -> bytes:
@@ -177,7 +177,7 @@ GOOD = Table("p", (KeptTensor(b"d" * 32, 0, 0, 3), KeptTensor(b"e" * 32, 12, 3, 
 
 def test_a_table_is_read_as_it_was_written() -> None:
     assert decode_table(encode_table(GOOD)[:-TRAILER], data_bytes=8) == GOOD
-    with pytest.raises(ValueError, match="cannot be"):
+    with pytest.raises(ValueError, match="is invalid"):
         decode_table(encode_table(GOOD)[:-TRAILER], data_bytes=7)
 
 

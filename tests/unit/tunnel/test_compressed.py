@@ -203,7 +203,7 @@ def test_it_is_compressed_where_the_metadata_says_so(metadata: dict[str, int], e
 def test_another_version_is_refused(value: str | int | bytes) -> None:
     async def main() -> None:
         near, *_ = streams(metadata={"compressed": value})
-        with pytest.raises(RemoteProtocolError, match="not known"):
+        with pytest.raises(RemoteProtocolError, match="unknown way"):
             as_agreed(near)
 
     run(main())

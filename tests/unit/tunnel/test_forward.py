@@ -348,7 +348,7 @@ def test_at_a_unix_socket_another_user_is_refused_even_with_the_secret(
 
 
 def test_a_folder_that_takes_no_socket_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot make a socket in"):
+    with pytest.raises(UserError, match="cannot create a socket in"):
         Forward(
             mesh=FarMesh(lambda _stream: None),
             peer=PEER,

@@ -269,7 +269,7 @@ def test_a_file_that_was_changed_ends_it() -> None:
     run(main())
 
 
-@pytest.mark.parametrize(("harm", "what"), [(_changed, "was changed"), (_fails, "cannot be read")])
+@pytest.mark.parametrize(("harm", "what"), [(_changed, "was changed"), (_fails, "can no longer be read")])
 def test_a_file_that_cannot_be_sent_any_more_ends_it(harm: Callable[[File], None], what: str) -> None:
     async def main() -> None:
         async with scene() as it:

@@ -345,7 +345,7 @@ def test_connections_to_a_service_are_counted() -> None:
             asked = [allow(ME, {"name": "web"}) for _ in range(2 * TUNNELLED.most)]  # before any is served
             let_in = [release for release in asked if callable(release)]
             assert len(let_in) == TUNNELLED_OF_PEER.most
-            assert asked[-1] == "`web` has as many connections as it may have"
+            assert asked[-1] == "`web` has its maximum number of connections"
             assert callable(allow(OTHER, {"name": "web"}))  # one peer does not keep out another
             for release in let_in:
                 it.near_mesh.begin(streams()[1], {"name": "web"}, release)

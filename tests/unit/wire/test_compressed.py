@@ -116,7 +116,7 @@ def test_a_bomb_makes_no_more_than_its_frame_may(kind: int) -> None:
     tracemalloc.start()
     try:
         decoder.feed(bomb)
-        with pytest.raises(RemoteProtocolError, match="makes more or less"):
+        with pytest.raises(RemoteProtocolError, match="decompresses to"):
             decoder.next()
         assert tracemalloc.get_traced_memory()[1] < 8 * MOST_RAW
     finally:
@@ -139,15 +139,15 @@ OPEN = HALF.compress(b"abcd" * 10) + HALF.flush(zlib.Z_SYNC_FLUSH)
         (struct.pack("<II", STREAM << 24 | 1, MOST_RAW * 2), "cannot be"),
         (struct.pack("<II", STREAM << 24 | 1, 0), "cannot be"),
         (frame(STREAM, 40, b"\xff" * 9), "invalid"),
-        (frame(STREAM, 39, OPEN[:-4]), "more or less"),
-        (frame(STREAM, 41, OPEN[:-4]), "more or less"),
-        (frame(STREAM, 40, DEFLATED), "more or less"),
+        (frame(STREAM, 39, OPEN[:-4]), "decompresses to"),
+        (frame(STREAM, 41, OPEN[:-4]), "decompresses to"),
+        (frame(STREAM, 40, DEFLATED), "decompresses to"),
         (frame(PLANES, 1, b"abc"), "middle of its planes"),
         (frame(PLANES, 4, struct.pack("<I", 1) + b"a"), "middle of its planes"),
-        (frame(PLANES, 4, (struct.pack("<I", 1) + b"a") * 5), "behind its planes"),
-        (frame(PLANES, 4, struct.pack("<I", 1 << 31) + b"a"), "invalid|incomplete|more or less"),
-        (frame(PLANES, 160, struct.pack("<I", len(OPEN)) + OPEN), "more or less"),
-        (frame(PLANES, 160, struct.pack("<I", len(DEFLATED) + 1) + DEFLATED + b"x"), "more or less"),
+        (frame(PLANES, 4, (struct.pack("<I", 1) + b"a") * 5), "after its planes"),
+        (frame(PLANES, 4, struct.pack("<I", 1 << 31) + b"a"), "invalid|incomplete|decompresses to"),
+        (frame(PLANES, 160, struct.pack("<I", len(OPEN)) + OPEN), "decompresses to"),
+        (frame(PLANES, 160, struct.pack("<I", len(DEFLATED) + 1) + DEFLATED + b"x"), "decompresses to"),
     ],
 )
 def test_what_lies_is_refused(data: bytes, why: str) -> None:

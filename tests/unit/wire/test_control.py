@@ -59,7 +59,7 @@ MESSAGES: list[tuple[Decode, object]] = [
     (joining.decode, NotAdmitted("expired", "long ago", "ask again")),
     (lease.decode, Acquire(bytes(16), "model", "f" * 64, "pin", "patches")),
     (lease.decode, Acquire(bytes(16), "model", "f" * 64, "pin", "patches", ("rms_norm:64", "rope:64:9:64"))),
-    (lease.decode, WorkerOffer((CPU,), has_model=True, machine="m", unfit=("its trial stood still",))),
+    (lease.decode, WorkerOffer((CPU,), has_model=True, machine="m", unfit=("its trial hung",))),
     (lease.decode, WorkerOffer((CPU,), has_model=True, machine="m")),
     (lease.decode, WorkerOffer((CPU,), has_model=True, machine="m", lease_id=bytes(16), compressed=3)),
     (lease.decode, WorkerOffer((CPU,), has_model=True, machine="m", push=True)),

@@ -130,12 +130,12 @@ def test_what_a_call_returns() -> None:
         "</u:GetExternalIPAddressResponse>"
     )
     assert read_address(read_soap(200, good, "GetExternalIPAddress")) == "20.1.0.2"
-    with pytest.raises(RemoteProtocolError, match="no answer"):
+    with pytest.raises(RemoteProtocolError, match="does not answer"):
         read_soap(200, good, "AddPortMapping")
     with pytest.raises(RemoteProtocolError, match="status 403"):
         read_soap(403, good, "GetExternalIPAddress")
     for text in ("", "fe80::1", "garage"):
-        with pytest.raises(RemoteProtocolError, match="no outer address"):
+        with pytest.raises(RemoteProtocolError, match="no public address"):
             read_address({"NewExternalIPAddress": text})
 
 

@@ -52,7 +52,7 @@ def test_pcp_answers() -> None:
     assert caught.value.result == 2 and caught.value.epoch == 100
     without_port = bytearray(PCP_MAPPED)
     without_port[42:44] = bytes(2)
-    with pytest.raises(RemoteProtocolError, match="without a port"):
+    with pytest.raises(RemoteProtocolError, match="has no port"):
         read_pcp_mapped(bytes(without_port), WISH, nonce=NONCE)
     assert read_pcp_announced(bytes.fromhex("02800000 00000000 00000007".replace(" ", "")) + bytes(12)) == 7
 

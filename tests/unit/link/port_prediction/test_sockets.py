@@ -140,7 +140,7 @@ def test_answers_of_strangers_are_not_believed(monkeypatch: pytest.MonkeyPatch) 
             stranger.sendto(OTHER.answer(request, here), (LOOPBACK, here.port))
             stranger.sendto(OTHER.request(b"o"), (LOOPBACK, here.port))
             stranger.sendto(b"\xc0 noise", (LOOPBACK, here.port))
-            with pytest.raises(Broken, match=r"2 ports of `127\.0\.0\.1` were tried, and none answered"):
+            with pytest.raises(Broken, match=r"2 ports of `127\.0\.0\.1` were tried; none answered"):
                 await probe(sock, dialled(Endpoint(LOOPBACK, 1)), iter([place.port, 1025]), SEAL)
 
     run(work())

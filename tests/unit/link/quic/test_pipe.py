@@ -44,7 +44,7 @@ class StubEngine:
 
     def receive_datagram(self, data: bytes, addr: Origin, now: float) -> None:
         if self.fails:
-            raise IndexError("a defect")
+            raise IndexError("a bug")
         self.inbox.append(data)
 
     def handle_timer(self, now: float) -> None:

@@ -23,7 +23,7 @@ class FakeSocket:
     """Takes options."""
 
     def setsockopt(self, *option: object) -> None:
-        raise OSError("the other side is gone already")  # a pipe must not mind
+        raise OSError("the other side has disconnected already")  # a pipe must not mind
 
 
 class FakeTransport(asyncio.Transport):

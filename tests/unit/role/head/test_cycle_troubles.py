@@ -191,7 +191,7 @@ def test_only_members_with_work_are_asked(tmp_path: Path) -> None:
         async with stage(tmp_path) as it:
             guest = it.worker("guest", roles=frozenset({Role.USE}))
             serve = it.serve()
-            model = await until(serve, lambda model: "`work` is missing" in model.reason)
+            model = await until(serve, lambda model: "lacks the role `work`" in model.reason)
             assert model.state == "waiting" and "guest" in model.reason
             it.worker("good").mesh.say(PeerState.CONNECTED)
             assert await ready(serve) == {"head", "good"}
@@ -399,6 +399,6 @@ def test_a_head_that_is_banned_says_so(tmp_path: Path) -> None:
             judge = it.net.mesh("judge")
             judge.state, judge.says_banned = PeerState.KNOWN, "node `abc` is banned from this mesh"
             model = await until(it.serve(), lambda model: "waiting for workers" in model.reason)
-            assert "this node is banned, says `judge`: node `abc`" in model.reason
+            assert "this node is banned, according to `judge`: node `abc`" in model.reason
 
     run(main())

@@ -194,6 +194,6 @@ def test_a_load_that_comes_to_nothing_is_ended(tmp_path: Path, drips: bool) -> N
                     assert asyncio.get_running_loop().time() - began < 2 * MOST_SECONDS
             assert asyncio.get_running_loop().time() - began > MOST_SECONDS
             assert await ready(serve) == {"head", "good"}
-            assert "it does not load: requests wait" in model_of(serve).reason
+            assert "it does not load: requests have waited" in model_of(serve).reason
 
     run(main())

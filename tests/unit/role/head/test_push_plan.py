@@ -133,7 +133,7 @@ def test_why_there_is_no_way_the_worker_says(tmp_path: Path) -> None:
             await asyncio.sleep(1)
             ready.set_result(yes())
             await it.until(ModelState.READY)
-            assert pushes(it)["carl"] == (False, "not reached within 8 s: not today")
+            assert pushes(it)["carl"] == (False, "unreachable for 8 s: not today")
             assert pushes(it)["bert"] == (True, "")
 
     run(main())
@@ -146,7 +146,7 @@ def test_switched_off_nobody_is_introduced(tmp_path: Path) -> None:
             await it.until(ModelState.READY)
             assert it.llama.spec is not None and "GGML_RPC_PEERS_FD" not in it.llama.spec.env
             assert all(it.workers[name].children[-1].orders() == [] for name in NAMES)
-            why = "switched off (`--no-push`)"
+            why = "disabled (`--no-push`)"
             assert pushes(it)["bert"] == pushes(it)["carl"] == (False, why)
 
     run(main())
@@ -159,7 +159,7 @@ def test_a_worker_that_does_not_know_how_is_left_out_of_it(tmp_path: Path) -> No
                 it.worker(name, patched=name != "bert")
             (await held(it)).set_result(yes())
             await it.until(ModelState.READY)
-            why = "bert does not know how"
+            why = "bert does not support it"
             assert pushes(it)["bert"] == pushes(it)["carl"] == (False, why)
             assert it.llama.spec is not None and "GGML_RPC_PEERS_FD" not in it.llama.spec.env
 
@@ -183,7 +183,7 @@ def test_the_next_life_of_the_model_introduces_them_anew(tmp_path: Path) -> None
         async with scene(tmp_path, **options()) as it:
             (await held(it, *NAMES)).set_result(yes())
             await it.until(ModelState.READY)
-            assert pushes(it)["bert"] == (False, "llama-server did not say")
+            assert pushes(it)["bert"] == (False, "llama-server did not report it")
             first = [tunnel.asked.metadata["lease"] for tunnel in it.bench.tunnels]
             it.workers["bert"].children[-1].die("killed")
             await it.until(ModelState.LOADING, "bert")
@@ -229,7 +229,7 @@ def test_a_worker_that_cannot_be_reached_by_the_other_costs_no_load(tmp_path: Pa
             await it.until(ModelState.READY)
             assert anna.state is PeerState.CONNECTED
             assert it.workers["anna"].children[-1].orders() == ["no 1"]
-            assert pushes(it)["bert"] == (False, "not reached within 8 s: not connected")
+            assert pushes(it)["bert"] == (False, "unreachable for 8 s: not connected")
 
     run(main())
 

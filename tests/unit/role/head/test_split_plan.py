@@ -323,4 +323,4 @@ def test_a_share_of_nothing_is_a_reason_too() -> None:
     kept, used = without_idle(plan, offers)
     assert [item.node for item in used] == ["b"]
     assert kept.devices == ("RPC0",)
-    assert "no share in the tensor split" in why_idle(plan, "a")
+    assert "it has no share in the tensor split" in why_idle(plan, "a")

@@ -78,7 +78,7 @@ def test_devices_and_their_memory_are_asked_in_turn() -> None:
         ({"count": struct.pack("<I", 0)}, "has 0 devices"),
         ({"count": struct.pack("<I", 17)}, "has 17 devices"),
         ({"memory": b"short"}, "GET_DEVICE_MEMORY has 5 bytes"),
-        ({"memory": bytes(2000)}, "far too long"),
+        ({"memory": bytes(2000)}, "is too long"),
     ],
 )
 def test_what_a_server_says_wrongly_names_it(answers: dict[str, bytes | None], said: str) -> None:

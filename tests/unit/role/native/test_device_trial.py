@@ -91,7 +91,7 @@ def test_what_decides_it_makes_it_another_trial(
     [
         (WRONG, FAILED, TOLD_WRONG),
         (WRONG[:1], CRASHED, "its trial was ended by SIGSEGV while it computed rms_norm:64"),
-        (WRONG[:1], None, "its trial stood still while it computed rms_norm:64"),
+        (WRONG[:1], None, "its trial hung while it computed rms_norm:64"),
     ],
     ids=["wrong", "crash", "hang"],
 )

@@ -49,7 +49,7 @@ def test_wrong_and_failed_ones_are_named() -> None:
     ("ended", "why"),
     [
         (CRASHED, "its trial was ended by SIGSEGV while it computed rope:64:9:64"),
-        (None, "its trial stood still while it computed rope:64:9:64"),
+        (None, "its trial hung while it computed rope:64:9:64"),
         (Ended(3, None, ()), "its trial ended with exit code 3 while it computed rope:64:9:64"),
         (GOOD, "its trial ended with exit code 0 while it computed rope:64:9:64"),
     ],

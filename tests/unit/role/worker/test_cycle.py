@@ -166,10 +166,10 @@ def test_a_member_without_use_gets_neither(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as it:
             call = it.call("guest", roles=frozenset({Role.WORK}))
-            with pytest.raises(Refused, match="`use` is missing"):
+            with pytest.raises(Refused, match="lacks the role `use`"):
                 await call.stream.read()
             rpc = call.head.open_stream(it.bench.mesh.key.peer, "rpc", metadata={"lease": bytes(16)})
-            with pytest.raises(Refused, match="`use` is missing"):
+            with pytest.raises(Refused, match="lacks the role `use`"):
                 await rpc.read()
 
     run(main())
@@ -214,7 +214,7 @@ def test_leases_together_stay_within_the_limit(tmp_path: Path) -> None:
             await two.says(Reserve((600 * MIB,)))
             answer = await two.hears()
             assert isinstance(answer, Lost)
-            assert "400 MiB left, 600 MiB were asked" in answer.text
+            assert "400 MiB left, 600 MiB were requested" in answer.text
             three = it.call("two")
             assert (await three.offer()).devices[0].free_bytes == 400 * MIB
             await three.says(Reserve((400 * MIB,)))
@@ -271,7 +271,7 @@ def test_a_child_that_stands_still_ends_the_lease(tmp_path: Path) -> None:
             assert pid is not None
             it.bench.stopped.add(pid)
             answer = await call.hears()
-            assert answer == Lost("rpc_server_ended", "it was stopped by a signal, and does not answer")
+            assert answer == Lost("rpc_server_ended", "it is suspended (SIGSTOP), and does not answer")
             await call.is_over()
 
     run(main())

@@ -31,7 +31,7 @@ def test_a_server_that_answers_nothing_is_killed_and_the_head_is_told(tmp_path: 
             lost = await call.hears()
             assert isinstance(lost, Lost)
             assert lost.code == "rpc_server_ended"
-            assert lost.text.startswith("it hangs: requests wait, and for 26 s")
+            assert lost.text.startswith("it hangs: requests are waiting, and for 26 s")
             assert asyncio.get_running_loop().time() - began <= 30.0
             (child,) = it.bench.children
             assert child.killed

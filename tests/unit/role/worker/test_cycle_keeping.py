@@ -182,7 +182,8 @@ def test_what_a_file_lacks_is_told(tmp_path: Path) -> None:
             assert not it.worker.status.notes
             file.missing_bytes, file.missing_shards = 5_000_000, 2
             assert it.worker.status.notes == (
-                "`tiny.gguf` lacks 5.0 MB at the end and 2 of its shards: that comes over the network",
+                "`tiny.gguf` lacks 5.0 MB at the end and 2 of its shards: the missing part comes "
+                "over the network",
             )
 
     run(main())

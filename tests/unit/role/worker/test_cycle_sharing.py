@@ -57,7 +57,7 @@ def test_one_head_cannot_take_all_leases_of_a_worker(tmp_path: Path) -> None:
             await more.offer()
             await more.says(Reserve((MIB,)))
             answer = await more.hears()
-            assert isinstance(answer, Lost) and "2 leases of this worker already" in answer.text
+            assert isinstance(answer, Lost) and "already has 2 leases of this worker" in answer.text
             await it.call("another").lease()
             await held[0].release()
             await it.call().lease()  # a head that starts over

@@ -103,7 +103,7 @@ def test_of_one_member_few_wait_whatever_it_has_been_offered(tmp_path: Path) -> 
             for number in range(EARLY_STREAMS.most):
                 rpc(*calls[number % 2])
             await asyncio.sleep(0.1)
-            assert "too many streams wait" in await why_over(rpc(*calls[0]))
+            assert "too many streams are waiting" in await why_over(rpc(*calls[0]))
             other = await offered(it, "other")
             rpc(*other)
             await asyncio.sleep(0.1)

@@ -62,7 +62,7 @@ def test_there_are_so_many_leases_and_no_more() -> None:
         ledger = ledger.take(lease(number, CPU=1))
     assert (
         ledger.refusal_reason([CPU], [1], before=ledger, peer=GUEST.peer)
-        == f"{MAX_LEASES} heads use this worker already"
+        == f"{MAX_LEASES} heads already use this worker"
     )
 
 
@@ -71,7 +71,7 @@ def test_one_head_has_a_few_of_them_and_leaves_the_others_to_others() -> None:
     for number in range(LEASES_OF_PEER.most):
         assert ledger.refusal_reason([CPU], [1], before=ledger, peer=GUEST.peer) is None
         ledger = ledger.take(replace(lease(number, CPU=1), peer=GUEST.peer))
-    why = f"this head has {LEASES_OF_PEER.most} leases of this worker already"
+    why = f"this head already has {LEASES_OF_PEER.most} leases of this worker"
     assert ledger.refusal_reason([CPU], [1], before=ledger, peer=GUEST.peer) == why
     assert ledger.refusal_reason([CPU], [1], before=ledger, peer=WORKER.peer) is None
     ledger = ledger.release(lease(0).lease_id)

@@ -81,7 +81,8 @@ def test_only_who_was_admitted_pushes_and_past_the_filter(tmp_path: Path) -> Non
             assert len(secret) == len(clients) == 32 and secret != clients
             what, _ = it.worker.status.refused[0]
             assert what.endswith(
-                "another worker's rpc-server sent what may not pass: command 14 between servers"
+                "another worker's rpc-server sent something that the firewall refuses: "
+                "command 14 between servers"
             )
             assert f"`{neighbour.key.peer.short}`" in what
             await call.release()
@@ -235,7 +236,7 @@ def test_who_is_not_reached_in_time_is_no_neighbour(tmp_path: Path, why: str) ->
             answer = await call.hears()
             assert isinstance(answer, Reached) and answer.number == 7
             seconds = GONE_REACH_SECONDS if why == "long gone" else REACH_SECONDS
-            assert answer.why_not.startswith(f"not reached within {seconds:.0f} s: not ")
+            assert answer.why_not.startswith(f"unreachable for {seconds:.0f} s: not ")
             assert asyncio.get_running_loop().time() - began == pytest.approx(seconds)
             assert it.bench.children[0].orders() == ["no 7"]
             assert it.bench.tunnels == []
