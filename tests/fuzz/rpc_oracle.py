@@ -5,6 +5,8 @@ Nothing of meshd/rpc but its tables of layouts is used: what the firewall lets t
 
 import struct
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
 from meshd.model.ggml import TENSOR_TYPES
 from meshd.rpc import protocol as rpc
@@ -44,6 +46,9 @@ def read_tensor(body: bytes, at: int) -> Tensor:
     """The rpc_tensor at `at`."""
     one = TENSOR.unpack_from(body, at)
     return Tensor(one[0], one[1], one[2], one[3:7], one[7:11], one[11], one[12], one[29:39], one[39], one[41])
+
+
+FEATURES = reduce(or_, (bits for name, bits in vars(rpc).items() if name.startswith("FEATURE_")))
 
 
 @dataclass(slots=True)

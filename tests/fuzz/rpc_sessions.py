@@ -13,7 +13,7 @@ from meshd.rpc import protocol as rpc
 from meshd.rpc.firewall import Firewall
 
 from tests.fuzz.rpc_bodies import MOST_ASKED, ROOM, Bodies
-from tests.fuzz.rpc_oracle import Broken, World
+from tests.fuzz.rpc_oracle import FEATURES, Broken, World
 
 FRAMES = 40  # of a session, unless it ends before
 BROKEN = (0.03, 0.15, 0.5)  # of them; one of these for a session
@@ -68,7 +68,7 @@ class Head:
         self._firewall = Firewall(memory=LENT)
         self._world = World(LENT)
         self._pending: deque[tuple[int, int, bytes]] = deque()  # command, bytes of the answer, its request
-        offered = rng.choice((0, 63, 63, rng.randrange(64)))
+        offered = rng.choice((0, FEATURES, FEATURES, rng.randrange(FEATURES + 1)))
         self._bodies = Bodies(rng, self._world, offered=offered)
         self._passed = bytearray()
         self._flowing = 0
@@ -297,7 +297,7 @@ class Head:
             return bytes(rpc.TABLES[length][0] * rng.choice((0, 1, 2)))
         match number:
             case rpc.HELLO:
-                both = rng.choice((63, 63, rng.randrange(64)))
+                both = rng.choice((FEATURES, FEATURES, rng.randrange(FEATURES + 1)))
                 return b"\x07\0\0\0" + bytes(20) + rpc.EXTENSION_MAGIC + struct.pack("<H", both)
             case rpc.ALLOC_BUFFER:
                 self._bodies.given += 1

@@ -8,6 +8,8 @@ from meshd.rpc import protocol as rpc
 from meshd.rpc.firewall import Firewall
 from meshd.rpc.missed_tensors import TensorKeeping
 
+from tests.fuzz.rpc_oracle import FEATURES
+
 F32, F16, Q4_0, I32 = 0, 1, 2, 26
 ADD, MUL_MAT, VIEW = 2, 29, 37
 COMPUTE = 16  # of flags
@@ -21,7 +23,7 @@ def caps(features: int) -> bytes:
 
 CAPS = caps(rpc.FEATURE_LOAD | rpc.FEATURE_PUSH)
 SESSION = bytes(range(16))
-ASKING = caps(rpc.FEATURE_LOAD | rpc.FEATURE_PUSH | rpc.FEATURE_OPS | rpc.FEATURE_F16)
+ASKING = caps(FEATURES & ~(rpc.FEATURE_INFO | rpc.FEATURE_ALLOC))  # without tables behind HELLO
 HALF_BYTES = 10  # of a row of 4
 
 
