@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from meshd.admin import net_api  # noqa: F401 - its request is among REQUESTS
 from meshd.admin.request import Request, requests
-from meshd.admin.status import LinkKindName, PathName, Status, TunnelView
+from meshd.admin.status import PathName, Status, TunnelView
+from meshd.link.transport import LinkKind
 
 MAX_PING_SECONDS = 60.0
 
@@ -20,7 +21,7 @@ class PingReply:
     peer: str
     name: str
     rtt_ms: float
-    kind: LinkKindName
+    kind: LinkKind
     path: PathName
     remote: str
 

@@ -10,7 +10,6 @@ from meshd.admin.api import ExposedView
 from meshd.admin.status import (
     ApiView,
     ChildView,
-    LinkKindName,
     LinkView,
     MdnsState,
     MdnsView,
@@ -22,19 +21,12 @@ from meshd.admin.status import (
 )
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.keys import PeerId
-from meshd.link.interface import LinkKind
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.rendezvous.interface import MdnsStatus
 from meshd.store.interface import StoreStatus
 from meshd.tunnel.interface import ExposedStatus, TunnelStatus
 
-_KINDS: Mapping[LinkKind, LinkKindName] = {
-    LinkKind.TCP: "tcp",
-    LinkKind.WEBRTC: "webrtc",
-    LinkKind.QUIC: "quic",
-    LinkKind.RELAY: "relay",
-}
 _STATES: Mapping[PeerState, PeerStateName] = {
     PeerState.KNOWN: "known",
     PeerState.CONNECTING: "connecting",
@@ -52,11 +44,6 @@ _PATHS: Mapping[str, PathName] = {
 }
 
 
-def link_kind(kind: LinkKind) -> LinkKindName:
-    """The name in JSON."""
-    return _KINDS[kind]
-
-
 def link_path(path: str) -> PathName:
     """The name in JSON; what a later version may call otherwise counts as public."""
     return _PATHS.get(path, "public")
@@ -65,7 +52,7 @@ def link_path(path: str) -> PathName:
 def link_view(path: PathStatus, *, now: float, wall: float) -> LinkView:
     """One path of a peer."""
     return LinkView(
-        kind=link_kind(path.link.kind),
+        kind=path.link.kind,
         path=link_path(path.link.path),
         remote=path.link.remote,
         rtt_ms=None if path.rtt is None else round(path.rtt * 1000, 3),

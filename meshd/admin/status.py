@@ -7,11 +7,11 @@ given in full.
 from dataclasses import dataclass
 from typing import Literal
 
+from meshd.link.transport import LinkKind
 from meshd.model.status import ModelStatus
 
 SCHEMA = 1
 PeerStateName = Literal["known", "connecting", "connected", "suspended", "lost"]
-LinkKindName = Literal["tcp", "webrtc", "quic", "relay"]
 PathName = Literal["loopback", "lan", "public", "mapped", "punched", "relayed"]
 MdnsState = Literal["off", "looking", "silent", "heard"]
 Severity = Literal["info", "warning", "error"]
@@ -45,7 +45,7 @@ class MeshView:
 class LinkView:
     """One link."""
 
-    kind: LinkKindName
+    kind: LinkKind
     path: PathName
     remote: str  # host:port of the other end
     rtt_ms: float | None  # null until it is measured

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshd.identity import naming
+from meshd.link.transport import LinkKind
 
 DEFAULT_MESH_PORT = 17430  # TCP and UDP; between 17236 and 17499 IANA has given nothing away
 MESH_PORT_TRIES = 16  # the default port and its successors, when nobody asked for a port
 DEFAULT_API_PORT = 8090
-LINK_KINDS = ("tcp", "webrtc", "quic", "relay")
+LINK_KINDS = tuple(kind.value for kind in LinkKind)
 DEFAULT_STUN = ("stun.cloudflare.com:3478", "stun.l.google.com:19302")
 
 

@@ -33,7 +33,6 @@ from meshd.admin.net_api import NetcheckReply, NetcheckRequest
 from meshd.admin.snapshot import (
     api_view,
     child_views,
-    link_kind,
     link_path,
     mdns_view,
     peer_views,
@@ -141,7 +140,7 @@ class DaemonControl(TunnelAnswers):
             peer=str(found),
             name=next((p.name for p in self._parts.mesh.peers() if p.peer == found), ""),
             rtt_ms=round(rtt * 1000, 3),
-            kind=link_kind(path.link.kind),
+            kind=path.link.kind,
             path=link_path(path.link.path),
             remote=path.link.remote,
         )

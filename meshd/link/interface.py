@@ -19,6 +19,7 @@ from meshd.identity.membership import Member
 from meshd.link.transport import KINDS as KINDS
 from meshd.link.transport import TRANSPORTS as TRANSPORTS
 from meshd.link.transport import LinkKind as LinkKind
+from meshd.link.transport import Rank as Rank
 from meshd.link.transport import Transport as Transport
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source

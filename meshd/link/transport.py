@@ -8,7 +8,7 @@ look it up.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 from meshd.wire.address import Proto
 
@@ -35,11 +35,21 @@ class Transport(StrEnum):
     MEMBER_RELAY = "member-relay"
 
 
+class Rank(IntEnum):
+    """What decides between links before anything measured (peer/path_selection.py)."""
+
+    TCP = 0
+    UDP = 1
+    RELAYED = 2
+    PASSING = 3  # no kind has it: a link that ends soon by itself
+
+
 @dataclass(frozen=True, slots=True)
 class KindTraits:
-    """What a link costs, in bytes a second: `cpu` is what the processor can do (docs/benchmarks.md),
+    """What a link is good for. In bytes a second, `cpu` is what the processor can do (docs/benchmarks.md),
     `expected` what a path carries before it is measured."""
 
+    rank: Rank
     cpu: float
     expected: float
 
@@ -62,10 +72,10 @@ class TransportTraits:
 
 
 KINDS: Mapping[LinkKind, KindTraits] = {
-    LinkKind.TCP: KindTraits(cpu=160e6, expected=50e6),
-    LinkKind.QUIC: KindTraits(cpu=20e6, expected=10e6),
-    LinkKind.WEBRTC: KindTraits(cpu=19e6, expected=10e6),
-    LinkKind.RELAY: KindTraits(cpu=60e6, expected=5e6),
+    LinkKind.TCP: KindTraits(Rank.TCP, cpu=160e6, expected=50e6),
+    LinkKind.QUIC: KindTraits(Rank.UDP, cpu=20e6, expected=10e6),
+    LinkKind.WEBRTC: KindTraits(Rank.UDP, cpu=19e6, expected=10e6),
+    LinkKind.RELAY: KindTraits(Rank.RELAYED, cpu=60e6, expected=5e6),
 }
 
 # TCP wins wherever it works, and the UDP kinds load heavy libraries: they begin when a near peer would have

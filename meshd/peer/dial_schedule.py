@@ -9,8 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from meshd.base.backoff import Backoff
-from meshd.link.interface import TRANSPORTS, LinkKind, Transport
-from meshd.peer.path_selection import Rank, fragile, rank_of
+from meshd.link.interface import TRANSPORTS, LinkKind, Rank, Transport
+from meshd.peer.path_selection import fragile, rank_of
 
 RETRY = Backoff(first=0.2, factor=1.8, most=15.0)
 # A peer that says no will most likely say it again: a ban, a full node, another version.

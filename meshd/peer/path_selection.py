@@ -14,9 +14,8 @@ and carries data when it has lived a while. So a path that comes and goes does n
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
-from meshd.link.interface import KINDS, LinkKind
+from meshd.link.interface import KINDS, LinkKind, Rank
 
 SILENT_AFTER = 2.5  # seconds; one heartbeat of 1.5 s missed
 MOVE_PAUSE = 300.0  # seconds between two moves that are for a gain only
@@ -31,15 +30,6 @@ UNKNOWN_RTT = 0.2
 
 RELAYED = "relayed"
 PUNCHED = "punched"
-
-
-class Rank(IntEnum):
-    """What decides before anything measured."""
-
-    TCP = 0
-    UDP = 1
-    RELAYED = 2
-    PASSING = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +75,7 @@ class Path:
 
 def rank_of(kind: LinkKind, path: str) -> Rank:
     """The rank of a link of this kind and path (LinkInfo)."""
-    if kind is LinkKind.RELAY or path == RELAYED:
-        return Rank.RELAYED
-    return Rank.TCP if kind is LinkKind.TCP else Rank.UDP
+    return Rank.RELAYED if path == RELAYED else KINDS[kind].rank
 
 
 def fragile(kind: LinkKind, path: str) -> bool:

@@ -36,12 +36,13 @@ from meshd.admin.status import (
     TunnelView,
 )
 from meshd.base.errors import Refused, UserError
+from meshd.link.transport import LinkKind
 from meshd.model.status import ModelState, ModelStatus, NetworkTensor, SplitPart
 
 DEADLINE = 20.0
 
 LINK = LinkView(
-    kind="tcp",
+    kind=LinkKind.TCP,
     path="lan",
     remote="192.168.1.5:17430",
     rtt_ms=1.234,
@@ -184,7 +185,12 @@ class FakeControl(Answers):
         if request.peer == "silent":
             raise Refused("no answer within 5 s", code="timeout", hint="is it running")
         return PingReply(
-            peer=PEER.id, name="garage", rtt_ms=1.234, kind="tcp", path="lan", remote="192.168.1.5:17430"
+            peer=PEER.id,
+            name="garage",
+            rtt_ms=1.234,
+            kind=LinkKind.TCP,
+            path="lan",
+            remote="192.168.1.5:17430",
         )
 
     @api.InviteRequest.answer

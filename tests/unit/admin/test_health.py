@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 from meshd.admin.health import examine
 from meshd.admin.status import ChildView, MdnsView, MeshView, PeerView, Status
+from meshd.link.transport import LinkKind
 from meshd.wire.native import NativeVersion
 
 from .codes import warning_codes
 from .fake import LINK, MODEL, PEER, full_status
 
 NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
+RELAYED = replace(LINK, kind=LinkKind.RELAY, path="relayed")
 Change = Callable[[Status], Status]
 
 
@@ -54,7 +56,7 @@ CASES: list[tuple[str, Change]] = [
     ("peer_unreachable", peer(state="connecting", link=None, last_error="refused")),
     ("peer_faults", peer(faults=1, last_fault="greeting: expected `go`")),
     ("version_mismatch", peer(version="0.2.0")),
-    ("relayed", peer(link=replace(LINK, kind="relay", path="relayed"), why_not_direct="both symmetric")),
+    ("relayed", peer(link=RELAYED, why_not_direct="both symmetric")),
     ("name_shared", peer(name="desk")),
     ("mdns_silent", lambda status: replace(status, mdns=MdnsView(state="silent", networks=("eth0",)))),
     ("child_failed", child(state="failed", reason="exit code 1")),

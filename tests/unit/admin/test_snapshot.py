@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin import snapshot
+from meshd.admin.codec import encode_line, to_json
 from meshd.admin.status import StoreView
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.keys import KeyPair, MeshId
@@ -90,7 +91,8 @@ def test_every_state_and_kind_has_a_name() -> None:
     for state in PeerState:
         assert snapshot.peer_view(peer(state=state), now=NOW, wall=WALL).state == state.value
     for kind in LinkKind:
-        assert snapshot.link_kind(kind) == kind.value
+        view = snapshot.link_view(path(selected=True, kind=kind), now=NOW, wall=WALL)
+        assert encode_line(to_json(view)).startswith(b'{"kind":"%s",' % kind.encode())
     assert snapshot.link_path("by carrier pigeon") == "public"
 
 

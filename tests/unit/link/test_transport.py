@@ -1,7 +1,7 @@
 """The tables of transports and kinds: complete, and right beside each other."""
 
 import pytest
-from meshd.link.interface import KINDS, TRANSPORTS, LinkKind, Transport
+from meshd.link.interface import KINDS, TRANSPORTS, LinkKind, Rank, Transport
 
 
 def test_every_transport_and_every_kind_has_its_row_in_order() -> None:
@@ -15,20 +15,30 @@ def test_no_two_are_called_alike() -> None:
 
 def test_what_dials_addresses_needs_no_signals_and_is_called_as_its_kind() -> None:
     by_address = {name: traits for name, traits in TRANSPORTS.items() if traits.proto is not None}
-    assert {name.value: traits.proto for name, traits in by_address.items()} == {"tcp": "tcp", "quic": "udp"}
+    assert (by_address[Transport.TCP].proto, by_address[Transport.QUIC].proto) == ("tcp", "udp")
     for name, traits in by_address.items():
         assert not traits.needs_signals
         assert traits.kind.value == name.value
 
 
 def test_when_each_begins_and_what_both_sides_begin_together() -> None:
-    assert [traits.delay for traits in TRANSPORTS.values()] == [0.0, 0.1, 0.2, 0.3, 0.3, 0.15, 0.0, 0.1]
-    assert [name.value for name, traits in TRANSPORTS.items() if traits.needs_signals] == [
-        "tcp-punch",
-        "quic-ice",
-        "quic-port-prediction",
-        "webrtc",
-    ]
+    begins = {
+        Transport.TCP: (0.0, False),
+        Transport.TCP_PUNCH: (0.1, True),
+        Transport.QUIC: (0.2, False),
+        Transport.QUIC_ICE: (0.3, True),
+        Transport.QUIC_PORT_PREDICTION: (0.3, True),
+        Transport.WEBRTC: (0.15, True),
+        Transport.RELAY: (0.0, False),
+        Transport.MEMBER_RELAY: (0.1, False),
+    }
+    assert {name: (TRANSPORTS[name].delay, TRANSPORTS[name].needs_signals) for name in begins} == begins
+
+
+def test_what_carries_without_detours_comes_before_what_does_not() -> None:
+    ranks = {kind: traits.rank for kind, traits in KINDS.items()}
+    assert ranks[LinkKind.TCP] < ranks[LinkKind.QUIC] == ranks[LinkKind.WEBRTC] < ranks[LinkKind.RELAY]
+    assert Rank.PASSING not in ranks.values()
 
 
 @pytest.mark.parametrize("name", Transport)

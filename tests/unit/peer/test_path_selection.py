@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.link.interface import LinkKind
+from meshd.link.interface import LinkKind, Rank
 from meshd.peer.path_selection import (
     MOVE_PAUSE,
     PROBATION_FIRST,
@@ -17,7 +17,6 @@ from meshd.peer.path_selection import (
     YOUNG,
     Chooser,
     Path,
-    Rank,
     surplus,
 )
 
