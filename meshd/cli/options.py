@@ -10,7 +10,7 @@ from meshd.base.errors import UsageError, UserError
 from meshd.cli.output import standard
 from meshd.config import LoadedConfig, load
 from meshd.config.forms import parse_duration, whole
-from meshd.config.key import ROLES, Key
+from meshd.config.key import Key
 from meshd.config.keys import KEYS
 from meshd.config.shown import help_of
 
@@ -60,8 +60,8 @@ def add_role_options(parser: argparse.ArgumentParser, role: str) -> None:
     add_config_file(parser)
     common = parser.add_argument_group("options of worker and serve")
     for key in KEYS:
-        if key.option and role in key.roles:
-            _add(common if key.roles == ROLES else parser, key)
+        if key.option and key.is_for(role):
+            _add(common if key.is_common else parser, key)
 
 
 def add_keys(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:

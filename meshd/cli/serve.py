@@ -13,7 +13,7 @@ import argparse
 
 from meshd.cli.options import Arguments, add_role_options, load_role
 from meshd.cli.output import Output
-from meshd.config import check, read_join
+from meshd.config import check_serve, read_join
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def run(args: Arguments, out: Output) -> int:
     """The daemon itself; returns its exit code."""
     more = {"serve.llama_args": args.rest} if args.rest else {}
     config = load_role(args, "serve", more).config
-    check(config, "serve")
+    check_serve(config)
     config = read_join(config)
     from meshd.daemon import run as run_daemon
 

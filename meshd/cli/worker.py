@@ -14,7 +14,7 @@ import argparse
 
 from meshd.cli.options import Arguments, add_role_options, load_role
 from meshd.cli.output import Output
-from meshd.config import check, read_join
+from meshd.config import check_worker, read_join
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: Arguments, out: Output) -> int:
     """The daemon itself; returns its exit code."""
     config = load_role(args, "worker").config
-    check(config, "worker")
+    check_worker(config)
     config = read_join(config)
     from meshd.daemon import run as run_daemon
 

@@ -1,6 +1,6 @@
 """Configuration: option, then environment, then TOML file, then default, made into one frozen tree."""
 
-from meshd.config.check import check, read_join
+from meshd.config.check import check_node, check_serve, check_worker, read_join
 from meshd.config.load import LoadedConfig, Setting, load
 from meshd.config.tree import (
     DEFAULT_API_PORT,
@@ -35,7 +35,9 @@ __all__ = [
     "ServeConfig",
     "Setting",
     "WorkerConfig",
-    "check",
+    "check_node",
+    "check_serve",
+    "check_worker",
     "find_cache",
     "find_home",
     "home_here",

@@ -12,21 +12,9 @@ from meshd.identity import naming
 MAX_TOKEN_BYTES = 4096
 
 
-def check(config: Config, role: str) -> None:
-    """Raise UserError (UsageError: no --model) when this node cannot play `role` as it is told to."""
-    _check_name(config.node.name)
-    if role == "worker":
-        for model in config.worker.models:
-            _check_model(model)
-        if "none" in config.worker.devices:
-            raise UserError(
-                "a worker without a device has nothing to lend", hint="name a device, or omit --device"
-            )
-    if role == "serve":
-        _check_serve(config)
-
-
-def _check_name(name: str) -> None:
+def check_node(config: Config) -> None:
+    """What holds for every role. Raises UserError when this node cannot be what it is told to be."""
+    name = config.node.name
     if naming.looks_like_id(name):
         raise UserError(
             f"`{name}` cannot be a node's name: it looks like a node's id, or the beginning of one",
@@ -34,7 +22,20 @@ def _check_name(name: str) -> None:
         )
 
 
-def _check_serve(config: Config) -> None:
+def check_worker(config: Config) -> None:
+    """As `check_node`, for a worker."""
+    check_node(config)
+    for model in config.worker.models:
+        _check_model(model)
+    if "none" in config.worker.devices:
+        raise UserError(
+            "a worker without a device has nothing to lend", hint="name a device, or omit --device"
+        )
+
+
+def check_serve(config: Config) -> None:
+    """As `check_node`, for a node that serves. UsageError: no --model."""
+    check_node(config)
     serve = config.serve
     if serve.model is None:
         raise UsageError("`meshd serve` needs a model", hint="name a GGUF file: `--model FILE`")

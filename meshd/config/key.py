@@ -4,16 +4,15 @@ from dataclasses import dataclass
 
 from meshd.config.forms import Form
 
-ROLES = ("worker", "serve")
+COMMON_SECTIONS = frozenset({"node", "log", "links", "paths"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """One setting: where it stands in the tree and in the file, and by which other ways it is given.
 
-    `switch`: the option takes no value. `repeat`: it may be given several times. `roles`: the verbs that
-    have the option. `needed`: they cannot start without. `secret`: its value is never shown.
-    `list_separator` divides a variable's value.
+    `switch`: the option takes no value. `repeat`: it may be given several times. `needed`: its verb cannot
+    start without. `secret`: its value is never shown. `list_separator` divides a variable's value.
 
     For people: `help` is a phrase, `more` sentences for the file, `default` says in words what holds without
     it (else the tree's value is shown), `example` is a value in TOML where the tree has none to show.
@@ -30,13 +29,21 @@ class Key:
     option: str = ""
     env: str = ""
     metavar: str = ""
-    roles: tuple[str, ...] = ROLES
     repeat: bool = False
     switch: bool = False
     needed: bool = False
     secret: bool = False
     in_file: bool = True
     list_separator: str = ""
+
+    @property
+    def is_common(self) -> bool:
+        """Whether every daemon has it; else the section is named for the one verb that does."""
+        return self.section in COMMON_SECTIONS
+
+    def is_for(self, role: str) -> bool:
+        """Whether the verb `role` has it."""
+        return self.is_common or self.section == role
 
     @property
     def name(self) -> str:

@@ -121,7 +121,7 @@ def _find(
     if (raw := options.get(key.name)) is not None:
         name = key.option or "--"
         return _Given(raw, f"option {name}", f"{name} {_shown(key, raw)}", here, UsageError)
-    if key.variable and (text := environ.get(key.variable)) and (not role or role in key.roles):
+    if key.variable and (text := environ.get(key.variable)) and (not role or key.is_for(role)):
         raw = text.split(key.list_separator) if key.list_separator else text
         return _Given(
             raw, f"environment {key.variable}", f"{key.variable}={_shown(key, text)}", here, UserError

@@ -18,8 +18,9 @@ from meshd.daemon.enroll import Entered, enter
 from meshd.daemon.member_node import Estate
 from meshd.daemon.native_check import check_native
 from meshd.daemon.preflight import Claims
-from meshd.daemon.role_runtime import find_native
-from meshd.daemon.roles import BuiltRole, build_role
+from meshd.daemon.role_kind import BuiltRole
+from meshd.daemon.role_runtime import find_native, make_runtime
+from meshd.daemon.roles import ROLES
 from meshd.daemon.shared_names import watch_names
 from meshd.daemon.tunnels import make_tunnels
 from meshd.identity.keys import KeyPair
@@ -88,7 +89,7 @@ class Daemon:
 
     async def _node(self) -> None:
         native = await self._find_native()
-        claims = await Claims.make(self._role, self._config, native, self._home)
+        claims = await Claims.make(ROLES[self._role], self._config, native, self._home)
         try:
             key = self._home.load_or_create_identity()
             entered = await enter(
@@ -104,11 +105,12 @@ class Daemon:
     async def _find_native(self) -> NativeBuild:
         """The binaries in use; those that the user names are tried. Raises UserError."""
         paths = self._config.paths
-        native = find_native(self._config, head=self._role == "serve")
+        head = ROLES[self._role].runs_llama_server
+        native = find_native(self._config, head=head)
         if paths.native_bin is None:
             return native
         protocol = read_pin().rpc_protocol
-        return await check_native(native, protocol=protocol, logs=paths.logs, head=self._role == "serve")
+        return await check_native(native, protocol=protocol, logs=paths.logs, head=head)
 
     async def _live(self, key: KeyPair, entered: Entered, native: NativeBuild, claims: Claims) -> None:
         """As a member, in its role."""
@@ -122,9 +124,7 @@ class Daemon:
             doorway=claims.doorway,
         )
         try:
-            built = await build_role(
-                self._role, config=self._config, native=native, estate=estate, claims=claims
-            )
+            built = await claims.role.build(make_runtime(self._config, estate.mesh, native), estate)
             await self._serve(estate, built)
         finally:
             if estate.has_left:

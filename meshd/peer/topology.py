@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Admitter
+from meshd.identity.record import HEAD_ROLE, WORKER_ROLE
 
 DEGREE = 8
 BESIDE = 2  # neighbours on the ring, each way
 POINTERS = 2  # of each node, and those that it takes
 _POINTER_BYTES = 8
-HEAD_ROLE, WORKER_ROLE = "serve", "worker"
 HEAD_WORKERS = 16  # llama.cpp takes no more devices
 
 

@@ -4,7 +4,7 @@ import textwrap
 import tomllib
 from itertools import groupby
 
-from meshd.config.key import ROLES, Key
+from meshd.config.key import Key
 from meshd.config.keys import KEYS
 from meshd.config.shown import default_of, toml
 
@@ -39,7 +39,7 @@ def page() -> str:
 
 def row(key: Key) -> tuple[str, ...]:
     option = f"`{key.option}`" if key.option else "after `--`" if key.in_file else "–"
-    role = f" ({', '.join(key.roles)})" if key.roles != ROLES else ""
+    role = "" if key.is_common else f" ({key.section})"
     variable = f"`{key.variable}`" if key.variable else "–"
     return f"`{key.name}`", option + role, variable, key.form.expected, _default(key), key.help
 

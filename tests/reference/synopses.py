@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.options import Parser
-from meshd.config.key import ROLES
 from meshd.config.keys import KEYS
+from meshd.daemon.roles import ROLES
 
 WIDTH = 108
 INDENT = "    "
-COMMON = frozenset(key.name for key in KEYS if key.roles == ROLES and key.section != "paths") | {"config"}
+COMMON = frozenset(key.name for key in KEYS if key.is_common and key.section != "paths") | {"config"}
 NEEDED = frozenset(key.name for key in KEYS if key.needed)
 
 
@@ -87,7 +87,7 @@ def _wrapped(name: str, words: Iterator[str] | Sequence[str]) -> str:
 
 
 def _common() -> str:
-    verb = next(verb for verb in VERBS if verb.name == ROLES[0])
+    verb = next(verb for verb in VERBS if verb.name in ROLES)
     options = [action for action in _own(parser_of(verb)) if action.dest in COMMON]
     text, line = [], ""
     for action in options:

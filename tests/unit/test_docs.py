@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.options import Parser
+from meshd.daemon.roles import ROLES
 
 from tests.unit.admin.codes import warning_codes
 
@@ -27,7 +28,7 @@ def chapter(verb: str) -> str:
     assert found, f"docs/cli.md has no chapter `### meshd {verb}`"
     common = re.search(r"^### Options of every daemon\n(.*?)(?=^##)", text, re.DOTALL | re.MULTILINE)
     assert common
-    return found.group(1) + (common.group(1) if verb in ("worker", "serve") else "")
+    return found.group(1) + (common.group(1) if verb in ROLES else "")
 
 
 def flags(parser: argparse.ArgumentParser) -> Iterator[str]:

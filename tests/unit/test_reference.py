@@ -139,15 +139,14 @@ def test_each_key_without_a_value_has_an_example() -> None:
 
 def test_a_row_of_a_setting_has_all_the_ways_to_give_it() -> None:
     key = Key(
-        section="paths",
-        field="native_bin",
+        section="serve",
+        field="api_key_file",
         form=PATH,
         option="--x",
-        help="folder",
-        roles=("serve",),
+        help="file",
         default="D",
     )
-    assert f"| `paths.native_bin` | `--x` (serve) | `MESHD_X` | {PATH.expected} | D | folder |" in table(
+    assert f"| `serve.api_key_file` | `--x` (serve) | `MESHD_X` | {PATH.expected} | D | file |" in table(
         (), [settings.row(key)]
     )
     switch = Key(section="serve", field="no_push", form=BOOLEAN, option="--y", switch=True, help="less")

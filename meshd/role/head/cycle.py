@@ -15,6 +15,7 @@ from meshd.base.backoff import Backoff
 from meshd.base.boundary import Fault, contained
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.gateway.interface import Readiness
+from meshd.identity.record import WORKER_ROLE
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.status import ModelState, ModelStatus
 from meshd.model.weights_index import WeightsIndex
@@ -329,7 +330,7 @@ class Serve:
         try:
             async with asyncio.timeout(MORE_WORKERS_SECONDS):
                 while any(
-                    peer.role == "worker" and peer.state is not PeerState.CONNECTED
+                    peer.role == WORKER_ROLE and peer.state is not PeerState.CONNECTED
                     for peer in self._runtime.mesh.peers()
                 ):
                     seen = await self._runtime.mesh.changed(seen)

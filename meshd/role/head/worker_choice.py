@@ -3,6 +3,7 @@
 import asyncio
 
 from meshd.identity.membership import Role
+from meshd.identity.record import WORKER_ROLE
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
 from meshd.role.head.worker_backoff import Standings
 
@@ -19,7 +20,7 @@ class Roster:
 
     def connected(self) -> list[PeerStatus]:
         """All that lend devices, by name."""
-        peers = [peer for peer in self._mesh.peers() if peer.role == "worker"]
+        peers = [peer for peer in self._mesh.peers() if peer.role == WORKER_ROLE]
         return sorted(
             (peer for peer in peers if peer.state is PeerState.CONNECTED),
             key=lambda peer: (peer.name, peer.peer),

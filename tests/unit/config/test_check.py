@@ -11,7 +11,8 @@ from meshd.config import (
     NodeConfig,
     ServeConfig,
     WorkerConfig,
-    check,
+    check_serve,
+    check_worker,
     read_join,
 )
 
@@ -24,16 +25,16 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_defaults_make_a_worker() -> None:
-    check(Config(), "worker")
+    check_worker(Config())
 
 
 def test_a_model_makes_a_serving_node(model: Path) -> None:
-    check(Config(serve=ServeConfig(model=model)), "serve")
+    check_serve(Config(serve=ServeConfig(model=model)))
 
 
 def test_serve_without_a_model_does_not_parse() -> None:
     with pytest.raises(UsageError, match="needs a model"):
-        check(Config(), "serve")
+        check_serve(Config())
 
 
 @pytest.mark.parametrize(
@@ -53,21 +54,21 @@ def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, obje
     make: Callable[..., ServeConfig] = ServeConfig
     serve = make(**{"model": model, **change})
     with pytest.raises(UserError, match=words) as caught:
-        check(Config(serve=serve), "serve")
+        check_serve(Config(serve=serve))
     assert caught.value.hint
 
 
 def test_keys_open_the_api_to_others(model: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("k\n")
-    check(Config(serve=ServeConfig(model=model, host="0.0.0.0", api_key_file=keys)), "serve")
+    check_serve(Config(serve=ServeConfig(model=model, host="0.0.0.0", api_key_file=keys)))
 
 
 def test_a_worker_needs_a_device_and_its_files() -> None:
     with pytest.raises(UserError, match="nothing to lend"):
-        check(Config(worker=WorkerConfig(devices=("none",))), "worker")
+        check_worker(Config(worker=WorkerConfig(devices=("none",))))
     with pytest.raises(UserError, match="cannot read model file"):
-        check(Config(worker=WorkerConfig(models=(Path("/nonexistent/m.gguf"),))), "worker")
+        check_worker(Config(worker=WorkerConfig(models=(Path("/nonexistent/m.gguf"),))))
 
 
 def joined(join: str) -> str:

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import UsageError, UserError
 from meshd.config import Config, HostPort, load
-from meshd.config.key import ROLES, Key
+from meshd.config.key import Key
 from meshd.config.keys import KEYS
 from meshd.config.tree import find_cache, find_home
+from meshd.daemon.roles import ROLES
 
 
 def write(folder: Path, text: str) -> Path:
@@ -103,7 +104,7 @@ def test_the_list_of_keys_and_the_tree_agree() -> None:
 
 def test_names_of_options_and_variables_are_unique_in_a_role() -> None:
     for role in ROLES:
-        options = [key.option for key in KEYS if key.option and role in key.roles]
+        options = [key.option for key in KEYS if key.option and key.is_for(role)]
         assert len(options) == len(set(options))
 
 

@@ -10,6 +10,9 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.config import Config, HostPort, LinksConfig, Paths, ServeConfig, WorkerConfig
 from meshd.daemon.preflight import Claims
+from meshd.daemon.roles import ROLES
+from meshd.daemon.serve_role import ClaimedServe
+from meshd.daemon.worker_role import ClaimedWorker
 from meshd.identity.keystore import Home
 from meshd.role.interface import NativeBuild
 from meshd.wire.native import NativeVersion
@@ -42,14 +45,14 @@ def config_for(folder: Path, **serve: object) -> Config:
 
 
 def claim(folder: Path, config: Config, role: str = "serve") -> Claims:
-    return asyncio.run(Claims.make(role, config, native(folder), Home(folder / "home")))
+    return asyncio.run(Claims.make(ROLES[role], config, native(folder), Home(folder / "home")))
 
 
 def test_ports_are_bound_before_anything_else_and_given_back(tmp_path: Path) -> None:
     before = len(os.listdir("/dev/fd"))  # noqa: PTH208
     claims = claim(tmp_path, config_for(tmp_path))
-    assert claims.api is not None
-    ports = claims.api.port, claims.doorway.listener.port
+    assert isinstance(claims.role, ClaimedServe)
+    ports = claims.role.api.port, claims.doorway.listener.port
     for port in ports:
         with socket.create_connection(("127.0.0.1", port), timeout=5):
             pass
@@ -97,8 +100,8 @@ def test_taken_ports_come_first(tmp_path: Path) -> None:
 def test_a_worker_claims_no_api(tmp_path: Path) -> None:
     config = replace(config_for(tmp_path), worker=WorkerConfig(models=(model(tmp_path),), devices=("CPU",)))
     claims = claim(tmp_path, config, "worker")
-    assert claims.api is None
-    assert [file.name for file in claims.files] == ["model.gguf"]
+    assert isinstance(claims.role, ClaimedWorker)
+    assert [file.name for file in claims.role.files] == ["model.gguf"]
     claims.release()
     with pytest.raises(UserError, match="no device `CUDA0`"):
         claim(tmp_path, replace(config, worker=WorkerConfig(devices=("CUDA0",))), "worker")

@@ -1,0 +1,49 @@
+"""What the daemon knows of a role: what it takes on this machine, and what is built of that.
+
+The roles themselves stand in roles.py; nothing else in the daemon tells one from another.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from meshd.config import Config
+from meshd.daemon.member_node import Estate
+from meshd.role.interface import RoleRuntime, RunningRole
+
+if TYPE_CHECKING:
+    from meshd.gateway.server import Gateway
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRole:
+    """A role, and the gateway of one that serves an API."""
+
+    role: RunningRole
+    gateway: "Gateway | None" = None
+
+
+class ClaimedRole(Protocol):
+    """A role whose files are open and whose ports are bound."""
+
+    async def build(self, runtime: RoleRuntime, estate: Estate) -> BuiltRole:
+        """Raises MeshdError when the role cannot be played here."""
+        ...
+
+
+class RoleKind(Protocol):
+    """One of ROLES (roles.py)."""
+
+    @property
+    def runs_llama_server(self) -> bool:
+        """Else rpc-server is all that it needs of llama.cpp."""
+        ...
+
+    def devices(self, config: Config) -> Sequence[str]:
+        """Those that it is told to use: one that is not there is an error."""
+        ...
+
+    async def claim(self, config: Config, held: contextlib.ExitStack) -> ClaimedRole:
+        """Open and bind what it needs; `held` gives it back. Raises UserError for what cannot be had."""
+        ...

@@ -1,0 +1,102 @@
+"""The role serve, from the settings: a head and its gateway.
+
+Both are imported where they are used: a worker's daemon knows this module, and does without aiohttp (11 MB).
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshd.config import Config
+from meshd.daemon.member_node import Estate
+from meshd.daemon.role_kind import BuiltRole
+from meshd.daemon.role_runtime import machine_id
+from meshd.gateway.interface import GatewayConfig
+from meshd.role.head.llama_args import read_llama_args
+from meshd.role.interface import RoleRuntime
+from meshd.store.hash_cache import HashCache
+from meshd.store.model_file import ModelFile
+
+if TYPE_CHECKING:
+    from meshd.gateway.server import ApiPort
+    from meshd.role.head.split_plan import HeadOptions
+
+DEFAULT_LOAD_MODE = "none"  # the head reads what it computes itself and nothing of the workers' weights
+
+
+class ServeRole:
+    """Implements RoleKind."""
+
+    runs_llama_server = True
+
+    def devices(self, config: Config) -> Sequence[str]:
+        """See RoleKind."""
+        return config.serve.devices
+
+    async def claim(self, config: Config, held: contextlib.ExitStack) -> "ClaimedServe":
+        """See RoleKind."""
+        read_llama_args(config.serve.llama_args)
+        assert config.serve.model is not None  # config/check.py
+        cache = HashCache(config.paths.cache / "weights")
+        file = await ModelFile.open(config.serve.model, cache=cache)
+        held.callback(file.close)
+        api = await _claim_api(config)
+        held.callback(api.close)
+        return ClaimedServe(config, file, api)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedServe:
+    """Implements ClaimedRole."""
+
+    config: Config
+    file: ModelFile
+    api: "ApiPort"
+
+    async def build(self, runtime: RoleRuntime, estate: Estate) -> BuiltRole:
+        """See ClaimedRole."""
+        from meshd.gateway.server import Gateway
+        from meshd.role.head.cycle import Serve
+
+        head = Serve(runtime, self.file, _options(self.config, estate))
+        return BuiltRole(head, Gateway(self.api.config, head, self.api))
+
+
+def _options(config: Config, estate: Estate) -> "HeadOptions":
+    from meshd.role.head.split_plan import HeadOptions
+
+    serve = config.serve
+    return HeadOptions(
+        min_workers=serve.min_workers,
+        tensor_split=serve.tensor_split,
+        ctx_size=serve.ctx_size,
+        devices=serve.devices,
+        rpc=tuple(str(address) for address in serve.rpc),
+        load_mode=serve.load_mode or DEFAULT_LOAD_MODE,
+        push=not serve.no_push,
+        activations=serve.activations,
+        output=serve.output,
+        llama_args=serve.llama_args,
+        machine=machine_id(estate.membership.mesh.raw),
+        node_name=config.node.name,
+        node_id=str(estate.node.facts.peer),
+        incarnation=estate.node.facts.incarnation,
+        grace=float(config.links.grace),
+    )
+
+
+async def _claim_api(config: Config) -> "ApiPort":
+    from meshd.gateway.auth import load_keys
+    from meshd.gateway.server import ApiPort
+
+    serve = config.serve
+    return await ApiPort.claim(
+        GatewayConfig(
+            host=serve.host,
+            port=serve.port,
+            api_keys=load_keys(serve.api_key_file) if serve.api_key_file is not None else (),
+            allowed_hosts=serve.allowed_hosts,
+            allowed_origins=serve.allowed_origins,
+        )
+    )

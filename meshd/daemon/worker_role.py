@@ -1,0 +1,59 @@
+"""The role worker, from the settings."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshd.config import Config
+from meshd.daemon.member_node import Estate
+from meshd.daemon.role_kind import BuiltRole
+from meshd.daemon.role_runtime import machine_id
+from meshd.role.interface import RoleRuntime
+from meshd.role.worker.cycle import Worker, WorkerOptions, check_may_work
+from meshd.store.content_store import DiskContentStore
+from meshd.store.hash_cache import HashCache
+from meshd.store.model_file import ModelFile
+
+
+class WorkerRole:
+    """Implements RoleKind."""
+
+    runs_llama_server = False
+
+    def devices(self, config: Config) -> Sequence[str]:
+        """See RoleKind."""
+        return config.worker.devices
+
+    async def claim(self, config: Config, held: contextlib.ExitStack) -> "ClaimedWorker":
+        """See RoleKind."""
+        cache = HashCache(config.paths.cache / "weights")
+        files = []
+        for path in config.worker.models:
+            files.append(await ModelFile.open(path, cache=cache, partial=True))
+            held.callback(files[-1].close)
+        limit = config.worker.keep_weights
+        store = DiskContentStore(config.paths.cache / "tensors", limit=limit, cache=cache)
+        return ClaimedWorker(config, files, store)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedWorker:
+    """Implements ClaimedRole."""
+
+    config: Config
+    files: Sequence[ModelFile]
+    store: DiskContentStore
+
+    async def build(self, runtime: RoleRuntime, estate: Estate) -> BuiltRole:
+        """See ClaimedRole."""
+        check_may_work(estate.membership.roles)
+        lent = self.config.worker
+        options = WorkerOptions(
+            devices=lent.devices,
+            memory=lent.memory,
+            threads=lent.threads,
+            machine=machine_id(estate.membership.mesh.raw),
+        )
+        worker = Worker(runtime, self.files, options, self.store)
+        await worker.prepare()
+        return BuiltRole(worker)
