@@ -10,7 +10,7 @@ from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.proof import Credentials
-from meshd.link.interface import Link
+from meshd.link.interface import DialError, Link
 from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.through_relay import RelayLinks
 from meshd.link.secure.joining import Joining
@@ -49,6 +49,16 @@ class Party:
         """A link to `other`: our end, its end."""
         mine = await self.links.dial(other.node.peer, ())
         return mine, await other.accepted.get()
+
+
+async def redial(ann: Party, bob: Party) -> tuple[Link, Link]:
+    """As the connector does it: again until it works."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await ann.pair(bob)
+            except DialError:
+                await asyncio.sleep(0.05)
 
 
 def make_party(

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec, ChildState, ChildStatus
@@ -138,6 +140,13 @@ async def until(child: OwnedChild, *states: ChildState) -> ChildStatus:
     while status.state not in states:
         status = await child.wait_changed(status)
     return status
+
+
+async def failure_of(child: OwnedChild) -> MeshdError:
+    """What starting it ends with."""
+    with pytest.raises(MeshdError) as caught:
+        await child.ensure_ready()
+    return caught.value
 
 
 def state_of(child: OwnedChild) -> ChildState:

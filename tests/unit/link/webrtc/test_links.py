@@ -1,32 +1,21 @@
-"""The webrtc link beyond what every link does: signals, candidates, STUN, both sides dialling at once."""
+"""The webrtc link beyond what every link does: signals, both sides dialling at once."""
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 
 import pytest
-from aioice.ice import CandidatePair
-from hypothesis import given
-from hypothesis import strategies as st
 from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
-from meshd.link.ice import agent
-from meshd.link.ice.agent import MAX_EARLY, IcePath, Pace
-from meshd.link.ice.candidates import checkable, path_of
 from meshd.link.ice.links import MAX_ANSWERING_ONE, Extra
 from meshd.link.interface import DialError, DialFailure, Link, Signals
-from meshd.link.udp.host_socket import UdpSocket
 from meshd.link.webrtc.links import WebRtcLinks
 from meshd.wire.address import Candidate
-from meshd.wire.dialable import trusted
 from meshd.wire.offer import Answer, More, Offer, OfferGone, OfferSignal, decode_offer, encode_offer
-from meshd.wire.stun import Endpoint
-from meshd.wire.stun_answer import answer_to
 
 from tests.conformance.data_channel import Post
 from tests.conformance.nodes import Node, TestMesh
@@ -107,8 +96,21 @@ class Street:
             finally:
                 owner.cancel()
 
+    @contextlib.asynccontextmanager
+    async def dialling(self) -> AsyncIterator[asyncio.Task[Link]]:
+        """A dial that is answered, and lasts until it is given up, at the latest at the end."""
+        self.wire.stall()
+        async with self.open():
+            dial = asyncio.get_running_loop().create_task(self.dial())
+            await until(lambda: bool(self.told(Answer)))
+            yield dial
+            await give_up(dial)
 
-# --- both sides
+
+async def give_up(dial: asyncio.Task[Link]) -> None:
+    dial.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await dial
 
 
 def test_both_sides_dial_at_once() -> None:
@@ -153,14 +155,9 @@ def test_another_certificate_than_the_signed_one_is_no_link() -> None:
 def test_a_dial_that_ends_ends_the_other_side_too() -> None:
     async def work() -> None:
         street = Street()
-        street.wire.stall()
-        async with street.open():
-            dialling = asyncio.get_running_loop().create_task(street.dial())
-            await until(lambda: bool(street.told(Answer)))
+        async with street.dialling() as dial:
             assert len(street.far.links._answering) == 1
-            dialling.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await dialling
+            await give_up(dial)
             await until(lambda: not street.far.links._answering)
 
     run(work())
@@ -180,16 +177,14 @@ def test_whoever_gives_up_before_the_answer_is_out_ends_the_attempt() -> None:
 
         far.links._signals = Slowly(street.post.signals(far.node.peer), slowly)
         async with street.open():
-            dialling = asyncio.get_running_loop().create_task(street.dial())
+            dial = asyncio.get_running_loop().create_task(street.dial())
             await sending.wait()
             (offer,) = street.told(Offer)
             gone = encode_offer(OfferGone(attempt=offer.attempt, why="changed its mind"))
             await street.post.signals(caller).send(far.node.peer, gone)
             await until(lambda: not far.links._answering)
             sent.set()
-            dialling.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await dialling
+            await give_up(dial)
             assert far.accepted.empty()
 
     run(work())
@@ -198,18 +193,12 @@ def test_whoever_gives_up_before_the_answer_is_out_ends_the_attempt() -> None:
 def test_an_offer_is_answered_once() -> None:
     async def work() -> None:
         street = Street()
-        street.wire.stall()
-        async with street.open():
-            dialling = asyncio.get_running_loop().create_task(street.dial())
-            await until(lambda: bool(street.told(Answer)))
+        async with street.dialling():
             (offer,) = street.told(Offer)
             await street.post.signals(street.near.node.peer).send(street.far.node.peer, encode_offer(offer))
             await until(lambda: len(street.told(Offer)) == 2)
             await until(lambda: street.post.box(street.far.node.peer).empty())
             assert len(street.told(Answer)) == 1
-            dialling.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await dialling
 
     run(work())
 
@@ -217,10 +206,7 @@ def test_an_offer_is_answered_once() -> None:
 def test_many_offers_of_one_peer_push_out_the_oldest() -> None:
     async def work() -> None:
         street = Street()
-        street.wire.stall()
-        async with street.open():
-            dialling = asyncio.get_running_loop().create_task(street.dial())
-            await until(lambda: bool(street.told(Answer)))
+        async with street.dialling():
             (offer,) = street.told(Offer)
             signals = street.post.signals(street.near.node.peer)
             for number in range(2 * MAX_ANSWERING_ONE):
@@ -228,9 +214,6 @@ def test_many_offers_of_one_peer_push_out_the_oldest() -> None:
                 await signals.send(street.far.node.peer, encode_offer(again))
                 await until(lambda number=number: len(street.told(Answer)) == number + 2)  # type: ignore[misc]
             await until(lambda: len(street.far.links._answering) == MAX_ANSWERING_ONE)
-            dialling.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await dialling
 
     run(work())
 
@@ -278,9 +261,6 @@ def test_no_address_to_send_from() -> None:
     run(work())
 
 
-# --- candidates
-
-
 def test_addresses_that_are_found_later_are_told() -> None:
     bases: list[Candidate] = []
 
@@ -307,78 +287,6 @@ def test_addresses_that_are_found_later_are_told() -> None:
     run(work())
 
 
-def test_every_stun_server_is_asked_and_a_silent_one_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "STUN_SECONDS", 30.0)
-
-    async def work() -> None:
-        loop = asyncio.get_running_loop()
-        with socket.socket(type=socket.SOCK_DGRAM) as silent, socket.socket(type=socket.SOCK_DGRAM) as good:
-            for sock in (silent, good):
-                sock.setblocking(False)
-                sock.bind((LOOPBACK, 0))
-
-            def answer() -> None:
-                data, source = good.recvfrom(2048)
-                reply = answer_to(data, Endpoint(OUTER.host, OUTER.port))
-                assert reply is not None
-                good.sendto(reply, source)
-
-            loop.add_reader(good, answer)
-            found: asyncio.Queue[Candidate] = asyncio.Queue(4)
-            ice = IcePath(controlling=True, user="abcd", password="p" * 22)
-            ice.open([LOOPBACK], UdpSocket)
-            servers = [(LOOPBACK, silent.getsockname()[1]), (LOOPBACK, good.getsockname()[1])]
-            servers.append(("no-such-name.invalid", 3478))
-            async with Owner() as owner:
-                asking = owner.start(ice.reflexive(servers, found.put_nowait), name="ask")
-                assert await found.get() == OUTER
-                assert not asking.done()  # nobody had to wait for the silent one
-                await loop.sock_recv(silent, 2048)
-                asking.cancel()
-            assert found.empty()
-            loop.remove_reader(good)
-            ice.shut()
-
-    run(work())
-
-
-def candidates(*places: str) -> list[Candidate]:
-    return [Candidate.parse(place) for place in places]
-
-
-def test_what_is_of_no_use_is_not_checked() -> None:
-    offered = candidates("9.9.9.9:7/udp/relay", "10.0.0.1:7/tcp", "[2001:db8::1]:7/udp")
-    assert checkable(offered, hosts=["10.0.0.2"]) == []
-    assert checkable(offered, hosts=["10.0.0.2", "2001:db8::2"]) == candidates("[2001:db8::1]:7/udp")
-
-
-@pytest.mark.parametrize(
-    ("local", "remote", "told", "path"),
-    [
-        ("127.0.0.1", "127.0.0.1", "host", "loopback"),
-        ("10.0.0.1", "10.0.0.2", "host", "lan"),
-        ("10.0.0.1", "198.51.100.7", "srflx", "punched"),
-        ("10.0.0.1", "198.51.100.7", None, "punched"),
-        ("10.0.0.1", "198.51.100.7", "mapped", "mapped"),
-        ("10.0.0.1", "9.9.9.9", "host", "public"),
-        ("9.9.9.9", "8.8.8.8", None, "public"),
-    ],
-)
-def test_what_a_pair_is_called(local: str, remote: str, told: str | None, path: str) -> None:
-    assert path_of(local, remote, told) == path  # type: ignore[arg-type]
-
-
-# --- checks
-
-
-def test_checks_keep_their_pace() -> None:
-    pace = Pace(50)
-    moments = [10.0 + pace.wait(10.0) for _ in range(100)]
-    assert moments[0] == 10.0
-    assert moments[50] == pytest.approx(11.0)
-    assert pace.wait(99.0) == 0.0
-
-
 def test_attempts_with_one_peer_share_their_pace() -> None:
     async def work() -> None:
         street = Street()
@@ -394,58 +302,7 @@ def test_attempts_with_one_peer_share_their_pace() -> None:
     run(work())
 
 
-def test_what_nobody_reads_is_bounded() -> None:
-    async def work() -> None:
-        ice = IcePath(controlling=True, user="abcd", password="p" * 22)
-        for number in range(10 * MAX_EARLY):
-            ice.data_received(b"\x16%d" % number, 1)
-        assert ice._queue.qsize() == MAX_EARLY
-        got: list[bytes] = []
-        ice.take_over(got.append)
-        assert len(got) == MAX_EARLY
-        ice.shut()
-
-    run(work())
-
-
-@given(st.lists(st.tuples(st.integers(0, 70), st.binary(max_size=80)), max_size=20), st.booleans())
-def test_packets_of_strangers_end_nothing(packets: list[tuple[int, bytes]], like_stun: bool) -> None:
-    async def work() -> None:
-        ice = IcePath(controlling=True, user="abcd", password="p" * 22)
-        ice.open([LOOPBACK], UdpSocket)
-        (sock,) = ice._protocols
-        for first, rest in packets:
-            data = bytes([first]) + rest
-            if like_stun:
-                body = rest[: len(rest) // 4 * 4]
-                data = b"\x00\x01" + len(body).to_bytes(2, "big") + b"\x21\x12\xa4\x42" + bytes(12) + body
-            sock.datagram_received(data, (LOOPBACK, 9))
-        assert not ice._remote_candidates
-        ice.shut()
-
-    run(work())
-
-
 def test_the_libraries_are_not_imported_before_they_are_used() -> None:
     libraries = "('aiortc', 'aioice', 'av')"
     script = f"import sys, meshd.link.webrtc.links; sys.exit(any(m in sys.modules for m in {libraries}))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
-
-
-def test_a_path_gives_way_to_a_better_one_only() -> None:
-    async def work() -> None:
-        ice = IcePath(controlling=False, user="abcd", password="p" * 22)
-        ice.open([LOOPBACK], UdpSocket)
-        ice.add(trusted(candidates("10.0.0.1:7/udp", "198.51.100.7:7/udp/srflx")))
-        near, around = (CandidatePair(ice._protocols[0], one) for one in ice._remote_candidates)
-        ice._check_list[:] = [near, around]
-        chosen = []
-        for pair in (near, around):
-            pair.state, pair.nominated = CandidatePair.State.SUCCEEDED, True
-        for pair in (around, near, around):
-            ice.check_complete(pair)
-            chosen.append(ice._nominated[1])
-        assert chosen == [around, near, near]
-        ice.shut()
-
-    run(work())
