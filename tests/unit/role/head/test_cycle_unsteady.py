@@ -1,6 +1,8 @@
 """A head and workers that end their leases soon, or answer nothing and say nothing of it."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,14 @@ def tunnel_to(it: Stage, worker: Bench) -> StubTunnel:
     return next(tunnel for tunnel in reversed(it.bench.tunnels) if tunnel.asked.peer == worker.mesh.key.peer)
 
 
+@asynccontextmanager
+async def bad_and_good(folder: Path, *, min_workers: int = 1) -> AsyncIterator[tuple[Serve, Bench, Bench]]:
+    """A head, and its workers of these names."""
+    async with stage(folder) as it:
+        bad, good = it.worker("bad"), it.worker("good")
+        yield it.serve(min_workers=min_workers), bad, good
+
+
 async def end_lease(serve: Serve, worker: Bench) -> None:
     """As its rpc-server is ended."""
     worker.children[-1].die("exit code 1")
@@ -33,9 +43,7 @@ def test_a_worker_that_ends_its_leases_soon_is_done_without(tmp_path: Path) -> N
     """And a new connection does not help it."""
 
     async def main() -> None:
-        async with stage(tmp_path) as it:
-            bad, _good = it.worker("bad"), it.worker("good")
-            serve = it.serve()
+        async with bad_and_good(tmp_path) as (serve, bad, _good):
             for _ in range(ENDS):
                 assert await ready(serve) == {"head", "bad", "good"}
                 bad.mesh.since += 1.0
@@ -52,9 +60,7 @@ def test_what_the_gateway_sees_first_is_the_workers_doing_all_the_same(tmp_path:
     """A stock llama-server ends with its worker; the lease tells why a moment later."""
 
     async def main() -> None:
-        async with stage(tmp_path) as it:
-            bad, _good = it.worker("bad"), it.worker("good")
-            serve = it.serve()
+        async with bad_and_good(tmp_path) as (serve, bad, _good):
             for _ in range(ENDS):
                 assert await ready(serve) == {"head", "bad", "good"}
                 told = asyncio.ensure_future(serve.upstream_broke("the connection was closed"))
@@ -71,9 +77,7 @@ def test_what_the_gateway_sees_first_is_the_workers_doing_all_the_same(tmp_path:
 
 def test_its_time_out_ends_and_the_next_one_is_longer(tmp_path: Path) -> None:
     async def main() -> None:
-        async with stage(tmp_path) as it:
-            bad, good = it.worker("bad"), it.worker("good")
-            serve = it.serve()
+        async with bad_and_good(tmp_path) as (serve, bad, good):
             for _ in range(ENDS):
                 await ready(serve)
                 await end_lease(serve, bad)
@@ -91,9 +95,7 @@ def test_its_time_out_ends_and_the_next_one_is_longer(tmp_path: Path) -> None:
 
 def test_with_too_few_others_it_is_used_all_the_same(tmp_path: Path) -> None:
     async def main() -> None:
-        async with stage(tmp_path) as it:
-            bad, _good = it.worker("bad"), it.worker("good")
-            serve = it.serve(min_workers=2)
+        async with bad_and_good(tmp_path, min_workers=2) as (serve, bad, _good):
             for _ in range(4 * ENDS):
                 began = asyncio.get_running_loop().time()
                 assert await ready(serve) == {"head", "bad", "good"}
