@@ -37,7 +37,7 @@ from meshd.store.pack import SUFFIX
 from tests.gguf_bytes import Tensor, gguf
 from tests.process.failing_disk import ERRNOS, STAGES, FailingDisk, below, failing
 from tests.process.state_files import NO_START, WITHOUT, in_words, table
-from tests.unit.store.test_content_store import LARGE, content, held, sends
+from tests.unit.store.stored_leases import LARGE, content, held, sends
 
 NOT_KEPT = "not kept, found again later"
 SENT_AGAIN = "not kept, sent again for the next load"
