@@ -64,6 +64,18 @@ def strangers(world: World, office: PostOffice | None = None) -> tuple[WorldNode
     return nodes
 
 
+async def strangers_who_know_carl(world: World) -> tuple[WorldNode, WorldNode, WorldNode]:
+    """With a session of anna with carl; bert's may take a moment more."""
+    anna, bert = strangers(world)
+    carl = world.node("carl")
+    for node in (anna, bert):
+        node.knows(carl)
+    for node in (anna, bert, carl):
+        node.start()
+    await anna.sees(carl, PeerState.CONNECTED)
+    return anna, bert, carl
+
+
 async def heard(node: WorldNode, topic: str = "webrtc") -> tuple[PeerId, bytes]:
     async with asyncio.timeout(5):
         return await node.signals.topic(topic).receive()
@@ -99,13 +111,7 @@ def test_a_session_carries_them_both_ways_and_keeps_topics_apart() -> None:
 def test_a_member_passes_one_on_and_nobody_else_does() -> None:
     async def main() -> None:
         async with World() as world:
-            anna, bert = strangers(world)
-            carl = world.node("carl")
-            for node in (anna, bert):
-                node.knows(carl)
-            for node in (anna, bert, carl):
-                node.start()
-            await anna.sees(carl, PeerState.CONNECTED)
+            anna, bert, carl = await strangers_who_know_carl(world)
             with pytest.raises(Broken, match="cannot send a signal"):
                 await anna.signals.topic("webrtc").send(world.node("dora").peer, b"nobody knows her")
             await carl.sees(bert, PeerState.CONNECTED)
@@ -240,13 +246,7 @@ def test_a_flood_is_held_to_its_rate_and_its_queue() -> None:
 def test_signals_of_others_are_not_passed_on_nor_too_many() -> None:
     async def main() -> None:
         async with World() as world:
-            anna, bert = strangers(world)
-            carl = world.node("carl")
-            for node in (anna, bert):
-                node.knows(carl)
-            for node in (anna, bert, carl):
-                node.start()
-            await anna.sees(carl, PeerState.CONNECTED)
+            anna, bert, carl = await strangers_who_know_carl(world)
             await carl.sees(bert, PeerState.CONNECTED)
             blob = anna.signals._signed(bert.peer, "webrtc", b"hers")
             ways = bert.signals._ways  # bert has it, and asks carl to bring it back to him
