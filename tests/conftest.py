@@ -9,6 +9,7 @@ import gc
 import os
 import random
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -28,6 +29,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell's background job begins so, and every child of a test would ignore Ctrl-C too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+if sys.dont_write_bytecode:
+    # the folders of sources stay as they are, and no process compiles again what another has: with pytest's own
+    # rewriting that takes longer than all else of a collection
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = str(HERE.parent / ".pytest_cache" / "bytecode")
 
 # here, as a conftest further down reads it when it is imported, and so do the processes of `pytest -n`
 SEED = os.environ.setdefault("MESHD_SEED", str(random.SystemRandom().randrange(1 << 31)))
