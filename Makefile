@@ -41,7 +41,7 @@ follow: $(INSTALLED) ## build and test native/mesh on another tree of llama.cpp:
 	@$(BIN)/python -m tests.native.follow $(SOURCE)
 
 test: build mesh ## run every test this machine can run, and report what was skipped
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 watch: $(INSTALLED) ## run the unit tests of what differs from the last commit, again whenever a file is saved
 	@$(BIN)/python -m tests.watch
@@ -65,7 +65,7 @@ soak: build ## the long runs: workers lost a thousand times, links cut for a tho
 		tests/e2e/test_mesh_durable.py tests/e2e/test_mesh_many.py tests/e2e/test_mesh_models.py \
 		tests/e2e/test_mesh_losses.py tests/e2e/test_mesh_lost_workers.py tests/e2e/test_mesh_hung.py \
 		tests/e2e/test_mesh_push.py tests/e2e/test_native_loss.py tests/e2e/test_native_push_failures.py \
-		tests/e2e/test_native_blas.py tests/e2e/test_native_hostile_answers.py
+		tests/e2e/test_native_blas.py tests/e2e/test_native_hostile_answers.py tests/hostile/test_member.py
 	$(BIN)/python -m tests.sim.scale --members 10 50 200 1000
 
 fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each for the firewall, nodes and rpc-server

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,8 +32,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if sys.dont_write_bytecode:
-    # the folders of sources stay as they are, and no process compiles again what another has: with pytest's own
-    # rewriting that takes longer than all else of a collection
+    # the folders of sources stay as they are, and no process compiles again what another has: with pytest's
+    # own rewriting that takes longer than all else of a collection
     sys.dont_write_bytecode = False
     sys.pycache_prefix = str(HERE.parent / ".pytest_cache" / "bytecode")
 
@@ -41,26 +42,48 @@ SEED = os.environ.setdefault("MESHD_SEED", str(random.SystemRandom().randrange(1
 
 _failed = pytest.StashKey[bool]()
 LONGEST_FIRST = ("netns", "e2e", "process", "hostile", "conformance", "sim")
+# of tests/netns: what measures times, rates or memory, or is a matter of moments, runs one after another
+_ALONE = ("answer", "bench", "birthday", "line", "memory", "ready", "relayed", "traps")
+MEASURE = {f"test_{what}.py" for what in _ALONE}
 
 
 def pytest_report_header() -> str:
     return f"MESHD_SEED={SEED}"
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `pytest -n`: a file stays in one process, what takes long begins first, all else is as drawn.
+    """In a process of `pytest -n`: what takes long begins first, all else is as pytest-randomly drew it."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _rank(unit_of(item.nodeid)))
 
-    All of tests/netns is one unit: its tests measure lines that share the machine.
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """With `--dist loadfile` what tests/netns measures is one unit; any other file is one by itself.
+
+    Not by the marks of pytest-xdist (`--dist loadgroup`): its 3.8 writes them where pytest 9.2 does not look.
     """
-    if config.getoption("dist", "no") != "loadgroup":
-        return
-    folders = {item: item.path.relative_to(HERE).parts[0] for item in items}
-    ranks = {folder: rank for rank, folder in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: ranks.get(folders[item], len(ranks)))
-    for item in items:
-        unit = folders[item] if folders[item] == "netns" else str(item.path.relative_to(HERE))
-        item.add_marker(pytest.mark.xdist_group(unit))
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = unit_of
+    return scheduler
+
+
+def unit_of(nodeid: str) -> str:
+    """What this test shares a process with."""
+    path = Path(nodeid.partition("::")[0])
+    return "netns" if path.parent.name == "netns" and path.name in MEASURE else path.as_posix()
+
+
+def _rank(unit: str) -> int:
+    if unit == "netns":
+        return -1
+    folder = unit.split("/")[1]
+    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
 @pytest.hookimpl(wrapper=True)

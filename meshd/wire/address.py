@@ -194,10 +194,12 @@ def order(candidates: Iterable[C]) -> tuple[C, ...]:
 
     Duplicates are dropped; the order given is kept among equals.
     """
-    unique = list(dict.fromkeys(candidates))
+    ranked: dict[int, list[C]] = {}
+    for candidate in dict.fromkeys(candidates):
+        ranked.setdefault(_rank(candidate), []).append(candidate)
     result: list[C] = []
-    for rank in range(7):
-        equals = [candidate for candidate in unique if _rank(candidate) == rank]
+    for rank in sorted(ranked):
+        equals = ranked[rank]
         sixes = [candidate for candidate in equals if candidate.is_v6]
         fours = [candidate for candidate in equals if not candidate.is_v6]
         while sixes or fours:

@@ -5,9 +5,10 @@ On top of meshd/fleet/node.py, which the demo uses as well. What a node wrote is
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -22,6 +23,7 @@ from meshd.model.status import ModelStatus
 
 from tests.conformance.run import run as run_to_end
 from tests.e2e.api_client import Api, Connect
+from tests.e2e.cutter import SEED
 from tests.e2e.models import cache_folder, patched, smollm2
 
 T = TypeVar("T")
@@ -39,6 +41,12 @@ CLI_SECONDS = 60.0
 def counts(ci: int, soak: int) -> int:
     """How often to do something: the number that a release shows only with MESHD_SOAK=1."""
     return soak if SOAK else ci
+
+
+def drawn(name: str, values: Iterable[T], ci: int) -> list[T]:
+    """All of them with MESHD_SOAK=1; else so many as MESHD_SEED draws for `name`, in the order drawn."""
+    listed = list(values)
+    return listed if SOAK else random.Random(f"{SEED} {name}").sample(listed, ci)
 
 
 def play(work: Coroutine[object, object, T], *, seconds: float = TEST_SECONDS) -> T:

@@ -25,11 +25,11 @@ from tests.e2e.losses import Loss, noted
 from tests.e2e.lossy import KINDS, Lossy
 from tests.e2e.models import greedy, patched, smollm2
 from tests.e2e.native_rig import PROMPT, Head, Worker, wait_until
-from tests.e2e.nodes import counts
+from tests.e2e.nodes import drawn
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
 
-TIMES = counts(2, 50)
+TIMES = range(50)  # which worker it is, and at what moment
 TOKENS = 200
 SHAPE = ("-c", "2048", "-b", "128", "-ub", "128")
 LOST = "A worker was lost."
@@ -72,11 +72,14 @@ def reference() -> str:
 
 
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
-AGAIN = pytest.mark.parametrize("number", range(TIMES))
+
+
+def _again(state: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("number", drawn(f"lost {state}", TIMES, 1))
 
 
 @EACH_KIND
-@AGAIN
+@_again("load")
 def test_lost_while_it_loads(tmp_path: Path, kind: str, number: int) -> None:
     """At any moment: it ends with an error that says so, or it was ready already."""
     with noted(LINE, "load", kind) as loss, _split(tmp_path, ready=False) as split:
@@ -95,7 +98,7 @@ def test_lost_while_it_loads(tmp_path: Path, kind: str, number: int) -> None:
 
 
 @EACH_KIND
-@AGAIN
+@_again("prompt")
 def test_lost_in_the_prompt(tmp_path: Path, kind: str, number: int) -> None:
     with noted(LINE, "prompt", kind) as loss, _split(tmp_path) as split:
         split.head.complete(tokens=1)
@@ -118,7 +121,7 @@ def test_lost_in_the_prompt(tmp_path: Path, kind: str, number: int) -> None:
 
 
 @EACH_KIND
-@AGAIN
+@_again("decode")
 def test_lost_while_it_generates(tmp_path: Path, reference: str, kind: str, number: int) -> None:
     with noted(LINE, "decode", kind) as loss, _split(tmp_path) as split:
         line = split.lines[number % 2]
@@ -139,7 +142,7 @@ def test_lost_while_it_generates(tmp_path: Path, reference: str, kind: str, numb
 
 
 @EACH_KIND
-@AGAIN
+@_again("idle")
 def test_lost_while_idle(tmp_path: Path, kind: str, number: int) -> None:
     with noted(LINE, "idle", kind) as loss, _split(tmp_path) as split:
         line = split.lines[number % 2]
@@ -153,7 +156,7 @@ def test_lost_while_idle(tmp_path: Path, kind: str, number: int) -> None:
 
 
 @EACH_KIND
-@AGAIN
+@_again("shutdown")
 def test_lost_while_it_is_stopped(tmp_path: Path, kind: str, number: int) -> None:
     """Before the signal that ends it, with it, or after it."""
     with noted(LINE, "shutdown", kind) as loss, _split(tmp_path) as split:

@@ -13,7 +13,7 @@ import pytest
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
 from meshd.rpc import protocol as rpc
 
-from tests.e2e.models import patched, smollm2, stock, text_alone
+from tests.e2e.models import patched, small, smollm2, stock, text_alone
 from tests.e2e.native_rig import Head, Worker
 from tests.e2e.push_rig import PEERS, SECRET, Chain, PushWorker, pushing
 from tests.e2e.random_models import random_model
@@ -93,7 +93,7 @@ def test_the_text_is_that_of_one_node_and_the_head_waits_once_a_token(tmp_path: 
 def test_a_token_that_is_chosen_on_a_worker_is_the_same_and_no_logits_cross(
     tmp_path: Path, workers: int
 ) -> None:
-    with pushing(tmp_path, smollm2(), workers, extra=("-bs",)) as (head, chain):
+    with pushing(tmp_path, small(), workers, extra=("-bs",)) as (head, chain):
         received = []
         for tokens in (8, 40):
             before = chain.ways[-1].counts.received
@@ -101,7 +101,7 @@ def test_a_token_that_is_chosen_on_a_worker_is_the_same_and_no_logits_cross(
             received.append(chain.ways[-1].counts.received - before)
         # four numbers of a token, each behind the head of an answer
         assert received[1] - received[0] <= 32 * 48
-        assert head.complete() == text_alone(smollm2())
+        assert head.complete() == text_alone(small())
 
 
 @pytest.mark.parametrize("workers", [2, 3])

@@ -6,19 +6,20 @@ Real processes without meshd between them.
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from meshd.rpc import protocol as rpc
 
-from tests.e2e.models import smollm2
-from tests.e2e.native_rig import wait_until
+from tests.e2e.models import small
+from tests.e2e.native_rig import Head, wait_until
 from tests.e2e.push_rig import (
     PEERS,
     SESSION,
     TENSOR_BYTES,
+    Chain,
     PushWorker,
     SessionClient,
     data,
@@ -35,6 +36,14 @@ FOREIGN = bytes(16)
 MIB = 1 << 20
 HELD = 64 * MIB  # the most that a worker has of what nobody takes
 SOCKETS = 64 * MIB  # more than the kernel has of it
+TOKENS = 150
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Head, Chain, str]]:
+    """A head with its workers, and what they answer while nobody else comes; all who come meet these."""
+    with pushing(tmp_path_factory.mktemp("chain"), small(), 2) as (head, chain):
+        yield head, chain, head.complete(tokens=TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -50,22 +59,24 @@ SOCKETS = 64 * MIB  # more than the kernel has of it
     ],
     ids=["wrong secret", "client's hello", "size", "no hello", "cut secret", "silence", "foreign session"],
 )
-def test_whoever_is_no_peer_is_closed_and_disturbs_nobody(tmp_path: Path, message: bytes) -> None:
-    with pushing(tmp_path, smollm2(), 2) as (head, chain), ExitStack() as stack:
-        expected = head.complete(tokens=60)
+def test_whoever_is_no_peer_is_closed_and_disturbs_nobody(
+    undisturbed: tuple[Head, Chain, str], message: bytes
+) -> None:
+    head, chain, expected = undisturbed
+    with ExitStack() as stack:
         came: list[socket.socket] = []
 
         def come(text: str) -> None:
             if not came and text:
                 came.extend(stack.enter_context(peer_of(worker, message)) for worker in chain.workers)
 
-        assert head.stream(tokens=60, on_piece=come) == (expected, "")
+        assert head.stream(tokens=TOKENS, on_piece=come) == (expected, "")
         assert len(came) == 2
         for sock in came:
             if message == hello(FOREIGN):
                 assert sock.recv(9) == struct.pack("<QB", 1, 0)
             assert is_closed(sock)
-        assert head.complete(tokens=60) == expected
+        assert head.complete(tokens=TOKENS) == expected
 
 
 def test_what_peers_send_is_taken_by_its_token(tmp_path: Path) -> None:

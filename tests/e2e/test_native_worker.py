@@ -15,7 +15,7 @@ from meshd.model.weights_index import encode_index
 from meshd.role.native.devices import parse_listed
 
 from tests.e2e.counting_proxy import CountingProxy
-from tests.e2e.models import patched, smollm2, text_alone
+from tests.e2e.models import patched, small, smollm2, text_alone
 from tests.e2e.native_rig import Head, Worker, index_of, wait_until
 from tests.e2e.rpc_client import ALWAYS, RpcClient
 
@@ -54,7 +54,7 @@ def test_the_threads_of_a_worker_stay_over_the_tokens(tmp_path: Path) -> None:
     """Thread ids count up, so a thread that is ended and made again for each token would have another one."""
     with (
         Worker(server(), tmp_path, threads=2) as worker,
-        Head(patched().binaries[LLAMA_SERVER], tmp_path, smollm2(), [worker.endpoint]) as head,
+        Head(patched().binaries[LLAMA_SERVER], tmp_path, small(), [worker.endpoint]) as head,
     ):
         tasks = Path(f"/proc/{worker.process.pid}/task")
         head.complete(tokens=2)
@@ -62,7 +62,7 @@ def test_the_threads_of_a_worker_stay_over_the_tokens(tmp_path: Path) -> None:
         text, error = head.stream(
             tokens=24, on_piece=lambda _: seen.append({path.name for path in tasks.iterdir()})
         )
-        assert (text, error) == (text_alone(smollm2()), "")
+        assert (text, error) == (text_alone(small()), "")
     assert len(seen) > 20
     stayed, came = set.intersection(*seen), set.union(*seen)
     assert len(stayed) >= 2, seen
