@@ -25,7 +25,7 @@ WIDTH = 576  # of SmolLM2's hidden state
 F32_BYTES, HALF_BYTES = 4 * WIDTH, 2 * (WIDTH + 1)
 HALVES = (rpc.SET_TENSOR_F16, rpc.GET_TENSOR_F16, rpc.PUSH_TENSOR_F16, rpc.TAKE_TENSOR_F16)
 OUTPUT_ON_HEAD = ("-ot", "token_embd.weight=CPU")
-FEW, MANY = 8, 40
+FEW, MANY = 4, 20
 LONG = "The capital of France is " + ", ".join(f"not number {number}" for number in range(40))
 
 
