@@ -43,7 +43,7 @@ SEED = os.environ.setdefault("MESHD_SEED", str(random.SystemRandom().randrange(1
 _failed = pytest.StashKey[bool]()
 LONGEST_FIRST = ("netns", "e2e", "process", "hostile", "conformance", "sim")
 # of tests/netns: what measures times, rates or memory, or is a matter of moments, runs one after another
-_ALONE = ("answer", "bench", "birthday", "line", "memory", "ready", "relayed", "traps")
+_ALONE = ("answer", "bench", "birthday", "line", "memory", "ready", "relayed")
 MEASURE = {f"test_{what}.py" for what in _ALONE}
 
 
