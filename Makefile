@@ -61,11 +61,11 @@ bench: build ## compare meshd with stock llama.cpp, and write docs/performance.m
 	@$(BIN)/python -m meshd.bench.performance --write docs/performance.md
 
 soak: build ## the long runs: workers lost a thousand times, links cut for a thousand tokens, fifty nodes, a thousand on a virtual clock
-	MESHD_SOAK=1 $(BIN)/python -m pytest --losses docs/soak.md tests/sim tests/netns/test_traps.py tests/netns/test_ready.py \
+	MESHD_SOAK=1 $(BIN)/python -m pytest --losses docs/soak.md tests/sim tests/netns/test_traps.py tests/netns/test_ready.py tests/hostile/test_member.py \
 		tests/e2e/test_mesh_durable.py tests/e2e/test_mesh_many.py tests/e2e/test_mesh_models.py \
 		tests/e2e/test_mesh_losses.py tests/e2e/test_mesh_lost_workers.py tests/e2e/test_mesh_hung.py \
 		tests/e2e/test_mesh_push.py tests/e2e/test_native_loss.py tests/e2e/test_native_push_failures.py \
-		tests/e2e/test_native_blas.py tests/e2e/test_native_hostile_answers.py tests/hostile/test_member.py
+		tests/e2e/test_native_blas.py tests/e2e/test_native_hostile_answers.py
 	$(BIN)/python -m tests.sim.scale --members 10 50 200 1000
 
 fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each for the firewall, nodes and rpc-server
