@@ -48,10 +48,12 @@ from meshd.gateway.interface import GatewayStatus
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home, Membership
+from meshd.identity.reply_code import Reply
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.naming import UnknownPeer
 from meshd.peer.node import Node
 from meshd.rendezvous.interface import MdnsStatus
+from meshd.rendezvous.open_for_joiners import ACCEPT_SECONDS
 from meshd.role.interface import RunningRole
 from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate
@@ -74,7 +76,7 @@ class Parts:
     mdns: Callable[[], MdnsStatus | None]
     candidates: Callable[[], tuple[Candidate, ...]]
     relays: Sequence[RelayHint]
-    accept: Callable[[str], AcceptReply]
+    accept: Callable[[str], Reply]
     surroundings: Surroundings
     gateway: Callable[[], GatewayStatus | None]
     bans_changed: Callable[[], None]
@@ -159,7 +161,12 @@ class DaemonControl(TunnelAnswers):
 
     @AcceptRequest.answer
     async def accept(self, request: AcceptRequest) -> AcceptReply:
-        return self._parts.accept(request.code)
+        reply = self._parts.accept(request.code)
+        return AcceptReply(
+            joiner=str(reply.joiner),
+            addresses=tuple(one.place for one in reply.candidates),
+            seconds=int(ACCEPT_SECONDS),
+        )
 
     @InviteListRequest.answer
     async def invite_list(self, request: InviteListRequest) -> InviteList:

@@ -4,7 +4,9 @@ A token and every record name this port, so a node keeps it (docs/cli.md). A tak
 or kept is an error that names its holder; nobody must find another program there.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from meshd.base import log
 from meshd.base.errors import LocalProtocolError
@@ -15,7 +17,7 @@ from meshd.link.net.one_port import PortTaken
 from meshd.link.quic.listen import QuicListener
 from meshd.link.quic.sockets import DialPort, SharedPort
 from meshd.link.secure.handshake import Standing
-from meshd.link.secure.joining import Joining, OnJoiner
+from meshd.link.secure.joining import Joining
 from meshd.link.tcp.listen import TcpListener
 from meshd.link.udp.batch_socket import Origin
 from meshd.wire.dialable import Dialable
@@ -23,6 +25,18 @@ from meshd.wire.stun import Endpoint
 from meshd.wire.stun_answer import answer_to
 
 LOG = log.get("daemon")
+
+
+class PortMember(Protocol):
+    """The member that answers at a mesh port."""
+
+    def standing(self) -> Standing:
+        """What its links show and check, as of now."""
+        ...
+
+    async def admit(self, joining: Joining) -> bool:
+        """Answer one joiner; says whether it is a member now."""
+        ...
 
 
 class Doorway:
@@ -33,17 +47,25 @@ class Doorway:
 
     def __init__(self, *, asked: HostPort | None, home: Home) -> None:
         """Raises UserError (PortTaken)."""
-        self._standing: Callable[[], Standing] | None = None
-        self._on_joiner: OnJoiner | None = None
+        self._member: PortMember | None = None
+        self._on_stun: Callable[[bytes, Endpoint], None] | None = None
         self.listener = open_listener(self._make, asked=asked, home=home)
         host = asked.host if asked is not None else ""
         self.local_only = bool(host) and is_loopback(host)
-        self.on_stun: Callable[[bytes, Endpoint], None] = lambda _data, _source: None
         self.quic = self._open_udp(host, self.listener.port)
 
-    def answer_as(self, standing: Callable[[], Standing], on_joiner: OnJoiner) -> None:
-        """What its links show and check, and who admits joiners."""
-        self._standing, self._on_joiner = standing, on_joiner
+    def answer_as(self, member: PortMember) -> None:
+        """Once, when this node is a member."""
+        self._member = member
+
+    @contextlib.contextmanager
+    def stun_answers(self, heard: Callable[[bytes, Endpoint], None]) -> Iterator[None]:
+        """Hand what STUN servers answer at the UDP port to `heard`; to one at a time."""
+        self._on_stun = heard
+        try:
+            yield
+        finally:
+            self._on_stun = None
 
     def close(self) -> None:
         """Give the ports back."""
@@ -76,21 +98,21 @@ class Doorway:
         """Other members ask us where they come from, as they ask a server; servers answer us."""
         source = Endpoint(*origin.address[:2])
         answer = answer_to(data, source)
-        if answer is None:
-            self.on_stun(data, source)
-        elif self.quic is not None:
+        if answer is None and self._on_stun is not None:
+            self._on_stun(data, source)
+        elif answer is not None and self.quic is not None:
             self.quic.send_other(answer, origin)
 
     def _make(self, host: str, port: int) -> TcpListener:
         return TcpListener(self._as_member, host=host, port=port, on_joiner=self._admit)
 
     def _as_member(self) -> Standing:
-        if self._standing is None:
+        if self._member is None:
             raise LocalProtocolError("a link arrived before this node was a member")
-        return self._standing()
+        return self._member.standing()
 
     async def _admit(self, joining: Joining) -> bool:
-        return self._on_joiner is not None and await self._on_joiner(joining)
+        return self._member is not None and await self._member.admit(joining)
 
 
 def open_listener(

@@ -14,7 +14,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.build.pin import read_pin
 from meshd.config import Config
 from meshd.daemon.control import DaemonControl, Parts
-from meshd.daemon.enroll import Entered, enter
+from meshd.daemon.enroll import enter
 from meshd.daemon.member_node import Estate
 from meshd.daemon.native_check import check_native
 from meshd.daemon.preflight import Claims
@@ -26,6 +26,8 @@ from meshd.daemon.tunnels import make_tunnels
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
 from meshd.link.net import local_addresses
+from meshd.link.secure.joining import Joining
+from meshd.rendezvous.enroll import Entered
 from meshd.role.interface import NativeBuild
 from meshd.tunnel.user_tunnels import OwnTunnels
 
@@ -112,7 +114,7 @@ class Daemon:
         protocol = read_pin().rpc_protocol
         return await check_native(native, protocol=protocol, logs=paths.logs, head=head)
 
-    async def _live(self, key: KeyPair, entered: Entered, native: NativeBuild, claims: Claims) -> None:
+    async def _live(self, key: KeyPair, entered: Entered[Joining], native: NativeBuild, claims: Claims) -> None:
         """As a member, in its role."""
         estate = Estate(
             config=self._config,
@@ -127,7 +129,7 @@ class Daemon:
             built = await claims.role.build(make_runtime(self._config, estate.mesh, native), estate)
             await self._serve(estate, built)
         finally:
-            if estate.has_left:
+            if estate.local.has_left:
                 self._home.leave(drop_root=True)  # what was written since: bans, addresses, the book
 
     async def _serve(self, estate: Estate, built: BuiltRole) -> None:
@@ -151,17 +153,17 @@ class Daemon:
                     work.start(built.role.serve(), name=self._role)
                     gc.collect()
                     gc.freeze()  # what is there now stays: later collections need not walk it each time
-                    await estate.ways.surroundings.first_look()
-                    await estate.ways.known_outside()  # a token names the outer address, too
+                    await estate.transports.surroundings.first_look()
+                    await estate.transports.known_outside()  # a token names the outer address, too
                     self._print_token(estate)
             finally:
-                if estate.has_left:
+                if estate.local.has_left:
                     await asyncio.sleep(GOODBYE_SECONDS)  # for its last record, before the sessions end
-                estate.say_goodbye()
+                estate.local.say_goodbye()
                 await asyncio.sleep(GOODBYE_SECONDS)
 
     def _control(self, estate: Estate, built: BuiltRole, tunnels: OwnTunnels) -> DaemonControl:
-        gateway, mdns = built.gateway, estate.ways.mdns
+        gateway, mdns = built.gateway, estate.transports.mdns
         return DaemonControl(
             Parts(
                 home=self._home,
@@ -173,13 +175,13 @@ class Daemon:
                 role=built.role,
                 tunnels=tunnels,
                 mdns=lambda: mdns.status if mdns is not None else None,
-                candidates=estate.token_candidates,
-                relays=estate.ways.relays,
-                accept=estate.ways.accept,
-                surroundings=estate.ways.surroundings,
+                candidates=estate.local.token_candidates,
+                relays=estate.transports.relays,
+                accept=estate.transports.joiners.accept,
+                surroundings=estate.transports.surroundings,
                 gateway=lambda: gateway.status if gateway is not None else None,
-                bans_changed=estate.bans_changed,
-                leave=estate.leave,
+                bans_changed=estate.mesh.bans_changed,
+                leave=estate.local.leave,
                 stop=self._stop,
             )
         )
@@ -205,4 +207,4 @@ async def _watch_addresses(estate: Estate) -> None:
         now = local_addresses.addresses()
         if now != known:
             known = now
-            estate.addresses_changed()
+            estate.local.addresses_changed()

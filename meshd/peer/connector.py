@@ -97,7 +97,7 @@ class Connector:
         if record is not None and CAPABILITY in record.capabilities:
             with suppress(RemoteProtocolError):  # of a later version, say
                 theirs = NetFacts.from_text(record.capabilities[CAPABILITY])
-        return self._node.why_not_direct(theirs, last_error(self._failed))
+        return self._node.host.why_not_direct(theirs, last_error(self._failed))
 
     async def serve(self) -> None:
         """Dial for as long as this runs; owns the links that it made."""
@@ -126,7 +126,7 @@ class Connector:
             present,
             possible=bool(candidates) or self._book.record(peer) is not None,
             leads=self._connection.leads,
-            near=not present and self._node.is_near(candidates),
+            near=not present and self._node.host.is_near(candidates),
         )
 
     def _places(self) -> list[Dialable]:
@@ -135,7 +135,7 @@ class Connector:
         found = [
             place
             for source, told in self._book.told(peer)
-            for place in self._node.may_dial(peer, told, source)
+            for place in self._node.host.may_dial(peer, told, source)
         ]
         return list(dict.fromkeys(found))
 

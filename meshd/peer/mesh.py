@@ -65,7 +65,7 @@ class PeerMesh:
         book.spare(self._peers.is_linked)
         node.on_link = self._link_made
         node.on_goodbye = self._said_goodbye
-        node.on_bans = lambda _entries: self._drop_banned()
+        node.on_bans = lambda _entries: self.bans_changed()
         node.services[NEWS_SERVICE] = Service(self._news.talk, lambda _member, _metadata: None, once=True)
 
     # Mesh.
@@ -205,7 +205,7 @@ class PeerMesh:
 
     def _woke(self, slept: float) -> None:
         LOG.info("woke_up", seconds=round(slept, 1))
-        self._node.on_wake()
+        self._node.host.woke()
         self.addresses_changed()
 
     def record_changed(self) -> None:
@@ -298,7 +298,8 @@ class PeerMesh:
         if code == Code.LEFT:
             self._drop(peer, Code.NONE, "it has left the mesh")
 
-    def _drop_banned(self) -> None:
+    def bans_changed(self) -> None:
+        """Somebody is banned: close what is open with them, and tell the others."""
         bans = self._node.bans
         for peer in dict.fromkeys([*self._peers, *self._book.peers()]):
             entry, record = self._peers.get(peer), self._book.record(peer)

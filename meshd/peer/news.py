@@ -138,7 +138,7 @@ class News:
             told.asked = asked[::-1]
 
     def _collect(self) -> None:
-        own, now = self._node.my_record().sequence, self._node.now()
+        own, now = self._node.host.record().sequence, self._node.now()
         marks = self._ledger.marks(own)
         if marks != self._marks:
             self._marks, self._changed_at = marks, now
@@ -149,7 +149,7 @@ class News:
 
     async def _tell_digest(self, messages: MessageStream, told: Told) -> None:
         told.compared_at = self._node.now()
-        await messages.send(DigestNews(self._ledger.digest(self._node.my_record().sequence)).encode())
+        await messages.send(DigestNews(self._ledger.digest(self._node.host.record().sequence)).encode())
 
     async def _until_changed(self, seen: int, told: Told, hearing: Hearing) -> None:
         """Or until it is the turn of something that changed too often, or time to compare."""
@@ -179,7 +179,7 @@ class News:
             if away is not None:
                 yield AwayNews(away.to_bytes()).encode()
         else:
-            record = self._node.my_record() if item == self._node.peer else self._book.newest(item)
+            record = self._node.host.record() if item == self._node.peer else self._book.newest(item)
             if record is not None and item != peer and not told.knows(item, (record.sequence,)):
                 yield RecordNews(record.encode()).encode()
 
@@ -210,7 +210,7 @@ class News:
                 case BucketsNews(hashes=hashes):
                     await hearing.pause(NEW_COST)
                     if hearing.compares(self._node.now()):
-                        told.asked = self._ledger.differing(hashes, self._node.my_record().sequence)
+                        told.asked = self._ledger.differing(hashes, self._node.host.record().sequence)
                         self._node.changed()
                 case None:
                     await hearing.pause(KNOWN_COST)
@@ -219,7 +219,7 @@ class News:
         """What the other side has told us last: is it what we have?"""
         if not hearing.digests(self._node.now()):
             return  # before anything is computed
-        own = self._node.my_record().sequence
+        own = self._node.host.record().sequence
         self._collect()
         if digest == self._ledger.digest(own):
             told.pause = COMPARE_SECONDS

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from meshd import __version__
 from meshd.base import log
@@ -17,9 +18,7 @@ from meshd.link.interface import LinkInfo, MayDial
 from meshd.mux.config import MuxConfig, NodeBudget
 from meshd.peer.faults import Faults
 from meshd.peer.interface import Allow, Handler
-from meshd.peer.reasons import plain_why
 from meshd.wire.address import Candidate
-from meshd.wire.dialable import Dialable, Here, Source, dialable
 from meshd.wire.hello import WIRE_VERSION, Hello
 from meshd.wire.limits import MAX_FRAME_BYTES
 from meshd.wire.native import NativeVersion
@@ -41,8 +40,27 @@ class NodeFacts:
     software: str = __version__
 
 
-def _as_a_stranger(_peer: PeerId, candidates: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
-    return dialable(candidates, source=source, here=Here())
+class NodeHost(Protocol):
+    """What this node says of itself, and knows of its network, as of now."""
+
+    @property
+    def may_dial(self) -> MayDial: ...
+
+    def record(self) -> PeerRecord:
+        """Its own, as others are told it."""
+        ...
+
+    def is_near(self, candidates: Sequence[Candidate]) -> bool:
+        """Is one of these on this machine, or in one LAN with it?"""
+        ...
+
+    def why_not_direct(self, theirs: NetFacts | None, last_error: str) -> str:
+        """One sentence. `theirs`: what is known of the peer's network."""
+        ...
+
+    def woke(self) -> None:
+        """This machine has slept: ports, mappings and relays may be gone. The mesh tests its links itself."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +88,12 @@ class Node:
     budget: NodeBudget
     random: Callable[[int], bytes]
     save_bans: Callable[[], None]
-    my_record: Callable[[], PeerRecord]
+    host: NodeHost
     config: MuxConfig = field(default_factory=MuxConfig)
     services: dict[str, Service] = field(default_factory=dict)
     faults: Faults = field(default_factory=Faults)
     on_link: Callable[[PeerId, Hello, LinkInfo], None] = lambda _peer, _hello, _info: None
     on_goodbye: Callable[[PeerId, int], None] = lambda _peer, _code: None
-    why_not_direct: Callable[[NetFacts | None, str], str] = plain_why  # the peer's network, the last error
-    is_near: Callable[[Sequence[Candidate]], bool] = lambda _: False  # on this machine, or in one LAN
-    may_dial: MayDial = _as_a_stranger
-    on_wake: Callable[[], None] = lambda: None  # this node slept: ports, mappings and relays may be gone
     on_bans: Callable[[Sequence[bytes]], None] = lambda _entries: None
     _banned: bool = False  # the log has it
     version: int = 0
@@ -120,7 +134,7 @@ class Node:
             bans_count=len(self.bans),
             bans_digest=self.bans.digest(),
             clock=self.wall_clock(),
-            record=self.my_record().encode(),
+            record=self.host.record().encode(),
         )
 
     def learn_bans(self, entries: Sequence[bytes]) -> int:

@@ -44,7 +44,7 @@ class Crowd:
         self._rng = rng
         self.lives = Lives(
             me=node.peer,
-            own=lambda: node.my_record().sequence,
+            own=lambda: node.host.record().sequence,
             book=book,
             signer=signer,
         )
@@ -103,7 +103,7 @@ class Crowd:
         dates = [date for date in unproven if date > now]
         verdict = self.lives.next_verdict(now)
         self._look_at = min([*dates, *([verdict] if verdict is not None else [])], default=float("inf"))
-        own = self._node.my_record().chain
+        own = self._node.host.record().chain
         me = Seat(own.place, self._node.facts.role, own.admitter)
         seats = {self._node.peer: me, **{peer: self._seat(peer) for peer in there}}
         if seats != self._seats:

@@ -37,8 +37,3 @@ def _told(one: Failed) -> str:
             return f"{name} finds another node at the peer's addresses"
         case _:
             return f"{name}: {one.what}"
-
-
-def plain_why(_theirs: object, error: str) -> str:
-    """The sentence where nothing is known of the networks."""
-    return error or "direct paths are being tried"

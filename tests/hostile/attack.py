@@ -56,7 +56,7 @@ async def _attack(home: Path, seed: int, seconds: float, names: list[str]) -> No
             estate._key,
             estate.membership.chain,
             estate.membership.mesh,
-            estate._record.encode(),
+            estate.local.record.encode(),
             random.Random(seed),
         )
         rng = mallory.rng

@@ -64,7 +64,7 @@ def _judged(candidates: tuple[Candidate, ...], source: Source) -> Sequence[Diala
 
 
 def _may_dial(_peer: PeerId, candidates: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
-    """Verdicts are remembered, as the daemon does it (daemon/peer_addresses.py)."""
+    """Verdicts are remembered, as the daemon does it (rendezvous/peer_addresses.py)."""
     return _judged(tuple(candidates), source)
 
 
@@ -91,7 +91,7 @@ class Victim:
         self.context = context_of(node.name)
         node.mail = office.of(node.peer)
         node.reborn()
-        node.node.may_dial = _may_dial
+        node.host.may_dial = _may_dial
         self._relays = RelayClient(
             (),
             node.standing,
@@ -121,7 +121,7 @@ class Victim:
             node.signals.topic(topic)
 
     def _relays_of(self, peer: PeerId) -> tuple[RelayHint, ...]:
-        """As daemon/transports.py reads them."""
+        """As rendezvous/peer_addresses.py reads them."""
         record = self.node.book.record(peer)
         hints = []
         for url in record.relays if record is not None else ():
@@ -143,7 +143,7 @@ class Victim:
 
 
 def _named(candidates: Iterable[Candidate]) -> list[Dialable]:
-    """As daemon/transports.py has it, for a node that knows nothing of its networks."""
+    """As rendezvous/peer_addresses.py has it, for a node that knows nothing of its networks."""
     return dialable(candidates, source=Source.RECORD, here=Here())
 
 

@@ -270,12 +270,12 @@ async def serve(folder: Path) -> None:
     async with Owner() as owner:
         owner.start(estate.serve(), name="peers")
         owner.start(_watch_addresses(estate), name="addresses")
-        await estate.ways.surroundings.first_look()
+        await estate.transports.surroundings.first_look()
         _say({"token": estate.printed_token() or "", "joined": joined})
         commands = Commands(estate, owner, began)
         while line := await reader.readline():
             _say(await commands.obey(json.loads(line)))
-        estate.say_goodbye()
+        estate.local.say_goodbye()
         await asyncio.sleep(GOODBYE_SECONDS)
         owner.cancel()
 

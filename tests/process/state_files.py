@@ -91,7 +91,7 @@ class Case:
 
 def _change_book(scene: Scene) -> None:
     scene.estate.book.hint(new_peer(), (Candidate("192.0.2.1", random.randint(1, 60000)),))
-    scene.estate._write_book()
+    scene.estate._kept_book.write()
 
 
 def _ban(scene: Scene) -> None:
@@ -103,15 +103,15 @@ def _say_addresses(scene: Scene) -> None:
 
 
 def _number_records(scene: Scene) -> None:
-    numbering = scene.estate._numbering
-    before = scene.estate._record.sequence
+    local = scene.estate.local
+    numbering, before = local._numbers, local.record.sequence
     numbering._end += 1
     numbering._next = numbering._end  # as after thousands of records
-    record = scene.estate._sign_record()
+    local.sign()
     if scene.home.keeping.waiting:
-        assert record.sequence == before, "a number that is not reserved was used"
+        assert local.record.sequence == before, "a number that is not reserved was used"
     else:
-        assert record.sequence > before
+        assert local.record.sequence > before
 
 
 def _expose(scene: Scene) -> None:

@@ -11,9 +11,9 @@ import pytest
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
 from meshd.config.tree import HostPort, LinksConfig
-from meshd.daemon.record_numbers import BLOCK, Numbering
 from meshd.identity.keeping import Keeping
 from meshd.identity.keys import KeyPair
+from meshd.peer.record_numbers import BLOCK, Numbering
 from meshd.relay import run as relay
 from meshd.relay.run import RelaySettings
 from meshd.wire.address import Candidate
@@ -85,7 +85,7 @@ def test_every_file_that_a_node_writes_is_in_the_table(tmp_path: Path) -> None:
         async with bare_node(home, name="node", links=LINKS) as estate:
             Scene.made(estate, home)
             estate.book.hint(KeyPair.from_seed(bytes(32)).peer, PLACE)
-            estate.candidates_changed()
+            estate.local.network_changed()
         return {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
 
     written = run(work())
@@ -109,8 +109,8 @@ def test_a_node_whose_disk_takes_nothing_serves_on(number: int, stage: str, tmp_
                 with failing(below(home), number, stage) as disk:
                     node.book.hint(stranger, PLACE)
                     node.authority.revoke_node(banned, now=1)
-                    node.bans_changed()
-                    node.candidates_changed()
+                    node.mesh.bans_changed()
+                    node.local.network_changed()
                     with pytest.raises(MeshdError, match="the inviter cannot save"):
                         async with bare_node(tmp_path / "late", name="late", token=token, links=LINKS):
                             pass
@@ -135,11 +135,11 @@ def test_a_restart_on_a_disk_that_takes_nothing(tmp_path: Path) -> None:
     async def work() -> None:
         home = tmp_path / "home"
         async with bare_node(home, name="node", links=LINKS) as node:
-            before = node._record.sequence
+            before = node.local.record.sequence
         await asyncio.sleep(1.1)  # the clock has to move on: it is what the numbers come from then
         with failing(below(home), errno.ENOSPC, "write"):
             async with bare_node(home, name="node", links=LINKS) as node:
-                assert node._record.sequence > before
+                assert node.local.record.sequence > before
                 assert "counters" in node._home.keeping.waiting
 
     run(work())

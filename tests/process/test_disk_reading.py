@@ -75,8 +75,8 @@ def test_a_node_whose_disk_gives_nothing_serves_on(number: int, tmp_path: Path) 
                 with failing(lambda path: path == home or inside(path), number, OPEN_TO_READ) as disk:
                     node.book.hint(stranger, PLACE)
                     node.authority.revoke_node(banned, now=1)
-                    node.bans_changed()
-                    node.candidates_changed()
+                    node.mesh.bans_changed()
+                    node.local.network_changed()
                     assert not node._home.counters.reserve_sequences(1 << 40)
                     await until(
                         lambda: {"book.blob", "revocations", "counters"} <= set(node._home.keeping.waiting)

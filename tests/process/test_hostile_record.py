@@ -59,7 +59,7 @@ async def meet_the_hostile_one(folder: Path, token: str, *others: Estate) -> Pee
         peer = hostile.node.peer
         for name in ("victim", "innocent"):
             await connected(hostile, name)
-        hostile._record = bad_record(hostile)
+        hostile.local.record = bad_record(hostile)
         hostile.mesh.record_changed()
         for other in others:
             await heard(other, peer)

@@ -15,7 +15,7 @@ CONNECTS_ALLOWED = frozenset(
         "meshd/link/tcp/connect.py",
         "meshd/link/punch/simultaneous_open.py",
         "meshd/link/port_prediction/sockets.py",
-        "meshd/link/net/stun.py",  # servers that the user named, and members: daemon/peer_addresses.py
+        "meshd/link/net/stun.py",  # servers that the user named, and members: rendezvous/peer_addresses.py
         "meshd/link/udp/batch_socket.py",  # where a `DialPort` leads, or back to a datagram's source
         "meshd/daemon/native_check.py",  # llama.cpp's own process
     }
@@ -73,6 +73,9 @@ NO_SHARES = frozenset(
         "rendezvous/mdns_places.py:MAX_HOSTS",
         "rendezvous/mdns_text.py:MAX_FIELDS",
         "rendezvous/mdns_text.py:MAX_ADDRESSES",
+        "rendezvous/peer_addresses.py:MAX_JUDGED",
+        "rendezvous/peer_addresses.py:MAX_MEMBERS_ASKED",
+        "rendezvous/reply_join.py:MAX_TRIED",
         "role/head/llama_args.py:MOST_TOKENS",
         "role/native/trial_report.py:MOST_WORD",
         "role/native/trial_report.py:MOST_TEXT",
@@ -134,6 +137,15 @@ OF_NO_PEER = frozenset(
     {
         # this node's own life, and its user's
         ("meshd/peer/mesh.py", "woke_up"),
+        ("meshd/peer/local_member.py", "addresses_changed"),
+        ("meshd/rendezvous/enroll.py", "mesh_founded"),
+        ("meshd/rendezvous/enroll.py", "mesh_joined"),
+        ("meshd/rendezvous/enroll.py", "join_not_used"),
+        ("meshd/rendezvous/reply_join.py", "stun_silent"),
+        ("meshd/rendezvous/reply_join.py", "nat_symmetric"),
+        # what the one inviter told when this node joined
+        ("meshd/rendezvous/enroll.py", "ban_refused"),
+        ("meshd/rendezvous/enroll.py", "record_refused"),
         ("meshd/role/worker/cycle.py", "device"),
         ("meshd/relay/run.py", "stopping"),
         ("meshd/relay/run.py", "relay_ready"),

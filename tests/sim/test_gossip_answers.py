@@ -78,8 +78,7 @@ def test_a_large_answer_is_told_in_its_turn(monkeypatch: pytest.MonkeyPatch, sha
             await asyncio.sleep(10)
             first = teller.heard_bytes - before
             assert size / 4 <= first < size / 4 + 10_000 + 5000
-            newer = victim.record(9)
-            victim.node.my_record = lambda: newer
+            victim.host.shown = victim.record(9)
             victim.mesh.record_changed()
             await third.until(lambda: _sequence(third, victim) == 9, seconds=2)  # nothing new waits for it
             await asyncio.sleep(size / 1000)

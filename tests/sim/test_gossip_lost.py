@@ -95,8 +95,7 @@ def test_what_a_node_tells_on_it_would_take_itself(theirs: int, own: int, pad: i
             except RemoteProtocolError:
                 pass
             try:
-                mine = PeerRecord.decode(raw_record(node, own))
-                node.node.my_record = lambda: mine
+                node.host.shown = PeerRecord.decode(raw_record(node, own))
                 items += [node.peer, LifeItem(node.peer)]
             except RemoteProtocolError:
                 pass
@@ -121,12 +120,11 @@ def test_a_record_whose_number_is_too_great_for_others_silences_nobody() -> None
             async with World() as world:
                 nodes = [world.node(f"n{number}") for number in range(MANY)]
                 liar = nodes.pop()
-                record = replace(
+                liar.host.shown = replace(
                     liar.record(),
                     sequence=sequence,
                     statement=Statement.decode(raw_record(liar, sequence), limit=MAX_RECORD_BYTES),
                 )
-                liar.node.my_record = lambda record=record: record  # type: ignore[misc]
                 for node in (liar, *nodes[1:]):
                     node.knows(nodes[0])
                 for node in (liar, *nodes):

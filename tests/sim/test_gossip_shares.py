@@ -262,8 +262,7 @@ def test_callers_that_show_no_record_of_their_own_are_no_members(monkeypatch: py
             victim.start()
             callers = [world.node(f"s{number}") for number in range(6)]
             for caller in callers:
-                shown = victim.record()
-                caller.node.my_record = lambda shown=shown: shown  # type: ignore[misc]
+                caller.host.shown = victim.record()
                 caller.knows(victim)
                 Teller(caller)  # nor do its news tell it
                 caller.start()

@@ -48,8 +48,7 @@ def test_a_newer_record_of_one_is_told_to_all() -> None:
         async with World() as world:
             one, _, other = await line(world)
             await other.until(lambda: other.book.record(one.peer) is not None)
-            newer = one.record(7)
-            one.node.my_record = lambda: newer
+            one.host.shown = one.record(7)
             one.mesh.record_changed()
 
             def heard() -> bool:
@@ -210,8 +209,7 @@ def test_a_healthy_link_stays_when_addresses_change() -> None:
 
 
 def _leave(node: WorldNode) -> None:
-    last = node.record(7, left=True)
-    node.node.my_record = lambda: last
+    node.host.shown = node.record(7, left=True)
     node.mesh.record_changed()
 
 

@@ -17,7 +17,7 @@ from meshd.identity.membership import Chain, Role, issue
 from meshd.identity.proof import Credentials
 from meshd.identity.record import LEFT, PeerRecord
 from meshd.identity.revocation import RevocationSet, ban
-from meshd.link.interface import DialError, DialFailure, Link, LinkKind, Transport
+from meshd.link.interface import DialError, DialFailure, Link, LinkKind, MayDial, Transport
 from meshd.link.secure.caller_rates import Callers
 from meshd.link.secure.handshake import Standing
 from meshd.mux.config import MuxConfig, NodeBudget
@@ -29,7 +29,9 @@ from meshd.peer.signal_routes import MailRoute
 from meshd.peer.signals import SignalService
 from meshd.rendezvous.book import AddressBook
 from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, Here, Source, dialable
 from meshd.wire.native import NativeVersion
+from meshd.wire.netfacts import NetFacts
 
 from tests.conformance.memory_link import MemoryDialer, MemoryListener, MemoryNet, MemoryPipe, MemoryWire
 from tests.conformance.nodes import TestMesh, fresh_key
@@ -144,6 +146,30 @@ class WorldDialer:
         return home.places[self.kind] if home is not None else None
 
 
+class WorldHost:
+    """What a node of the world says of itself: a record, which a test may change, and no networks."""
+
+    def __init__(self, record: PeerRecord) -> None:
+        self.shown = record
+        self.may_dial: MayDial = _as_a_stranger
+
+    def record(self) -> PeerRecord:
+        return self.shown
+
+    def is_near(self, candidates: Sequence[Candidate]) -> bool:
+        return False
+
+    def why_not_direct(self, theirs: NetFacts | None, last_error: str) -> str:
+        return last_error or "direct transports are being tried"
+
+    def woke(self) -> None:
+        """Nothing of it has slept."""
+
+
+def _as_a_stranger(_peer: PeerId, told: Sequence[Candidate], source: Source) -> Sequence[Dialable]:
+    return dialable(told, source=source, here=Here())
+
+
 class WorldNode:
     """A node of the world; `start` it after its services are in place, again after each stop."""
 
@@ -247,7 +273,7 @@ class WorldNode:
         self._book_is_new = False
         book = AddressBook(me=self.peer, verify=self._verify, save=save)
         book.load(blob)
-        record = self.record(self._starts)
+        self.host = WorldHost(self.record(self._starts))
         node = Node(
             facts=NodeFacts(
                 peer=self.peer,
@@ -261,7 +287,7 @@ class WorldNode:
             budget=NodeBudget(64 << 20),
             random=self.world.random,
             save_bans=save_bans,
-            my_record=lambda: record,
+            host=self.host,
             config=self.world.config,
         )
         rng = random.Random(f"{self.name} {self._starts}").random  # nobody is picked for ever
@@ -307,8 +333,7 @@ class WorldNode:
         self.world.listeners[fresh] = self.world.listeners.pop(self.place)
         self.world.places[fresh] = self.name
         self.place = self.places[LinkKind.TCP] = listener._place = fresh
-        record = self.record(sequence)
-        self.node.my_record = lambda: record
+        self.host.shown = self.record(sequence)
 
     async def stop(self, *, cut: bool = True) -> None:
         """As kill -9: no goodbye. With `cut` the kernel ends its connections, else they go silent."""

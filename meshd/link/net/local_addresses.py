@@ -212,6 +212,12 @@ def beside(local: Iterable[str], remote: str) -> bool:
     return near and (there.version == 6 or _in_a_site(there))
 
 
+def any_beside(candidates: Iterable[Candidate]) -> bool:
+    """Is one of these TCP addresses on this machine, or most likely in one LAN with it?"""
+    own = hosts()
+    return any(one.proto == "tcp" and beside(own, one.host) for one in candidates)
+
+
 def _in_a_site(address: Address) -> bool:
     if address.is_link_local:
         return True

@@ -14,16 +14,18 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig
-from meshd.daemon.enroll import Entered, enter
+from meshd.daemon.enroll import enter
 from meshd.daemon.member_node import Estate
 from meshd.daemon.mesh_port import Doorway
 from meshd.daemon.role_runtime import machine_id
 from meshd.identity.invite import parse_token
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
+from meshd.link.secure.joining import Joining
 from meshd.peer.connector import Connector
 from meshd.peer.dial_schedule import DialPlan
 from meshd.peer.interface import PeerState
+from meshd.rendezvous.enroll import Entered
 from meshd.wire.native import NativeVersion
 
 from tests.conformance.run import run, until
@@ -61,7 +63,7 @@ class Machine:
         await entered.aclose()
         return estate
 
-    async def _enter(self, join: str, role: str) -> tuple[Estate, Entered]:
+    async def _enter(self, join: str, role: str) -> tuple[Estate, Entered[Joining]]:
         config = config_of(self.name, join)
         doorway = Doorway(asked=config.links.listen, home=self.home)
         try:
@@ -134,7 +136,7 @@ def test_the_pipe_of_the_joining_is_the_first_link(tmp_path: Path, monkeypatch: 
         async with founder.live() as first, guest.live(token_of(first)) as second:
             await sees(first, "guest")
             await sees(second, "founder")
-            assert second.node.is_near(first.candidates())
+            assert second.is_near(first.transports.candidates())
             # its record comes a moment after the link
             await until(lambda: guest.key.peer in first.book.peers(), seconds=20)
         again = await founder.enter()  # what it heard of the guest is kept
@@ -212,7 +214,7 @@ def test_a_refusal_comes_with_reason_and_remedy(tmp_path: Path, why: str) -> Non
                 uses=1,
                 roles=("use",),
                 secret=secrets.token_bytes(16),
-                candidates=first.candidates(),
+                candidates=first.transports.candidates(),
             )
             if why == "used_up":
                 (await guest.enter(reply.token)).doorway.close()

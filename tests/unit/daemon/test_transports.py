@@ -21,7 +21,7 @@ def test_each_transport_is_dialled_with_once_in_order(
         estate = await Machine(tmp_path, "node").enter()
         estate.doorway.close()
         missing = () if outside else (Transport.QUIC_PORT_PREDICTION,)
-        assert [dialer.transport for dialer in estate.ways.dialers] == [
+        assert [dialer.transport for dialer in estate.transports.dialers] == [
             transport for transport in Transport if transport not in missing
         ]
 

@@ -1,7 +1,7 @@
 """How the last attempts ended, in words."""
 
 from meshd.link.interface import DialFailure, Transport
-from meshd.peer.reasons import Failed, last_error, plain_why
+from meshd.peer.reasons import Failed, last_error
 
 
 def test_every_direct_way_is_named_and_the_relay_is_not() -> None:
@@ -21,8 +21,3 @@ def test_every_direct_way_is_named_and_the_relay_is_not() -> None:
         "quic by port search gets no answer"
     )
     assert last_error({}) == ""
-
-
-def test_the_plain_sentence_is_the_last_error_or_says_that_it_is_tried() -> None:
-    assert plain_why(None, "tcp gets no answer") == "tcp gets no answer"
-    assert plain_why(None, "") == "direct paths are being tried"

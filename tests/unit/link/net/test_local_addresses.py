@@ -15,6 +15,7 @@ from meshd.link.net.local_addresses import (
     hosts,
     path_between,
 )
+from meshd.wire.address import Candidate
 
 ETHERNET = InterfaceAddress("eth0", "192.168.1.5")
 WIFI6 = InterfaceAddress("wlan0", "2001:db8:1::5")
@@ -127,3 +128,10 @@ def test_containers_that_come_and_go_are_no_change(monkeypatch: pytest.MonkeyPat
 )
 def test_what_lies_beside_this_machine(remote: str, near: bool) -> None:
     assert beside(["192.168.1.2", "203.0.113.9", "2001:db8:1:2::1"], remote) is near
+
+
+def test_a_peer_is_beside_us_if_one_of_its_tcp_addresses_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_addresses, "hosts", lambda: ("192.168.7.1",))
+    far, near = Candidate("192.168.8.9", 1), Candidate("192.168.7.9", 1)
+    assert local_addresses.any_beside([far, near])
+    assert not local_addresses.any_beside([far, Candidate("192.168.7.9", 1, "udp")])

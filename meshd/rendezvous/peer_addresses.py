@@ -3,30 +3,30 @@
 import functools
 import ipaddress
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Admitter
 from meshd.identity.relay_url import parse_relay_url
-from meshd.link.net import local_addresses
 from meshd.rendezvous.book import AddressBook
 from meshd.wire.address import Address, Candidate
 from meshd.wire.dialable import Dialable, Here, Source, dialable
 from meshd.wire.netfacts import CAPABILITY, NetFacts
 
 HERE_SECONDS = 1.0  # for which the answer of the kernel counts: each plan of each peer's dials asks
+MAX_MEMBERS_ASKED = 4  # of those that have a public address, how a port of ours is seen
 MAX_JUDGED = 512  # lists of addresses whose verdict is remembered, 32 addresses each at most
 
 
 class Places:
-    """`outside` gives this node's public addresses as servers see them."""
+    """`look` gives what this machine's networks are; `local_only`: it keeps to itself, and asks no member."""
 
-    def __init__(self, book: AddressBook, *, local_only: bool, outside: Callable[[], Iterable[str]]) -> None:
+    def __init__(self, book: AddressBook, *, look: Callable[[], Here], local_only: bool) -> None:
         self._book = book
+        self._look = look
         self._local_only = local_only
-        self._outside = outside
         self._seen = Here()
         self._seen_until = 0.0
 
@@ -66,8 +66,12 @@ class Places:
         except RemoteProtocolError:
             return None
 
-    def stun_members(self, most: int) -> list[str]:
-        """Mesh ports of members that can be reached from anywhere: they tell how a port of ours is seen."""
+    def tcp_servers(self, relays: Sequence[str], stun: Sequence[str]) -> tuple[str, ...]:
+        """Who tells how a TCP port of ours is seen: relays, public members, STUN servers (few speak TCP)."""
+        return (*relays, *self._stun_members(), *stun)
+
+    def _stun_members(self) -> list[str]:
+        """Mesh ports of members that can be reached from anywhere."""
         if self._local_only:
             return []
         found = [
@@ -77,12 +81,12 @@ class Places:
             for place in self.may_dial(record.peer, record.candidates, Source.RECORD)
             if _answers_stun(place)
         ]
-        return found[:most]
+        return found[:MAX_MEMBERS_ASKED]
 
     def _here(self) -> Here:
         now = time.monotonic()
         if now >= self._seen_until:
-            self._seen = local_addresses.here(self._outside(), local_only=self._local_only)
+            self._seen = self._look()
             self._seen_until = now + HERE_SECONDS
         return self._seen
 

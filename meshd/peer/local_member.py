@@ -1,0 +1,156 @@
+"""This node as the others of its mesh know it: its signed record, when they are told of it, its goodbye."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshd.base import log
+from meshd.base.errors import LocalProtocolError, MeshdError
+from meshd.identity.keys import KeyPair, PeerId
+from meshd.identity.membership import Chain
+from meshd.identity.record import LEFT, PeerRecord
+from meshd.link.interface import Link
+from meshd.mux.events import Code
+from meshd.peer.record_numbers import Numbering
+from meshd.wire.address import Candidate
+
+LOG = log.get("peer")
+
+
+class Reach(Protocol):
+    """How this node can be reached, as known now."""
+
+    def candidates(self) -> tuple[Candidate, ...]: ...
+    def relay_urls(self) -> tuple[str, ...]: ...
+    def capabilities(self) -> Mapping[str, str]:
+        """What peers should know of its network."""
+        ...
+
+    def addresses_changed(self) -> None:
+        """This machine is in another network, or has slept."""
+        ...
+
+
+class Audience(Protocol):
+    """Who is told (peer/mesh.py)."""
+
+    def record_changed(self) -> None: ...
+    def nat_changed(self) -> None: ...
+    def addresses_changed(self) -> None: ...
+    def say_goodbye(self, reason: str, *, code: Code = Code.SHUTDOWN) -> None: ...
+    async def accept(self, link: Link) -> None: ...
+
+
+class FirstPipe(Protocol):
+    """By which this node has joined; it is still open (link/secure/joining.py)."""
+
+    @property
+    def peer(self) -> PeerId: ...
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What stands in each record of this node, and signs it."""
+
+    key: KeyPair
+    chain: Chain
+    name: str
+    role: str
+
+
+class LocalMember:
+    """Signs the first record when it is made. `save` keeps the addresses of each, for what is said of this
+    node while it does not run."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        *,
+        reach: Reach,
+        mesh: Audience,
+        numbers: Numbering,
+        save: Callable[[Sequence[Candidate]], None],
+    ) -> None:
+        self._signature = signature
+        self._reach = reach
+        self._mesh = mesh
+        self._numbers = numbers
+        self._save = save
+        self.has_left = False
+        number = numbers.take()
+        if number is None:
+            raise LocalProtocolError("no number is left for a first record")
+        self.record = self._sign(number)
+
+    def token_candidates(self) -> tuple[Candidate, ...]:
+        """Where a token says this node is: a host's UDP port has the number of its TCP port."""
+        found = self._reach.candidates()
+        tcp = {(c.host, c.port) for c in found if c.proto == "tcp"}
+        return tuple(c for c in found if c.proto == "tcp" or (c.host, c.port) not in tcp)
+
+    def network_changed(self) -> None:
+        """A router's port came or went, or more is known of the network: tell the peers; links stay."""
+        if self._renew():
+            self._mesh.record_changed()
+            self._mesh.nat_changed()
+
+    def addresses_changed(self) -> None:
+        """Say so in the record, to the peers, and look at every link."""
+        self._reach.addresses_changed()
+        self._renew()
+        LOG.info("addresses_changed", listen=[str(candidate) for candidate in self.record.candidates])
+        self._mesh.addresses_changed()
+        self._mesh.record_changed()
+
+    def leave(self) -> None:
+        """Tell everybody, by a last record that they pass on, that this node is no member any more."""
+        self.has_left = True
+        self.sign()
+        self._mesh.record_changed()
+
+    def say_goodbye(self) -> None:
+        """End the sessions with all peers: for now, or for good."""
+        if self.has_left:
+            self._mesh.say_goodbye("the node has left the mesh", code=Code.LEFT)
+        else:
+            self._mesh.say_goodbye("the node was stopped")
+
+    async def stay(self, pipe: FirstPipe, make_link: Callable[[], Awaitable[Link]]) -> None:
+        """Go on as a member where this node has just joined: the first link, while others are dialled."""
+        try:
+            link = await make_link()
+        except (MeshdError, TimeoutError) as error:
+            LOG.debug("joined_pipe_over", peer=pipe.peer.short, why=str(error) or "timed out")
+        else:
+            await self._mesh.accept(link)
+        finally:
+            await pipe.aclose()
+
+    def _renew(self) -> bool:
+        """Sign anew if the record is old; says whether it was."""
+        now = (self._reach.candidates(), self._reach.capabilities())
+        if now == (self.record.candidates, self.record.capabilities):
+            return False
+        self.sign()
+        return True
+
+    def sign(self) -> None:
+        """A new record; the old one stays where a newer would carry a number that may have been used."""
+        number = self._numbers.take()
+        if number is not None:
+            self.record = self._sign(number)
+
+    def _sign(self, number: int) -> PeerRecord:
+        candidates = () if self.has_left else self._reach.candidates()
+        self._save(candidates)
+        return PeerRecord.sign(
+            self._signature.key,
+            chain=self._signature.chain,
+            name=self._signature.name,
+            role=self._signature.role,
+            sequence=number,
+            candidates=candidates,
+            relays=() if self.has_left else self._reach.relay_urls(),
+            capabilities=LEFT if self.has_left else self._reach.capabilities(),
+        )

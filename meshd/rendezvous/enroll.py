@@ -1,0 +1,260 @@
+"""How this node comes into a mesh: as it was, by a token, or as the founder of a new one.
+
+What reaches the inviter is given (`JoinTransports`). Here it is decided whether to join at all, what is tried
+and when, what a failure means, and what is kept.
+"""
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+from meshd.base import log
+from meshd.base.errors import MeshdError, Refused, RemoteProtocolError, UserError
+from meshd.base.tasks import first_success
+from meshd.identity.invite import (
+    Invite,
+    JoinKeys,
+    RelayHint,
+    derive,
+    expired_text,
+    parse_token,
+    refuse_expired,
+)
+from meshd.identity.keys import KeyPair
+from meshd.identity.keystore import Home, Membership
+from meshd.identity.revocation import RevocationSet
+from meshd.link.interface import DialError, DialFailure, LinkKind
+from meshd.rendezvous.join import Admitted, JoinPipe, ask
+from meshd.rendezvous.kept_book import KeptBook
+from meshd.rendezvous.reply_join import ReplyPort, join_by_reply, why_no_code
+from meshd.wire.address import Candidate
+from meshd.wire.dialable import Dialable, trusted
+
+QUIC_AFTER = 0.3  # seconds: TCP is ten times cheaper, and tells sooner that nobody is there
+NEARBY_AFTER = 0.5  # for a token whose addresses are those of yesterday
+LOG = log.get("rendezvous")
+
+
+class InviterPipe(JoinPipe, Protocol):
+    """A pipe to the inviter, both ends proven."""
+
+    async def aclose(self) -> None: ...
+
+
+P = TypeVar("P", bound=InviterPipe)
+P_co = TypeVar("P_co", bound=InviterPipe, covariant=True)
+
+
+class JoinTransports(Protocol[P_co]):
+    """How the inviter of one token is reached. Those that dial raise DialError, Refused."""
+
+    async def tcp(self, places: Sequence[Dialable]) -> P_co: ...
+    async def quic(self, places: Sequence[Dialable]) -> P_co: ...
+    async def relay(self, relays: Sequence[RelayHint]) -> P_co: ...
+    async def find_nearby(self) -> Sequence[Dialable]:
+        """Where it is seen in the networks of this machine; waits some seconds."""
+        ...
+
+    def reply_port(self) -> ReplyPort: ...
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """What this node may use to join. `has_udp`: the UDP port of the mesh is its own."""
+
+    name: str
+    role: str
+    kinds: Sequence[str]
+    relays: Sequence[RelayHint]
+    mdns: bool
+    local_only: bool
+    has_udp: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entered(Generic[P]):
+    """A membership; of a node that has just joined also what the inviter told, and the pipe to it.
+
+    `invite`: the token that this node was given, if it is for this mesh.
+    """
+
+    membership: Membership
+    invite: Invite | None = None
+    admitted: Admitted | None = None
+    pipe: P | None = None
+
+    async def aclose(self) -> None:
+        """Idempotent."""
+        if self.pipe is not None:
+            await self.pipe.aclose()
+
+
+class Enrolment(Generic[P]):
+    """One start of a node. `note` gets what a person must do: a reply code to be carried to the inviter.
+
+    `closest` tells which of several failures says most; `wall_clock` gives Unix seconds.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        key: KeyPair,
+        options: JoinOptions,
+        transports: Callable[[Invite, JoinKeys], JoinTransports[P]],
+        *,
+        closest: Callable[[Sequence[Exception]], Exception],
+        random: Callable[[int], bytes],
+        wall_clock: Callable[[], int],
+        note: Callable[[str], object],
+    ) -> None:
+        self._home = home
+        self._key = key
+        self._options = options
+        self._transports = transports
+        self._closest = closest
+        self._random = random
+        self._wall_clock = wall_clock
+        self._note = note
+
+    async def enter(self, token: str) -> Entered[P]:
+        """Find the membership, join if need be. Raises MeshdError; whoever is given a pipe closes it in the
+        end."""
+        present = self._home.load_membership()
+        if not token:
+            if present is None:
+                present = self._home.found_mesh(now=self._wall_clock(), random=self._random)
+                LOG.info("mesh_founded", mesh=present.mesh.short)
+            return Entered(present)
+        invite = parse_token(token)
+        if present is not None and present.mesh == invite.mesh:
+            # mostly a restart with the same command line: the membership stands
+            LOG.info("join_not_used", why=f"this home is already a member of mesh `{present.mesh.short}`")
+            return Entered(present, invite)
+        if present is not None:
+            raise UserError(
+                f"this node is in mesh `{present.mesh.short}`, "
+                f"but the token is for mesh `{invite.mesh.short}`",
+                hint="run `meshd leave` first, or use another MESHD_HOME",
+            )
+        refuse_expired(invite, self._wall_clock())
+        admitted, pipe = await self._join(invite)
+        membership = Membership(invite.mesh, admitted.chain, inviter=invite.inviter)
+        self._home.save_membership(membership)
+        LOG.info("mesh_joined", mesh=membership.mesh.short)
+        return Entered(membership, invite, admitted, pipe)
+
+    async def _join(self, invite: Invite) -> tuple[Admitted, P]:
+        options, keys = self._options, derive(invite.secret)
+        transports = self._transports(invite, keys)
+        no_code = why_no_code(
+            invite, quic="quic" in options.kinds, local_only=options.local_only, bound=options.has_udp
+        )
+        try:
+            try:
+                pipe = await self._reach(invite, transports)
+            except DialError:
+                if no_code:
+                    raise
+                port = transports.reply_port()
+                pipe = await join_by_reply(
+                    invite, keys, self._key.peer, port, transports.quic, note=self._note
+                )
+        except DialError as error:
+            raise self._unreachable(invite, error, no_code) from None
+        try:
+            admitted = await ask(
+                pipe, me=self._key.peer, mesh=invite.mesh, name=options.name, role=options.role
+            )
+        except BaseException as error:
+            await pipe.aclose()
+            if isinstance(error, Refused):
+                raise Refused(f"not admitted: {error.what}", code=error.code, hint=error.hint) from None
+            raise
+        return admitted, pipe
+
+    async def _reach(self, invite: Invite, transports: JoinTransports[P]) -> P:
+        """The inviter, by whatever transport is first. Raises DialError, Refused."""
+        starts = self._starts(invite, transports)
+        if not starts:
+            raise UserError(
+                f"links of the kinds `{','.join(self._options.kinds)}` cannot join a mesh",
+                hint="add tcp, quic or relay to --links",
+            )
+        try:
+            return await first_success(starts, discard=_discard)
+        except ExceptionGroup as group:
+            raise self._closest(group.exceptions) from None
+
+    def _starts(
+        self, invite: Invite, transports: JoinTransports[P]
+    ) -> list[tuple[float, Callable[[], Coroutine[object, object, P]]]]:
+        """What is tried, and after how many seconds."""
+        options = self._options
+
+        async def nearby() -> P:
+            found = await transports.find_nearby()
+            if not found:
+                raise DialError(
+                    "mDNS does not find it on this network",
+                    kind=LinkKind.TCP,
+                    failure=DialFailure.UNREACHABLE,
+                )
+            return await transports.tcp(found)
+
+        starts: list[tuple[float, Callable[[], Coroutine[object, object, P]]]] = []
+        if "tcp" in options.kinds:
+            starts.append((0.0, lambda: transports.tcp(trusted(invite.candidates))))
+            if options.mdns:
+                starts.append((NEARBY_AFTER, nearby))
+        relays = tuple(dict.fromkeys((*invite.relays, *options.relays)))
+        if "relay" in options.kinds and relays:
+            starts.append((0.0, lambda: transports.relay(relays)))
+        if "quic" in options.kinds:
+            starts.append((QUIC_AFTER, lambda: transports.quic(trusted(with_udp(invite.candidates)))))
+        return starts
+
+    def _unreachable(self, invite: Invite, error: DialError, no_code: str) -> MeshdError:
+        """`no_code`: why there is no reply code that could help, if so."""
+        now = self._wall_clock()
+        if invite.expired(now):  # by our clock, which may be the wrong one: the inviter could not be asked
+            return MeshdError(
+                f"cannot reach the node that made the token, which {expired_text(invite.expires_at, now)} "
+                f"by this machine's clock: {error.what}",
+                hint="run `meshd invite` on a member to get a new token, and check this machine's clock",
+            )
+        hint = error.hint or "check that it is running and that its firewall allows its mesh port"
+        return MeshdError(
+            f"cannot reach the node that made the token: {error.what}",
+            hint=f"{hint}; no reply code is possible: {no_code}" if no_code else hint,
+        )
+
+
+def remember(entered: Entered[P], kept: KeptBook, bans: RevocationSet, home: Home) -> None:
+    """Put what the token and the inviter said where it is looked for, and on the disk: a node that is killed
+    in a moment finds its mesh again."""
+    invite, admitted = entered.invite, entered.admitted
+    if invite is not None and bans.why_node_banned(invite.inviter) is None:
+        kept.book.hint(invite.inviter, invite.candidates)
+    if admitted is not None:
+        for entry in admitted.bans:
+            try:
+                bans.merge([entry])
+            except RemoteProtocolError as error:
+                LOG.warning("ban_refused", why=error.what)
+        for record in admitted.records:
+            try:
+                kept.book.add(record)
+            except RemoteProtocolError as error:
+                LOG.warning("record_refused", why=error.what)
+    kept.write()
+    home.keep_revocations(bans)
+
+
+def with_udp(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """A node's UDP port has the number of its TCP port, which a token names for both."""
+    twins = [replace(c, proto="udp") for c in candidates if c.proto == "tcp" and c.kind == "host"]
+    return tuple(dict.fromkeys([*candidates, *twins]))
+
+
+async def _discard(reached: InviterPipe) -> None:
+    await reached.aclose()

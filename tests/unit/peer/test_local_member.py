@@ -1,0 +1,176 @@
+"""What a node tells of itself: when a new record is signed, who is told, and how it takes its leave."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import pytest
+from meshd.base.errors import Broken
+from meshd.identity.keys import PeerId
+from meshd.link.interface import Link
+from meshd.mux.events import Code
+from meshd.peer.local_member import LocalMember, Signature
+from meshd.peer.record_numbers import BLOCK, Numbering
+from meshd.wire.address import Candidate
+
+from tests.sim.loop import run
+from tests.unit.identity.cast import WORKER, WORKER_CHAIN
+
+HOST, UDP = Candidate("10.0.0.1", 17430), Candidate("10.0.0.1", 17430, "udp")
+OUTER = Candidate("9.9.9.9", 40000, "udp", "srflx")
+
+
+class Surroundings:
+    """Implements Reach and Audience."""
+
+    def __init__(self) -> None:
+        self.places: tuple[Candidate, ...] = (HOST,)
+        self.facts: Mapping[str, str] = {}
+        self.told: list[str] = []
+        self.goodbyes: list[tuple[str, Code]] = []
+        self.links: list[Link] = []
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        return self.places
+
+    def relay_urls(self) -> tuple[str, ...]:
+        return ("relay://x",)
+
+    def capabilities(self) -> Mapping[str, str]:
+        return self.facts
+
+    def addresses_changed(self) -> None:
+        self.told.append("transports")
+
+    def record_changed(self) -> None:
+        self.told.append("record")
+
+    def nat_changed(self) -> None:
+        self.told.append("nat")
+
+    def say_goodbye(self, reason: str, *, code: Code = Code.SHUTDOWN) -> None:
+        self.goodbyes.append((reason, code))
+
+    async def accept(self, link: Link) -> None:
+        self.links.append(link)
+
+
+class _Mesh(Surroundings):
+    def addresses_changed(self) -> None:
+        self.told.append("addresses")
+
+
+class Rig:
+    """A member whose disk keeps numbers until `disk` says no."""
+
+    def __init__(self) -> None:
+        self.reach, self.mesh = Surroundings(), _Mesh()
+        self.disk = True
+        self.saved: list[Sequence[Candidate]] = []
+        self.local = LocalMember(
+            Signature(WORKER, WORKER_CHAIN, "garage", "worker"),
+            reach=self.reach,
+            mesh=self.mesh,
+            numbers=Numbering(lambda _number: self.disk, last=0, now=100),
+            save=self.saved.append,
+        )
+
+
+def test_the_first_record_says_where_the_node_is() -> None:
+    rig = Rig()
+    record = rig.local.record
+    assert (record.peer, record.name, record.role) == (WORKER.peer, "garage", "worker")
+    assert (record.candidates, record.relays, record.sequence) == ((HOST,), ("relay://x",), 101)
+    assert rig.saved == [(HOST,)] and rig.mesh.told == []
+
+
+@pytest.mark.parametrize("what", ["candidates", "capabilities"])
+def test_peers_are_told_of_another_network_once(what: str) -> None:
+    rig = Rig()
+    rig.local.network_changed()
+    assert rig.mesh.told == [] and rig.local.record.sequence == 101  # nothing is new
+    if what == "candidates":
+        rig.reach.places = (HOST, OUTER)
+    else:
+        rig.reach.facts = {"net": "x"}
+    rig.local.network_changed()
+    rig.local.network_changed()
+    assert rig.mesh.told == ["record", "nat"] and rig.local.record.sequence == 102
+    assert (rig.local.record.candidates, rig.local.record.capabilities) == (rig.reach.places, rig.reach.facts)
+    assert rig.saved[1:] == [rig.reach.places]
+
+
+def test_after_a_change_of_addresses_every_link_is_looked_at_even_if_the_record_stays() -> None:
+    rig = Rig()
+    rig.local.addresses_changed()
+    assert rig.reach.told == ["transports"] and rig.mesh.told == ["addresses", "record"]
+    assert rig.local.record.sequence == 101
+    rig.reach.places = (OUTER,)
+    rig.local.addresses_changed()
+    assert rig.local.record.candidates == (OUTER,)
+
+
+def test_without_a_number_that_is_certainly_new_the_old_record_stays() -> None:
+    rig = Rig()
+    rig.disk = False
+    for number in range(2 * BLOCK):
+        rig.reach.places = (Candidate("10.0.0.1", 1 + number),)
+        before = rig.local.record
+        rig.local.network_changed()
+        if rig.local.record is before:
+            break
+    assert rig.local.record.sequence == before.sequence
+    rig.disk = True
+    rig.local.network_changed()
+    assert rig.local.record.sequence > before.sequence
+    assert rig.local.record.candidates == rig.reach.places
+
+
+def test_a_node_that_leaves_says_so_and_where_it_is_no_more() -> None:
+    rig = Rig()
+    rig.local.say_goodbye()
+    rig.local.leave()
+    record = rig.local.record
+    assert (record.has_left, record.candidates, record.relays) == (True, (), ())
+    assert rig.mesh.told == ["record"] and rig.saved[-1] == ()
+    rig.local.say_goodbye()
+    assert rig.mesh.goodbyes == [
+        ("the node was stopped", Code.SHUTDOWN),
+        ("the node has left the mesh", Code.LEFT),
+    ]
+
+
+def test_a_token_names_no_udp_port_that_has_the_number_of_a_tcp_port() -> None:
+    rig = Rig()
+    rig.reach.places = (HOST, UDP, OUTER)
+    assert rig.local.token_candidates() == (HOST, OUTER)
+
+
+class FirstPipe:
+    """By which the node joined."""
+
+    peer: PeerId = WORKER.peer
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("error", [None, Broken("gone"), TimeoutError()])
+def test_the_pipe_of_the_joining_is_the_first_link_or_nothing_at_all(error: Exception | None) -> None:
+    async def main() -> None:
+        rig, pipe, link = Rig(), FirstPipe(), cast(Link, object())
+
+        async def stay() -> Link:
+            await asyncio.sleep(1)
+            if error is not None:
+                raise error
+            return link
+
+        await rig.local.stay(pipe, stay)
+        assert rig.mesh.links == ([] if error else [link])
+        assert pipe.closed == 1
+
+    run(main())

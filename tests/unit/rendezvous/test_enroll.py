@@ -1,0 +1,332 @@
+"""How a node comes into a mesh: what is tried when, what a failure means, and what is kept."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import Broken, MeshdError, Refused, UserError
+from meshd.identity.invite import Invite, encode_token
+from meshd.identity.keystore import Home
+from meshd.identity.membership import Chain
+from meshd.identity.record import PeerRecord
+from meshd.identity.revocation import RevocationSet, ban
+from meshd.link.interface import DialFailure
+from meshd.rendezvous.enroll import (
+    Enrolment,
+    Entered,
+    JoinOptions,
+    remember,
+    with_udp,
+)
+from meshd.rendezvous.join import Admitted
+from meshd.rendezvous.kept_book import KeptBook
+from meshd.wire.address import Candidate
+from meshd.wire.joining import NotAdmitted, Welcome
+
+from tests.sim.loop import run
+from tests.unit.identity.cast import (
+    FOUNDER,
+    FOUNDER_CHAIN,
+    GUEST,
+    GUEST_CHAIN,
+    INVITER,
+    MESH,
+    ROOT,
+    WORKER,
+    WORKER_CHAIN,
+)
+from tests.unit.rendezvous.inviters import (
+    HOST,
+    NEAR,
+    NOW,
+    OUTER,
+    OWN_RELAY,
+    RELAY,
+    FakeInviter,
+    InvitersPipe,
+    failed,
+    invite,
+)
+
+OPTIONS = JoinOptions(
+    name="guest",
+    role="worker",
+    kinds=("tcp", "quic", "webrtc", "relay"),
+    relays=(OWN_RELAY,),
+    mdns=True,
+    local_only=False,
+    has_udp=True,
+)
+ALL_FAIL = {
+    "tcp": failed("tcp"),
+    "quic": failed("quic"),
+    "relay": failed("relay", DialFailure.REFUSED),
+    "nearby": failed("near"),
+}
+
+
+class Start:
+    """One start of the guest's node in `folder`."""
+
+    def __init__(self, folder: Path, options: JoinOptions = OPTIONS) -> None:
+        self.home = Home(folder / "home")
+        me = self.home.load_or_create_identity(lambda count: b"guest".ljust(count, b"."))
+        assert me.peer == GUEST.peer
+        self.options = options
+        self.now = NOW
+        self.notes: list[str] = []
+        self.failures: list[str] = []
+
+    async def enter(
+        self, reach: FakeInviter, token: Invite | None = None, *, raw: str | None = None
+    ) -> Entered[InvitersPipe]:
+        def last(errors: Sequence[Exception]) -> Exception:
+            self.failures = [str(error) for error in errors]
+            return errors[-1]
+
+        enrolment = Enrolment(
+            self.home,
+            GUEST,
+            self.options,
+            lambda _invite, _keys: reach,
+            closest=last,
+            random=bytes,
+            wall_clock=lambda: self.now,
+            note=self.notes.append,
+        )
+        return await enrolment.enter(encode_token(token or invite(HOST)) if raw is None else raw)
+
+
+def test_all_transports_are_raced_each_at_its_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        reach = FakeInviter({}, nearby=[NEAR])
+        task = asyncio.ensure_future(Start(tmp_path).enter(reach, invite(HOST)))
+        await asyncio.sleep(10)
+        twin = replace(HOST, proto="udp")
+        assert reach.tried == [
+            ("tcp", 0.0, (HOST,)),
+            ("relay", 0.0, (RELAY, OWN_RELAY)),
+            ("quic", 0.3, (HOST, twin)),
+            ("nearby", 0.5, (NEAR,)),
+        ]
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(main())
+
+
+def test_the_first_that_leads_there_is_joined_by_and_the_others_are_closed(tmp_path: Path) -> None:
+    async def main() -> None:
+        reach = FakeInviter({"tcp": 5.0, "quic": 1.0, "tcp anyway": 1.0})
+        start = Start(tmp_path)
+        entered = await start.enter(reach)
+        assert entered.pipe is not None and entered.pipe.transport == "quic"
+        assert {pipe.transport: pipe.closed for pipe in reach.pipes} == {"quic": 0, "tcp": 1}
+        assert entered.membership == start.home.load_membership()
+        assert entered.membership.chain == GUEST_CHAIN and entered.membership.inviter == INVITER.peer
+        await entered.aclose()
+        assert entered.pipe.closed == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "tried"),
+    [
+        (replace(OPTIONS, kinds=("tcp",)), ["tcp", "nearby"]),
+        (replace(OPTIONS, kinds=("tcp",), mdns=False), ["tcp"]),
+        (replace(OPTIONS, kinds=("quic",)), ["quic"]),
+        (replace(OPTIONS, kinds=("relay",)), ["relay"]),
+    ],
+)
+def test_only_what_the_settings_allow_is_tried(
+    tmp_path: Path, options: JoinOptions, tried: Sequence[str]
+) -> None:
+    async def main() -> None:
+        reach = FakeInviter(ALL_FAIL, nearby=[NEAR])
+        with pytest.raises(MeshdError, match="cannot reach the node that made the token"):
+            await Start(tmp_path, options).enter(reach)
+        assert [transport for transport, _, _ in reach.tried] == tried
+
+    run(main())
+
+
+@pytest.mark.parametrize(("kinds", "relays"), [(("webrtc",), (OWN_RELAY,)), (("relay",), ())])
+def test_with_nothing_to_join_by_the_settings_are_named(
+    tmp_path: Path, kinds: Sequence[str], relays: Sequence[object]
+) -> None:
+    async def main() -> None:
+        options = replace(OPTIONS, kinds=kinds, relays=OPTIONS.relays if relays else ())
+        with pytest.raises(UserError, match=f"kinds `{kinds[0]}` cannot join") as caught:
+            await Start(tmp_path, options).enter(FakeInviter({}), invite(HOST, relays=()))
+        assert "--links" in caught.value.hint
+
+    run(main())
+
+
+def test_where_mdns_finds_nobody_that_is_one_failure_of_several(tmp_path: Path) -> None:
+    async def main() -> None:
+        start = Start(tmp_path)
+        with pytest.raises(MeshdError):
+            await start.enter(FakeInviter(ALL_FAIL))
+        assert sorted(start.failures) == ["mDNS does not find it on this network", "quic", "relay", "tcp"]
+
+    run(main())
+
+
+def test_a_reply_code_is_the_last_resort(tmp_path: Path) -> None:
+    async def main() -> None:
+        start = Start(tmp_path)
+        entered = await start.enter(FakeInviter({**ALL_FAIL, "code": 0.1}), invite(HOST, OUTER))
+        assert entered.pipe is not None and entered.pipe.transport == "code"
+        assert ["meshd accept" in note for note in start.notes] == [True]
+
+    run(main())
+
+
+def test_no_reply_code_is_made_where_a_transport_leads_there_or_the_inviter_says_no(tmp_path: Path) -> None:
+    async def main() -> None:
+        start = Start(tmp_path)
+        await start.enter(FakeInviter({"relay": 0.1}), invite(HOST, OUTER))
+        other = Start(tmp_path / "other", replace(OPTIONS, kinds=("quic",)))
+        with pytest.raises(Refused):
+            await other.enter(FakeInviter({"quic": Refused("banned", code="banned")}), invite(HOST, OUTER))
+        assert start.notes == other.notes == []
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (failed("t", hint="open the port"), "open the port; no reply code is possible: it needs quic"),
+        (failed("t"), "check that it is running and that its firewall allows its mesh port; no reply code"),
+    ],
+)
+def test_a_failure_says_why_what_to_do_and_why_there_is_no_code(
+    tmp_path: Path, error: MeshdError, hint: str
+) -> None:
+    async def main() -> None:
+        options = replace(OPTIONS, kinds=("tcp",), mdns=False)
+        start = Start(tmp_path, options)
+        with pytest.raises(MeshdError, match="cannot reach the node that made the token: t") as caught:
+            await start.enter(FakeInviter({"tcp": error}))
+        assert caught.value.hint.startswith(hint)
+        assert start.home.load_membership() is None
+
+    run(main())
+
+
+def test_the_date_of_a_token_is_judged_by_a_clock_that_may_be_wrong(tmp_path: Path) -> None:
+    async def main() -> None:
+        start = Start(tmp_path)
+        with pytest.raises(UserError, match="expired 1 day ago"):
+            await start.enter(FakeInviter({}), invite(HOST, expires_at=NOW - 86400 - 60))
+        with pytest.raises(MeshdError, match="expired 2 hours ago by this machine's clock"):
+            await start.enter(FakeInviter(ALL_FAIL), invite(HOST, expires_at=NOW - 7205))
+        late = await start.enter(FakeInviter({"tcp": 0.0}), invite(HOST, expires_at=NOW - 7205))
+        assert late.pipe is not None  # the inviter's clock decides
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (NotAdmitted("used_up", "no use is left", "get another"), "not admitted: no use is left"),
+        (Broken("gone"), "gone"),
+        (Welcome(WORKER_CHAIN.encode(), (), ()), "another node"),  # of somebody else
+    ],
+)
+def test_the_pipe_of_a_joiner_that_is_not_let_in_is_closed(
+    tmp_path: Path, answer: NotAdmitted | Broken | Welcome, error: str
+) -> None:
+    async def main() -> None:
+        reach, start = FakeInviter({"tcp": 0.0}, answer=answer), Start(tmp_path)
+        with pytest.raises(MeshdError, match=error):
+            await start.enter(reach)
+        assert [pipe.closed for pipe in reach.pipes] == [1]
+        assert start.home.load_membership() is None
+
+    run(main())
+
+
+def test_a_node_founds_a_mesh_once_and_keeps_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        start, nobody = Start(tmp_path), FakeInviter({})
+        first = await start.enter(nobody, raw="")
+        assert (await start.enter(nobody, raw="")).membership == first.membership
+        assert nobody.tried == []
+        with pytest.raises(UserError, match="this node is in mesh") as caught:
+            await start.enter(nobody)
+        assert "meshd leave" in caught.value.hint
+
+    run(main())
+
+
+def test_with_the_token_again_the_membership_stands_and_nobody_is_asked(tmp_path: Path) -> None:
+    async def main() -> None:
+        start, reach = Start(tmp_path), FakeInviter({"tcp": 0.0})
+        first = await start.enter(reach)
+        start.now += 10**6  # as old as it may be
+        again = await start.enter(reach)
+        assert (again.membership, again.pipe) == (first.membership, None)
+        assert len(reach.tried) == 1  # by the first start
+        await again.aclose()
+
+    run(main())
+
+
+def test_a_udp_port_is_where_the_tcp_port_is_of_hosts_only() -> None:
+    mapped, known = Candidate("9.9.9.9", 1, "tcp", "mapped"), Candidate("10.0.0.1", 2, "udp")
+    there = Candidate("10.0.0.1", 2)
+    assert with_udp((HOST, mapped, there, known)) == (HOST, mapped, there, known, replace(HOST, proto="udp"))
+
+
+class Learned:
+    """What a node that has joined keeps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = Home(folder / "home")
+        self.bans = RevocationSet(MESH)
+        self.kept = KeptBook(self.home, me=GUEST.peer, mesh=MESH, bans=self.bans)
+
+    def remember(self, admitted: Admitted | None) -> None:
+        membership = Home(self.home.path).load_membership() or self.home.found_mesh(now=NOW)
+        remember(Entered(membership, invite(HOST), admitted, None), self.kept, self.bans, self.home)
+
+    def at_the_next_start(self) -> KeptBook:
+        bans = Home(self.home.path).load_revocations(MESH)
+        return KeptBook(Home(self.home.path), me=GUEST.peer, mesh=MESH, bans=bans)
+
+
+def _record() -> PeerRecord:
+    return PeerRecord.sign(WORKER, chain=WORKER_CHAIN, name="w", role="worker", sequence=1)
+
+
+def test_what_the_inviter_told_is_on_the_disk_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = Learned(tmp_path)
+        node.remember(Admitted(GUEST_CHAIN, (_record(),), ()))
+        assert set(node.at_the_next_start().book.peers()) == {WORKER.peer, INVITER.peer}
+
+    run(main())
+
+
+def test_one_damaged_ban_or_record_keeps_no_other_out_and_banned_ones_are_no_peers(tmp_path: Path) -> None:
+    against = ban(signer=ROOT, chain=None, mesh=MESH, kind="node", target=INVITER.peer.raw, issued_at=1)
+    stranger = PeerRecord.sign(FOUNDER, chain=FOUNDER_CHAIN, name="f", role="worker", sequence=1)
+
+    async def main() -> None:
+        node = Learned(tmp_path)
+        node.bans.add(against)
+        forged = replace(_record(), chain=Chain(FOUNDER_CHAIN.certificates, FOUNDER_CHAIN.root))
+        node.remember(Admitted(GUEST_CHAIN, (forged, stranger), (b"no ban", against.encode())))
+        book = node.at_the_next_start()
+        assert set(book.book.peers()) == {FOUNDER.peer}
+        assert Home(node.home.path).load_revocations(MESH).why_node_banned(INVITER.peer)
+
+    run(main())
