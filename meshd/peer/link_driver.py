@@ -1,6 +1,7 @@
 """One link under a session: a task that sends, a task that receives, until the link ends.
 
-Holds no state of the session: it moves bytes between `Session` and `Link`, and hands the events on.
+Holds no state of the session: it moves bytes between `Session` and `Link`, and hands the events on. Who sends
+when, its task or whoever has something for it, is decided in send_turn.py.
 """
 
 import asyncio
@@ -12,6 +13,20 @@ from meshd.base.tasks import Owner, cancel_and_wait, first_error
 from meshd.link.interface import Link
 from meshd.mux.events import Event
 from meshd.mux.session import Session
+from meshd.peer.send_turn import (
+    ASKED,
+    FED,
+    FEED,
+    FEED_FAILED,
+    FULL,
+    IDLE,
+    SEND,
+    SENT,
+    TASK_RESTS,
+    TASK_WORKS,
+    WAKE,
+    WORKING,
+)
 
 SEND_BYTES = 256 << 10  # one turn of the sender: small enough that a control frame does not wait long
 FAREWELL_SECONDS = 0.5
@@ -44,24 +59,21 @@ class Carrier:
         self._wake = asyncio.Event()
         self._ending = asyncio.Event()
         self.why = ""
-        self._parked = False
-        self._taking = self._wanted = False
+        self._turn = WORKING
         self._fault: RemoteProtocolError | Fault | None = None
-        self._held: list[bytes | memoryview] = []
+        self._held: list[bytes | memoryview] = []  # what a full link has not taken: first of all
 
     def wake(self) -> None:
         """The session may have something to send: at once where nothing is in the way."""
-        if self._taking:
-            self._wanted = True  # who feeds the session right now asks once at the end
-            return
-        if self._parked and not self._held:
+        self._turn, act = ASKED[self._turn]
+        if act is SEND:
             self._send_now()
-        else:
+        elif act is WAKE:
             self._wake.set()
 
     def pass_on(self, stream_id: int, data: bytes) -> bool:
         """Write to a stream and send it at once; False, and nothing done, where that takes more steps."""
-        if not self._parked or self._taking or self._held:
+        if self._turn != IDLE:
             return False
         pieces = self.session.shortcut.send(self.link_id, stream_id, data, self._now())
         if pieces is None:
@@ -69,30 +81,32 @@ class Carrier:
         try:
             if self.link.try_send(pieces):
                 return True
-            self._held = pieces
         except (Broken, Closed):
-            self._held = [b""]  # the task meets the same error
-        self._wake.set()
+            pieces = [b""]  # the task meets the same error
+        self._keep(pieces)
         return True
 
     def _send_now(self) -> None:
         """Saves the turn of the event loop that waking the sender's task would cost."""
-        self._parked = False  # nothing comes in between
         try:
             while pieces := self.session.transmit(self.link_id, self._now(), SEND_BYTES):
                 if not self.link.try_send(pieces):
-                    self._held = pieces  # the task sends them, before anything else
-                    self._wake.set()
+                    self._keep(pieces)
                     return
                 if sum(map(len, pieces)) < SEND_BYTES:
                     return  # that was all there is
         except (Broken, Closed):
-            self._held = [b""]  # the task meets the same error
-            self._wake.set()
+            self._keep([b""])  # the task meets the same error
         finally:
-            self._parked = True
+            self._turn = SENT[self._turn]
             if self._limited:
                 self._mind_timer()
+
+    def _keep(self, pieces: list[bytes | memoryview]) -> None:
+        """For the task, before anything else."""
+        self._held = pieces
+        self._turn = FULL[self._turn]
+        self._wake.set()
 
     def _mind_timer(self) -> None:
         at = self.session.take_timer_at()
@@ -131,12 +145,12 @@ class Carrier:
             if pieces:
                 await link.send(pieces)
             else:
-                self._parked = True
+                self._turn = TASK_RESTS[self._turn]
                 self._mind_timer()
                 try:
                     await wake.wait()
                 finally:
-                    self._parked = False
+                    self._turn = TASK_WORKS[self._turn]
 
     async def _receive(self) -> None:
         while True:
@@ -154,8 +168,7 @@ class Carrier:
         return True
 
     def _take(self, data: bytes) -> None:
-        self._taking = True
-        self._wanted = False
+        self._turn = FEED[self._turn]
         session, now = self.session, self._now()
         try:
             arrived = session.shortcut.receive(self.link_id, data, now)
@@ -165,9 +178,15 @@ class Carrier:
             else:
                 ask = True
                 self._dispatch(session, session.receive(self.link_id, data, now))
-        finally:
-            self._taking = False
-        if self._wanted or (ask and session.due(self.link_id, now)):
+        except BaseException:
+            self._turn = FEED_FAILED[self._turn]
+            raise
+        self._turn, act = FED[self._turn]
+        if act is SEND:
+            self._send_now()
+        elif act is WAKE:
+            self._wake.set()
+        elif ask and session.due(self.link_id, now):
             self.wake()
         self._mind_timer()
 

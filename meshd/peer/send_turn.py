@@ -1,0 +1,116 @@
+"""Who sends over one link now: a state and an event in, the next state and what to do out. Pure.
+
+Whoever has given the session something asks to send it, and so does, by way of it, whoever feeds the session
+with what a link has received: deep in calls of one another, and while the link's own task may be at work.
+This table says what each may do, so that nobody sends while the session is being fed, nobody sends within
+another one's sending, and nothing overtakes what a full link has not taken.
+
+`step` has the rules. The driver (link_driver.py) looks up rows that are made of it once, by the number of a
+state in `TURNS`: each message asks several times, and so it costs no more than a flag.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class SendState(Enum):
+    """Of the sending side."""
+
+    WORKING = "working"  # the task is at work: it asks the session again before it rests
+    IDLE = "idle"  # the task rests: who has something to send does so at once
+    SENDING = "sending"  # somebody does
+    HELD = "held"  # the link has not taken all of it: the task was woken for the rest
+
+
+class FeedState(Enum):
+    """Of the receiving side."""
+
+    NO = "no"
+    FEEDING = "feeding"  # the session is taking in what was received
+    ASKED = "asked"  # it is, and something is to be sent because of that
+
+
+class SendEvent(Enum):
+    """What happens to a link's sending side."""
+
+    ASKED = "asked"  # the session may have something to send
+    FEED = "feed"  # the session is about to take in what was received
+    FED = "fed"  # it has
+    FEED_FAILED = "feed failed"
+    SENT = "sent"  # who sent at once is done
+    FULL = "full"  # the link takes no more, or is broken; the task, which is woken, has the rest
+    TASK_WORKS = "task works"
+    TASK_RESTS = "task rests"
+
+
+class SendAct(Enum):
+    """What to do then."""
+
+    NOTHING = "nothing"
+    SEND = "send"  # at once
+    WAKE = "wake"  # the task, which will
+
+
+@dataclass(frozen=True, slots=True)
+class SendTurn:
+    """A state."""
+
+    sends: SendState
+    feeds: FeedState = FeedState.NO
+
+
+NOTHING, SEND, WAKE = SendAct
+TURNS = tuple(SendTurn(sends, feeds) for sends in SendState for feeds in FeedState)
+
+
+def step(turn: SendTurn, event: SendEvent) -> tuple[SendTurn, SendAct]:
+    """The next state, and what to do."""
+    sends, feeds = turn.sends, turn.feeds
+    act = NOTHING
+    match event:
+        case SendEvent.FEED:
+            feeds = FeedState.FEEDING
+        case SendEvent.FEED_FAILED:
+            feeds = FeedState.NO
+        case SendEvent.ASKED if feeds is not FeedState.NO:
+            feeds = FeedState.ASKED  # once, when the session has been fed
+        case SendEvent.FED if feeds is not FeedState.ASKED:
+            feeds = FeedState.NO
+        case SendEvent.ASKED | SendEvent.FED:
+            feeds = FeedState.NO
+            if sends is SendState.IDLE:
+                sends, act = SendState.SENDING, SEND
+            else:
+                act = WAKE
+        case SendEvent.SENT if sends is SendState.HELD:
+            pass  # the rest is the task's
+        case SendEvent.SENT | SendEvent.TASK_RESTS:
+            sends = SendState.IDLE
+        case SendEvent.FULL:
+            sends = SendState.HELD
+        case SendEvent.TASK_WORKS:
+            sends = SendState.WORKING
+    return SendTurn(sends, feeds), act
+
+
+def _row(event: SendEvent) -> Sequence[tuple[int, SendAct]]:
+    steps = (step(turn, event) for turn in TURNS)
+    return tuple((TURNS.index(after), act) for after, act in steps)
+
+
+def _after(event: SendEvent) -> Sequence[int]:
+    """For an event after which there is nothing to choose."""
+    return tuple(after for after, _ in _row(event))
+
+
+IDLE = TURNS.index(SendTurn(SendState.IDLE))
+WORKING = TURNS.index(SendTurn(SendState.WORKING))
+ASKED = _row(SendEvent.ASKED)
+FED = _row(SendEvent.FED)
+FEED = _after(SendEvent.FEED)
+FEED_FAILED = _after(SendEvent.FEED_FAILED)
+SENT = _after(SendEvent.SENT)
+FULL = _after(SendEvent.FULL)
+TASK_WORKS = _after(SendEvent.TASK_WORKS)
+TASK_RESTS = _after(SendEvent.TASK_RESTS)
