@@ -99,10 +99,10 @@ PUSHED_OF_PEER = Share(
 )
 SIGNALS_WAITING = Share("waiting signals of one kind", 64, "node", "the largest sender loses one")
 SIGNAL_RATE = Rate("signals of one sender through one channel", 20.0, 60.0, "peer", "the signal is dropped")
-SIGNAL_WAY_RATE = Rate(
+SIGNAL_ROUTE_RATE = Rate(
     "signals delivered by one member or relay client", 60.0, 200.0, "peer", "the signal is dropped"
 )
-SIGNAL_WAY_OF_ISSUER = Rate("signals through one channel", 45.0, 150.0, "issuer", "the signal is dropped")
+SIGNAL_ROUTE_OF_ISSUER = Rate("signals through one channel", 45.0, 150.0, "issuer", "the signal is dropped")
 SIGNAL_MAIL_RATE = Rate("signals delivered by relays, in total", 200.0, 400.0, "node", "the next one waits")
 SIGNALS_FORWARDED = Rate("signals forwarded for a member", 10.0, 40.0, "peer", "the stream is refused")
 COOKIES_TOLD = Rate("cookies sent to a sender whose signal was late", 0.5, 2.0, "peer", "none is sent")

@@ -114,7 +114,9 @@ class Daemon:
         protocol = read_pin().rpc_protocol
         return await check_native(native, protocol=protocol, logs=paths.logs, head=head)
 
-    async def _live(self, key: KeyPair, entered: Entered[Joining], native: NativeBuild, claims: Claims) -> None:
+    async def _live(
+        self, key: KeyPair, entered: Entered[Joining], native: NativeBuild, claims: Claims
+    ) -> None:
         """As a member, in its role."""
         estate = Estate(
             config=self._config,

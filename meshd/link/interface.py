@@ -33,7 +33,7 @@ class DialFailure(StrEnum):
     UNREACHABLE = "unreachable"
     WRONG_PEER = "wrong_peer"
     HANDSHAKE = "handshake"
-    UNFIT = "unfit"  # this way is of no use between these two networks, or not yet again: nothing was tried
+    UNFIT = "unfit"  # of no use between these two networks, or not yet again: nothing was tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Signals(Protocol):
     """Small signed messages to a peer beside any link (offers, answers), for one kind of link."""
 
     async def send(self, peer: PeerId, payload: bytes) -> None:
-        """Hand at most 4096 bytes to whatever way there is to the peer. Raises Broken: there is none now."""
+        """Hand at most 4096 bytes to whatever route leads to the peer. Raises Broken: none does now."""
         ...
 
     async def receive(self) -> tuple[PeerId, bytes]:
@@ -136,7 +136,7 @@ class Signals(Protocol):
 
 
 class Dialer(Protocol):
-    """Makes links in one way. Gets `Signals` when it is built, if it needs them."""
+    """Makes links by one transport. Gets `Signals` when it is built, if it needs them."""
 
     @property
     def transport(self) -> Transport: ...

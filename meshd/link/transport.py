@@ -1,4 +1,4 @@
-"""The transports: one row for each way to make a link, and one for each kind that results. Pure.
+"""The transports: one row for each by which a link is made, and one for each kind that results. Pure.
 
 A *kind* names what carries a link; status and settings use it. A *transport* is how this node makes a link;
 several make links of one kind, as plain and punched TCP do. To add one, add its name and its row here. The

@@ -106,9 +106,9 @@ def ports_of(seen: Sequence[Seen]) -> tuple[Ports, int]:
         return Ports.UNKNOWN, 0
     steps = [after - before for before, after in pairwise(picked)]
     near = sorted(step for step in steps if 0 < abs(step) <= MOST_STEP)
-    one_way = not near or near[0] * near[-1] > 0
+    one_direction = not near or near[0] * near[-1] > 0
     # one step may be wide: the count began anew at the end of its range, or another host was busy
-    if near and one_way and len(near) >= max(2, len(steps) - 1):
+    if near and one_direction and len(near) >= max(2, len(steps) - 1):
         return Ports.COUNTING, near[0] if near[0] > 0 else near[-1]
     return Ports.RANDOM, 0
 

@@ -23,7 +23,7 @@ class Reachability:
     tcp: Likelihood
 
 
-def ways(mine: NetFacts, theirs: NetFacts) -> Reachability:
+def reachability(mine: NetFacts, theirs: NetFacts) -> Reachability:
     """The same from both sides. Addresses in one LAN are another matter: always worth a try."""
     return Reachability(_udp(mine, theirs), _tcp(mine, theirs))
 
@@ -69,7 +69,7 @@ def why_not_direct(mine: NetFacts, theirs: NetFacts | None, *, last_error: str =
             return reason
     if theirs is None:
         return _still_trying("the peer has not reported its network", last_error)
-    possible = ways(mine, theirs)
+    possible = reachability(mine, theirs)
     if max(possible.udp, possible.tcp) is Likelihood.NO:
         return _never(mine, theirs)
     if max(possible.udp, possible.tcp) is Likelihood.HARD:

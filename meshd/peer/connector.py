@@ -1,6 +1,6 @@
 """Keeps one peer connected: dials while there is no link, and for a better one while there is.
 
-Decides nothing: dial_schedule.py says which way is tried when, path_selection.py which link is used. An
+Decides nothing: dial_schedule.py says which transport is tried when, path_selection.py which link is used. An
 attempt that is not needed any more is given up; a link that it made is not, the leader of the pair closes
 what is too much.
 """

@@ -1,4 +1,4 @@
-"""Ways of a signal to a peer: a session with it, one hop through a member, a relay's mailbox.
+"""Routes of a signal to a peer: a session with it, one hop through a member, a relay's mailbox.
 
 A live session is enough; without one all others are tried at once, and the receiver drops what comes twice.
 One stream of service `signal` carries one signal: nothing is kept between two of them, and a session that
@@ -23,7 +23,7 @@ from meshd.wire.signal import SIGNAL_SERVICE
 MAX_PEERS = SIGNALLERS_KNOWN.most  # of whom anything is remembered
 MAX_UNDER_WAY = SIGNALS_SENT.most
 FORWARDERS = 3  # members asked at once to pass a signal on
-WAY_SECONDS = 3.0  # that a way may take; then it counts as none
+ROUTE_SECONDS = 3.0  # that a route may take; then it counts as none
 TO = "to"  # metadata of a stream whose signal is to be passed on: the node id
 LOG = log.get("peer")
 T = TypeVar("T")
@@ -59,8 +59,8 @@ class Carriers(Protocol):
     def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None: ...
 
 
-class SignalWays:
-    """Hands blobs to whatever way there is. `serve` must run for any way but a live session."""
+class SignalRoutes:
+    """Hands blobs by whatever route there is. `serve` must run for any route but a live session."""
 
     def __init__(self, mail: MailRoute | None, rng: Callable[[], float]) -> None:
         self._mail = mail
@@ -110,7 +110,7 @@ class SignalWays:
             self._under_way -= 1
 
     async def hand(self, peer: PeerId, blob: bytes) -> None:
-        """Returns when one way has taken it. Raises Broken when none has."""
+        """Returns when one route has taken it. Raises Broken when none has."""
         carriers = self._carriers
         if carriers is not None and carriers.hears(peer):
             try:
@@ -118,38 +118,38 @@ class SignalWays:
                 return
             except MeshdError as error:
                 LOG.debug("signal_way_failed", peer=peer.short, why=error.what)
-        ways = self._ways(peer, blob)
+        routes = self._routes(peer, blob)
         owner = self._owner
-        if not ways or owner is None or self._under_way + len(ways) > MAX_UNDER_WAY:
+        if not routes or owner is None or self._under_way + len(routes) > MAX_UNDER_WAY:
             raise Broken(f"cannot send a signal to {peer.short}")
-        race = _Race(len(ways))
+        race = _Race(len(routes))
         try:
-            for way in ways:
-                owner.start_for(f"peer {peer.short}", self._try(way, race), name=f"signal to {peer.short}")
+            for route in routes:
+                owner.start_for(f"peer {peer.short}", self._try(route, race), name=f"signal to {peer.short}")
                 self._under_way += 1
         except Closed as error:
             raise Broken(f"cannot send a signal to {peer.short}: {error.what}") from error
         if not await race.won():
             raise Broken(f"cannot send a signal to {peer.short}")
 
-    def _ways(self, peer: PeerId, blob: bytes) -> list[Work]:
+    def _routes(self, peer: PeerId, blob: bytes) -> list[Work]:
         """All of them at once: the receiver drops what comes twice."""
-        ways: list[Work] = []
+        routes: list[Work] = []
         reachable = list(self._carriers.reachable()) if self._carriers is not None else []
         if peer in reachable:  # silent for a moment; perhaps not dead
-            ways.append(partial(self.by_session, peer, blob))
+            routes.append(partial(self.by_session, peer, blob))
             reachable.remove(peer)
         for forwarder in self._asked.order(reachable, peer, asyncio.get_running_loop().time())[:FORWARDERS]:
-            ways.append(partial(self._by_member, forwarder, peer, blob))
+            routes.append(partial(self._by_member, forwarder, peer, blob))
         if self._mail is not None:
-            ways.append(partial(self._mail.send_mail, peer, blob))
-        return ways
+            routes.append(partial(self._mail.send_mail, peer, blob))
+        return routes
 
-    async def _try(self, way: Work, race: "_Race") -> None:
+    async def _try(self, route: Work, race: "_Race") -> None:
         won = False
         try:
-            async with asyncio.timeout(WAY_SECONDS):
-                await way()
+            async with asyncio.timeout(ROUTE_SECONDS):
+                await route()
             won = True
         except (MeshdError, TimeoutError) as error:
             LOG.debug("signal_way_failed", why=str(error))
@@ -187,7 +187,7 @@ class SignalWays:
 
 
 class _Race:
-    """Waits for the first of some ways that has taken a signal."""
+    """Waits for the first of some routes that has taken a signal."""
 
     def __init__(self, count: int) -> None:
         self._left = count

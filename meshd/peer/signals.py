@@ -1,4 +1,4 @@
-"""Signals to peers by whatever way there is: a session with the peer, a member with one, a relay's mailbox.
+"""Signals to peers by whatever route there is: a session with the peer, a member with one, a relay's mailbox.
 
 Every signal is signed by its sender and checked by its receiver alone (identity/signal.py); who passes one on
 reads no more than from whom and to whom.
@@ -25,8 +25,8 @@ from meshd.base.shares import (
     COOKIES_TOLD,
     SIGNAL_MAIL_RATE,
     SIGNAL_RATE,
-    SIGNAL_WAY_OF_ISSUER,
-    SIGNAL_WAY_RATE,
+    SIGNAL_ROUTE_OF_ISSUER,
+    SIGNAL_ROUTE_RATE,
     SIGNALS,
     SIGNALS_FORWARDED,
     SIGNALS_OF_ISSUER,
@@ -41,7 +41,7 @@ from meshd.identity.signal_guard import SignalGuard, SignalVerdict
 from meshd.link.interface import Signals
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.peer.node import Node
-from meshd.peer.signal_routes import TO, WAY_SECONDS, Carriers, MailRoute, SignalWays, bounded
+from meshd.peer.signal_routes import ROUTE_SECONDS, TO, Carriers, MailRoute, SignalRoutes, bounded
 from meshd.wire.signal import MAX_PAYLOAD_BYTES, MAX_SIGNAL_BYTES, SIGNAL_SERVICE, SignalBody
 
 STREAM_SECONDS = 10.0  # for a signal of 6 KiB to come in
@@ -71,7 +71,7 @@ class SignalService:
         self._chain = chain
         self._mail = mail
         self._issuer_of = issuer_of
-        self._ways = SignalWays(mail, rng)
+        self._routes = SignalRoutes(mail, rng)
         self._guard = SignalGuard(node.random(16))
         self._coming = Slots(SIGNALS, SIGNALS_OF_PEER, SIGNALS_OF_ISSUER)
         self._sequence = 0
@@ -79,8 +79,8 @@ class SignalService:
         self._echoes: dict[PeerId, bytes] = {}  # their cookies, as last heard
         self._sent: dict[PeerId, deque[_SentSignal]] = {}
         self._senders = Rates(SIGNAL_RATE)
-        self._ways_in = Rates(SIGNAL_WAY_RATE)  # checking costs
-        self._issuers_in = Rates(SIGNAL_WAY_OF_ISSUER)
+        self._bringers = Rates(SIGNAL_ROUTE_RATE)  # checking costs
+        self._issuers_in = Rates(SIGNAL_ROUTE_OF_ISSUER)
         self._by_mail = SIGNAL_MAIL_RATE.bucket(0.0)
         self._forwarded = Rates(SIGNALS_FORWARDED)
         self._told = Rates(COOKIES_TOLD)
@@ -91,13 +91,13 @@ class SignalService:
 
     def attach(self, carriers: Carriers) -> None:
         """Sessions carry signals from here on; those of other members may be passed on."""
-        self._ways.attach(carriers)
+        self._routes.attach(carriers)
         carriers.handle(SIGNAL_SERVICE, self._take_stream, allow=self._allow, quiet=True)
 
     async def serve(self) -> None:
         """Take the mail in, and own what is under way, until cancelled."""
         mail = self._mail
-        await self._ways.serve(() if mail is None else (partial(self._take_mail, mail),))
+        await self._routes.serve(() if mail is None else (partial(self._take_mail, mail),))
 
     # Sending.
 
@@ -109,7 +109,7 @@ class SignalService:
         sent = self._sent.pop(peer, None) or deque(maxlen=REPEATS)
         sent.append(_SentSignal(topic, payload, self._node.now()))
         bounded(self._sent, peer, sent)
-        await self._ways.hand(peer, self._signed(peer, topic, payload))
+        await self._routes.hand(peer, self._signed(peer, topic, payload))
 
     def _signed(self, peer: PeerId, topic: str, payload: bytes, *, echo: bytes | None = None) -> bytes:
         self._sequence += 1
@@ -132,7 +132,7 @@ class SignalService:
 
     def _allow(self, member: Member, metadata: Mapping[str, MetadataValue]) -> str | Release:
         to = metadata.get(TO)
-        if to is not None and not self._ways.reaches(to):
+        if to is not None and not self._routes.reaches(to):
             return "not connected to that node"
         return self._coming.take(member.peer, member.chain.admitter) or "too many signals at once"
 
@@ -161,8 +161,8 @@ class SignalService:
         if not self._forwarded.spend(signal.sender, self._node.now()):
             raise Refused("too many signals to forward", code="busy")
         try:
-            async with asyncio.timeout(WAY_SECONDS):
-                await self._ways.by_session(signal.to, signal.encode())
+            async with asyncio.timeout(ROUTE_SECONDS):
+                await self._routes.by_session(signal.to, signal.encode())
         except TimeoutError:
             raise Broken("the peer refused it") from None
 
@@ -196,7 +196,7 @@ class SignalService:
                 self._accept(signal, member, through)
                 return
             if verdict is SignalVerdict.REPEATED:
-                return  # it came by another way
+                return  # it came by another route
             why = verdict.value
             self._tell(sender, signal.body.cookie)
         LOG.info("signal_dropped", peer=sender.short, kind=signal.body.topic, why=why)
@@ -206,14 +206,14 @@ class SignalService:
         return (
             self._senders.spend((sender, by), now)
             and self._issuers_in.spend((self._issuer_of(sender), by), now)
-            and self._ways_in.spend(by, now)
+            and self._bringers.spend(by, now)
         )
 
     def _accept(self, signal: Signal, member: Member, through: PeerId | None) -> None:
         body, sender = signal.body, signal.sender
         bounded(self._echoes, sender, body.cookie)
         if through is not None and through != sender:
-            self._ways.came_through(sender, through)
+            self._routes.came_through(sender, through)
         if not body.topic:
             self._send_again(sender)
         elif (box := self._boxes.get(body.topic)) is not None:
@@ -223,7 +223,7 @@ class SignalService:
         """Our cookie, to who cannot know it: its next signals prove by it that they are new."""
         if self._told.spend(peer, self._node.now()):
             blob = self._signed(peer, "", b"", echo=cookie)
-            self._ways.start(partial(self._ways.hand, peer, blob), peer)
+            self._routes.start(partial(self._routes.hand, peer, blob), peer)
 
     def _send_again(self, peer: PeerId) -> None:
         """What it most likely has refused for want of its cookie; once."""
@@ -232,11 +232,11 @@ class SignalService:
             self._signed(peer, one.topic, one.payload) for one in self._sent.pop(peer, ()) if one.at >= since
         ]
         if again:
-            self._ways.start(partial(self._hand_all, peer, again), peer)
+            self._routes.start(partial(self._hand_all, peer, again), peer)
 
     async def _hand_all(self, peer: PeerId, blobs: Sequence[bytes]) -> None:
         for blob in blobs:
-            await self._ways.hand(peer, blob)
+            await self._routes.hand(peer, blob)
 
 
 class _SentSignal:

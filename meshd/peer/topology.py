@@ -41,7 +41,7 @@ def neighbours(me: PeerId, seats: Mapping[PeerId, Seat]) -> frozenset[PeerId]:
         return others
     ring = sorted(seats, key=lambda peer: (seats[peer].place, peer.raw))
     at = ring.index(me)
-    beside = {ring[(at + way * step) % len(ring)] for step in range(1, BESIDE + 1) for way in (1, -1)}
+    beside = {ring[(at + side * step) % len(ring)] for step in range(1, BESIDE + 1) for side in (1, -1)}
     far = _far(ring, [seats[peer].place for peer in ring])
     return frozenset(beside | {one if other == me else other for one, other in far if me in (one, other)})
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 TOKENS = 600  # thrice what the whole sequence took at this distance
 RTT_MS = 20.0
 CHANGE_SECONDS = (
-    75.0  # a deadline; that it takes 60 s at most is shown on a virtual clock (tests/sim/test_ways.py)
+    75.0  # a deadline; that it takes 60 s at most is shown on a virtual clock (tests/sim/test_paths.py)
 )
 
 

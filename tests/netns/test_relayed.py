@@ -14,7 +14,7 @@ from tests.netns.world import Host, World
 
 NAME = "relay.test"
 # How soon a path that is dark is left (5 s), and a better one is taken (60 s), is shown on a virtual clock by
-# tests/sim/test_ways.py. Here real nodes in real networks do it at all: these are deadlines, no promises.
+# tests/sim/test_paths.py. Here real nodes in real networks do it at all: these are deadlines, no promises.
 LEFT_DEADLINE, DIRECT_DEADLINE = 20.0, 75.0
 DIRECT = ("lan", "public", "mapped", "punched")
 

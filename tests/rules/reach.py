@@ -55,7 +55,7 @@ NO_SHARES = frozenset(
         "link/net/reflexive_port.py:MAX_REQUESTS",
         "link/punch/links.py:MOST_HEAD_START",
         "link/udp/batch_socket.py:MOST_SEGMENTS",
-        "link/relayed/through_relay.py:MAX_WAYS",
+        "link/relayed/through_relay.py:MAX_RELAYS",
         "link/relayed/control_connection.py:MAX_WAITING",
         "link/relayed/http_proxy.py:MAX_ADDRESSES",
         "link/webrtc/sctp_inbox.py:MAX_HOLES",

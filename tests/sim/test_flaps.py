@@ -11,7 +11,7 @@ from meshd.peer.suspend_detector import LOOK_SECONDS, SLEPT_LEAST, watch_sleep
 
 from tests.sim.echo import exchange, serve_echo
 from tests.sim.loop import VirtualLoop, run
-from tests.sim.test_ways import Pair, begin, carried_by, carrier, kinds, now
+from tests.sim.test_paths import Pair, begin, carried_by, carrier, kinds, now
 from tests.sim.world import World, WorldNode, apart
 
 TCP, WEBRTC, RELAY = LinkKind.TCP, LinkKind.WEBRTC, LinkKind.RELAY

@@ -9,7 +9,7 @@ from meshd.base.errors import Broken
 from meshd.base.shares import (
     SIGNAL_MAIL_RATE,
     SIGNAL_RATE,
-    SIGNAL_WAY_RATE,
+    SIGNAL_ROUTE_RATE,
     SIGNALS_FORWARDED,
     SIGNALS_WAITING,
 )
@@ -249,7 +249,7 @@ def test_signals_of_others_are_not_passed_on_nor_too_many() -> None:
             anna, bert, carl = await strangers_who_know_carl(world)
             await carl.sees(bert, PeerState.CONNECTED)
             blob = anna.signals._signed(bert.peer, "webrtc", b"hers")
-            ways = bert.signals._ways  # bert has it, and asks carl to bring it back to him
+            ways = bert.signals._routes  # bert has it, and asks carl to bring it back to him
             await ways._by_member(carl.peer, anna.peer, blob)
             await ways._by_member(carl.peer, bert.peer, blob)
             assert await silent(bert)
@@ -273,10 +273,10 @@ def test_a_forged_signal_in_a_good_session_is_dropped() -> None:
             leader, follower = await pair(world)
             good = Signal.decode(leader.signals._signed(follower.peer, "webrtc", b"good"))
             other = replace(good.statement, body=good.statement.body.replace(b"good", b"evil"))
-            await leader.signals._ways.by_session(follower.peer, other.encode())
-            await leader.signals._ways.by_session(follower.peer, b"x" * 10_000)
+            await leader.signals._routes.by_session(follower.peer, other.encode())
+            await leader.signals._routes.by_session(follower.peer, b"x" * 10_000)
             assert await silent(follower)
-            await leader.signals._ways.by_session(follower.peer, good.encode())
+            await leader.signals._routes.by_session(follower.peer, good.encode())
             assert await heard(follower) == (leader.peer, b"good")
 
     run(main())
@@ -312,7 +312,7 @@ def test_many_that_one_token_let_in_leave_room_for_others_on_one_way() -> None:
                 blob = sender.signals._signed(bert.peer, "webrtc", payload)
                 bert.signals._take(Signal.decode(blob), through=carl.peer, by=carl.peer)
 
-            for number in range(int(SIGNAL_WAY_RATE.burst)):
+            for number in range(int(SIGNAL_ROUTE_RATE.burst)):
                 bring(many[number % len(many)], b"noise")
             bring(anna, b"offer")
             came = [(await heard(bert))[1] for _ in range(SIGNALS_WAITING.most)]

@@ -1,4 +1,4 @@
-"""Which addresses of the other side are checked, and what a chosen pair says of the way. Pure."""
+"""Which addresses of the other side are checked, and what a chosen pair says of the path. Pure."""
 
 import ipaddress
 from collections.abc import Iterable, Sequence
@@ -25,11 +25,11 @@ def path_of(local: str, remote: str, remote_kind: CandidateKind | None) -> str:
     """LinkInfo.path of a pair: `local` and `remote` are hosts, `remote_kind` is what they said of theirs.
 
     `mapped`: through a port that a router was asked for. `punched`: both sides sent through a NAT. A side
-    that has a public address of its own calls the way `public`, whichever side it is.
+    that has a public address of its own calls the path `public`, whichever side it is.
     """
-    way = path_between(local, remote)
-    if way != "public":
-        return way
+    path = path_between(local, remote)
+    if path != "public":
+        return path
     if remote_kind == "mapped":
         return "mapped"
     if remote_kind == "host" or ipaddress.ip_address(local).is_global:

@@ -2,7 +2,7 @@
 
 Nothing simpler gets through there, and a relay carries the data meanwhile. What each side does is decided by
 what netcheck found out about both networks (plan.py): one opens many ports, the other tries ports
-until it hits one of them (sockets.py). Over the way that was found goes QUIC, the dialler being its
+until it hits one of them (sockets.py). Over the path that was found goes QUIC, the dialler being its
 client, with the proof that every link has.
 """
 
@@ -30,7 +30,7 @@ from meshd.link.port_prediction.plan import (
     ports_to_open,
     ports_to_try,
 )
-from meshd.link.port_prediction.sockets import LINGER_SECONDS, OpenPorts, Seal, Way, probe
+from meshd.link.port_prediction.sockets import LINGER_SECONDS, FoundPath, OpenPorts, Seal, probe
 from meshd.link.quic.dial import QuicDialer
 from meshd.link.quic.listen import QuicListener
 from meshd.link.quic.sockets import DialPort
@@ -52,7 +52,7 @@ from meshd.wire.stun import Endpoint
 
 WORD_SECONDS = 4.0  # for the other side's word: its STUN takes 1.5 at most, the rest is the way
 SEARCH_SECONDS = MOST_PROBES / PROBES_A_SECOND + LINGER_SECONDS + WORD_SECONDS  # of who holds ports open
-LINK_SECONDS = 8.0  # from the way to the proof
+LINK_SECONDS = 8.0  # from the path to the proof
 MAX_SEARCHES = SEARCHES.most
 
 _log = get("link")
@@ -117,7 +117,7 @@ class BirthdayLinks:
         return self._searches
 
     async def dial(self, peer: PeerId, candidates: Sequence[Dialable] = ()) -> Link:
-        """Search a way to `peer`, if these two networks want one; its candidates are not needed.
+        """Search a path to `peer`, if these two networks want one; its candidates are not needed.
 
         At most 20 s, and not again within a minute after a search that found nothing. Raises DialError, or
         Refused when the peer said why not.
@@ -156,7 +156,7 @@ class BirthdayLinks:
             raise Broken(f"the record of `{peer.short}` does not contain `{place.host}`")
         return found[0]
 
-    async def _search_ours(self, talk: Talk[Birthday], mine: NetFacts, does: Part) -> Way:
+    async def _search_ours(self, talk: Talk[Birthday], mine: NetFacts, does: Part) -> FoundPath:
         key = secrets.token_bytes(KEY_BYTES)
         seal = Seal(talk.id, key)
         if does is Part.OPENS:
@@ -167,7 +167,7 @@ class BirthdayLinks:
         return await self._try(talk, sock, seal, Ask(attempt=talk.id, key=key, facts=mine, here=place))
 
     async def _over(self, sock: socket.socket, place: Endpoint, peer: PeerId) -> Link:
-        """QUIC over the way that was found; the socket is the link's."""
+        """QUIC over the path that was found; the socket is the link's."""
         taken = False
 
         def port(candidate: Dialable) -> DialPort:
@@ -198,7 +198,7 @@ class BirthdayLinks:
         self._patience.forget(talk.peer)
         await self._take_in(sock, place, talk.peer, accept)
 
-    async def _search_theirs(self, talk: Talk[Birthday], ask: Ask) -> Way:
+    async def _search_theirs(self, talk: Talk[Birthday], ask: Ask) -> FoundPath:
         mine = self._facts()
         does = part(mine, ask.facts) if mine is not None else None
         if mine is None or does is None or self._standing().credentials.chain is None:
@@ -219,7 +219,7 @@ class BirthdayLinks:
 
     @contextlib.contextmanager
     def _grant(self, peer: PeerId, host: str) -> Iterator[None]:
-        """A search for `peer` through the ports of `host`: not again soon for either, unless it finds a way.
+        """A search for `peer` through the ports of `host`: not again soon for either, unless it finds a path.
 
         Raises Broken.
         """
@@ -233,7 +233,7 @@ class BirthdayLinks:
         self._granted.forget(host)
 
     async def _take_in(self, sock: socket.socket, place: Endpoint, peer: PeerId, accept: Accept) -> None:
-        """Let the dialler's QUIC in over the way that was found, once."""
+        """Let the dialler's QUIC in over the path that was found, once."""
         listener = QuicListener(self._standing, path="punched")
         listener.adopt(sock)
         begun, over = asyncio.Event(), asyncio.Event()
@@ -260,7 +260,7 @@ class BirthdayLinks:
 
     # --- both
 
-    async def _open(self, talk: Talk[Birthday], mine: NetFacts, target: Dialable, seal: Seal) -> Way:
+    async def _open(self, talk: Talk[Birthday], mine: NetFacts, target: Dialable, seal: Seal) -> FoundPath:
         """Hold ports open until the other side has hit one."""
         ports = OpenPorts()
         try:
@@ -294,7 +294,7 @@ class BirthdayLinks:
 
     async def _try(
         self, talk: Talk[Birthday], sock: socket.socket, seal: Seal, word: Birthday, *, grant: bool = False
-    ) -> Way:
+    ) -> FoundPath:
         """Name our port by `word`, and try those that the other side then opens towards it. `grant`: the
         other side has asked for it."""
         try:

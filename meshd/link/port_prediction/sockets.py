@@ -1,4 +1,4 @@
-"""The sockets of a search for a way: many that are held open on one side, one that tries ports on the other.
+"""The sockets of a search for a path: many that are held open on one side, one that tries ports on the other.
 
 Both sides end with one UDP socket and the place that it reaches. Every datagram is a STUN message sealed with
 the key of the attempt (RFC 8489 14.6), so nobody else can answer, and whatever is not one is left in the
@@ -35,7 +35,7 @@ LINGER_SECONDS = 1.0  # for answers that are under way when all ports have been 
 CHOSEN_TIMES = 4  # the word that ends the search is not answered, so it is said again
 _OPENING, _PROBE, _CHOSEN = b"o", b"p", b"c"
 
-Way = tuple[socket.socket, Endpoint]
+FoundPath = tuple[socket.socket, Endpoint]
 
 
 class Seal:

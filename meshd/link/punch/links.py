@@ -131,9 +131,9 @@ class PunchLinks:
         await talk.send(Knock(attempt=talk.id))
         async with self._ground() as mine:  # learns our addresses while the other side learns its own
             ready, came_at = await talk.next(PunchReady, seconds=READY_SECONDS)
-            one_way = (came_at - knocked_at - ready.waited_ms / 1000) / 2
+            half_round_trip = (came_at - knocked_at - ready.waited_ms / 1000) / 2
             await talk.send(PunchGo(attempt=talk.id, candidates=mine.candidates))
-            await asyncio.sleep(min(max(one_way, 0.0), MOST_HEAD_START))
+            await asyncio.sleep(min(max(half_round_trip, 0.0), MOST_HEAD_START))
             standing = self._standing()
 
             async def prove(pipe: TcpPipe) -> Proven:

@@ -59,7 +59,7 @@ class QuicDialer:
     ) -> None:
         """`ports` makes the port to dial an address from: a new one, or `QuicListener.dial_port`.
 
-        `path`: what the way is called (LinkInfo), where the addresses do not tell.
+        `path`: what the path is called (LinkInfo), where the addresses do not tell.
         """
         self._path = path
         self._standing = standing

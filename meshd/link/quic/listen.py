@@ -45,7 +45,7 @@ class QuicListener:
     Whoever opens it calls `close` in the end: a `serve` that is cancelled before its first step does not.
     `host` empty: every address of this machine. Joiners are handed to `on_joiner` (link/secure/joining.py);
     without it they are turned away. Datagrams that are not QUIC's (a STUN message begins with two zero bits,
-    RFC 9443) go to `on_other`, for which `send_other` answers. `path`: what the way is called (LinkInfo),
+    RFC 9443) go to `on_other`, for which `send_other` answers. `path`: what the path is called (LinkInfo),
     where the addresses do not tell.
     """
 

@@ -139,7 +139,7 @@ class RelayClient:
         """
         if len(blob) > MAX_MAIL_BYTES:
             raise Broken(f"a letter of {len(blob)} bytes; relays accept at most {MAX_MAIL_BYTES}")
-        where = self.ways(to) if relays is None else relays
+        where = self.routes(to) if relays is None else relays
         kept, why = False, "no relay is known for this peer"
         raw = to.raw if isinstance(to, PeerId) else to
         for relay in where:
@@ -181,7 +181,7 @@ class RelayClient:
 
     # --- for RelayLinks
 
-    def ways(self, to: PeerId | bytes) -> tuple[RelayHint, ...]:
+    def routes(self, to: PeerId | bytes) -> tuple[RelayHint, ...]:
         """Relays over which `to` may be reached, best first: shared and connected, then the rest."""
         theirs = tuple(self._relays_of(to)) if isinstance(to, PeerId) else ()
         if not theirs:

@@ -45,7 +45,7 @@ from meshd.wire.relay import Mail, Ring
 BOX_PAUSES = (0.7, 3.0)  # before a joiner asks again for a mailbox; a relay drops who asks four times
 ATTEMPT_SECONDS = 12.0  # through one relay, to the end of the proof
 STAGGER_SECONDS = 0.5  # between two relays
-MAX_WAYS = 4
+MAX_RELAYS = 4
 PASSING_BYTES = 128 << 10  # half of what a relay gives a joiner; a welcome takes a quarter
 WELCOME_SECONDS = PROOF_SECONDS + 5.0  # the way to the relay included
 
@@ -122,18 +122,18 @@ class RelayLinks:
 
         Raises Refused when the peer said why not, else DialError.
         """
-        ways = self._client.ways(peer)[:MAX_WAYS]
-        if not ways:
+        relays = self._client.routes(peer)[:MAX_RELAYS]
+        if not relays:
             raise DialError("no relay is known", kind=LinkKind.RELAY, failure=DialFailure.UNREACHABLE)
         starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = [
-            (at * STAGGER_SECONDS, partial(self._attempt, way, peer)) for at, way in enumerate(ways)
+            (at * STAGGER_SECONDS, partial(self._attempt, relay, peer)) for at, relay in enumerate(relays)
         ]
         try:
-            pipe, proven, way = await first_success(starts, discard=_discard)
+            pipe, proven, relay = await first_success(starts, discard=_discard)
         except ExceptionGroup as failures:
             raise closest(failures.exceptions) from None
         try:
-            return RelayLink(pipe, proven.leftover, _info(pipe, proven, way, dialled=True))
+            return RelayLink(pipe, proven.leftover, _info(pipe, proven, relay, dialled=True))
         except MeshdError:
             pipe.abort()
             raise
@@ -167,11 +167,11 @@ class RelayLinks:
             finally:
                 self._client.on_ring = None
 
-    async def _attempt(self, way: RelayHint, peer: PeerId) -> Reached:
+    async def _attempt(self, relay: RelayHint, peer: PeerId) -> Reached:
         """Through one relay. Raises DialError, Refused."""
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
-                control = await self._client.reach(way, peer)
+                control = await self._client.reach(relay, peer)
                 pipe, proven = await _call(
                     control,
                     peer.raw,
@@ -183,8 +183,8 @@ class RelayLinks:
                     join=None,
                 )
         except (MeshdError, OSError) as error:
-            raise _dial_error(error, way) from error
-        return pipe, proven, way
+            raise _dial_error(error, relay) from error
+        return pipe, proven, relay
 
     async def _welcome(self, control: ControlConnection, ring: Ring, accept: Accept) -> None:
         """The whole life of one circuit on the side that was called."""
@@ -219,11 +219,11 @@ class RelayLinks:
             else:
                 control.hang_up(ring.ticket)
 
-    async def _hand_over(self, pipe: RelayPipe, proven: Proven, way: RelayHint, accept: Accept) -> None:
+    async def _hand_over(self, pipe: RelayPipe, proven: Proven, relay: RelayHint, accept: Accept) -> None:
         if proven.purpose is Purpose.MEMBER:
-            await accept(RelayLink(pipe, proven.leftover, _info(pipe, proven, way, dialled=False)))
+            await accept(RelayLink(pipe, proven.leftover, _info(pipe, proven, relay, dialled=False)))
         elif proven.purpose is Purpose.JOIN:
-            joining = _joining(pipe, proven, way, binding=self._certificate.sha256, dialled=False)
+            joining = _joining(pipe, proven, relay, binding=self._certificate.sha256, dialled=False)
             link = await self._desk.admit(joining)
             if link is not None:
                 await accept(link)
@@ -249,16 +249,16 @@ async def dial_join(
     Raises Refused when the inviter said why not, else DialError.
     """
     starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = [
-        (at * STAGGER_SECONDS, partial(_attempt_join, way, standing, inviter, join, environ))
-        for at, way in enumerate(tuple(dict.fromkeys(relays))[:MAX_WAYS])
+        (at * STAGGER_SECONDS, partial(_attempt_join, relay, standing, inviter, join, environ))
+        for at, relay in enumerate(tuple(dict.fromkeys(relays))[:MAX_RELAYS])
     ]
     if not starts:
         raise DialError("the token names no relay", kind=LinkKind.RELAY, failure=DialFailure.UNREACHABLE)
     try:
-        pipe, proven, way = await first_success(starts, discard=_discard)
+        pipe, proven, relay = await first_success(starts, discard=_discard)
     except ExceptionGroup as failures:
         raise closest(failures.exceptions) from None
-    return _joining(pipe, proven, way, binding=pipe.binding(), dialled=True)
+    return _joining(pipe, proven, relay, binding=pipe.binding(), dialled=True)
 
 
 class _Deaf:
@@ -272,13 +272,13 @@ class _Deaf:
 
 
 async def _attempt_join(
-    way: RelayHint, standing: Standing, inviter: PeerId, join: JoinKeys, environ: Mapping[str, str]
+    relay: RelayHint, standing: Standing, inviter: PeerId, join: JoinKeys, environ: Mapping[str, str]
 ) -> Reached:
     context = dialer_context()
     try:
         async with asyncio.timeout(ATTEMPT_SECONDS), Owner() as owner:
             control = await ControlConnection.open(
-                way, standing, _Deaf(), context=context, environ=environ, allow=trusted
+                relay, standing, _Deaf(), context=context, environ=environ, allow=trusted
             )
             owner.start(control.run(), name="relay control")
             try:
@@ -296,10 +296,10 @@ async def _attempt_join(
                 await control.aclose()
                 owner.cancel()
     except (MeshdError, OSError) as error:
-        raise _dial_error(error, way) from error
+        raise _dial_error(error, relay) from error
     except ExceptionGroup as group:
-        raise _dial_error(group.exceptions[0], way) from group
-    return pipe, proven, way
+        raise _dial_error(group.exceptions[0], relay) from group
+    return pipe, proven, relay
 
 
 async def _call(
@@ -387,28 +387,28 @@ async def _discard(result: Reached) -> None:
     await result[0].aclose()
 
 
-def _dial_error(error: Exception, way: RelayHint) -> DialError | Refused:
+def _dial_error(error: Exception, relay: RelayHint) -> DialError | Refused:
     if isinstance(error, RelayTrouble):
         failure = DialFailure.UNREACHABLE
         return DialError(error.what, kind=LinkKind.RELAY, failure=failure, hint=error.hint)
-    return dial_error(error, kind=LinkKind.RELAY, place=f"relay {way.place}")
+    return dial_error(error, kind=LinkKind.RELAY, place=f"relay {relay.place}")
 
 
-def _joining(pipe: RelayPipe, proven: Proven, way: RelayHint, *, binding: bytes, dialled: bool) -> Joining:
+def _joining(pipe: RelayPipe, proven: Proven, relay: RelayHint, *, binding: bytes, dialled: bool) -> Joining:
     def link(member: Proven) -> RelayLink:
-        info = _info(pipe, member, way, dialled=dialled)
+        info = _info(pipe, member, relay, dialled=dialled)
         return PassingLink(pipe, member.leftover, replace(info, passing=True))
 
     return Joining(pipe, proven, binding=binding, make_link=link)
 
 
-def _info(pipe: RelayPipe, proven: Proven, way: RelayHint, *, dialled: bool) -> LinkInfo:
+def _info(pipe: RelayPipe, proven: Proven, relay: RelayHint, *, dialled: bool) -> LinkInfo:
     return LinkInfo(
         kind=LinkKind.RELAY,
         peer=proven.peer,
         member=member_of(proven),
         local=pipe.local,
-        remote=way.place,
+        remote=relay.place,
         path="relayed",
         dialled=dialled,
         established_at=asyncio.get_running_loop().time(),

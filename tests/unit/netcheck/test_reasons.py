@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from meshd.netcheck.advice import advise, nat_class, outlook
-from meshd.netcheck.reasons import Likelihood, ways, why_not_direct
+from meshd.netcheck.reasons import Likelihood, reachability, why_not_direct
 from meshd.wire.netfacts import Filtering, Mapped, Mapping, NetFacts, Ports, Tcp, TriState, Udp
 
 from tests.unit.wire.test_netfacts import FACTS
@@ -52,7 +52,7 @@ ONLY_443 = NetFacts(udp=Udp.BLOCKED, tcp=Tcp.ONLY_443)
     ],
 )
 def test_udp(a: NetFacts, b: NetFacts, udp: Likelihood) -> None:
-    assert ways(a, b).udp is udp and ways(b, a).udp is udp
+    assert reachability(a, b).udp is udp and reachability(b, a).udp is udp
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_udp(a: NetFacts, b: NetFacts, udp: Likelihood) -> None:
     ],
 )
 def test_tcp(a: NetFacts, b: NetFacts, tcp: Likelihood) -> None:
-    assert ways(a, b).tcp is tcp and ways(b, a).tcp is tcp
+    assert reachability(a, b).tcp is tcp and reachability(b, a).tcp is tcp
 
 
 @given(FACTS, FACTS)
 def test_ways_are_the_same_from_both_sides(a: NetFacts, b: NetFacts) -> None:
-    assert ways(a, b) == ways(b, a)
+    assert reachability(a, b) == reachability(b, a)
 
 
 @given(FACTS, FACTS)

@@ -1,11 +1,11 @@
-"""Ways of a signal at the moment when a node stops: what sends beside it gets an error that it handles."""
+"""Routes of a signal at the moment when a node stops: what sends beside it gets an error that it handles."""
 
 import asyncio
 
 import pytest
 from meshd.base.errors import Broken
 from meshd.identity.keys import PeerId
-from meshd.peer.signal_routes import SignalWays
+from meshd.peer.signal_routes import SignalRoutes
 
 from tests.conformance.run import run, ticks
 
@@ -28,7 +28,7 @@ class Letterbox:
 def test_a_signal_is_refused_while_the_node_stops() -> None:
     async def main() -> None:
         mail = Letterbox()
-        ways = SignalWays(mail, lambda: 0.5)
+        routes = SignalRoutes(mail, lambda: 0.5)
         ending, told = asyncio.Event(), asyncio.Event()
 
         async def slow_to_end() -> None:
@@ -38,14 +38,14 @@ def test_a_signal_is_refused_while_the_node_stops() -> None:
                 ending.set()
                 await told.wait()
 
-        serving = asyncio.get_running_loop().create_task(ways.serve([slow_to_end]))
+        serving = asyncio.get_running_loop().create_task(routes.serve([slow_to_end]))
         await ticks(3)
-        await ways.hand(PEER, b"before")
+        await routes.hand(PEER, b"before")
         serving.cancel()
         await ending.wait()
         with pytest.raises(Broken, match="cannot send a signal"):
-            await ways.hand(PEER, b"while it stops")
-        ways.start(slow_to_end, PEER)  # what nobody waits for is dropped
+            await routes.hand(PEER, b"while it stops")
+        routes.start(slow_to_end, PEER)  # what nobody waits for is dropped
         told.set()
         await asyncio.wait([serving])
         assert serving.cancelled()
