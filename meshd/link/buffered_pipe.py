@@ -41,6 +41,7 @@ class BufferedPipe(ABC):
         self._writable = asyncio.Event()
         self._writable.set()
         self._take: Callable[[bytes], bool] | None = None
+        self._secured = False
 
     # --- what a kind brings
 
@@ -69,6 +70,16 @@ class BufferedPipe(ABC):
     def unread_bytes(self) -> int:
         """What `receive` has not fetched yet."""
         return self._unread
+
+    async def secure(self) -> None:
+        """Wait for the end of the handshake.
+
+        Raises RemoteProtocolError when the other side does not speak what we do, Broken, Closed.
+        """
+        while not self._secured:
+            self._check()
+            self._readable.clear()
+            await self._readable.wait()
 
     async def send(self, data: Sequence[bytes | memoryview]) -> None:
         """Send the pieces in order, at most 1 MiB together; waits while over the high-water mark.

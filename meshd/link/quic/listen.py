@@ -13,19 +13,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshd.base.boundary import contained
-from meshd.base.errors import Closed, LocalProtocolError, MeshdError
+from meshd.base.errors import LocalProtocolError, MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.base.unproven import MAX_UNPROVEN, Doorstep
-from meshd.identity.certificate import make_link_certificate
-from meshd.identity.proof import Proven, Purpose
+from meshd.base.unproven import MAX_UNPROVEN
+from meshd.identity.proof import Proven
 from meshd.link.interface import LinkKind
 from meshd.link.net import local_addresses
-from meshd.link.quic.dial import IDLE_SECONDS, Accept, QuicLink, info_of, joining, load
+from meshd.link.quic.dial import IDLE_SECONDS, QuicLink, info_of, load
 from meshd.link.quic.pipe import QuicPipe
 from meshd.link.quic.sockets import DialPort, Door, SharedPort
-from meshd.link.secure.handshake import PROOF_SECONDS, Standing, present, prove_accepted
-from meshd.link.secure.joining import JoinDesk, OnJoiner
+from meshd.link.secure.entrance import Accept, Arrival, Entrance
+from meshd.link.secure.handshake import PROOF_SECONDS, Standing
+from meshd.link.secure.joining import OnJoiner
 from meshd.link.udp.batch_socket import Origin, bind_udp
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable
@@ -61,20 +61,16 @@ class QuicListener:
         proof_seconds: float = PROOF_SECONDS,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        self._standing = standing
         self._host = host
         self._asked_port = port
         self._on_other = on_other
         self._path = path
-        self._proof_seconds = proof_seconds
         self._idle_seconds = idle_seconds
-        self._certificate = make_link_certificate()
+        self._entrance = Entrance(standing, on_joiner=on_joiner, proof_seconds=proof_seconds)
         self._sockets: list[socket.socket] = []
         self._doors: list[Door] = []
         self._places: tuple[str, ...] = ()
         self._port = 0
-        self._doorstep = Doorstep()
-        self._desk = JoinDesk(on_joiner, standing)
         self._reception: Reception | None = None
         self._waiting: list[tuple[Door, bytes, Origin]] = []
         self._loading = asyncio.Event()
@@ -93,7 +89,7 @@ class QuicListener:
     @property
     def unproven(self) -> int:
         """Connections that have not proven who they are yet."""
-        return len(self._doorstep)
+        return len(self._entrance.doorstep)
 
     def open(self) -> None:
         """Bind: from here on datagrams wait for `serve`. Raises PortTaken, UserError."""
@@ -153,7 +149,8 @@ class QuicListener:
                 await self._load()
                 from meshd.link.quic import engine, first_datagram
 
-                settings = engine.listener_settings(self._certificate, idle_seconds=self._idle_seconds)
+                certificate = self._entrance.certificate
+                settings = engine.listener_settings(certificate, idle_seconds=self._idle_seconds)
                 self._reception = first_datagram.Reception(settings)
                 waiting, self._waiting = self._waiting, []
                 for door, data, origin in waiting:
@@ -185,10 +182,10 @@ class QuicListener:
                 self._waiting.append((door, data, origin))
                 self._loading.set()
             return
-        now, callers = asyncio.get_running_loop().time(), self._standing().callers
-        if callers is not None and not callers.hears(origin.address[0], now, origin.address[1]):
+        if not self._entrance.hears(*origin.address):
             return
-        answer = self._reception.first(data, origin, now, busy=2 * len(self._doorstep) >= MAX_UNPROVEN)
+        now, busy = asyncio.get_running_loop().time(), 2 * self.unproven >= MAX_UNPROVEN
+        answer = self._reception.first(data, origin, now, busy=busy)
         if isinstance(answer, bytes):
             door.send([answer], origin)
         elif answer is not None and self._welcome is not None:
@@ -200,58 +197,18 @@ class QuicListener:
             self._welcome(pipe, door)
 
     def _arrive(self, pipe: QuicPipe, door: Door, *, accept: Accept, owner: Owner) -> None:
+        # where its first datagram came from, and all of its handshake, whatever has come since
         origin = pipe.origin
         host, port = origin.address if origin else ("", 0)
-        self._doorstep.arrive(pipe, host=host, send_away=pipe.abort)
-        try:
-            living = self._live(pipe, door, accept, (host, port))
-            task = owner.start_for(host, living, name=f"quic-{pipe.remote}")
-        except Closed:  # shutting down
-            self._part(pipe)
-        else:
-            # a task that is cancelled before its first step never comes to its own clean-up
-            task.add_done_callback(lambda _: self._part(pipe))
 
-    def _part(self, pipe: QuicPipe) -> None:
-        pipe.abort()
-        self._doorstep.leave(pipe)
-
-    async def _live(self, pipe: QuicPipe, door: Door, accept: Accept, first: tuple[str, int]) -> None:
-        """The whole life of one incoming connection; `first` is where its first datagram came from."""
-        reached = False  # who has not answered may be anywhere, whatever its datagrams say
-        proven: Proven | None = None
-        standing = self._standing()
-        try:
-            async with asyncio.timeout(self._proof_seconds):
-                await pipe.secure()
-                reached = True  # at `first`: all of the handshake came from there, whatever has come since
-                standing = self._standing()
-                if standing.credentials.chain is None:
-                    return  # not a member of any mesh yet: nothing to prove, nobody to let in
-                proven = await prove_accepted(pipe, standing=standing, binding=self._certificate.sha256)
-            self._doorstep.leave(pipe)
-            pipe.widen()
-            with present(standing, proven, *first):
-                await self._hand_over(pipe, proven, door, accept)
-        except (MeshdError, TimeoutError) as error:
-            if proven is None and reached and standing.callers is not None:
-                standing.callers.failed(first[0], asyncio.get_running_loop().time(), first[1])
-            _log.debug("link_ended", remote=pipe.remote, why=str(error) or "timed out")
-        finally:
-            await pipe.aclose()
-            self._doorstep.leave(pipe)
-
-    async def _hand_over(self, pipe: QuicPipe, proven: Proven, door: Door, accept: Accept) -> None:
-        def local() -> tuple[str, int]:
+        def make_link(proven: Proven) -> QuicLink:
             origin = pipe.origin
-            return door.socket.local_host(origin) if origin else "", self._port
+            local = (door.socket.local_host(origin) if origin else "", self._port)
+            return QuicLink(
+                pipe, proven.leftover, info_of(pipe, proven, local=local, path=self._path, dialled=False)
+            )
 
-        if proven.purpose is Purpose.MEMBER:
-            info = info_of(pipe, proven, local=local(), path=self._path, dialled=False)
-            await accept(QuicLink(pipe, proven.leftover, info))
-        elif proven.purpose is Purpose.JOIN:
-            binding = self._certificate.sha256
-            newcomer = joining(pipe, proven, binding=binding, local=local, path=self._path, dialled=False)
-            link = await self._desk.admit(newcomer)
-            if link is not None:
-                await accept(link)
+        def blames(secured: bool) -> bool:
+            return secured  # who has not answered may be anywhere, whatever its datagrams say
+
+        self._entrance.arrive(Arrival(pipe, host, make_link, blames, port), accept, owner, name="quic")

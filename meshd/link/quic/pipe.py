@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
+from meshd.base.errors import Broken, Closed, EndOfStream, RemoteProtocolError
 from meshd.link.buffered_pipe import BufferedPipe
 from meshd.link.udp.batch_socket import ETHERNET_MTU, Origin
 
@@ -101,7 +101,6 @@ class QuicPipe(BufferedPipe):
         self._keep_alive = idle_seconds / KEEP_ALIVE_PARTS
         self._heard = self._pinged = self._loop.time()
         self._came = bytearray()
-        self._secured = asyncio.Event()  # the end of the handshake, or the end
         self._settled = asyncio.Event()  # nothing more will be sent or received
         self._dropped = False
         self._timer: asyncio.TimerHandle | None = None
@@ -129,8 +128,9 @@ class QuicPipe(BufferedPipe):
             engine.new_ids, engine.old_ids = [], []
         if engine.inbox:
             self._take_in()
-        if engine.secured:
-            self._secured.set()
+        if engine.secured and not self._secured:
+            self._secured = True
+            self._readable.set()
         self.transmit()
         if engine.ended:
             self._finish(EndOfStream, f"`{self.remote}` ended the link")
@@ -174,8 +174,8 @@ class QuicPipe(BufferedPipe):
         return self.engine.get_peer_address()
 
     async def secure(self) -> None:
-        """Wait for the end of the handshake. Raises RemoteProtocolError (code `quic`), Broken, Closed."""
-        await self._secured.wait()
+        """Wait for the end of the handshake. Raises what ended the connection meanwhile, too."""
+        await super().secure()
         self._check()
 
     def binding(self) -> bytes:
@@ -273,10 +273,6 @@ class QuicPipe(BufferedPipe):
                 self.engine.send_ping(0)
         self.engine.handle_timer(now)
         self.advance()
-
-    def _finish(self, kind: type[MeshdError], what: str) -> None:
-        super()._finish(kind, what)
-        self._secured.set()
 
     def _drop(self) -> None:
         if self._dropped:

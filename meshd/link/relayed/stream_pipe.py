@@ -46,7 +46,7 @@ class StreamPipe(BufferedPipe):
         self._out: deque[bytes] = deque()
         self._out_bytes = 0
         self._chunks: deque[bytes] = deque()
-        self._secured = self._closing = False
+        self._closing = False
         self._why_unsecured: MeshdError | None = None  # as the stream or TLS said it
         self._wake = asyncio.Event()  # something to send
         self._taken = asyncio.Event()  # less than the high-water mark is unread
@@ -66,12 +66,9 @@ class StreamPipe(BufferedPipe):
             self._settled.set()
 
     async def secure(self) -> None:
-        """Wait for the end of the handshake. Raises RemoteProtocolError (code `tls`), Broken, Refused."""
+        """Begin the handshake and wait for its end. Raises Refused, too."""
         self._shake()
-        while not self._secured:
-            self._check()
-            self._readable.clear()
-            await self._readable.wait()
+        await super().secure()
 
     def binding(self) -> bytes:
         """SHA-256 of the listener's certificate; for the dialler, after `secure`."""

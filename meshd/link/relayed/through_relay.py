@@ -15,8 +15,6 @@ from functools import partial
 from meshd.base.errors import Closed, MeshdError, Refused
 from meshd.base.log import get
 from meshd.base.tasks import Owner, first_error, first_success
-from meshd.base.unproven import Doorstep
-from meshd.identity.certificate import make_link_certificate
 from meshd.identity.invite import JoinKeys, RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
@@ -26,6 +24,7 @@ from meshd.link.relayed.control_connection import ControlConnection, RelayTroubl
 from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.relay_pipe import RelayPipe
 from meshd.link.secure.caller_rates import Callers
+from meshd.link.secure.entrance import Accept, Entrance
 from meshd.link.secure.handshake import (
     PROOF_SECONDS,
     ProvenLink,
@@ -35,9 +34,8 @@ from meshd.link.secure.handshake import (
     prove_accepted,
     prove_dialled,
 )
-from meshd.link.secure.joining import JoinDesk, Joining, OnJoiner
+from meshd.link.secure.joining import Joining, OnJoiner
 from meshd.link.secure.tls import dialer_context, listener_context
-from meshd.link.tcp.listen import Accept
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, trusted
 from meshd.wire.relay import Mail, Ring
@@ -102,11 +100,9 @@ class RelayLinks:
         self._client = client
         self._standing = standing
         self._proof_seconds = proof_seconds
-        self._certificate = make_link_certificate()
-        self._listening: ssl.SSLContext = listener_context(self._certificate)
+        self._entrance = Entrance(standing, on_joiner=on_joiner, proof_seconds=proof_seconds)
+        self._listening: ssl.SSLContext = listener_context(self._entrance.certificate)
         self._dialling = dialer_context()
-        self._doorstep = Doorstep()
-        self._desk = JoinDesk(on_joiner, standing)
 
     @property
     def kind(self) -> LinkKind:
@@ -133,7 +129,7 @@ class RelayLinks:
         except ExceptionGroup as failures:
             raise closest(failures.exceptions) from None
         try:
-            return RelayLink(pipe, proven.leftover, _info(pipe, proven, relay, dialled=True))
+            return _lasting(pipe, relay, proven, dialled=True)
         except MeshdError:
             pipe.abort()
             raise
@@ -143,8 +139,7 @@ class RelayLinks:
         async with Owner() as owner:
 
             def rung(control: ControlConnection, ring: Ring) -> bool:
-                callers, now = self._standing().callers, asyncio.get_running_loop().time()
-                if callers is not None and not callers.hears(_caller(control, ring), now):
+                if not self._entrance.hears(_caller(control, ring)):
                     return False
                 try:
                     task = owner.start_for(
@@ -156,9 +151,10 @@ class RelayLinks:
                 def send_away() -> None:
                     task.cancel()
 
-                self._doorstep.arrive(ring.ticket, host=ring.caller.hex(), send_away=send_away)
+                doorstep = self._entrance.doorstep
+                doorstep.arrive(ring.ticket, host=ring.caller.hex(), send_away=send_away)
                 # a task that is cancelled before its first step never comes to its own clean-up
-                task.add_done_callback(lambda _: self._doorstep.leave(ring.ticket))
+                task.add_done_callback(lambda _: doorstep.leave(ring.ticket))
                 return True
 
             self._client.on_ring = rung
@@ -204,11 +200,16 @@ class RelayLinks:
                     return  # not a member of any mesh yet: nothing to prove, nobody to let in
                 callers = standing.callers
                 proven = await prove_accepted(
-                    pipe, standing=standing, binding=self._certificate.sha256, seconds=self._proof_seconds
+                    pipe,
+                    standing=standing,
+                    binding=self._entrance.certificate.sha256,
+                    seconds=self._proof_seconds,
                 )
-            self._doorstep.leave(ring.ticket)
+            self._entrance.doorstep.leave(ring.ticket)
             pipe.widen()
-            await self._hand_over(pipe, proven, control.relay, accept)
+            kind = _passing if proven.purpose is Purpose.JOIN else _lasting
+            make_link = partial(kind, pipe, control.relay, dialled=False)
+            await self._entrance.hand_over(pipe, proven, make_link, accept)
         except (MeshdError, OSError, TimeoutError) as error:
             if proven is None and callers is not None:
                 callers.failed(_caller(control, ring), asyncio.get_running_loop().time())
@@ -218,15 +219,6 @@ class RelayLinks:
                 await pipe.aclose()
             else:
                 control.hang_up(ring.ticket)
-
-    async def _hand_over(self, pipe: RelayPipe, proven: Proven, relay: RelayHint, accept: Accept) -> None:
-        if proven.purpose is Purpose.MEMBER:
-            await accept(RelayLink(pipe, proven.leftover, _info(pipe, proven, relay, dialled=False)))
-        elif proven.purpose is Purpose.JOIN:
-            joining = _joining(pipe, proven, relay, binding=self._certificate.sha256, dialled=False)
-            link = await self._desk.admit(joining)
-            if link is not None:
-                await accept(link)
 
 
 def _caller(control: ControlConnection, ring: Ring) -> str:
@@ -258,7 +250,8 @@ async def dial_join(
         pipe, proven, relay = await first_success(starts, discard=_discard)
     except ExceptionGroup as failures:
         raise closest(failures.exceptions) from None
-    return _joining(pipe, proven, relay, binding=pipe.binding(), dialled=True)
+    make_link = partial(_passing, pipe, relay, dialled=True)
+    return Joining(pipe, proven, binding=pipe.binding(), make_link=make_link)
 
 
 class _Deaf:
@@ -394,12 +387,13 @@ def _dial_error(error: Exception, relay: RelayHint) -> DialError | Refused:
     return dial_error(error, kind=LinkKind.RELAY, place=f"relay {relay.place}")
 
 
-def _joining(pipe: RelayPipe, proven: Proven, relay: RelayHint, *, binding: bytes, dialled: bool) -> Joining:
-    def link(member: Proven) -> RelayLink:
-        info = _info(pipe, member, relay, dialled=dialled)
-        return PassingLink(pipe, member.leftover, replace(info, passing=True))
+def _lasting(pipe: RelayPipe, relay: RelayHint, proven: Proven, *, dialled: bool) -> RelayLink:
+    return RelayLink(pipe, proven.leftover, _info(pipe, proven, relay, dialled=dialled))
 
-    return Joining(pipe, proven, binding=binding, make_link=link)
+
+def _passing(pipe: RelayPipe, relay: RelayHint, proven: Proven, *, dialled: bool) -> RelayLink:
+    info = _info(pipe, proven, relay, dialled=dialled)
+    return PassingLink(pipe, proven.leftover, replace(info, passing=True))
 
 
 def _info(pipe: RelayPipe, proven: Proven, relay: RelayHint, *, dialled: bool) -> LinkInfo:

@@ -8,27 +8,21 @@ import asyncio
 import ipaddress
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
-from meshd.base.errors import Closed, LocalProtocolError, MeshdError
-from meshd.base.log import get
+from meshd.base.errors import LocalProtocolError
 from meshd.base.tasks import Owner
-from meshd.base.unproven import Doorstep
-from meshd.identity.certificate import make_link_certificate
-from meshd.identity.proof import Proven, Purpose
-from meshd.link.interface import Link, LinkKind
+from meshd.identity.proof import Proven
+from meshd.link.interface import LinkKind
 from meshd.link.net import local_addresses
-from meshd.link.secure.handshake import PROOF_SECONDS, Standing, present, prove_accepted
-from meshd.link.secure.joining import JoinDesk, OnJoiner
+from meshd.link.secure.entrance import Accept, Arrival, Entrance
+from meshd.link.secure.handshake import PROOF_SECONDS, Standing
+from meshd.link.secure.joining import OnJoiner
 from meshd.link.secure.tls import listener_context
 from meshd.link.tcp.bind import accept_from, listen
-from meshd.link.tcp.dial import TcpLink, info_of, joining
+from meshd.link.tcp.dial import TcpLink, info_of
 from meshd.link.tcp.pipe import TcpPipe
 from meshd.wire.address import Candidate
-
-_log = get("link")
-
-Accept = Callable[[Link], Awaitable[None]]
 
 
 class TcpListener:
@@ -48,17 +42,13 @@ class TcpListener:
         on_joiner: OnJoiner | None = None,
         proof_seconds: float = PROOF_SECONDS,
     ) -> None:
-        self._standing = standing
         self._host = host
         self._asked_port = port
-        self._proof_seconds = proof_seconds
-        self._certificate = make_link_certificate()
-        self._context: ssl.SSLContext = listener_context(self._certificate)
+        self._entrance = Entrance(standing, on_joiner=on_joiner, proof_seconds=proof_seconds)
+        self._context: ssl.SSLContext = listener_context(self._entrance.certificate)
         self._sockets: list[socket.socket] = []
         self._places: tuple[str, ...] = ()
         self._port = 0
-        self._doorstep = Doorstep()
-        self._desk = JoinDesk(on_joiner, standing)
 
     @property
     def kind(self) -> LinkKind:
@@ -73,7 +63,7 @@ class TcpListener:
     @property
     def unproven(self) -> int:
         """Connections that have not proven who they are yet."""
-        return len(self._doorstep)
+        return len(self._entrance.doorstep)
 
     def open(self) -> None:
         """Bind and listen: from here on connections wait for `serve`. Raises PortTaken, UserError."""
@@ -113,54 +103,16 @@ class TcpListener:
             self.close()
 
     def _arrive(self, pipe: TcpPipe, accept: Accept, owner: Owner) -> None:
-        callers = self._standing().callers
-        if callers is not None and not callers.hears(pipe.remote_host, asyncio.get_running_loop().time()):
+        if not self._entrance.hears(pipe.remote_host):
             pipe.abort()
             return
-        self._doorstep.arrive(pipe, host=pipe.remote_host, send_away=pipe.abort)
-        try:
-            task = owner.start_for(pipe.remote_host, self._welcome(pipe, accept), name=f"tcp-{pipe.remote}")
-        except Closed:  # shutting down
-            self._part(pipe)
-        else:
-            # a task that is cancelled before its first step never comes to its own clean-up
-            task.add_done_callback(lambda _: self._part(pipe))
 
-    def _part(self, pipe: TcpPipe) -> None:
-        pipe.abort()
-        self._doorstep.leave(pipe)
+        def make_link(proven: Proven) -> TcpLink:
+            # who comes from outside to a private address came by a port of the router
+            mapped = ipaddress.ip_address(pipe.local_host).is_private
+            return TcpLink(pipe, proven.leftover, info_of(pipe, proven, dialled=False, mapped=mapped))
 
-    async def _welcome(self, pipe: TcpPipe, accept: Accept) -> None:
-        """The whole life of one incoming connection."""
-        proven: Proven | None = None
-        standing = self._standing()
-        try:
-            async with asyncio.timeout(self._proof_seconds):
-                await pipe.secure()
-                standing = self._standing()
-                if standing.credentials.chain is None:
-                    return  # not a member of any mesh yet: nothing to prove, nobody to let in
-                proven = await prove_accepted(pipe, standing=standing, binding=self._certificate.sha256)
-            self._doorstep.leave(pipe)
-            pipe.widen()
-            with present(standing, proven, pipe.remote_host):
-                await self._hand_over(pipe, proven, accept)
-        except (MeshdError, TimeoutError) as error:
-            if proven is None and standing.callers is not None and not pipe.asked_where:
-                standing.callers.failed(pipe.remote_host, asyncio.get_running_loop().time())
-            _log.debug("link_ended", remote=pipe.remote, why=str(error) or "timed out")
-        finally:
-            await pipe.aclose()
-            self._doorstep.leave(pipe)
+        def blames(_secured: bool) -> bool:
+            return not pipe.asked_where
 
-    async def _hand_over(self, pipe: TcpPipe, proven: Proven, accept: Accept) -> None:
-        # who comes from outside to a private address came by a port of the router
-        mapped = ipaddress.ip_address(pipe.local_host).is_private
-        if proven.purpose is Purpose.MEMBER:
-            await accept(TcpLink(pipe, proven.leftover, info_of(pipe, proven, dialled=False, mapped=mapped)))
-        elif proven.purpose is Purpose.JOIN:
-            binding = self._certificate.sha256
-            newcomer = joining(pipe, proven, binding=binding, dialled=False, mapped=mapped)
-            link = await self._desk.admit(newcomer)
-            if link is not None:
-                await accept(link)
+        self._entrance.arrive(Arrival(pipe, pipe.remote_host, make_link, blames), accept, owner, name="tcp")

@@ -52,7 +52,6 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         self._wide = False
         self._chunks: deque[bytes] = deque()
         self._handshake_bytes = 0
-        self._secured = False
         self._lost = asyncio.Event()  # the socket is closed
         self._stun: StreamAnswers | None = None  # the other side asks where it comes from: no link
 
@@ -111,16 +110,6 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         self._writable.set()
 
     # --- what the owner calls
-
-    async def secure(self) -> None:
-        """Wait for the end of the TLS handshake.
-
-        Raises RemoteProtocolError (code `tls`) when the other side does not speak TLS 1.3, Broken, Closed.
-        """
-        while not self._secured:
-            self._check()
-            self._readable.clear()
-            await self._readable.wait()
 
     def binding(self) -> bytes:
         """SHA-256 of the certificate that the listener showed; for the dialler, after `secure`."""

@@ -1,0 +1,120 @@
+"""What becomes of a connection that a listener has taken in, whatever carries it: a link, a joiner, nothing.
+
+Few wait here that have proven nothing, each for a bounded time (base/unproven.py); whoever has proven itself
+is handed upward, and closed when it comes back from there.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshd.base.errors import Closed, MeshdError
+from meshd.base.log import get
+from meshd.base.tasks import Owner
+from meshd.base.unproven import Doorstep
+from meshd.identity.certificate import make_link_certificate
+from meshd.identity.proof import Proven, Purpose
+from meshd.link.interface import Link
+from meshd.link.secure.handshake import RawPipe, Standing, present, prove_accepted
+from meshd.link.secure.joining import JoinDesk, Joining, OnJoiner
+
+_log = get("link")
+
+Accept = Callable[[Link], Awaitable[None]]
+MakeLink = Callable[[Proven], Link]
+
+
+class IncomingPipe(RawPipe, Protocol):
+    """A connection that was taken in."""
+
+    @property
+    def remote(self) -> str: ...
+    async def secure(self) -> None: ...
+    def widen(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrival:
+    """An incoming connection from `host` (and `port`, if of UDP).
+
+    `blames`: does it count against that address when it proves nothing? Told whether it got as far as to be
+    encrypted.
+    """
+
+    pipe: IncomingPipe
+    host: str
+    make_link: MakeLink
+    blames: Callable[[bool], bool]
+    port: int = 0
+
+
+class Entrance:
+    """One of a listener. `certificate` is what its connections show, and what proofs are bound to."""
+
+    def __init__(
+        self, standing: Callable[[], Standing], *, on_joiner: OnJoiner | None, proof_seconds: float
+    ) -> None:
+        self._standing = standing
+        self._proof_seconds = proof_seconds
+        self.certificate = make_link_certificate()
+        self.doorstep = Doorstep()
+        self._desk = JoinDesk(on_joiner, standing)
+
+    def hears(self, host: str, port: int = 0) -> bool:
+        """Is anything from that address listened to? `port`: of UDP."""
+        callers = self._standing().callers
+        return callers is None or callers.hears(host, asyncio.get_running_loop().time(), port)
+
+    def arrive(self, arrival: Arrival, accept: Accept, owner: Owner, *, name: str) -> None:
+        """Own it to its end."""
+        pipe, host = arrival.pipe, arrival.host
+        self.doorstep.arrive(pipe, host=host, send_away=pipe.abort)
+        try:
+            task = owner.start_for(host, self._live(arrival, accept), name=f"{name}-{pipe.remote}")
+        except Closed:  # shutting down
+            self._part(pipe)
+        else:
+            # a task that is cancelled before its first step never comes to its own clean-up
+            task.add_done_callback(lambda _: self._part(pipe))
+
+    def _part(self, pipe: IncomingPipe) -> None:
+        pipe.abort()
+        self.doorstep.leave(pipe)
+
+    async def _live(self, arrival: Arrival, accept: Accept) -> None:
+        """The whole life of one incoming connection."""
+        pipe, host, port = arrival.pipe, arrival.host, arrival.port
+        secured = False
+        proven: Proven | None = None
+        standing = self._standing()
+        try:
+            async with asyncio.timeout(self._proof_seconds):
+                await pipe.secure()
+                secured = True
+                standing = self._standing()
+                if standing.credentials.chain is None:
+                    return  # not a member of any mesh yet: nothing to prove, nobody to let in
+                proven = await prove_accepted(pipe, standing=standing, binding=self.certificate.sha256)
+            self.doorstep.leave(pipe)
+            pipe.widen()
+            with present(standing, proven, host, port):
+                await self.hand_over(pipe, proven, arrival.make_link, accept)
+        except (MeshdError, TimeoutError) as error:
+            if proven is None and standing.callers is not None and arrival.blames(secured):
+                standing.callers.failed(host, asyncio.get_running_loop().time(), port)
+            _log.debug("link_ended", remote=pipe.remote, why=str(error) or "timed out")
+        finally:
+            await pipe.aclose()
+            self.doorstep.leave(pipe)
+
+    async def hand_over(self, pipe: RawPipe, proven: Proven, make_link: MakeLink, accept: Accept) -> None:
+        """To `accept` as a link: of a member at once, of a joiner when it has joined."""
+        if proven.purpose is Purpose.MEMBER:
+            await accept(make_link(proven))
+        elif proven.purpose is Purpose.JOIN:
+            newcomer = Joining(pipe, proven, binding=self.certificate.sha256, make_link=make_link)
+            link = await self._desk.admit(newcomer)
+            if link is not None:
+                await accept(link)
