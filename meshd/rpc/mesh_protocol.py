@@ -25,7 +25,7 @@ class RpcMessage:
 
     name: str
     number: int
-    from_head: bool
+    sender: str
     answer: int
     body: Struct
     fields: tuple[str, ...]
@@ -44,13 +44,14 @@ class Operation:
     kinds: tuple[str, ...]
 
 
-VERSION = 1
+VERSION = 2
 PIECE_BYTES = 4194304  # bytes
 GRAPH_TENSORS = 32768  # tensors
 STORED_GRAPHS = 8  # graphs
 LOAD_ENTRIES = 1024  # tensors
 DEVICES = 16  # devices
-BUFFERS = 65536  # buffers
+NEIGHBOURS = 16  # workers
+BUFFERS = 1024  # buffers
 TEXT_BYTES = 256  # bytes
 QUEUE_BYTES = 67108864  # bytes
 
@@ -72,37 +73,40 @@ GRAPH = 8
 COMPUTE = 9
 SYNC = 10
 LOAD = 11
+PUSH = 12
+TAKE = 13
 WELCOME = 129
 ALLOCATED = 130
 DATA = 134
 SYNCED = 138
 LOADED = 139
+PUSHED = 192
 FAILED = 255
 
 MESSAGES: Mapping[int, RpcMessage] = {
     HELLO: RpcMessage(
-        "HELLO", 1, True, WELCOME, Struct("<I"), ("version",), (Rest("ggml", 1, "", 256),), 260
+        "HELLO", 1, "head", WELCOME, Struct("<I"), ("version",), (Rest("ggml", 1, "", 256),), 260
     ),
     ALLOCATE: RpcMessage(
-        "ALLOCATE", 2, True, ALLOCATED, Struct("<IIQ"), ("buffer", "device", "size"), (), 16
+        "ALLOCATE", 2, "head", ALLOCATED, Struct("<IIQ"), ("buffer", "device", "size"), (), 16
     ),
-    FREE: RpcMessage("FREE", 3, True, 0, Struct("<I"), ("buffer",), (), 4),
-    FILL: RpcMessage("FILL", 4, True, 0, Struct("<IIQQ"), ("buffer", "value", "offset", "size"), (), 24),
+    FREE: RpcMessage("FREE", 3, "head", 0, Struct("<I"), ("buffer",), (), 4),
+    FILL: RpcMessage("FILL", 4, "head", 0, Struct("<IIQQ"), ("buffer", "value", "offset", "size"), (), 24),
     WRITE: RpcMessage(
         "WRITE",
         5,
-        True,
+        "head",
         0,
         Struct("<IIQ"),
         ("buffer", "zero", "offset"),
         (Rest("data", 1, "", 4194304),),
         4194320,
     ),
-    READ: RpcMessage("READ", 6, True, DATA, Struct("<IIQ"), ("buffer", "size", "offset"), (), 16),
+    READ: RpcMessage("READ", 6, "head", DATA, Struct("<IIQ"), ("buffer", "size", "offset"), (), 16),
     COPY: RpcMessage(
         "COPY",
         7,
-        True,
+        "head",
         0,
         Struct("<IIQQQ"),
         ("from_buffer", "to_buffer", "from_offset", "to_offset", "size"),
@@ -112,7 +116,7 @@ MESSAGES: Mapping[int, RpcMessage] = {
     GRAPH: RpcMessage(
         "GRAPH",
         8,
-        True,
+        "head",
         0,
         Struct("<QIIII"),
         ("uid", "device", "node_count", "tensor_count", "zero"),
@@ -122,28 +126,52 @@ MESSAGES: Mapping[int, RpcMessage] = {
         ),
         8519704,
     ),
-    COMPUTE: RpcMessage("COMPUTE", 9, True, 0, Struct("<QII"), ("uid", "device", "zero"), (), 16),
-    SYNC: RpcMessage("SYNC", 10, True, SYNCED, Struct("<"), (), (), 0),
-    LOAD: RpcMessage("LOAD", 11, True, LOADED, Struct("<"), (), (Rest("entries", 56, "", 1024),), 57344),
+    COMPUTE: RpcMessage("COMPUTE", 9, "head", 0, Struct("<QII"), ("uid", "device", "zero"), (), 16),
+    SYNC: RpcMessage("SYNC", 10, "head", SYNCED, Struct("<"), (), (), 0),
+    LOAD: RpcMessage("LOAD", 11, "head", LOADED, Struct("<"), (), (Rest("entries", 56, "", 1024),), 57344),
+    PUSH: RpcMessage(
+        "PUSH",
+        12,
+        "head",
+        0,
+        Struct("<IIIIQQ"),
+        ("neighbour", "buffer", "size", "zero", "offset", "token"),
+        (),
+        32,
+    ),
+    TAKE: RpcMessage(
+        "TAKE",
+        13,
+        "head",
+        0,
+        Struct("<IIIIQQ"),
+        ("neighbour", "buffer", "size", "zero", "offset", "token"),
+        (),
+        32,
+    ),
     WELCOME: RpcMessage(
         "WELCOME",
         129,
-        False,
+        "worker",
         0,
-        Struct("<IIII"),
-        ("version", "device_count", "operation_count", "type_count"),
+        Struct("<IIIII"),
+        ("version", "device_count", "operation_count", "type_count", "neighbour_count"),
         (
             Rest("devices", 224, "device_count", 16),
             Rest("operations", 4, "operation_count", 63),
             Rest("types", 4, "type_count", 32),
+            Rest("neighbours", 4, "neighbour_count", 16),
         ),
-        3980,
+        4048,
     ),
-    ALLOCATED: RpcMessage("ALLOCATED", 130, False, 0, Struct("<I"), ("done",), (), 4),
-    DATA: RpcMessage("DATA", 134, False, 0, Struct("<"), (), (Rest("data", 1, "", 4194304),), 4194304),
-    SYNCED: RpcMessage("SYNCED", 138, False, 0, Struct("<"), (), (), 0),
-    LOADED: RpcMessage("LOADED", 139, False, 0, Struct("<"), (), (Rest("results", 1, "", 1024),), 1024),
-    FAILED: RpcMessage("FAILED", 255, False, 0, Struct("<"), (), (Rest("why", 1, "", 256),), 256),
+    ALLOCATED: RpcMessage("ALLOCATED", 130, "worker", 0, Struct("<I"), ("done",), (), 4),
+    DATA: RpcMessage("DATA", 134, "worker", 0, Struct("<"), (), (Rest("data", 1, "", 4194304),), 4194304),
+    SYNCED: RpcMessage("SYNCED", 138, "worker", 0, Struct("<"), (), (), 0),
+    LOADED: RpcMessage("LOADED", 139, "worker", 0, Struct("<"), (), (Rest("results", 1, "", 1024),), 1024),
+    PUSHED: RpcMessage(
+        "PUSHED", 192, "neighbour", 0, Struct("<Q"), ("token",), (Rest("data", 1, "", 4194304),), 4194312
+    ),
+    FAILED: RpcMessage("FAILED", 255, "worker", 0, Struct("<"), (), (Rest("why", 1, "", 256),), 256),
 }
 
 LOAD_RESULTS = ("loaded", "no-such-hash", "type-or-size-differs", "unreadable", "file-changed")

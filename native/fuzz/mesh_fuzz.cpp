@@ -1,4 +1,5 @@
-// Feeds what works off a mesh-server's requests, in this process, with the sessions of a hostile head.
+// Feeds what works off a mesh-server's requests, in this process, with the sessions of a hostile head; one of 32 is
+// that of a hostile neighbour.
 //
 //     mesh_fuzz [--frames N] [--seconds N] [--seed N] [--session N]
 //
@@ -6,6 +7,7 @@
 // its number alone; when one crashes, `--seed S --session N` repeats it. The exit status is 1 when an undamaged frame
 // was refused.
 
+#include "mesh_neighbour.h"
 #include "mesh_session.h"
 
 #include "ggml-backend.h"
@@ -51,6 +53,25 @@ static bool wrong_or_slow(const mesh_session & one, clock_t began) {
         say_where();
     }
     return one.refused_valid();
+}
+
+// true: something came of it that must not
+static bool run_one(const std::vector<lent_device> & devices, fuzz_totals & totals) {
+    const uint64_t from = seed * 1000003 + session;
+    if (session % 32 == 31) {
+        const std::string wrong = neighbour_session(from, totals.frames);
+        if (!wrong.empty()) {
+            std::fprintf(stderr, "a neighbour: %s", wrong.c_str());
+            say_where();
+        }
+        return !wrong.empty();
+    }
+    mesh_session head(from, devices, totals);
+    running = &head;
+    const clock_t began = clock();
+    head.run();
+    running = nullptr;
+    return wrong_or_slow(head, began);
 }
 
 static void show(const fuzz_totals & totals, double elapsed) {
@@ -101,12 +122,7 @@ int main(int argc, char ** argv) {
     double elapsed = 0;
     const auto start = std::chrono::steady_clock::now();
     do {
-        mesh_session head(seed * 1000003 + session, devices, totals);
-        running = &head;
-        const clock_t began = clock();
-        head.run();
-        wrong += wrong_or_slow(head, began) ? 1 : 0;
-        running = nullptr;
+        wrong += run_one(devices, totals) ? 1 : 0;
         session++;
         elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     } while (!one && wrong < 10 && totals.frames < frames && elapsed < static_cast<double>(seconds));

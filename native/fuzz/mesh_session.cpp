@@ -20,7 +20,7 @@ using namespace mesh;
 static constexpr uint32_t UNUSED = 1 << 20; // numbers of buffers that are in no undamaged frame
 
 mesh_session::mesh_session(uint64_t seed, const std::vector<lent_device> & devices, fuzz_totals & totals) :
-    dice_(seed), totals(totals), worker(devices, no_files, [](message, uint64_t, std::vector<uint8_t>) {}),
+    dice_(seed), totals(totals), worker(devices, no_files, others, [](message, uint64_t, std::vector<uint8_t>) {}),
     steps(static_cast<int>(dice_.within(1, 60))), damaging(!dice_.one_in(8)) {}
 
 void mesh_session::run() {
@@ -47,7 +47,7 @@ void mesh_session::give_bytes(uint16_t number, std::vector<uint8_t> body, const 
     header.size = static_cast<uint32_t>(body.size());
     uint32_t least;
     uint32_t most;
-    if (!body_limits(number, true, least, most) || body.size() < least || body.size() > most) {
+    if (!body_limits(number, sender::head, least, most) || body.size() < least || body.size() > most) {
         why = "length";
         return;
     }
@@ -106,7 +106,7 @@ void mesh_session::step() {
     if (buffers.empty() || (buffers.size() < 3 && dice_.one_in(30))) {
         return allocate();
     }
-    switch (dice_.below(16)) {
+    switch (dice_.below(18)) {
     case 0:
     case 1:
         return memory();
@@ -121,6 +121,9 @@ void mesh_session::step() {
     case 7:
     case 8:
         return again();
+    case 9:
+    case 10:
+        return pushes();
     default:
         return graph();
     }
@@ -228,11 +231,73 @@ void mesh_session::load() {
     give(load_body(), "load", out.data);
 }
 
+void echo::push(uint32_t number, uint64_t token, std::vector<uint8_t> data) {
+    if (number != 1 && number != 2) {
+        throw bad_message("no such neighbour");
+    }
+    pieces[number - 1].push_back({ token, std::move(data) });
+}
+
+std::vector<uint8_t> echo::take(uint32_t number, uint64_t token, uint32_t size) {
+    if ((number != 1 && number != 2) || pieces[number - 1].empty()) {
+        throw bad_message("no such neighbour, or nothing from it");
+    }
+    piece first = std::move(pieces[number - 1].front());
+    pieces[number - 1].pop_front();
+    if (first.token != token || first.data.size() != size) {
+        throw std::runtime_error("something else");
+    }
+    return std::move(first.data);
+}
+
+// Some pushes to one neighbour, and what comes back for it
+void mesh_session::pushes() {
+    std::deque<push_body> sent;
+    for (int64_t n = dice_.within(1, 4); n > 0; n--) {
+        const buffer from = some_buffer();
+        push_body body;
+        body.neighbour = 1;
+        body.buffer = from.number;
+        body.size = static_cast<uint32_t>(dice_.below(4096));
+        body.offset = dice_.below(from.size - body.size);
+        body.token = dice_.next();
+        if (hurt()) {
+            (dice_.one_in(2) ? body.buffer : body.size) = static_cast<uint32_t>(odd());
+            valid = false;
+        } else if (hurt()) {
+            body.offset = odd();
+            valid = false;
+        } else if (hurt()) {
+            body.neighbour = static_cast<uint32_t>(odd());
+            valid = false;
+        }
+        give(body, "push");
+        sent.push_back(body);
+    }
+    for (const auto & push : sent) {
+        const buffer to = some_buffer();
+        take_body body;
+        body.neighbour = push.neighbour;
+        body.buffer = to.number;
+        body.size = push.size;
+        body.offset = dice_.below(to.size - 4096);
+        body.token = push.token;
+        if (hurt()) {
+            (dice_.one_in(2) ? body.buffer : body.size) = static_cast<uint32_t>(odd());
+            valid = false;
+        } else if (hurt()) {
+            (dice_.one_in(2) ? body.offset : body.token) = odd();
+            valid = false;
+        }
+        give(body, "take");
+    }
+}
+
 void mesh_session::noise() {
     std::vector<uint8_t> bytes(dice_.below(400));
     std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<uint8_t>(dice_.next()); });
     valid = false;
-    give_bytes(static_cast<uint16_t>(dice_.below(14)), bytes, "noise");
+    give_bytes(static_cast<uint16_t>(dice_.below(16)), bytes, "noise");
 }
 
 void mesh_session::again() {

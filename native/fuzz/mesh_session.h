@@ -4,6 +4,7 @@
 #include "executor.h"
 #include "operations.h"
 
+#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,21 @@ struct fuzz_totals {
     uint64_t graphs = 0;   // of them
     uint64_t accepted = 0; // frames that were not refused
     uint64_t valid = 0;    // frames without damage
+};
+
+// Neighbours 1 and 2, which push back whatever they get: to take what is not there is refused, not waited for
+class echo : public mesh::exchange {
+public:
+    std::vector<uint32_t> numbers() const override { return { 1, 2 }; }
+    void push(uint32_t number, uint64_t token, std::vector<uint8_t> data) override;
+    std::vector<uint8_t> take(uint32_t number, uint64_t token, uint32_t size) override;
+
+private:
+    struct piece {
+        uint64_t token;
+        std::vector<uint8_t> data;
+    };
+    std::deque<piece> pieces[2];
 };
 
 class mesh_session {
@@ -47,6 +63,7 @@ private:
     void memory();
     void data();
     void load();
+    void pushes();
     void noise();
     void graph();
     void again();
@@ -63,6 +80,7 @@ private:
     dice dice_;
     fuzz_totals & totals;
     const mesh::local_weights no_files;
+    echo others;
     mesh::executor worker;
     std::vector<buffer> buffers;
     uint32_t last_buffer = 0;

@@ -20,7 +20,7 @@ static std::string reason(const char * what) {
     return std::string(what) + ": " + std::strerror(errno);
 }
 
-channel::channel(int socket, bool head) : socket(socket), head(head) {
+channel::channel(int socket, sender other) : socket(socket), other(other) {
 #ifdef SO_NOSIGPIPE
     const int on = 1;
     setsockopt(socket, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
@@ -63,7 +63,7 @@ bool channel::read_header(wire_header & header) {
     header = wire_header::take(in);
     uint32_t least = 0;
     uint32_t most = 0;
-    if (!body_limits(header.kind, !head, least, most)) {
+    if (!body_limits(header.kind, other, least, most)) {
         throw bad_message("there is no message " + std::to_string(header.kind));
     }
     if (header.size < least || header.size > most) {

@@ -15,8 +15,8 @@ struct lost : std::runtime_error {
 
 class channel {
 public:
-    // Takes over the socket
-    channel(int socket, bool head);
+    // Takes over the socket, at whose other end is this one
+    channel(int socket, sender other);
     ~channel();
     channel(const channel &) = delete;
     channel & operator=(const channel &) = delete;
@@ -45,7 +45,7 @@ private:
     bool read_some(void * data, size_t size, bool may_end);
 
     const int socket;
-    const bool head; // which side this is
+    const sender other;
     std::mutex writing;
     writer waiting; // messages that go out with the next one
 };

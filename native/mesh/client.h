@@ -14,13 +14,15 @@
 namespace mesh {
 
 struct client_worker {
-    client_worker(int socket, std::string name, const weights_index & index) :
-        link(socket, std::move(name)), loading(link, index) {}
+    client_worker(int socket, uint32_t place, std::string name, const weights_index & index) :
+        place(place), link(socket, std::move(name)), loading(link, index) {}
 
+    const uint32_t place; // in the head's list of workers
     connection link;
     weights_loading loading;
     std::unordered_set<uint32_t> operations; // that its release of ggml has
     std::unordered_set<uint32_t> types;
+    std::unordered_set<uint32_t> neighbours; // places of workers with which it has a connection
     // uids of the graphs that it keeps for each device, oldest first; guarded by the connection's order
     std::array<std::deque<uint64_t>, DEVICES> graphs;
 };
@@ -38,9 +40,10 @@ struct client_device {
     ggml_backend_buffer_type buffer_type;
 };
 
-// Greets the worker and lists its devices, named from `first` on. Throws std::runtime_error
+// Greets the worker at this place of the head's list and lists its devices, named from `first` on. Throws
+// std::runtime_error
 std::vector<client_device *> open_worker(
-    int socket, size_t first, ggml_backend_reg_t registry, const weights_index & index);
+    int socket, uint32_t place, size_t first, ggml_backend_reg_t registry, const weights_index & index);
 
 // client_buffer.cpp
 struct client_buffer {
@@ -56,6 +59,7 @@ client_buffer * buffer_of(const ggml_tensor * tensor);      // of its memory; nu
 void write_tensor(const ggml_tensor * tensor, const void * data, size_t offset, size_t size);
 // Asks for these bytes; they are there when the connection has waited for all
 bool read_tensor(const ggml_tensor * tensor, void * data, size_t offset, size_t size);
+// Within a worker, or to a neighbour of it. false: it has to go through the head
 bool copy_tensor(const ggml_tensor * from, const ggml_tensor * to);
 
 // client_backend.cpp

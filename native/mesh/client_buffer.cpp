@@ -111,21 +111,62 @@ bool read_tensor(const ggml_tensor * tensor, void * data, size_t offset, size_t 
     return true;
 }
 
+// Piece by piece: the source's worker pushes, the target's takes
+static bool push_tensor(
+    const client_buffer * source, uint64_t from, const client_buffer * target, uint64_t to, uint64_t size) {
+    static std::mutex order; // each worker has the pieces of a pair in the order of the other one
+    static uint64_t last_token = 0;
+    const client_worker & sender = *source->device->worker;
+    const client_worker & receiver = *target->device->worker;
+    std::lock_guard<std::mutex> lock(order);
+    for (uint64_t done = 0; done < size; done += PIECE_BYTES) {
+        push_body push;
+        push.neighbour = receiver.place;
+        push.buffer = source->number;
+        push.size = static_cast<uint32_t>(std::min<uint64_t>(size - done, PIECE_BYTES));
+        push.offset = from + done;
+        push.token = ++last_token;
+        take_body take;
+        take.neighbour = sender.place;
+        take.buffer = target->number;
+        take.size = push.size;
+        take.offset = to + done;
+        take.token = push.token;
+        // one right after the other, so that no two workers ever wait for each other
+        if (!source->device->worker->link.send(push) || !target->device->worker->link.send(take)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool are_neighbours(const client_worker & one, const client_worker & other) {
+    return one.neighbours.count(other.place) != 0 && other.neighbours.count(one.place) != 0;
+}
+
 bool copy_tensor(const ggml_tensor * from, const ggml_tensor * to) {
     const client_buffer * source = buffer_of(from);
     const client_buffer * target = buffer_of(to);
-    if (source == nullptr || target == nullptr || source->device->worker != target->device->worker ||
-        !ggml_is_contiguous(from) || !ggml_is_contiguous(to) || ggml_nbytes(from) != ggml_nbytes(to)) {
+    if (source == nullptr || target == nullptr || !ggml_is_contiguous(from) || !ggml_is_contiguous(to) ||
+        ggml_nbytes(from) != ggml_nbytes(to)) {
         return false;
     }
-    source->device->worker->loading.settle();
+    client_worker & worker = *source->device->worker;
+    const bool within = target->device->worker == &worker;
+    if (!within && !are_neighbours(worker, *target->device->worker)) {
+        return false;
+    }
+    worker.loading.settle();
+    if (!within) {
+        return push_tensor(source, offset_in(source, from), target, offset_in(target, to), ggml_nbytes(from));
+    }
     copy_body body;
     body.from_buffer = source->number;
     body.to_buffer = target->number;
     body.from_offset = offset_in(source, from);
     body.to_offset = offset_in(target, to);
     body.size = ggml_nbytes(from);
-    return source->device->worker->link.send(body);
+    return worker.link.send(body);
 }
 
 static const char * type_name(ggml_backend_buffer_type_t type) {

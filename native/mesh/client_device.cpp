@@ -127,9 +127,9 @@ static std::unordered_set<uint32_t> take_numbers(reader & in, uint32_t count) {
 }
 
 std::vector<client_device *> open_worker(
-    int socket, size_t first, ggml_backend_reg_t registry, const weights_index & index) {
+    int socket, uint32_t place, size_t first, ggml_backend_reg_t registry, const weights_index & index) {
     // devices are for as long as the process is, and so is what they speak through
-    auto * worker = new client_worker(socket, "MESH" + std::to_string(first), index);
+    auto * worker = new client_worker(socket, place, "MESH" + std::to_string(first), index);
     std::vector<uint8_t> welcome;
     if (!worker->link.greet(ggml_release(), welcome)) {
         throw std::runtime_error("the worker of " + worker->link.name + " cannot be used");
@@ -146,6 +146,7 @@ std::vector<client_device *> open_worker(
     }
     worker->operations = take_numbers(in, body.operation_count);
     worker->types = take_numbers(in, body.type_count);
+    worker->neighbours = take_numbers(in, body.neighbour_count);
     in.end();
     return devices;
 }

@@ -7,7 +7,7 @@
 
 namespace mesh {
 
-connection::connection(int socket, std::string name) : name(std::move(name)), worker(socket, true) {}
+connection::connection(int socket, std::string name) : name(std::move(name)), worker(socket, sender::worker) {}
 
 void connection::serve() {
     std::lock_guard<std::mutex> lock(mutex);

@@ -6,8 +6,10 @@
 
 namespace mesh {
 
-executor::executor(const std::vector<lent_device> & devices, const local_weights & files, answer_function answer) :
-    devices(devices), files(files), answer(std::move(answer)), memory(devices), shelves(devices.size()) {}
+executor::executor(
+    const std::vector<lent_device> & devices, const local_weights & files, exchange & others, answer_function answer) :
+    devices(devices), files(files), others(others), answer(std::move(answer)), memory(devices),
+    shelves(devices.size()) {}
 
 template <class Body> static Body whole(const std::vector<uint8_t> & bytes) {
     reader in(bytes);
@@ -59,6 +61,10 @@ void executor::handle(const wire_header & header, const std::vector<uint8_t> & b
         return answer(message::synced, id, {});
     case message::load:
         return load(id, in);
+    case message::push:
+        return push(whole<push_body>(bytes));
+    case message::take:
+        return take(whole<take_body>(bytes));
     default:
         throw bad_message("a head does not send that");
     }
@@ -107,6 +113,8 @@ void executor::hello(uint64_t id, reader & in) {
     head_part.device_count = static_cast<uint32_t>(devices.size());
     head_part.operation_count = static_cast<uint32_t>(operations.size());
     head_part.type_count = static_cast<uint32_t>(types.size());
+    const std::vector<uint32_t> numbers = others.numbers();
+    head_part.neighbour_count = static_cast<uint32_t>(numbers.size());
     writer out;
     head_part.put(out);
     for (size_t i = 0; i < devices.size(); i++) {
@@ -116,6 +124,7 @@ void executor::hello(uint64_t id, reader & in) {
     }
     out.put_bytes(operations.data(), operations.size() * sizeof operations[0]);
     out.put_bytes(types.data(), types.size() * sizeof types[0]);
+    out.put_bytes(numbers.data(), numbers.size() * sizeof numbers[0]);
     answer(message::welcome, id, std::move(out.data));
 }
 
@@ -139,16 +148,19 @@ void executor::write(reader & in) {
     }
 }
 
+static std::vector<uint8_t> bytes_at(place where, uint32_t size) {
+    std::vector<uint8_t> data(size);
+    if (size > 0) {
+        ggml_backend_tensor_get(tensor_range(where, size).get(), data.data(), 0, size);
+    }
+    return data;
+}
+
 void executor::read(uint64_t id, const read_body & body) {
     if (body.size > PIECE_BYTES) {
         throw bad_message("READ of more than a piece");
     }
-    const place where = memory.find(body.buffer, body.offset, body.size);
-    std::vector<uint8_t> data(body.size);
-    if (body.size > 0) {
-        ggml_backend_tensor_get(tensor_range(where, body.size).get(), data.data(), 0, body.size);
-    }
-    answer(message::data, id, std::move(data));
+    answer(message::data, id, bytes_at(memory.find(body.buffer, body.offset, body.size), body.size));
 }
 
 void executor::copy(const copy_body & body) {
@@ -200,6 +212,21 @@ void executor::load(uint64_t id, reader & in) {
         results.push_back(static_cast<uint8_t>(one.result));
     }
     answer(message::loaded, id, std::move(results));
+}
+
+void executor::push(const push_body & body) {
+    if (body.size > PIECE_BYTES) {
+        throw bad_message("PUSH of more than a piece");
+    }
+    others.push(body.neighbour, body.token, bytes_at(memory.find(body.buffer, body.offset, body.size), body.size));
+}
+
+void executor::take(const take_body & body) {
+    const place where = memory.find(body.buffer, body.offset, body.size);
+    const std::vector<uint8_t> data = others.take(body.neighbour, body.token, body.size);
+    if (body.size > 0) {
+        tensor_range(where, body.size).write(data.data(), 0, body.size);
+    }
 }
 
 } // namespace mesh

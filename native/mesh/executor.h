@@ -3,6 +3,7 @@
 
 #include "graphs.h"
 #include "local_weights.h"
+#include "neighbours.h"
 
 #include <functional>
 
@@ -12,7 +13,8 @@ class executor {
 public:
     typedef std::function<void(message number, uint64_t id, std::vector<uint8_t> body)> answer_function;
 
-    executor(const std::vector<lent_device> & devices, const local_weights & files, answer_function answer);
+    executor(const std::vector<lent_device> & devices, const local_weights & files, exchange & others,
+        answer_function answer);
 
     // A message whose length has been checked. Throws bad_message for what a head may not ask, and std::runtime_error
     // where a device failed: nothing more may be asked then
@@ -35,9 +37,12 @@ private:
     void graph(reader & in);
     void compute(const stored_graph & graph, uint32_t device);
     void load(uint64_t id, reader & in);
+    void push(const push_body & body);
+    void take(const take_body & body);
 
     const std::vector<lent_device> & devices;
     const local_weights & files;
+    exchange & others;
     const answer_function answer;
     buffers memory;
     std::vector<graph_shelf> shelves;

@@ -52,10 +52,11 @@ static ggml_backend_reg_t open_all() {
     registry.iface.get_device_count = get_device_count;
     registry.iface.get_device = get_device;
     try {
+        uint32_t place = 0;
         std::istringstream numbers(variable("GGML_MESH_FDS"));
         for (std::string number; std::getline(numbers, number, ',');) {
             const int socket = descriptor_of("GGML_MESH_FDS", number);
-            for (auto * device : open_worker(socket, all_devices.size(), &registry, index_of_head())) {
+            for (auto * device : open_worker(socket, place++, all_devices.size(), &registry, index_of_head())) {
                 all_devices.push_back(device);
             }
         }

@@ -9,7 +9,7 @@
 
 namespace mesh {
 
-constexpr uint32_t VERSION = 1;
+constexpr uint32_t VERSION = 2;
 constexpr uint32_t OPERATION_COUNT = 63;
 constexpr uint32_t TYPE_COUNT = 32;
 constexpr uint32_t PIECE_BYTES = 4194304; // bytes
@@ -17,7 +17,8 @@ constexpr uint32_t GRAPH_TENSORS = 32768; // tensors
 constexpr uint32_t STORED_GRAPHS = 8; // graphs
 constexpr uint32_t LOAD_ENTRIES = 1024; // tensors
 constexpr uint32_t DEVICES = 16; // devices
-constexpr uint32_t BUFFERS = 65536; // buffers
+constexpr uint32_t NEIGHBOURS = 16; // workers
+constexpr uint32_t BUFFERS = 1024; // buffers
 constexpr uint32_t TEXT_BYTES = 256; // bytes
 constexpr uint32_t QUEUE_BYTES = 67108864; // bytes
 
@@ -33,13 +34,19 @@ enum class message : uint16_t {
     compute = 9,
     sync = 10,
     load = 11,
+    push = 12,
+    take = 13,
     welcome = 129,
     allocated = 130,
     data = 134,
     synced = 138,
     loaded = 139,
+    pushed = 192,
     failed = 255,
 };
+
+// Who sends a message; `neighbour`: another worker
+enum class sender : uint8_t { head, worker, neighbour };
 
 enum class load_result : uint8_t {
     loaded,
@@ -223,16 +230,45 @@ struct load_body {
     static load_body take(reader & ) { load_body body;  return body; }
 };
 
+// send bytes of a buffer to another worker, which is told to take them
+struct push_body {
+    static constexpr message number = message::push;
+    static constexpr size_t bytes = 32;
+    uint32_t neighbour = {}; // to which; one of WELCOME
+    uint32_t buffer = {};
+    uint32_t size = {}; // bytes, up to PIECE_BYTES
+    uint32_t zero = {}; // 0
+    uint64_t offset = {}; // bytes
+    uint64_t token = {}; // the head's choice: the same in PUSH, PUSHED and TAKE
+    void put(writer & out) const { out.put(neighbour); out.put(buffer); out.put(size); out.put(zero); out.put(offset); out.put(token); }
+    static push_body take(reader & in) { push_body body; in.take(body.neighbour); in.take(body.buffer); in.take(body.size); in.take_zero(body.zero); in.take(body.offset); in.take(body.token); return body; }
+};
+
+// wait for the next bytes that another worker pushes, and set bytes of a buffer to them
+struct take_body {
+    static constexpr message number = message::take;
+    static constexpr size_t bytes = 32;
+    uint32_t neighbour = {}; // from which; one of WELCOME
+    uint32_t buffer = {};
+    uint32_t size = {}; // bytes: as many as it pushes
+    uint32_t zero = {}; // 0
+    uint64_t offset = {}; // bytes
+    uint64_t token = {}; // as PUSH
+    void put(writer & out) const { out.put(neighbour); out.put(buffer); out.put(size); out.put(zero); out.put(offset); out.put(token); }
+    static take_body take(reader & in) { take_body body; in.take(body.neighbour); in.take(body.buffer); in.take(body.size); in.take_zero(body.zero); in.take(body.offset); in.take(body.token); return body; }
+};
+
 // what there is
 struct welcome_body {
     static constexpr message number = message::welcome;
-    static constexpr size_t bytes = 16;
+    static constexpr size_t bytes = 20;
     uint32_t version = {}; // of this protocol
     uint32_t device_count = {};
     uint32_t operation_count = {};
     uint32_t type_count = {};
-    void put(writer & out) const { out.put(version); out.put(device_count); out.put(operation_count); out.put(type_count); }
-    static welcome_body take(reader & in) { welcome_body body; in.take(body.version); in.take(body.device_count); in.take(body.operation_count); in.take(body.type_count); return body; }
+    uint32_t neighbour_count = {};
+    void put(writer & out) const { out.put(version); out.put(device_count); out.put(operation_count); out.put(type_count); out.put(neighbour_count); }
+    static welcome_body take(reader & in) { welcome_body body; in.take(body.version); in.take(body.device_count); in.take(body.operation_count); in.take(body.type_count); in.take(body.neighbour_count); return body; }
 };
 
 // whether there is such a buffer now
@@ -268,6 +304,15 @@ struct loaded_body {
     static loaded_body take(reader & ) { loaded_body body;  return body; }
 };
 
+// bytes, in the order in which the head had them pushed
+struct pushed_body {
+    static constexpr message number = message::pushed;
+    static constexpr size_t bytes = 8;
+    uint64_t token = {}; // as PUSH
+    void put(writer & out) const { out.put(token); }
+    static pushed_body take(reader & in) { pushed_body body; in.take(body.token); return body; }
+};
+
 // why the worker ends the connection, in answer to any request
 struct failed_body {
     static constexpr message number = message::failed;
@@ -276,26 +321,29 @@ struct failed_body {
     static failed_body take(reader & ) { failed_body body;  return body; }
 };
 
-// The shortest and the longest body of a message of one side. false: there is no such message
-inline bool body_limits(uint16_t number, bool from_head, uint32_t & least, uint32_t & most) {
+// The shortest and the longest body of a message of one sender. false: there is no such message
+inline bool body_limits(uint16_t number, sender from, uint32_t & least, uint32_t & most) {
     switch (number) {
-        case 1: least = 4; most = 260; return from_head; // HELLO
-        case 2: least = 16; most = 16; return from_head; // ALLOCATE
-        case 3: least = 4; most = 4; return from_head; // FREE
-        case 4: least = 24; most = 24; return from_head; // FILL
-        case 5: least = 16; most = 4194320; return from_head; // WRITE
-        case 6: least = 16; most = 16; return from_head; // READ
-        case 7: least = 32; most = 32; return from_head; // COPY
-        case 8: least = 24; most = 8519704; return from_head; // GRAPH
-        case 9: least = 16; most = 16; return from_head; // COMPUTE
-        case 10: least = 0; most = 0; return from_head; // SYNC
-        case 11: least = 0; most = 57344; return from_head; // LOAD
-        case 129: least = 16; most = 3980; return !from_head; // WELCOME
-        case 130: least = 4; most = 4; return !from_head; // ALLOCATED
-        case 134: least = 0; most = 4194304; return !from_head; // DATA
-        case 138: least = 0; most = 0; return !from_head; // SYNCED
-        case 139: least = 0; most = 1024; return !from_head; // LOADED
-        case 255: least = 0; most = 256; return !from_head; // FAILED
+        case 1: least = 4; most = 260; return from == sender::head; // HELLO
+        case 2: least = 16; most = 16; return from == sender::head; // ALLOCATE
+        case 3: least = 4; most = 4; return from == sender::head; // FREE
+        case 4: least = 24; most = 24; return from == sender::head; // FILL
+        case 5: least = 16; most = 4194320; return from == sender::head; // WRITE
+        case 6: least = 16; most = 16; return from == sender::head; // READ
+        case 7: least = 32; most = 32; return from == sender::head; // COPY
+        case 8: least = 24; most = 8519704; return from == sender::head; // GRAPH
+        case 9: least = 16; most = 16; return from == sender::head; // COMPUTE
+        case 10: least = 0; most = 0; return from == sender::head; // SYNC
+        case 11: least = 0; most = 57344; return from == sender::head; // LOAD
+        case 12: least = 32; most = 32; return from == sender::head; // PUSH
+        case 13: least = 32; most = 32; return from == sender::head; // TAKE
+        case 129: least = 20; most = 4048; return from == sender::worker; // WELCOME
+        case 130: least = 4; most = 4; return from == sender::worker; // ALLOCATED
+        case 134: least = 0; most = 4194304; return from == sender::worker; // DATA
+        case 138: least = 0; most = 0; return from == sender::worker; // SYNCED
+        case 139: least = 0; most = 1024; return from == sender::worker; // LOADED
+        case 192: least = 8; most = 4194312; return from == sender::neighbour; // PUSHED
+        case 255: least = 0; most = 256; return from == sender::worker; // FAILED
         default: return false;
     }
 }

@@ -20,6 +20,7 @@ static const char USAGE[] = R"(usage: mesh-server --fd N [options]
   --device NAME    lend this device; may be given several times (default: the CPU)
   --threads N      of a CPU (default: 1)
   --memory B[,B]   bytes that the head may hold on each device (default: what it has)
+  --neighbour K:N  worker K of the head is at the other end of this socket: push to it, and take from it
   --weights-fd N   read the weights index there; its `file` lines name further descriptors
   --describe       print what this program, or a libggml-mesh.so, is: one line of JSON
 )";
@@ -34,17 +35,34 @@ struct options {
     int threads = 1;
     std::vector<std::string> devices;
     std::vector<uint64_t> memory;
+    std::vector<neighbour_socket> neighbours;
     bool describe = false;
     std::string module;
 };
 
-static uint64_t number(const std::string & name, const std::string & text, uint64_t most) {
+static uint64_t number(const std::string & name, const std::string & text, uint64_t least, uint64_t most) {
     char * end = nullptr;
     const uint64_t value = std::strtoull(text.c_str(), &end, 10);
-    if (text.empty() || text[0] < '0' || text[0] > '9' || *end != '\0' || value == 0 || value > most) {
-        throw wrong_option(name + " takes a number from 1 to " + std::to_string(most) + ", not `" + text + "`");
+    if (text.empty() || text[0] < '0' || text[0] > '9' || *end != '\0' || value < least || value > most) {
+        throw wrong_option(name + " takes a number from " + std::to_string(least) + " to " + std::to_string(most) +
+                           ", not `" + text + "`");
     }
     return value;
+}
+
+static neighbour_socket parse_neighbour(const std::string & text, const std::vector<neighbour_socket> & before) {
+    const size_t colon = text.find(':');
+    neighbour_socket found = {};
+    if (colon == std::string::npos || !parse_descriptor(text.substr(colon + 1), found.socket)) {
+        throw wrong_option("--neighbour takes NUMBER:DESCRIPTOR, not `" + text + "`");
+    }
+    found.number = static_cast<uint32_t>(number("--neighbour", text.substr(0, colon), 0, NEIGHBOURS - 1));
+    for (const auto & one : before) {
+        if (one.number == found.number) {
+            throw wrong_option("neighbour " + std::to_string(found.number) + " is there twice");
+        }
+    }
+    return found;
 }
 
 static options parse(const std::vector<std::string> & words) {
@@ -64,14 +82,16 @@ static options parse(const std::vector<std::string> & words) {
             if (!parse_descriptor(value, name == "--fd" ? found.socket : found.weights)) {
                 throw wrong_option(name + ": `" + value + "` is no inherited descriptor");
             }
+        } else if (name == "--neighbour") {
+            found.neighbours.push_back(parse_neighbour(value, found.neighbours));
         } else if (name == "--device") {
             found.devices.push_back(value);
         } else if (name == "--threads") {
-            found.threads = static_cast<int>(number(name, value, 1024));
+            found.threads = static_cast<int>(number(name, value, 1, 1024));
         } else if (name == "--memory") {
             std::istringstream parts(value);
             for (std::string part; std::getline(parts, part, ',');) {
-                found.memory.push_back(number(name, part, 1ull << 47));
+                found.memory.push_back(number(name, part, 1, 1ull << 47));
             }
         } else {
             throw wrong_option("there is no option `" + name + "`");
@@ -151,8 +171,9 @@ static int serve(const options & chosen) {
     ggml_backend_load_all();
     const std::vector<lent_device> devices = open_devices(chosen);
     {
-        channel head(chosen.socket, false);
-        session(head, devices, files).run();
+        channel head(chosen.socket, sender::head);
+        neighbours others(chosen.neighbours);
+        session(head, devices, files, others).run();
     }
     for (const auto & device : devices) {
         ggml_backend_free(device.backend);

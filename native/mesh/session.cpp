@@ -4,9 +4,10 @@
 
 namespace mesh {
 
-session::session(channel & head, const std::vector<lent_device> & devices, const local_weights & files) :
-    head(head),
-    work_off(devices, files,
+session::session(
+    channel & head, const std::vector<lent_device> & devices, const local_weights & files, neighbours & others) :
+    head(head), others(others),
+    work_off(devices, files, others,
         [this](message number, uint64_t id, std::vector<uint8_t> body) { answer(number, id, std::move(body)); }),
     requests(QUEUE_BYTES), replies(QUEUE_BYTES) {}
 
@@ -24,6 +25,7 @@ void session::read_requests() {
         broken = error.what();
     }
     requests.end();
+    others.end();
 }
 
 void session::write_replies() {
@@ -72,6 +74,8 @@ void session::work() {
     while (requests.take(one)) {
         try {
             work_off.handle(one.header, one.body);
+        } catch (const interrupted &) {
+            return;
         } catch (const lost &) {
             throw;
         } catch (const std::exception & error) {

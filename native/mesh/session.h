@@ -9,7 +9,7 @@ namespace mesh {
 
 class session {
 public:
-    session(channel & head, const std::vector<lent_device> & devices, const local_weights & files);
+    session(channel & head, const std::vector<lent_device> & devices, const local_weights & files, neighbours & others);
 
     // Until the head is done. Throws bad_message for what it may not send, which it has been told then, and lost
     void run();
@@ -31,6 +31,7 @@ private:
     void answer(message number, uint64_t id, std::vector<uint8_t> body);
 
     channel & head;
+    neighbours & others;
     executor work_off;
     queue<request> requests;
     queue<reply> replies;

@@ -8,7 +8,8 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -49,6 +50,14 @@ class CountedPair:
                     target.sendall(header + body)
         except OSError:
             pass  # one of the two is gone; the other one is told below
+        self.cut()
+
+    def insert(self, data: bytes) -> None:
+        """Something that the head's side did not say, while nothing else is on its way."""
+        self._inner[1].sendall(data)
+
+    def cut(self) -> None:
+        """Both sides see its end."""
         for end in self._inner:
             try:
                 end.shutdown(socket.SHUT_RDWR)
@@ -56,11 +65,7 @@ class CountedPair:
                 pass  # it was already
 
     def close(self) -> None:
-        for end in self._inner:
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+        self.cut()
         for thread in self._threads:
             thread.join(DEADLINE)
         for end in (self.head, self.worker, *self._inner):
@@ -79,7 +84,9 @@ class MeshServer(Program):
         weights: Sequence[Path] = (),
         memory: str = "",
         extra: Sequence[str] = (),
+        neighbours: Mapping[int, socket.socket] | None = None,
     ) -> None:
+        """`neighbours`: ends of its connections with workers, by their places in the head's list."""
         handed = Handed()
         argv = [str(build.server), "--fd", str(handed.keep(os.dup(pair.worker.fileno())))]
         if weights:
@@ -87,9 +94,12 @@ class MeshServer(Program):
             argv += ["--weights-fd", str(handed.text(encode_index(index_of(weights), descriptors)))]
         if memory:
             argv += ["--memory", memory]
+        for number, end in (neighbours or {}).items():
+            argv += ["--neighbour", f"{number}:{handed.keep(os.dup(end.fileno()))}"]
         log = folder / f"mesh-server-{id(self):x}.log"
         super().__init__([*argv, *extra], log=log, handed=handed, env={})
-        pair.worker.close()
+        for end in (pair.worker, *(neighbours or {}).values()):
+            end.close()
 
 
 class MeshHead(Head):
@@ -145,17 +155,22 @@ class Mesh:
         binary: Path | None = None,
         extra: Sequence[str] = (),
         ready: bool = True,
+        push: bool = False,
     ) -> None:
         """With `weights` the workers have those files, and the head an index of its own one.
 
-        `binary`: another llama-server than that of the pin.
+        `binary`: another llama-server than that of the pin. `push`: each two workers have a connection.
         """
         binary = stock().binaries[LLAMA_SERVER] if binary is None else binary
         self.pairs = [CountedPair() for _ in range(workers)]
+        self.between = {two: CountedPair() for two in combinations(range(workers), 2) if push}
         self.servers: list[MeshServer] = []
         try:
-            for pair in self.pairs:
-                self.servers.append(MeshServer(build, folder, pair, weights=weights, memory=memory))
+            for number, pair in enumerate(self.pairs):
+                ends = self._ends_of(number)
+                self.servers.append(
+                    MeshServer(build, folder, pair, weights=weights, memory=memory, neighbours=ends)
+                )
             self.head = MeshHead(
                 build,
                 folder,
@@ -170,6 +185,16 @@ class Mesh:
             self._close_workers()
             raise
 
+    def _ends_of(self, number: int) -> dict[int, socket.socket]:
+        """Of the connections with its neighbours."""
+        ends = {}
+        for (one, other), pair in self.between.items():
+            if number == one:
+                ends[other] = pair.head
+            elif number == other:
+                ends[one] = pair.worker
+        return ends
+
     def __enter__(self) -> Self:
         return self
 
@@ -182,8 +207,12 @@ class Mesh:
     def _close_workers(self) -> None:
         for server in self.servers:
             server.close()
-        for pair in self.pairs:
+        for pair in (*self.pairs, *self.between.values()):
             pair.close()
+
+    def cut(self, one: int, other: int) -> None:
+        """Ends the connection between two workers."""
+        self.between[one, other].cut()
 
     def messages(self, kind: int) -> int:
         return sum(pair.messages[kind] for pair in self.pairs)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tests.native.schema import Field, Message, Operation, Schema, Struct
+from tests.native.schema import Field, Operation, Schema, Struct
 
 _TYPES = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "i32": "int32_t"}
 
@@ -31,6 +31,9 @@ def cpp_header(schema: Schema) -> str:
         "enum class message : uint16_t {",
         *(f"    {message.name.lower()} = {message.number}," for message in schema.messages),
         "};",
+        "",
+        "// Who sends a message; `neighbour`: another worker",
+        "enum class sender : uint8_t { head, worker, neighbour };",
         "",
         "enum class load_result : uint8_t {",
         *(f"    {name.replace('-', '_')}," for name in schema.load_results),
@@ -88,20 +91,16 @@ def _take(field: Field) -> str:
 def _limits(schema: Schema) -> Iterator[str]:
     yield from (
         "",
-        "// The shortest and the longest body of a message of one side. false: there is no such message",
-        "inline bool body_limits(uint16_t number, bool from_head, uint32_t & least, uint32_t & most) {",
+        "// The shortest and the longest body of a message of one sender. false: there is no such message",
+        "inline bool body_limits(uint16_t number, sender from, uint32_t & least, uint32_t & most) {",
         "    switch (number) {",
     )
     for message in schema.messages:
         yield (
             f"        case {message.number}: least = {message.body.bytes}; most = {message.most_bytes}; "
-            f"return {_side(message)}; // {message.name}"
+            f"return from == sender::{message.sender}; // {message.name}"
         )
     yield from ("        default: return false;", "    }", "}")
-
-
-def _side(message: Message) -> str:
-    return "from_head" if message.from_head else "!from_head"
 
 
 def _operations(schema: Schema) -> Iterator[str]:

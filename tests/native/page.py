@@ -16,6 +16,11 @@ A head and a worker share one connection, a byte stream that no other process ca
 requests, and the worker processes them in order. Requests that need no answer have none. An answer has the id
 of its request, and may arrive before the answer to an earlier one. A violation of any rule on this page ends
 the connection; if it can, the worker gives the reason in FAILED.
+
+Two workers of one head may share a connection as well. Results that one computes for the other then go there
+and not through the head, which tells one to PUSH and the other to TAKE, one right after the other, so that two
+workers never wait for each other. A worker that lost a neighbour fails at its next PUSH or TAKE. Workers are
+numbered by their places in the head's list, from 0.
 """
 
 
@@ -54,11 +59,9 @@ def page(schema: Schema) -> str:
 
 
 def _row(message: Message) -> str:
-    sender = "head" if message.from_head else "worker"
-    what = message.body.what
-    return (
-        f"| {message.name} | {message.number} | {sender} | {what} | {message.answer} | {message.most_bytes} |"
-    )
+    body = message.body
+    cells = (body.name, message.number, message.sender, body.what, message.answer, message.most_bytes)
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def _fields(fields: Sequence[Field]) -> Iterator[str]:

@@ -34,7 +34,7 @@ class RpcMessage:
 
     name: str
     number: int
-    from_head: bool
+    sender: str
     answer: int
     body: Struct
     fields: tuple[str, ...]
@@ -81,7 +81,7 @@ def _message(message: Message) -> str:
     )
     fields = tuple(field.name for field in message.body.fields)
     return (
-        f'RpcMessage("{message.name}", {message.number}, {message.from_head}, {message.answer or 0}, '
+        f'RpcMessage("{message.name}", {message.number}, "{message.sender}", {message.answer or 0}, '
         f'Struct("{message.body.format}"), {fields!r}, ({rest}), {message.most_bytes})'
     )
 

@@ -16,6 +16,8 @@ SCHEMA = ROOT / "native" / "mesh" / "protocol.toml"
 
 SCALARS = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i32": "i"}  # and their letters in `struct`
 
+SENDERS = {"head": range(1, 128), "worker": (*range(128, 192), 255), "neighbour": range(192, 255)}
+
 Table = dict[str, object]
 
 
@@ -72,7 +74,7 @@ class Rest:
 class Message:
     body: Struct
     number: int
-    from_head: bool
+    sender: str  # one of SENDERS
     answer: str  # "": none
     rest: tuple[Rest, ...]
 
@@ -165,7 +167,7 @@ def read_schema(text: str) -> Schema:
         Message(
             Struct(str(row["name"]), str(row["what"]), _fields(row.get("fields", []))),
             cast(int, row["number"]),
-            row["sender"] == "head",
+            str(row["sender"]),
             str(row.get("answer", "")),
             _rest(row.get("rest", []), structs, numbers),
         )
@@ -194,11 +196,9 @@ def _check(schema: Schema) -> None:
     if len(set(numbers)) != len(numbers):
         raise ValueError("a number is there twice")
     for message in schema.messages:
-        if message.from_head != (message.number < 128):
-            raise ValueError(
-                f"{message.name}: the head's messages have numbers below 128, the worker's others"
-            )
-        if message.answer and schema.message(message.answer).from_head:
+        if message.number not in SENDERS.get(message.sender, ()):
+            raise ValueError(f"{message.name}: a number that messages of this sender do not have")
+        if message.answer and schema.message(message.answer).sender != "worker":
             raise ValueError(f"{message.name} is answered by a request")
         counts = [rest.count for rest in message.rest]
         if "" in counts[:-1] or not {*counts} <= {"", *(field.name for field in message.body.fields)}:

@@ -1,4 +1,4 @@
-// A session of a CPU in a thread of its own, and this process's end of its connection.
+// Sockets, and a session of a CPU in a thread of its own with this process's end of its connection.
 #pragma once
 
 #include "session.h"
@@ -11,25 +11,33 @@
 
 namespace mesh {
 
+// Two connected sockets
+struct socket_pair {
+    socket_pair() {
+        if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) {
+            throw std::runtime_error("no socketpair");
+        }
+    }
+    int ends[2];
+};
+
 class served {
 public:
     static constexpr uint64_t MEMORY = 64 << 20;
 
-    served() {
-        int ends[2];
-        if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) {
-            throw std::runtime_error("no socketpair");
-        }
-        own_end = ends[0];
-        serving = std::thread([this, other_end = ends[1]] {
+    explicit served(const std::vector<neighbour_socket> & sockets = {}) {
+        const socket_pair pair;
+        own_end = pair.ends[0];
+        serving = std::thread([this, sockets, other_end = pair.ends[1]] {
             ggml_backend_t backend = ggml_backend_cpu_init();
             ggml_backend_cpu_set_n_threads(backend, 1);
             {
                 const std::vector<lent_device> devices = { { backend, MEMORY } };
                 const local_weights files;
-                channel head(other_end, false);
+                channel head(other_end, sender::head);
+                neighbours others(sockets);
                 try {
-                    session(head, devices, files).run();
+                    session(head, devices, files, others).run();
                 } catch (const std::exception & error) {
                     why = error.what();
                 }

@@ -14,12 +14,12 @@ using namespace mesh;
 static ggml_backend_reg no_registry = {};
 
 // A client and its backend; both are for as long as the process is
-static ggml_backend_t open_client() {
+static ggml_backend_t open_client(uint32_t place = 0, const std::vector<neighbour_socket> & sockets = {}) {
     static const weights_index none;
-    auto * server = new served();
+    auto * server = new served(sockets);
     server->detach();
-    const auto devices = open_worker(server->own_end, 0, &no_registry, none);
-    CHECK(devices.size() == 1 && devices[0]->name == "MESH0");
+    const auto devices = open_worker(server->own_end, place, place, &no_registry, none);
+    CHECK(devices.size() == 1 && devices[0]->name == "MESH" + std::to_string(place));
     return ggml_backend_dev_init(&devices[0]->device, nullptr);
 }
 
@@ -130,6 +130,37 @@ TEST(tensors_are_copied_and_set_in_pieces) {
     ggml_backend_free(worker);
 }
 
+TEST(tensors_go_from_worker_to_worker) {
+    const socket_pair between;
+    ggml_backend_t first = open_client(0, { { 1, between.ends[0] } });
+    ggml_backend_t second = open_client(1, { { 0, between.ends[1] } });
+    ggml_backend_t apart = open_client(2);
+    const int64_t count = 2 * PIECE_BYTES / 4 + 5;
+    std::vector<float> sent = noise(static_cast<size_t>(count), 4);
+    std::vector<ggml_tensor *> tensors;
+    std::vector<ggml_context_ptr> contexts;
+    std::vector<ggml_backend_buffer_ptr> memory;
+    for (ggml_backend_t backend : { first, second, apart }) {
+        contexts.emplace_back(ggml_init({ ggml_tensor_overhead(), nullptr, true }));
+        tensors.push_back(ggml_new_tensor_1d(contexts.back().get(), GGML_TYPE_F32, count));
+        memory.emplace_back(ggml_backend_alloc_ctx_tensors(contexts.back().get(), backend));
+    }
+    std::vector<float> back(sent.size());
+    for (int round = 0; round < 4; round++) { // there and back again
+        sent[0] = static_cast<float>(round);
+        ggml_backend_tensor_set(tensors[0], sent.data(), 0, ggml_nbytes(tensors[0]));
+        CHECK(copy_tensor(tensors[0], tensors[1]));
+        ggml_backend_tensor_memset(tensors[0], 0, 0, ggml_nbytes(tensors[0]));
+        CHECK(copy_tensor(tensors[1], tensors[0]));
+        ggml_backend_tensor_get(tensors[0], back.data(), 0, ggml_nbytes(tensors[0]));
+        CHECK(back == sent);
+    }
+    CHECK(!copy_tensor(tensors[0], tensors[2])); // through the head, which ggml does then
+    ggml_backend_tensor_copy(tensors[0], tensors[2]);
+    ggml_backend_tensor_get(tensors[2], back.data(), 0, ggml_nbytes(tensors[2]));
+    CHECK(back == sent);
+}
+
 TEST(what_the_worker_cannot_hold_is_no_buffer) {
     ggml_backend_t worker = open_client();
     CHECK(ggml_backend_alloc_buffer(worker, served::MEMORY + 1) == nullptr);
@@ -141,7 +172,7 @@ TEST(what_the_worker_cannot_hold_is_no_buffer) {
 TEST(a_worker_that_is_lost_while_loading_fails_the_load) {
     static const weights_index none;
     served server;
-    const auto devices = open_worker(server.own_end, 3, &no_registry, none);
+    const auto devices = open_worker(server.own_end, 0, 3, &no_registry, none);
     CHECK(devices[0]->name == "MESH3");
     shutdown(server.own_end, SHUT_RDWR);
     CHECK(server.end() == "");
@@ -154,7 +185,7 @@ TEST(no_worker_answers_at_all) {
     int ends[2];
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
     shutdown(ends[1], SHUT_RDWR);
-    CHECK(!thrown_by([&] { open_worker(ends[0], 0, &no_registry, none); }).empty());
+    CHECK(!thrown_by([&] { open_worker(ends[0], 0, 0, &no_registry, none); }).empty());
 }
 
 TEST(the_requests_of_a_step_leave_together) {

@@ -39,11 +39,12 @@ TEST(a_body_is_read_as_it_was_written) {
 TEST(each_message_is_for_one_side_and_has_limits) {
     uint32_t least;
     uint32_t most;
-    CHECK(body_limits(static_cast<uint16_t>(message::write), true, least, most) && least == 16);
+    CHECK(body_limits(static_cast<uint16_t>(message::write), sender::head, least, most) && least == 16);
     CHECK(most == 16 + PIECE_BYTES);
-    CHECK(!body_limits(static_cast<uint16_t>(message::write), false, least, most));
-    CHECK(!body_limits(static_cast<uint16_t>(message::data), true, least, most));
-    CHECK(!body_limits(0, true, least, most));
+    CHECK(!body_limits(static_cast<uint16_t>(message::write), sender::worker, least, most));
+    CHECK(!body_limits(static_cast<uint16_t>(message::data), sender::head, least, most));
+    CHECK(!body_limits(static_cast<uint16_t>(message::write), sender::neighbour, least, most));
+    CHECK(!body_limits(0, sender::head, least, most));
 }
 
 TEST(operations_and_types_are_found_by_name) {

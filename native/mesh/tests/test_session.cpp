@@ -4,12 +4,15 @@
 #include "release.h"
 #include "served.h"
 
+#include <unistd.h>
+
 using namespace mesh;
 
 // A head by hand, greeted, with a buffer of 4096 bytes that is numbered 1.
 class hand {
 public:
-    explicit hand(bool greets = true) : worker(server.own_end, true) {
+    explicit hand(bool greets = true, const std::vector<neighbour_socket> & sockets = {}) :
+        server(sockets), worker(server.own_end, sender::worker) {
         if (greets) {
             greet();
             allocate_body body;
@@ -255,6 +258,38 @@ TEST(graphs_that_would_lead_a_kernel_astray_are_refused) {
         g.nodes.push_back(2);
     }),
         "there twice"));
+}
+
+TEST(pushes_stay_within_buffers_and_go_to_neighbours_only) {
+    const socket_pair between;
+    push_body push;
+    push.buffer = 1;
+    push.size = 4097;
+    CHECK(has(hand(true, { { 0, between.ends[0] } }).refused(push), "behind the end"));
+    push.size = PIECE_BYTES + 1;
+    CHECK(has(hand().refused(push), "more than a piece"));
+    push.size = 16;
+    CHECK(has(hand().refused(push), "no neighbour 0"));
+    take_body take;
+    take.buffer = 1;
+    take.offset = 4096;
+    take.size = 1;
+    CHECK(has(hand().refused(take), "behind the end"));
+    take.size = 0;
+    CHECK(has(hand().refused(take), "no neighbour 0"));
+}
+
+TEST(a_head_that_goes_away_does_not_leave_a_worker_waiting_for_its_neighbour) {
+    const socket_pair between;
+    hand head(true, { { 3, between.ends[0] } });
+    take_body take;
+    take.neighbour = 3;
+    take.buffer = 1;
+    take.size = 8;
+    head.worker.write_body(3, take);
+    head.worker.shut();
+    CHECK(head.server.end() == "");
+    close(between.ends[1]);
 }
 
 TEST(a_length_costs_no_memory_before_its_bytes_come) {

@@ -1,0 +1,128 @@
+#include "mesh_neighbour.h"
+
+#include "neighbours.h"
+#include "operations.h"
+
+#include <csignal>
+#include <vector>
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+using namespace mesh;
+
+static constexpr uint32_t NUMBER = 3;
+
+struct pushes {
+    std::vector<std::pair<uint64_t, std::vector<uint8_t>>> whole; // tokens and data, before the damage
+    std::vector<uint8_t> bytes;
+    bool damaged = false;
+};
+
+static wire_header some_header(dice & chance, const std::vector<uint8_t> & body) {
+    wire_header header;
+    header.kind = static_cast<uint16_t>(message::pushed);
+    header.size = static_cast<uint32_t>(body.size());
+    header.id = chance.next();
+    return header;
+}
+
+// Its header is one that no neighbour may send, or what follows is too short
+static void put_damaged(dice & chance, wire_header header, const std::vector<uint8_t> & body, writer & out) {
+    size_t sent = body.size();
+    switch (chance.below(4)) {
+    case 0:
+        header.kind = static_cast<uint16_t>(chance.one_in(2) ? chance.below(256) : chance.next());
+        header.kind = header.kind == static_cast<uint16_t>(message::pushed) ? 0 : header.kind;
+        break;
+    case 1:
+        header.size = chance.one_in(2) ? static_cast<uint32_t>(chance.below(8))
+                                       : static_cast<uint32_t>(chance.within(PIECE_BYTES + 9, UINT32_MAX));
+        break;
+    case 2:
+        header.zero = static_cast<uint16_t>(1 + chance.below(UINT16_MAX));
+        break;
+    default:
+        sent = chance.below(body.size());
+    }
+    const size_t start = out.data.size();
+    writer bytes;
+    bytes.put(header.size);
+    bytes.put(header.kind);
+    bytes.put(header.zero);
+    bytes.put(header.id);
+    bytes.put_bytes(body.data(), sent);
+    out.put_bytes(bytes.data.data(), bytes.data.size());
+    if (chance.one_in(8)) {
+        out.data.resize(start + 1 + chance.below(wire_header::bytes - 1)); // not even a header
+    }
+}
+
+static pushes make(dice & chance) {
+    pushes made;
+    writer out;
+    for (int64_t n = chance.within(1, 12); n > 0 && !made.damaged; n--) {
+        const uint64_t token = chance.next();
+        std::vector<uint8_t> data(chance.below(chance.one_in(20) ? 20000 : 200));
+        for (auto & byte : data) {
+            byte = static_cast<uint8_t>(chance.next());
+        }
+        writer body;
+        body.put(token);
+        body.put_bytes(data.data(), data.size());
+        const wire_header header = some_header(chance, body.data);
+        made.damaged = chance.one_in(8);
+        if (made.damaged) {
+            put_damaged(chance, header, body.data, out);
+        } else {
+            header.put(out);
+            out.put_bytes(body.data.data(), body.data.size());
+            made.whole.emplace_back(token, std::move(data));
+        }
+    }
+    made.bytes = std::move(out.data);
+    return made;
+}
+
+// In pieces of any size, as they may come
+static void send_all(dice & chance, int socket, const std::vector<uint8_t> & bytes) {
+    size_t done = 0;
+    while (done < bytes.size()) {
+        const size_t left = bytes.size() - done;
+        const ssize_t n = send(socket, bytes.data() + done, 1 + chance.below(left), MSG_NOSIGNAL);
+        if (n <= 0) {
+            break; // refused already
+        }
+        done += static_cast<size_t>(n);
+    }
+    close(socket);
+}
+
+std::string neighbour_session(uint64_t seed, uint64_t & frames) {
+    dice chance(seed);
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) {
+        return "no socketpair";
+    }
+    const pushes made = make(chance);
+    neighbours us({ { NUMBER, ends[0] } });
+    frames += made.whole.size() + (made.damaged ? 1 : 0);
+    send_all(chance, ends[1], made.bytes);
+    try {
+        for (const auto & one : made.whole) {
+            if (us.take(NUMBER, one.first, static_cast<uint32_t>(one.second.size())) != one.second) {
+                return "other bytes were taken than were pushed";
+            }
+        }
+    } catch (const std::exception & error) {
+        return std::string("an undamaged push was refused: ") + error.what();
+    }
+    try {
+        us.take(NUMBER, 0, 0);
+    } catch (const std::exception & error) {
+        const std::string why = error.what();
+        const bool clean = why == "lost neighbour 3: it ended";
+        return clean == made.damaged ? "its end was told as: " + why : "";
+    }
+    return "a damaged push was taken";
+}

@@ -1,0 +1,80 @@
+// Connections with other workers of the same head: what is pushed to them, and what they push.
+#pragma once
+
+#include "channel.h"
+#include "queue.h"
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <thread>
+
+namespace mesh {
+
+// A worker by its place in the head's list, and the socket to it
+struct neighbour_socket {
+    uint32_t number;
+    int socket;
+};
+
+// What an executor needs of them
+class exchange {
+public:
+    virtual ~exchange() = default;
+
+    // Which neighbours there are
+    virtual std::vector<uint32_t> numbers() const = 0;
+
+    // These throw bad_message for a neighbour that there is not, and std::runtime_error, with its number, for one that
+    // is lost or does not push what the head says
+    virtual void push(uint32_t number, uint64_t token, std::vector<uint8_t> data) = 0;
+    // Waits for it
+    virtual std::vector<uint8_t> take(uint32_t number, uint64_t token, uint32_t size) = 0;
+};
+
+// The session ends; nobody waits for what was asked any more
+struct interrupted : std::runtime_error {
+    interrupted() : std::runtime_error("the head is done") {}
+};
+
+class neighbours : public exchange {
+public:
+    // Takes over the sockets
+    explicit neighbours(const std::vector<neighbour_socket> & sockets);
+    ~neighbours() override;
+    neighbours(const neighbours &) = delete;
+    neighbours & operator=(const neighbours &) = delete;
+
+    std::vector<uint32_t> numbers() const override;
+    void push(uint32_t number, uint64_t token, std::vector<uint8_t> data) override;
+    std::vector<uint8_t> take(uint32_t number, uint64_t token, uint32_t size) override;
+
+    // From any thread: whoever waits in push() or take() is interrupted
+    void end();
+
+private:
+    struct piece {
+        uint64_t token;
+        std::vector<uint8_t> data;
+    };
+    // Its threads read ahead and write behind, so that two workers that push to each other never wait for each other
+    struct neighbour {
+        neighbour(int socket, size_t room) : link(socket, sender::neighbour), coming(room), going(room) {}
+        void read();
+        void write();
+
+        channel link;
+        queue<piece> coming;
+        queue<piece> going;
+        std::string why = "it ended"; // why nothing more comes; set before the end of `coming`
+        std::thread reading;
+        std::thread writing;
+    };
+    neighbour & at(uint32_t number) const;
+    [[noreturn]] void fail(uint32_t number, const std::string & why) const;
+
+    std::map<uint32_t, std::unique_ptr<neighbour>> all;
+    std::atomic<bool> ended{ false };
+};
+
+} // namespace mesh

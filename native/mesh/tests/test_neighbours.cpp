@@ -1,0 +1,117 @@
+// Workers that push to each other, and one that breaks rules.
+#include "check.h"
+#include "neighbours.h"
+#include "served.h"
+
+#include <unistd.h>
+
+using namespace mesh;
+
+// Two workers: 4 is the first one's name for the second, 7 the second one's for the first
+struct two_workers {
+    explicit two_workers(const socket_pair & pair) : first({ { 4, pair.ends[0] } }), second({ { 7, pair.ends[1] } }) {}
+    two_workers() : two_workers(socket_pair()) {}
+
+    neighbours first;
+    neighbours second;
+};
+
+static bool has(const std::string & text, const char * part) {
+    return text.find(part) != std::string::npos;
+}
+
+TEST(what_is_pushed_is_taken_in_order_both_ways) {
+    two_workers them;
+    CHECK(them.first.numbers() == std::vector<uint32_t>{ 4 });
+    for (uint8_t i = 0; i < 50; i++) {
+        them.first.push(4, i, std::vector<uint8_t>(i, i));
+        them.second.push(7, 100u + i, { i });
+    }
+    for (uint8_t i = 0; i < 50; i++) {
+        CHECK(them.second.take(7, i, i) == std::vector<uint8_t>(i, i));
+        CHECK(them.first.take(4, 100u + i, 1) == std::vector<uint8_t>{ i });
+    }
+    CHECK(has(thrown_by([&] { them.first.push(7, 1, {}); }), "no neighbour 7"));
+    CHECK(has(thrown_by([&] { them.first.take(0, 1, 0); }), "no neighbour 0"));
+}
+
+TEST(two_that_push_much_to_each_other_do_not_wait_for_each_other) {
+    two_workers them;
+    // more than sockets hold, and not more than is read ahead
+    for (uint64_t i = 0; i < 10; i++) {
+        them.first.push(4, i, std::vector<uint8_t>(PIECE_BYTES));
+        them.second.push(7, i, std::vector<uint8_t>(PIECE_BYTES));
+    }
+    for (uint64_t i = 0; i < 10; i++) {
+        CHECK(them.first.take(4, i, PIECE_BYTES).size() == PIECE_BYTES);
+        CHECK(them.second.take(7, i, PIECE_BYTES).size() == PIECE_BYTES);
+    }
+}
+
+TEST(something_else_than_was_to_be_pushed_is_named) {
+    two_workers them;
+    them.first.push(4, 5, { 1, 2, 3 });
+    them.first.push(4, 6, { 1, 2, 3 });
+    CHECK(has(thrown_by([&] { them.second.take(7, 6, 3); }), "lost neighbour 7: it pushed something else"));
+    CHECK(has(thrown_by([&] { them.second.take(7, 6, 4); }), "lost neighbour 7: it pushed something else"));
+}
+
+TEST(a_lost_neighbour_is_named_when_it_is_needed) {
+    const socket_pair pair;
+    neighbours one({ { 4, pair.ends[0] } });
+    {
+        neighbours other({ { 7, pair.ends[1] } });
+        other.push(7, 1, { 9 });
+        CHECK(one.take(4, 1, 1) == std::vector<uint8_t>{ 9 });
+    }
+    CHECK(thrown_by([&] { one.take(4, 2, 1); }) == "lost neighbour 4: it ended");
+    std::string why;
+    while (why.empty()) { // the first ones may only be queued
+        why = thrown_by([&] { one.push(4, 3, std::vector<uint8_t>(PIECE_BYTES)); });
+    }
+    CHECK(why == "lost neighbour 4: it takes no more");
+}
+
+TEST(the_end_interrupts_who_waits) {
+    two_workers them;
+    std::string taking;
+    std::thread taker([&] { taking = thrown_by([&] { them.first.take(4, 1, 1); }); });
+    std::string pushing;
+    std::thread pusher([&] {
+        while (pushing.empty()) { // nobody takes: at some time there is no more room
+            pushing = thrown_by([&] { them.first.push(4, 1, std::vector<uint8_t>(PIECE_BYTES)); });
+        }
+    });
+    them.first.end();
+    taker.join();
+    pusher.join();
+    CHECK(taking == interrupted().what() && pushing == taking);
+}
+
+// What comes of these bytes from a neighbour
+static std::string refused(uint16_t kind, uint32_t size, size_t sent) {
+    const socket_pair pair;
+    neighbours one({ { 2, pair.ends[0] } });
+    wire_header header;
+    header.kind = kind;
+    header.size = size;
+    writer out;
+    header.put(out);
+    out.data.resize(out.data.size() + sent);
+    CHECK(send(pair.ends[1], out.data.data(), out.data.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(out.data.size()));
+    close(pair.ends[1]);
+    return thrown_by([&] { one.take(2, 0, 4); });
+}
+
+TEST(a_neighbour_that_breaks_rules_is_lost) {
+    const auto pushed = static_cast<uint16_t>(message::pushed);
+    CHECK(refused(pushed, 12, 12).empty());
+    CHECK(has(refused(pushed, 7, 7), "lost neighbour 2: message 192 cannot have 7 bytes"));
+    CHECK(has(refused(pushed, ~0u, 0), "cannot have 4294967295 bytes"));
+    CHECK(has(refused(pushed, PIECE_BYTES + 9, 0), "cannot have"));
+    CHECK(has(refused(pushed, 12, 11), "ended within a message"));
+    CHECK(has(refused(pushed, 12, 4), "ended within a message"));
+    CHECK(has(refused(static_cast<uint16_t>(message::compute), 16, 16), "there is no message 9"));
+    CHECK(has(refused(static_cast<uint16_t>(message::failed), 4, 4), "there is no message 255"));
+    CHECK(has(refused(0, 0, 0), "there is no message 0"));
+}
