@@ -32,6 +32,10 @@ WORKER = Sender(
     "it does not answer as the head's llama-server expects: on the worker run `meshd native build` and omit "
     "--native-bin, or name a directory there with the programs of a single build",
 )
+MESH_SERVER = Sender(
+    "the worker's mesh-server",
+    "it does not answer as the head's llama-server expects: run `meshd native build` on the worker",
+)
 NEIGHBOUR = Sender("another worker's rpc-server", _ONE_VERSION)
 
 

@@ -14,9 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from meshd.base.errors import RemoteProtocolError
 from meshd.build.interface import LLAMA_SERVER
 from meshd.model.weights_index import encode_index
 from meshd.rpc import mesh_protocol as wire
+from meshd.rpc.mesh_firewall import MeshFirewall
+from meshd.rpc.mesh_push_firewall import MeshPushFilter
+from meshd.tunnel.interface import Inspector
 
 from tests.e2e.models import stock
 from tests.e2e.native_rig import DEADLINE, Handed, Head, Program, index_of
@@ -24,22 +28,28 @@ from tests.native.build import MeshBuild
 
 
 class CountedPair:
-    """Two ends of one connection; what goes through is counted by kind of message, header and all."""
+    """Two ends of one connection; what goes through is counted by kind of message, header and all.
 
-    def __init__(self) -> None:
+    `wall` judges it, as on a worker's node: the head is the peer.
+    """
+
+    def __init__(self, wall: Inspector | None = None) -> None:
+        self.refused = ""  # why the wall ended it
+        self._wall = wall
+        self._judging = threading.Lock()
         self.head, inner_head = socket.socketpair()
         self.worker, inner_worker = socket.socketpair()
         self.bytes: Counter[int] = Counter()
         self.messages: Counter[int] = Counter()
         self._inner = (inner_head, inner_worker)
         self._threads = [
-            threading.Thread(target=self._pass_on, args=ends)
-            for ends in ((inner_head, inner_worker), (inner_worker, inner_head))
+            threading.Thread(target=self._pass_on, args=ways)
+            for ways in ((inner_head, inner_worker, True), (inner_worker, inner_head, False))
         ]
         for thread in self._threads:
             thread.start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+    def _pass_on(self, source: socket.socket, target: socket.socket, from_head: bool) -> None:
         try:
             with source.makefile("rb") as stream:
                 while header := stream.read(wire.HEADER.size):
@@ -47,10 +57,18 @@ class CountedPair:
                     body = stream.read(size)
                     self.messages[kind] += 1
                     self.bytes[kind] += len(header) + size
-                    target.sendall(header + body)
+                    target.sendall(self._judged(header + body, from_head))
         except OSError:
             pass  # one of the two is gone; the other one is told below
+        except RemoteProtocolError as error:
+            self.refused = str(error)
         self.cut()
+
+    def _judged(self, data: bytes, from_head: bool) -> bytes | memoryview:
+        if self._wall is None:
+            return data
+        with self._judging:
+            return self._wall.from_peer(data) if from_head else self._wall.to_peer(data)
 
     def insert(self, data: bytes) -> None:
         """Something that the head's side did not say, while nothing else is on its way."""
@@ -160,10 +178,11 @@ class Mesh:
         """With `weights` the workers have those files, and the head an index of its own one.
 
         `binary`: another llama-server than that of the pin. `push`: each two workers have a connection.
+        Every connection goes through the firewall of a worker's node.
         """
         binary = stock().binaries[LLAMA_SERVER] if binary is None else binary
-        self.pairs = [CountedPair() for _ in range(workers)]
-        self.between = {two: CountedPair() for two in combinations(range(workers), 2) if push}
+        self.pairs = [CountedPair(MeshFirewall()) for _ in range(workers)]
+        self.between = {two: CountedPair(MeshPushFilter()) for two in combinations(range(workers), 2) if push}
         self.servers: list[MeshServer] = []
         try:
             for number, pair in enumerate(self.pairs):
@@ -203,6 +222,8 @@ class Mesh:
     ) -> None:
         self.head.close()
         self._close_workers()
+        if kind is None:
+            assert [pair.refused for pair in self.pairs] == [""] * len(self.pairs)
 
     def _close_workers(self) -> None:
         for server in self.servers:

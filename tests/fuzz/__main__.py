@@ -12,6 +12,7 @@ from tests.fuzz import (
     channels,
     compressed,
     frames,
+    mesh,
     network,
     punching,
     quic,
@@ -35,6 +36,7 @@ TARGETS: tuple[Target, ...] = (
     *channels.TARGETS,
     *quic.TARGETS,
     *rpc.TARGETS,
+    *mesh.TARGETS,
     *compressed.TARGETS,
 )
 DEFAULT_INPUTS = 1_000_000

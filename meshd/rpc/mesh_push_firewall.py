@@ -1,0 +1,40 @@
+"""What one worker's mesh-server may say to the next one's: pushes, both ways, and nothing else.
+
+What is taken of them, and where it goes, is what the head says to the server that takes; that one compares
+tokens and sizes.
+"""
+
+from meshd.rpc import mesh_protocol as wire
+from meshd.rpc.frames import NEIGHBOUR, Messages, Sender
+from meshd.rpc.mesh_firewall import look_header
+
+_SENDER = Sender("another worker's mesh-server", NEIGHBOUR.hint)
+
+
+class MeshPushFilter:
+    """Implements tunnel.interface.Inspector for either side. Raises RemoteProtocolError, and then always.
+
+    Holds less than a header for each direction; what a message carries flows through.
+    """
+
+    def __init__(self) -> None:
+        self._from_peer = Messages(wire.HEADER.size, _SENDER)
+        self._to_peer = Messages(wire.HEADER.size, _SENDER)
+
+    @property
+    def held_bytes(self) -> int:
+        """Received and not handed on."""
+        return self._from_peer.held_bytes + self._to_peer.held_bytes
+
+    def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        """See Inspector."""
+        return self._from_peer.feed(data, _look)
+
+    def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        """See Inspector."""
+        return self._to_peer.feed(data, _look)
+
+
+def _look(data: bytes | memoryview, at: int, _have: int) -> int:
+    _message, size, _identity = look_header(data, at, "neighbour")
+    return wire.HEADER.size + size
