@@ -187,6 +187,8 @@ class MeshFirewall:
         message, size, identity = look_header(data, at, "worker")
         if message.number == wire.FAILED:  # to any request, also one that has no answer
             return wire.HEADER.size + size
+        if message.number == wire.PROGRESS and self._offered is not None and not identity:
+            return wire.HEADER.size + size
         number, said = self._unanswered.get(identity, (0, 0))
         if not number or wire.MESSAGES[number].answer != message.number:
             raise refused(f"{message.name} that nobody asked for")

@@ -53,6 +53,8 @@ DEVICES = 16  # devices
 NEIGHBOURS = 16  # workers
 BUFFERS = 1024  # buffers
 TEXT_BYTES = 256  # bytes
+PROGRESS_SECONDS = 5  # seconds
+HUNG_SECONDS = 20  # seconds
 QUEUE_BYTES = 67108864  # bytes
 
 HEADER = Struct("<IHHQ")  # size, kind, zero, id
@@ -80,6 +82,7 @@ ALLOCATED = 130
 DATA = 134
 SYNCED = 138
 LOADED = 139
+PROGRESS = 140
 PUSHED = 192
 FAILED = 255
 
@@ -168,6 +171,16 @@ MESSAGES: Mapping[int, RpcMessage] = {
     DATA: RpcMessage("DATA", 134, "worker", 0, Struct("<"), (), (Rest("data", 1, "", 4194304),), 4194304),
     SYNCED: RpcMessage("SYNCED", 138, "worker", 0, Struct("<"), (), (), 0),
     LOADED: RpcMessage("LOADED", 139, "worker", 0, Struct("<"), (), (Rest("results", 1, "", 1024),), 1024),
+    PROGRESS: RpcMessage(
+        "PROGRESS",
+        140,
+        "worker",
+        0,
+        Struct("<QQIIII"),
+        ("done", "request", "node", "nodes", "seconds", "waits"),
+        (),
+        32,
+    ),
     PUSHED: RpcMessage(
         "PUSHED", 192, "neighbour", 0, Struct("<Q"), ("token",), (Rest("data", 1, "", 4194304),), 4194312
     ),

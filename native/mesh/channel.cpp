@@ -50,6 +50,7 @@ bool channel::read_some(void * data, size_t size, bool may_end) {
             throw lost(reason("it cannot be read from"));
         }
         done += n > 0 ? static_cast<size_t>(n) : 0;
+        came += n > 0 ? static_cast<uint64_t>(n) : 0;
     }
     return true;
 }

@@ -4,6 +4,7 @@
 
 #include "protocol.h"
 
+#include <atomic>
 #include <mutex>
 
 namespace mesh {
@@ -38,6 +39,9 @@ public:
         write(Body::number, id, out.data, more, size);
     }
 
+    // Bytes so far; from any thread
+    uint64_t received() const { return came; }
+
     // Ends both directions: whoever waits in a read or a write is woken
     void shut();
 
@@ -46,6 +50,7 @@ private:
 
     const int socket;
     const sender other;
+    std::atomic<uint64_t> came{ 0 };
     std::mutex writing;
     writer waiting; // messages that go out with the next one
 };

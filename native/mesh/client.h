@@ -15,7 +15,7 @@ namespace mesh {
 
 struct client_worker {
     client_worker(int socket, uint32_t place, std::string name, const weights_index & index) :
-        place(place), link(socket, std::move(name)), loading(link, index) {}
+        place(place), link(socket, place, std::move(name)), loading(link, index) {}
 
     const uint32_t place; // in the head's list of workers
     connection link;

@@ -2,6 +2,7 @@
 #include "names.h"
 #include "operations.h"
 #include "release.h"
+#include "watch.h"
 
 #include <stdexcept>
 
@@ -148,6 +149,9 @@ std::vector<client_device *> open_worker(
     worker->types = take_numbers(in, body.type_count);
     worker->neighbours = take_numbers(in, body.neighbour_count);
     in.end();
+    static watch & watched = *new watch(); // as long as its workers: to the end of the process
+    watched.add(worker->link, place);
+    watched.start();
     return devices;
 }
 

@@ -1,5 +1,8 @@
 #include "connection.h"
 
+#include "report.h"
+
+#include <chrono>
 #include <cstdio>
 #include <thread>
 
@@ -7,7 +10,10 @@
 
 namespace mesh {
 
-connection::connection(int socket, std::string name) : name(std::move(name)), worker(socket, sender::worker) {}
+static constexpr std::chrono::seconds LAST_WORDS{ 1 }; // they have come already, or nearly
+
+connection::connection(int socket, uint32_t place, std::string name) :
+    name(std::move(name)), worker(socket, sender::worker), place(place) {}
 
 void connection::serve() {
     std::lock_guard<std::mutex> lock(mutex);
@@ -21,12 +27,23 @@ void connection::lose(const std::string & why) {
     }
     gone = true;
     std::fprintf(stderr, "mesh: lost %s: %s\n", name.c_str(), why.c_str());
+    mesh::report("lost " + std::to_string(place) + " " + why);
     if (serving) {
         std::fflush(nullptr);
         _exit(LOST_EXIT);
     }
     changed.notify_all();
     worker.shut();
+}
+
+progress_body connection::report() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return last_report;
+}
+
+uint64_t connection::last_request() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return last_id;
 }
 
 bool connection::send_bytes(message number, const std::vector<uint8_t> & body, const void * more, size_t size) {
@@ -51,7 +68,13 @@ bool connection::write(message number, uint64_t id, const std::vector<uint8_t> &
         worker.write(number, id, body, more, size, may_wait);
         return true;
     } catch (const lost & error) {
-        lose(error.what());
+        // what it said before it went tells more than that it is gone
+        std::unique_lock<std::mutex> lock(mutex);
+        const bool told = changed.wait_for(lock, LAST_WORDS, [&] { return gone; });
+        lock.unlock();
+        if (!told) {
+            lose(error.what());
+        }
         return false;
     }
 }
@@ -107,6 +130,14 @@ void connection::receive_one(const wire_header & header) {
     if (static_cast<message>(header.kind) == message::failed) {
         const std::vector<uint8_t> why = worker.read_body(header);
         throw bad_message("it says: " + std::string(why.begin(), why.end()));
+    }
+    if (static_cast<message>(header.kind) == message::progress) {
+        uint8_t body[progress_body::bytes];
+        worker.read_body(body, sizeof body);
+        reader in(body, sizeof body);
+        std::lock_guard<std::mutex> lock(mutex);
+        last_report = progress_body::take(in);
+        return;
     }
     pending answer;
     {

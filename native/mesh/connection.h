@@ -16,7 +16,7 @@ constexpr int LOST_EXIT = 86;
 class connection {
 public:
     // Takes over the socket. Connections are never destroyed: they end with the process
-    connection(int socket, std::string name);
+    connection(int socket, uint32_t place, std::string name);
 
     // Greets the worker: what it has, or false where it is lost or refuses
     bool greet(const std::string & release, std::vector<uint8_t> & welcome);
@@ -44,6 +44,13 @@ public:
     bool wait(uint64_t id);
     bool wait_all();
 
+    // What the watch asks: the last PROGRESS, bytes that came, the id of the last request
+    progress_body report();
+    uint64_t received() const { return worker.received(); }
+    uint64_t last_request();
+    // The worker is not to be waited for any more
+    void lose(const std::string & why);
+
     // Held by whoever sends what must not be parted: a graph, and the note that it is kept there
     std::mutex order;
 
@@ -61,13 +68,13 @@ private:
     uint64_t expect(const pending & answer);
     void receive();
     void receive_one(const wire_header & header);
-    void lose(const std::string & why);
-
     channel worker;
+    const uint32_t place; // in the head's list of workers
     std::mutex mutex;
     std::condition_variable changed;
     std::unordered_map<uint64_t, pending> answers; // that have not come
     uint64_t last_id = 0;
+    progress_body last_report;
     bool serving = false;
     bool gone = false;
 };

@@ -9,7 +9,13 @@ namespace mesh {
 executor::executor(
     const std::vector<lent_device> & devices, const local_weights & files, exchange & others, answer_function answer) :
     devices(devices), files(files), others(others), answer(std::move(answer)), memory(devices),
-    shelves(devices.size()) {}
+    shelves(devices.size()) {
+    watch_nodes(&doing);
+}
+
+executor::~executor() {
+    watch_nodes(nullptr);
+}
 
 template <class Body> static Body whole(const std::vector<uint8_t> & bytes) {
     reader in(bytes);
@@ -18,7 +24,36 @@ template <class Body> static Body whole(const std::vector<uint8_t> & bytes) {
     return body;
 }
 
+// Called by a device between two nodes. true: no more of them
+static bool node_done(void * data) {
+    auto & doing = *static_cast<progress *>(data);
+    doing.node++;
+    doing.steps++;
+    return doing.cancelled;
+}
+
+// Devices that can say how far they are, as the CPU, do so to `told` from now on; nullptr: to nobody
+void executor::watch_nodes(progress * told) {
+    for (const auto & device : devices) {
+        ggml_backend_reg_t registry = ggml_backend_dev_backend_reg(ggml_backend_get_device(device.backend));
+        const auto set = reinterpret_cast<ggml_backend_set_abort_callback_t>(
+            ggml_backend_reg_get_proc_address(registry, "ggml_backend_set_abort_callback"));
+        if (set != nullptr) {
+            set(device.backend, told != nullptr ? node_done : nullptr, told);
+        }
+    }
+}
+
 void executor::handle(const wire_header & header, const std::vector<uint8_t> & bytes) {
+    doing.node = 0;
+    doing.nodes = 0;
+    doing.request = header.id;
+    work_off(header, bytes);
+    doing.request = 0;
+    doing.done = header.id;
+}
+
+void executor::work_off(const wire_header & header, const std::vector<uint8_t> & bytes) {
     const auto number = static_cast<message>(header.kind);
     if (greeted == (number == message::hello)) {
         throw bad_message("HELLO comes first, and once");
@@ -184,7 +219,11 @@ void executor::graph(reader & in) {
 }
 
 void executor::compute(const stored_graph & graph, uint32_t device) {
+    doing.nodes = graph.nodes();
     const ggml_status status = graph.compute(devices[device].backend);
+    if (status == GGML_STATUS_ABORTED) {
+        throw interrupted();
+    }
     if (status != GGML_STATUS_SUCCESS) {
         throw std::runtime_error(std::string("the device failed: ") + ggml_status_to_string(status));
     }
@@ -206,7 +245,7 @@ void executor::load(uint64_t id, reader & in) {
         std::memcpy(one.hash.data(), entry.hash, sizeof entry.hash);
         wanted.push_back(one);
     }
-    files.fill(wanted);
+    files.fill(wanted, doing);
     std::vector<uint8_t> results;
     for (const auto & one : wanted) {
         results.push_back(static_cast<uint8_t>(one.result));
@@ -218,12 +257,17 @@ void executor::push(const push_body & body) {
     if (body.size > PIECE_BYTES) {
         throw bad_message("PUSH of more than a piece");
     }
-    others.push(body.neighbour, body.token, bytes_at(memory.find(body.buffer, body.offset, body.size), body.size));
+    std::vector<uint8_t> data = bytes_at(memory.find(body.buffer, body.offset, body.size), body.size);
+    doing.waits = body.neighbour + 1;
+    others.push(body.neighbour, body.token, std::move(data));
+    doing.waits = 0;
 }
 
 void executor::take(const take_body & body) {
     const place where = memory.find(body.buffer, body.offset, body.size);
+    doing.waits = body.neighbour + 1;
     const std::vector<uint8_t> data = others.take(body.neighbour, body.token, body.size);
+    doing.waits = 0;
     if (body.size > 0) {
         tensor_range(where, body.size).write(data.data(), 0, body.size);
     }

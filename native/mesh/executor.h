@@ -15,10 +15,16 @@ public:
 
     executor(const std::vector<lent_device> & devices, const local_weights & files, exchange & others,
         answer_function answer);
+    ~executor();
+    executor(const executor &) = delete;
+    executor & operator=(const executor &) = delete;
 
     // A message whose length has been checked. Throws bad_message for what a head may not ask, and std::runtime_error
     // where a device failed: nothing more may be asked then
     void handle(const wire_header & header, const std::vector<uint8_t> & bytes);
+
+    // What it is doing, for other threads
+    progress doing;
 
     const buffers & held() const { return memory; }
 
@@ -29,6 +35,8 @@ private:
         answer(Body::number, id, std::move(out.data));
     }
 
+    void watch_nodes(progress * told);
+    void work_off(const wire_header & header, const std::vector<uint8_t> & bytes);
     void hello(uint64_t id, reader & in);
     void fill(const fill_body & body);
     void write(reader & in);

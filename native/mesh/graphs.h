@@ -17,6 +17,7 @@ public:
     stored_graph(const graph_body & head, reader & in, const buffers & memory, ggml_backend_t backend);
 
     uint64_t uid() const { return number; }
+    uint32_t nodes() const { return static_cast<uint32_t>(ggml_graph_n_nodes(made)); }
     ggml_status compute(ggml_backend_t backend) const { return guard->compute(backend, made); }
 
 private:

@@ -19,7 +19,7 @@ static constexpr uint64_t CHUNK = 4 * 1024 * 1024;
 // so many are on the way at once: the file does not wait for the device, nor the device for the file
 static constexpr size_t READERS = 4;
 
-void local_weights::fill(std::vector<wanted_weights> & all) const {
+void local_weights::fill(std::vector<wanted_weights> & all, progress & doing) const {
     std::vector<wanted_weights *> wanted;
     for (auto & one : all) {
         if (choose(one)) {
@@ -27,7 +27,7 @@ void local_weights::fill(std::vector<wanted_weights> & all) const {
         }
     }
     while (!wanted.empty()) {
-        read(wanted);
+        read(wanted, doing);
         std::vector<wanted_weights *> again;
         for (auto * one : wanted) {
             const weights_file & file = index.files[one->source->file];
@@ -64,7 +64,7 @@ bool local_weights::choose(wanted_weights & one) const {
     return false;
 }
 
-void local_weights::read(const std::vector<wanted_weights *> & all) const {
+void local_weights::read(const std::vector<wanted_weights *> & all, progress & doing) const {
     std::mutex mutex;
     size_t at = 0;
     uint64_t first = 0;
@@ -85,6 +85,7 @@ void local_weights::read(const std::vector<wanted_weights *> & all) const {
             }
             lock.unlock();
             const bool done = read_piece(one, piece, staging);
+            doing.steps++;
             lock.lock();
             if (!done) {
                 one.result = load_result::unreadable;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "buffers.h"
+#include "progress.h"
 #include "weights_index.h"
 
 namespace mesh {
@@ -23,11 +24,11 @@ public:
     local_weights() = default;
     explicit local_weights(weights_index index) : index(std::move(index)) {}
 
-    void fill(std::vector<wanted_weights> & all) const;
+    void fill(std::vector<wanted_weights> & all, progress & doing) const;
 
 private:
     bool choose(wanted_weights & one) const;
-    void read(const std::vector<wanted_weights *> & all) const;
+    void read(const std::vector<wanted_weights *> & all, progress & doing) const;
     bool read_piece(const wanted_weights & one, uint64_t first, uint8_t * staging) const;
 
     weights_index index;

@@ -1,8 +1,10 @@
 // libggml-mesh.so: what ggml loads by GGML_BACKEND_PATH. Its workers are the sockets of GGML_MESH_FDS, numbers of
-// inherited descriptors with commas between them; GGML_MESH_WEIGHTS_FD is that of the weights index.
+// inherited descriptors with commas between them; GGML_MESH_WEIGHTS_FD is that of the weights index, and
+// GGML_MESH_REPORT_FD that of lines for the parent process.
 #include "client.h"
 #include "describe.h"
 #include "descriptor.h"
+#include "report.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -52,6 +54,10 @@ static ggml_backend_reg_t open_all() {
     registry.iface.get_device_count = get_device_count;
     registry.iface.get_device = get_device;
     try {
+        const std::string reports = variable("GGML_MESH_REPORT_FD");
+        if (!reports.empty()) {
+            open_report(descriptor_of("GGML_MESH_REPORT_FD", reports));
+        }
         uint32_t place = 0;
         std::istringstream numbers(variable("GGML_MESH_FDS"));
         for (std::string number; std::getline(numbers, number, ',');) {

@@ -82,6 +82,14 @@ void neighbours::fail(uint32_t number, const std::string & why) const {
     throw std::runtime_error("lost neighbour " + std::to_string(number) + ": " + why);
 }
 
+uint64_t neighbours::received() const {
+    uint64_t bytes = 0;
+    for (const auto & one : all) {
+        bytes += one.second->link.received();
+    }
+    return bytes;
+}
+
 std::vector<uint32_t> neighbours::numbers() const {
     std::vector<uint32_t> found;
     for (const auto & one : all) {

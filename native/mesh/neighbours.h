@@ -22,6 +22,9 @@ class exchange {
 public:
     virtual ~exchange() = default;
 
+    // Bytes from all of them so far; from any thread
+    virtual uint64_t received() const { return 0; }
+
     // Which neighbours there are
     virtual std::vector<uint32_t> numbers() const = 0;
 
@@ -45,6 +48,7 @@ public:
     neighbours(const neighbours &) = delete;
     neighbours & operator=(const neighbours &) = delete;
 
+    uint64_t received() const override;
     std::vector<uint32_t> numbers() const override;
     void push(uint32_t number, uint64_t token, std::vector<uint8_t> data) override;
     std::vector<uint8_t> take(uint32_t number, uint64_t token, uint32_t size) override;

@@ -20,6 +20,8 @@ constexpr uint32_t DEVICES = 16; // devices
 constexpr uint32_t NEIGHBOURS = 16; // workers
 constexpr uint32_t BUFFERS = 1024; // buffers
 constexpr uint32_t TEXT_BYTES = 256; // bytes
+constexpr uint32_t PROGRESS_SECONDS = 5; // seconds
+constexpr uint32_t HUNG_SECONDS = 20; // seconds
 constexpr uint32_t QUEUE_BYTES = 67108864; // bytes
 
 enum class message : uint16_t {
@@ -41,6 +43,7 @@ enum class message : uint16_t {
     data = 134,
     synced = 138,
     loaded = 139,
+    progress = 140,
     pushed = 192,
     failed = 255,
 };
@@ -304,6 +307,20 @@ struct loaded_body {
     static loaded_body take(reader & ) { loaded_body body;  return body; }
 };
 
+// that it is there, and what it does; unasked, with the id 0
+struct progress_body {
+    static constexpr message number = message::progress;
+    static constexpr size_t bytes = 32;
+    uint64_t done = {}; // id of the last request that is done
+    uint64_t request = {}; // id of the one that is worked on; 0: none
+    uint32_t node = {}; // of its graph as many nodes are done, where the device says so
+    uint32_t nodes = {}; // of so many
+    uint32_t seconds = {}; // for how long nothing of it has moved on
+    uint32_t waits = {}; // 1 + the neighbour that it waits for; 0: for none
+    void put(writer & out) const { out.put(done); out.put(request); out.put(node); out.put(nodes); out.put(seconds); out.put(waits); }
+    static progress_body take(reader & in) { progress_body body; in.take(body.done); in.take(body.request); in.take(body.node); in.take(body.nodes); in.take(body.seconds); in.take(body.waits); return body; }
+};
+
 // bytes, in the order in which the head had them pushed
 struct pushed_body {
     static constexpr message number = message::pushed;
@@ -342,6 +359,7 @@ inline bool body_limits(uint16_t number, sender from, uint32_t & least, uint32_t
         case 134: least = 0; most = 4194304; return from == sender::worker; // DATA
         case 138: least = 0; most = 0; return from == sender::worker; // SYNCED
         case 139: least = 0; most = 1024; return from == sender::worker; // LOADED
+        case 140: least = 32; most = 32; return from == sender::worker; // PROGRESS
         case 192: least = 8; most = 4194312; return from == sender::neighbour; // PUSHED
         case 255: least = 0; most = 256; return from == sender::worker; // FAILED
         default: return false;

@@ -26,6 +26,16 @@ public:
         return true;
     }
 
+    // As put(), but drops the item where there is no room
+    void offer(Item item, size_t size) {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (!ended && (items.empty() || held + size <= room)) {
+            held += size;
+            items.emplace_back(std::move(item), size);
+            changed.notify_all();
+        }
+    }
+
     // Waits for an item. false: it has ended, and there are no more
     bool take(Item & item) {
         std::unique_lock<std::mutex> lock(mutex);

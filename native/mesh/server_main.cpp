@@ -1,6 +1,7 @@
 // mesh-server: lends devices of this machine to the one head at the other end of an inherited socket, and ends with it.
 #include "describe.h"
 #include "descriptor.h"
+#include "report.h"
 #include "session.h"
 
 #include <csignal>
@@ -10,6 +11,7 @@
 #include <sstream>
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 namespace mesh {
 
@@ -22,6 +24,7 @@ static const char USAGE[] = R"(usage: mesh-server --fd N [options]
   --memory B[,B]   bytes that the head may hold on each device (default: what it has)
   --neighbour K:N  worker K of the head is at the other end of this socket: push to it, and take from it
   --weights-fd N   read the weights index there; its `file` lines name further descriptors
+  --report-fd N    write there, for the parent process, why this ends: a line `failed WHY`
   --describe       print what this program, or a libggml-mesh.so, is: one line of JSON
 )";
 
@@ -32,6 +35,7 @@ struct wrong_option : std::runtime_error {
 struct options {
     int socket = -1;
     int weights = -1;
+    int report = -1;
     int threads = 1;
     std::vector<std::string> devices;
     std::vector<uint64_t> memory;
@@ -78,8 +82,9 @@ static options parse(const std::vector<std::string> & words) {
             throw wrong_option("`" + name + "` is no option, or lacks its value");
         }
         const std::string & value = words[++i];
-        if (name == "--fd" || name == "--weights-fd") {
-            if (!parse_descriptor(value, name == "--fd" ? found.socket : found.weights)) {
+        if (name == "--fd" || name == "--weights-fd" || name == "--report-fd") {
+            int & descriptor = name == "--fd" ? found.socket : name == "--report-fd" ? found.report : found.weights;
+            if (!parse_descriptor(value, descriptor)) {
                 throw wrong_option(name + ": `" + value + "` is no inherited descriptor");
             }
         } else if (name == "--neighbour") {
@@ -163,7 +168,18 @@ static std::vector<lent_device> open_devices(const options & chosen) {
     return devices;
 }
 
+// Threads that are stuck in a driver cannot be joined
+static void abandon() {
+    static const char why[] = "the head is gone, and the device does not come back";
+    std::fprintf(stderr, "mesh-server: %s\n", why);
+    report(std::string("failed ") + why);
+    _exit(1);
+}
+
 static int serve(const options & chosen) {
+    if (chosen.report >= 0) {
+        open_report(chosen.report);
+    }
     const local_weights files = chosen.weights < 0
                                     ? local_weights()
                                     : local_weights(weights_index(read_text(chosen.weights, weights_index::MAX_TEXT)));
@@ -173,7 +189,7 @@ static int serve(const options & chosen) {
     {
         channel head(chosen.socket, sender::head);
         neighbours others(chosen.neighbours);
-        session(head, devices, files, others).run();
+        session(head, devices, files, others, abandon).run();
     }
     for (const auto & device : devices) {
         ggml_backend_free(device.backend);
@@ -194,6 +210,7 @@ static int run(const std::vector<std::string> & words) {
         return 2;
     } catch (const std::exception & error) {
         std::fprintf(stderr, "mesh-server: %s\n", error.what());
+        report(std::string("failed ") + error.what());
         return 1;
     }
 }

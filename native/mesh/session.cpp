@@ -1,15 +1,23 @@
 #include "session.h"
 
+#include <algorithm>
 #include <thread>
 
 namespace mesh {
 
-session::session(
-    channel & head, const std::vector<lent_device> & devices, const local_weights & files, neighbours & others) :
+static bool all_cpus(const std::vector<lent_device> & devices) {
+    return std::all_of(devices.begin(), devices.end(), [](const lent_device & one) {
+        return ggml_backend_dev_type(ggml_backend_get_device(one.backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
+    });
+}
+
+session::session(channel & head, const std::vector<lent_device> & devices, const local_weights & files,
+    neighbours & others, std::function<void()> abandon, std::chrono::milliseconds second) :
     head(head), others(others),
     work_off(devices, files, others,
         [this](message number, uint64_t id, std::vector<uint8_t> body) { answer(number, id, std::move(body)); }),
-    requests(QUEUE_BYTES), replies(QUEUE_BYTES) {}
+    requests(QUEUE_BYTES), replies(QUEUE_BYTES), abandon(std::move(abandon)), second(second),
+    by_cpu(all_cpus(devices)) {}
 
 void session::read_requests() {
     try {
@@ -24,6 +32,7 @@ void session::read_requests() {
     } catch (const std::exception & error) {
         broken = error.what();
     }
+    work_off.doing.cancelled = true;
     requests.end();
     others.end();
 }
@@ -33,6 +42,7 @@ void session::write_replies() {
         reply one;
         while (replies.take(one)) {
             head.write(one.number, one.id, one.body);
+            work_off.doing.steps += one.number != message::progress ? 1 : 0; // it may be all that moves
         }
     } catch (const lost &) {
         head.shut(); // the reader finds the same
@@ -50,12 +60,19 @@ void session::answer(message number, uint64_t id, std::vector<uint8_t> body) {
 void session::run() {
     std::thread reading([this] { read_requests(); });
     std::thread writing([this] { write_replies(); });
+    std::thread watching([this] { say_progress(); });
     std::string failed;
     try {
         work();
     } catch (const std::exception & error) {
         failed = error.what();
     }
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        ended = true;
+        changed.notify_all();
+    }
+    watching.join();
     requests.end();
     replies.end();
     writing.join(); // what has been answered goes out, FAILED last
@@ -66,6 +83,24 @@ void session::run() {
     }
     if (!failed.empty()) {
         throw bad_message(failed);
+    }
+}
+
+// From WELCOME on
+void session::say_progress() {
+    progress & doing = work_off.doing;
+    progress_watch counted(doing, by_cpu);
+    std::unique_lock<std::mutex> lock(mutex);
+    for (uint32_t passed = 1; !changed.wait_for(lock, second, [&] { return ended; }); passed++) {
+        const progress_body body = counted.tick(others.received());
+        if (doing.cancelled && body.seconds >= HUNG_SECONDS) {
+            abandon();
+        }
+        if (passed % PROGRESS_SECONDS == 0 && doing.done != 0) {
+            writer out;
+            body.put(out);
+            replies.offer({ message::progress, 0, std::move(out.data) }, sizeof(reply) + progress_body::bytes);
+        }
     }
 }
 

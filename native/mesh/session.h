@@ -1,15 +1,20 @@
-// One head, served: a thread reads ahead, this one computes, a third one writes answers.
+// One head, served: a thread reads ahead, this one computes, a third one writes answers, and
+// a fourth one says how far it is.
 #pragma once
 
 #include "channel.h"
 #include "executor.h"
 #include "queue.h"
 
+#include <chrono>
+
 namespace mesh {
 
 class session {
 public:
-    session(channel & head, const std::vector<lent_device> & devices, const local_weights & files, neighbours & others);
+    // `abandon` is called where the head is gone and a device does not come back; `second` is how long one takes
+    session(channel & head, const std::vector<lent_device> & devices, const local_weights & files, neighbours & others,
+        std::function<void()> abandon, std::chrono::milliseconds second = std::chrono::seconds(1));
 
     // Until the head is done. Throws bad_message for what it may not send, which it has been told then, and lost
     void run();
@@ -28,6 +33,7 @@ private:
     void read_requests();
     void write_replies();
     void work();
+    void say_progress();
     void answer(message number, uint64_t id, std::vector<uint8_t> body);
 
     channel & head;
@@ -36,6 +42,12 @@ private:
     queue<request> requests;
     queue<reply> replies;
     std::string broken; // why reading ended, if not by the head
+    const std::function<void()> abandon;
+    const std::chrono::milliseconds second;
+    const bool by_cpu;
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool ended = false;
 };
 
 } // namespace mesh

@@ -59,18 +59,22 @@ def _lacking() -> str:
     return "" if "libgomp" in listed.stdout else "the build has no OpenMP that a library could stand before"
 
 
+def preloaded(folder: Path) -> Path:
+    """The library, whose files are in `folder`."""
+    library, source = folder / "stands.so", folder / "stands.c"
+    source.write_text(_SOURCE)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", f'-DFOLDER="{folder}"', "-o", library, source, "-ldl"], check=True
+    )
+    return library
+
+
 class Frozen:
     """A build in `folder` that is the patched one but for this; `stop` ends all progress of its servers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        library = folder / "stands.so"
-        source = folder / "stands.c"
-        source.write_text(_SOURCE)
-        subprocess.run(
-            ["cc", "-shared", "-fPIC", f'-DFOLDER="{folder}"', "-o", library, source, "-ldl"],
-            check=True,
-        )
+        library = preloaded(folder)
         self.bin = folder / "bin"
         self.bin.mkdir()
         real = patched()

@@ -23,7 +23,7 @@ from meshd.rpc.mesh_push_firewall import MeshPushFilter
 from meshd.tunnel.interface import Inspector
 
 from tests.e2e.models import stock
-from tests.e2e.native_rig import DEADLINE, Handed, Head, Program, index_of
+from tests.e2e.native_rig import DEADLINE, Handed, Head, Program, Report, index_of
 from tests.native.build import MeshBuild
 
 
@@ -37,6 +37,8 @@ class CountedPair:
         self.refused = ""  # why the wall ended it
         self._wall = wall
         self._judging = threading.Lock()
+        self._passing = threading.Event()
+        self._passing.set()
         self.head, inner_head = socket.socketpair()
         self.worker, inner_worker = socket.socketpair()
         self.bytes: Counter[int] = Counter()
@@ -55,9 +57,14 @@ class CountedPair:
                 while header := stream.read(wire.HEADER.size):
                     size, kind, _zero, _id = wire.HEADER.unpack(header)
                     body = stream.read(size)
+                    self._passing.wait()
                     self.messages[kind] += 1
                     self.bytes[kind] += len(header) + size
-                    target.sendall(self._judged(header + body, from_head))
+                    passed = self._judged(header + body, from_head)
+                    try:
+                        target.sendall(passed)
+                    except OSError:
+                        return  # it is gone: what it said before still goes the other way, then its end
         except OSError:
             pass  # one of the two is gone; the other one is told below
         except RemoteProtocolError as error:
@@ -74,8 +81,13 @@ class CountedPair:
         """Something that the head's side did not say, while nothing else is on its way."""
         self._inner[1].sendall(data)
 
+    def stop(self) -> None:
+        """Nothing gets through any more, and nobody is told."""
+        self._passing.clear()
+
     def cut(self) -> None:
         """Both sides see its end."""
+        self._passing.set()
         for end in self._inner:
             try:
                 end.shutdown(socket.SHUT_RDWR)
@@ -103,6 +115,7 @@ class MeshServer(Program):
         memory: str = "",
         extra: Sequence[str] = (),
         neighbours: Mapping[int, socket.socket] | None = None,
+        preload: Path | None = None,
     ) -> None:
         """`neighbours`: ends of its connections with workers, by their places in the head's list."""
         handed = Handed()
@@ -115,7 +128,12 @@ class MeshServer(Program):
         for number, end in (neighbours or {}).items():
             argv += ["--neighbour", f"{number}:{handed.keep(os.dup(end.fileno()))}"]
         log = folder / f"mesh-server-{id(self):x}.log"
-        super().__init__([*argv, *extra], log=log, handed=handed, env={})
+        report = Report(handed)
+        argv += ["--report-fd", str(report.number), *extra]
+        env = {} if preload is None else {"LD_PRELOAD": str(preload)}
+        super().__init__(argv, log=log, handed=handed, env=env)
+        self.report = report
+        report.start()
         for end in (pair.worker, *(neighbours or {}).values()):
             end.close()
 
@@ -150,12 +168,15 @@ class MeshHead(Head):
         for pair in pairs:
             pair.head.close()
 
-    def hand_over(self, handed: Handed, env: dict[str, str]) -> None:
+    def hand_over(self, handed: Handed, env: dict[str, str]) -> Report | None:
         numbers = [handed.keep(os.dup(pair.head.fileno())) for pair in self._pairs]
         env["GGML_BACKEND_PATH"] = str(self._build.module)
         env["GGML_MESH_FDS"] = ",".join(map(str, numbers))
         if self._index:
             env["GGML_MESH_WEIGHTS_FD"] = str(handed.text(self._index))
+        report = Report(handed)
+        env["GGML_MESH_REPORT_FD"] = str(report.number)
+        return report
 
 
 class Mesh:
@@ -174,11 +195,13 @@ class Mesh:
         extra: Sequence[str] = (),
         ready: bool = True,
         push: bool = False,
+        preload: Path | None = None,
     ) -> None:
         """With `weights` the workers have those files, and the head an index of its own one.
 
         `binary`: another llama-server than that of the pin. `push`: each two workers have a connection.
-        Every connection goes through the firewall of a worker's node.
+        Every connection goes through the firewall of a worker's node. `preload`: a library for the first
+        worker; all have two threads then.
         """
         binary = stock().binaries[LLAMA_SERVER] if binary is None else binary
         self.pairs = [CountedPair(MeshFirewall()) for _ in range(workers)]
@@ -188,7 +211,16 @@ class Mesh:
             for number, pair in enumerate(self.pairs):
                 ends = self._ends_of(number)
                 self.servers.append(
-                    MeshServer(build, folder, pair, weights=weights, memory=memory, neighbours=ends)
+                    MeshServer(
+                        build,
+                        folder,
+                        pair,
+                        weights=weights,
+                        memory=memory,
+                        neighbours=ends,
+                        preload=None if number else preload,
+                        extra=("--threads", "2") if preload else (),
+                    )
                 )
             self.head = MeshHead(
                 build,

@@ -270,7 +270,7 @@ class Head(Program):
             env["GGML_RPC_SOCKETS"] = str(sockets)
         if pairs:
             env["GGML_RPC_PEERS_FD"] = str(handed.text(pairs.encode()))
-        self.hand_over(handed, env)
+        report = self.hand_over(handed, env) or report
         super().__init__([*argv, *extra], log=folder / f"head-{id(self):x}.log", handed=handed, env=env)
         self.report = report
         if report is not None:
@@ -278,8 +278,9 @@ class Head(Program):
         if ready:
             wait_until(self._healthy, "llama-server is ready")
 
-    def hand_over(self, handed: Handed, env: dict[str, str]) -> None:
-        """What other kinds of heads are given besides."""
+    def hand_over(self, _handed: Handed, _env: dict[str, str]) -> Report | None:
+        """What other kinds of heads are given besides; a report of theirs."""
+        return None
 
     def _healthy(self) -> bool:
         if self.process.poll() is not None:
@@ -293,10 +294,12 @@ class Head(Program):
             return self.request("GET", "/health", None)[0] == 200
         return False
 
-    def request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+    def request(
+        self, method: str, path: str, body: bytes | None, deadline: float = DEADLINE
+    ) -> tuple[int, bytes]:
         """Status and body of the answer."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
-            raw.settimeout(DEADLINE)
+            raw.settimeout(deadline)
             raw.connect(str(self._socket))
             connection = http.client.HTTPConnection("localhost")
             connection.sock = raw
@@ -304,7 +307,9 @@ class Head(Program):
             response = connection.getresponse()
             return response.status, response.read()
 
-    def complete(self, prompt: str | Sequence[int] = PROMPT, tokens: int = 24) -> str:
+    def complete(
+        self, prompt: str | Sequence[int] = PROMPT, tokens: int = 24, deadline: float = DEADLINE
+    ) -> str:
         """Greedy text of exactly `tokens` tokens; a prompt may be given by its own."""
         body = {
             "prompt": prompt,
@@ -313,7 +318,7 @@ class Head(Program):
             "ignore_eos": True,
             "cache_prompt": False,
         }
-        status, answer = self.request("POST", "/completion", json.dumps(body).encode())
+        status, answer = self.request("POST", "/completion", json.dumps(body).encode(), deadline)
         assert status == 200, answer
         text = json.loads(answer)["content"]
         assert isinstance(text, str)

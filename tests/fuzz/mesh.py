@@ -214,6 +214,7 @@ TARGETS = tuple(
                 talk.allocated(0, identity=8),
                 talk.message(wire.SYNCED, identity=9),
                 talk.failed(),
+                talk.progress(),
             ),
             _make_talk,
             _feed_answers,

@@ -25,19 +25,24 @@ class served {
 public:
     static constexpr uint64_t MEMORY = 64 << 20;
 
-    explicit served(const std::vector<neighbour_socket> & sockets = {}) {
+    // `prepare` may change the device before it is served; `second`: as session
+    explicit served(
+        const std::vector<neighbour_socket> & sockets = {},
+        std::function<void(ggml_backend_t)> prepare = [](ggml_backend_t) {},
+        std::chrono::milliseconds second = std::chrono::seconds(1)) {
         const socket_pair pair;
         own_end = pair.ends[0];
-        serving = std::thread([this, sockets, other_end = pair.ends[1]] {
+        serving = std::thread([this, sockets, prepare, second, other_end = pair.ends[1]] {
             ggml_backend_t backend = ggml_backend_cpu_init();
             ggml_backend_cpu_set_n_threads(backend, 1);
+            prepare(backend);
             {
                 const std::vector<lent_device> devices = { { backend, MEMORY } };
                 const local_weights files;
                 channel head(other_end, sender::head);
                 neighbours others(sockets);
                 try {
-                    session(head, devices, files, others).run();
+                    session(head, devices, files, others, [this] { abandoned = true; }, second).run();
                 } catch (const std::exception & error) {
                     why = error.what();
                 }
@@ -61,6 +66,7 @@ public:
     void detach() { serving.detach(); }
 
     int own_end;
+    std::atomic<bool> abandoned{ false };
 
 private:
     std::thread serving;

@@ -191,7 +191,7 @@ TEST(no_worker_answers_at_all) {
 TEST(the_requests_of_a_step_leave_together) {
     int ends[2];
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0); // each write is a packet
-    connection link(ends[0], "step");
+    connection link(ends[0], 0, "step");
     const std::vector<uint8_t> data(1000);
     std::vector<uint8_t> packet(1 << 20);
     CHECK(link.send(write_body(), data.data(), data.size()) && link.send(fill_body()));

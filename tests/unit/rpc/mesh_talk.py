@@ -139,6 +139,10 @@ def failed(why: bytes = b"the device failed", identity: int = 5) -> bytes:
     return message(wire.FAILED, rest=why, identity=identity)
 
 
+def progress(identity: int = 0) -> bytes:
+    return message(wire.PROGRESS, 5, 6, 1, 400, 0, 0, identity=identity)
+
+
 class MeshTalk:
     """A head and a server with a firewall between them; greeted, with one buffer."""
 

@@ -46,7 +46,8 @@ def test_what_a_head_says_and_hears_goes_on_as_it_is() -> None:
         assert it.firewall.from_peer(message) is message
     for message in reversed(ANSWERS):  # they may overtake each other
         assert it.firewall.to_peer(message) is message
-    assert it.hear(talk.failed()) == talk.failed()
+    for unasked in (talk.progress(), talk.failed()):
+        assert it.hear(unasked) == unasked
     assert it.firewall.held_bytes == 0
 
 
@@ -170,6 +171,7 @@ def test_before_welcome_nothing_but_hello_passes() -> None:
         ("LOADED of 1 bytes, not 2", talk.message(wire.LOADED, rest=b"\0", identity=11)),
         ("message 1", talk.hello()),
         ("message 192", talk.pushed()),
+        ("PROGRESS that nobody asked for", talk.progress(identity=12)),
         ("SYNCED of 1 bytes", wire.HEADER.pack(1, wire.SYNCED, 0, 12)),
         ("FAILED of 257 bytes", talk.failed(bytes(257))),
     ],
@@ -196,6 +198,11 @@ def test_a_welcome_has_what_it_says(why: str, answer: bytes) -> None:
     it.say(talk.hello())
     with pytest.raises(RemoteProtocolError, match=why):
         it.hear(answer)
+
+
+def test_nothing_is_told_of_progress_before_welcome() -> None:
+    with pytest.raises(RemoteProtocolError, match="PROGRESS that nobody asked for"):
+        MeshTalk(greeted=False).hear(talk.progress())
 
 
 def test_an_older_release_has_fewer_operations_and_types() -> None:

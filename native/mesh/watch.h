@@ -1,0 +1,34 @@
+// The head's watch over its workers: one that says nothing any more, or does not move on, is lost.
+#pragma once
+
+#include "connection.h"
+
+namespace mesh {
+
+class watch {
+public:
+    // The worker at this place of the head's list, which has said WELCOME
+    void add(connection & worker, uint32_t place);
+
+    // A second has passed. Counted, not measured: a head that was itself suspended accuses nobody
+    void tick();
+
+    // Ticks from now on, for as long as the process is
+    void start();
+
+private:
+    struct watched {
+        connection * worker;
+        uint32_t place;
+        uint64_t received; // bytes
+        uint32_t silent;   // seconds
+    };
+    std::string complaint(watched & one) const;
+    bool is_idle(uint32_t place) const;
+
+    std::mutex mutex;
+    std::vector<watched> workers;
+    bool started = false;
+};
+
+} // namespace mesh
