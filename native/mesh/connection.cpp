@@ -2,7 +2,6 @@
 
 #include "report.h"
 
-#include <chrono>
 #include <cstdio>
 #include <thread>
 
@@ -103,7 +102,8 @@ bool connection::wait_all() {
     return !gone;
 }
 
-bool connection::greet(const std::string & release, std::vector<uint8_t> & welcome) {
+bool connection::greet(
+    const std::string & release, std::vector<uint8_t> & welcome, std::chrono::milliseconds patience) {
     std::thread([this] { receive(); }).detach();
     hello_body body;
     body.version = VERSION;
@@ -111,7 +111,18 @@ bool connection::greet(const std::string & release, std::vector<uint8_t> & welco
     body.put(out);
     out.put_text(release);
     const uint64_t id = expect({ message::welcome, nullptr, 0, &welcome });
-    return write(message::hello, id, out.data, nullptr, 0) && wait(id);
+    if (!write(message::hello, id, out.data, nullptr, 0)) {
+        return false;
+    }
+    bool answered;
+    {
+        std::unique_lock<std::mutex> lock(mutex);
+        answered = changed.wait_for(lock, patience, [&] { return gone || answers.count(id) == 0; });
+    }
+    if (!answered) {
+        lose("it does not say WELCOME");
+    }
+    return wait(id);
 }
 
 void connection::receive() {
@@ -148,14 +159,18 @@ void connection::receive_one(const wire_header & header) {
         }
         answer = found->second;
     }
+    std::vector<uint8_t> whole;
     if (answer.whole != nullptr) {
-        *answer.whole = worker.read_body(header);
+        whole = worker.read_body(header);
     } else if (header.size != answer.size) {
         throw bad_message("it answers with another number of bytes than was asked for");
     } else {
         worker.read_body(answer.target, answer.size);
     }
     std::lock_guard<std::mutex> lock(mutex);
+    if (answer.whole != nullptr && !gone) { // else nobody waits for it any more
+        *answer.whole = std::move(whole);
+    }
     answers.erase(header.id);
     changed.notify_all();
 }

@@ -6,6 +6,7 @@
 
 #include "channel.h"
 
+#include <chrono>
 #include <condition_variable>
 #include <unordered_map>
 
@@ -18,8 +19,10 @@ public:
     // Takes over the socket. Connections are never destroyed: they end with the process
     connection(int socket, uint32_t place, std::string name);
 
-    // Greets the worker: what it has, or false where it is lost or refuses
-    bool greet(const std::string & release, std::vector<uint8_t> & welcome);
+    // Greets the worker: what it has, or false where it is lost, refuses, or says nothing for so long: its program may
+    // be starting
+    bool greet(const std::string & release, std::vector<uint8_t> & welcome,
+        std::chrono::milliseconds patience = std::chrono::seconds(30));
 
     // From now on a loss ends the process
     void serve();

@@ -67,16 +67,19 @@ def _lose(mesh: Mesh, happens: Callable[[], object]) -> None:
 def test_states_between_layers_do_not_go_through_the_head(
     build: MeshBuild, workers: int, tmp_path: Path
 ) -> None:
-    costs = {}
+    costs, answers = {}, {}
     for push in (False, True):
         with Mesh(build, tmp_path, smollm2(), workers, weights=[smollm2()], push=push) as mesh:
             before = _through_head(mesh), _pushed(mesh)
+            asked = mesh.messages(wire.READ)
             assert mesh.head.complete(tokens=TOKENS) == stock_text(smollm2(), TOKENS)
             costs[push] = _through_head(mesh) - before[0], _pushed(mesh) - before[1]
+            answers[push] = mesh.messages(wire.READ) - asked
             assert mesh.messages(wire.PUSH) == mesh.messages(wire.TAKE)
     borders = workers - 1
     assert costs[False][1] == 0
     assert costs[True][1] > borders * TOKENS * STATE
+    assert answers[False] == workers * answers[True]  # it waits for the last worker alone
     # each state was read by the head and written to the next worker
     assert costs[False][0] - costs[True][0] > 2 * borders * TOKENS * STATE
 

@@ -190,6 +190,16 @@ TEST(a_worker_that_says_nothing_is_lost) {
     CHECK(parent.all() == "lost 0 it has said nothing for 21 s\n");
 }
 
+TEST(a_worker_that_never_says_welcome_is_lost) {
+    told parent;
+    const socket_pair pair;
+    auto & link = *new connection(pair.ends[0], 2, "MESH2");
+    std::vector<uint8_t> welcome;
+    CHECK(!link.greet("", welcome, std::chrono::milliseconds(5)));
+    CHECK(parent.all() == "lost 2 it does not say WELCOME\n");
+    close(pair.ends[1]);
+}
+
 TEST(a_worker_that_does_not_move_on_is_lost) {
     told parent;
     watch all;
