@@ -30,6 +30,7 @@ bool progress_watch::moved(uint64_t received) {
 
 progress_body progress_watch::tick(uint64_t received) {
     seconds = moved(received) || last_request == 0 ? 0 : seconds + 1;
+    cancelled = doing.cancelled && last_request != 0 ? cancelled + 1 : 0;
     progress_body body;
     body.done = doing.done;
     body.request = last_request;

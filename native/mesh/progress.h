@@ -27,6 +27,9 @@ public:
     // suspended has not been stuck
     progress_body tick(uint64_t received);
 
+    // What was cancelled has not ended for so long, and does not move on
+    bool is_stuck() const { return cancelled >= HUNG_SECONDS && seconds >= HUNG_SECONDS; }
+
 private:
     bool moved(uint64_t received);
 
@@ -37,6 +40,7 @@ private:
     uint64_t last_received = 0;
     double last_cpu = 0;
     uint32_t seconds = 0;
+    uint32_t cancelled = 0; // seconds since then
 };
 
 } // namespace mesh

@@ -93,7 +93,7 @@ void session::say_progress() {
     std::unique_lock<std::mutex> lock(mutex);
     for (uint32_t passed = 1; !changed.wait_for(lock, second, [&] { return ended; }); passed++) {
         const progress_body body = counted.tick(others.received());
-        if (doing.cancelled && body.seconds >= HUNG_SECONDS) {
+        if (counted.is_stuck()) {
             abandon();
         }
         if (passed % PROGRESS_SECONDS == 0 && doing.done != 0) {

@@ -29,6 +29,24 @@ TEST(seconds_count_while_nothing_moves_on) {
     CHECK(counted.tick(5).seconds == 0);
 }
 
+TEST(who_waited_long_before_the_head_went_is_not_stuck) {
+    progress doing;
+    progress_watch counted(doing, false);
+    doing.request = 7;
+    for (uint32_t i = 0; i < 2 * HUNG_SECONDS; i++) {
+        counted.tick(0);
+    }
+    doing.cancelled = true; // and is woken, but the next second may pass before
+    for (uint32_t i = 1; i < HUNG_SECONDS; i++) {
+        CHECK(counted.tick(0).seconds > HUNG_SECONDS && !counted.is_stuck());
+    }
+    counted.tick(0);
+    CHECK(counted.is_stuck());
+    doing.steps++; // slow, and not stuck
+    counted.tick(0);
+    CHECK(!counted.is_stuck());
+}
+
 TEST(a_cpu_that_computes_moves_on) {
     progress doing;
     doing.request = 1;
