@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from meshd.rpc import mesh_protocol as wire
 
-from tests.e2e.frozen import preloaded, why_not
+from tests.e2e.frozen import preloaded, skip_reason
 from tests.e2e.mesh_rig import Mesh
 from tests.e2e.models import smollm2, stock_text
 from tests.native import build as native_build
@@ -34,7 +34,7 @@ def mesh(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Mesh]:
     assert build is not None
     library = None
     if getattr(request, "param", "") == "stands":
-        if why := why_not():
+        if why := skip_reason():
             pytest.skip(why)
         library = preloaded(tmp_path)
     with Mesh(
@@ -53,7 +53,7 @@ def _lose(mesh: Mesh, happens: Callable[[], object]) -> list[str]:
             happens()
 
     with contextlib.suppress(OSError, http.client.HTTPException):
-        mesh.head.stream(tokens=MANY, told=told)
+        mesh.head.stream(tokens=MANY, on_piece=told)
     assert mesh.head.wait_end() == LOST
     assert len(came) >= 5
     assert stock_text(smollm2(), MANY).startswith("".join(came))

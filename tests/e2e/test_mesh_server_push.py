@@ -57,7 +57,7 @@ def _lose(mesh: Mesh, happens: Callable[[], object]) -> None:
             happens()
 
     with contextlib.suppress(OSError, http.client.HTTPException):
-        mesh.head.stream(tokens=MANY, told=told)
+        mesh.head.stream(tokens=MANY, on_piece=told)
     assert mesh.head.wait_end() == LOST
     assert len(came) >= 5
     assert stock_text(smollm2(), MANY).startswith("".join(came))

@@ -18,7 +18,7 @@ of its request, and may arrive before the answer to an earlier one. A violation 
 the connection; if it can, the worker gives the reason in FAILED.
 
 Two workers of one head may share a connection as well. Results that one computes for the other then go there
-and not through the head, which tells one to PUSH and the other to TAKE, one right after the other, so that two
+and not through the head, which sends PUSH to one and TAKE to the other right after each other, so that two
 workers never wait for each other. A worker that lost a neighbour fails at its next PUSH or TAKE. Workers are
 numbered by their places in the head's list, from 0.
 """
