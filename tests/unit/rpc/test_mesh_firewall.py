@@ -147,7 +147,7 @@ def unlike(**changes: object) -> bytes:
 )
 def test_what_may_not_pass_is_refused_with_its_reason(why: str, message: bytes) -> None:
     it = MeshTalk()
-    with pytest.raises(RemoteProtocolError, match=f"what may not pass: {why}"):
+    with pytest.raises(RemoteProtocolError, match=f"something that the firewall refuses: {why}"):
         it.say(message)
     with pytest.raises(RemoteProtocolError, match=why):  # and nothing else from then on
         it.say(talk.write())
@@ -180,7 +180,9 @@ def test_answers_are_to_what_was_asked(why: str, answer: bytes) -> None:
     it = MeshTalk()
     it.say(talk.read() + talk.load(talk.load_entry(), talk.load_entry(), identity=11))
     it.say(talk.message(wire.SYNC, identity=12))
-    with pytest.raises(RemoteProtocolError, match=f"mesh-server sent what may not pass: {why}"):
+    with pytest.raises(
+        RemoteProtocolError, match=f"mesh-server sent something that the firewall refuses: {why}"
+    ):
         it.hear(answer)
 
 
@@ -297,6 +299,6 @@ def test_between_workers_nothing_but_pushes_passes() -> None:
         (wire.HEADER.pack(8, wire.PUSHED, 1, 0), "PUSHED: a reserved field"),
     ):
         for way in ("from_peer", "to_peer"):
-            said = f"another worker's mesh-server sent what may not pass: {why}"
+            said = f"another worker's mesh-server sent something that the firewall refuses: {why}"
             with pytest.raises(RemoteProtocolError, match=said):
                 getattr(MeshPushFilter(), way)(bad)
