@@ -25,10 +25,10 @@ from tests.hostile.member import Talk
 from tests.hostile.run import run_member
 from tests.hostile.words import catalogue
 
-MESSAGES = 60_000  # some after the tables of the honest are full
+MESSAGES = 100_000  # the tables of the honest are full after 50,000
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)  # two minutes of computing, beside three other processes
 def test_the_honest_bear_it(tmp_path: Path) -> None:
     seed = drawn_seed()
     print(f"python -m tests.hostile --seed {seed} --messages {MESSAGES}")  # noqa: T201
