@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 
-from meshd.base.shares import TABLE, Rate, Share
+from meshd.base.peer_limits import TABLE, Rate, Share
 from meshd.identity import revocation
 from meshd.mux.config import MuxConfig
 from meshd.relay.limits import SMALL, WIDE

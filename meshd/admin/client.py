@@ -13,10 +13,10 @@ from typing import Self, TypeVar
 
 from meshd.admin.codec import decode_line, encode_request, from_json
 from meshd.admin.interface import MAX_REPLY_BYTES
-from meshd.admin.place import find_socket
 from meshd.admin.request import Request
+from meshd.admin.socket_path import find_socket
 from meshd.base.errors import Broken, Refused, RemoteProtocolError, UserError
-from meshd.base.stopped import is_stopped_by_ps
+from meshd.base.stopped_process import is_stopped_by_ps
 from meshd.base.unix_peer import allowed, peer_of
 
 CONNECT_SECONDS = 5.0

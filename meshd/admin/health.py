@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from meshd.admin.status import HealthWarning, PeerView, Status
-from meshd.base.amounts import in_number
+from meshd.base.byte_format import in_number
 from meshd.base.errors import BANNED_HINT
 from meshd.identity import naming
 from meshd.wire.native import NativeVersion, difference

@@ -9,8 +9,7 @@ use up what all have together, and nothing of that.
 
 from dataclasses import dataclass
 
-from meshd.base.bucket import TokenBucket
-from meshd.base.shares import (
+from meshd.base.peer_limits import (
     FIRST_LINES,
     FIRST_LINES_IN_ALL,
     KIND_LINES,
@@ -18,6 +17,7 @@ from meshd.base.shares import (
     PEER_LINES_IN_ALL,
     Rate,
 )
+from meshd.base.token_bucket import TokenBucket
 
 MAX_PEERS = 512  # whose lines are counted; of more the one silent longest is forgotten
 MAX_KINDS = 512  # of lines; the source has fewer

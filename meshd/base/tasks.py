@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Self, TypeVar
 
-from meshd.base.boundary import Blame, ended
 from meshd.base.errors import Closed, MeshdError
+from meshd.base.fault_boundary import Blame, ended
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class Owner:
     def start_for(
         self, source: str, work: Coroutine[object, object, T], *, name: str, blame: Blame | None = None
     ) -> asyncio.Task[T | None]:
-        """Like `start`, for work that an outsider caused: if it fails, only it ends (base/boundary.py).
+        """Like `start`, for work that an outsider caused: if it fails, only it ends (base/fault_boundary.py).
 
         `source` names the outsider in the log; `blame` is told of unexpected failures. The task returns
         None if it failed.

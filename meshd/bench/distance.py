@@ -11,7 +11,7 @@ from meshd.base import log
 from meshd.base.tasks import first_error
 from meshd.bench.cells import DECODES, Cell, Rig
 from meshd.bench.curve import CurveLine, draw
-from meshd.bench.far import count_both, run_meshd, run_near, run_stock
+from meshd.bench.distant_run import count_both, run_meshd, run_near, run_stock
 from meshd.bench.figures import (
     LOCAL,
     MESHD,
@@ -29,7 +29,7 @@ from meshd.bench.figures import (
     promises,
 )
 from meshd.bench.interface import BenchOutput, DistanceArgs, Json
-from meshd.bench.way import measure_one_way
+from meshd.bench.one_way_delay import measure_one_way
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress
 from meshd.build.native import build

@@ -60,7 +60,7 @@ class Figures:
     runs: tuple[BenchRun, ...]
     counted: tuple[Counted, ...] = ()
     one_way: Mapping[float, float] = field(default_factory=dict)
-    """Seconds in one direction through the delaying proxy, by round trip in ms, as measured (way.py)."""
+    """Measured seconds in one direction through the proxy, by round trip in ms (one_way_delay.py)."""
 
     def cells(self) -> list[tuple[int, float]]:
         """Workers and round trip of those with both setups, in order."""

@@ -4,10 +4,11 @@
 [--devices CUDA0,CUDA1] [--workers 2] [--rtt 0,20,50] [--source DIR]`.
 
 Workers take the GPUs in turns, so two of them have one each, or share the only one; the head has its
-processor and computes nothing but the ends of the model. Real daemons in networks of their own (far.py), and
-upstream's binaries behind delaying proxies. One node alone is upstream's on the first GPU. What was measured
-is written after every cell, so that a run that is cut short leaves what it had, and `--resume` goes on with
-it: `--minutes N` ends a call in time where a machine is lent by the hour, and other lists add cells.
+processor and computes nothing but the ends of the model. Real daemons in networks of their own
+(distant_run.py), and upstream's binaries behind delaying proxies. One node alone is upstream's on the first
+GPU. What was measured is written after every cell, so that a run that is cut short leaves what it had, and
+`--resume` goes on with it: `--minutes N` ends a call in time where a machine is lent by the hour, and other
+lists add cells.
 """
 
 import argparse
@@ -25,12 +26,12 @@ from meshd.base.errors import MeshdError, UserError
 from meshd.base.tasks import first_error
 from meshd.bench.cells import Cell, Rig
 from meshd.bench.distance import machine
-from meshd.bench.far import count_both, run_meshd, run_stock
+from meshd.bench.distant_run import count_both, run_meshd, run_stock
 from meshd.bench.figures import MESHD
 from meshd.bench.gpu_page import GpuRunFacts, page
 from meshd.bench.gpu_results import Found, decode, encode
+from meshd.bench.one_way_delay import measure_one_way
 from meshd.bench.random_model import random_model
-from meshd.bench.way import measure_one_way
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import RPC_SERVER, BuildProgress, NativeInfo
 from meshd.build.native import build

@@ -18,10 +18,10 @@ from meshd.bench.figures import (
     promises,
     with_spread,
 )
+from meshd.bench.published_figures import DELAYED, DELAYED_COMMAND, NEEDS_MORE, NOT_HERE
 from meshd.bench.ready_figures import ReadinessFigures
 from meshd.bench.ready_figures import promises as ready_promises
 from meshd.bench.ready_figures import table as ready_table
-from meshd.bench.reported import DELAYED, DELAYED_COMMAND, NEEDS_MORE, NOT_HERE
 
 _PAGE = """\
 # Performance

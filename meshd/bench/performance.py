@@ -16,9 +16,9 @@ from meshd.bench import distance, readiness, rpc
 from meshd.bench.figures import LOCAL, BenchRun, Figures, promises
 from meshd.bench.interface import WITHOUT, DistanceArgs, Json, ReadyArgs, RpcBenchArgs
 from meshd.bench.page import Made, page, ready_section, with_ready_section
+from meshd.bench.published_figures import DELAYED
 from meshd.bench.ready_figures import ReadinessFigures
 from meshd.bench.ready_figures import promises as ready_promises
-from meshd.bench.reported import DELAYED
 from meshd.build.pin import read_pin
 from meshd.config import load
 

@@ -189,8 +189,8 @@ def _proxy(args: Arguments, out: Output) -> int:
     [added, *more] = milliseconds("--ms", args.ms)
     if more:
         raise UsageError(f"cannot use `--ms {args.ms}`: expected one number")
-    from meshd.bench.alone import run as run_proxy
     from meshd.bench.interface import ProxyArgs
+    from meshd.bench.latency_proxy import run as run_proxy
 
     return run_proxy(
         ProxyArgs(

@@ -7,7 +7,7 @@ from meshd.admin.client import ask
 from meshd.admin.codec import to_json
 from meshd.admin.health import is_away
 from meshd.admin.status import PeerView, Status
-from meshd.base.amounts import in_bytes
+from meshd.base.byte_format import in_bytes
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output, in_time
 from meshd.config import home_here

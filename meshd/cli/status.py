@@ -7,7 +7,7 @@ from meshd.admin.api import StatusRequest
 from meshd.admin.client import Client
 from meshd.admin.codec import to_json
 from meshd.admin.status import Status
-from meshd.base.amounts import in_bytes, in_number
+from meshd.base.byte_format import in_bytes, in_number
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output, bar, in_time
 from meshd.cli.peers import print_peers

@@ -15,7 +15,7 @@ from meshd.admin.api import TunnelCloseRequest, TunnelListRequest, TunnelOpenReq
 from meshd.admin.client import ask
 from meshd.admin.codec import to_json
 from meshd.admin.status import TunnelView
-from meshd.base.amounts import in_bytes
+from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UsageError
 from meshd.base.hosts import is_loopback
 from meshd.cli.options import Arguments, Parser

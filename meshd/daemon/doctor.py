@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from meshd.base.amounts import in_bytes
+from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError, UserError
 from meshd.build.machine import need_compiler, need_tools
 from meshd.build.pin import read_pin

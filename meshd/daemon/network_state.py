@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from meshd.admin.net_api import NetcheckReply
 from meshd.admin.net_view import mapped, netcheck_reply
-from meshd.base.boundary import kept_up
 from meshd.base.errors import UserError
+from meshd.base.fault_boundary import kept_up
 from meshd.base.tasks import Owner
 from meshd.config import Config
 from meshd.daemon.netcheck import servers_of

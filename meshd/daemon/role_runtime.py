@@ -10,11 +10,11 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from meshd.admin.place import socket_folder
+from meshd.admin.socket_path import socket_folder
 from meshd.base import log
 from meshd.base.errors import UserError
-from meshd.base.listening import listen_in, remove_stale
-from meshd.base.stopped import is_stopped
+from meshd.base.listening_socket import listen_in, remove_stale
+from meshd.base.stopped_process import is_stopped
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.build.machine import how_to_build
 from meshd.build.native import find, read_bin_dir

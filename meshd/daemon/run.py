@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from meshd.admin.server import AdminServer
 from meshd.base import log
-from meshd.base.boundary import watch_loop
 from meshd.base.errors import UserError
+from meshd.base.fault_boundary import watch_loop
 from meshd.base.open_files import raise_limit
 from meshd.base.tasks import Owner, first_error
 from meshd.build.pin import read_pin

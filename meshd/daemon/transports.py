@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from meshd.base.boundary import kept_up
+from meshd.base.fault_boundary import kept_up
 from meshd.base.tasks import Owner
 from meshd.config import Config
 from meshd.daemon.mesh_port import Doorway, PortMember

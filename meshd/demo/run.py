@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshd.admin.status import Status
 from meshd.base import log
-from meshd.base.amounts import in_bytes
+from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.build.demo_model import demo_model

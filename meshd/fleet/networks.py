@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.base.listening import listen_at
+from meshd.base.listening_socket import listen_at
 from meshd.base.tasks import Owner
 from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connecting, run_loop
 from meshd.fleet.tun import make_device

@@ -6,7 +6,7 @@ import socket
 
 from meshd.base.errors import UserError
 from meshd.base.hosts import is_loopback
-from meshd.base.listening import listen_at
+from meshd.base.listening_socket import listen_at
 from meshd.base.port_holder import port_holder
 
 

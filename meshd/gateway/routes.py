@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 
 from aiohttp import web
 
-from meshd.base.shares import Share
-from meshd.base.slots import Slots
+from meshd.base.peer_limits import Share
+from meshd.base.work_slots import Slots
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies, wants_stream
 from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, preflight_headers
-from meshd.gateway.door import RequestGate, Visitor
+from meshd.gateway.client_connections import RequestGate, Visitor
 from meshd.gateway.events import StreamForm
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Upstream

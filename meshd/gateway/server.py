@@ -13,7 +13,7 @@ from meshd.base.log import get
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies
 from meshd.gateway.browser import BrowserGuard, normal_host
-from meshd.gateway.door import DoorServer, RequestGate
+from meshd.gateway.client_connections import DoorServer, RequestGate
 from meshd.gateway.interface import GatewayConfig, GatewayStatus, Upstream
 from meshd.gateway.listen import all_loopback, bind, resolve
 from meshd.gateway.proxy import Proxy

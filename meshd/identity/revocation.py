@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from meshd.base.change_journal import Journal
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
-from meshd.base.journal import Journal
 from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
 from meshd.identity.membership import (
     INVITE_ID_BYTES,

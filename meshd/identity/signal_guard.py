@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
-from meshd.base.shares import SENDERS_KNOWN
+from meshd.base.peer_limits import SENDERS_KNOWN
 from meshd.identity.keys import PeerId, joined
 from meshd.identity.signal import Signal
 from meshd.wire.signal import COOKIE_BYTES

@@ -8,7 +8,7 @@ to exactly this split (checked against `placement.place`), the bytes of every de
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshd.base.amounts import in_memory
+from meshd.base.byte_format import in_memory
 from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.cache import CELL_PADDING
 from meshd.model.compute import compute_bound

@@ -7,7 +7,7 @@ seconds, sizes bytes.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from meshd.base.amounts import in_bytes
+from meshd.base.byte_format import in_bytes
 
 
 class ModelState(StrEnum):

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from meshd.base import log
-from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
-from meshd.base.shares import LINKS
-from meshd.base.slots import Slots
+from meshd.base.fault_boundary import Contained, Fault
+from meshd.base.peer_limits import LINKS
 from meshd.base.tasks import Owner
+from meshd.base.work_slots import Slots
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Link
 from meshd.mux import events

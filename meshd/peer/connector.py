@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from meshd.base import log
-from meshd.base.boundary import Fault, contained
 from meshd.base.errors import Broken, Closed, MeshdError, Refused, RemoteProtocolError
-from meshd.base.shares import DIALS, RETRIES
+from meshd.base.fault_boundary import Fault, contained
+from meshd.base.peer_limits import DIALS, RETRIES
 from meshd.base.tasks import Owner
 from meshd.link.interface import TRANSPORTS, Dialer, DialError, DialFailure, Link, LinkKind
 from meshd.peer.connection import PeerConnection

@@ -7,8 +7,8 @@ are told to people for an hour.
 
 from dataclasses import dataclass, field
 
-from meshd.base.bucket import TokenBucket
-from meshd.base.shares import FAULTS, FAULTS_KNOWN
+from meshd.base.peer_limits import FAULTS, FAULTS_KNOWN
+from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
 
 MAX_PEERS = FAULTS_KNOWN.most  # of whom failures are remembered; the oldest is forgotten

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
 from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
-from meshd.base.shares import GREETED_FAULTS
+from meshd.base.peer_limits import GREETED_FAULTS
 from meshd.base.tasks import Owner, first_error
 from meshd.link.interface import Link
 from meshd.wire.hello import Bans, Go, Greeting, Hello, Refusal, decode

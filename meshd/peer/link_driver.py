@@ -7,8 +7,8 @@ when, its task or whoever has something for it, is decided in send_turn.py.
 import asyncio
 from collections.abc import Callable
 
-from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import Broken, Closed, RemoteProtocolError
+from meshd.base.fault_boundary import Contained, Fault
 from meshd.base.tasks import Owner, cancel_and_wait, first_error
 from meshd.link.interface import Link
 from meshd.mux.events import Event

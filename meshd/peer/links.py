@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from meshd.base import log
-from meshd.base.boundary import Contained
 from meshd.base.errors import Broken, Closed
+from meshd.base.fault_boundary import Contained
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Link

@@ -15,8 +15,8 @@ from functools import partial
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
-from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import Broken, Busy, EndOfStream, Refused, RemoteProtocolError
+from meshd.base.fault_boundary import Contained, Fault
 from meshd.base.tasks import Owner
 from meshd.identity.away import Away
 from meshd.identity.keys import PeerId

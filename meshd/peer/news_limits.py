@@ -6,9 +6,9 @@ It is kept for a member, not for a stream or a session: a new one is no new star
 import asyncio
 
 from meshd.base import log
+from meshd.base.bucket_by_key import Paces
 from meshd.base.errors import RemoteProtocolError
-from meshd.base.paces import Paces
-from meshd.base.shares import (
+from meshd.base.peer_limits import (
     ANSWERED,
     ANSWERED_OF_ISSUER,
     COMPARED,

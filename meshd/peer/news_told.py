@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from meshd.base.shares import NEWS_HEARD
+from meshd.base.peer_limits import NEWS_HEARD
 from meshd.identity.keys import PeerId
 from meshd.peer.news_outbox import Item, LifeItem
 from meshd.peer.presence_gossip import Lives

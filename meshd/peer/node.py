@@ -8,8 +8,8 @@ from typing import Protocol
 
 from meshd import __version__
 from meshd.base import log
-from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import BANNED_HINT, RemoteProtocolError
+from meshd.base.fault_boundary import Contained, Fault
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.identity.record import PeerRecord

@@ -1,7 +1,7 @@
 """The peers that there is something with now: a connection and a connector each, in a task of their own.
 
 Nobody else begins or ends them. Whom to keep a session with is decided in presence.py; how many peers there
-may be, and how many of one issuer that called us, stands in base/shares.py.
+may be, and how many of one issuer that called us, stands in base/peer_limits.py.
 """
 
 import asyncio
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from meshd.base.boundary import Contained, Fault, contained
 from meshd.base.errors import MeshdError
-from meshd.base.shares import TABLED_ADMITTED, TABLED_PEERS
+from meshd.base.fault_boundary import Contained, Fault, contained
+from meshd.base.peer_limits import TABLED_ADMITTED, TABLED_PEERS
 from meshd.base.tasks import Owner
 from meshd.identity import naming
 from meshd.identity.keys import PeerId

@@ -5,8 +5,8 @@ Which one goes on is decided in mux/session_choice.py; its links are peer/links.
 
 from functools import partial
 
-from meshd.base.boundary import Blame
 from meshd.base.errors import Broken
+from meshd.base.fault_boundary import Blame
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.mux import session_choice

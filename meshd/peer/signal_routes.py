@@ -12,9 +12,9 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from meshd.base import log
-from meshd.base.asked import Asked
+from meshd.base.ask_history import Asked
 from meshd.base.errors import Broken, Closed, MeshdError
-from meshd.base.shares import SIGNALLERS_KNOWN, SIGNALS_SENT
+from meshd.base.peer_limits import SIGNALLERS_KNOWN, SIGNALS_SENT
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Allow, Handler, MetadataValue, Stream

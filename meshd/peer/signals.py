@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from functools import partial
 
 from meshd.base import log
-from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import (
     Broken,
     EndOfStream,
@@ -19,9 +18,9 @@ from meshd.base.errors import (
     Refused,
     RemoteProtocolError,
 )
-from meshd.base.fair import FairQueue
-from meshd.base.rates import Rates
-from meshd.base.shares import (
+from meshd.base.fair_queue import FairQueue
+from meshd.base.fault_boundary import Contained, Fault
+from meshd.base.peer_limits import (
     COOKIES_TOLD,
     SIGNAL_MAIL_RATE,
     SIGNAL_RATE,
@@ -33,7 +32,8 @@ from meshd.base.shares import (
     SIGNALS_OF_PEER,
     SIGNALS_WAITING,
 )
-from meshd.base.slots import Release, Slots
+from meshd.base.rate_by_key import Rates
+from meshd.base.work_slots import Release, Slots
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Admitter, Chain, Member
 from meshd.identity.signal import Signal

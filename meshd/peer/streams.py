@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from meshd.base import log
-from meshd.base.boundary import Blame, Contained, Fault
-from meshd.base.bucket import TokenBucket
 from meshd.base.errors import Broken, Busy, Closed, EndOfStream, MeshdError, RemoteProtocolError
-from meshd.base.shares import NEWS_STREAMS
-from meshd.base.slots import Release
+from meshd.base.fault_boundary import Blame, Contained, Fault
+from meshd.base.peer_limits import NEWS_STREAMS
 from meshd.base.tasks import Owner
+from meshd.base.token_bucket import TokenBucket
+from meshd.base.work_slots import Release
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.mux import events

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from meshd.base import log
-from meshd.base.boundary import OURS
 from meshd.base.errors import UserError
+from meshd.base.fault_boundary import OURS
 from meshd.base.rotated_file import RotatedFile
 
 LINE_BYTES = 4096  # longer lines are cut: the longest of llama.cpp (system_info) has about 700

@@ -6,7 +6,7 @@ Nothing can come between, as it could with the number of a port that was free at
 import socket
 
 from meshd.base.errors import UserError
-from meshd.base.listening import listen_at
+from meshd.base.listening_socket import listen_at
 
 HOST = "127.0.0.1"  # what is beyond this machine comes through meshd
 

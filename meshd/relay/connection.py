@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
-from meshd.base.unproven import origin
+from meshd.base.unproven_connections import origin
 from meshd.identity.exchange import MAGIC as PROOF_MAGIC
 from meshd.link.secure.tls import TlsEngine
 from meshd.relay.stage import Hold, RelayExchange, RelayStage, tune

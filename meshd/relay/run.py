@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshd.base import log
-from meshd.base.boundary import watch_loop
 from meshd.base.errors import UserError
+from meshd.base.fault_boundary import watch_loop
 from meshd.base.hosts import is_loopback
 from meshd.base.open_files import raise_limit
 from meshd.base.tasks import Owner, first_error

@@ -10,11 +10,11 @@ import secrets
 import socket
 import ssl
 
-from meshd.base.bucket import TokenBucket
 from meshd.base.errors import Closed, LocalProtocolError, MeshdError, UserError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.base.unproven import Doorstep
+from meshd.base.token_bucket import TokenBucket
+from meshd.base.unproven_connections import Doorstep
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.exchange import Credentials, Proven, Purpose
 from meshd.identity.invite import JoinKeys, RelayHint

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from meshd.base.bucket import TokenBucket
+from meshd.base.token_bucket import TokenBucket
 from meshd.relay.calls import Calls
 from meshd.relay.limits import Limits
 from meshd.relay.mailroom import Mailroom

@@ -12,10 +12,10 @@ one has just dropped. Whoever is connected with this node stays.
 from collections.abc import Callable, Sequence
 
 from meshd.base import log
-from meshd.base.boundary import Contained, Fault
+from meshd.base.change_journal import Journal
 from meshd.base.errors import RemoteProtocolError, UserError
-from meshd.base.journal import Journal
-from meshd.base.shares import BOOK_RECORDS, HINTS, INVITER_RECORDS
+from meshd.base.fault_boundary import Contained, Fault
+from meshd.base.peer_limits import BOOK_RECORDS, HINTS, INVITER_RECORDS
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Admitter
 from meshd.identity.record import PeerRecord

@@ -6,7 +6,7 @@ Bounded, whatever the network says: who is seen, how many addresses each has, an
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from meshd.base.shares import NEARBY, NEARBY_OF_PEER
+from meshd.base.peer_limits import NEARBY, NEARBY_OF_PEER
 from meshd.identity.keys import MeshId, PeerId
 from meshd.rendezvous.mdns_text import Sign, nearby
 from meshd.wire.address import Candidate

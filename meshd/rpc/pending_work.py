@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from meshd.base.shares import ARRIVED, OWED
+from meshd.base.peer_limits import ARRIVED, OWED
 from meshd.rpc import protocol as rpc
 from meshd.rpc.frames import HEAD, NEIGHBOUR, WORKER, Messages
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, UserError
-from meshd.base.listening import listen_at, listen_in
+from meshd.base.listening_socket import listen_at, listen_in
 from meshd.base.port_holder import port_holder
 from meshd.base.tasks import Owner
 from meshd.base.unix_peer import allowed, peer_of

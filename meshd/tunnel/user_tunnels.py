@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshd.base import log
-from meshd.base.boundary import Fault, contained
 from meshd.base.errors import Broken, MeshdError, Refused, RemoteProtocolError, UserError
+from meshd.base.fault_boundary import Fault, contained
 from meshd.base.hosts import is_loopback
-from meshd.base.shares import TUNNELLED, TUNNELLED_OF_PEER
-from meshd.base.slots import Release, Slots
+from meshd.base.peer_limits import TUNNELLED, TUNNELLED_OF_PEER
 from meshd.base.tasks import Owner, cancel_and_wait
+from meshd.base.work_slots import Release, Slots
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.mux.events import Code

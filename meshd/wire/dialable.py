@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
-from meshd.base.shares import ADDRESSES, MACHINE_PORTS, ROUTED, SIGNAL_PORTS
+from meshd.base.peer_limits import ADDRESSES, MACHINE_PORTS, ROUTED, SIGNAL_PORTS
 from meshd.wire.address import Address, Candidate, order
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

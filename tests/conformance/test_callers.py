@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import MeshdError, Refused
-from meshd.base.shares import CALLS, CALLS_FAILED
+from meshd.base.peer_limits import CALLS, CALLS_FAILED
 from meshd.identity.keys import PeerId
 from meshd.link.interface import DialError
 from meshd.link.quic.dial import QuicDialer

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from meshd.base.errors import EndOfStream, MeshdError, Refused
-from meshd.base.shares import JOINING
+from meshd.base.peer_limits import JOINING
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.invite import derive
 from meshd.identity.proof import Credentials

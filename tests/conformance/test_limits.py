@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from meshd.base.unproven import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
+from meshd.base.unproven_connections import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
 from meshd.link.secure.tls import dialer_context
 from meshd.link.tcp.dial import TcpDialer
 from meshd.link.tcp.listen import TcpListener

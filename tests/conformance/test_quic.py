@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import MeshdError, Refused
-from meshd.base.unproven import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
+from meshd.base.unproven_connections import MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE
 from meshd.identity.invite import derive
 from meshd.identity.proof import Purpose
 from meshd.link.interface import DialError, DialFailure, Link

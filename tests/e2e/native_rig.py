@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from blake3 import blake3
-from meshd.base.listening import listen_in
+from meshd.base.listening_socket import listen_in
 from meshd.model.gguf import read_header
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex, encode_index
 from meshd.process.group import environment

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.place import find_socket
+from meshd.admin.socket_path import find_socket
 from meshd.admin.status import Status
 from meshd.base.errors import Refused
 from meshd.fleet.node import LocalNode

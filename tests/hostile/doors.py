@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from meshd.base.errors import MeshdError
-from meshd.base.shares import LINKS
+from meshd.base.peer_limits import LINKS
 from meshd.base.tasks import Owner
 from meshd.link.interface import Link
 from meshd.link.relayed.through_member import FROM, TO

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.errors import MeshdError, UserError
-from meshd.base.shares import PASSED_ON_OF_PEER, TUNNELLED
+from meshd.base.peer_limits import PASSED_ON_OF_PEER, TUNNELLED
 from meshd.base.tasks import Owner
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import cast
 
 from meshd.base.errors import MeshdError
-from meshd.base.shares import ADDRESSES
+from meshd.base.peer_limits import ADDRESSES
 from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.membership import Chain, Role, issue
 from meshd.identity.presence import Presence

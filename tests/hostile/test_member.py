@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.base.shares import DIALS
+from meshd.base.peer_limits import DIALS
 from meshd.peer import connector
 from meshd.peer.interface import Stream
 from meshd.role.worker.cycle import Worker

@@ -6,7 +6,7 @@ import random
 
 from meshd.base import log
 from meshd.base.errors import MeshdError
-from meshd.base.shares import MAIL_WAITING
+from meshd.base.peer_limits import MAIL_WAITING
 from meshd.link.interface import Link
 from meshd.wire.lengths import framed
 

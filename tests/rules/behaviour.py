@@ -58,7 +58,7 @@ PROCESSES_ALLOWED = frozenset(
         "meshd/process/group.py",  # children of the daemon
         "meshd/process/orphans.py",  # the guard that outlives a killed daemon
         "meshd/base/port_holder.py",  # lsof names who holds a port
-        "meshd/base/stopped.py",  # ps tells on macOS whether a process is suspended
+        "meshd/base/stopped_process.py",  # ps tells on macOS whether a process is suspended
         "meshd/build/run.py",  # compilers, in the foreground
         "meshd/bench/tunnel.py",  # the far end of a measured pump
         "meshd/bench/counted_rpc.py",  # the rpc-server that it stands for

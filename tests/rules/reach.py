@@ -48,7 +48,7 @@ _LIMIT = re.compile(r"(MAX|MOST)_[A-Z_]+")
 # Sizes of one message or buffer, times, and what this user's own commands may do: nothing that members share.
 NO_SHARES = frozenset(
     [
-        "gateway/door.py:MAX_HEADERS",
+        "gateway/client_connections.py:MAX_HEADERS",
         "link/relayed/through_member.py:MAX_ASKED",
         "link/bbr.py:MOST_UP_SEGMENTS",
         "link/net/reflexive_port.py:MAX_ASKED",
@@ -94,7 +94,7 @@ NO_SHARES = frozenset(
 
 
 def limits(source: Source) -> Iterator[Fault]:
-    """How many of something members may have stands in base/shares.py, and so in docs/security.md."""
+    """How many of something members may have stands in base/peer_limits.py, and so in docs/security.md."""
     if not source.path.startswith(HOLD_FOR_PEERS):
         return
     for node in source.tree.body:
@@ -105,7 +105,7 @@ def limits(source: Source) -> Iterator[Fault]:
         place = f"{source.path.removeprefix('meshd/')}:{name}"
         counts = _LIMIT.fullmatch(name) and not name.endswith(("_BYTES", "_SECONDS"))
         if number and counts and place not in NO_SHARES:
-            yield source.fault(node, "limit", f"`{name}`: put a share into meshd/base/shares.py")
+            yield source.fault(node, "limit", f"`{name}`: put a share into meshd/base/peer_limits.py")
 
 
 LOGGERS = frozenset({"log", "_log", "LOG", "logger"})
@@ -127,7 +127,7 @@ HEARD_BY_PEERS = (
 # Errors are never left out, so they are written where a limit of their own holds.
 ERRORS_ALLOWED = frozenset(
     {
-        "meshd/base/boundary.py",  # FAULT_LINES
+        "meshd/base/fault_boundary.py",  # FAULT_LINES
         "meshd/role/head/cycle.py",  # why the model cannot be served: once for each try, which has its pause
     }
 )

@@ -29,7 +29,7 @@ from unittest import mock
 
 from meshd.base import log
 from meshd.base.errors import Broken, Busy, Refused
-from meshd.base.shares import LIVES_OF_ONE, NEWS_CHECKS, NEWS_OF_ONE, Rate
+from meshd.base.peer_limits import LIVES_OF_ONE, NEWS_CHECKS, NEWS_OF_ONE, Rate
 from meshd.identity import away, keys, presence, record, signed
 from meshd.identity.presence import Presence
 from meshd.mux.config import MuxConfig

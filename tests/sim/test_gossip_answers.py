@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from meshd.base.shares import ANSWERED, ANSWERED_OF_ISSUER, DIGESTS, INVITER_RECORDS
+from meshd.base.peer_limits import ANSWERED, ANSWERED_OF_ISSUER, DIGESTS, INVITER_RECORDS
 from meshd.peer import news_digest as ledger_module
 from meshd.peer import news_limits as hearing_module
 from meshd.wire.news import BUCKET_BYTES, BUCKETS, BucketsNews, DigestNews

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import Broken, Refused, RemoteProtocolError
-from meshd.base.shares import NEWS_STREAMS
+from meshd.base.peer_limits import NEWS_STREAMS
 from meshd.identity.away import Away
 from meshd.identity.presence import Presence
 from meshd.identity.record import PeerRecord

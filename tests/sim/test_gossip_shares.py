@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import Broken, Refused
-from meshd.base.shares import (
+from meshd.base.peer_limits import (
     INVITER_RECORDS,
     NEWS_CHECKS,
     NEWS_FAULTS,

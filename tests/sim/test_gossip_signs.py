@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from meshd.base.errors import Broken
-from meshd.base.shares import SIGNS_OF_ONE
+from meshd.base.peer_limits import SIGNS_OF_ONE
 from meshd.identity.away import Away
 from meshd.identity.keys import PeerId
 from meshd.identity.presence import Presence

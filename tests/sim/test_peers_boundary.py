@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 from meshd.base.errors import Broken, MeshdError
-from meshd.base.shares import FAULTS
+from meshd.base.peer_limits import FAULTS
 from meshd.identity.keys import PeerId
 from meshd.identity.record import PeerRecord
 from meshd.link.interface import Link

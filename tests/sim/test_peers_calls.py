@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 from meshd.base.errors import MeshdError, Refused
-from meshd.base.shares import CALLS
+from meshd.base.peer_limits import CALLS
 from meshd.identity.proof import ListenProof
 from meshd.peer.interface import PeerState
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from meshd.base.errors import MeshdError, Refused
-from meshd.base.shares import LINKS, PASSED_ON_OF_PEER, WELCOMED_BY_PEER, Share
-from meshd.base.slots import Release, Slots
+from meshd.base.peer_limits import LINKS, PASSED_ON_OF_PEER, WELCOMED_BY_PEER, Share
 from meshd.base.tasks import Owner
+from meshd.base.work_slots import Release, Slots
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.link.interface import DialError, Link, LinkKind

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 from meshd.base.errors import Broken
-from meshd.base.shares import MAIL_WAITING, RELAY_VISITS
+from meshd.base.peer_limits import MAIL_WAITING, RELAY_VISITS
 from meshd.base.tasks import Owner
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import Broken
-from meshd.base.shares import (
+from meshd.base.peer_limits import (
     SIGNAL_MAIL_RATE,
     SIGNAL_RATE,
     SIGNAL_ROUTE_RATE,

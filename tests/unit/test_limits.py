@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from meshd.base.shares import TABLE, Rate, Share
+from meshd.base.peer_limits import TABLE, Rate, Share
 
 from tests.limits import BEGIN, END, with_table
 from tests.rules.source import ROOT

@@ -3,7 +3,7 @@
 What they do is shown elsewhere, mostly by the names of the constants, which follow any change.
 """
 
-from meshd.base.shares import LINKS
+from meshd.base.peer_limits import LINKS
 from meshd.bench.ready_figures import ROUND_TRIPS
 from meshd.config.tree import LinksConfig
 from meshd.mux.config import MuxConfig

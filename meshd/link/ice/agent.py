@@ -22,7 +22,7 @@ from aioice.ice import ICE_FAILED, CandidatePair, StunProtocol, candidate_pair_p
 from aioice.stun import Class, Message, Method, TransactionFailed, TransactionTimeout
 
 from meshd.base.errors import Broken
-from meshd.base.shares import CHECKED, CHECKS
+from meshd.base.peer_limits import CHECKED, CHECKS
 from meshd.base.tasks import Owner
 from meshd.link.udp.batch_socket import Address
 from meshd.link.udp.host_socket import OpenSocket, UdpSocket

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from meshd.base.boundary import OURS
+from meshd.base.fault_boundary import OURS
 from meshd.identity.keys import PeerId
 from meshd.link.interface import MayDial
 from meshd.wire.address import Candidate, Proto

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.log import get
-from meshd.base.shares import SEARCHES
+from meshd.base.peer_limits import SEARCHES
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.link.attempts import Talk, Talks, Yielded

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from meshd.base.backoff import Backoff
-from meshd.base.shares import PROBES, SEARCHES_KNOWN
+from meshd.base.peer_limits import PROBES, SEARCHES_KNOWN
 from meshd.identity.keys import PeerId
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
 from meshd.wire.port_prediction import MAX_OPEN, OpenedPorts

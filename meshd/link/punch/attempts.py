@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from meshd.base.shares import KNOCKS, KNOCKS_OF_PEER
+from meshd.base.peer_limits import KNOCKS, KNOCKS_OF_PEER
 from meshd.identity.keys import PeerId
 
 MAX_ANSWERED = KNOCKS.most  # each costs some sockets for some seconds

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
 from meshd.base.errors import Closed, MeshdError, Refused
-from meshd.base.shares import PUNCHED_UNPROVEN
+from meshd.base.peer_limits import PUNCHED_UNPROVEN
 from meshd.base.tasks import Owner
 from meshd.identity.proof import Proven
 from meshd.link.interface import DialError, DialFailure, LinkKind

@@ -1,9 +1,9 @@
 """Listening for QUIC links: one UDP port for all connections, told apart by connection id.
 
 Anybody can send a datagram: so nothing is kept of a stranger before its first packet has shown to be QUIC, at
-most 32 connections wait for their proof (base/unproven.py) with 64 KiB of credit each, and once half of these
-places are taken strangers must show first that they are where they say. Until then at most three times of
-what came is sent (RFC 9000 section 8.1).
+most 32 connections wait for their proof (base/unproven_connections.py) with 64 KiB of credit each, and once
+half of these places are taken strangers must show first that they are where they say. Until then at most
+three times of what came is sent (RFC 9000 section 8.1).
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from meshd.base.boundary import contained
 from meshd.base.errors import LocalProtocolError, MeshdError
+from meshd.base.fault_boundary import contained
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.base.unproven import MAX_UNPROVEN
+from meshd.base.unproven_connections import MAX_UNPROVEN
 from meshd.identity.proof import Proven
 from meshd.link.interface import LinkKind
 from meshd.link.net import local_addresses

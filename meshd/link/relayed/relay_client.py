@@ -11,11 +11,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.base.backoff import Backoff
-from meshd.base.boundary import contained
 from meshd.base.errors import Broken, MeshdError, Refused
-from meshd.base.fair import FairQueue
+from meshd.base.fair_queue import FairQueue
+from meshd.base.fault_boundary import contained
 from meshd.base.log import get
-from meshd.base.shares import MAIL_WAITING, RELAY_VISITS
+from meshd.base.peer_limits import MAIL_WAITING, RELAY_VISITS
 from meshd.base.tasks import Owner
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId

@@ -14,11 +14,17 @@ from ssl import SSLContext
 from typing import Protocol
 
 from meshd.base import log
-from meshd.base.asked import Asked
+from meshd.base.ask_history import Asked
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
-from meshd.base.shares import PASSED_ON, PASSED_ON_OF_ISSUER, PASSED_ON_OF_PEER, WELCOMED, WELCOMED_BY_PEER
-from meshd.base.slots import Release, Slots
+from meshd.base.peer_limits import (
+    PASSED_ON,
+    PASSED_ON_OF_ISSUER,
+    PASSED_ON_OF_PEER,
+    WELCOMED,
+    WELCOMED_BY_PEER,
+)
 from meshd.base.tasks import Owner, first_error, first_success
+from meshd.base.work_slots import Release, Slots
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member

@@ -12,8 +12,7 @@ keep their UDP port, that port has a share of its own, which nobody else behind 
 
 from collections.abc import Iterator
 
-from meshd.base.rates import Rates
-from meshd.base.shares import (
+from meshd.base.peer_limits import (
     CALLERS_KNOWN,
     CALLERS_PLACES,
     CALLERS_PLACES_OF_PEER,
@@ -21,7 +20,8 @@ from meshd.base.shares import (
     CALLS_FAILED,
     CALLS_FAILED_KNOWN,
 )
-from meshd.base.unproven import origin
+from meshd.base.rate_by_key import Rates
+from meshd.base.unproven_connections import origin
 from meshd.identity.keys import PeerId
 
 MOST_ADDRESSES = CALLERS_KNOWN.most

@@ -1,7 +1,7 @@
 """What becomes of a connection that a listener has taken in, whatever carries it: a link, a joiner, nothing.
 
-Few wait here that have proven nothing, each for a bounded time (base/unproven.py); whoever has proven itself
-is handed upward, and closed when it comes back from there.
+Few wait here that have proven nothing, each for a bounded time (base/unproven_connections.py); whoever has
+proven itself is handed upward, and closed when it comes back from there.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Protocol
 from meshd.base.errors import Closed, MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.base.unproven import Doorstep
+from meshd.base.unproven_connections import Doorstep
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import Link

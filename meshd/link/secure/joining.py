@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.base.shares import JOINING, JOINING_OF_KEY
-from meshd.base.slots import Slots
+from meshd.base.peer_limits import JOINING, JOINING_OF_KEY
+from meshd.base.work_slots import Slots
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import Link

@@ -5,9 +5,9 @@ import errno
 import socket
 from collections.abc import Callable
 
-from meshd.base.boundary import Contained, Fault
 from meshd.base.errors import UserError
-from meshd.base.listening import listen_at
+from meshd.base.fault_boundary import Contained, Fault
+from meshd.base.listening_socket import listen_at
 from meshd.base.log import get
 from meshd.base.port_holder import port_holder
 from meshd.link.net.one_port import open_on_one_port

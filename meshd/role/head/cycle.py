@@ -12,8 +12,8 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
-from meshd.base.boundary import Fault, contained
 from meshd.base.errors import MeshdError, Refused, UserError
+from meshd.base.fault_boundary import Fault, contained
 from meshd.gateway.interface import Readiness
 from meshd.identity.record import WORKER_ROLE
 from meshd.model.layers import ModelLayers, read_layers

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
-from meshd.base.shares import PROGRESS_SHOWN
+from meshd.base.peer_limits import PROGRESS_SHOWN
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, PeerStatus
 from meshd.peer.messages import MessageStream

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from meshd.base import amounts, log
+from meshd.base import byte_format, log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.identity import naming
@@ -186,7 +186,9 @@ class HeadRun:
     async def _ask(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> list[NodeOffer]:
         """The offers of those that take part. Raises MeshdError when too few remain."""
         LOG.info("load_started", count=len(workers))
-        self._on_progress(f"asking {amounts.in_number(len(workers), 'worker')}" if workers else "planning")
+        self._on_progress(
+            f"asking {byte_format.in_number(len(workers), 'worker')}" if workers else "planning"
+        )
         self._make_lenders(workers, refusals)
         asking = Asking(
             self._lenders,

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from meshd.base.shares import APART, EARLY_ENDS, MARKED
+from meshd.base.peer_limits import APART, EARLY_ENDS, MARKED
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerStatus
 

@@ -20,7 +20,7 @@ from meshd.base.errors import (
     RemoteProtocolError,
     UserError,
 )
-from meshd.base.shares import LEASES_ASKED, LEASES_ASKED_OF_PEER
+from meshd.base.peer_limits import LEASES_ASKED, LEASES_ASKED_OF_PEER
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role

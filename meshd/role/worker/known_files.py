@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 
 from meshd.base import log
-from meshd.base.amounts import in_bytes
+from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
 from meshd.role.native.fd_handover import Outgoing

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from meshd.base.shares import LEASES, LEASES_OF_PEER
+from meshd.base.peer_limits import LEASES, LEASES_OF_PEER
 from meshd.identity.keys import PeerId
 from meshd.wire.lease import OfferedDevice
 

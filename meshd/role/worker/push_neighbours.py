@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from meshd.base import log
 from meshd.base.backoff import Backoff
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, Refused, RemoteProtocolError
-from meshd.base.shares import NEIGHBOURS
+from meshd.base.peer_limits import NEIGHBOURS
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.mux.events import Code

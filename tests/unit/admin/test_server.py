@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from meshd.admin import place, server
+from meshd.admin import server, socket_path
 from meshd.admin.api import (
     Done,
     ExposedList,
@@ -61,7 +61,7 @@ def raw(home: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(DEADLINE)
     try:
-        connection.connect(os.fspath(place.find_socket(home)))
+        connection.connect(os.fspath(socket_path.find_socket(home)))
     except BaseException:
         connection.close()
         raise
@@ -203,7 +203,7 @@ def test_a_long_path_gets_a_short_socket_and_a_pointer(
     home = tmp_path / ("long" * 30)
     with running(home, FakeControl()) as admin:
         assert len(os.fsencode(admin.path)) <= 100 and admin.path.parent.parent == runtime
-        assert place.socket_folder(home, {"XDG_RUNTIME_DIR": str(runtime)}) == admin.path.parent
+        assert socket_path.socket_folder(home, {"XDG_RUNTIME_DIR": str(runtime)}) == admin.path.parent
         monkeypatch.delenv("XDG_RUNTIME_DIR")  # a client of another session finds it all the same
         assert ask(home, StatusRequest()).node.name == "desk"
     assert list(runtime.iterdir()) == []
@@ -211,7 +211,7 @@ def test_a_long_path_gets_a_short_socket_and_a_pointer(
 
 def test_a_trap_in_the_runtime_folder_is_refused(tmp_path: Path, runtime: Path) -> None:
     home, environ = tmp_path / ("long" * 30), {"XDG_RUNTIME_DIR": str(runtime)}
-    place.socket_folder(home, environ).chmod(0o777)
+    socket_path.socket_folder(home, environ).chmod(0o777)
     admin = AdminServer(home=home, control=FakeControl(), environ=environ)
     with pytest.raises(UserError, match="only this user can enter"):
         admin.open()
@@ -219,19 +219,19 @@ def test_a_trap_in_the_runtime_folder_is_refused(tmp_path: Path, runtime: Path) 
 
 def test_two_homes_have_two_folders(tmp_path: Path, runtime: Path) -> None:
     environ = {"XDG_RUNTIME_DIR": str(runtime)}
-    one, two = (place.socket_folder(tmp_path / (name * 120), environ) for name in "ab")
+    one, two = (socket_path.socket_folder(tmp_path / (name * 120), environ) for name in "ab")
     assert one != two
     (two / "llama.sock").touch()
     for folder in (one, two, one):
-        place.remove_socket_folder(folder, tmp_path)
+        socket_path.remove_socket_folder(folder, tmp_path)
     assert list(runtime.iterdir()) == [two], "what is in use stays"
 
 
 def test_a_home_is_never_removed(runtime: Path) -> None:
     home = runtime / "h"
     home.mkdir()
-    assert place.socket_folder(home, {}) == home
-    place.remove_socket_folder(home, home)
+    assert socket_path.socket_folder(home, {}) == home
+    socket_path.remove_socket_folder(home, home)
     assert home.exists()
 
 
@@ -239,7 +239,7 @@ def test_no_short_path_at_all_is_said(tmp_path: Path) -> None:
     runtime = tmp_path / ("run" * 40)
     runtime.mkdir()
     with pytest.raises(UserError, match="no path for the control socket is short enough"):
-        place.socket_folder(tmp_path / ("long" * 30), {"XDG_RUNTIME_DIR": str(runtime)})
+        socket_path.socket_folder(tmp_path / ("long" * 30), {"XDG_RUNTIME_DIR": str(runtime)})
 
 
 def test_a_strange_user_is_sent_away(

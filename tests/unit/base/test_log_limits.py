@@ -4,7 +4,7 @@ import io
 
 from meshd.base import log
 from meshd.base.log_limits import MAX_KINDS, MAX_PEERS, LineShares
-from meshd.base.shares import FIRST_LINES_IN_ALL, KIND_LINES, PEER_LINES, PEER_LINES_IN_ALL
+from meshd.base.peer_limits import FIRST_LINES_IN_ALL, KIND_LINES, PEER_LINES, PEER_LINES_IN_ALL
 
 
 def test_beyond_its_share_lines_are_left_out_and_counted() -> None:

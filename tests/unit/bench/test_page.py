@@ -14,8 +14,8 @@ from meshd.bench.page import (
     reported_table,
     with_ready_section,
 )
+from meshd.bench.published_figures import DELAYED, NOT_HERE
 from meshd.bench.ready_figures import ReadinessFigures, ReadyTimes
-from meshd.bench.reported import DELAYED, NOT_HERE
 from meshd.fleet.rpc_count import RpcCounts
 
 MADE = Made(when="2026-01-02", machine="a machine", pin="a pin", pairs=3, picture="p.svg")

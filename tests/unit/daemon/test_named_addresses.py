@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
-from meshd.base.shares import DIALS, RETRIES
+from meshd.base.peer_limits import DIALS, RETRIES
 from meshd.daemon.member_node import Estate
 from meshd.identity.record import PeerRecord
 from meshd.wire.address import Candidate

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 from meshd.base import log
-from meshd.base.listening import listen_in
+from meshd.base.listening_socket import listen_in
 from meshd.base.tasks import Owner
 from meshd.config import Config, Paths
 from meshd.daemon import role_runtime

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from meshd.base.shares import LINKS
+from meshd.base.peer_limits import LINKS
 from meshd.base.tasks import Owner
 from meshd.identity.proof import Credentials
 from meshd.link.secure.handshake import Standing

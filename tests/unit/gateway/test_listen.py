@@ -6,7 +6,7 @@ import socket
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.base.listening import listen_at
+from meshd.base.listening_socket import listen_at
 from meshd.gateway import listen
 from meshd.gateway.listen import all_loopback, bind, resolve
 

@@ -1,6 +1,6 @@
 """How many failures a peer may cause before its links are refused, and for how long."""
 
-from meshd.base.shares import FAULTS
+from meshd.base.peer_limits import FAULTS
 from meshd.identity.keys import PeerId
 from meshd.peer.faults import MAX_PEERS, REFUSED_SECONDS, TOLD_MINUTES, Faults
 

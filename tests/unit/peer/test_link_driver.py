@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
-from meshd.base.boundary import Contained
 from meshd.base.errors import Broken
+from meshd.base.fault_boundary import Contained
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.link.interface import Link
 from meshd.peer.link_driver import Carrier

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError, UserError
-from meshd.base.shares import INVITER_RECORDS
+from meshd.base.peer_limits import INVITER_RECORDS
 from meshd.identity.keys import KeyPair
 from meshd.identity.membership import Chain
 from meshd.identity.record import LEFT, PeerRecord

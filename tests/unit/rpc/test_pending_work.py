@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.base.shares import ARRIVED, OWED
+from meshd.base.peer_limits import ARRIVED, OWED
 from meshd.rpc import protocol as rpc
 from meshd.rpc.pending_work import Arrived, Outward, Owed, Step
 from meshd.rpc.push_firewall import PushFilter

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 from meshd.base.errors import Broken, Refused, UserError
-from meshd.base.shares import TUNNELLED, TUNNELLED_OF_PEER
-from meshd.base.slots import Release
+from meshd.base.peer_limits import TUNNELLED, TUNNELLED_OF_PEER
 from meshd.base.tasks import Owner
+from meshd.base.work_slots import Release
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import check_chain
 from meshd.mux.events import Code

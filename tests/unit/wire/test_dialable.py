@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meshd.base.shares import ADDRESSES, MACHINE_PORTS, ROUTED, SIGNAL_PORTS
+from meshd.base.peer_limits import ADDRESSES, MACHINE_PORTS, ROUTED, SIGNAL_PORTS
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import LEAST_PORT, Here, Source, dialable, network_of, trusted
 

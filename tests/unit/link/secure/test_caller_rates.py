@@ -1,6 +1,6 @@
 """Who has called too often: counted for the key that was proven, and for the address that proves nothing."""
 
-from meshd.base.shares import (
+from meshd.base.peer_limits import (
     CALLERS_PLACES,
     CALLERS_PLACES_OF_PEER,
     CALLS,

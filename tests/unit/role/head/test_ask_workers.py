@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from meshd.base.shares import PROGRESS_SHOWN
+from meshd.base.peer_limits import PROGRESS_SHOWN
 from meshd.model.status import ModelState
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from meshd.base.shares import APART, MARKED
+from meshd.base.peer_limits import APART, MARKED
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.role.head.worker_backoff import (

@@ -4,7 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from meshd.base.shares import LEASES_OF_PEER
+from meshd.base.peer_limits import LEASES_OF_PEER
 from meshd.model.weights_index import FileEntry, WeightsIndex
 from meshd.mux.events import Code
 from meshd.store.interface import ProgressCallback

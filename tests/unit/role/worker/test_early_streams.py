@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import Broken, MeshdError
-from meshd.base.shares import EARLY_STREAMS
+from meshd.base.peer_limits import EARLY_STREAMS
 from meshd.peer.interface import Stream
 from meshd.wire.lease import Grant, Reserve, WorkerOffer
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.base.shares import LEASES_OF_PEER
+from meshd.base.peer_limits import LEASES_OF_PEER
 from meshd.role.worker.leases import MAX_LEASES, Lease, Ledger
 from meshd.wire.lease import OfferedDevice
 

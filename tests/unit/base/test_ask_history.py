@@ -2,7 +2,7 @@
 
 import random
 
-from meshd.base.asked import AGAIN, MOST, Asked
+from meshd.base.ask_history import AGAIN, MOST, Asked
 
 SILENT, HONEST = ["a", "b", "c", "d", "e"], "z"
 ALL = [*SILENT, HONEST]

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.base.fair import FairQueue
+from meshd.base.fair_queue import FairQueue
 
 
 def test_items_come_in_order() -> None:

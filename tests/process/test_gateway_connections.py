@@ -5,8 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from meshd.base.shares import API_STRANGERS
-from meshd.gateway import body, door
+from meshd.base.peer_limits import API_STRANGERS
+from meshd.gateway import body, client_connections
 from meshd.gateway.interface import GatewayConfig
 
 from tests.process.gateway_fake import World, says, world
@@ -71,8 +71,8 @@ def test_a_client_with_a_key_gets_in_while_strangers_fill_the_door() -> None:
 
 
 def test_half_a_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "STRANGER_SECONDS", 0.5)
-    monkeypatch.setattr(door, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(client_connections, "STRANGER_SECONDS", 0.5)
+    monkeypatch.setattr(client_connections, "SWEEP_SECONDS", 0.1)
 
     async def scenario() -> None:
         async with world(says(200, {}), config=KEYED) as it, strangers(it, 1) as (slow,):
@@ -89,8 +89,8 @@ def test_half_a_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("keys", [(), (KEY,)])
 def test_a_connection_that_was_let_in_stays(monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]) -> None:
     """Also without keys, as on loopback."""
-    monkeypatch.setattr(door, "STRANGER_SECONDS", 0.3)
-    monkeypatch.setattr(door, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(client_connections, "STRANGER_SECONDS", 0.3)
+    monkeypatch.setattr(client_connections, "SWEEP_SECONDS", 0.1)
     ask = f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
 
     async def scenario() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.base.listening import listen_at, listen_in, remove_stale
+from meshd.base.listening_socket import listen_at, listen_in, remove_stale
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 
@@ -52,7 +52,7 @@ def test_unix_sockets_have_a_path_each_for_their_user_alone_and_stale_ones_are_r
 
 def test_a_name_that_is_taken_is_not_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     names = iter(["aaaa", "aaaa", "bbbb"])
-    monkeypatch.setattr("meshd.base.listening.secrets.token_hex", lambda _size: next(names, "aaaa"))
+    monkeypatch.setattr("meshd.base.listening_socket.secrets.token_hex", lambda _size: next(names, "aaaa"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with listen_in(folder)[0], listen_in(folder)[0]:

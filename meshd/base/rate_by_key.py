@@ -2,8 +2,8 @@
 
 from collections.abc import Hashable
 
-from meshd.base.bucket import TokenBucket
-from meshd.base.shares import Rate
+from meshd.base.peer_limits import Rate
+from meshd.base.token_bucket import TokenBucket
 
 MOST_KEYS = 512
 

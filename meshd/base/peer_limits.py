@@ -10,7 +10,7 @@ messages are in wire/limits.py.
 from dataclasses import dataclass
 from typing import Literal
 
-from meshd.base.bucket import TokenBucket
+from meshd.base.token_bucket import TokenBucket
 
 Of = Literal["peer", "issuer", "address", "service", "lease", "key", "node"]
 

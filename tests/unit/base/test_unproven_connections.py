@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.base.unproven import Doorstep
+from meshd.base.unproven_connections import Doorstep
 
 
 class Guests:

@@ -3,8 +3,8 @@
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from meshd.base.bucket import TokenBucket
-from meshd.base.shares import Rate
+from meshd.base.peer_limits import Rate
+from meshd.base.token_bucket import TokenBucket
 
 MANY = 64  # before those that owe nothing are looked for
 K = TypeVar("K", bound=Hashable)

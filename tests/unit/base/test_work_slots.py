@@ -1,7 +1,7 @@
 """Places that are counted when somebody is let in."""
 
-from meshd.base.shares import Share
-from meshd.base.slots import Slots
+from meshd.base.peer_limits import Share
+from meshd.base.work_slots import Slots
 
 ALL = Share("things", 5, "node", "no more")
 OF_ONE = Share("things", 3, "peer", "no more")

@@ -1,4 +1,4 @@
-"""A load without meshd: upstream's binaries or ours, with a distance before each rpc-server (see far.py)."""
+"""A load without meshd: upstream's binaries or ours, with a distance before each rpc-server."""
 
 import asyncio
 import os

@@ -1,7 +1,7 @@
 """A bucket for each, and a bounded number of them."""
 
-from meshd.base.rates import Rates
-from meshd.base.shares import Rate
+from meshd.base.peer_limits import Rate
+from meshd.base.rate_by_key import Rates
 
 SLOW = Rate("things", 1.0, 3.0, "peer", "no more")
 

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.base.journal import Journal
+from meshd.base.change_journal import Journal
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 8))), st.integers(0, 20))

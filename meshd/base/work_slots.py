@@ -7,7 +7,7 @@ the check has to reserve the place.
 from collections import Counter
 from collections.abc import Callable, Hashable
 
-from meshd.base.shares import Share
+from meshd.base.peer_limits import Share
 
 Release = Callable[[], None]
 

@@ -1,7 +1,7 @@
 """Paces of many, of whom those are remembered that owe."""
 
-from meshd.base.paces import MANY, Paces
-from meshd.base.shares import Rate
+from meshd.base.bucket_by_key import MANY, Paces
+from meshd.base.peer_limits import Rate
 
 SLOW = Rate("things", 0.1, 2, "peer", "not done")
 

@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import TypeVar
 
 from meshd.base import log
-from meshd.base.bucket import TokenBucket
 from meshd.base.errors import Broken, LocalProtocolError, MeshdError
-from meshd.base.shares import FAULT_LINES, FAULT_LINES_IN_ALL
+from meshd.base.peer_limits import FAULT_LINES, FAULT_LINES_IN_ALL
+from meshd.base.token_bucket import TokenBucket
 
 T = TypeVar("T")
 Blame = Callable[["Fault"], object]
@@ -216,7 +216,7 @@ def _place(error: BaseException) -> str:
     shown: list[str] = []
     for frame in reversed(frames):
         where = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
-        if "/meshd/" in frame.filename and not frame.filename.endswith("/base/boundary.py"):
+        if "/meshd/" in frame.filename and not frame.filename.endswith("/base/fault_boundary.py"):
             shown.append(where)
             break
         if not shown:

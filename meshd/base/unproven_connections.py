@@ -8,7 +8,7 @@ honest dialler needs only some milliseconds.
 import ipaddress
 from collections.abc import Callable
 
-from meshd.base.shares import STRANGERS, STRANGERS_OF_ADDRESS
+from meshd.base.peer_limits import STRANGERS, STRANGERS_OF_ADDRESS
 
 MAX_UNPROVEN = STRANGERS.most
 MAX_UNPROVEN_OF_ONE = STRANGERS_OF_ADDRESS.most

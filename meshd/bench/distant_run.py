@@ -35,7 +35,7 @@ from meshd.bench.figures import (
 )
 from meshd.bench.llama import arguments_of, clock, measure, started_at, until_served
 from meshd.bench.memory import give_back, take_memory
-from meshd.bench.plain import plain
+from meshd.bench.stock_run import plain
 from meshd.build.interface import RPC_SERVER
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.node import LocalNode, ready_or_raise

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.base.bucket import TokenBucket
+from meshd.base.token_bucket import TokenBucket
 
 
 def test_a_burst_is_free_and_then_the_rate_holds() -> None:

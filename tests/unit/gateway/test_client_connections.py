@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from meshd.base.shares import API_STRANGERS, API_STRANGERS_OF_ADDRESS
-from meshd.gateway.door import SWEEP_SECONDS, DoorServer, RequestGate, Visitor
+from meshd.base.peer_limits import API_STRANGERS, API_STRANGERS_OF_ADDRESS
+from meshd.gateway.client_connections import SWEEP_SECONDS, DoorServer, RequestGate, Visitor
 
 from tests.sim.loop import run
 

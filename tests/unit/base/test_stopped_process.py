@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from meshd.base.stopped import is_stopped
+from meshd.base.stopped_process import is_stopped
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from meshd.base.hosts import is_loopback
-from meshd.base.shares import API_CLIENTS, API_CLIENTS_OF_KEY, API_STRANGERS, API_STRANGERS_OF_ADDRESS
-from meshd.base.slots import Release, Slots
-from meshd.base.unproven import Doorstep
+from meshd.base.peer_limits import API_CLIENTS, API_CLIENTS_OF_KEY, API_STRANGERS, API_STRANGERS_OF_ADDRESS
+from meshd.base.unproven_connections import Doorstep
+from meshd.base.work_slots import Release, Slots
 
 STRANGER_SECONDS = 10.0  # for a whole request head
 SWEEP_SECONDS = 1.0

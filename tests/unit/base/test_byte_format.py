@@ -1,6 +1,6 @@
 """Amounts of bytes in words."""
 
-from meshd.base.amounts import in_bytes, in_memory
+from meshd.base.byte_format import in_bytes, in_memory
 
 
 def test_what_is_sent_or_stored() -> None:

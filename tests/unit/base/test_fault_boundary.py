@@ -6,9 +6,9 @@ import io
 from collections.abc import Iterator
 
 import pytest
-from meshd.base import boundary, log
-from meshd.base.boundary import Contained, Fault, contained, kept_up
+from meshd.base import fault_boundary, log
 from meshd.base.errors import Broken, LocalProtocolError, Refused
+from meshd.base.fault_boundary import Contained, Fault, contained, kept_up
 from meshd.base.tasks import Owner
 
 from tests.conformance.run import run, ticks
@@ -27,7 +27,7 @@ UNFORESEEN = (
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
     """What is logged; nothing was before."""
-    boundary.forget()
+    fault_boundary.forget()
     stream = io.StringIO()
     log.set_up(level="debug", stream=stream)
     yield stream
@@ -53,7 +53,7 @@ def test_whatever_goes_wrong_ends_that_work_alone(error: Exception, lines: io.St
     [line] = lines.getvalue().splitlines()
     assert "work_failed" in line
     assert "cause='peer abcd'" in line
-    assert "test_boundary.py" in line
+    assert "test_fault_boundary.py" in line
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), asyncio.CancelledError()])
@@ -102,20 +102,20 @@ def test_one_kind_of_failure_of_one_source_has_few_lines_and_their_number(
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     for source in ["peer one"] * 1000 + ["peer two"]:
-        boundary.note(KeyError("x"), source=source, name="record")
+        fault_boundary.note(KeyError("x"), source=source, name="record")
     assert lines.getvalue().count("peer one") == 3
     assert lines.getvalue().count("peer two") == 1
     now[0] = 61.0
-    boundary.note(KeyError("x"), source="peer one", name="record")
+    fault_boundary.note(KeyError("x"), source="peer one", name="record")
     assert lines.getvalue().splitlines()[-1].count("left_out=997") == 1
 
 
 def test_many_sources_have_few_lines_together(lines: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
     for number in range(5000):
-        boundary.note(KeyError("x"), source=f"host {number}", name="link")
+        fault_boundary.note(KeyError("x"), source=f"host {number}", name="link")
     assert lines.getvalue().count("work_failed") == 30
-    assert len(boundary._ledger._kinds) <= boundary.MAX_KINDS
+    assert len(fault_boundary._ledger._kinds) <= fault_boundary.MAX_KINDS
 
 
 def test_a_task_that_is_cancelled_before_its_first_step_leaves_nothing() -> None:
@@ -143,7 +143,7 @@ def test_what_is_kept_up_begins_again(lines: io.StringIO) -> None:
 def test_a_callback_of_the_loop_that_fails_is_logged(lines: io.StringIO) -> None:
     async def work() -> None:
         loop = asyncio.get_running_loop()
-        boundary.watch_loop(loop)
+        fault_boundary.watch_loop(loop)
         loop.call_soon(int, "x")
         await ticks(2)
 
