@@ -19,10 +19,9 @@ def kept_text(cache: Path, files: Sequence[Path], asked: object, answer: Callabl
         return answer()
     known = sha256(repr(([_state(file) for file in files], asked)).encode()).hexdigest()
     place = cache / _PLACE / known
-    try:
+    if place.exists():
         return place.read_bytes().decode()
-    except FileNotFoundError:
-        text = answer()
+    text = answer()
     place.parent.mkdir(parents=True, exist_ok=True)
     part = place.with_name(f"{known}.{secrets.token_hex(4)}")
     part.write_bytes(text.encode())
