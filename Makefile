@@ -65,7 +65,9 @@ soak: build ## the long runs: workers lost a thousand times, links cut for a tho
 		tests/e2e/test_mesh_durable.py tests/e2e/test_mesh_many.py tests/e2e/test_mesh_models.py \
 		tests/e2e/test_mesh_losses.py tests/e2e/test_mesh_lost_workers.py tests/e2e/test_mesh_hung.py \
 		tests/e2e/test_mesh_push.py tests/e2e/test_native_loss.py tests/e2e/test_native_push_failures.py \
-		tests/e2e/test_native_blas.py tests/e2e/test_native_hostile_answers.py
+		tests/e2e/test_native_blas.py tests/e2e/test_native_hostile_answers.py tests/e2e/test_mesh_compressed.py \
+		tests/e2e/test_mesh_activations.py tests/e2e/test_mesh_stock.py tests/e2e/test_mesh_weights.py \
+		tests/e2e/test_mesh_kept.py
 	$(BIN)/python -m tests.sim.scale --members 10 50 200 1000
 
 fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each for the firewall, nodes and rpc-server

@@ -12,6 +12,7 @@ examples:
 
 import argparse
 
+from meshd.cli.daemon_import import import_daemon
 from meshd.cli.options import Arguments, add_role_options, load_role
 from meshd.cli.output import Output
 from meshd.config import check_worker, read_join
@@ -28,6 +29,4 @@ def run(args: Arguments, out: Output) -> int:
     config = load_role(args, "worker").config
     check_worker(config)
     config = read_join(config)
-    from meshd.daemon import run as run_daemon
-
-    return run_daemon(config, "worker", out.line)
+    return import_daemon()(config, "worker", out.line)

@@ -18,8 +18,10 @@ from meshd.bench.llama import measure
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
 from meshd.fleet.node import LocalNode
 
+from tests.e2e import native_rig
 from tests.e2e.counting_proxy import CountingProxy
-from tests.e2e.models import smollm2, stock
+from tests.e2e.kept_texts import kept_text
+from tests.e2e.models import cache_folder, smollm2, stock
 from tests.e2e.native_rig import Head, Worker
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, play
 
@@ -39,6 +41,12 @@ Links = Mapping[tuple[str, str], int]  # bytes by who sent them to whom
 
 def stock_bytes(folder: Path, count: int) -> int:
     """What the prompt costs between a stock head and its stock workers."""
+    files = [stock().binaries[name] for name in (LLAMA_SERVER, RPC_SERVER)]
+    asked = ("bytes", count, Path(native_rig.__file__).read_bytes(), Path(__file__).read_bytes())
+    return int(kept_text(cache_folder(), [*files, smollm2()], asked, lambda: str(_counted(folder, count))))
+
+
+def _counted(folder: Path, count: int) -> int:
     binaries = stock().binaries
     with ExitStack() as stack:
         workers = [
@@ -80,10 +88,10 @@ async def answer(nodes: Sequence[LocalNode], prompt: int, tokens: int) -> Counte
     return await on_links(nodes) - before
 
 
-async def prompt_bytes(nodes: Sequence[LocalNode]) -> Links:
+async def prompt_bytes(nodes: Sequence[LocalNode], tokens: int = PROMPT_TOKENS) -> Links:
     """Of the long prompt, by who sent them to whom; the head is the first of `nodes`."""
     await answer(nodes, 8, 4)
-    return await answer(nodes, PROMPT_TOKENS, 1)
+    return await answer(nodes, tokens, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.alone import alone
 from tests.e2e.models import smollm2, stock
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, counts, play
 from tests.e2e.test_mesh_push import HEADLESS, TOKENS, WIDTH, pushes, sent_to
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 HALF = 2 * (576 + 1)  # bytes of a row of SmolLM2-135M
-PROMPT_TOKENS = 1600
+PROMPT_TOKENS = counts(512, 1600)
 MESSAGES = 400  # bytes of a token for requests and frames of all layers
 
 
@@ -54,18 +54,22 @@ def test_a_long_prompt_takes_less_with_compression_as_well(tmp_path: Path) -> No
 
     async def check() -> None:
         crossed = {}
-        for activations in ("f32", "f16"):
-            async with Fleet(tmp_path / activations) as fleet:
-                given = ("--compress", "on")
-                token, workers = await fleet.workers(smollm2(), smollm2(), options=given)
-                options = ("--min-workers", "2", "--ctx-size", "2048", "--activations", activations)
-                head = await fleet.head(smollm2(), *options, *given, *HEADLESS, *SAME_THREADS, token=token)
+        async with Fleet(tmp_path) as fleet:
+            given = ("--compress", "on")
+            token, workers = await fleet.workers(smollm2(), smollm2(), options=given)
+            for activations in ("f32", "f16"):
+                options = ("--min-workers", "2", "--ctx-size", "2048", "--activations", activations, *given)
+                head = await fleet.head(
+                    smollm2(), *options, *HEADLESS, *SAME_THREADS, token=token, name=activations
+                )
                 await fleet.ready(head)
                 place = head.spec.home / "llama.sock"
                 await measure(place, prompt_tokens=8, tokens=4)
                 before = await all_links(head, workers[0])
                 await measure(place, prompt_tokens=PROMPT_TOKENS, tokens=1)
                 crossed[activations] = await all_links(head, workers[0]) - before
+                await head.stop()
+                fleet.forget(head)
         print(f"prompt of {PROMPT_TOKENS} tokens, compressed, bytes: {crossed}")  # noqa: T201
         assert crossed["f16"] < 0.7 * crossed["f32"]
 

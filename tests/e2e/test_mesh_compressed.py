@@ -13,7 +13,7 @@ from meshd.build.interface import RPC_SERVER
 from tests.e2e.alone import alone
 from tests.e2e.crossed import CONTEXT, PROMPT_TOKENS, WIDTH, prompt_bytes, stock_bytes
 from tests.e2e.models import cache_folder, patched, smollm2, stock
-from tests.e2e.nodes import PROMPT, SAME_THREADS, TEST_SECONDS, Fleet, api_of, model_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, TEST_SECONDS, Fleet, api_of, drawn, model_of, play
 from tests.e2e.spaces import skip_reason
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -21,13 +21,14 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 GRAPH_BYTES = 384_000  # of SmolLM2; the first token sends one
 CONTROL_BYTES = 100_000  # of a load and its first token, most, beside a graph or with it compressed
 MOST = 1 / 3  # of stock's bytes
+STEP_TOKENS = 512
 
 
 def _crossed(status: Status) -> int:
     return sum(peer.link.sent_bytes + peer.link.received_bytes for peer in status.peers if peer.link)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", drawn("workers of a long prompt", [1, 2, 3], 1))
 def test_a_long_prompt_crosses_with_a_third_of_stocks_bytes(tmp_path: Path, count: int) -> None:
     """Over all links of the mesh together; from worker to worker it goes directly, and compressed as well."""
     theirs = stock_bytes(tmp_path, count)
@@ -51,7 +52,7 @@ def test_a_long_prompt_crosses_with_a_third_of_stocks_bytes(tmp_path: Path, coun
     play(check())
 
 
-@pytest.mark.parametrize("unwilling", ["head", "worker-0", "worker-1"])
+@pytest.mark.parametrize("unwilling", drawn("who will not", ["head", "worker-0", "worker-1"], 1))
 def test_between_workers_nothing_is_compressed_unless_all_three_will(tmp_path: Path, unwilling: str) -> None:
     def given(name: str) -> tuple[str, str]:
         return ("--compress", "off" if name == unwilling else "on")
@@ -64,8 +65,8 @@ def test_between_workers_nothing_is_compressed_unless_all_three_will(tmp_path: P
             options = ("--min-workers", "2", "--device", "none", "--ctx-size", str(CONTEXT), *given("head"))
             head = await fleet.head(smollm2(), *options, *SAME_THREADS, token=token)
             await fleet.ready(head)
-            crossed = await prompt_bytes([head, first, second])
-            assert crossed["worker-0", "worker-1"] >= PROMPT_TOKENS * WIDTH, crossed
+            crossed = await prompt_bytes([head, first, second], STEP_TOKENS)
+            assert crossed["worker-0", "worker-1"] >= STEP_TOKENS * WIDTH, crossed
 
     play(check())
 

@@ -12,7 +12,7 @@ from meshd.fleet.node import LocalNode, model_ready
 
 from tests.e2e.alone import alone
 from tests.e2e.models import FINE_TUNED, copy_to, fine_tune, own_cache, smollm2, stock, tensor_of
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, peer_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, drawn, model_of, peer_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -39,7 +39,7 @@ def _packs(cache: Path) -> list[Path]:
     return sorted((cache / "tensors").glob("*.tensors"))
 
 
-@pytest.mark.parametrize("is_stock", ["", "worker", "head"])
+@pytest.mark.parametrize("is_stock", ["", *drawn("who has upstream's build", ["worker", "head"], 1)])
 def test_a_worker_without_a_file_misses_nothing_the_second_time(tmp_path: Path, is_stock: str) -> None:
     reference = alone(smollm2(), 24)
     cache = own_cache(tmp_path)

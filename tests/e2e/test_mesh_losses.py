@@ -18,7 +18,7 @@ from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, coun
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
-TIMES = counts(3, 20)
+TIMES = counts(2, 20)
 
 
 def test_llama_server_killed_in_mid_answer(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_client_that_hangs_up_frees_the_slot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", ["worker", "head"])
 def test_a_daemon_killed_leaves_nothing_and_comes_back_without_a_token(tmp_path: Path, role: str) -> None:
-    times = counts(4, 20)
+    times = counts(2, 20)
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:

@@ -12,8 +12,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -43,16 +44,29 @@ from tests.e2e.nodes import (
     api_of,
     child_pid,
     counts,
+    drawn,
     model_of,
     play,
 )
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(6000)]
 
-TIMES = counts(2, 50)
+TIMES = counts(1, 50)
+FIRST = drawn("the moment of a loss", range(50), 1)[0]
+SHORT_STATES = 3
 SILENT_SECONDS = 6.0  # a link is dead after 4.5 s without a byte
 SIGNALS = {"kill -9": signal.SIGKILL, "kill -STOP": signal.SIGSTOP}
 SECONDS = 5000.0 if SOAK else 280.0
+LINES = ("reset", "silence")
+
+
+def _cases(kinds: Iterable[str]) -> dict[str, tuple[str, Sequence[str]]]:
+    """A kind of loss, and in which states one mesh has it: in a soak a mesh for each state."""
+    if SOAK:
+        return {f"{kind}-{state}": (kind, [state]) for kind, state in product(kinds, STATES)}
+    return {kind: (kind, drawn(f"states of {kind}", STATES, SHORT_STATES)) for kind in kinds}
+
+
 NEEDS_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that it stands still")
 NEEDS_SPACES = pytest.mark.skipif(bool(spaces.skip_reason()), reason=spaces.skip_reason() or "-")
 
@@ -110,7 +124,7 @@ async def _silent(place: Apart, seconds: float) -> None:
         place.rules.flowing.set()
 
 
-async def _again_and_again(scene: Scene, kind: str, state: str) -> None:
+async def _again_and_again(scene: Scene, kind: str, states: Sequence[str]) -> None:
     acts = {
         "load": scene.loading,
         "prompt": scene.prompt,
@@ -118,7 +132,7 @@ async def _again_and_again(scene: Scene, kind: str, state: str) -> None:
         "idle": scene.idle,
         "shutdown": scene.shutdown,
     }
-    for number in range(TIMES):
+    for state, number in product(states, range(FIRST, FIRST + TIMES)):
         crashed, resumed = crashes(scene.head), await resumes(scene.head)
         with noted("mesh", state, kind) as loss:
             loss.again_within = scene.again_within
@@ -139,27 +153,25 @@ async def _starts_again(head: LocalNode, scene: Scene) -> None:
 
 
 @NEEDS_LINUX
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("kind", SIGNALS)
-def test_a_workers_process_is_lost(tmp_path: Path, kind: str, state: str) -> None:
+@pytest.mark.parametrize(("kind", "states"), _cases(SIGNALS).values(), ids=_cases(SIGNALS))
+def test_a_workers_process_is_lost(tmp_path: Path, kind: str, states: Sequence[str]) -> None:
     texts = _texts()
 
     async def check() -> None:
         async with _with_a_process(tmp_path, SIGNALS[kind], texts) as scene:
-            await _again_and_again(scene, kind, state)
+            await _again_and_again(scene, kind, states)
 
     play(check(), seconds=SECONDS)
 
 
 @NEEDS_SPACES
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("kind", ["reset", "silence"])
-def test_the_line_to_a_worker_is_lost(tmp_path: Path, kind: str, state: str) -> None:
+@pytest.mark.parametrize(("kind", "states"), _cases(LINES).values(), ids=_cases(LINES))
+def test_the_line_to_a_worker_is_lost(tmp_path: Path, kind: str, states: Sequence[str]) -> None:
     texts = _texts()
 
     async def check() -> None:
         async with _with_a_line(tmp_path, kind, texts) as scene:
-            await _again_and_again(scene, kind, state)
+            await _again_and_again(scene, kind, states)
 
     play(check(), seconds=SECONDS)
 

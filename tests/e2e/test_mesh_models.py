@@ -6,7 +6,7 @@ import pytest
 from meshd.fleet.node import LocalNode
 
 from tests.e2e.alone import alone
-from tests.e2e.nodes import PROMPT, SAME_THREADS, SOAK, Fleet, api_of, model_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, SOAK, Fleet, api_of, drawn, model_of, play
 from tests.e2e.random_models import MODELS, random_model
 from tests.e2e.random_parts import LAYERS
 
@@ -20,11 +20,10 @@ MOST_WORKERS = 4
 HYBRID = "granitehybrid"  # layer 0 has attention, layer 1 a state
 
 
-def _models(workers: int) -> list[str]:
-    """Each model comes with two numbers of workers; in a soak with all of them."""
-    return [
-        name for number, name in enumerate(MODELS) if SOAK or workers in (1 + number % 2, 3 + number // 2 % 2)
-    ]
+# in a soak each number with each model; else each model with one of two numbers, all of it drawn
+COUNTS = drawn("numbers of workers", range(1, MOST_WORKERS + 1), 2)
+NAMES = drawn("the order of models", MODELS, len(MODELS))
+SPLITS = {count: NAMES if SOAK else NAMES[number :: len(COUNTS)] for number, count in enumerate(COUNTS)}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -37,10 +36,10 @@ def test_the_text_depends_on_the_whole_prompt(name: str) -> None:
     assert all(len(set(text.split())) > TOKENS / 3 for text in texts), texts
 
 
-@pytest.mark.parametrize("workers", range(1, MOST_WORKERS + 1))
+@pytest.mark.parametrize("workers", SPLITS)
 def test_text_of_a_split_is_that_of_one_node(tmp_path: Path, workers: int) -> None:
     """One head that is started again with each model, on the same workers."""
-    names = _models(workers)
+    names = SPLITS[workers]
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:

@@ -2,21 +2,25 @@
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import openai
 import pytest
-from openai.types.chat import ChatCompletionUserMessageParam
 
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import SAME_THREADS, Fleet, api_of, model_of, play
 
+if TYPE_CHECKING:  # its import takes long, and each process of `pytest -n` imports all tests
+    from openai.types.chat import ChatCompletionUserMessageParam
+
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
-QUESTION: ChatCompletionUserMessageParam = {"role": "user", "content": "What is the capital of France?"}
+QUESTION: "ChatCompletionUserMessageParam" = {"role": "user", "content": "What is the capital of France?"}
 
 
 def _talk(url: str) -> tuple[list[str], str, str]:
     """Models, a chat in one piece, and the same chat streamed."""
+    import openai
+
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120.0) as client:
         models = [model.id for model in client.models.list()]
         whole = client.chat.completions.create(

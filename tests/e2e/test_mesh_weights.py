@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.alone import alone
 from tests.e2e.models import copy_to, small, smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, model_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, drawn, model_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -14,7 +14,7 @@ SMOLLM2_LAYERS = 30
 MB = 1_000_000
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", drawn("workers with a file each", [1, 2, 3], 2))
 def test_no_weight_crosses_and_the_text_is_that_of_one_machine(tmp_path: Path, count: int) -> None:
     reference = alone(smollm2(), 48)
 
@@ -43,7 +43,7 @@ def test_no_weight_crosses_and_the_text_is_that_of_one_machine(tmp_path: Path, c
     play(check())
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", drawn("workers of the small model", [1, 2, 3], 1))
 def test_the_small_k_quantised_model_answers_alike(tmp_path: Path, count: int) -> None:
     reference = alone(small(), 64)
 
