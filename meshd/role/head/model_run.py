@@ -70,9 +70,8 @@ class HeadRun:
         self._devices_in_use = DevicesInUse(history.exclusions)
         shape = read_llama_args(options.llama_args).shape(model.layers, tokens=options.ctx_size)
         self._operations = operations(model.file.headers, shape)
-        self._server = LlamaServer(
-            runtime.native, runtime.processes, runtime.paths, model=model, pushing=self._pushing
-        )
+        native, processes, paths = runtime.native, runtime.processes, runtime.paths
+        self._server = LlamaServer(native, processes, paths, model=model, pushing=self._pushing)
         largest = max((tensor.size for tensor in model.index.tensors), default=0)
         self._company = Company(asyncio.get_running_loop().time, largest=largest)
         self.end = End()
@@ -96,8 +95,8 @@ class HeadRun:
     @property
     def loads(self) -> tuple[WorkerWeights, ...]:
         """How far the weights of each worker are; empty before llama-server is started."""
-        lenders, report = self._lenders if self.started else (), self._server.report
-        return tuple(report.load_of(x.name, self._weights_of(x.name), x.sent_bytes) for x in lenders)
+        lenders, load_of = self._lenders if self.started else (), self._server.report.load_of
+        return tuple(load_of(x.name, self._weights_of(x.name), x.sent_bytes) for x in lenders)
 
     @property
     def tunnels(self) -> Sequence[TunnelStatus]:
@@ -186,9 +185,8 @@ class HeadRun:
     async def _ask(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> list[NodeOffer]:
         """The offers of those that take part. Raises MeshdError when too few remain."""
         LOG.info("load_started", count=len(workers))
-        self._on_progress(
-            f"asking {byte_format.in_number(len(workers), 'worker')}" if workers else "planning"
-        )
+        asked = byte_format.in_number(len(workers), "worker")
+        self._on_progress(f"asking {asked}" if workers else "planning")
         self._make_lenders(workers, refusals)
         asking = Asking(
             self._lenders,
