@@ -1,15 +1,18 @@
-"""Applies a rate to each of many keys: one bucket per key, and a bounded number of them. Pure."""
+"""Applies a rate to each of many keys, such as peers: one token bucket per key. Pure."""
 
 from collections.abc import Hashable
+from typing import Generic, TypeVar
 
 from meshd.base.peer_limits import Rate
 from meshd.base.token_bucket import TokenBucket
 
 MOST_KEYS = 512
+MANY = 64  # before those that owe nothing are looked for
+K = TypeVar("K", bound=Hashable)
 
 
 class Rates:
-    """`now` is a clock in seconds that never goes back."""
+    """A bounded number of keys. `now` is a clock in seconds that never goes back."""
 
     def __init__(self, rate: Rate, *, most: int = MOST_KEYS) -> None:
         self._rate = rate
@@ -30,3 +33,19 @@ class Rates:
                 del self._buckets[next(iter(self._buckets))]
         self._buckets[key] = bucket
         return bucket.spend(amount, now)
+
+
+class Paces(Generic[K]):
+    """Unlike Rates it forgets nobody who owes: the caller bounds how many can."""
+
+    def __init__(self, rate: Rate) -> None:
+        self._rate = rate
+        self._of: dict[K, TokenBucket] = {}
+        self._look_at = MANY
+
+    def of(self, key: K, now: float) -> TokenBucket:
+        """The same one for as long as it owes something."""
+        if key not in self._of and len(self._of) >= self._look_at:
+            self._of = {one: pace for one, pace in self._of.items() if not pace.full(now)}
+            self._look_at = max(MANY, 2 * len(self._of))
+        return self._of.setdefault(key, self._rate.bucket(now))

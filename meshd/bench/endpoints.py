@@ -14,7 +14,7 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig, Paths
-from meshd.daemon.enroll import enter
+from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import Estate
 from meshd.daemon.mesh_port import Doorway
 from meshd.identity.certificate import make_link_certificate

@@ -28,8 +28,8 @@ from meshd.peer.mesh import PeerMesh
 from meshd.peer.node import Node, NodeFacts
 from meshd.peer.presence_gossip import Signer
 from meshd.peer.record_numbers import Numbering
-from meshd.rendezvous.enroll import Entered, remember
 from meshd.rendezvous.join import Inviter
+from meshd.rendezvous.join_or_found import Entered, remember
 from meshd.rendezvous.kept_book import KeptBook
 from meshd.wire.address import Candidate
 from meshd.wire.native import NativeVersion

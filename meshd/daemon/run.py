@@ -14,7 +14,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.build.pin import read_pin
 from meshd.config import Config
 from meshd.daemon.control import DaemonControl, Parts
-from meshd.daemon.enroll import enter
+from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import Estate
 from meshd.daemon.native_check import check_native
 from meshd.daemon.preflight import Claims
@@ -27,7 +27,7 @@ from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
 from meshd.link.net import local_addresses
 from meshd.link.secure.joining import Joining
-from meshd.rendezvous.enroll import Entered
+from meshd.rendezvous.join_or_found import Entered
 from meshd.role.interface import NativeBuild
 from meshd.tunnel.user_tunnels import OwnTunnels
 

@@ -6,7 +6,6 @@ It is kept for a member, not for a stream or a session: a new one is no new star
 import asyncio
 
 from meshd.base import log
-from meshd.base.bucket_by_key import Paces
 from meshd.base.errors import RemoteProtocolError
 from meshd.base.peer_limits import (
     ANSWERED,
@@ -16,6 +15,7 @@ from meshd.base.peer_limits import (
     NEWS_CHECKS,
     NEWS_FAULTS,
 )
+from meshd.base.rate_by_key import Paces
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Admitter
 

@@ -7,9 +7,9 @@ comes, in the form that it has by then.
 
 from dataclasses import dataclass
 
-from meshd.base.bucket_by_key import Paces
 from meshd.base.change_journal import Journal
 from meshd.base.peer_limits import LIVES_OF_ONE, NEWS_OF_ONE, SIGNS_OF_ONE
+from meshd.base.rate_by_key import Paces
 from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
 from meshd.identity.revocation import RevocationSet

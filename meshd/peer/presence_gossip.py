@@ -10,9 +10,9 @@ whatever order they hear it, and only the member itself can raise the number aga
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshd.base.bucket_by_key import Paces
 from meshd.base.change_journal import Journal
 from meshd.base.peer_limits import AWAY_OF_ISSUER, AWAY_OF_ONE, AWAY_OF_SUBJECT, REFUTATIONS
+from meshd.base.rate_by_key import Paces
 from meshd.base.token_bucket import TokenBucket
 from meshd.identity.away import Away
 from meshd.identity.keys import KeyPair, MeshId, PeerId

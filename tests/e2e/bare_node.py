@@ -15,7 +15,7 @@ from meshd.base.errors import Broken
 from meshd.base.tasks import Owner
 from meshd.config import Config
 from meshd.config.tree import HostPort, LinksConfig, NodeConfig, Paths
-from meshd.daemon.enroll import enter
+from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import Estate
 from meshd.daemon.mesh_port import Doorway
 from meshd.identity.keys import PeerId

@@ -18,7 +18,7 @@ from meshd.base import log
 from meshd.base.errors import EndOfStream, MeshdError
 from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig, Paths
-from meshd.daemon.enroll import enter
+from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import Estate
 from meshd.daemon.mesh_port import Doorway
 from meshd.daemon.run import _watch_addresses

@@ -79,7 +79,7 @@ WALL_CLOCK_ALLOWED = frozenset(
         "meshd/cli/mesh.py",
         "meshd/cli/revoke.py",
         "meshd/daemon/control.py",
-        "meshd/daemon/enroll.py",
+        "meshd/daemon/join_dialers.py",
         "meshd/daemon/member_node.py",
         "meshd/peer/node.py",
     }

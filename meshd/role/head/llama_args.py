@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from meshd.base.errors import UserError
 from meshd.model.cache import ContextShape
 from meshd.model.layers import ModelLayers
-from meshd.model.plan import default_shape
+from meshd.model.split_values import default_shape
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # of the pin
 MOST_TOKENS = 1 << 31

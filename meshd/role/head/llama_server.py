@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
 from meshd.base.tasks import Owner
-from meshd.model.plan import Plan
+from meshd.model.split_values import Plan
 from meshd.model.weights_index import encode_index
 from meshd.process.interface import Child, ChildFailed, ChildSpec, ChildStatus
 from meshd.role.head.lease_client import Lender

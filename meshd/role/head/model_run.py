@@ -10,7 +10,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.model.operations import operations
-from meshd.model.plan import Plan
+from meshd.model.split_values import Plan
 from meshd.model.status import WorkerWeights
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus

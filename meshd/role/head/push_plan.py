@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from meshd.base import log
 from meshd.identity.keys import PeerId
-from meshd.model.plan import Plan
+from meshd.model.split_values import Plan
 from meshd.model.status import SplitPart
 from meshd.role.head.lease_client import Lender
 from meshd.role.head.split_plan import followers

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from meshd.base.errors import Refused
 from meshd.model.layers import ModelLayers
-from meshd.model.plan import NotEnoughMemory, Plan
+from meshd.model.split_values import NotEnoughMemory, Plan
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc, make_plan, pool_of, without_idle
 from meshd.wire.lease import OfferedDevice
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 from meshd.base.errors import Refused
 from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
-from meshd.model.plan import Device as PlanDevice
-from meshd.model.plan import DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
-from meshd.model.split import plan_split
+from meshd.model.split_planner import plan_split
+from meshd.model.split_values import Device as PlanDevice
+from meshd.model.split_values import DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
 from meshd.model.status import SplitPart
 from meshd.peer.interface import PathStatus
 from meshd.role.head.llama_args import read_llama_args

@@ -56,7 +56,7 @@ def trial(program: str, device: str, operations: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What llama-server is started with. `plan` are the options of the split (model/split.py)."""
+    """What llama-server is started with. `plan` are the options of the split (model/split_planner.py)."""
 
     model: str
     socket: str

@@ -1,9 +1,10 @@
 """A bucket for each, and a bounded number of them."""
 
 from meshd.base.peer_limits import Rate
-from meshd.base.rate_by_key import Rates
+from meshd.base.rate_by_key import MANY, Paces, Rates
 
 SLOW = Rate("things", 1.0, 3.0, "peer", "no more")
+VERY_SLOW = Rate("things", 0.1, 2, "peer", "not done")
 
 
 def test_each_has_its_burst_and_then_its_rate() -> None:
@@ -20,3 +21,14 @@ def test_of_too_many_the_one_silent_longest_is_forgotten() -> None:
         assert rates.spend(who, 0.0)
     assert not rates.spend("anna", 0.0, 2.0)  # still known: it has one left
     assert len(rates._buckets) == 2
+
+
+def test_whoever_owes_is_remembered_however_many_come() -> None:
+    paces: Paces[int] = Paces(VERY_SLOW)
+    for _ in range(2):
+        assert paces.of(-1, 100).spend(1, 100)
+    for number in range(20 * MANY):
+        paces.of(number, 100)
+    assert not paces.of(-1, 100).spend(1, 100)
+    assert len(paces._of) <= 2 * MANY
+    assert paces.of(-1, 110).spend(1, 110)

@@ -14,7 +14,7 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig
-from meshd.daemon.enroll import enter
+from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import Estate
 from meshd.daemon.mesh_port import Doorway
 from meshd.daemon.role_runtime import machine_id
@@ -25,7 +25,7 @@ from meshd.link.secure.joining import Joining
 from meshd.peer.connector import Connector
 from meshd.peer.dial_schedule import DialPlan
 from meshd.peer.interface import PeerState
-from meshd.rendezvous.enroll import Entered
+from meshd.rendezvous.join_or_found import Entered
 from meshd.wire.native import NativeVersion
 
 from tests.conformance.run import run, until

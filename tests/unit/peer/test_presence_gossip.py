@@ -5,8 +5,8 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meshd.base.bucket_by_key import Paces
 from meshd.base.peer_limits import AWAY_OF_ISSUER, AWAY_OF_ONE, AWAY_OF_SUBJECT, REFUTATIONS
+from meshd.base.rate_by_key import Paces
 from meshd.identity.away import Away
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Chain

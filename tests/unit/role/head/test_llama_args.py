@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
 from meshd.model.layers import read_layers
-from meshd.model.plan import SplitOptions
+from meshd.model.split_values import SplitOptions
 from meshd.role.head.llama_args import LlamaArgs, read_llama_args
 
 from tests.gguf_bytes import gguf, language_model, parse

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.model.plan import NotEnoughMemory
+from meshd.model.split_values import NotEnoughMemory
 from meshd.role.head.shared_memory import one_for_each_pool, plan_over
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, reservations, without_idle
 from meshd.wire.lease import OfferedDevice

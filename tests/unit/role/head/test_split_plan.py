@@ -7,7 +7,7 @@ import pytest
 from meshd.base.errors import Refused
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.output import DevicePath
-from meshd.model.plan import NotEnoughMemory, Plan
+from meshd.model.split_values import NotEnoughMemory, Plan
 from meshd.role.head.split_plan import (
     SLACK_BYTES,
     UNUSED_BYTES,

@@ -9,10 +9,10 @@ from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.cache import ContextShape, LayerCache, ModelCache
 from meshd.model.compute import compute_bound
 from meshd.model.layers import ModelLayers, Widths
+from meshd.model.llama_placement import ON_CPU, place
 from meshd.model.output import DevicePath
-from meshd.model.placement import ON_CPU, place
-from meshd.model.plan import Device, NotEnoughMemory, Plan, SplitOptions, default_shape
-from meshd.model.split import plan_split
+from meshd.model.split_planner import plan_split
+from meshd.model.split_values import Device, NotEnoughMemory, Plan, SplitOptions, default_shape
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.model.placement import ON_CPU, place
+from meshd.model.llama_placement import ON_CPU, place
 
 
 def _upstream(layers: int, gpu_layers: int, shares: list[float]) -> list[int]:

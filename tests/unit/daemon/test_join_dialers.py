@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import MeshdError, UserError
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig
-from meshd.daemon.enroll import enter
+from meshd.daemon.join_dialers import enter
 from meshd.daemon.mesh_port import Doorway
 from meshd.identity.invite import Invite, encode_token
 from meshd.identity.keys import KeyPair, MeshId

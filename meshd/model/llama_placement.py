@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from meshd.base.errors import LocalProtocolError
-from meshd.model.plan import Device, Plan
+from meshd.model.split_values import Device, Plan
 
 ON_CPU = -1
 MAX_DEVICES = 15  # llama_max_devices() is 16, and -ts wants fewer values than that

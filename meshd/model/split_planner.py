@@ -13,10 +13,10 @@ from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.cache import CELL_PADDING
 from meshd.model.compute import compute_bound
 from meshd.model.layers import ModelLayers
+from meshd.model.llama_placement import MAX_DEVICES, check_placed, one_to_spare
 from meshd.model.output import OutputChoice, choose_output, output_on_cpu
 from meshd.model.partition import partition, share_out
-from meshd.model.placement import MAX_DEVICES, check_placed, one_to_spare
-from meshd.model.plan import Device, DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
+from meshd.model.split_values import Device, DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
 
 
 def plan_split(model: ModelLayers, devices: Sequence[Device], options: SplitOptions) -> Plan:

@@ -1,4 +1,4 @@
-"""What a node joins a mesh with: links, mDNS, its UDP port. When it uses which: rendezvous/enroll.py."""
+"""What a node joins a mesh with: links, mDNS, its UDP port (when: rendezvous/join_or_found.py)."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from meshd.link.relayed import through_relay
 from meshd.link.secure.handshake import Standing
 from meshd.link.secure.joining import Joining
 from meshd.link.tcp import dial as tcp
-from meshd.rendezvous.enroll import Enrolment, Entered, JoinOptions
+from meshd.rendezvous.join_or_found import Enrolment, Entered, JoinOptions
 from meshd.rendezvous.mdns import find
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source, dialable
