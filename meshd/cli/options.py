@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 def add_config_file(parser: argparse.ArgumentParser) -> None:
     """`--config FILE`."""
     parser.add_argument(
-        "--config", metavar="FILE", help="configuration file in TOML (default: $MESHD_CONFIG)"
+        "--config", metavar="FILE", help="configuration file in TOML (default: $MESHD_CONFIG, if set)"
     )
 
 

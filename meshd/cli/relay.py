@@ -1,6 +1,6 @@
 """Forward traffic between nodes that cannot connect directly, until you stop it. Needs a public address.
 
-Prints the relay's URL, which contains its key, on standard output. Start nodes with --relay URL. The relay
+Prints the relay's URL, with its public key, on standard output. Start nodes with --relay URL. The relay
 cannot read the traffic, which the nodes encrypt, and cannot admit anyone to a mesh. Without --mesh or --open
 it serves any mesh, with low limits for each node.
 """
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--second-host",
         metavar="ADDRESS",
         default="",
-        help="second address of this host, to detect kinds of NAT (default: detected)",
+        help="second public address of this host, which shows nodes their kind of NAT (default: detected)",
     )
     parser.add_argument(
         "--mesh",
