@@ -7,7 +7,6 @@ comes from MESHD_SEED, which is printed too.
 
 import gc
 import os
-import random
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -18,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import leaks
+from tests.soak import SEED
 
 HERE = Path(__file__).parent
 
@@ -36,9 +36,6 @@ if sys.dont_write_bytecode:
     # own rewriting that takes longer than all else of a collection
     sys.dont_write_bytecode = False
     sys.pycache_prefix = str(HERE.parent / ".pytest_cache" / "bytecode")
-
-# here, as a conftest further down reads it when it is imported, and so do the processes of `pytest -n`
-SEED = os.environ.setdefault("MESHD_SEED", str(random.SystemRandom().randrange(1 << 31)))
 
 _failed = pytest.StashKey[bool]()
 LONGEST_FIRST = ("netns", "e2e", "process", "hostile", "conformance", "sim")

@@ -131,8 +131,8 @@ def issue(
 class Admitter:
     """Who let a node in, as its chain says: an inviter, or the root by one of its invites.
 
-    What one of them may fill (shares.py) is counted by this: an inviter can certify any number of keys, and
-    the bearer of a token of the root as many as that token has uses.
+    What one of them may fill (base/peer_limits.py) is counted by this: an inviter can certify any number of
+    keys, and the bearer of a token of the root as many as that token has uses.
     """
 
     issuer: PeerId

@@ -1,7 +1,7 @@
 """Limits the data in flight on one link, so that control never waits behind data.
 
 Sockets, proxies and relays buffer megabytes; a ping behind them waits seconds. So the sender measures what
-the link delivers (from the peer's LinkAcks) and keeps in flight no more than
+the link delivers (from the peer's LinkAck frames) and keeps in flight no more than
 
     rate x shortest round trip  +  50 ms of the rate (16 to 256 KiB).
 

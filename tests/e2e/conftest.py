@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.e2e import models
-from tests.e2e.cutter import SEED
 from tests.e2e.losses import Loss, note_losses, noted_losses, page, table
+from tests.soak import SEED
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

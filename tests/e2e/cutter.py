@@ -7,7 +7,6 @@ more, and tells nobody.
 
 import asyncio
 import contextlib
-import os
 import random
 import socket
 import struct
@@ -17,8 +16,6 @@ from dataclasses import dataclass, field
 from meshd.base.tasks import Owner
 
 READ_BYTES = 64 << 10
-# Of where connections are cut: another one in each run, printed; MESHD_SEED repeats a run.
-SEED = int(os.environ.get("MESHD_SEED") or random.SystemRandom().randrange(1 << 31))
 MIN_CUT, MAX_CUT = 1 << 10, 64 << 10
 SLICE_SECONDS = 0.005  # a slowed direction sends so often
 

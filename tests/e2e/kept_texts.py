@@ -4,18 +4,19 @@ A text is known by all that it comes of: both programs (their files' sizes and d
 is asked, and the source that asks. In a soak nothing is taken from there.
 """
 
-import os
 import secrets
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
+
+from tests.soak import SOAK
 
 _PLACE = Path("test-models") / "texts"
 
 
 def kept_text(cache: Path, files: Sequence[Path], asked: object, answer: Callable[[], str]) -> str:
     """What `answer` returns, or returned before for the same `files` and `asked`."""
-    if os.environ.get("MESHD_SOAK") == "1":
+    if SOAK:
         return answer()
     known = sha256(repr(([_state(file) for file in files], asked)).encode()).hexdigest()
     place = cache / _PLACE / known

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import date
 from itertools import groupby
 
+from tests.soak import SOAK
+
 STATES = ("load", "prompt", "decode", "idle", "shutdown")
 HANG_SECONDS = 10.0
 _NOTED: list["Loss"] = []
@@ -86,7 +88,7 @@ def page(losses: Sequence[Loss], *, seed: int, today: date) -> str:
     """What docs/soak.md says of a run on this machine."""
     counted = [line.rstrip() for line in table(losses)]
     load = ", ".join(f"{number:.0f}" for number in os.getloadavg())
-    counts = "full" if os.environ.get("MESHD_SOAK") == "1" else "short"
+    counts = "full" if SOAK else "short"
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, load {load} at the end"
     return (
         f"{_HEAD}\n{today:%Y-%m-%d}, {machine}, the {counts} counts, `MESHD_SEED={seed}`.\n\n```\n"

@@ -5,10 +5,9 @@ On top of meshd/fleet/node.py, which the demo uses as well. What a node wrote is
 
 import asyncio
 import os
-import random
 import subprocess
 import sys
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -23,12 +22,10 @@ from meshd.model.status import ModelStatus
 
 from tests.conformance.run import run as run_to_end
 from tests.e2e.api_client import Api, Connect
-from tests.e2e.cutter import SEED
 from tests.e2e.models import cache_folder, patched, smollm2
 
 T = TypeVar("T")
 
-SOAK = os.environ.get("MESHD_SOAK") == "1"
 TEST_SECONDS = 280.0  # of one test; pytest's own limit ends it a little later
 PROMPT = "The capital of France is"
 # rpc-server's default, given to the head too: the split must compute as the reference does
@@ -36,17 +33,6 @@ THREADS = max(1, (os.cpu_count() or 2) // 2)
 SAME_THREADS = ("--", "-t", str(THREADS))
 LOG_LINES = 60
 CLI_SECONDS = 60.0
-
-
-def counts(ci: int, soak: int) -> int:
-    """How often to do something: the number that a release shows only with MESHD_SOAK=1."""
-    return soak if SOAK else ci
-
-
-def drawn(name: str, values: Iterable[T], ci: int) -> list[T]:
-    """All of them with MESHD_SOAK=1; else so many as MESHD_SEED draws for `name`, in the order drawn."""
-    listed = list(values)
-    return listed if SOAK else random.Random(f"{SEED} {name}").sample(listed, ci)
 
 
 def play(work: Coroutine[object, object, T], *, seconds: float = TEST_SECONDS) -> T:

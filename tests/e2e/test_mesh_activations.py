@@ -10,8 +10,9 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.alone import alone
 from tests.e2e.models import smollm2, stock
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, counts, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, play
 from tests.e2e.test_mesh_push import HEADLESS, TOKENS, WIDTH, pushes, sent_to
+from tests.soak import counts
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 

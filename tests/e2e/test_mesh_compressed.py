@@ -13,8 +13,9 @@ from meshd.build.interface import RPC_SERVER
 from tests.e2e.alone import alone
 from tests.e2e.crossed import CONTEXT, PROMPT_TOKENS, WIDTH, prompt_bytes, stock_bytes
 from tests.e2e.models import cache_folder, patched, smollm2, stock
-from tests.e2e.nodes import PROMPT, SAME_THREADS, TEST_SECONDS, Fleet, api_of, drawn, model_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, TEST_SECONDS, Fleet, api_of, model_of, play
 from tests.e2e.spaces import skip_reason
+from tests.soak import drawn
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 

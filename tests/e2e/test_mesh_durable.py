@@ -10,9 +10,9 @@ from tests.e2e import spaces
 from tests.e2e.alone import alone
 from tests.e2e.apart import Apart, apart
 from tests.e2e.api_client import Streamed
-from tests.e2e.cutter import SEED
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, SOAK, child_pid, counts, peer_of, ping, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, child_pid, peer_of, ping, play
+from tests.soak import SEED, SOAK, counts
 
 pytestmark = [
     pytest.mark.native,

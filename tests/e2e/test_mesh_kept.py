@@ -12,7 +12,8 @@ from meshd.fleet.node import LocalNode, model_ready
 
 from tests.e2e.alone import alone
 from tests.e2e.models import FINE_TUNED, copy_to, fine_tune, own_cache, smollm2, stock, tensor_of
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, drawn, model_of, peer_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, peer_of, play
+from tests.soak import drawn
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 

@@ -14,7 +14,8 @@ from tests.e2e.alone import alone
 from tests.e2e.api_client import generation
 from tests.e2e.mesh_losses import AGAIN_SECONDS, LONG, again_within, hit_in_mid_answer
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, counts, descendants, gone, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, descendants, gone, play
+from tests.soak import counts
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 

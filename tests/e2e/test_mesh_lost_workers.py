@@ -36,18 +36,8 @@ from tests.e2e.mesh_losses import (
     resumes,
 )
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import (
-    PROMPT,
-    SAME_THREADS,
-    SOAK,
-    Fleet,
-    api_of,
-    child_pid,
-    counts,
-    drawn,
-    model_of,
-    play,
-)
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, play
+from tests.soak import SOAK, counts, drawn
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(6000)]
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.crowd import all_seen, gather, sessions
-from tests.e2e.nodes import Fleet, counts, play
+from tests.e2e.nodes import Fleet, play
+from tests.soak import counts
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(1800)]
 

@@ -6,9 +6,10 @@ import pytest
 from meshd.fleet.node import LocalNode
 
 from tests.e2e.alone import alone
-from tests.e2e.nodes import PROMPT, SAME_THREADS, SOAK, Fleet, api_of, drawn, model_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, model_of, play
 from tests.e2e.random_models import MODELS, random_model
 from tests.e2e.random_parts import LAYERS
+from tests.soak import SOAK, drawn
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 

@@ -15,23 +15,11 @@ from meshd.fleet.node import LocalNode
 from tests.e2e import spaces
 from tests.e2e.alone import alone
 from tests.e2e.api_client import Streamed
-from tests.e2e.cutter import SEED
 from tests.e2e.mesh_losses import again_within, hit_in_mid_answer
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import (
-    PROMPT,
-    SAME_THREADS,
-    SOAK,
-    Fleet,
-    api_of,
-    child_pid,
-    counts,
-    drawn,
-    model_of,
-    peer_of,
-    play,
-)
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, peer_of, play
 from tests.e2e.trio import Trio, trio
+from tests.soak import SEED, SOAK, counts, drawn
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 

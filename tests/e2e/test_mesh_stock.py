@@ -10,7 +10,8 @@ from meshd.build.interface import RPC_SERVER
 
 from tests.e2e.alone import alone
 from tests.e2e.models import patched, small, smollm2, stock
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, drawn, model_of, peer_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, model_of, peer_of, play
+from tests.soak import drawn
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 

@@ -6,7 +6,8 @@ import pytest
 
 from tests.e2e.alone import alone
 from tests.e2e.models import copy_to, small, smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, drawn, model_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, model_of, play
+from tests.soak import drawn
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 

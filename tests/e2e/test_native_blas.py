@@ -20,8 +20,8 @@ from meshd.model.weights_index import encode_index
 
 from tests.e2e.models import cache_folder, patched, smollm2
 from tests.e2e.native_rig import Head, Worker, index_of
-from tests.e2e.nodes import SOAK
 from tests.e2e.test_native_trial import trial
+from tests.soak import SOAK
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 

@@ -14,8 +14,8 @@ from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
 from tests.e2e.liar import DAMAGES, Liar
 from tests.e2e.models import patched, smollm2
 from tests.e2e.native_rig import Head, Worker
-from tests.e2e.nodes import counts
 from tests.hostile.draw import drawn_seed
+from tests.soak import counts
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
 

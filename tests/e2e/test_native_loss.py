@@ -25,7 +25,7 @@ from tests.e2e.losses import Loss, noted
 from tests.e2e.lossy import KINDS, Lossy
 from tests.e2e.models import greedy, patched, smollm2
 from tests.e2e.native_rig import PROMPT, Head, Worker, wait_until
-from tests.e2e.nodes import drawn
+from tests.soak import drawn
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
 

@@ -14,9 +14,9 @@ from meshd.rpc import protocol as rpc
 
 from tests.e2e.models import greedy, smollm2
 from tests.e2e.native_rig import Head
-from tests.e2e.nodes import drawn
 from tests.e2e.push_rig import SECRET, Chain, pushing
 from tests.e2e.rpc_client import ALWAYS, RpcClient
+from tests.soak import drawn
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
 

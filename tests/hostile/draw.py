@@ -6,7 +6,6 @@ import enum
 import functools
 import importlib
 import inspect
-import os
 import pkgutil
 import random
 import types
@@ -18,6 +17,7 @@ from meshd import wire
 from meshd.identity.keys import KeyPair
 
 from tests.fuzz.mutate import BLOBS, NUMBERS, TEXTS
+from tests.soak import SEED
 
 _MOST = 2048  # bytes of what is drawn
 
@@ -38,9 +38,8 @@ def _sizes() -> tuple[int, ...]:
 
 def drawn_seed() -> int:
     """Of a test: another one in each run, printed; MESHD_SEED repeats one."""
-    seed = int(os.environ.get("MESHD_SEED") or random.SystemRandom().randrange(1 << 31))
-    print(f"MESHD_SEED={seed}")  # noqa: T201
-    return seed
+    print(f"MESHD_SEED={SEED}")  # noqa: T201
+    return SEED
 
 
 SIZES = _sizes()

@@ -15,7 +15,6 @@ from meshd.peer import connector
 from meshd.peer.interface import Stream
 from meshd.role.worker.cycle import Worker
 
-from tests.e2e.nodes import drawn
 from tests.hostile import scene
 from tests.hostile.approach import Pace
 from tests.hostile.damage import Damage
@@ -24,6 +23,7 @@ from tests.hostile.draw import drawn_seed
 from tests.hostile.member import Talk
 from tests.hostile.run import run_member
 from tests.hostile.words import catalogue
+from tests.soak import drawn
 
 MESSAGES = 100_000  # the tables of the honest are full after 50,000
 

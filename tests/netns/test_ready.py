@@ -26,7 +26,7 @@ from meshd.fleet.node import ready_or_raise
 from meshd.fleet.proxy import run_loop
 
 from tests.e2e.models import cache_folder, patched, smollm2
-from tests.e2e.nodes import SOAK
+from tests.soak import SOAK
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 

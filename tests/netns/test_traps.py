@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.nodes import counts
 from tests.netns import probe
 from tests.netns.agent import Agent, Settings, agent, number
 from tests.netns.capture import Capture
 from tests.netns.wan import Line, Way
 from tests.netns.world import Host, World
+from tests.soak import counts
 
 BYTES = 64 << 20
 

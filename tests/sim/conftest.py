@@ -6,7 +6,7 @@ import secrets
 import pytest
 
 from tests.conformance import nodes
-from tests.e2e.nodes import SOAK
+from tests.soak import SOAK
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,13 @@ from meshd.identity.away import Away
 from meshd.peer.interface import PeerState
 from meshd.wire.news import AwayNews
 
-from tests.e2e.nodes import counts
 from tests.sim import scale
 from tests.sim.gossip import Teller
 from tests.sim.loop import run
 from tests.sim.scale import Row, broken, measure
 from tests.sim.test_peers_many import MANY, mesh_of
 from tests.sim.world import World, WorldNode
+from tests.soak import counts
 
 
 def _shows(node: WorldNode, other: WorldNode) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.e2e.losses import Loss, page
 
 ROOT = Path(__file__).parents[2]
-MORE = re.compile(r"^from tests\.e2e\.nodes import (\([^)]*|[^(\n]*)\b(counts|drawn|SOAK)\b", re.MULTILINE)
+MORE = re.compile(r"^from tests\.soak import (\([^)]*|[^(\n]*)\b(counts|drawn|SOAK)\b", re.MULTILINE)
 
 
 def _soak() -> list[str]:
