@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from meshd.base import log
 
 from tests import leaks
 from tests.soak import SEED
@@ -104,6 +105,12 @@ def _young_heap() -> None:
     """What is there when a module begins stays: each of thousands of collections walked all of it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _log_of_its_own() -> None:
+    """As at the import: what other modules logged of the same peer has used up none of its lines."""
+    log.set_up(level="warning")
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ ended with it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -46,7 +46,7 @@ class Tunnel(Protocol):
 class TunnelClient:
     """The program that a tunnel is for: a patched one shows `secret` first, a stock one can show nothing."""
 
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
     owner_pid: Callable[[], int | None] | None = None
     """Without a secret, the client must be this process, where the system can tell."""
     saved: SavedWeights | None = None

@@ -57,13 +57,13 @@ class MeshFirewall:
 
     def _look_request(self, data: bytes | memoryview, at: int, have: int) -> int:
         message, size, identity = look_header(data, at, "head")
-        needed = _WRITE_HEAD_BYTES if message.number == wire.WRITE else wire.HEADER.size + size
-        if have < needed:
-            return -needed
         if self._greeted == (message.number == wire.HELLO):
             raise refused("HELLO comes first, and once")
         if self._offered is None and message.number != wire.HELLO:
             raise refused(f"{message.name} before WELCOME")
+        needed = _WRITE_HEAD_BYTES if message.number == wire.WRITE else wire.HEADER.size + size
+        if have < needed:
+            return -needed
         try:
             said = _JUDGES[message.number](self, data, at + wire.HEADER.size, size)
         except RemoteProtocolError as error:
@@ -97,11 +97,11 @@ class MeshFirewall:
         (buffer,) = _fields(wire.FREE, data, at)
         self._check_inside(buffer, 0, 0)
         self._forget(buffer)
+        self._graphs.clear()  # as the server does: they may lie in this buffer
         return 0
 
     def _forget(self, buffer: int) -> None:
         self._held -= self._buffers.pop(buffer)
-        self._graphs.clear()  # as the server does: they may lie in this buffer
 
     def _fill(self, data: bytes | memoryview, at: int, _size: int) -> int:
         buffer, value, offset, count = _fields(wire.FILL, data, at)

@@ -162,6 +162,16 @@ def test_before_welcome_nothing_but_hello_passes() -> None:
         it.say(talk.allocate())
 
 
+def test_before_welcome_nothing_is_held_either() -> None:
+    large = wire.HEADER.pack(8 << 20, wire.GRAPH, 0, 1)
+    with pytest.raises(RemoteProtocolError, match="HELLO comes first"):
+        MeshTalk(greeted=False).say(large)
+    it = MeshTalk(greeted=False)
+    it.say(talk.hello())
+    with pytest.raises(RemoteProtocolError, match="GRAPH before WELCOME"):
+        it.say(large)
+
+
 @pytest.mark.parametrize(
     ("why", "answer"),
     [
@@ -233,6 +243,10 @@ def test_graphs_are_kept_as_the_server_keeps_them() -> None:
     other.say(talk.graph(uid=4))
     with pytest.raises(RemoteProtocolError, match="not kept"):
         other.say(talk.compute(4, device=1))
+    lacking = MeshTalk()
+    lacking.say(talk.graph(uid=4) + talk.allocate(2, identity=8))
+    lacking.hear(talk.allocated(0, identity=8))  # no memory for another buffer: the server forgets no graph
+    lacking.say(talk.compute(4))
     freed = MeshTalk()
     freed.say(talk.graph(uid=4) + talk.message(wire.FREE, 1))
     with pytest.raises(RemoteProtocolError, match="not kept"):
