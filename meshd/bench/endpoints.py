@@ -15,7 +15,7 @@ from meshd.base import log
 from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig, Paths
 from meshd.daemon.join_dialers import enter
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import Doorway
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.keystore import Home
@@ -78,7 +78,7 @@ async def tls_far(port: int) -> None:
     await _serve_pump(lambda: asyncio.open_connection("127.0.0.1", port, limit=READ_BYTES), context)
 
 
-async def _estate(folder: Path, role: str, token: str) -> Estate:
+async def _member(folder: Path, role: str, token: str) -> MemberNode:
     home = Home(folder)
     config = Config(
         node=NodeConfig(name=role, join=token),
@@ -88,7 +88,7 @@ async def _estate(folder: Path, role: str, token: str) -> Estate:
     doorway = Doorway(asked=config.links.listen, home=home)
     key = home.load_or_create_identity()
     entered = await enter(home, key, config, role, doorway=doorway)
-    return Estate(
+    return MemberNode(
         config=config,
         home=home,
         key=key,
@@ -101,28 +101,28 @@ async def _estate(folder: Path, role: str, token: str) -> Estate:
 
 async def mesh_far(folder: Path, port: int) -> None:
     """A member that exposes the local `port`; prints its token."""
-    estate = await _estate(folder, "far", "")
+    member = await _member(folder, "far", "")
 
     async def handler(stream: Stream) -> None:
         await connect_through(stream, ("127.0.0.1", port), counter=Counter())
 
-    estate.mesh.handle(SERVICE, handler, allow=lambda _member, _metadata: None)
+    member.mesh.handle(SERVICE, handler, allow=lambda _member, _metadata: None)
     async with Owner() as owner:
-        owner.start(estate.serve(), name="peers")
-        print_line(estate.printed_token() or "")
+        owner.start(member.serve(), name="peers")
+        print_line(member.printed_token() or "")
         await until_stdin_ends()
         owner.cancel()
 
 
 async def mesh_near(folder: Path, token: str) -> None:
     """A member with a tunnel to it; prints the tunnel's port."""
-    estate = await _estate(folder, "near", token)
+    member = await _member(folder, "near", token)
     async with Owner() as owner:
-        owner.start(estate.serve(), name="peers")
+        owner.start(member.serve(), name="peers")
         seen = -1
-        while not any(peer.state is PeerState.CONNECTED for peer in estate.mesh.peers()):
-            seen = await estate.mesh.changed(seen)
-        forward = Forward(mesh=estate.mesh, peer=estate.mesh.peers()[0].peer, service=SERVICE, metadata={})
+        while not any(peer.state is PeerState.CONNECTED for peer in member.mesh.peers()):
+            seen = await member.mesh.changed(seen)
+        forward = Forward(mesh=member.mesh, peer=member.mesh.peers()[0].peer, service=SERVICE, metadata={})
         owner.start(forward.serve(), name="forward")
         print_line(str(forward.port))
         await until_stdin_ends()

@@ -42,7 +42,7 @@ from meshd.admin.snapshot import (
 from meshd.admin.status import MeshView, NodeView, Status
 from meshd.base import log
 from meshd.base.errors import UserError
-from meshd.daemon.network_state import Surroundings
+from meshd.daemon.network_state import NetworkState
 from meshd.daemon.tunnels import TunnelAnswers
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.invite import RelayHint
@@ -77,7 +77,7 @@ class Parts:
     candidates: Callable[[], tuple[Candidate, ...]]
     relays: Sequence[RelayHint]
     accept: Callable[[str], Reply]
-    surroundings: Surroundings
+    network_state: NetworkState
     gateway: Callable[[], GatewayStatus | None]
     bans_changed: Callable[[], None]
     leave: Callable[[], None]
@@ -197,7 +197,7 @@ class DaemonControl(TunnelAnswers):
 
     @NetcheckRequest.answer
     async def netcheck(self, request: NetcheckRequest) -> NetcheckReply:
-        return await self._parts.surroundings.reply(fresh=request.fresh)
+        return await self._parts.network_state.reply(fresh=request.fresh)
 
     @LeaveRequest.answer
     async def leave(self, request: LeaveRequest) -> Done:

@@ -38,8 +38,8 @@ from meshd.wire.netfacts import NetFacts
 NODE_WINDOW_BYTES = 64 << 20  # by which the windows of all sessions together may grow
 
 
-class Estate:
-    """Built from the files of `home`; `serve` of mesh and listener is the daemon's to run.
+class MemberNode:
+    """This node as a member of its mesh: built from the files of `home`; `serve` is the daemon's to run.
 
     It decides nothing. Its parts ask it for one another, as NodeHost and TransportUser.
     """
@@ -198,7 +198,7 @@ class Estate:
 
     def why_not_direct(self, theirs: NetFacts | None, last_error: str) -> str:
         """See NodeHost."""
-        return self.transports.surroundings.why_not_direct(theirs, last_error)
+        return self.transports.network_state.why_not_direct(theirs, last_error)
 
     def woke(self) -> None:
         """See NodeHost."""

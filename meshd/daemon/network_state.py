@@ -26,8 +26,10 @@ FIRST_LOOK_SECONDS = 3.0  # for which a first token waits; routers that map answ
 PORTMAP_BLOB = "portmap"  # what shows a router that it is us again
 
 
-class Surroundings:
-    """`changed` is called when a port of the router came or went, or the facts are others.
+class NetworkState:
+    """What is known of this node's network, and the ports that its home router maps to it.
+
+    `changed` is called when a port of the router came or went, or the facts are others.
 
     A node that keeps to this machine (`local_only`) asks no server and no router.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from meshd.config import Config
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.role.interface import RoleRuntime, RunningRole
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class BuiltRole:
 class ClaimedRole(Protocol):
     """A role whose files are open and whose ports are bound."""
 
-    async def build(self, runtime: RoleRuntime, estate: Estate) -> BuiltRole:
+    async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """Raises MeshdError when the role cannot be played here."""
         ...
 

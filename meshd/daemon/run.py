@@ -15,7 +15,7 @@ from meshd.build.pin import read_pin
 from meshd.config import Config
 from meshd.daemon.control import DaemonControl, Parts
 from meshd.daemon.join_dialers import enter
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.daemon.native_check import check_native
 from meshd.daemon.preflight import Claims
 from meshd.daemon.role_kind import BuiltRole
@@ -118,7 +118,7 @@ class Daemon:
         self, key: KeyPair, entered: Entered[Joining], native: NativeBuild, claims: Claims
     ) -> None:
         """As a member, in its role."""
-        estate = Estate(
+        member = MemberNode(
             config=self._config,
             home=self._home,
             key=key,
@@ -128,25 +128,25 @@ class Daemon:
             doorway=claims.doorway,
         )
         try:
-            built = await claims.role.build(make_runtime(self._config, estate.mesh, native), estate)
-            await self._serve(estate, built)
+            built = await claims.role.build(make_runtime(self._config, member.mesh, native), member)
+            await self._serve(member, built)
         finally:
-            if estate.local.has_left:
+            if member.local.has_left:
                 self._home.leave(drop_root=True)  # what was written since: bans, addresses, the book
 
-    async def _serve(self, estate: Estate, built: BuiltRole) -> None:
+    async def _serve(self, member: MemberNode, built: BuiltRole) -> None:
         """Run everything. At the end the role goes first: its children, then the peers, then the links."""
-        tunnels = make_tunnels(estate.mesh, self._home)
-        control = self._control(estate, built, tunnels)
+        tunnels = make_tunnels(member.mesh, self._home)
+        control = self._control(member, built, tunnels)
         admin = AdminServer(home=self._config.paths.home, control=control)
         admin.open()
         async with Owner() as network:
-            network.start(estate.serve(), name="peers")
+            network.start(member.serve(), name="peers")
             network.start(admin.serve(), name="admin")
             network.start(tunnels.serve(), name="tunnels")
-            network.start(_watch_addresses(estate), name="addresses")
-            facts = estate.node.facts
-            network.start(watch_names(estate.mesh, facts.peer, facts.name), name="names")
+            network.start(_watch_addresses(member), name="addresses")
+            facts = member.node.facts
+            network.start(watch_names(member.mesh, facts.peer, facts.name), name="names")
             try:
                 async with Owner() as work:
                     if built.gateway is not None:
@@ -155,42 +155,42 @@ class Daemon:
                     work.start(built.role.serve(), name=self._role)
                     gc.collect()
                     gc.freeze()  # what is there now stays: later collections need not walk it each time
-                    await estate.transports.surroundings.first_look()
-                    await estate.transports.known_outside()  # a token names the outer address, too
-                    self._print_token(estate)
+                    await member.transports.network_state.first_look()
+                    await member.transports.known_outside()  # a token names the outer address, too
+                    self._print_token(member)
             finally:
-                if estate.local.has_left:
+                if member.local.has_left:
                     await asyncio.sleep(GOODBYE_SECONDS)  # for its last record, before the sessions end
-                estate.local.say_goodbye()
+                member.local.say_goodbye()
                 await asyncio.sleep(GOODBYE_SECONDS)
 
-    def _control(self, estate: Estate, built: BuiltRole, tunnels: OwnTunnels) -> DaemonControl:
-        gateway, mdns = built.gateway, estate.transports.mdns
+    def _control(self, member: MemberNode, built: BuiltRole, tunnels: OwnTunnels) -> DaemonControl:
+        gateway, mdns = built.gateway, member.transports.mdns
         return DaemonControl(
             Parts(
                 home=self._home,
                 home_path=self._config.paths.home,
-                membership=estate.membership,
-                authority=estate.authority,
-                mesh=estate.mesh,
-                node=estate.node,
+                membership=member.membership,
+                authority=member.authority,
+                mesh=member.mesh,
+                node=member.node,
                 role=built.role,
                 tunnels=tunnels,
                 mdns=lambda: mdns.status if mdns is not None else None,
-                candidates=estate.local.token_candidates,
-                relays=estate.transports.relays,
-                accept=estate.transports.joiners.accept,
-                surroundings=estate.transports.surroundings,
+                candidates=member.local.token_candidates,
+                relays=member.transports.relays,
+                accept=member.transports.joiners.accept,
+                network_state=member.transports.network_state,
                 gateway=lambda: gateway.status if gateway is not None else None,
-                bans_changed=estate.mesh.bans_changed,
-                leave=estate.local.leave,
+                bans_changed=member.mesh.bans_changed,
+                leave=member.local.leave,
                 stop=self._stop,
             )
         )
 
-    def _print_token(self, estate: Estate) -> None:
+    def _print_token(self, member: MemberNode) -> None:
         try:
-            token = estate.printed_token()
+            token = member.printed_token()
         except UserError as error:  # the disk takes no new invite
             LOG.warning("no_invite", why=error.what)
             self._note(f"no invite token: {error.what}; fix that, then run `meshd invite`")
@@ -202,11 +202,11 @@ class Daemon:
         self._out(token)
 
 
-async def _watch_addresses(estate: Estate) -> None:
+async def _watch_addresses(member: MemberNode) -> None:
     known = local_addresses.addresses()
     while True:
         await asyncio.sleep(ADDRESS_SECONDS)
         now = local_addresses.addresses()
         if now != known:
             known = now
-            estate.local.addresses_changed()
+            member.local.addresses_changed()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.config import Config
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import machine_id
 from meshd.gateway.interface import GatewayConfig
@@ -54,16 +54,16 @@ class ClaimedServe:
     file: ModelFile
     api: "ApiPort"
 
-    async def build(self, runtime: RoleRuntime, estate: Estate) -> BuiltRole:
+    async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """See ClaimedRole."""
         from meshd.gateway.server import Gateway
         from meshd.role.head.cycle import Serve
 
-        head = Serve(runtime, self.file, _options(self.config, estate))
+        head = Serve(runtime, self.file, _options(self.config, member))
         return BuiltRole(head, Gateway(self.api.config, head, self.api))
 
 
-def _options(config: Config, estate: Estate) -> "HeadOptions":
+def _options(config: Config, member: MemberNode) -> "HeadOptions":
     from meshd.role.head.split_plan import HeadOptions
 
     serve = config.serve
@@ -78,10 +78,10 @@ def _options(config: Config, estate: Estate) -> "HeadOptions":
         activations=serve.activations,
         output=serve.output,
         llama_args=serve.llama_args,
-        machine=machine_id(estate.membership.mesh.raw),
+        machine=machine_id(member.membership.mesh.raw),
         node_name=config.node.name,
-        node_id=str(estate.node.facts.peer),
-        incarnation=estate.node.facts.incarnation,
+        node_id=str(member.node.facts.peer),
+        incarnation=member.node.facts.incarnation,
         grace=float(config.links.grace),
     )
 

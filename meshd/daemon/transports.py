@@ -15,7 +15,7 @@ from meshd.base.fault_boundary import kept_up
 from meshd.base.tasks import Owner
 from meshd.config import Config
 from meshd.daemon.mesh_port import Doorway, PortMember
-from meshd.daemon.network_state import Surroundings
+from meshd.daemon.network_state import NetworkState
 from meshd.identity.invite import RelayHint
 from meshd.identity.invite_book import InviteBook
 from meshd.identity.keys import KeyPair, PeerId
@@ -108,7 +108,7 @@ class Transports:
         self.outer = OuterPort(
             send=doorway.send, servers=lambda: (*stun, *places), changed=user.network_changed
         )
-        self.surroundings = Surroundings(
+        self.network_state = NetworkState(
             config=config, home=home, ports=self._ports, local_only=local_only, changed=user.network_changed
         )
         self.addresses = Places(book, look=self._look, local_only=local_only)
@@ -174,7 +174,7 @@ class Transports:
                 self._user.standing,
                 self.signals.topic("punch"),
                 servers=lambda: addresses.tcp_servers(self._relay_places, self._stun),
-                worth=lambda peer: worth_trying(self.surroundings.facts(), addresses.facts_of(peer)),
+                worth=lambda peer: worth_trying(self.network_state.facts(), addresses.facts_of(peer)),
                 hosts=self._hosts() if self._doorway.local_only else None,
                 may_dial=addresses.may_dial,
             )
@@ -192,7 +192,7 @@ class Transports:
                 standing,
                 self.signals.topic("birthday"),
                 servers=lambda: self._udp_servers,
-                facts=self.surroundings.facts,
+                facts=self.network_state.facts,
                 facts_of=self.addresses.facts_of,
                 may_dial=may_dial,
             )
@@ -215,18 +215,18 @@ class Transports:
 
     def _look(self) -> Here:
         """Where this machine is, with its public addresses as servers see them."""
-        public = self.surroundings.facts().public_v4
+        public = self.network_state.facts().public_v4
         outside = [*(one.host for one in self.outer.candidates()), *([public] if public else [])]
         return local_addresses.here(outside, local_only=self._doorway.local_only)
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Where this node can be reached, as known now."""
         found = [candidate for listener in self._listeners for candidate in listener.candidates()]
-        return tuple(dict.fromkeys([*found, *self.surroundings.mappings(), *self.outer.candidates()]))
+        return tuple(dict.fromkeys([*found, *self.network_state.mappings(), *self.outer.candidates()]))
 
     def capabilities(self) -> Mapping[str, str]:
         """See Reach."""
-        return self.surroundings.capabilities()
+        return self.network_state.capabilities()
 
     async def known_outside(self) -> None:
         """Returns when servers have told where this node is seen, or cannot be asked; 1.5 s at most."""
@@ -242,7 +242,7 @@ class Transports:
     def addresses_changed(self) -> None:
         """This machine is in another network, or has slept."""
         self.addresses.moved()
-        self.surroundings.addresses_changed()
+        self.network_state.addresses_changed()
         if self._searching is not None:
             self._searching.addresses_changed()
         self.relay_client.addresses_changed()
@@ -260,7 +260,7 @@ class Transports:
                     owner.start(listener.serve(take), name=f"{listener.kind.value} listener")
                 owner.start(self.joiners.serve(), name="joiners")
                 owner.start(self.relay_client.serve(), name="relays")
-                owner.start(self.surroundings.serve(), name="surroundings")
+                owner.start(self.network_state.serve(), name="network state")
                 if self._asks_outside:
                     asking = kept_up(self.outer.serve, source="STUN servers", name="outer port")
                     owner.start(asking, name="outer port")
@@ -268,7 +268,7 @@ class Transports:
                     owner.start(kept_up(self.mdns.serve, source="neighbours", name="mdns"), name="mdns")
 
     async def _take_in(self, mesh: PeerMesh, link: Link) -> None:
-        self.surroundings.came_in(link)
+        self.network_state.came_in(link)
         await mesh.accept(link)
 
     def _ports(self) -> Sequence[tuple[Proto, int]]:

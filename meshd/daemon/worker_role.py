@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshd.config import Config
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import machine_id
 from meshd.role.interface import RoleRuntime
@@ -44,15 +44,15 @@ class ClaimedWorker:
     files: Sequence[ModelFile]
     store: DiskContentStore
 
-    async def build(self, runtime: RoleRuntime, estate: Estate) -> BuiltRole:
+    async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """See ClaimedRole."""
-        check_may_work(estate.membership.roles)
+        check_may_work(member.membership.roles)
         lent = self.config.worker
         options = WorkerOptions(
             devices=lent.devices,
             memory=lent.memory,
             threads=lent.threads,
-            machine=machine_id(estate.membership.mesh.raw),
+            machine=machine_id(member.membership.mesh.raw),
         )
         worker = Worker(runtime, self.files, options, self.store)
         await worker.prepare()

@@ -16,7 +16,7 @@ from meshd.base.tasks import Owner
 from meshd.config import Config
 from meshd.config.tree import HostPort, LinksConfig, NodeConfig, Paths
 from meshd.daemon.join_dialers import enter
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import Doorway
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
@@ -33,7 +33,7 @@ STALL_SECONDS = 3.0
 @asynccontextmanager
 async def bare_node(
     home: Path, *, token: str = "", name: str = "bare", links: LinksConfig | None = None
-) -> AsyncIterator[Estate]:
+) -> AsyncIterator[MemberNode]:
     """The node with its mesh running; it founds one without a token."""
     config = Config(
         node=NodeConfig(name=name, join=token),
@@ -46,7 +46,7 @@ async def bare_node(
         doorway = Doorway(asked=config.links.listen, home=place)
         try:
             entered = await enter(place, key, config, "client", doorway=doorway)
-            estate = Estate(
+            member = MemberNode(
                 config=config,
                 home=place,
                 key=key,
@@ -56,30 +56,30 @@ async def bare_node(
                 doorway=doorway,
             )
             async with Owner() as owner:
-                owner.start(estate.serve(), name="peers")
-                yield estate
-                estate.mesh.say_goodbye("the test is over")
+                owner.start(member.serve(), name="peers")
+                yield member
+                member.mesh.say_goodbye("the test is over")
                 owner.cancel()
         finally:
             doorway.close()
 
 
-async def connected(estate: Estate, name: str) -> PeerId:
+async def connected(member: MemberNode, name: str) -> PeerId:
     """Wait until the peer of this name is connected."""
     seen = -1
     while True:
-        for peer in estate.mesh.peers():
+        for peer in member.mesh.peers():
             if peer.name == name and peer.state is PeerState.CONNECTED:
                 return peer.peer
-        seen = await estate.mesh.changed(seen)
+        seen = await member.mesh.changed(seen)
 
 
-async def disconnected(estate: Estate, peer: PeerId) -> None:
+async def disconnected(member: MemberNode, peer: PeerId) -> None:
     """Wait until there is no session with this peer."""
     seen = -1
     gone = (PeerState.KNOWN, PeerState.LOST, PeerState.CONNECTING)
-    while not any(other.peer == peer and other.state in gone for other in estate.mesh.peers()):
-        seen = await estate.mesh.changed(seen)
+    while not any(other.peer == peer and other.state in gone for other in member.mesh.peers()):
+        seen = await member.mesh.changed(seen)
 
 
 def _say(text: str) -> None:
@@ -97,18 +97,18 @@ async def _read_and_stop(stream: Stream) -> None:
 
 
 async def _reader(home: Path) -> None:
-    async with bare_node(home, name="reader") as estate:
-        estate.mesh.handle(SINK, _read_and_stop, allow=lambda _member, _metadata: None)
-        _say(estate.printed_token() or "")
+    async with bare_node(home, name="reader") as member:
+        member.mesh.handle(SINK, _read_and_stop, allow=lambda _member, _metadata: None)
+        _say(member.printed_token() or "")
         await asyncio.to_thread(sys.stdin.readline)
 
 
 async def _writer(home: Path) -> None:
-    async with bare_node(home, token=os.environ["MESHD_JOIN"], name="writer") as estate:
-        reader = await connected(estate, "reader")
+    async with bare_node(home, token=os.environ["MESHD_JOIN"], name="writer") as member:
+        reader = await connected(member, "reader")
         _say("connected")
         await asyncio.to_thread(sys.stdin.readline)
-        stream = estate.mesh.open_stream(reader, SINK, metadata={}, bulk=True)
+        stream = member.mesh.open_stream(reader, SINK, metadata={}, bulk=True)
         chunk, sent = bytes(CHUNK), 0
         try:
             while sent < PUSHED:

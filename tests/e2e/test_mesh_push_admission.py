@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import Broken, Refused
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import MetadataValue
 from meshd.peer.messages import MessageStream
@@ -81,7 +81,7 @@ def test_who_was_not_admitted_gets_no_push_stream(tmp_path: Path) -> None:
     play(check())
 
 
-async def liars(third: Estate, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
+async def liars(third: MemberNode, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
     """A neighbour that says what it may not in a compressed stream, or breaks the rules of these."""
     rude = Encoder().encode(rpc.REQUEST.pack(rpc.GET_DEVICE_MEMORY, 4) + bytes(4) + bytes(1 << 20))
     for sent, why in [
@@ -96,7 +96,7 @@ async def liars(third: Estate, peer: PeerId, metadata: Mapping[str, MetadataValu
             await stream.read()
 
 
-async def until_admitted(third: Estate, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
+async def until_admitted(third: MemberNode, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
     """The head's word has arrived: nothing tells this member of it."""
     while True:
         stream = third.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)

@@ -68,12 +68,12 @@ def test_a_token_is_good_for_what_it_says_and_no_more(tmp_path: Path) -> None:
             founder = await fleet.worker("founder")
             await founder.token()
             once = await _invite(founder)
-            async with bare_node(tmp_path / "first", token=once) as estate:
-                await connected(estate, "founder")
+            async with bare_node(tmp_path / "first", token=once) as member:
+                await connected(member, "founder")
             _refused(await _join(tmp_path / "second", once), once, "used", "meshd invite")
             # a member needs no token and none of its uses
-            async with bare_node(tmp_path / "first", token=once) as estate:
-                await connected(estate, "founder")
+            async with bare_node(tmp_path / "first", token=once) as member:
+                await connected(member, "founder")
 
             made = json.loads(await _invite(founder, "--json", "--uses", "5"))
             assert (await cli(founder.spec.home, "invite", "revoke", made["id"])).returncode == 0
@@ -124,14 +124,14 @@ def test_a_member_without_use_gets_neither_lease_nor_rpc(tmp_path: Path) -> None
             lends_only = await _invite(worker, "--role", "work")
             uses = await _invite(worker, "--role", "use")
             for token, name in ((lends_only, "lends"), (uses, "uses")):
-                async with bare_node(tmp_path / name, token=token, name=name) as estate:
-                    peer = await connected(estate, "worker")
-                    stream = estate.mesh.open_stream(
+                async with bare_node(tmp_path / name, token=token, name=name) as member:
+                    peer = await connected(member, "worker")
+                    stream = member.mesh.open_stream(
                         peer, RPC_SERVICE, metadata={"lease": bytes(LEASE_ID_BYTES)}
                     )
                     with pytest.raises(Refused, match="use" if name == "lends" else "lease"):
                         await stream.accepted()
-                    stream = estate.mesh.open_stream(peer, LEASE_SERVICE, metadata={})
+                    stream = member.mesh.open_stream(peer, LEASE_SERVICE, metadata={})
                     if name == "lends":
                         with pytest.raises(Refused, match="use"):
                             await stream.accepted()
@@ -155,18 +155,18 @@ def test_a_member_that_refuses_the_news_ends_nobodys_daemon(tmp_path: Path) -> N
                 for home in (tmp_path / f"rude-{number}" for number in range(4096))
                 if Home(home).load_or_create_identity().peer < peer
             )
-            async with bare_node(home, token=token, name="rude") as estate:
+            async with bare_node(home, token=token, name="rude") as member:
                 asked = asyncio.Event()
 
                 def never(_member: Member, _metadata: Mapping[str, MetadataValue]) -> str:
                     asked.set()
                     return "no news, please"
 
-                estate.mesh.handle(NEWS_SERVICE, _silent, allow=never)
-                await connected(estate, "worker")
+                member.mesh.handle(NEWS_SERVICE, _silent, allow=never)
+                await connected(member, "worker")
                 await asked.wait()
                 # the daemon has heard the refusal when it has answered a ping that was sent behind it
-                await estate.mesh.ping(estate.mesh.find("worker"), 10.0)
+                await member.mesh.ping(member.mesh.find("worker"), 10.0)
                 assert (await worker.status()).peers[0].state == "connected"
 
     play(check())
@@ -182,13 +182,13 @@ def test_a_banned_member_is_out_within_seconds_and_stays_out(tmp_path: Path) -> 
                 done = await cli(founder.spec.home, "revoke", name)
                 assert (done.returncode, done.stdout) == (1, "")
                 assert why in done.stderr
-            async with bare_node(tmp_path / "bad", token=token, name="bad") as estate:
-                peers = [await connected(estate, name) for name in ("founder", "witness")]
+            async with bare_node(tmp_path / "bad", token=token, name="bad") as member:
+                peers = [await connected(member, name) for name in ("founder", "witness")]
                 done = await cli(founder.spec.home, "revoke", "bad")
                 assert done.returncode == 0, done.stderr
                 async with asyncio.timeout(BAN_SECONDS):
                     for peer in peers:
-                        await disconnected(estate, peer)
+                        await disconnected(member, peer)
                 for node in (founder, witness):
                     status = await node.until(lambda s: all(p.name != "bad" for p in s.peers))
                     assert status.mesh is not None

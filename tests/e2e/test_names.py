@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import Refused
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.fleet.node import LocalNode
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
@@ -36,10 +36,10 @@ async def granted(node: LocalNode, *to: str) -> list[str]:
     return shown
 
 
-async def may_reach(estate: Estate, owner: PeerId) -> bool:
+async def may_reach(member: MemberNode, owner: PeerId) -> bool:
     """Whether `owner` exposes `db` to this node."""
     try:
-        await estate.mesh.open_stream(owner, TUNNEL_SERVICE, metadata=ASK).accepted()
+        await member.mesh.open_stream(owner, TUNNEL_SERVICE, metadata=ASK).accepted()
     except Refused:
         return False
     return True
@@ -56,8 +56,8 @@ def test_a_member_that_calls_itself_by_an_id_is_not_taken_for_that_node(tmp_path
                 await stack.enter_async_context(bare_node(tmp_path / f"bare-{n}", token=token, name=name))
                 for n, name in enumerate(texts)
             ]
-            for estate in impostors:
-                await connected(estate, "worker-0")
+            for member in impostors:
+                await connected(member, "worker-0")
             status = await owner.until(
                 lambda status: [peer.state for peer in status.peers] == ["connected"] * (1 + len(texts))
             )
@@ -65,7 +65,7 @@ def test_a_member_that_calls_itself_by_an_id_is_not_taken_for_that_node(tmp_path
             for text in (whole, whole[:10], whole.upper(), "worker-1"):
                 assert await granted(owner, text) == [whole]
             there = await connected(impostors[0], "worker-0")
-            assert [await may_reach(estate, there) for estate in impostors] == [False] * 3
+            assert [await may_reach(member, there) for member in impostors] == [False] * 3
             names = {peer.name for peer in status.peers}
             assert names == {"worker-1", *(f"?{text}" for text in texts)}
             assert "matches 2 nodes" in await refused(owner, "expose", "db", "127.0.0.1:9", "--to", whole[:5])

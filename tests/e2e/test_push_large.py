@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshd.base.tasks import Owner
 from meshd.config.tree import HostPort, LinksConfig
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
@@ -29,11 +29,11 @@ SECONDS = 150.0
 
 
 @asynccontextmanager
-async def crowd(folder: Path) -> AsyncIterator[list[Estate]]:
+async def crowd(folder: Path) -> AsyncIterator[list[MemberNode]]:
     """Members without a role, all in this process."""
     links = LinksConfig(listen=HostPort("127.0.0.1", 0), stun=(), no_mdns=True, no_portmap=True)
     async with AsyncExitStack() as stack:
-        nodes: list[Estate] = []
+        nodes: list[MemberNode] = []
         for number in range(COUNT):
             token = (nodes[0].printed_token() or "") if nodes else ""
             name = f"node-{number}"
@@ -43,7 +43,7 @@ async def crowd(folder: Path) -> AsyncIterator[list[Estate]]:
         yield nodes
 
 
-async def strangers(nodes: Sequence[Estate]) -> tuple[Estate, Estate]:
+async def strangers(nodes: Sequence[MemberNode]) -> tuple[MemberNode, MemberNode]:
     """Two that know of each other and have no session, once there are such."""
     by_id = {node.node.peer: node for node in nodes}
     seen = -1
@@ -55,7 +55,7 @@ async def strangers(nodes: Sequence[Estate]) -> tuple[Estate, Estate]:
         seen = await nodes[-1].mesh.changed(seen)
 
 
-def state(node: Estate, peer: PeerId) -> PeerState:
+def state(node: MemberNode, peer: PeerId) -> PeerState:
     [found] = [status.state for status in node.mesh.peers() if status.peer == peer]
     return found
 

@@ -44,19 +44,19 @@ async def _attack(home: Path, seed: int, seconds: float, names: list[str]) -> No
     links = LinksConfig(
         listen=HostPort("127.0.0.1", 0), stun=(), no_mdns=True, no_portmap=True, kinds=("tcp",)
     )
-    async with bare_node(home, token=os.environ["MESHD_JOIN"], name="mallory", links=links) as estate:
-        targets, standing = [], estate.standing()
+    async with bare_node(home, token=os.environ["MESHD_JOIN"], name="mallory", links=links) as member:
+        targets, standing = [], member.standing()
         for name in names:
-            peer = await connected(estate, name)
-            record = estate.book.record(peer)
+            peer = await connected(member, name)
+            record = member.book.record(peer)
             assert record is not None
             place = next(one for one in record.candidates if one.proto == "tcp")
             targets.append(Target(name, peer, lambda: SERVICES, _dialling(standing, peer, place)))
         mallory = Mallory(
-            estate._key,
-            estate.membership.chain,
-            estate.membership.mesh,
-            estate.local.record.encode(),
+            member._key,
+            member.membership.chain,
+            member.membership.mesh,
+            member.local.record.encode(),
             random.Random(seed),
         )
         rng = mallory.rng

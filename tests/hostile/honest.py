@@ -15,7 +15,7 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.tasks import Owner
 from meshd.config.tree import HostPort, LinksConfig
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.tunnel.user_tunnels import OwnTunnels
 
 from tests.e2e.bare_node import bare_node, connected
@@ -41,8 +41,8 @@ def _length(pause: tuple[float, float]) -> float:
 class _Node:
     """What it has beside its mesh."""
 
-    def __init__(self, estate: Estate, tunnels: OwnTunnels, owner: Owner) -> None:
-        self._estate = estate
+    def __init__(self, member: MemberNode, tunnels: OwnTunnels, owner: Owner) -> None:
+        self._member = member
         self._tunnels = tunnels
         self._owner = owner
         self._pauses: list[tuple[float, float]] = []  # the longest, from when until when
@@ -55,12 +55,12 @@ class _Node:
         server = await asyncio.start_server(_echo, "127.0.0.1", 0)
         self._owner.start(server.serve_forever(), name="echo")
         port = server.sockets[0].getsockname()[1]
-        peer = await connected(self._estate, name)
+        peer = await connected(self._member, name)
         self._tunnels.expose(SERVICE, host="127.0.0.1", port=port, peers=[peer])
 
     async def use(self, name: str) -> None:
         """The service of that node, from here on."""
-        peer = await connected(self._estate, name)
+        peer = await connected(self._member, name)
         opened = await self._tunnels.open(peer, SERVICE, host="127.0.0.1", port=0)
         self._owner.start(self._beat(int(opened.listen.rpartition(":")[2])), name="beat")
 
@@ -103,12 +103,12 @@ def say(text: str) -> None:
 
 async def _live(home: Path, name: str) -> None:
     links = LinksConfig(listen=HostPort("127.0.0.1", 0), stun=(), no_mdns=True, no_portmap=True)
-    async with bare_node(home, name=name, token=os.environ.get("MESHD_JOIN", ""), links=links) as estate:
-        tunnels = OwnTunnels(mesh=estate.mesh, save=lambda _blob: None)
+    async with bare_node(home, name=name, token=os.environ.get("MESHD_JOIN", ""), links=links) as member:
+        tunnels = OwnTunnels(mesh=member.mesh, save=lambda _blob: None)
         async with Owner() as owner:
             owner.start(tunnels.serve(), name="tunnels")
-            node = _Node(estate, tunnels, owner)
-            say(f"token {estate.printed_token() or ''}")
+            node = _Node(member, tunnels, owner)
+            say(f"token {member.printed_token() or ''}")
             while words := (await asyncio.to_thread(sys.stdin.readline)).split():
                 match words:
                     case ["expose", other]:

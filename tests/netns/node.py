@@ -19,7 +19,7 @@ from meshd.base.errors import EndOfStream, MeshdError
 from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig, Paths
 from meshd.daemon.join_dialers import enter
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import Doorway
 from meshd.daemon.run import _watch_addresses
 from meshd.identity.keystore import Home
@@ -65,7 +65,7 @@ class Beat:
     stop: bool = False
     next: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def run(self, mesh: Estate) -> None:
+    async def run(self, mesh: MemberNode) -> None:
         """Until told to stop, or until the stream breaks."""
         loop = asyncio.get_running_loop()
         stream = _open(mesh)
@@ -84,9 +84,9 @@ class Beat:
             self.next.set()
 
 
-def _open(estate: Estate) -> Stream:
-    [peer, *_] = [one for one in estate.mesh.peers() if one.state is PeerState.CONNECTED]
-    return estate.mesh.open_stream(peer.peer, SERVICE, metadata={})
+def _open(member: MemberNode) -> Stream:
+    [peer, *_] = [one for one in member.mesh.peers() if one.state is PeerState.CONNECTED]
+    return member.mesh.open_stream(peer.peer, SERVICE, metadata={})
 
 
 async def _echo(stream: Stream) -> None:
@@ -102,8 +102,8 @@ async def _echo(stream: Stream) -> None:
 class Commands:
     """What the driver may ask; each is a method and answers with a JSON object."""
 
-    def __init__(self, estate: Estate, owner: Owner, began: float) -> None:
-        self._estate = estate
+    def __init__(self, member: MemberNode, owner: Owner, began: float) -> None:
+        self._member = member
         self._owner = owner
         self._began = began
         self._beat = Beat()
@@ -128,7 +128,7 @@ class Commands:
 
     async def peers(self, _: Mapping[str, object]) -> Answer:
         """All peers with their links."""
-        return {"peers": [_shown(peer) for peer in self._estate.mesh.peers()]}
+        return {"peers": [_shown(peer) for peer in self._member.mesh.peers()]}
 
     async def connected(self, command: Mapping[str, object]) -> Answer:
         """Wait until `count` peers are connected, one over a path of `paths` (any), for `within` seconds."""
@@ -145,11 +145,11 @@ class Commands:
     async def _connected(self, count: int, paths: list[str] | None) -> Answer:
         seen = -1
         while True:
-            found = [peer for peer in self._estate.mesh.peers() if peer.state is PeerState.CONNECTED]
+            found = [peer for peer in self._member.mesh.peers() if peer.state is PeerState.CONNECTED]
             selected = [path for peer in found for path in peer.paths if path.selected]
             if len(found) >= count and (paths is None or any(one.link.path in paths for one in selected)):
                 return {"seconds": self._since(), "peers": [_shown(peer) for peer in found]}
-            seen = await self._estate.mesh.changed(seen)
+            seen = await self._member.mesh.changed(seen)
 
     async def echo(self, command: Mapping[str, object]) -> Answer:
         """Send `bytes` there and back and compare; seconds since the start of this node, and of the echo."""
@@ -157,7 +157,7 @@ class Commands:
         assert isinstance(size, int)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        stream = _open(self._estate)
+        stream = _open(self._member)
         sent, came = hashlib.sha256(), hashlib.sha256()
 
         async def send() -> None:
@@ -182,7 +182,7 @@ class Commands:
     async def beat(self, _: Mapping[str, object]) -> Answer:
         """Begin a stream that beats."""
         self._beat = Beat()
-        self._beating = self._owner.start(self._beat.run(self._estate), name="beat")
+        self._beating = self._owner.start(self._beat.run(self._member), name="beat")
         return {}
 
     async def beats(self, command: Mapping[str, object]) -> Answer:
@@ -201,8 +201,8 @@ class Commands:
         seen = -1
         try:
             async with asyncio.timeout(within):
-                while any(peer.state is PeerState.CONNECTED for peer in self._estate.mesh.peers()):
-                    seen = await self._estate.mesh.changed(seen)
+                while any(peer.state is PeerState.CONNECTED for peer in self._member.mesh.peers()):
+                    seen = await self._member.mesh.changed(seen)
         except TimeoutError:
             return {"error": f"still connected after {within:g} s"}
         return {"seconds": self._since()}
@@ -256,7 +256,7 @@ async def serve(folder: Path) -> None:
     doorway = Doorway(asked=config.links.listen, home=home)
     key = home.load_or_create_identity()
     entered = await enter(home, key, config, "client", doorway=doorway)
-    estate = Estate(
+    member = MemberNode(
         config=config,
         home=home,
         key=key,
@@ -266,16 +266,16 @@ async def serve(folder: Path) -> None:
         doorway=doorway,
     )
     joined = loop.time() - began
-    estate.mesh.handle(SERVICE, _echo, allow=lambda _member, _metadata: None)
+    member.mesh.handle(SERVICE, _echo, allow=lambda _member, _metadata: None)
     async with Owner() as owner:
-        owner.start(estate.serve(), name="peers")
-        owner.start(_watch_addresses(estate), name="addresses")
-        await estate.transports.surroundings.first_look()
-        _say({"token": estate.printed_token() or "", "joined": joined})
-        commands = Commands(estate, owner, began)
+        owner.start(member.serve(), name="peers")
+        owner.start(_watch_addresses(member), name="addresses")
+        await member.transports.network_state.first_look()
+        _say({"token": member.printed_token() or "", "joined": joined})
+        commands = Commands(member, owner, began)
         while line := await reader.readline():
             _say(await commands.obey(json.loads(line)))
-        estate.local.say_goodbye()
+        member.local.say_goodbye()
         await asyncio.sleep(GOODBYE_SECONDS)
         owner.cancel()
 

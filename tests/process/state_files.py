@@ -21,7 +21,7 @@ from meshd.admin.authority import save_addresses
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.config.kept_name import keep_name
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import _keep
 from meshd.daemon.network_state import _kept_secret
 from meshd.daemon.tunnels import make_tunnels
@@ -56,13 +56,13 @@ def new_peer() -> PeerId:
 class Scene:
     """A node in `folder`, without its tasks: nothing is written but by the case itself."""
 
-    estate: Estate
+    member: MemberNode
     folder: Path
 
     @classmethod
-    def made(cls, estate: Estate, folder: Path) -> "Scene":
+    def made(cls, member: MemberNode, folder: Path) -> "Scene":
         """With an invite that many may use, and something in each file."""
-        scene = cls(estate, folder)
+        scene = cls(member, folder)
         _invite(scene, uses=100)
         _expose(scene)
         (folder / "logs").mkdir(mode=0o700, exist_ok=True)
@@ -72,7 +72,7 @@ class Scene:
 
     @property
     def home(self) -> Home:
-        return self.estate._home
+        return self.member._home
 
     def content(self, name: str) -> bytes | None:
         path = self.folder / name
@@ -90,12 +90,12 @@ class Case:
 
 
 def _change_book(scene: Scene) -> None:
-    scene.estate.book.hint(new_peer(), (Candidate("192.0.2.1", random.randint(1, 60000)),))
-    scene.estate._kept_book.write()
+    scene.member.book.hint(new_peer(), (Candidate("192.0.2.1", random.randint(1, 60000)),))
+    scene.member._kept_book.write()
 
 
 def _ban(scene: Scene) -> None:
-    scene.estate.authority.revoke_node(new_peer(), now=1)
+    scene.member.authority.revoke_node(new_peer(), now=1)
 
 
 def _say_addresses(scene: Scene) -> None:
@@ -103,7 +103,7 @@ def _say_addresses(scene: Scene) -> None:
 
 
 def _number_records(scene: Scene) -> None:
-    local = scene.estate.local
+    local = scene.member.local
     numbering, before = local._numbers, local.record.sequence
     numbering._end += 1
     numbering._next = numbering._end  # as after thousands of records
@@ -115,12 +115,12 @@ def _number_records(scene: Scene) -> None:
 
 
 def _expose(scene: Scene) -> None:
-    tunnels = make_tunnels(scene.estate.mesh, scene.home)
+    tunnels = make_tunnels(scene.member.mesh, scene.home)
     tunnels.expose(f"s{random.randint(1, 1 << 30)}", host="127.0.0.1", port=1, peers=[new_peer()])
 
 
 def _take_port(scene: Scene) -> None:
-    with closing(TcpListener(scene.estate.standing, host="127.0.0.1")) as listener:
+    with closing(TcpListener(scene.member.standing, host="127.0.0.1")) as listener:
         listener.open()
         _keep(scene.home, listener)
 
@@ -186,25 +186,25 @@ async def _written_later(case: Case, scene: Scene, before: bytes | None) -> None
 
 
 async def _play_join(_case: Case, scene: Scene, disk: FailingDisk) -> str:
-    estate, joiner = scene.estate, new_key().peer
+    member, joiner = scene.member, new_key().peer
     entry = _open_invite(scene)
-    answer = estate._inviter.decide(joiner, entry.invite_id)
+    answer = member._inviter.decide(joiner, entry.invite_id)
     if not disk.hits:
         return "written"
     assert isinstance(answer, NotAdmitted) and answer.code == "disk"
-    count = len(estate.invites.entries())
+    count = len(member.invites.entries())
     try:
         _invite(scene)
     except UserError as error:
         assert "invites" in error.what
     else:
         raise AssertionError("a token was given that a restart forgets")
-    assert len(estate.invites.entries()) == count
+    assert len(member.invites.entries()) == count
     return REFUSED
 
 
 def _invite(scene: Scene, uses: int = 1) -> None:
-    scene.estate.authority.invite(
+    scene.member.authority.invite(
         now=int(time.time()),
         expires_s=600,
         uses=uses,
@@ -215,16 +215,16 @@ def _invite(scene: Scene, uses: int = 1) -> None:
 
 
 def _open_invite(scene: Scene) -> InviteEntry:
-    return next(entry for entry in scene.estate.invites.entries() if entry.left)
+    return next(entry for entry in scene.member.invites.entries() if entry.left)
 
 
 async def _invites_later(_case: Case, scene: Scene, _before: bytes | None) -> None:
-    estate = scene.estate
+    member = scene.member
     assert scene.home.keeping.retry()
     entry = _open_invite(scene)
     reserved = entry.used[-1].node if entry.used else new_peer()
-    assert isinstance(estate._inviter.decide(reserved, entry.invite_id), Welcome)
-    kept = scene.home.load_invites(estate.membership.mesh).get(entry.invite_id)
+    assert isinstance(member._inviter.decide(reserved, entry.invite_id), Welcome)
+    kept = scene.home.load_invites(member.membership.mesh).get(entry.invite_id)
     assert kept is not None and kept.used[-1].certificate is not None
 
 
@@ -341,8 +341,8 @@ def table(rows: Sequence[Row], results: Sequence[Sequence[str]]) -> str:
 
 
 async def _found(folder: Path) -> list[list[str]]:
-    async with bare_node(folder, name="node") as estate:
-        scene = Scene.made(estate, folder)
+    async with bare_node(folder, name="node") as member:
+        scene = Scene.made(member, folder)
         return [[await result(case, scene, number) for number in ERRNOS] for case in CASES]
 
 

@@ -37,8 +37,8 @@ by_errno = pytest.mark.parametrize("number", ERRNOS, ids=lambda number: errno.er
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_each_file_and_errno(case: Case, number: int, tmp_path: Path) -> None:
     async def work() -> None:
-        async with bare_node(tmp_path / "home", name="node", links=LINKS) as estate:
-            assert await result(case, Scene.made(estate, tmp_path / "home"), number) == case.result
+        async with bare_node(tmp_path / "home", name="node", links=LINKS) as member:
+            assert await result(case, Scene.made(member, tmp_path / "home"), number) == case.result
 
     run(work())
 
@@ -82,10 +82,10 @@ def test_every_file_that_a_node_writes_is_in_the_table(tmp_path: Path) -> None:
 
     async def work() -> set[str]:
         home = tmp_path / "home"
-        async with bare_node(home, name="node", links=LINKS) as estate:
-            Scene.made(estate, home)
-            estate.book.hint(KeyPair.from_seed(bytes(32)).peer, PLACE)
-            estate.local.network_changed()
+        async with bare_node(home, name="node", links=LINKS) as member:
+            Scene.made(member, home)
+            member.book.hint(KeyPair.from_seed(bytes(32)).peer, PLACE)
+            member.local.network_changed()
         return {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
 
     written = run(work())

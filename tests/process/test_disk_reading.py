@@ -26,9 +26,9 @@ by_errno = pytest.mark.parametrize(
 
 async def start(home: Path) -> None:
     """Until all has been read; a token that is made while no daemon runs reads the addresses."""
-    async with bare_node(home, name="node", links=LINKS) as estate:
-        make_tunnels(estate.mesh, estate._home)
-        load_addresses(estate._home)
+    async with bare_node(home, name="node", links=LINKS) as member:
+        make_tunnels(member.mesh, member._home)
+        load_addresses(member._home)
 
 
 @by_errno
@@ -38,9 +38,9 @@ def test_a_start_that_cannot_read_a_file_names_it_and_takes_nothing_for_new(
 ) -> None:
     async def work() -> None:
         home = tmp_path / "home"
-        async with bare_node(home, name="node", links=LINKS) as estate:
-            scene = Scene.made(estate, home)
-            estate.book.hint(KeyPair.from_seed(bytes(32)).peer, PLACE)
+        async with bare_node(home, name="node", links=LINKS) as member:
+            scene = Scene.made(member, home)
+            member.book.hint(KeyPair.from_seed(bytes(32)).peer, PLACE)
             if case.change is not None:
                 case.change(scene)
         before = (home / case.name).read_bytes()

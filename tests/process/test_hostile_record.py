@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.config.tree import HostPort, LinksConfig
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.record import PeerRecord
 from meshd.identity.relay_url import split_place
@@ -23,11 +23,11 @@ def links() -> LinksConfig:
     return LinksConfig(listen=HostPort("127.0.0.1", 0), kinds=("tcp", "relay"), stun=(), no_mdns=True)
 
 
-def bad_record(estate: Estate) -> PeerRecord:
+def bad_record(member: MemberNode) -> PeerRecord:
     """As a modified node signs it: no address at all, so that only its relays are left to dial."""
     return PeerRecord.sign(
-        estate._key,
-        chain=estate.membership.chain,
+        member._key,
+        chain=member.membership.chain,
         name="hostile",
         role="client",
         sequence=1 << 40,
@@ -35,25 +35,25 @@ def bad_record(estate: Estate) -> PeerRecord:
     )
 
 
-async def heard(estate: Estate, peer: PeerId) -> None:
+async def heard(member: MemberNode, peer: PeerId) -> None:
     """Until the record is in its book."""
     seen = -1
-    while (record := estate.book.record(peer)) is None or not record.relays:
-        seen = await estate.mesh.changed(seen)
+    while (record := member.book.record(peer)) is None or not record.relays:
+        seen = await member.mesh.changed(seen)
 
 
-async def dialled(estate: Estate, peer: PeerId) -> None:
+async def dialled(member: MemberNode, peer: PeerId) -> None:
     """Until it has tried to reach that peer, and failed."""
     async with asyncio.timeout(20):
-        while not any(one.peer == peer and one.last_error for one in estate.mesh.peers()):  # noqa: ASYNC110
+        while not any(one.peer == peer and one.last_error for one in member.mesh.peers()):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
-async def ping(near: Estate, name: str) -> None:
+async def ping(near: MemberNode, name: str) -> None:
     await near.mesh.ping(await connected(near, name), 5.0)
 
 
-async def meet_the_hostile_one(folder: Path, token: str, *others: Estate) -> PeerId:
+async def meet_the_hostile_one(folder: Path, token: str, *others: MemberNode) -> PeerId:
     """It joins, says its record to everybody, and is gone."""
     async with bare_node(folder / "hostile", token=token, name="hostile", links=links()) as hostile:
         peer = hostile.node.peer

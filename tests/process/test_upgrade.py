@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from meshd.base.tasks import Owner
 from meshd.config.tree import HostPort, LinksConfig
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.identity.keys import PeerId
 from meshd.identity.relay_url import relay_url
 from meshd.link.interface import LinkKind
@@ -24,14 +24,14 @@ DATA = random.Random(1).randbytes(8 << 20)
 PIECE = 64 << 10
 
 
-async def _uses(estate: Estate, peer: PeerId, kind: LinkKind) -> None:
+async def _uses(member: MemberNode, peer: PeerId, kind: LinkKind) -> None:
     seen = -1
     async with asyncio.timeout(40):
         while True:
-            (status,) = [other for other in estate.mesh.peers() if other.peer == peer]
+            (status,) = [other for other in member.mesh.peers() if other.peer == peer]
             if any(path.selected and path.link.kind is kind for path in status.paths):
                 return
-            seen = await estate.mesh.changed(seen)
+            seen = await member.mesh.changed(seen)
 
 
 @pytest.mark.parametrize("kind", ["webrtc", "quic", "tcp"])

@@ -15,7 +15,7 @@ from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig
 from meshd.daemon.join_dialers import enter
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import Doorway
 from meshd.daemon.role_runtime import machine_id
 from meshd.identity.invite import parse_token
@@ -50,20 +50,20 @@ def config_of(name: str, join: str = "") -> Config:
 
 
 class Machine:
-    """A home, and the estate of the daemon that runs in it."""
+    """A home, and the member node of the daemon that runs in it."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.home = Home(folder / name)
         self.name = name
         self.key: KeyPair = self.home.load_or_create_identity()
 
-    async def enter(self, join: str = "", *, role: str = "worker") -> Estate:
+    async def enter(self, join: str = "", *, role: str = "worker") -> MemberNode:
         """As somebody who joins and does not stay."""
-        estate, entered = await self._enter(join, role)
+        member, entered = await self._enter(join, role)
         await entered.aclose()
-        return estate
+        return member
 
-    async def _enter(self, join: str, role: str) -> tuple[Estate, Entered[Joining]]:
+    async def _enter(self, join: str, role: str) -> tuple[MemberNode, Entered[Joining]]:
         config = config_of(self.name, join)
         doorway = Doorway(asked=config.links.listen, home=self.home)
         try:
@@ -71,7 +71,7 @@ class Machine:
         except BaseException:
             doorway.close()
             raise
-        estate = Estate(
+        member = MemberNode(
             config=config,
             home=self.home,
             key=self.key,
@@ -80,33 +80,33 @@ class Machine:
             native=NATIVE,
             doorway=doorway,
         )
-        return estate, entered
+        return member, entered
 
     @asynccontextmanager
-    async def live(self, join: str = "") -> AsyncIterator[Estate]:
-        estate, _ = await self._enter(join, "worker")
+    async def live(self, join: str = "") -> AsyncIterator[MemberNode]:
+        member, _ = await self._enter(join, "worker")
         try:
             async with Owner() as owner:
-                owner.start(estate.serve(), name="peers")
+                owner.start(member.serve(), name="peers")
                 try:
-                    yield estate
+                    yield member
                 finally:
                     owner.cancel()
         finally:
-            estate.doorway.close()
+            member.doorway.close()
 
 
-async def sees(estate: Estate, name: str) -> None:
+async def sees(member: MemberNode, name: str) -> None:
     seen = -1
     async with asyncio.timeout(20):
         while not any(
-            peer.name == name and peer.state is PeerState.CONNECTED for peer in estate.mesh.peers()
+            peer.name == name and peer.state is PeerState.CONNECTED for peer in member.mesh.peers()
         ):
-            seen = await estate.mesh.changed(seen)
+            seen = await member.mesh.changed(seen)
 
 
-def token_of(estate: Estate) -> str:
-    token = estate.printed_token()
+def token_of(member: MemberNode) -> str:
+    token = member.printed_token()
     assert token is not None
     return token
 

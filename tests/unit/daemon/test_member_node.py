@@ -11,8 +11,8 @@ from tests.unit.daemon.test_joining import Machine
 def test_the_name_of_a_node_is_kept_in_its_home(tmp_path: Path) -> None:
     async def main() -> None:
         machine = Machine(tmp_path, "garage")
-        estate = await machine.enter()
+        member = await machine.enter()
         assert machine.home.read_blob(NAME_BLOB) == b"garage"
-        estate.doorway.close()
+        member.doorway.close()
 
     run(main())

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from meshd.base.peer_limits import DIALS, RETRIES
-from meshd.daemon.member_node import Estate
+from meshd.daemon.member_node import MemberNode
 from meshd.identity.record import PeerRecord
 from meshd.wire.address import Candidate
 
@@ -58,7 +58,7 @@ class Ports:
 
 
 @contextlib.asynccontextmanager
-async def victim_of(folder: Path) -> AsyncIterator[tuple[Estate, Callable[[Sequence[Candidate]], None]]]:
+async def victim_of(folder: Path) -> AsyncIterator[tuple[MemberNode, Callable[[Sequence[Candidate]], None]]]:
     """A node that runs, and what makes it hear that a member, who has joined and gone, is at those places."""
     founder, guest = Machine(folder, "founder"), Machine(folder, "guest")
     async with founder.live() as victim:

@@ -20,7 +20,7 @@ HOST, UDP = Candidate("10.0.0.1", 17430), Candidate("10.0.0.1", 17430, "udp")
 OUTER = Candidate("9.9.9.9", 40000, "udp", "srflx")
 
 
-class Surroundings:
+class FakeReach:
     """Implements Reach and Audience."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Surroundings:
         self.links.append(link)
 
 
-class _Mesh(Surroundings):
+class _Mesh(FakeReach):
     def addresses_changed(self) -> None:
         self.told.append("addresses")
 
@@ -64,7 +64,7 @@ class Rig:
     """A member whose disk keeps numbers until `disk` says no."""
 
     def __init__(self) -> None:
-        self.reach, self.mesh = Surroundings(), _Mesh()
+        self.reach, self.mesh = FakeReach(), _Mesh()
         self.disk = True
         self.saved: list[Sequence[Candidate]] = []
         self.local = LocalMember(
