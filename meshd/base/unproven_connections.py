@@ -14,8 +14,8 @@ MAX_UNPROVEN = STRANGERS.most
 MAX_UNPROVEN_OF_ONE = STRANGERS_OF_ADDRESS.most
 
 
-class Doorstep:
-    """Connections in order of arrival; each is closed with the callable that came with it."""
+class UnprovenConnections:
+    """Connections that have proven nothing yet, in order of arrival; each comes with what closes it."""
 
     def __init__(self, *, most: int = MAX_UNPROVEN, most_of_one: int = MAX_UNPROVEN_OF_ONE) -> None:
         self._most = most

@@ -16,7 +16,7 @@ from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig, Paths
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.mesh_port import Doorway
+from meshd.daemon.mesh_port import MeshPort
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.keystore import Home
 from meshd.link.secure.tls import dialer_context, listener_context
@@ -85,9 +85,9 @@ async def _member(folder: Path, role: str, token: str) -> MemberNode:
         links=LinksConfig(listen=HostPort("127.0.0.1", 0), kinds=("tcp",)),
         paths=Paths(home=folder, cache=folder / "cache"),
     )
-    doorway = Doorway(asked=config.links.listen, home=home)
+    mesh_port = MeshPort(asked=config.links.listen, home=home)
     key = home.load_or_create_identity()
-    entered = await enter(home, key, config, role, doorway=doorway)
+    entered = await enter(home, key, config, role, mesh_port=mesh_port)
     return MemberNode(
         config=config,
         home=home,
@@ -95,7 +95,7 @@ async def _member(folder: Path, role: str, token: str) -> MemberNode:
         entered=entered,
         role=role,
         native=NativeVersion("0", "none", "none", "cpu"),
-        doorway=doorway,
+        mesh_port=mesh_port,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from meshd.base.hosts import is_loopback
 from meshd.config import Config
-from meshd.daemon.mesh_port import Doorway
+from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.transports import read_relays
 from meshd.identity.invite import Invite, JoinKeys, RelayHint
 from meshd.identity.keys import KeyPair
@@ -36,13 +36,13 @@ async def enter(
     config: Config,
     role: str,
     *,
-    doorway: Doorway,
+    mesh_port: MeshPort,
     note: Callable[[str], object] = lambda _text: None,
 ) -> Entered[Joining]:
     """See Enrolment.enter."""
 
     def transports(invite: Invite, keys: JoinKeys) -> "InviterDialers":
-        return InviterDialers(invite, keys, key, config, doorway)
+        return InviterDialers(invite, keys, key, config, mesh_port)
 
     links = config.links
     options = JoinOptions(
@@ -51,8 +51,8 @@ async def enter(
         kinds=links.kinds,
         relays=read_relays(config),
         mdns=not links.no_mdns,
-        local_only=doorway.local_only,
-        has_udp=doorway.quic is not None,
+        local_only=mesh_port.local_only,
+        has_udp=mesh_port.quic is not None,
     )
     enrolment = Enrolment(
         home,
@@ -71,12 +71,12 @@ class InviterDialers:
     """Implements JoinTransports with real links."""
 
     def __init__(
-        self, invite: Invite, keys: JoinKeys, key: KeyPair, config: Config, doorway: Doorway
+        self, invite: Invite, keys: JoinKeys, key: KeyPair, config: Config, mesh_port: MeshPort
     ) -> None:
         self._invite = invite
         self._keys = keys
         self._config = config
-        self._doorway = doorway
+        self._mesh_port = mesh_port
         self._standing = Standing(credentials=Credentials(key, None), mesh=invite.mesh)
 
     async def tcp(self, places: Sequence[Dialable]) -> Joining:
@@ -92,7 +92,7 @@ class InviterDialers:
             standing=self._standing,
             inviter=self._invite.inviter,
             join=self._keys,
-            ports=self._doorway.dial_port,
+            ports=self._mesh_port.dial_port,
         )
 
     async def relay(self, relays: Sequence[RelayHint]) -> Joining:
@@ -121,16 +121,16 @@ class InviterDialers:
 
     def reply_port(self) -> "DoorwayReplyPort":
         """See JoinTransports."""
-        return DoorwayReplyPort(self._doorway, self._config.links.stun)
+        return DoorwayReplyPort(self._mesh_port, self._config.links.stun)
 
 
 class DoorwayReplyPort:
     """Implements ReplyPort with the mesh's UDP port."""
 
-    def __init__(self, doorway: Doorway, stun: Sequence[str]) -> None:
+    def __init__(self, mesh_port: MeshPort, stun: Sequence[str]) -> None:
         self.seen = asyncio.Event()
-        self._doorway = doorway
-        self._outer = OuterPort(send=doorway.send, servers=lambda: stun, changed=self.seen.set)
+        self._mesh_port = mesh_port
+        self._outer = OuterPort(send=mesh_port.send, servers=lambda: stun, changed=self.seen.set)
 
     @property
     def same_everywhere(self) -> bool | None:
@@ -139,10 +139,10 @@ class DoorwayReplyPort:
 
     def candidates(self) -> Sequence[Candidate]:
         """See ReplyPort."""
-        here = self._doorway.quic.candidates() if self._doorway.quic is not None else ()
+        here = self._mesh_port.quic.candidates() if self._mesh_port.quic is not None else ()
         return (*self._outer.candidates(), *here)
 
     async def ask_servers(self) -> None:
         """See ReplyPort."""
-        with self._doorway.stun_answers(self._outer.heard):
+        with self._mesh_port.stun_answers(self._outer.heard):
             await self._outer.serve()

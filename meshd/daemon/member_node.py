@@ -9,7 +9,7 @@ from meshd.admin.authority import Authority, save_addresses
 from meshd.base.tasks import Owner
 from meshd.config import Config
 from meshd.config.kept_name import keep_name
-from meshd.daemon.mesh_port import Doorway
+from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.transports import Transports
 from meshd.daemon.write_retries import write_again
 from meshd.identity.keys import KeyPair, PeerId
@@ -53,7 +53,7 @@ class MemberNode:
         entered: Entered[Joining],
         role: str,
         native: NativeVersion,
-        doorway: Doorway,
+        mesh_port: MeshPort,
     ) -> None:
         self._config = config
         self._home = home
@@ -73,7 +73,7 @@ class MemberNode:
             home.counters.reserve_sequences, last=home.counters.last_sequence(), now=int(time.time())
         )
         self._callers = Callers()
-        self.doorway = doorway
+        self.mesh_port = mesh_port
         self.node = self._make_node(role, native)
         self.transports = Transports(
             self,
@@ -84,7 +84,7 @@ class MemberNode:
             node=self.node,
             book=self.book,
             invites=self.invites,
-            doorway=doorway,
+            mesh_port=mesh_port,
         )
         self.mesh = PeerMesh(
             node=self.node,

@@ -39,7 +39,7 @@ class PortMember(Protocol):
         ...
 
 
-class Doorway:
+class MeshPort:
     """The mesh port, bound before it is known as which member this node answers there.
 
     Whoever connects waits until the listener is served, which is after `answer_as`.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from meshd.config import Config
-from meshd.daemon.mesh_port import Doorway
+from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.role_kind import ClaimedRole, RoleKind
 from meshd.daemon.transports import read_relays
 from meshd.identity.keystore import Home
@@ -22,11 +22,14 @@ OF_EVERY_HEAD = ("none", "CPU")  # values of --device that name nothing to be fo
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
-    """The role's open files and ports, and the mesh port. `release` gives them back."""
+class Preflight:
+    """What the checks before the start have taken: the role's open files and ports, and the mesh port.
+
+    `release` gives them back.
+    """
 
     role: ClaimedRole
-    doorway: Doorway
+    mesh_port: MeshPort
     _held: contextlib.ExitStack
 
     @classmethod
@@ -36,9 +39,9 @@ class Claims:
         with contextlib.ExitStack() as held:
             claimed = await role.claim(config, held)
             await _check_devices(role.devices(config), config, native)
-            doorway = Doorway(asked=config.links.listen, home=home)
-            held.callback(doorway.close)
-            return cls(claimed, doorway, held.pop_all())
+            mesh_port = MeshPort(asked=config.links.listen, home=home)
+            held.callback(mesh_port.close)
+            return cls(claimed, mesh_port, held.pop_all())
 
     def release(self) -> None:
         """Idempotent."""

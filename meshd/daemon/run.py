@@ -17,7 +17,7 @@ from meshd.daemon.control import DaemonControl, Parts
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.native_check import check_native
-from meshd.daemon.preflight import Claims
+from meshd.daemon.preflight import Preflight
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import find_native, make_runtime
 from meshd.daemon.roles import ROLES
@@ -91,18 +91,18 @@ class Daemon:
 
     async def _node(self) -> None:
         native = await self._find_native()
-        claims = await Claims.make(ROLES[self._role], self._config, native, self._home)
+        preflight = await Preflight.make(ROLES[self._role], self._config, native, self._home)
         try:
             key = self._home.load_or_create_identity()
             entered = await enter(
-                self._home, key, self._config, self._role, doorway=claims.doorway, note=self._note
+                self._home, key, self._config, self._role, mesh_port=preflight.mesh_port, note=self._note
             )
             try:
-                await self._live(key, entered, native, claims)
+                await self._live(key, entered, native, preflight)
             finally:
                 await entered.aclose()
         finally:
-            claims.release()
+            preflight.release()
 
     async def _find_native(self) -> NativeBuild:
         """The binaries in use; those that the user names are tried. Raises UserError."""
@@ -115,7 +115,7 @@ class Daemon:
         return await check_native(native, protocol=protocol, logs=paths.logs, head=head)
 
     async def _live(
-        self, key: KeyPair, entered: Entered[Joining], native: NativeBuild, claims: Claims
+        self, key: KeyPair, entered: Entered[Joining], native: NativeBuild, preflight: Preflight
     ) -> None:
         """As a member, in its role."""
         member = MemberNode(
@@ -125,10 +125,10 @@ class Daemon:
             entered=entered,
             role=self._role,
             native=native.version,
-            doorway=claims.doorway,
+            mesh_port=preflight.mesh_port,
         )
         try:
-            built = await claims.role.build(make_runtime(self._config, member.mesh, native), member)
+            built = await preflight.role.build(make_runtime(self._config, member.mesh, native), member)
             await self._serve(member, built)
         finally:
             if member.local.has_left:

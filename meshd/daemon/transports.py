@@ -14,7 +14,7 @@ from typing import Protocol
 from meshd.base.fault_boundary import kept_up
 from meshd.base.tasks import Owner
 from meshd.config import Config
-from meshd.daemon.mesh_port import Doorway, PortMember
+from meshd.daemon.mesh_port import MeshPort, PortMember
 from meshd.daemon.network_state import NetworkState
 from meshd.identity.invite import RelayHint
 from meshd.identity.invite_book import InviteBook
@@ -92,13 +92,13 @@ class Transports:
         node: Node,
         book: AddressBook,
         invites: InviteBook,
-        doorway: Doorway,
+        mesh_port: MeshPort,
     ) -> None:
         links = config.links
         kinds = {LinkKind(kind) for kind in links.kinds}
-        local_only = doorway.local_only
+        local_only = mesh_port.local_only
         self._user = user
-        self._doorway = doorway
+        self._mesh_port = mesh_port
         self.relays = read_relays(config) if LinkKind.RELAY in kinds else ()
         places = tuple(relay.place for relay in self.relays)
         stun = () if local_only else tuple(links.stun)
@@ -106,7 +106,7 @@ class Transports:
         self._hosts = _loopback if local_only else local_addresses.hosts
         self._asks_outside = LinkKind.QUIC in kinds and not local_only
         self.outer = OuterPort(
-            send=doorway.send, servers=lambda: (*stun, *places), changed=user.network_changed
+            send=mesh_port.send, servers=lambda: (*stun, *places), changed=user.network_changed
         )
         self.network_state = NetworkState(
             config=config, home=home, ports=self._ports, local_only=local_only, changed=user.network_changed
@@ -136,7 +136,7 @@ class Transports:
         self.dialers: list[Dialer] = []
         self._listeners: list[Listener] = []
         self._searching: BirthdayLinks | None = None
-        doorway.answer_as(user)
+        mesh_port.answer_as(user)
         self._use_kinds(kinds)
         self.mdns: Mdns | None = None
         if not (links.no_mdns or local_only):
@@ -167,7 +167,7 @@ class Transports:
 
     def _use_tcp(self) -> None:
         self.dialers.append(TcpDialer(self._user.standing))
-        self._listeners.append(self._doorway.listener)
+        self._listeners.append(self._mesh_port.listener)
         addresses = self.addresses
         self._use(
             PunchLinks(
@@ -175,19 +175,19 @@ class Transports:
                 self.signals.topic("punch"),
                 servers=lambda: addresses.tcp_servers(self._relay_places, self._stun),
                 worth=lambda peer: worth_trying(self.network_state.facts(), addresses.facts_of(peer)),
-                hosts=self._hosts() if self._doorway.local_only else None,
+                hosts=self._hosts() if self._mesh_port.local_only else None,
                 may_dial=addresses.may_dial,
             )
         )
 
     def _use_quic(self) -> None:
         standing, may_dial = self._user.standing, self.addresses.may_dial
-        self.dialers.append(QuicDialer(standing, ports=self._doorway.dial_port))
-        if self._doorway.quic is not None:
-            self._listeners.append(self._doorway.quic)
+        self.dialers.append(QuicDialer(standing, ports=self._mesh_port.dial_port))
+        if self._mesh_port.quic is not None:
+            self._listeners.append(self._mesh_port.quic)
         topic = self.signals.topic("quic")
         self._use(QuicOverIce(standing, topic, self._udp_servers, hosts=self._hosts, may_dial=may_dial))
-        if not self._doorway.local_only:
+        if not self._mesh_port.local_only:
             self._searching = BirthdayLinks(
                 standing,
                 self.signals.topic("birthday"),
@@ -217,7 +217,7 @@ class Transports:
         """Where this machine is, with its public addresses as servers see them."""
         public = self.network_state.facts().public_v4
         outside = [*(one.host for one in self.outer.candidates()), *([public] if public else [])]
-        return local_addresses.here(outside, local_only=self._doorway.local_only)
+        return local_addresses.here(outside, local_only=self._mesh_port.local_only)
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Where this node can be reached, as known now."""
@@ -251,11 +251,11 @@ class Transports:
         """Until cancelled."""
         self.signals.attach(mesh)
         self.members.attach(mesh)
-        with self._doorway.stun_answers(self.outer.heard):
+        with self._mesh_port.stun_answers(self.outer.heard):
             async with Owner() as owner:
                 owner.start(self.signals.serve(), name="signals")
                 for listener in self._listeners:
-                    at_port = listener is self._doorway.listener
+                    at_port = listener is self._mesh_port.listener
                     take = partial(self._take_in, mesh) if at_port else mesh.accept
                     owner.start(listener.serve(take), name=f"{listener.kind.value} listener")
                 owner.start(self.joiners.serve(), name="joiners")
@@ -272,9 +272,9 @@ class Transports:
         await mesh.accept(link)
 
     def _ports(self) -> Sequence[tuple[Proto, int]]:
-        ports: list[tuple[Proto, int]] = [("tcp", self._doorway.listener.port)]
-        if self._doorway.quic is not None:
-            ports.append(("udp", self._doorway.quic.port))
+        ports: list[tuple[Proto, int]] = [("tcp", self._mesh_port.listener.port)]
+        if self._mesh_port.quic is not None:
+            ports.append(("udp", self._mesh_port.quic.port))
         return ports
 
 

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from meshd.base.hosts import is_loopback
 from meshd.base.peer_limits import API_CLIENTS, API_CLIENTS_OF_KEY, API_STRANGERS, API_STRANGERS_OF_ADDRESS
-from meshd.base.unproven_connections import Doorstep
+from meshd.base.unproven_connections import UnprovenConnections
 from meshd.base.work_slots import Release, Slots
 
 STRANGER_SECONDS = 10.0  # for a whole request head
@@ -29,7 +29,9 @@ class RequestGate:
     """All connections of one API."""
 
     def __init__(self) -> None:
-        self._strangers = Doorstep(most=API_STRANGERS.most, most_of_one=API_STRANGERS_OF_ADDRESS.most)
+        self._strangers = UnprovenConnections(
+            most=API_STRANGERS.most, most_of_one=API_STRANGERS_OF_ADDRESS.most
+        )
         self._since: dict[Visitor, float] = {}
         self._places = Slots(API_CLIENTS, API_CLIENTS_OF_KEY)
 

@@ -14,7 +14,7 @@ from meshd.base.errors import Closed, LocalProtocolError, MeshdError, UserError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.base.token_bucket import TokenBucket
-from meshd.base.unproven_connections import Doorstep
+from meshd.base.unproven_connections import UnprovenConnections
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.exchange import Credentials, Proven, Purpose
 from meshd.identity.invite import JoinKeys, RelayHint
@@ -76,7 +76,7 @@ class RelayServer:
         self._connections: dict[int, Connection] = {}
         self._of_host: dict[str, int] = {}
         self._circuits: dict[int, list[Connection]] = {}
-        self._doorstep = Doorstep(most=limits.unproven, most_of_one=limits.unproven_of_host)
+        self._unproven = UnprovenConnections(most=limits.unproven, most_of_one=limits.unproven_of_host)
         self._throttle = Throttle()
         self._owner: Owner | None = None
         self._next = 1
@@ -103,7 +103,7 @@ class RelayServer:
     @property
     def sent_away(self) -> int:
         """Connections that had proven nothing when room was needed, so far."""
-        return self._doorstep.sent_away
+        return self._unproven.sent_away
 
     def hint(self, public_host: str) -> RelayHint:
         """What nodes need to come here, after `open`. `public_host`: a name or an address."""
@@ -191,12 +191,12 @@ class RelayServer:
             return False
         self._connections[connection.number] = connection
         self._of_host[connection.host] = of_host + 1
-        self._doorstep.arrive(connection, host=connection.host, send_away=connection.abort)
+        self._unproven.arrive(connection, host=connection.host, send_away=connection.abort)
         return True
 
     def lost(self, connection: Connection) -> None:
         """Its socket is closed."""
-        self._doorstep.leave(connection)
+        self._unproven.leave(connection)
         if self._connections.pop(connection.number, None) is None:
             return
         left = self._of_host[connection.host] - 1
@@ -232,7 +232,7 @@ class RelayServer:
             connection.abort()
             return
         circuit, side = found
-        self._doorstep.leave(connection)
+        self._unproven.leave(connection)
         bound = self.board.join_bounds(circuit)
         connection.bind(circuit, side, bound=bound)
         ends = self._circuits.setdefault(circuit, [])
@@ -277,7 +277,7 @@ class RelayServer:
         )
         try:
             proven = await run_proof(connection, proof, seconds=self.limits.unproven_seconds)
-            self._doorstep.leave(connection)
+            self._unproven.leave(connection)
             await self._talk(connection, proven)
         except (MeshdError, TimeoutError) as error:
             _log.debug("relay_client_gone", remote=connection.remote, why=str(error) or "timed out")

@@ -17,7 +17,7 @@ from meshd.config import Config
 from meshd.config.tree import HostPort, LinksConfig, NodeConfig, Paths
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.mesh_port import Doorway
+from meshd.daemon.mesh_port import MeshPort
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
 from meshd.peer.interface import PeerState, Stream
@@ -43,9 +43,9 @@ async def bare_node(
     place = Home(home)
     with place.lock():
         key = place.load_or_create_identity()
-        doorway = Doorway(asked=config.links.listen, home=place)
+        mesh_port = MeshPort(asked=config.links.listen, home=place)
         try:
-            entered = await enter(place, key, config, "client", doorway=doorway)
+            entered = await enter(place, key, config, "client", mesh_port=mesh_port)
             member = MemberNode(
                 config=config,
                 home=place,
@@ -53,7 +53,7 @@ async def bare_node(
                 entered=entered,
                 role="client",
                 native=NativeVersion(rpc="", pin="", patches="", backend=""),
-                doorway=doorway,
+                mesh_port=mesh_port,
             )
             async with Owner() as owner:
                 owner.start(member.serve(), name="peers")
@@ -61,7 +61,7 @@ async def bare_node(
                 member.mesh.say_goodbye("the test is over")
                 owner.cancel()
         finally:
-            doorway.close()
+            mesh_port.close()
 
 
 async def connected(member: MemberNode, name: str) -> PeerId:

@@ -20,7 +20,7 @@ from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig, Paths
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.mesh_port import Doorway
+from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.run import _watch_addresses
 from meshd.identity.keystore import Home
 from meshd.peer.interface import PeerState, PeerStatus, Stream
@@ -253,9 +253,9 @@ async def serve(folder: Path) -> None:
     config = _config(folder, json.loads(await reader.readline()))
     home = Home(folder)
     began = loop.time()
-    doorway = Doorway(asked=config.links.listen, home=home)
+    mesh_port = MeshPort(asked=config.links.listen, home=home)
     key = home.load_or_create_identity()
-    entered = await enter(home, key, config, "client", doorway=doorway)
+    entered = await enter(home, key, config, "client", mesh_port=mesh_port)
     member = MemberNode(
         config=config,
         home=home,
@@ -263,7 +263,7 @@ async def serve(folder: Path) -> None:
         entered=entered,
         role="client",
         native=NativeVersion("0", "none", "none", "cpu"),
-        doorway=doorway,
+        mesh_port=mesh_port,
     )
     joined = loop.time() - began
     member.mesh.handle(SERVICE, _echo, allow=lambda _member, _metadata: None)

@@ -89,7 +89,7 @@ class QuicListener:
     @property
     def unproven(self) -> int:
         """Connections that have not proven who they are yet."""
-        return len(self._entrance.doorstep)
+        return len(self._entrance.unproven)
 
     def open(self) -> None:
         """Bind: from here on datagrams wait for `serve`. Raises PortTaken, UserError."""

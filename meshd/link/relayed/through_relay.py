@@ -151,10 +151,10 @@ class RelayLinks:
                 def send_away() -> None:
                     task.cancel()
 
-                doorstep = self._entrance.doorstep
-                doorstep.arrive(ring.ticket, host=ring.caller.hex(), send_away=send_away)
+                unproven = self._entrance.unproven
+                unproven.arrive(ring.ticket, host=ring.caller.hex(), send_away=send_away)
                 # a task that is cancelled before its first step never comes to its own clean-up
-                task.add_done_callback(lambda _: doorstep.leave(ring.ticket))
+                task.add_done_callback(lambda _: unproven.leave(ring.ticket))
                 return True
 
             self._client.on_ring = rung
@@ -205,7 +205,7 @@ class RelayLinks:
                     binding=self._entrance.certificate.sha256,
                     seconds=self._proof_seconds,
                 )
-            self._entrance.doorstep.leave(ring.ticket)
+            self._entrance.unproven.leave(ring.ticket)
             pipe.widen()
             kind = _passing if proven.purpose is Purpose.JOIN else _lasting
             make_link = partial(kind, pipe, control.relay, dialled=False)

@@ -12,7 +12,7 @@ from typing import Protocol
 from meshd.base.errors import Closed, MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.base.unproven_connections import Doorstep
+from meshd.base.unproven_connections import UnprovenConnections
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import Link
@@ -59,7 +59,7 @@ class Entrance:
         self._standing = standing
         self._proof_seconds = proof_seconds
         self.certificate = make_link_certificate()
-        self.doorstep = Doorstep()
+        self.unproven = UnprovenConnections()
         self._desk = JoinDesk(on_joiner, standing)
 
     def hears(self, host: str, port: int = 0) -> bool:
@@ -70,7 +70,7 @@ class Entrance:
     def arrive(self, arrival: Arrival, accept: Accept, owner: Owner, *, name: str) -> None:
         """Own it to its end."""
         pipe, host = arrival.pipe, arrival.host
-        self.doorstep.arrive(pipe, host=host, send_away=pipe.abort)
+        self.unproven.arrive(pipe, host=host, send_away=pipe.abort)
         try:
             task = owner.start_for(host, self._live(arrival, accept), name=f"{name}-{pipe.remote}")
         except Closed:  # shutting down
@@ -81,7 +81,7 @@ class Entrance:
 
     def _part(self, pipe: IncomingPipe) -> None:
         pipe.abort()
-        self.doorstep.leave(pipe)
+        self.unproven.leave(pipe)
 
     async def _live(self, arrival: Arrival, accept: Accept) -> None:
         """The whole life of one incoming connection."""
@@ -97,7 +97,7 @@ class Entrance:
                 if standing.credentials.chain is None:
                     return  # not a member of any mesh yet: nothing to prove, nobody to let in
                 proven = await prove_accepted(pipe, standing=standing, binding=self.certificate.sha256)
-            self.doorstep.leave(pipe)
+            self.unproven.leave(pipe)
             pipe.widen()
             with present(standing, proven, host, port):
                 await self.hand_over(pipe, proven, arrival.make_link, accept)
@@ -107,7 +107,7 @@ class Entrance:
             _log.debug("link_ended", remote=pipe.remote, why=str(error) or "timed out")
         finally:
             await pipe.aclose()
-            self.doorstep.leave(pipe)
+            self.unproven.leave(pipe)
 
     async def hand_over(self, pipe: RawPipe, proven: Proven, make_link: MakeLink, accept: Accept) -> None:
         """To `accept` as a link: of a member at once, of a joiner when it has joined."""

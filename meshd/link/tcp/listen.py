@@ -63,7 +63,7 @@ class TcpListener:
     @property
     def unproven(self) -> int:
         """Connections that have not proven who they are yet."""
-        return len(self._entrance.doorstep)
+        return len(self._entrance.unproven)
 
     def open(self) -> None:
         """Bind and listen: from here on connections wait for `serve`. Raises PortTaken, UserError."""

@@ -8,7 +8,7 @@ import pytest
 from meshd.base.errors import MeshdError, UserError
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig
 from meshd.daemon.join_dialers import enter
-from meshd.daemon.mesh_port import Doorway
+from meshd.daemon.mesh_port import MeshPort
 from meshd.identity.invite import Invite, encode_token
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.keystore import Home
@@ -29,11 +29,11 @@ def join(home: Path, *, late: int) -> None:
     config = Config(node=NodeConfig(name="n", join=encode_token(invite)), links=links)
 
     async def main() -> None:
-        doorway = Doorway(asked=config.links.listen, home=store)
+        mesh_port = MeshPort(asked=config.links.listen, home=store)
         try:
-            await enter(store, store.load_or_create_identity(), config, "worker", doorway=doorway)
+            await enter(store, store.load_or_create_identity(), config, "worker", mesh_port=mesh_port)
         finally:
-            doorway.close()
+            mesh_port.close()
 
     asyncio.run(main())
 

@@ -16,7 +16,7 @@ from meshd.base.tasks import Owner
 from meshd.config import Config, HostPort, LinksConfig, NodeConfig
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.mesh_port import Doorway
+from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.role_runtime import machine_id
 from meshd.identity.invite import parse_token
 from meshd.identity.keys import KeyPair
@@ -65,11 +65,11 @@ class Machine:
 
     async def _enter(self, join: str, role: str) -> tuple[MemberNode, Entered[Joining]]:
         config = config_of(self.name, join)
-        doorway = Doorway(asked=config.links.listen, home=self.home)
+        mesh_port = MeshPort(asked=config.links.listen, home=self.home)
         try:
-            entered = await enter(self.home, self.key, config, role, doorway=doorway)
+            entered = await enter(self.home, self.key, config, role, mesh_port=mesh_port)
         except BaseException:
-            doorway.close()
+            mesh_port.close()
             raise
         member = MemberNode(
             config=config,
@@ -78,7 +78,7 @@ class Machine:
             entered=entered,
             role=role,
             native=NATIVE,
-            doorway=doorway,
+            mesh_port=mesh_port,
         )
         return member, entered
 
@@ -93,7 +93,7 @@ class Machine:
                 finally:
                     owner.cancel()
         finally:
-            member.doorway.close()
+            member.mesh_port.close()
 
 
 async def sees(member: MemberNode, name: str) -> None:
@@ -140,7 +140,7 @@ def test_the_pipe_of_the_joining_is_the_first_link(tmp_path: Path, monkeypatch: 
             # its record comes a moment after the link
             await until(lambda: guest.key.peer in first.book.peers(), seconds=20)
         again = await founder.enter()  # what it heard of the guest is kept
-        again.doorway.close()
+        again.mesh_port.close()
         assert guest.key.peer in again.book.peers()
 
     run(main())
@@ -153,9 +153,9 @@ def test_with_the_token_again_the_membership_stands(
         founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")
         async with founder.live() as first:
             token = token_of(first)
-            (await guest.enter(token)).doorway.close()
+            (await guest.enter(token)).mesh_port.close()
         again = await guest.enter(token)  # nobody is there to ask
-        again.doorway.close()
+        again.mesh_port.close()
         assert founder.key.peer in again.book.peers()
         assert f"already a member of mesh `{again.membership.mesh.short}`" in capsys.readouterr().err
 
@@ -166,7 +166,7 @@ def test_a_token_of_another_mesh_is_refused_with_the_remedy(tmp_path: Path) -> N
     async def main() -> None:
         founder, other = Machine(tmp_path, "founder"), Machine(tmp_path, "other")
         async with founder.live() as first:
-            (await other.enter()).doorway.close()
+            (await other.enter()).mesh_port.close()
             with pytest.raises(UserError, match="this node is in mesh") as caught:
                 await other.enter(token_of(first))
             assert "meshd leave" in caught.value.hint
@@ -192,10 +192,10 @@ def test_another_node_at_that_address_is_not_asked(tmp_path: Path) -> None:
         founder, squatter, guest = (Machine(tmp_path, name) for name in ("founder", "squatter", "guest"))
         async with founder.live() as first:
             token = token_of(first)
-            port = first.doorway.listener.port
+            port = first.mesh_port.listener.port
         squatter.home.write_blob("mesh-port", str(port).encode())
         async with squatter.live() as wrong:
-            assert wrong.doorway.listener.port == port
+            assert wrong.mesh_port.listener.port == port
             with pytest.raises(MeshdError, match="cannot reach"):
                 await guest.enter(token)
             assert wrong.invites.entries() == ()
@@ -217,7 +217,7 @@ def test_a_refusal_comes_with_reason_and_remedy(tmp_path: Path, why: str) -> Non
                 candidates=first.transports.candidates(),
             )
             if why == "used_up":
-                (await guest.enter(reply.token)).doorway.close()
+                (await guest.enter(reply.token)).mesh_port.close()
             else:
                 first.invites.revoke(first.invites.entries()[0].invite_id)
             with pytest.raises(Refused, match="not admitted") as caught:
@@ -233,9 +233,9 @@ def test_a_founder_keeps_its_mesh_and_its_token(tmp_path: Path) -> None:
         founder = Machine(tmp_path, "founder")
         first = await founder.enter()
         token = token_of(first)
-        first.doorway.close()
+        first.mesh_port.close()
         again = await founder.enter()
-        again.doorway.close()
+        again.mesh_port.close()
         assert again.membership == first.membership
         assert parse_token(token_of(again)).secret == parse_token(token).secret
 

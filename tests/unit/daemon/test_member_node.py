@@ -13,6 +13,6 @@ def test_the_name_of_a_node_is_kept_in_its_home(tmp_path: Path) -> None:
         machine = Machine(tmp_path, "garage")
         member = await machine.enter()
         assert machine.home.read_blob(NAME_BLOB) == b"garage"
-        member.doorway.close()
+        member.mesh_port.close()
 
     run(main())

@@ -63,7 +63,7 @@ async def victim_of(folder: Path) -> AsyncIterator[tuple[MemberNode, Callable[[S
     founder, guest = Machine(folder, "founder"), Machine(folder, "guest")
     async with founder.live() as victim:
         member = await guest.enter(token_of(victim))
-        member.doorway.close()
+        member.mesh_port.close()
         numbers = itertools.count(1 << 40)
 
         def says(candidates: Sequence[Candidate]) -> None:

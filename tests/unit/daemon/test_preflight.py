@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.config import Config, HostPort, LinksConfig, Paths, ServeConfig, WorkerConfig
-from meshd.daemon.preflight import Claims
+from meshd.daemon.preflight import Preflight
 from meshd.daemon.roles import ROLES
 from meshd.daemon.serve_role import ClaimedServe
 from meshd.daemon.worker_role import ClaimedWorker
@@ -44,20 +44,20 @@ def config_for(folder: Path, **serve: object) -> Config:
     )
 
 
-def claim(folder: Path, config: Config, role: str = "serve") -> Claims:
-    return asyncio.run(Claims.make(ROLES[role], config, native(folder), Home(folder / "home")))
+def claim(folder: Path, config: Config, role: str = "serve") -> Preflight:
+    return asyncio.run(Preflight.make(ROLES[role], config, native(folder), Home(folder / "home")))
 
 
 def test_ports_are_bound_before_anything_else_and_given_back(tmp_path: Path) -> None:
     before = len(os.listdir("/dev/fd"))  # noqa: PTH208
-    claims = claim(tmp_path, config_for(tmp_path))
-    assert isinstance(claims.role, ClaimedServe)
-    ports = claims.role.api.port, claims.doorway.listener.port
+    preflight = claim(tmp_path, config_for(tmp_path))
+    assert isinstance(preflight.role, ClaimedServe)
+    ports = preflight.role.api.port, preflight.mesh_port.listener.port
     for port in ports:
         with socket.create_connection(("127.0.0.1", port), timeout=5):
             pass
-    claims.release()
-    claims.release()
+    preflight.release()
+    preflight.release()
     for port in ports:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=5)
@@ -97,12 +97,12 @@ def test_taken_ports_come_first(tmp_path: Path) -> None:
             claim(tmp_path, taken)
 
 
-def test_a_worker_claims_no_api(tmp_path: Path) -> None:
+def test_a_worker_takes_no_api_port(tmp_path: Path) -> None:
     config = replace(config_for(tmp_path), worker=WorkerConfig(models=(model(tmp_path),), devices=("CPU",)))
-    claims = claim(tmp_path, config, "worker")
-    assert isinstance(claims.role, ClaimedWorker)
-    assert [file.name for file in claims.role.files] == ["model.gguf"]
-    claims.release()
+    preflight = claim(tmp_path, config, "worker")
+    assert isinstance(preflight.role, ClaimedWorker)
+    assert [file.name for file in preflight.role.files] == ["model.gguf"]
+    preflight.release()
     with pytest.raises(UserError, match="no device `CUDA0`"):
         claim(tmp_path, replace(config, worker=WorkerConfig(devices=("CUDA0",))), "worker")
 

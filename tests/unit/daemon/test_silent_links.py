@@ -21,10 +21,10 @@ def test_silent_links_of_one_member_hold_few_descriptors(tmp_path: Path) -> None
         founder, guest = Machine(tmp_path, "founder"), Machine(tmp_path, "guest")
         async with founder.live() as victim:
             member = await guest.enter(token_of(victim))
-            member.doorway.close()
+            member.mesh_port.close()
             credentials = Credentials(guest.key, member.membership.chain)
             standing = Standing(credentials=credentials, mesh=member.membership.mesh)
-            places = trusted(victim.doorway.listener.candidates())
+            places = trusted(victim.mesh_port.listener.candidates())
             before = open_files()
             async with Owner() as owner:
 

@@ -19,7 +19,7 @@ def test_each_transport_is_dialled_with_once_in_order(
         if outside:  # it still listens on loopback alone
             monkeypatch.setattr("meshd.daemon.mesh_port.is_loopback", lambda _host: False)
         member = await Machine(tmp_path, "node").enter()
-        member.doorway.close()
+        member.mesh_port.close()
         missing = () if outside else (Transport.QUIC_PORT_PREDICTION,)
         assert [dialer.transport for dialer in member.transports.dialers] == [
             transport for transport in Transport if transport not in missing

@@ -104,11 +104,11 @@ def test_a_member_is_handed_up_as_a_link_and_closed_when_that_is_over() -> None:
         scene = Scene()
         async with Owner() as owner:
             pipe = scene.come(owner)
-            assert len(scene.entrance.doorstep) == 1
+            assert len(scene.entrance.unproven) == 1
             await scene.prove(scene.caller)
             await asyncio.sleep(1)
             assert [proven.peer for proven in scene.links] == [scene.caller.peer]
-            assert pipe.wide and pipe.ended == [] and len(scene.entrance.doorstep) == 0
+            assert pipe.wide and pipe.ended == [] and len(scene.entrance.unproven) == 0
             await asyncio.sleep(60)
             assert "close" in pipe.ended
         assert scene.callers.charged == []
@@ -134,7 +134,7 @@ def test_who_proves_nothing_is_closed_in_time_and_its_address_pays_if_it_was_the
             await asyncio.sleep(SECONDS - 0.5)
             assert pipe.ended == []
             await asyncio.sleep(1)
-            assert "close" in pipe.ended and len(scene.entrance.doorstep) == 0
+            assert "close" in pipe.ended and len(scene.entrance.unproven) == 0
         assert scene.links == [] and not pipe.wide
         assert scene.callers.charged == charged
 
@@ -170,7 +170,7 @@ def test_who_comes_while_all_ends_is_dropped() -> None:
                 owner.start(listening(owner), name="listening")
                 await asyncio.sleep(1)
                 raise Broken("the node ends")
-        assert [pipe.ended for pipe in pipes] == [["abort"]] and len(scene.entrance.doorstep) == 0
+        assert [pipe.ended for pipe in pipes] == [["abort"]] and len(scene.entrance.unproven) == 0
 
     run(main())
 
@@ -181,6 +181,6 @@ def test_what_is_cancelled_before_its_first_step_is_dropped_too() -> None:
         async with Owner() as owner:
             pipe = scene.come(owner)
             owner.cancel()
-        assert "abort" in pipe.ended and len(scene.entrance.doorstep) == 0
+        assert "abort" in pipe.ended and len(scene.entrance.unproven) == 0
 
     run(main())
