@@ -41,7 +41,7 @@ if sys.dont_write_bytecode:
 _failed = pytest.StashKey[bool]()
 LONGEST_FIRST = ("netns", "e2e", "process", "hostile", "conformance", "sim")
 # of tests/netns: what measures times, rates or memory, or is a matter of moments, runs one after another
-_ALONE = ("answer", "bench", "birthday", "line", "memory", "ready", "relayed")
+_ALONE = ("answer", "bench", "line", "memory", "port_prediction", "ready", "relayed")
 MEASURE = {f"test_{what}.py" for what in _ALONE}
 
 

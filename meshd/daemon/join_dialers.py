@@ -16,7 +16,7 @@ from meshd.identity.keystore import Home
 from meshd.identity.proof import Credentials
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import closest
-from meshd.link.net.reflexive_port import OuterPort
+from meshd.link.net.reflexive_port import ReflexivePort
 from meshd.link.quic import dial as quic
 from meshd.link.relayed import through_relay
 from meshd.link.secure.handshake import Standing
@@ -130,19 +130,19 @@ class DoorwayReplyPort:
     def __init__(self, mesh_port: MeshPort, stun: Sequence[str]) -> None:
         self.seen = asyncio.Event()
         self._mesh_port = mesh_port
-        self._outer = OuterPort(send=mesh_port.send, servers=lambda: stun, changed=self.seen.set)
+        self._reflexive = ReflexivePort(send=mesh_port.send, servers=lambda: stun, changed=self.seen.set)
 
     @property
     def same_everywhere(self) -> bool | None:
         """See ReplyPort."""
-        return self._outer.same_everywhere
+        return self._reflexive.same_everywhere
 
     def candidates(self) -> Sequence[Candidate]:
         """See ReplyPort."""
         here = self._mesh_port.quic.candidates() if self._mesh_port.quic is not None else ()
-        return (*self._outer.candidates(), *here)
+        return (*self._reflexive.candidates(), *here)
 
     async def ask_servers(self) -> None:
         """See ReplyPort."""
-        with self._mesh_port.stun_answers(self._outer.heard):
-            await self._outer.serve()
+        with self._mesh_port.stun_answers(self._reflexive.heard):
+            await self._reflexive.serve()

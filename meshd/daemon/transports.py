@@ -23,9 +23,9 @@ from meshd.identity.keystore import Home, Membership
 from meshd.identity.relay_url import parse_relay_url
 from meshd.link.interface import Dialer, Link, LinkKind, Listener
 from meshd.link.net import local_addresses
-from meshd.link.net.reflexive_port import OuterPort
+from meshd.link.net.reflexive_port import ReflexivePort
 from meshd.link.net.stun import ASK_SECONDS
-from meshd.link.port_prediction.links import BirthdayLinks
+from meshd.link.port_prediction.links import PortPredictionLinks
 from meshd.link.punch.feasibility import worth_trying
 from meshd.link.punch.links import PunchLinks
 from meshd.link.quic.dial import QuicDialer
@@ -105,7 +105,7 @@ class Transports:
         self._relay_places, self._stun = places, stun
         self._hosts = _loopback if local_only else local_addresses.hosts
         self._asks_outside = LinkKind.QUIC in kinds and not local_only
-        self.outer = OuterPort(
+        self.reflexive = ReflexivePort(
             send=mesh_port.send, servers=lambda: (*stun, *places), changed=user.network_changed
         )
         self.network_state = NetworkState(
@@ -129,13 +129,13 @@ class Transports:
         self.joiners = OpenForJoiners(
             invites,
             set_boxes=self.relay_client.set_boxes if self.relays else None,
-            punch=self.outer.punch if self._asks_outside else None,
+            punch=self.reflexive.punch if self._asks_outside else None,
             wall_clock=node.wall_clock,
         )
         self.members = MemberRelayLinks(user.standing, passes_on=not links.no_relaying)
         self.dialers: list[Dialer] = []
         self._listeners: list[Listener] = []
-        self._searching: BirthdayLinks | None = None
+        self._searching: PortPredictionLinks | None = None
         mesh_port.answer_as(user)
         self._use_kinds(kinds)
         self.mdns: Mdns | None = None
@@ -188,7 +188,7 @@ class Transports:
         topic = self.signals.topic("quic")
         self._use(QuicOverIce(standing, topic, self._udp_servers, hosts=self._hosts, may_dial=may_dial))
         if not self._mesh_port.local_only:
-            self._searching = BirthdayLinks(
+            self._searching = PortPredictionLinks(
                 standing,
                 self.signals.topic("birthday"),
                 servers=lambda: self._udp_servers,
@@ -216,13 +216,13 @@ class Transports:
     def _look(self) -> Here:
         """Where this machine is, with its public addresses as servers see them."""
         public = self.network_state.facts().public_v4
-        outside = [*(one.host for one in self.outer.candidates()), *([public] if public else [])]
+        outside = [*(one.host for one in self.reflexive.candidates()), *([public] if public else [])]
         return local_addresses.here(outside, local_only=self._mesh_port.local_only)
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Where this node can be reached, as known now."""
         found = [candidate for listener in self._listeners for candidate in listener.candidates()]
-        return tuple(dict.fromkeys([*found, *self.network_state.mappings(), *self.outer.candidates()]))
+        return tuple(dict.fromkeys([*found, *self.network_state.mappings(), *self.reflexive.candidates()]))
 
     def capabilities(self) -> Mapping[str, str]:
         """See Reach."""
@@ -233,7 +233,7 @@ class Transports:
         if self._asks_outside:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ASK_SECONDS):
-                    await self.outer.asked.wait()
+                    await self.reflexive.asked.wait()
 
     def relay_urls(self) -> tuple[str, ...]:
         """Relays by which it can be reached, for its record."""
@@ -251,7 +251,7 @@ class Transports:
         """Until cancelled."""
         self.signals.attach(mesh)
         self.members.attach(mesh)
-        with self._mesh_port.stun_answers(self.outer.heard):
+        with self._mesh_port.stun_answers(self.reflexive.heard):
             async with Owner() as owner:
                 owner.start(self.signals.serve(), name="signals")
                 for listener in self._listeners:
@@ -262,8 +262,8 @@ class Transports:
                 owner.start(self.relay_client.serve(), name="relays")
                 owner.start(self.network_state.serve(), name="network state")
                 if self._asks_outside:
-                    asking = kept_up(self.outer.serve, source="STUN servers", name="outer port")
-                    owner.start(asking, name="outer port")
+                    asking = kept_up(self.reflexive.serve, source="STUN servers", name="reflexive port")
+                    owner.start(asking, name="reflexive port")
                 if self.mdns is not None:
                     owner.start(kept_up(self.mdns.serve, source="neighbours", name="mdns"), name="mdns")
 

@@ -52,10 +52,10 @@ class OpenedPorts:
     count: int
 
 
-Birthday = Ask | OnePort | OpenedPorts | No
+PortSearchMessage = Ask | OnePort | OpenedPorts | No
 
 
-def encode(message: Birthday) -> bytes:
+def encode(message: PortSearchMessage) -> bytes:
     """The message as a signal's payload."""
     fields: dict[str, Value] = {"a": message.attempt}
     match message:
@@ -72,7 +72,7 @@ def encode(message: Birthday) -> bytes:
     return pack(fields)
 
 
-def decode(data: bytes) -> Birthday:
+def decode(data: bytes) -> PortSearchMessage:
     """Read a signal's payload. Raises RemoteProtocolError (code `message`)."""
     fields = unpack(data, limit=MAX_SIGNAL_BYTES)
     attempt = fields.raw("a", exact=ATTEMPT_BYTES)

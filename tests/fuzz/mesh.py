@@ -43,18 +43,18 @@ _STRIDES = (*_SIZES, 1 << 44, 1 << 63, (1 << 64) - 4)
 _PLACES = (0, 1, 16, ROOM - 16, ROOM - 15, ROOM, 1 << 63, (1 << 64) - 8)
 
 
-def _tensor(chance: random.Random, number: int) -> Tensor:
+def _tensor(rng: random.Random, number: int) -> Tensor:
     """Number `number` of a graph, mostly good."""
 
     def mostly(good: int, others: Sequence[int]) -> int:
-        return good if chance.random() < 0.97 else chance.choice(others)
+        return good if rng.random() < 0.97 else rng.choice(others)
 
     ids = range(number + 2)
-    least = chance.randrange(max(1, number))
+    least = rng.randrange(max(1, number))
     return Tensor(
         buffer=mostly(BUFFER, (0, 2, (1 << 32) - 1)),
         kind=mostly(0, range(len(wire.TYPES) + 2)),
-        offset=mostly(16 * chance.randrange(8), _PLACES),
+        offset=mostly(16 * rng.randrange(8), _PLACES),
         ne=(mostly(4, _SIZES), mostly(1, _SIZES), mostly(1, _SIZES), mostly(1, _SIZES)),
         nb=(mostly(4, _STRIDES), mostly(16, _STRIDES), mostly(16, _STRIDES), mostly(16, _STRIDES)),
         operation=mostly(NUMBERS["ADD"] if number > 2 else 0, range(len(wire.OPERATIONS) + 2)),
@@ -65,18 +65,18 @@ def _tensor(chance: random.Random, number: int) -> Tensor:
     )
 
 
-def _make_graph(chance: random.Random, _samples: Sequence[bytes]) -> bytes:
-    tensors = [_tensor(chance, number) for number in range(1, chance.randint(2, 8))]
-    nodes = [at for at, one in enumerate(tensors) if one.operation and chance.random() < 0.95] or [0]
-    if chance.random() < 0.1:
-        nodes.append(chance.choice((nodes[0], len(tensors), (1 << 32) - 1)))
-    return talk.graph(tensors, nodes, uid=chance.randrange(3)) + talk.compute(1)
+def _make_graph(rng: random.Random, _samples: Sequence[bytes]) -> bytes:
+    tensors = [_tensor(rng, number) for number in range(1, rng.randint(2, 8))]
+    nodes = [at for at, one in enumerate(tensors) if one.operation and rng.random() < 0.95] or [0]
+    if rng.random() < 0.1:
+        nodes.append(rng.choice((nodes[0], len(tensors), (1 << 32) - 1)))
+    return talk.graph(tensors, nodes, uid=rng.randrange(3)) + talk.compute(1)
 
 
-def _make_talk(chance: random.Random, samples: Sequence[bytes]) -> bytes:
-    row = [chance.choice(samples) for _ in range(chance.randint(1, 6))]
-    at = chance.randrange(len(row))
-    row[at] = flip(chance, row[at], samples)
+def _make_talk(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    row = [rng.choice(samples) for _ in range(rng.randint(1, 6))]
+    at = rng.randrange(len(row))
+    row[at] = flip(rng, row[at], samples)
     return b"".join(row)
 
 

@@ -50,7 +50,7 @@ WORDS: tuple[punching.Punching, ...] = (
     punching.No(attempt=bytes(16), code="busy", text="too many"),
 )
 
-SEARCHES: tuple[port_prediction.Birthday, ...] = (
+SEARCHES: tuple[port_prediction.PortSearchMessage, ...] = (
     port_prediction.Ask(
         attempt=bytes(16), key=KEY[:32].ljust(32), facts=NetFacts(), here=Endpoint("20.1.0.2", 9)
     ),

@@ -23,8 +23,11 @@ PUNCH_SECONDS = 0.2  # between two datagrams to one address
 MAX_REQUESTS = 64  # under way
 
 
-class OuterPort:
-    """`send` sends a datagram from the mesh's port; `changed` is called when `candidates` has changed."""
+class ReflexivePort:
+    """The mesh's UDP port as STUN servers see it.
+
+    `send` sends a datagram from that port; `changed` is called when `candidates` has changed.
+    """
 
     def __init__(
         self,

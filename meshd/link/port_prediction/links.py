@@ -41,9 +41,9 @@ from meshd.wire.netfacts import NetFacts
 from meshd.wire.port_prediction import (
     KEY_BYTES,
     Ask,
-    Birthday,
     OnePort,
     OpenedPorts,
+    PortSearchMessage,
     decode,
     encode,
     is_outer,
@@ -60,8 +60,8 @@ _log = get("link")
 Accept = Callable[[Link], Awaitable[None]]
 
 
-class BirthdayLinks:
-    """Dialer and Listener in one: `serve` must run for either, it hears the signals of both.
+class PortPredictionLinks:
+    """Links by port prediction. Dialer and Listener: `serve` must run for either, it hears both's signals.
 
     `facts` is what is known of our network now, `facts_of` what the peer's record says of its own; None or
     unknown facts: not tried. `servers` gives STUN servers as `host:port`. Only where `may_dial` allows it are
@@ -88,7 +88,7 @@ class BirthdayLinks:
         self._patience = Patience()
         self._granted = Patience(GRANT_AGAIN)
         self._searches = 0
-        self._talks: Talks[Birthday] = Talks(
+        self._talks: Talks[PortSearchMessage] = Talks(
             standing().credentials.key.peer,
             signals,
             kind=LinkKind.QUIC,
@@ -156,7 +156,7 @@ class BirthdayLinks:
             raise Broken(f"the record of `{peer.short}` does not contain `{place.host}`")
         return found[0]
 
-    async def _search_ours(self, talk: Talk[Birthday], mine: NetFacts, does: Part) -> FoundPath:
+    async def _search_ours(self, talk: Talk[PortSearchMessage], mine: NetFacts, does: Part) -> FoundPath:
         key = secrets.token_bytes(KEY_BYTES)
         seal = Seal(talk.id, key)
         if does is Part.OPENS:
@@ -184,7 +184,7 @@ class BirthdayLinks:
 
     # --- the answering side
 
-    async def _answer(self, talk: Talk[Birthday], ask: Birthday, accept: Accept) -> None:
+    async def _answer(self, talk: Talk[PortSearchMessage], ask: PortSearchMessage, accept: Accept) -> None:
         """One search of the other side, and the whole life of the link that comes of it."""
         try:
             assert isinstance(ask, Ask)
@@ -198,7 +198,7 @@ class BirthdayLinks:
         self._patience.forget(talk.peer)
         await self._take_in(sock, place, talk.peer, accept)
 
-    async def _search_theirs(self, talk: Talk[Birthday], ask: Ask) -> FoundPath:
+    async def _search_theirs(self, talk: Talk[PortSearchMessage], ask: Ask) -> FoundPath:
         mine = self._facts()
         does = part(mine, ask.facts) if mine is not None else None
         if mine is None or does is None or self._standing().credentials.chain is None:
@@ -248,7 +248,7 @@ class BirthdayLinks:
 
         try:
             async with Owner() as owner:
-                owner.start(listener.serve(take), name=f"birthday-{place}")
+                owner.start(listener.serve(take), name=f"port-search-{place}")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LINK_SECONDS):
                         await begun.wait()
@@ -260,7 +260,9 @@ class BirthdayLinks:
 
     # --- both
 
-    async def _open(self, talk: Talk[Birthday], mine: NetFacts, target: Dialable, seal: Seal) -> FoundPath:
+    async def _open(
+        self, talk: Talk[PortSearchMessage], mine: NetFacts, target: Dialable, seal: Seal
+    ) -> FoundPath:
         """Hold ports open until the other side has hit one."""
         ports = OpenPorts()
         try:
@@ -293,7 +295,13 @@ class BirthdayLinks:
             raise
 
     async def _try(
-        self, talk: Talk[Birthday], sock: socket.socket, seal: Seal, word: Birthday, *, grant: bool = False
+        self,
+        talk: Talk[PortSearchMessage],
+        sock: socket.socket,
+        seal: Seal,
+        word: PortSearchMessage,
+        *,
+        grant: bool = False,
     ) -> FoundPath:
         """Name our port by `word`, and try those that the other side then opens towards it. `grant`: the
         other side has asked for it."""

@@ -125,7 +125,7 @@ class OpenPorts:
             loop.add_reader(sock, self._read, sock, target, seal)
         try:
             async with asyncio.timeout(seconds), Owner() as owner:
-                owner.start(_keep_open(mine, place, seal.request(_OPENING)), name="birthday-open")
+                owner.start(_keep_open(mine, place, seal.request(_OPENING)), name="port-search-open")
                 chosen = await self._found
                 owner.cancel()
         finally:
@@ -195,7 +195,7 @@ async def probe(sock: socket.socket, at: Dialable, ports: Iterator[int], seal: S
     loop.add_reader(sock, read)
     try:
         async with Owner() as owner:
-            trying = owner.start(_try_all(sock, host, ports, seal.request(_PROBE)), name="birthday-probe")
+            trying = owner.start(_try_all(sock, host, ports, seal.request(_PROBE)), name="port-search-probe")
             trying.add_done_callback(lambda _: over.set())
             await over.wait()
             owner.cancel()

@@ -7,7 +7,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.wire.address import Candidate, pack_candidates
 from meshd.wire.message import Value, pack
 from meshd.wire.netfacts import Mapping, NetFacts
-from meshd.wire.port_prediction import Ask, Birthday, OnePort, OpenedPorts, decode, encode, is_outer
+from meshd.wire.port_prediction import Ask, OnePort, OpenedPorts, PortSearchMessage, decode, encode, is_outer
 from meshd.wire.punching import MAX_SIGNAL_BYTES, No
 from meshd.wire.stun import Endpoint
 
@@ -16,7 +16,7 @@ FACTS = NetFacts(mapping=Mapping.ADDRESS_PORT, public_v4="20.1.0.2")
 PLACE = Endpoint("20.1.0.2", 4000)
 
 
-def words() -> st.SearchStrategy[Birthday]:
+def words() -> st.SearchStrategy[PortSearchMessage]:
     ids = st.binary(min_size=16, max_size=16)
     places = st.builds(
         Endpoint, st.sampled_from(["20.1.0.2", "100.64.0.9", "1.1.1.1"]), st.integers(1, 65535)
@@ -38,7 +38,7 @@ def words() -> st.SearchStrategy[Birthday]:
 
 
 @given(words())
-def test_what_was_written_is_read(word: Birthday) -> None:
+def test_what_was_written_is_read(word: PortSearchMessage) -> None:
     data = encode(word)
     assert len(data) <= MAX_SIGNAL_BYTES
     assert decode(data) == word

@@ -1,11 +1,11 @@
-"""The outer port: what servers say is believed only if they were asked, and only them."""
+"""The reflexive port: what servers say is believed only if they were asked, and only them."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from meshd.base.tasks import Owner
-from meshd.link.net.reflexive_port import OuterPort
+from meshd.link.net.reflexive_port import ReflexivePort
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
@@ -26,17 +26,19 @@ class Wire:
     def changed(self) -> None:
         self.changes += 1
 
-    def outer(self, servers: Sequence[Endpoint]) -> OuterPort:
-        return OuterPort(send=self.send, servers=lambda: [str(one) for one in servers], changed=self.changed)
+    def reflexive(self, servers: Sequence[Endpoint]) -> ReflexivePort:
+        return ReflexivePort(
+            send=self.send, servers=lambda: [str(one) for one in servers], changed=self.changed
+        )
 
 
 def answer(question: StunMessage, mapped: Endpoint) -> bytes:
     return encode(StunMessage(kind=StunKind.SUCCESS, transaction=question.transaction, mapped=mapped))
 
 
-async def asked(wire: Wire, outer: OuterPort, count: int) -> None:
+async def asked(wire: Wire, reflexive: ReflexivePort, count: int) -> None:
     async with Owner() as owner:
-        owner.start(outer.serve(), name="outer")
+        owner.start(reflexive.serve(), name="reflexive")
         async with asyncio.timeout(10):
             while len(wire.sent) < count:
                 wire.came.clear()
@@ -46,42 +48,42 @@ async def asked(wire: Wire, outer: OuterPort, count: int) -> None:
 
 def test_what_a_server_sees_is_a_candidate() -> None:
     wire = Wire()
-    outer = wire.outer([SERVER, OTHER])
-    asyncio.run(asked(wire, outer, 2))
+    reflexive = wire.reflexive([SERVER, OTHER])
+    asyncio.run(asked(wire, reflexive, 2))
     seen = Endpoint("198.51.100.7", 40000)
     for question, server in wire.sent[:2]:
-        outer.heard(answer(question, seen), server)
-    assert outer.candidates() == (Candidate("198.51.100.7", 40000, "udp", "srflx"),)
-    assert outer.same_everywhere
+        reflexive.heard(answer(question, seen), server)
+    assert reflexive.candidates() == (Candidate("198.51.100.7", 40000, "udp", "srflx"),)
+    assert reflexive.same_everywhere
     assert wire.changes == 1
 
 
 def test_a_symmetric_nat_shows() -> None:
     wire = Wire()
-    outer = wire.outer([SERVER, OTHER])
-    asyncio.run(asked(wire, outer, 2))
+    reflexive = wire.reflexive([SERVER, OTHER])
+    asyncio.run(asked(wire, reflexive, 2))
     for port, (question, server) in enumerate(wire.sent[:2], start=40000):
-        outer.heard(answer(question, Endpoint("198.51.100.7", port)), server)
-    assert outer.same_everywhere is False
+        reflexive.heard(answer(question, Endpoint("198.51.100.7", port)), server)
+    assert reflexive.same_everywhere is False
 
 
 def test_answers_of_others_say_nothing() -> None:
     wire = Wire()
-    outer = wire.outer([SERVER])
-    asyncio.run(asked(wire, outer, 1))
+    reflexive = wire.reflexive([SERVER])
+    asyncio.run(asked(wire, reflexive, 1))
     question = wire.sent[0][0]
     seen = Endpoint("203.0.113.66", 1)
-    outer.heard(answer(question, seen), OTHER)  # not the one that was asked
-    outer.heard(answer(question, seen), SERVER)  # and the question is answered only once
-    outer.heard(encode(StunMessage(kind=StunKind.SUCCESS, transaction=bytes(12), mapped=seen)), SERVER)
-    outer.heard(b"\0" * 20, SERVER)
-    assert outer.candidates() == ()
+    reflexive.heard(answer(question, seen), OTHER)  # not the one that was asked
+    reflexive.heard(answer(question, seen), SERVER)  # and the question is answered only once
+    reflexive.heard(encode(StunMessage(kind=StunKind.SUCCESS, transaction=bytes(12), mapped=seen)), SERVER)
+    reflexive.heard(b"\0" * 20, SERVER)
+    assert reflexive.candidates() == ()
     assert wire.changes == 0
 
 
 def test_punching_sends_small_datagrams_to_each_address() -> None:
     wire = Wire()
     targets = [Candidate("198.51.100.7", 40000, "udp"), Candidate("198.51.100.8", 40001, "udp")]
-    asyncio.run(wire.outer([]).punch(trusted(targets), 0.3))
+    asyncio.run(wire.reflexive([]).punch(trusted(targets), 0.3))
     assert {to for _, to in wire.sent} == {Endpoint(one.host, one.port) for one in targets}
     assert {message.kind for message, _ in wire.sent} == {StunKind.INDICATION}

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Link, Signals
-from meshd.link.port_prediction.links import BirthdayLinks
+from meshd.link.port_prediction.links import PortPredictionLinks
 from meshd.wire.dialable import Dialable, trusted
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
 
@@ -36,7 +36,7 @@ COUNTING = NetFacts(
 SYMMETRIC = {Kind.SYMMETRIC_RANDOM: RANDOM, Kind.SYMMETRIC_COUNTING: COUNTING}
 
 
-class Impatient(BirthdayLinks):
+class Impatient(PortPredictionLinks):
     """Searches again at once after one in vain, so that each try counts."""
 
     async def dial(self, peer: PeerId, candidates: Sequence[Dialable] = ()) -> Link:

@@ -17,7 +17,7 @@ from meshd.identity.keys import PeerId
 from meshd.link import attempts
 from meshd.link.interface import DialError, DialFailure, Link, LinkKind
 from meshd.link.port_prediction import links, sockets
-from meshd.link.port_prediction.links import BirthdayLinks
+from meshd.link.port_prediction.links import PortPredictionLinks
 from meshd.wire import port_prediction as words
 from meshd.wire.dialable import Here, dialable, trusted
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
@@ -48,8 +48,8 @@ class Pair:
     post: Post
     low: Node
     high: Node
-    low_links: BirthdayLinks
-    high_links: BirthdayLinks
+    low_links: PortPredictionLinks
+    high_links: PortPredictionLinks
     low_accepted: asyncio.Queue[Link]
     high_accepted: asyncio.Queue[Link]
 
@@ -63,8 +63,8 @@ async def pair(
     async with udp_server() as server:
         places = [str(server.endpoint)] * servers
 
-        def links(node: Node, mine: NetFacts, theirs: NetFacts) -> BirthdayLinks:
-            return BirthdayLinks(
+        def links(node: Node, mine: NetFacts, theirs: NetFacts) -> PortPredictionLinks:
+            return PortPredictionLinks(
                 node.now,
                 post.signals(node.peer),
                 servers=lambda: places,
@@ -79,7 +79,7 @@ async def pair(
             yield Pair(post, low, high, low_links, high_links, low_accepted, high_accepted)
 
 
-async def outcome(links: BirthdayLinks, peer: PeerId) -> Link | DialError | Refused:
+async def outcome(links: PortPredictionLinks, peer: PeerId) -> Link | DialError | Refused:
     try:
         return await links.dial(peer)
     except (DialError, Refused) as error:
@@ -228,7 +228,7 @@ def test_no_more_searches_than_two_at_once(monkeypatch: pytest.MonkeyPatch) -> N
             for number in range(4):
                 ask = Ask(attempt=bytes([number]) * 16, key=bytes(32), facts=SYMMETRIC)
                 await signals.send(ends.high.peer, encode(ask))
-            said: list[words.Birthday] = []
+            said: list[words.PortSearchMessage] = []
             while len(said) < 4:
                 said.append(decode((await signals.receive())[1]))
             refused = [word for word in said if isinstance(word, No)]
