@@ -27,7 +27,7 @@ from meshd.peer.interface import (
 from meshd.peer.news import News
 from meshd.peer.node import Node, Service
 from meshd.peer.peer_table import PeerEntry, PeerTable
-from meshd.peer.presence import Crowd, in_order
+from meshd.peer.presence import MemberPresence, in_order
 from meshd.peer.presence_gossip import Signer
 from meshd.peer.roster import MemberRoster
 from meshd.peer.streams import OF_THE_MESH
@@ -58,10 +58,10 @@ class PeerMesh:
         self._rng = rng
         self._boot = boot
         self._leaving = False
-        self._crowd = Crowd(node=node, book=book, signer=signer, rng=rng)
-        self._peers = PeerTable(node=node, book=book, crowd=self._crowd, dialers=dialers, rng=rng)
-        self._roster = MemberRoster(node, book, self._crowd, self._peers)
-        self._news = News(node, book, self._crowd.lives, heard=self._heard)
+        self._presence = MemberPresence(node=node, book=book, signer=signer, rng=rng)
+        self._peers = PeerTable(node=node, book=book, presence=self._presence, dialers=dialers, rng=rng)
+        self._roster = MemberRoster(node, book, self._presence, self._peers)
+        self._news = News(node, book, self._presence.gossip, heard=self._heard)
         book.spare(self._peers.is_linked)
         node.on_link = self._link_made
         node.on_goodbye = self._said_goodbye
@@ -156,7 +156,7 @@ class PeerMesh:
         try:
             async with Owner() as owner:
                 self._peers.owner = owner
-                self._crowd.tick(())
+                self._presence.tick(())
                 owner.start(self._keep_sessions(), name="sessions")
                 self._add_wanted()
                 await watch_sleep(self._woke, boot=self._boot)  # until cancelled
@@ -184,7 +184,7 @@ class PeerMesh:
 
     def expect(self, peer: PeerId) -> None:
         """Begin to connect to a peer that is known by address only (from a token)."""
-        self._crowd.tick(self.reachable())
+        self._presence.tick(self.reachable())
         self._peers.wish(peer)
 
     def seen_nearby(self, peer: PeerId) -> None:
@@ -216,13 +216,13 @@ class PeerMesh:
         """In a large mesh: keep few sessions, and end those that nobody needs."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self._crowd.tick(self.reachable())
+            self._presence.tick(self.reachable())
             self._add_wanted()
             now = self._node.now()
             for peer, entry in list(self._peers.items()):
-                entry.connector.wanted = self._crowd.wants(peer)
+                entry.connector.wanted = self._presence.wants(peer)
                 if entry.connection.in_use:
-                    self._crowd.demand(peer)
+                    self._presence.demand(peer)
                 if entry.connector.wanted or entry.connection.in_use:
                     entry.used_at = now
                 elif now - entry.used_at < IDLE_SECONDS:
@@ -233,13 +233,13 @@ class PeerMesh:
                     entry.connection.close(Code.IDLE, "it is not needed now")
 
     def _add_wanted(self) -> None:
-        for peer in in_order(self._crowd.wishes() - self._peers.keys()):
+        for peer in in_order(self._presence.wishes() - self._peers.keys()):
             self._peers.entry(peer)
 
     def _drop(self, peer: PeerId, code: Code, why: str) -> None:
         """A peer is no member any more: forget where it is, end what there is with it, show it no longer."""
         self._book.forget(peer)
-        self._crowd.forget(peer)
+        self._presence.forget(peer)
         self._peers.drop(peer, code, why)
         self._node.changed()
 
@@ -248,8 +248,8 @@ class PeerMesh:
             LOG.info("peer_left", peer=record.peer.short, name=naming.shown(record.name))
             self._drop(record.peer, Code.NONE, "it has left the mesh")
             return
-        if not self._crowd.large:  # else others may be next to us now: see _keep_sessions
-            self._crowd.tick(self.reachable())
+        if not self._presence.large:  # else others may be next to us now: see _keep_sessions
+            self._presence.tick(self.reachable())
         entry = self._peers.wish(record.peer)
         if entry is not None:
             self._peers.name_from_record(entry.connection)
@@ -264,8 +264,8 @@ class PeerMesh:
             self._node.changed()
             if record.has_left:
                 self._drop(peer, Code.NONE, "it has left the mesh")
-            elif not self._crowd.large:
-                self._crowd.tick(self.reachable())
+            elif not self._presence.large:
+                self._presence.tick(self.reachable())
         entry = self._peers.get(peer)
         if entry is None:
             return  # dropped while it greeted
@@ -294,7 +294,7 @@ class PeerMesh:
     def _said_goodbye(self, peer: PeerId, code: int) -> None:
         if code != Code.IDLE:
             LOG.info("peer_left", peer=peer.short, code=code)
-            self._crowd.parted(peer)
+            self._presence.parted(peer)
         if code == Code.LEFT:
             self._drop(peer, Code.NONE, "it has left the mesh")
 

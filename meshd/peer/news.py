@@ -30,7 +30,7 @@ from meshd.peer.news_limits import KNOWN_COST, NEW_BAN_COST, NEW_COST, Hearing, 
 from meshd.peer.news_outbox import BanItem, Item, LifeItem, NewsOutbox
 from meshd.peer.news_told import COMPARE_SECONDS, Told
 from meshd.peer.node import Node
-from meshd.peer.presence_gossip import Lives
+from meshd.peer.presence_gossip import PresenceGossip
 from meshd.wire.news import AwayNews, BanNews, BucketsNews, DigestNews, PresenceNews, RecordNews, decode
 
 MAX_COMPARE_SECONDS = 3600.0  # while they never come to have the same: it is doubled each time
@@ -44,13 +44,15 @@ LOG = log.get("peer")
 class News:
     """Speaks with every connected member."""
 
-    def __init__(self, node: Node, book: Book, lives: Lives, *, heard: Callable[[PeerRecord], None]) -> None:
+    def __init__(
+        self, node: Node, book: Book, gossip: PresenceGossip, *, heard: Callable[[PeerRecord], None]
+    ) -> None:
         self._node = node
         self._book = book
-        self._lives = lives
+        self._gossip = gossip
         self._heard = heard
-        self._outbox = NewsOutbox(me=node.peer, book=book, bans=node.bans, lives=lives)
-        self._ledger = NewsLedger(me=node.peer, book=book, bans=node.bans, lives=lives)
+        self._outbox = NewsOutbox(me=node.peer, book=book, bans=node.bans, gossip=gossip)
+        self._ledger = NewsLedger(me=node.peer, book=book, bans=node.bans, gossip=gossip)
         self._hearings = Hearings()
         self._marks: tuple[int, ...] = ()
         self._changed_at = 0.0
@@ -100,7 +102,7 @@ class News:
     async def _tell(self, messages: MessageStream, peer: PeerId, told: Told, hearing: Hearing) -> None:
         self._collect()
         mark = self._outbox.journal.mark  # what there is already is compared
-        life_mark = self._lives.journal.mark
+        life_mark = self._gossip.journal.mark
         await self._tell_digest(messages, told)
         while True:
             seen = self._node.version
@@ -109,8 +111,8 @@ class News:
             for item in items:
                 for message in self._words(item, peer, told):
                     await messages.send(message)
-            told.look_at(self._lives.journal.since(life_mark), self._lives)
-            life_mark = self._lives.journal.mark
+            told.look_at(self._gossip.journal.since(life_mark), self._gossip)
+            life_mark = self._gossip.journal.mark
             await self._refute(messages, peer, told, hearing)
             await self._answer(messages, peer, told, hearing)
             if self._node.now() >= told.compared_at + told.pause and self._is_quiet():
@@ -171,8 +173,8 @@ class News:
             if entry is not None and not told.knows(item, (0,)):
                 yield BanNews(entry).encode()
         elif isinstance(item, LifeItem):
-            sign, away = self._lives.statements(item.peer)
-            if told.knows(item, self._lives.mark_of(item.peer)):
+            sign, away = self._gossip.statements(item.peer)
+            if told.knows(item, self._gossip.mark_of(item.peer)):
                 return
             if sign is not None and item.peer != peer:
                 yield PresenceNews((sign.to_bytes(),)).encode()
@@ -280,7 +282,7 @@ class News:
         except RemoteProtocolError as error:
             hearing.fault(error.what)
             return NEW_COST
-        new = self._lives.hear_sign(sign)
+        new = self._gossip.hear_sign(sign)
         told.hear_sign(sign.peer, sign.order)
         return self._judge(new, hearing, "an invalid sign of life")
 
@@ -291,9 +293,9 @@ class News:
         except RemoteProtocolError as error:
             hearing.fault(error.what)
             return NEW_COST
-        new = self._lives.hear_away(away, self._node.now(), teller=peer)
-        refuted = bool(new) and self._lives.refute(self._node.now())
-        told.hear_away(away.peer, away.order, self._lives)
+        new = self._gossip.hear_away(away, self._node.now(), teller=peer)
+        refuted = bool(new) and self._gossip.refute(self._node.now())
+        told.hear_away(away.peer, away.order, self._gossip)
         if refuted or told.refuted:
             self._node.changed()
         return self._judge(new, hearing, "an invalid statement of absence")

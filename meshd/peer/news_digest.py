@@ -11,20 +11,20 @@ from meshd.identity.keys import PeerId
 from meshd.identity.revocation import RevocationSet
 from meshd.peer.interface import Book
 from meshd.peer.news_outbox import BanItem, Item, LifeItem
-from meshd.peer.presence_gossip import Lives
+from meshd.peer.presence_gossip import PresenceGossip
 from meshd.wire.news import BUCKET_BYTES, BUCKETS, DIGEST_BYTES
 
 _ENTRY = struct.Struct(">32sQQIB")
 
 
 class NewsLedger:
-    """Of what is in `book`, `bans` and `lives` now; made anew when that has changed and somebody asks."""
+    """Of what is in `book`, `bans` and `gossip` now; made anew when that has changed and somebody asks."""
 
-    def __init__(self, *, me: PeerId, book: Book, bans: RevocationSet, lives: Lives) -> None:
+    def __init__(self, *, me: PeerId, book: Book, bans: RevocationSet, gossip: PresenceGossip) -> None:
         self._me = me
         self._book = book
         self._bans = bans
-        self._lives = lives
+        self._gossip = gossip
         self._marks: tuple[int, ...] = ()
         self._buckets: tuple[bytes, ...] = ()
         self._digest = b""
@@ -51,7 +51,7 @@ class NewsLedger:
 
     def marks(self, own: int) -> tuple[int, ...]:
         """Others whenever something has changed."""
-        return own, self._book.journal.mark, self._bans.journal.mark, self._lives.journal.mark
+        return own, self._book.journal.mark, self._bans.journal.mark, self._gossip.journal.mark
 
     def _look(self, own: int) -> None:
         marks = self.marks(own)
@@ -62,11 +62,11 @@ class NewsLedger:
         for digest in self._bans.digests():
             parts[digest[0]].append(digest)
         for record in self._book.records():
-            sequence, count, away = (0, 0, 0) if record.has_left else self._lives.mark_of(record.peer)
+            sequence, count, away = (0, 0, 0) if record.has_left else self._gossip.mark_of(record.peer)
             raw = record.peer.raw
             parts[raw[0]].append(_ENTRY.pack(raw, record.sequence, sequence, count, away))
         raw = self._me.raw
-        parts[raw[0]].append(_ENTRY.pack(raw, own, *self._lives.order(self._me), 0))
+        parts[raw[0]].append(_ENTRY.pack(raw, own, *self._gossip.order(self._me), 0))
         self._buckets = tuple(
             hashlib.sha256(b"".join(sorted(part))).digest()[:BUCKET_BYTES] for part in parts
         )

@@ -14,7 +14,7 @@ from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
 from meshd.identity.revocation import RevocationSet
 from meshd.peer.interface import Book
-from meshd.peer.presence_gossip import Lives
+from meshd.peer.presence_gossip import PresenceGossip
 
 SLACK = 64  # entries of the journal of what is gone, until they are looked for
 
@@ -40,13 +40,13 @@ Item = PeerId | BanItem | LifeItem
 class NewsOutbox:
     """`collect` before each look at `journal`."""
 
-    def __init__(self, *, me: PeerId, book: Book, bans: RevocationSet, lives: Lives) -> None:
+    def __init__(self, *, me: PeerId, book: Book, bans: RevocationSet, gossip: PresenceGossip) -> None:
         self._me = me
-        self._lives = lives
+        self._gossip = gossip
         self._book = book
         self._bans = bans
         self.journal: Journal[Item] = Journal()
-        self._book_mark = self._bans_mark = self._lives_mark = self._turns_mark = 0
+        self._book_mark = self._bans_mark = self._gossip_mark = self._turns_mark = 0
         self._own = -1
         self._news: Paces[PeerId] = Paces(NEWS_OF_ONE)
         self._turns: Paces[PeerId] = Paces(LIVES_OF_ONE)
@@ -63,7 +63,7 @@ class NewsOutbox:
             self.journal.touch(BanItem(digest))
         for peer in self._book.journal.since(self._book_mark):
             self._tell_at_a_pace(peer, self._news.of(peer, now), self._held, now)
-        self._collect_lives(now)
+        self._collect_gossip(now)
         self._bans_mark, self._book_mark = self._bans.journal.mark, self._book.journal.mark
         for held in (self._held, self._held_signs):
             for item in [item for item, due in held.items() if due <= now]:
@@ -71,27 +71,27 @@ class NewsOutbox:
                 self.journal.touch(item)
         if (
             len(self.journal)
-            > 1 + len(self._bans) + len(self._book.journal) + len(self._lives.journal) + SLACK
+            > 1 + len(self._bans) + len(self._book.journal) + len(self._gossip.journal) + SLACK
         ):
             self._drop_what_is_gone()
 
-    def _collect_lives(self, now: float) -> None:
-        turned = set(self._lives.turns.since(self._turns_mark))
-        for peer in self._lives.journal.since(self._lives_mark):
+    def _collect_gossip(self, now: float) -> None:
+        turned = set(self._gossip.turns.since(self._turns_mark))
+        for peer in self._gossip.journal.since(self._gossip_mark):
             item = LifeItem(peer)
             if peer in turned:
                 self._held_signs.pop(item, None)
                 self._tell_at_a_pace(item, self._turns.of(peer, now), self._held, now)
             elif item not in self._held:
                 self._tell_at_a_pace(item, self._signs.of(peer, now), self._held_signs, now)
-        self._lives_mark, self._turns_mark = self._lives.journal.mark, self._lives.turns.mark
+        self._gossip_mark, self._turns_mark = self._gossip.journal.mark, self._gossip.turns.mark
 
     def _drop_what_is_gone(self) -> None:
         for item in self.journal.since(0):
             if isinstance(item, BanItem):
                 gone = self._bans.entry(item.digest) is None
             elif isinstance(item, LifeItem):
-                gone = item.peer not in self._lives.journal
+                gone = item.peer not in self._gossip.journal
             else:
                 gone = item != self._me and self._book.newest(item) is None
             if gone:

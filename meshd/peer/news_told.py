@@ -7,7 +7,7 @@ from typing import TypeVar
 from meshd.base.peer_limits import NEWS_HEARD
 from meshd.identity.keys import PeerId
 from meshd.peer.news_outbox import Item, LifeItem
-from meshd.peer.presence_gossip import Lives
+from meshd.peer.presence_gossip import PresenceGossip
 
 COMPARE_SECONDS = 60.0  # from one comparison to the next, while both sides have the same
 Order = tuple[int, ...]
@@ -40,17 +40,17 @@ class Told:
         if self.doubts.get(peer, order) < order:
             del self.doubts[peer]
 
-    def hear_away(self, peer: PeerId, order: Order, lives: Lives) -> None:
+    def hear_away(self, peer: PeerId, order: Order, gossip: PresenceGossip) -> None:
         """It has told that `peer` is away: it may take it to be so, whether we listened to that or not."""
         self.hear(LifeItem(peer), (*order, 1))
         _keep(self.doubts, peer, order)
-        self.look_at((peer,), lives)
+        self.look_at((peer,), gossip)
 
-    def look_at(self, peers: Iterable[PeerId], lives: Lives) -> None:
+    def look_at(self, peers: Iterable[PeerId], gossip: PresenceGossip) -> None:
         """Of which of them do we know a later sign of life than the one against which it spoke?"""
         for peer in peers:
             order = self.doubts.get(peer)
-            if order is not None and order < lives.order(peer):
+            if order is not None and order < gossip.order(peer):
                 del self.doubts[peer]
                 self.refuted[peer] = None
 

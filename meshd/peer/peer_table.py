@@ -22,7 +22,7 @@ from meshd.peer.connection import PeerConnection
 from meshd.peer.connector import Connector
 from meshd.peer.interface import Book
 from meshd.peer.node import Node
-from meshd.peer.presence import Crowd
+from meshd.peer.presence import MemberPresence
 
 AGAIN_SECONDS = 5.0  # after something failed that nobody foresaw, until a peer is looked after again
 FAREWELL_SECONDS = 3.0  # for the goodbye to a node that is dropped; then its links are cut
@@ -49,13 +49,13 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
         *,
         node: Node,
         book: Book,
-        crowd: Crowd,
+        presence: MemberPresence,
         dialers: Sequence[Dialer],
         rng: Callable[[], float],
     ) -> None:
         self._node = node
         self._book = book
-        self._crowd = crowd
+        self._presence = presence
         self._dialers = dialers
         self._rng = rng
         self._peers: dict[PeerId, PeerEntry] = {}
@@ -73,7 +73,7 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
     def wish(self, peer: PeerId) -> PeerEntry | None:
         """What there is with a peer; begun where a session with it is to be kept."""
         entry = self._peers.get(peer)
-        if entry is None and peer in self._book.peers() and self._crowd.wants(peer):
+        if entry is None and peer in self._book.peers() and self._presence.wants(peer):
             entry = self.entry(peer)
         return entry
 
@@ -93,7 +93,7 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
             rng=self._rng,
         )
         entry = PeerEntry(connection, connector, admitter=caller, used_at=self._node.now())
-        connector.wanted = self._crowd.wants(peer)
+        connector.wanted = self._presence.wants(peer)
         self.name_from_record(connection)
         self._peers[peer] = entry
         self.owner.start_for(f"peer {peer.short}", self._live(entry), name=f"peer {peer.short}")
@@ -111,10 +111,10 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
         if entry is None:
             if peer not in self._book.peers():
                 return None
-            self._crowd.demand(peer)
+            self._presence.demand(peer)
             entry = self.entry(peer)
         if entry is not None:
-            self._crowd.demand(peer)
+            self._presence.demand(peer)
             entry.connector.wanted = True
             entry.used_at = self._node.now()
         return entry
@@ -130,10 +130,10 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
     def _has_room(self, peer: PeerId, caller: Admitter | None) -> bool:
         if len(self._peers) >= TABLED_PEERS.most:
             return False
-        if caller is None or self._crowd.keeps(peer):
+        if caller is None or self._presence.keeps(peer):
             return True
         alike = (other for other, entry in self._peers.items() if entry.admitter == caller)
-        return sum(not self._crowd.keeps(other) for other in alike) < TABLED_ADMITTED.most
+        return sum(not self._presence.keeps(other) for other in alike) < TABLED_ADMITTED.most
 
     def retire(self, peer: PeerId, entry: PeerEntry) -> None:
         """Nothing is left with a member that nobody needs: what is known of it stands in the book."""

@@ -13,7 +13,7 @@ from meshd.identity.membership import place_of
 from meshd.identity.record import PeerRecord
 from meshd.peer.interface import Book
 from meshd.peer.node import Node
-from meshd.peer.presence_gossip import Lives, Signer
+from meshd.peer.presence_gossip import PresenceGossip, Signer
 from meshd.peer.topology import DEGREE, Seat, wanted
 
 LOSS_SECONDS = 6.0  # without a link to one whom we had a session with, until we say that it is away
@@ -34,15 +34,18 @@ def in_order(peers: Collection[PeerId]) -> list[PeerId]:
     return sorted(peers, key=lambda peer: peer.raw)
 
 
-class Crowd:
-    """`tick` every few seconds; the rest are questions. Without a `signer` every mesh counts as small."""
+class MemberPresence:
+    """Which members are there, as this node sees it, and with which of them it keeps a session.
+
+    `tick` every few seconds; the rest are questions. Without a `signer` every mesh counts as small.
+    """
 
     def __init__(self, *, node: Node, book: Book, signer: Signer | None, rng: Callable[[], float]) -> None:
         self._node = node
         self._book = book
         self._signer = signer
         self._rng = rng
-        self.lives = Lives(
+        self.gossip = PresenceGossip(
             me=node.peer,
             own=lambda: node.host.record().sequence,
             book=book,
@@ -76,7 +79,7 @@ class Crowd:
             self._met_anybody = now
         if not self.large:
             return
-        if self.lives.refute(now):
+        if self.gossip.refute(now):
             self._node.changed()
         self._look_who_is_there(frozenset(connected), now)
         self._miss(connected, now)
@@ -93,7 +96,7 @@ class Crowd:
             self.forget(gone)
 
     def _look_who_is_there(self, connected: frozenset[PeerId], now: float) -> None:
-        seen = (self._book.version, self.lives.journal.mark, connected)
+        seen = (self._book.version, self.gossip.journal.mark, connected)
         if seen == self._seen and now < self._look_at:
             return
         self._seen = seen
@@ -101,7 +104,7 @@ class Crowd:
         self._away = [peer for peer in self._members if peer not in there]
         unproven = (met + NEW_SECONDS for peer, met in self._met.items() if self._book.record(peer) is None)
         dates = [date for date in unproven if date > now]
-        verdict = self.lives.next_verdict(now)
+        verdict = self.gossip.next_verdict(now)
         self._look_at = min([*dates, *([verdict] if verdict is not None else [])], default=float("inf"))
         own = self._node.host.record().chain
         me = Seat(own.place, self._node.facts.role, own.admitter)
@@ -134,7 +137,7 @@ class Crowd:
 
     def away_since(self, peer: PeerId) -> float | None:
         """Loop time; None: it is not known to be away."""
-        away = self.lives.away_since(peer, self._node.now())
+        away = self.gossip.away_since(peer, self._node.now())
         return self._met_anybody if away is None and self._is_alone() else away
 
     def met(self, peer: PeerId) -> float:
@@ -147,7 +150,7 @@ class Crowd:
         self._missed.pop(peer, None)
         self._said.pop(peer, None)
         self._seat_of.pop(peer, None)
-        self.lives.forget(peer)
+        self.gossip.forget(peer)
 
     def parted(self, peer: PeerId) -> None:
         """It said goodbye: whether it comes back is not waited for."""
@@ -170,7 +173,7 @@ class Crowd:
     def _is_there(self, peer: PeerId, now: float) -> bool:
         if self._book.record(peer) is None:
             return now - self._met.get(peer, now) < NEW_SECONDS
-        return self.lives.away_since(peer, now) is None
+        return self.gossip.away_since(peer, now) is None
 
     def _miss(self, connected: Collection[PeerId], now: float) -> None:
         """Say of those with whom a session is to be kept, and is not, that they are away."""
@@ -183,7 +186,7 @@ class Crowd:
                 continue
             since, patience = self._missed.setdefault(peer, (now, VAIN_SECONDS))
             until, wait = self._said.get(peer, (0.0, AGAIN_SECONDS))
-            if now - since >= patience and now >= until and self.lives.report(peer, now):
+            if now - since >= patience and now >= until and self.gossip.report(peer, now):
                 self._said[peer] = now + wait, min(2 * wait, MAX_AGAIN_SECONDS)
                 self._node.changed()
 

@@ -40,8 +40,8 @@ class _MemberLife:
     since: float = 0.0  # loop time at which `away` was heard
 
 
-class Lives:
-    """Of all members in `book`; `now` is loop time in seconds."""
+class PresenceGossip:
+    """What is said of the presence of each member in `book`; `now` is loop time in seconds."""
 
     def __init__(self, *, me: PeerId, own: Callable[[], int], book: Book, signer: Signer | None) -> None:
         """`own` gives the sequence number of our record."""

@@ -9,16 +9,16 @@ from meshd.peer.interface import Book, PeerState, PeerStatus
 from meshd.peer.naming import find
 from meshd.peer.node import Node
 from meshd.peer.peer_table import PeerTable
-from meshd.peer.presence import Crowd
+from meshd.peer.presence import MemberPresence
 
 
 class MemberRoster:
     """Of those that there is something with now (`table`), and of those that only the book knows."""
 
-    def __init__(self, node: Node, book: Book, crowd: Crowd, table: PeerTable) -> None:
+    def __init__(self, node: Node, book: Book, presence: MemberPresence, table: PeerTable) -> None:
         self._node = node
         self._book = book
-        self._crowd = crowd
+        self._presence = presence
         self._table = table
 
     def peers(self) -> Sequence[PeerStatus]:
@@ -48,19 +48,19 @@ class MemberRoster:
             native=None,
             software="",
             resumes=0,
-            since=self._crowd.met(peer),
+            since=self._presence.met(peer),
             last_error="",
             clock_offset=None,
         )
 
     def _shown(self, status: PeerStatus) -> PeerStatus:
         """Of a peer that is not connected because nobody needs it, news tell whether it is there."""
-        if not self._crowd.large or status.state in (PeerState.CONNECTED, PeerState.SUSPENDED):
+        if not self._presence.large or status.state in (PeerState.CONNECTED, PeerState.SUSPENDED):
             return status
-        if self._crowd.present(status.peer):
+        if self._presence.present(status.peer):
             away = status.state is PeerState.LOST  # from here only
             return replace(status, state=PeerState.KNOWN if away else status.state, present=True)
-        since = self._crowd.away_since(status.peer)
+        since = self._presence.away_since(status.peer)
         return status if since is None else replace(status, state=PeerState.LOST, since=since)
 
     def find(self, text: str, also: Iterable[PeerId] = ()) -> PeerId:

@@ -60,7 +60,7 @@ def test_a_large_answer_is_told_in_its_turn(monkeypatch: pytest.MonkeyPatch, sha
             hostile, victim, third, teller = await heard_by(world)
             await teller.to(victim)
             await asyncio.sleep(30)
-            victim.mesh._crowd.tick = lambda connected: None  # type: ignore[method-assign] # sessions stay
+            victim.mesh._presence.tick = lambda connected: None  # type: ignore[method-assign] # sessions stay
             size = _fill(victim)
             victim.node.changed()
             await asyncio.sleep(1)  # told as what is new, to both

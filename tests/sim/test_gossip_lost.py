@@ -87,7 +87,7 @@ def test_what_a_node_tells_on_it_would_take_itself(theirs: int, own: int, pad: i
     async def main() -> None:
         async with World() as world:
             node, other = world.node("anna"), world.node("bert")
-            news, lives = node.mesh._news, node.mesh._crowd.lives
+            news, gossip = node.mesh._news, node.mesh._presence.gossip
             items: list[Item] = []
             try:
                 node.book.add(PeerRecord.decode(raw_record(other, theirs, later=bytes(pad))))
@@ -102,9 +102,9 @@ def test_what_a_node_tells_on_it_would_take_itself(theirs: int, own: int, pad: i
             ban = raw_ban(world, later=bytes(ban_pad))
             if not node.node.learn_bans([ban]):
                 items.append(BanItem(digest_of(ban)))
-            lives.report(other.peer, 0)
-            lives._accused = True
-            lives.refute(0)
+            gossip.report(other.peer, 0)
+            gossip._accused = True
+            gossip.refute(0)
             told = [word for item in items for word in news._words(item, fresh_key().peer, Told())]
             assert len(told) >= len(items), "each, and what was said of both lives"
             assert all(understood(message, world) for message in told)

@@ -210,8 +210,8 @@ def test_callers_of_one_admitter_leave_room_for_others(monkeypatch: pytest.Monke
         async with World() as world:
             victim = world.node("victim")
             victim.start()
-            victim.mesh._crowd.large = True
-            victim.mesh._crowd.tick = lambda connected: None  # type: ignore[method-assign]
+            victim.mesh._presence.large = True
+            victim.mesh._presence.tick = lambda connected: None  # type: ignore[method-assign]
             callers = [world.node(f"s{number}") for number in range(6)]
             for caller in callers:
                 caller.knows(victim)
@@ -235,8 +235,8 @@ def test_callers_with_a_stream_each_leave_room_for_others(monkeypatch: pytest.Mo
 
             victim.mesh.handle("hold", hold, allow=lambda _member, _metadata: None)
             victim.start()
-            victim.mesh._crowd.large = True
-            victim.mesh._crowd.tick = lambda connected: None  # type: ignore[method-assign]
+            victim.mesh._presence.large = True
+            victim.mesh._presence.tick = lambda connected: None  # type: ignore[method-assign]
             in_use = 0
             for number in range(6):
                 caller = world.node(f"s{number}")

@@ -11,7 +11,7 @@ from meshd.identity.away import Away
 from meshd.identity.keys import PeerId
 from meshd.identity.presence import Presence
 from meshd.peer.messages import MessageStream
-from meshd.peer.presence_gossip import Lives, Order
+from meshd.peer.presence_gossip import Order, PresenceGossip
 from meshd.wire.news import AwayNews, PresenceNews, decode
 
 from tests.sim.gossip import Teller
@@ -39,17 +39,17 @@ class Accusers:
 
     def away(self, subject: WorldNode) -> bytes:
         """Against its very last sign of life."""
-        order = subject.mesh._crowd.lives.order(subject.peer)
+        order = subject.mesh._presence.gossip.order(subject.peer)
         away = Away.sign(self._signer.key, mesh=self._world.root.mesh, peer=subject.peer, order=order)
         return AwayNews(away.to_bytes()).encode()
 
     def neighbour(self) -> WorldNode:
         """With which the bringer's session stays."""
-        return next(node for node in self.nodes if self.bringer.mesh._crowd.keeps(node.peer))
+        return next(node for node in self.nodes if self.bringer.mesh._presence.keeps(node.peer))
 
     def sign(self, subject: WorldNode) -> Presence | None:
         """Its last one."""
-        return subject.mesh._crowd.lives.statements(subject.peer)[0]
+        return subject.mesh._presence.gossip.statements(subject.peer)[0]
 
     async def accuse(self, subject: WorldNode, seconds: float) -> int:
         """To itself alone; the answer is told to all others. How often it answered."""
@@ -102,13 +102,13 @@ def test_what_two_keys_make_one_member_sign_is_not_told_on_by_all(told: Callable
 def believed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PeerId, Order]]:
     """Of whom, and against which sign of life, it was believed by anybody that it is away."""
     found: list[tuple[PeerId, Order]] = []
-    real = Lives._keep
+    real = PresenceGossip._keep
 
-    def keep(self: Lives, away: Away, now: float) -> None:
+    def keep(self: PresenceGossip, away: Away, now: float) -> None:
         found.append((away.peer, away.order))
         real(self, away, now)
 
-    monkeypatch.setattr(Lives, "_keep", keep)
+    monkeypatch.setattr(PresenceGossip, "_keep", keep)
     return found
 
 
@@ -122,16 +122,16 @@ def test_whoever_believes_it_is_answered_at_once_however_many_signs_were_asked_f
             subject = accusers.neighbour()
             await accusers.accuse(subject, 60.0)
             assert subject.peer not in dict(believed)
-            lives = [node.mesh._crowd.lives for node in accusers.nodes if node is not subject]
-            said, against = accusers.away(subject), subject.mesh._crowd.lives.order(subject.peer)
+            gossip = [node.mesh._presence.gossip for node in accusers.nodes if node is not subject]
+            said, against = accusers.away(subject), subject.mesh._presence.gossip.order(subject.peer)
             for stream in accusers.teller.streams():
                 with contextlib.suppress(Broken):
                     await stream.send(said)
             for _ in range(400):
                 await asyncio.sleep(0.1)
                 now = asyncio.get_running_loop().time()
-                assert all(one.away_since(subject.peer, now) is None for one in lives)
+                assert all(one.away_since(subject.peer, now) is None for one in gossip)
             assert (subject.peer, against) in believed
-            assert all(one.order(subject.peer) > against for one in lives)
+            assert all(one.order(subject.peer) > against for one in gossip)
 
     run(main())
