@@ -16,8 +16,8 @@ from meshd.wire.frame import DATA_OVERHEAD, data_header
 MOST = 16 << 10  # bytes of a message: of a longer one, the steps are not what costs
 
 
-class Shortcut:
-    """Both directions of one session."""
+class FastPath:
+    """Sends and receives one small message of an otherwise idle session, where nothing else is due."""
 
     def __init__(self, state: State) -> None:
         self._state = state

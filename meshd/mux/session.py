@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from meshd.base.errors import Busy, Closed, LocalProtocolError, RemoteProtocolError
 from meshd.mux.config import MuxConfig, NodeBudget, Priority, Side
 from meshd.mux.events import Event, LinkDead, SessionLost
-from meshd.mux.fast_path import Shortcut
+from meshd.mux.fast_path import FastPath
 from meshd.mux.inbound import Inbound
 from meshd.mux.outbound import Outbound
 from meshd.mux.session_choice import SESSION_ID_BYTES
@@ -48,7 +48,7 @@ class Session:
         self._links = state.links
         self._inbound = Inbound(state)
         self._outbound = Outbound(state)
-        self.shortcut = Shortcut(state)
+        self.fast_path = FastPath(state)
 
     @property
     def session_id(self) -> bytes:

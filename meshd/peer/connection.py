@@ -25,7 +25,7 @@ from meshd.peer.alarm import Alarm
 from meshd.peer.dial_schedule import Present
 from meshd.peer.greeting import greet
 from meshd.peer.interface import MetadataValue, PathStatus, PeerState, PeerStatus
-from meshd.peer.link_driver import Carrier
+from meshd.peer.link_driver import LinkDriver
 from meshd.peer.links import PeerLinks
 from meshd.peer.node import Node
 from meshd.peer.session_holder import SessionHolder
@@ -172,7 +172,7 @@ class PeerConnection:
 
         Raises Refused when either side says no, RemoteProtocolError when the peer broke the rules.
         """
-        carrier: Carrier | None = None
+        driver: LinkDriver | None = None
         agreed = b""
 
         def settle(mine: Hello, theirs: Hello) -> None:
@@ -185,16 +185,16 @@ class PeerConnection:
                 await self._begun.wait()
                 hello, rest = await greet(link, self._admission, leader=self.leads, settle=settle)
                 self._admission.check_banned(link)  # a ban may have come during the last flight
-                carrier = self._new_carrier(link, agreed)
-                self._attach(carrier, hello)
-                await carrier.carry(rest)
+                driver = self._new_driver(link, agreed)
+                self._attach(driver, hello)
+                await driver.carry(rest)
         except (RemoteProtocolError, Fault) as error:
             self.view.last_error = error.what
             self._fault = error
             if isinstance(error, RemoteProtocolError):
                 LOG.warning("peer_broke_protocol", peer=self.peer.short, why=error.what)
                 self._node.faults.broke(self.peer, self._node.now(), error.what)
-            if carrier is not None and self._held.has(carrier.session):
+            if driver is not None and self._held.has(driver.session):
                 self._end_session(f"protocol error: {error.what}")
             raise
         except (Broken, EndOfStream, Refused) as error:
@@ -203,8 +203,8 @@ class PeerConnection:
                 raise
         finally:
             try:
-                if carrier is not None:
-                    self._detach(carrier)
+                if driver is not None:
+                    self._detach(driver)
             finally:
                 await link.aclose()
 
@@ -251,8 +251,8 @@ class PeerConnection:
 
     # Links.
 
-    def _new_carrier(self, link: Link, session_id: bytes) -> Carrier:
-        return self._links.carrier(
+    def _new_driver(self, link: Link, session_id: bytes) -> LinkDriver:
+        return self._links.driver(
             link,
             self._held.session(session_id),
             dispatch=self._dispatch,
@@ -261,24 +261,24 @@ class PeerConnection:
             contained=self._contained,
         )
 
-    def _attach(self, carrier: Carrier, hello: Hello) -> None:
-        link = carrier.link
-        happened = self._links.attach(carrier)
+    def _attach(self, driver: LinkDriver, hello: Hello) -> None:
+        link = driver.link
+        happened = self._links.attach(driver)
         self.view.met(hello, link.info.member)
         self._held.linked()
-        self._dispatch(carrier.session, happened)
+        self._dispatch(driver.session, happened)
         self.view.link_up(link.info)
         self._look_again()
         self._set_alarm()
         self._node.changed()
         self._node.on_link(self.peer, hello, link.info)
 
-    def _detach(self, carrier: Carrier) -> None:
-        happened = self._links.detach(carrier)
+    def _detach(self, driver: LinkDriver) -> None:
+        happened = self._links.detach(driver)
         if happened is None:
             return
-        self._dispatch(carrier.session, happened)
-        self.view.link_lost(carrier.link.info, carrier.why)
+        self._dispatch(driver.session, happened)
+        self.view.link_lost(driver.link.info, driver.why)
         if not self.linked and self._held.streams is not None:
             self.view.set_state(PeerState.SUSPENDED)
         self._look_again()

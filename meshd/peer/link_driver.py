@@ -32,8 +32,8 @@ SEND_BYTES = 256 << 10  # one turn of the sender: small enough that a control fr
 FAREWELL_SECONDS = 0.5
 
 
-class Carrier:
-    """Moves the bytes of one attached link."""
+class LinkDriver:
+    """Moves bytes between one attached link and its session."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Carrier:
         """Write to a stream and send it at once; False, and nothing done, where that takes more steps."""
         if self._turn != IDLE:
             return False
-        pieces = self.session.shortcut.send(self.link_id, stream_id, data, self._now())
+        pieces = self.session.fast_path.send(self.link_id, stream_id, data, self._now())
         if pieces is None:
             return False
         try:
@@ -171,7 +171,7 @@ class Carrier:
         self._turn = FEED[self._turn]
         session, now = self.session, self._now()
         try:
-            arrived = session.shortcut.receive(self.link_id, data, now)
+            arrived = session.fast_path.receive(self.link_id, data, now)
             if arrived is not None:
                 stream_id, payload, ask = arrived
                 self._deliver(session, stream_id, payload)

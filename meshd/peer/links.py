@@ -18,7 +18,7 @@ from meshd.mux.session import Session
 from meshd.mux.status import LinkStatus
 from meshd.peer.dial_schedule import Present
 from meshd.peer.interface import PathStatus
-from meshd.peer.link_driver import Carrier
+from meshd.peer.link_driver import LinkDriver
 from meshd.peer.path_selection import SILENT_AFTER, Chooser, Path, surplus
 
 SUSPECT_AFTER = 0.5  # seconds without an answer, or four round trips, that cast doubt on a link being tested
@@ -34,7 +34,7 @@ class PeerLinks:
         self._peer = peer
         self._leads = leads
         self._now = now
-        self._carriers: dict[int, Carrier] = {}
+        self._drivers: dict[int, LinkDriver] = {}
         self._next = 1
         self._pongs: dict[tuple[int, int], asyncio.Future[float]] = {}
         self._why = ""  # this link carries data:
@@ -45,28 +45,28 @@ class PeerLinks:
         self._rates: dict[int, float] = {}  # what a link carried when it was the bottleneck, bytes a second
 
     def __len__(self) -> int:
-        return len(self._carriers)
+        return len(self._drivers)
 
     def has(self, link: Link) -> bool:
         """True while `link` is attached."""
-        return any(carrier.link is link for carrier in self._carriers.values())
+        return any(driver.link is link for driver in self._drivers.values())
 
     def wake(self) -> None:
         """The session may have something to send."""
-        for carrier in self._carriers.values():
-            carrier.wake()
+        for driver in self._drivers.values():
+            driver.wake()
 
     def pass_on(self, session: Session, stream_id: int, data: bytes) -> bool:
-        """As Carrier.pass_on, over the link that carries the data of `session`."""
-        carrier = self._carriers.get(session.data_link or 0)
-        return carrier is not None and carrier.session is session and carrier.pass_on(stream_id, data)
+        """As LinkDriver.pass_on, over the link that carries the data of `session`."""
+        driver = self._drivers.get(session.data_link or 0)
+        return driver is not None and driver.session is session and driver.pass_on(stream_id, data)
 
     def end(self, why: str) -> None:
         """End all of them."""
-        for carrier in self._carriers.values():
-            carrier.end(why)
+        for driver in self._drivers.values():
+            driver.end(why)
 
-    def carrier(
+    def driver(
         self,
         link: Link,
         session: Session,
@@ -75,12 +75,12 @@ class PeerLinks:
         deliver: Callable[[Session, int, bytes], None],
         rearm: Callable[[float], None],
         contained: Contained,
-    ) -> Carrier:
-        """The carrier for a link whose greeting is over; not attached yet."""
+    ) -> LinkDriver:
+        """The driver for a link whose greeting is over; not attached yet."""
         number = self._next
         self._next += 1
         now = asyncio.get_running_loop().time
-        return Carrier(
+        return LinkDriver(
             link=link,
             link_id=number,
             session=session,
@@ -91,25 +91,25 @@ class PeerLinks:
             contained=contained,
         )
 
-    def attach(self, carrier: Carrier) -> list[Event]:
+    def attach(self, driver: LinkDriver) -> list[Event]:
         """Tell the session; returns its events. Raises Broken when it has just ended."""
         try:
-            happened = carrier.session.link_up(carrier.link_id, self._now())
+            happened = driver.session.link_up(driver.link_id, self._now())
         except Closed as error:
             raise Broken(error.what) from None
-        self._carriers[carrier.link_id] = carrier
+        self._drivers[driver.link_id] = driver
         return happened
 
-    def detach(self, carrier: Carrier) -> list[Event] | None:
+    def detach(self, driver: LinkDriver) -> list[Event] | None:
         """Tell the session; its events, or None for a link that never was attached."""
-        if self._carriers.pop(carrier.link_id, None) is None:
+        if self._drivers.pop(driver.link_id, None) is None:
             return None
         happened: list[Event] = []
-        if self._leads and carrier.session.data_link == carrier.link_id:
-            happened = self.choose(carrier.session)  # by our rules, before the session takes what is left
-        self._rates.pop(carrier.link_id, None)
-        self._suspects.discard(carrier.link_id)
-        return happened + carrier.session.link_down(carrier.link_id, self._now())
+        if self._leads and driver.session.data_link == driver.link_id:
+            happened = self.choose(driver.session)  # by our rules, before the session takes what is left
+        self._rates.pop(driver.link_id, None)
+        self._suspects.discard(driver.link_id)
+        return happened + driver.session.link_down(driver.link_id, self._now())
 
     # What is known of them.
 
@@ -126,11 +126,11 @@ class PeerLinks:
         return None
 
     def _numbers(self, session: Session) -> list[LinkStatus]:
-        return [numbers for numbers in session.links() if numbers.link_id in self._carriers]
+        return [numbers for numbers in session.links() if numbers.link_id in self._drivers]
 
     def _status(self, numbers: LinkStatus) -> PathStatus:
         return PathStatus(
-            link=self._carriers[numbers.link_id].link.info,
+            link=self._drivers[numbers.link_id].link.info,
             selected=numbers.carries_data,
             rtt=numbers.rtt,
             why=self._why if numbers.carries_data else "stands by",
@@ -147,7 +147,7 @@ class PeerLinks:
         now = self._now()
         found = []
         for numbers in self._numbers(session):
-            info = self._carriers[numbers.link_id].link.info
+            info = self._drivers[numbers.link_id].link.info
             lively = now - self._last_heard(numbers) <= SILENT_AFTER
             found.append(Present(info.kind, info.path, numbers.carries_data, lively, info.passing))
         return tuple(found)
@@ -162,7 +162,7 @@ class PeerLinks:
         now = self._now()
         if session is not self._chosen_for:
             self._chosen_for, self._chooser = session, Chooser()
-        paths = [self._path(numbers) for numbers in links if numbers.link_id in self._carriers]
+        paths = [self._path(numbers) for numbers in links if numbers.link_id in self._drivers]
         choice = self._chooser.choose(paths, data_link, now)
         if choice.link_id is None:
             return []
@@ -173,7 +173,7 @@ class PeerLinks:
         if choice.link_id != self._why_of:
             self._why, self._why_of = choice.why, choice.link_id
         for number in surplus(paths, choice.link_id, since=self._chooser.since, now=now):
-            self._carriers[number].end("not needed: there is another link")
+            self._drivers[number].end("not needed: there is another link")
         return happened
 
     def _note_rates(self, links: Sequence[LinkStatus]) -> None:
@@ -182,7 +182,7 @@ class PeerLinks:
                 self._rates[numbers.link_id] = numbers.bandwidth
 
     def _path(self, numbers: LinkStatus) -> Path:
-        info = self._carriers[numbers.link_id].link.info
+        info = self._drivers[numbers.link_id].link.info
         return Path(
             link_id=numbers.link_id,
             kind=info.kind,
@@ -197,8 +197,8 @@ class PeerLinks:
     def _leave_suspects(self, session: Session) -> None:
         """Who does not choose can only end a link: the leader hears of it, and takes another one at once."""
         if self._suspects and any(link.lively for link in self.present(session)):
-            for number in self._suspects & self._carriers.keys():
-                self._carriers[number].end("no answer after a sleep or a change of addresses")
+            for number in self._suspects & self._drivers.keys():
+                self._drivers[number].end("no answer after a sleep or a change of addresses")
 
     def _last_heard(self, numbers: LinkStatus) -> float:
         """When both directions were last shown to work."""
@@ -209,22 +209,22 @@ class PeerLinks:
 
     async def first_answer(self, within: float) -> str | None:
         """Where a link leads that answers a ping within that many seconds; None when none does."""
-        carriers = list(self._carriers.values())
+        drivers = list(self._drivers.values())
         async with Owner() as owner:
-            pings = [owner.start(self.ping(c.session, c.link_id, within), name="challenge") for c in carriers]
-        for carrier, ping in zip(carriers, pings, strict=True):
+            pings = [owner.start(self.ping(c.session, c.link_id, within), name="challenge") for c in drivers]
+        for driver, ping in zip(drivers, pings, strict=True):
             if ping.result() is not None:
-                return carrier.link.info.remote
+                return driver.link.info.remote
         return None
 
     async def test(self, look: Callable[[], None]) -> None:
         """Ping all of them: one that does not answer soon counts as silent (`look` is called), then ends."""
         async with Owner() as owner:
-            for carrier in self._carriers.values():
-                owner.start(self._test_one(carrier, look), name="test link")
+            for driver in self._drivers.values():
+                owner.start(self._test_one(driver, look), name="test link")
 
-    async def _test_one(self, carrier: Carrier, look: Callable[[], None]) -> None:
-        number, session = carrier.link_id, carrier.session
+    async def _test_one(self, driver: LinkDriver, look: Callable[[], None]) -> None:
+        number, session = driver.link_id, driver.session
         known = next((one.rtt for one in self._numbers(session) if one.link_id == number), None)
         if await self.ping(session, number, max(SUSPECT_AFTER, 4 * (known or 0.0))) is not None:
             return
@@ -233,7 +233,7 @@ class PeerLinks:
         answer = await self.ping(session, number, TEST_SECONDS)
         self._suspects.discard(number)
         if answer is None:
-            carrier.end("no answer after a sleep or a change of addresses")
+            driver.end("no answer after a sleep or a change of addresses")
 
     async def ping(self, session: Session, number: int, within: float) -> float | None:
         """Round trip over one link in seconds; None when no answer comes in time."""
@@ -259,5 +259,5 @@ class PeerLinks:
                 if (pong := self._pongs.get((number, ping_id))) is not None and not pong.done():
                     pong.set_result(rtt)
             case LinkDead(link_id=number, why=why):
-                if (carrier := self._carriers.get(number)) is not None:
-                    carrier.end(why)
+                if (driver := self._drivers.get(number)) is not None:
+                    driver.end(why)

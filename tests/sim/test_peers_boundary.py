@@ -149,7 +149,7 @@ def test_a_link_in_which_something_fails_ends_and_the_next_one_works() -> None:
                 raise KeyError("x")
 
             session.session.receive = fail  # type: ignore[method-assign,assignment]
-            session.session.shortcut.receive = fail  # type: ignore[method-assign,assignment]
+            session.session.fast_path.receive = fail  # type: ignore[method-assign,assignment]
             with pytest.raises(Broken):
                 await echoes(leader, follower)
             await asyncio.sleep(60)

@@ -81,7 +81,7 @@ class End:
 
     def pass_on(self, stream_id: int, data: bytes, now: float) -> bytes:
         """What the short cut sends at once over the link that carries data; nothing where it will not."""
-        pieces = self.session.shortcut.send(self.session.data_link or 0, stream_id, data, now)
+        pieces = self.session.fast_path.send(self.session.data_link or 0, stream_id, data, now)
         if pieces is None:
             return b""
         self.flows.out(self.side, stream_id).written += data
@@ -268,7 +268,7 @@ class Two:
         """As a driver does: by the short cut, if that takes it, which must not leave undone what is due."""
         session = end.session
         quiet = not session.due(wire.link_id, self.now)
-        arrived = session.shortcut.receive(wire.link_id, data, self.now)
+        arrived = session.fast_path.receive(wire.link_id, data, self.now)
         if arrived is None:
             end.take(session.receive(wire.link_id, data, self.now))
             return

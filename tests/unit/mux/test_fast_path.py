@@ -63,7 +63,11 @@ def test_a_message_of_one_frame_takes_it_both_ways() -> None:
     assert two.pass_on(two.leader, stream, b"question")
     frame = bytes(wire.to["follower"])
     assert frame.endswith(data_header(stream, 1, 8, False) + b"question")
-    assert two.follower.session.shortcut.receive(wire.link_id, frame, two.now) == (stream, b"question", False)
+    assert two.follower.session.fast_path.receive(wire.link_id, frame, two.now) == (
+        stream,
+        b"question",
+        False,
+    )
 
 
 Change = Callable[[Two, Wire, int], object]
@@ -109,14 +113,14 @@ def test_what_is_not_plain_is_left_to_the_long_way(what: str) -> None:
     two, wire, stream = talking()
     NOT_PLAIN[what](two, wire, stream)
     before = two.leader.session.status()
-    assert two.leader.session.shortcut.send(wire.link_id, stream, b"x", two.now) is None
+    assert two.leader.session.fast_path.send(wire.link_id, stream, b"x", two.now) is None
     assert two.leader.session.status() == before
 
 
 @pytest.mark.parametrize("data", [b"", bytes(MOST + 1)])
 def test_nothing_and_much_go_the_long_way(data: bytes) -> None:
     two, wire, stream = talking()
-    assert two.leader.session.shortcut.send(wire.link_id, stream, data, two.now) is None
+    assert two.leader.session.fast_path.send(wire.link_id, stream, data, two.now) is None
 
 
 def test_credit_holds_on_the_short_way_too() -> None:
@@ -144,7 +148,7 @@ def test_a_node_with_a_limit_on_what_it_gives_goes_the_long_way() -> None:
     wire = two.link()
     stream = two.leader.open()
     two.transfer()
-    assert two.leader.session.shortcut.send(wire.link_id, stream, b"x", two.now) is None
+    assert two.leader.session.fast_path.send(wire.link_id, stream, b"x", two.now) is None
 
 
 def _frame(stream: int, offset: int, payload: bytes, *, fin: bool = False) -> bytes:
@@ -168,7 +172,7 @@ def test_what_comes_otherwise_is_left_to_the_long_way(what: str) -> None:
         "another frame": b"\x05" + plain[1:],
     }[what]
     before = two.follower.session.status()
-    assert two.follower.session.shortcut.receive(wire.link_id, data, two.now) is None
+    assert two.follower.session.fast_path.receive(wire.link_id, data, two.now) is None
     assert two.follower.session.status() == before
 
 
@@ -176,21 +180,21 @@ def test_behind_part_of_a_frame_nothing_is_plain() -> None:
     two, wire, stream = talking()
     frame = _frame(stream, 1, b"hello")
     two.follower.session.receive(wire.link_id, frame[:7], two.now)
-    assert two.follower.session.shortcut.receive(wire.link_id, frame, two.now) is None
+    assert two.follower.session.fast_path.receive(wire.link_id, frame, two.now) is None
 
 
 def test_more_than_the_credit_breaks_the_session_as_ever() -> None:
     two, wire, stream = talking(quiet(stream_window=KIB, max_stream_window=KIB, session_window=4 * KIB))
     two.follower.reads = False
     data = _frame(stream, 1, bytes(2 * KIB))
-    assert two.follower.session.shortcut.receive(wire.link_id, data, two.now) is None
+    assert two.follower.session.fast_path.receive(wire.link_id, data, two.now) is None
     with pytest.raises(RemoteProtocolError):
         two.follower.session.receive(wire.link_id, data, two.now)
 
 
 def test_much_that_came_may_have_to_be_acknowledged() -> None:
     two, wire, stream = talking()
-    receive = two.follower.session.shortcut.receive
+    receive = two.follower.session.fast_path.receive
     little, much = bytes(KIB), bytes(8 * KIB)
     assert receive(wire.link_id, _frame(stream, 1, little), two.now) == (stream, little, False)
     assert receive(wire.link_id, _frame(stream, 1 + KIB, much), two.now) == (stream, much, True)

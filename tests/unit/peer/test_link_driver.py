@@ -1,4 +1,4 @@
-"""A carrier's short way: what the link does not take at once is sent later, before anything else."""
+"""A driver's short way: what the link does not take at once is sent later, before anything else."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from meshd.base.errors import Broken
 from meshd.base.fault_boundary import Contained
 from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.link.interface import Link
-from meshd.peer.link_driver import Carrier
+from meshd.peer.link_driver import LinkDriver
 
 from tests.conformance.run import run
 from tests.unit.mux.script import Two, Wire
@@ -52,14 +52,14 @@ async def _settled() -> None:
         await asyncio.sleep(0)
 
 
-def _talking() -> tuple[Two, Wire, int, HalfLink, Carrier]:
-    """Two sessions with a stream between them; the leader's carrier has a link that the test holds."""
+def _talking() -> tuple[Two, Wire, int, HalfLink, LinkDriver]:
+    """Two sessions with a stream between them; the leader's driver has a link that the test holds."""
     two = Two()
     wire = two.link()
     stream = two.leader.open()
     two.transfer()
     link = HalfLink()
-    carrier = Carrier(
+    driver = LinkDriver(
         link=cast(Link, link),
         link_id=wire.link_id,
         session=two.leader.session,
@@ -69,23 +69,23 @@ def _talking() -> tuple[Two, Wire, int, HalfLink, Carrier]:
         rearm=lambda _at: None,
         contained=Contained("peer", "link"),
     )
-    return two, wire, stream, link, carrier
+    return two, wire, stream, link, driver
 
 
 def test_what_a_full_link_does_not_take_goes_first_when_there_is_room() -> None:
     async def work() -> None:
-        two, wire, stream, link, carrier = _talking()
+        two, wire, stream, link, driver = _talking()
         async with Owner() as owner:
-            task = owner.start(carrier.carry(b""), name="carry")
+            task = owner.start(driver.carry(b""), name="carry")
             await _settled()
-            assert carrier.pass_on(stream, b"one ")
+            assert driver.pass_on(stream, b"one ")
             link.full = True
-            assert carrier.pass_on(stream, b"two ")
-            assert not carrier.pass_on(stream, b"three"), (
+            assert driver.pass_on(stream, b"two ")
+            assert not driver.pass_on(stream, b"three"), (
                 "something waits already: the long way keeps the order"
             )
             two.leader.session.write(stream, b"three")
-            carrier.wake()
+            driver.wake()
             await _settled()
             link.full = False
             link.open.set()
@@ -101,12 +101,12 @@ def test_what_a_full_link_does_not_take_goes_first_when_there_is_room() -> None:
 
 def test_what_a_broken_link_did_not_take_goes_over_the_next_one() -> None:
     async def work() -> None:
-        two, wire, stream, link, carrier = _talking()
+        two, wire, stream, link, driver = _talking()
         async with Owner() as owner:
-            task = owner.start(_ends(carrier), name="carry")
+            task = owner.start(_ends(driver), name="carry")
             await _settled()
             link.broken = True
-            assert carrier.pass_on(stream, b"kept")
+            assert driver.pass_on(stream, b"kept")
             await task
         two.flows.out("leader", stream).written += b"kept"
         two.cut(wire)
@@ -117,6 +117,6 @@ def test_what_a_broken_link_did_not_take_goes_over_the_next_one() -> None:
     run(work())
 
 
-async def _ends(carrier: Carrier) -> None:
+async def _ends(driver: LinkDriver) -> None:
     with pytest.raises(Broken, match="the line is cut"):
-        await carrier.carry(b"")
+        await driver.carry(b"")

@@ -6,7 +6,7 @@ import pytest
 from meshd.link.interface import Link, LinkInfo
 from meshd.mux.session import Session
 from meshd.mux.status import LinkStatus
-from meshd.peer.link_driver import Carrier
+from meshd.peer.link_driver import LinkDriver
 from meshd.peer.links import PeerLinks
 
 from tests.unit.admin.test_snapshot import NODE, path
@@ -15,7 +15,7 @@ NUMBER = 1
 
 
 class OneLink:
-    """As much of a carrier, its link and its session as is asked."""
+    """As much of a driver, its link and its session as is asked."""
 
     def __init__(self, *, in_flight: int, bandwidth: float | None) -> None:
         self.link = cast(Link, self)
@@ -56,7 +56,7 @@ def test_a_rate_is_known_where_the_link_was_the_bottleneck(
 ) -> None:
     links = PeerLinks(peer=NODE.peer, leads=leads, now=lambda: 1.0)
     one = OneLink(in_flight=in_flight, bandwidth=bandwidth)
-    links.attach(cast(Carrier, one))
+    links.attach(cast(LinkDriver, one))
     links.choose(one.session)
     [status] = links.statuses(one.session)
     assert (status.rate, status.rtt, status.rtt_min) == (rate, 0.03, 0.02)
