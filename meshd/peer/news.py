@@ -102,7 +102,7 @@ class News:
     async def _tell(self, messages: MessageStream, peer: PeerId, told: Told, hearing: Hearing) -> None:
         self._collect()
         mark = self._outbox.journal.mark  # what there is already is compared
-        life_mark = self._gossip.journal.mark
+        gossip_mark = self._gossip.journal.mark
         await self._tell_digest(messages, told)
         while True:
             seen = self._node.version
@@ -111,8 +111,8 @@ class News:
             for item in items:
                 for message in self._words(item, peer, told):
                     await messages.send(message)
-            told.look_at(self._gossip.journal.since(life_mark), self._gossip)
-            life_mark = self._gossip.journal.mark
+            told.look_at(self._gossip.journal.since(gossip_mark), self._gossip)
+            gossip_mark = self._gossip.journal.mark
             await self._refute(messages, peer, told, hearing)
             await self._answer(messages, peer, told, hearing)
             if self._node.now() >= told.compared_at + told.pause and self._is_quiet():

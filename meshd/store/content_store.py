@@ -22,7 +22,7 @@ from meshd.store.eviction import MAX_PACKS
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.hashes import hash_tensors
 from meshd.store.interface import HashProgress, StoreStatus
-from meshd.store.lease_cache import Job, LeaseShelf, OpenPack
+from meshd.store.lease_cache import DiskLeaseCache, Job, OpenPack
 from meshd.store.pack import PackWriter, Sealed, Table, locked, read_table
 from meshd.store.pack_folder import StoreFolder
 
@@ -52,12 +52,12 @@ class DiskContentStore:
         self._clock_ns = HashCache(path).clock_ns
         self._known: dict[str, _Known] = {}
         self._have: frozenset[bytes] | None = None  # all of `_known`, once somebody asks
-        self._shelves: list[LeaseShelf] = []
+        self._lease_caches: list[DiskLeaseCache] = []
         self._jobs: deque[Job] = deque()
         self._queued = 0
-        self._closing = 0  # shelves that are done, and whose last job waits
+        self._closing = 0  # lease caches that are done, and whose last job waits
         self._work = asyncio.Event()
-        self._writers: deque[tuple[LeaseShelf, PackWriter]] = (
+        self._writers: deque[tuple[DiskLeaseCache, PackWriter]] = (
             deque()
         )  # to be sealed; the first one is just now
         self._full = asyncio.Event()
@@ -67,27 +67,27 @@ class DiskContentStore:
         self._looked = asyncio.Event()
         self._text = ""
 
-    # What shelves need.
+    # What lease caches need.
 
     @property
     def folder(self) -> StoreFolder:
-        """See ShelfStore."""
+        """See LeaseCacheStore."""
         return self._folder
 
     @property
     def pack_bytes(self) -> int:
-        """See ShelfStore. So that a full store has at most half of MAX_PACKS."""
+        """See LeaseCacheStore. So that a full store has at most half of MAX_PACKS."""
         return max(PACK_BYTES, 2 * self._folder.limit // MAX_PACKS)
 
     def has(self, digest: bytes) -> bool:
-        """See ShelfStore."""
+        """See LeaseCacheStore."""
         if self._have is None:
             tables = [known.table for known in self._known.values()]
             self._have = frozenset(kept.digest for table in tables for kept in table.tensors)
-        return digest in self._have or any(digest in shelf.begun for shelf in self._shelves)
+        return digest in self._have or any(digest in lease_cache.begun for lease_cache in self._lease_caches)
 
     def queue(self, job: Job) -> bool:
-        """See ShelfStore."""
+        """See LeaseCacheStore."""
         if job.data is not None and self._queued + _cost(job) > QUEUE_BYTES:
             return False
         self._closing += job.tensor is None
@@ -96,14 +96,14 @@ class DiskContentStore:
         self._work.set()
         return True
 
-    def full(self, shelf: LeaseShelf, writer: PackWriter) -> None:
-        """See ShelfStore."""
-        self._writers.append((shelf, writer))
+    def full(self, lease_cache: DiskLeaseCache, writer: PackWriter) -> None:
+        """See LeaseCacheStore."""
+        self._writers.append((lease_cache, writer))
 
-    def over(self, shelf: LeaseShelf) -> None:
-        """See ShelfStore."""
-        if shelf in self._shelves:
-            self._shelves.remove(shelf)
+    def over(self, lease_cache: DiskLeaseCache) -> None:
+        """See LeaseCacheStore."""
+        if lease_cache in self._lease_caches:
+            self._lease_caches.remove(lease_cache)
 
     # What the worker needs.
 
@@ -116,7 +116,9 @@ class DiskContentStore:
             path=self._folder.path, bytes=held, limit=self._folder.limit_now(held), tensors=tensors
         )
 
-    async def take(self, *, peer: str, on_progress: Callable[[str], Awaitable[None]]) -> LeaseShelf | None:
+    async def take(
+        self, *, peer: str, on_progress: Callable[[str], Awaitable[None]]
+    ) -> DiskLeaseCache | None:
         """See store.interface.ContentStore."""
         if not self._folder.limit or not self._folder.usable:
             return None
@@ -142,9 +144,9 @@ class DiskContentStore:
         except BaseException:
             _close_all(packs)
             raise
-        shelf = LeaseShelf(self, packs, peer=peer, empty_file=empty_file)
-        self._shelves.append(shelf)
-        return shelf
+        lease_cache = DiskLeaseCache(self, packs, peer=peer, empty_file=empty_file)
+        self._lease_caches.append(lease_cache)
+        return lease_cache
 
     def _open(self, name: str) -> OpenPack | None:
         """A pack that is still what is known of it."""
@@ -177,8 +179,8 @@ class DiskContentStore:
         finally:
             for _, writer in self._writers:
                 writer.abandon()
-            for shelf in self._shelves:
-                shelf.abandon()
+            for lease_cache in self._lease_caches:
+                lease_cache.abandon()
 
     # Looking: which packs are there, and whole.
 
@@ -283,15 +285,15 @@ class DiskContentStore:
             await self._full.wait()
             self._full.clear()
             while self._writers:
-                shelf, writer = self._writers[0]
-                sealed = await in_thread(functools.partial(_seal, shelf, writer))
+                lease_cache, writer = self._writers[0]
+                sealed = await in_thread(functools.partial(_seal, lease_cache, writer))
                 if sealed is not None:
                     self._know(sealed.name, _Known(sealed.state, sealed.table))
                     self._folder.touch(sealed.name)
-                    shelf.hold(sealed.name)
+                    lease_cache.hold(sealed.name)
                 self._writers.popleft()
-                if all(one is not shelf for one, _ in self._writers):
-                    shelf.settle()
+                if all(one is not lease_cache for one, _ in self._writers):
+                    lease_cache.settle()
             self._sealed.set()
             self._sealed = asyncio.Event()
 
@@ -303,19 +305,19 @@ def _close_all(packs: Sequence[OpenPack]) -> None:
 
 def _write(batch: Sequence[Job]) -> None:
     for job in batch:
-        job.shelf.write(job)
+        job.lease_cache.write(job)
 
 
-def _seal(shelf: LeaseShelf, writer: PackWriter) -> Sealed | None:
+def _seal(lease_cache: DiskLeaseCache, writer: PackWriter) -> Sealed | None:
     try:
         sealed = writer.seal()
     except OSError as error:
-        LOG.warning("weights_not_kept", peer=shelf.peer[:SHORT_CHARS], why=error.strerror or str(error))
+        LOG.warning("weights_not_kept", peer=lease_cache.peer[:SHORT_CHARS], why=error.strerror or str(error))
         writer.abandon()
         return None
     if sealed is not None:
         count = len(sealed.table.tensors)
-        LOG.info("weights_kept", peer=shelf.peer[:SHORT_CHARS], count=count, bytes=sealed.state.size)
+        LOG.info("weights_kept", peer=lease_cache.peer[:SHORT_CHARS], count=count, bytes=sealed.state.size)
     return sealed
 
 

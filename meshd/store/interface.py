@@ -4,7 +4,7 @@ A file is opened once and kept open: what was hashed, what is loaded and what is
 the same open file, whatever happens to its path meanwhile. Nothing here writes to a model file. Words: an
 *index* lists every tensor of a model with its BLAKE3-256; a *shard* is one file of a model that is stored in
 several; a *fingerprint* says that two copies hold the same model. The *content store* keeps tensors that came
-over the network; a *shelf* is what one lease sees of it. Tests: tests/unit/store.
+over the network; a *lease cache* is what one lease sees of it. Tests: tests/unit/store.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -105,7 +105,7 @@ class StoreStatus:
     tensors: int
 
 
-class Shelf(Sink, Protocol):
+class LeaseCache(Sink, Protocol):
     """The content store as one lease uses it. For the event loop: nothing here waits for a slow disk."""
 
     @property
@@ -144,7 +144,7 @@ class ContentStore(Protocol):
         """Run as long as it is used."""
         ...
 
-    async def take(self, *, peer: str, on_progress: Callable[[str], Awaitable[None]]) -> Shelf | None:
+    async def take(self, *, peer: str, on_progress: Callable[[str], Awaitable[None]]) -> LeaseCache | None:
         """For a lease of `peer`, once all that is kept is known to be good.
 
         `on_progress` is called every few seconds. None when nothing is kept here. Raises OSError.

@@ -17,14 +17,14 @@ from meshd.store.hash_cache import FileState
 from meshd.store.pack import MAX_PACK_TENSORS, PackWriter, Table, locked
 from meshd.store.pack_folder import StoreFolder
 
-MAX_SHELF_TENSORS = 16384  # kept of one lease
+MAX_CACHED_TENSORS = 16384  # kept of one lease
 ROOM_STEP_BYTES = 1 << 20  # written between two looks at the room
 LOG = log.get("store")
 
 
 @dataclass(slots=True)
 class OpenPack:
-    """A pack of a shelf. `lock` keeps it from being removed, `file` is for reading; -1 once closed."""
+    """A pack of a lease cache. `lock` keeps it from being removed, `file` is for reading; -1 once closed."""
 
     name: str
     lock: int
@@ -53,15 +53,15 @@ class OpenPack:
 class Job:
     """For the store's thread: a piece of a tensor; no more of it (`data` None); or, without one, the end."""
 
-    shelf: "LeaseShelf"
+    lease_cache: "DiskLeaseCache"
     tensor: Missed | None = None
     offset: int = 0
     data: bytes | None = None
     last: bool = False
 
 
-class ShelfStore(Protocol):
-    """What a shelf needs of its store."""
+class LeaseCacheStore(Protocol):
+    """What a lease cache needs of its store."""
 
     @property
     def folder(self) -> StoreFolder: ...
@@ -78,18 +78,18 @@ class ShelfStore(Protocol):
         """False when too much is waiting: a piece is not taken then."""
         ...
 
-    def full(self, shelf: "LeaseShelf", writer: PackWriter) -> None:
+    def full(self, lease_cache: "DiskLeaseCache", writer: PackWriter) -> None:
         """This pack may be sealed. Called in the thread."""
         ...
 
-    def over(self, shelf: "LeaseShelf") -> None: ...
+    def over(self, lease_cache: "DiskLeaseCache") -> None: ...
 
 
-class LeaseShelf:
-    """Implements store.interface.Shelf."""
+class DiskLeaseCache:
+    """The content store on the disk, for one lease. Implements store.interface.LeaseCache."""
 
     def __init__(
-        self, store: ShelfStore, packs: Sequence[OpenPack], *, peer: str, empty_file: BinaryIO | None
+        self, store: LeaseCacheStore, packs: Sequence[OpenPack], *, peer: str, empty_file: BinaryIO | None
     ) -> None:
         """`empty_file`: a file for a server that has no other, and shall be asked by content all the same."""
         self._store = store
@@ -109,7 +109,7 @@ class LeaseShelf:
 
     @property
     def index(self) -> WeightsIndex:
-        """See store.interface.Shelf."""
+        """See store.interface.LeaseCache."""
         files = [pack.state.entry for pack in self._packs]
         if self._empty_file is not None:
             files.append(FileState.of(self._empty_file.fileno()).entry)
@@ -122,19 +122,19 @@ class LeaseShelf:
 
     @property
     def descriptors(self) -> Sequence[int]:
-        """See store.interface.Shelf."""
+        """See store.interface.LeaseCache."""
         files = [pack.file for pack in self._packs]
         return [*files, self._empty_file.fileno()] if self._empty_file is not None else files
 
     def handed_over(self) -> None:
-        """See store.interface.Shelf."""
+        """See store.interface.LeaseCache."""
         for pack in self._packs:
             pack.close_file()
         if self._empty_file is not None:
             self._empty_file.close()
 
     def allow(self, limit: int) -> None:
-        """See store.interface.Shelf."""
+        """See store.interface.LeaseCache."""
         self._limit = limit
 
     # What the firewall recognises.
@@ -152,7 +152,7 @@ class LeaseShelf:
             return False
         begun = self.begun.get(tensor.digest)
         if begun is None:
-            if len(self.begun) >= MAX_SHELF_TENSORS or self._store.has(tensor.digest):
+            if len(self.begun) >= MAX_CACHED_TENSORS or self._store.has(tensor.digest):
                 return False
             self._release_unused()  # it has asked for what it needs: the rest may make room
             self.begun[tensor.digest] = tensor
@@ -172,7 +172,7 @@ class LeaseShelf:
                 pack.release()
 
     def done(self) -> None:
-        """See store.interface.Shelf."""
+        """See store.interface.LeaseCache."""
         if self._done:
             return
         self._done = True
@@ -183,7 +183,7 @@ class LeaseShelf:
         self._store.queue(Job(self))
 
     def close(self) -> None:
-        """See store.interface.Shelf."""
+        """See store.interface.LeaseCache."""
         self.done()
         self.handed_over()
         for pack in self._packs:

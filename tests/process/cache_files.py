@@ -115,12 +115,12 @@ class _Store:
 
         async with Owner() as owner:
             owner.start(store.serve(), name="store")
-            shelf = await store.take(peer="peer", on_progress=on_progress)
-            found = set() if shelf is None else held(shelf)
-            if shelf is not None:
-                shelf.allow(LARGE)
-                sends(shelf, *tensors)
-                shelf.close()
+            lease_cache = await store.take(peer="peer", on_progress=on_progress)
+            found = set() if lease_cache is None else held(lease_cache)
+            if lease_cache is not None:
+                lease_cache.allow(LARGE)
+                sends(lease_cache, *tensors)
+                lease_cache.close()
                 # waits for what is being written
                 after = await store.take(peer="peer", on_progress=on_progress)
                 if after is not None:

@@ -38,8 +38,8 @@ from meshd.rpc.firewall import Firewall
 from meshd.rpc.head_timeouts import HeadEnd
 from meshd.rpc.pending_work import Owed
 from meshd.store import content_store as content_store_module
-from meshd.store import lease_cache as store_shelf
-from meshd.store.interface import ContentStore, Shelf, WeightsFile
+from meshd.store import lease_cache as store_lease_cache
+from meshd.store.interface import ContentStore, LeaseCache, WeightsFile
 from meshd.store.model_file import ModelFile
 from meshd.tunnel.forward import Forward
 from meshd.tunnel.interface import Flow, Inspector, LocalWeights, NamedWeights, Watched
@@ -123,7 +123,7 @@ def named_weights(one: OpenNamedWeights) -> NamedWeights:
     return one
 
 
-def shelf(one: store_shelf.LeaseShelf) -> Shelf:
+def lease_cache(one: store_lease_cache.DiskLeaseCache) -> LeaseCache:
     return one
 
 
@@ -181,7 +181,7 @@ FITS: tuple[Callable[..., object], ...] = (
     watched,
     local_weights,
     named_weights,
-    shelf,
+    lease_cache,
     content_store,
 )
 FUNCTIONS = {"ConnectThrough"}  # what daemon/role_runtime.py hands over

@@ -14,7 +14,7 @@ from meshd.base.errors import UserError
 from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
 from meshd.role.native.fd_handover import Outgoing
 from meshd.role.worker.stock_weights import OpenWeights
-from meshd.store.interface import ContentStore, HashProgress, Shelf, WeightsFile
+from meshd.store.interface import ContentStore, HashProgress, LeaseCache, WeightsFile
 
 PROGRESS_SECONDS = 2.0
 LOG = log.get("worker")
@@ -23,7 +23,7 @@ LOG = log.get("worker")
 class Weights:
     """Index and open files of one lease. The descriptors are of its own until they are given to a child.
 
-    `has_model`: some are model files. `shelf`: the others are of the content store, which keeps what comes.
+    `has_model`: some are model files. `lease_cache`: the others are in the content store.
     """
 
     def __init__(
@@ -31,20 +31,20 @@ class Weights:
         index: WeightsIndex | None,
         files: Sequence[WeightsFile],
         outgoing: Outgoing,
-        shelf: Shelf | None = None,
+        lease_cache: LeaseCache | None = None,
     ) -> None:
         """Duplicates go into `outgoing`. Raises OSError."""
         indexes = [index] if index is not None else []
         descriptors = [descriptor for file in files for descriptor in file.descriptors]
-        if shelf is not None:
-            indexes.append(shelf.index)
-            descriptors += shelf.descriptors
+        if lease_cache is not None:
+            indexes.append(lease_cache.index)
+            descriptors += lease_cache.descriptors
         self._index = join_indexes(indexes)
         self._descriptors = tuple(outgoing.add(os.dup(descriptor)) for descriptor in descriptors)
         self.has_model = index is not None
-        self.shelf = shelf
-        if shelf is not None:
-            shelf.handed_over()
+        self.lease_cache = lease_cache
+        if lease_cache is not None:
+            lease_cache.handed_over()
 
     def hand_over(self, hand_over: Callable[[bytes], int], outgoing: Outgoing) -> int:
         """A descriptor with the index as text. Raises OSError."""
@@ -98,11 +98,11 @@ class KnownFiles:
 
         Raises OSError.
         """
-        shelf = None
+        lease_cache = None
         if self._store is not None:
-            shelf = await self._store.take(peer=peer, on_progress=on_progress)
-        if shelf is not None:
-            outgoing.at_end(shelf.close)
+            lease_cache = await self._store.take(peer=peer, on_progress=on_progress)
+        if lease_cache is not None:
+            outgoing.at_end(lease_cache.close)
         if not all(file.stat_unchanged() and file.paths_unchanged() for file in self._files):
             self._known.clear()
             self._stale.set()
@@ -112,9 +112,9 @@ class KnownFiles:
                     await self._known.wait()
             except TimeoutError:
                 await on_progress(self._hashing or "getting ready")
-        if self._index is None and shelf is None:
+        if self._index is None and lease_cache is None:
             return None
-        return Weights(self._index, self._files if self._index is not None else (), outgoing, shelf)
+        return Weights(self._index, self._files if self._index is not None else (), outgoing, lease_cache)
 
     async def _follow(self) -> None:
         """Open what a path leads to now, in place of the file that lay there."""

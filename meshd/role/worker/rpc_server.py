@@ -94,8 +94,8 @@ class RpcServer:
             raise MeshdError(f"cannot start an rpc-server: {error.strerror}") from None
         if orders is not None:
             self.neighbours = PushNeighbours(runtime.mesh, tunnels, orders, messages, self.watch)
-        if weights is not None and weights.shelf is not None:
-            weights.shelf.allow(sum(lease.memory.values()))
+        if weights is not None and weights.lease_cache is not None:
+            weights.lease_cache.allow(sum(lease.memory.values()))
         self.child = processes.make_child(self._spec, "rpc-server")
 
     def _open(self) -> Orders | None:
@@ -130,17 +130,17 @@ class RpcServer:
 
     def make_firewall(self) -> Firewall:
         """One for each connection."""
-        shelf = self._weights.shelf if self._weights is not None else None
+        lease_cache = self._weights.lease_cache if self._weights is not None else None
         return Firewall(
             memory=sum(self.lease.memory.values()) if self._stock else None,
-            keeping=TensorKeeping(shelf) if shelf is not None else None,
+            keeping=TensorKeeping(lease_cache) if lease_cache is not None else None,
         )
 
     def model_loaded(self) -> None:
         """The head has sent all of its weights, and has a first token."""
         self.watch.loaded = True
-        if self._weights is not None and self._weights.shelf is not None:
-            self._weights.shelf.done()
+        if self._weights is not None and self._weights.lease_cache is not None:
+            self._weights.lease_cache.done()
 
     def _spec(self) -> ChildSpec:
         self._remove_socket()  # of the start before

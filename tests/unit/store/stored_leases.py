@@ -11,7 +11,7 @@ from meshd.base.tasks import Owner
 from meshd.rpc.missed_tensors import Missed
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
-from meshd.store.interface import Shelf
+from meshd.store.interface import LeaseCache
 
 LARGE = 1 << 40
 KIB = 1024
@@ -34,7 +34,7 @@ async def opened(path: Path, *, limit: int = LARGE) -> AsyncIterator[DiskContent
         owner.cancel()
 
 
-async def took(store: DiskContentStore, peer: str = "peer", *, most: int = LARGE) -> Shelf:
+async def took(store: DiskContentStore, peer: str = "peer", *, most: int = LARGE) -> LeaseCache:
     async def on_progress(_text: str) -> None: ...
 
     taken = await store.take(peer=peer, on_progress=on_progress)
@@ -43,7 +43,7 @@ async def took(store: DiskContentStore, peer: str = "peer", *, most: int = LARGE
     return taken
 
 
-def sends(it: Shelf, *tensors: bytes) -> list[bool]:
+def sends(it: LeaseCache, *tensors: bytes) -> list[bool]:
     """As a head does, in two pieces each."""
     took_all = []
     for data in tensors:
@@ -62,7 +62,7 @@ async def keeps(store: DiskContentStore, *tensors: bytes, peer: str = "peer") ->
     (await took(store)).close()
 
 
-def held(it: Shelf) -> set[bytes]:
+def held(it: LeaseCache) -> set[bytes]:
     """What its index names, read through its descriptors."""
     found = set()
     for tensor in it.index.tensors:

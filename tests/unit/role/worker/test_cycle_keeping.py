@@ -1,4 +1,4 @@
-"""The worker and its content store: every lease gets a shelf, its firewalls fill it, and it is closed."""
+"""The worker and its content store: every lease gets a cache, its firewalls fill it, and it is closed."""
 
 import os
 import struct
@@ -21,8 +21,8 @@ from tests.unit.rpc import talk
 DIGEST = b"d" * 32
 
 
-class FakeShelf:
-    """A shelf with one file and one tensor; remembers what happens to it."""
+class FakeLeaseCache:
+    """A lease cache with one file and one tensor; remembers what happens to it."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptors: Sequence[int] = [descriptor]
@@ -55,11 +55,11 @@ class FakeShelf:
 
 
 class FakeStore:
-    """Gives shelves, or fails."""
+    """Gives lease caches, or fails."""
 
     def __init__(self, file: Path) -> None:
         self.descriptor = os.open(file, os.O_RDONLY)
-        self.shelves: list[FakeShelf] = []
+        self.lease_caches: list[FakeLeaseCache] = []
         self.peers: list[str] = []
         self.fails = False
         self.served = False
@@ -71,12 +71,12 @@ class FakeStore:
     async def serve(self) -> None:
         self.served = True
 
-    async def take(self, *, peer: str, on_progress: Callable[[str], Awaitable[None]]) -> FakeShelf:
+    async def take(self, *, peer: str, on_progress: Callable[[str], Awaitable[None]]) -> FakeLeaseCache:
         if self.fails:
             raise OSError(24, "Too many open files")
         self.peers.append(peer)
-        self.shelves.append(FakeShelf(self.descriptor))
-        return self.shelves[-1]
+        self.lease_caches.append(FakeLeaseCache(self.descriptor))
+        return self.lease_caches[-1]
 
 
 @pytest.fixture
@@ -103,9 +103,9 @@ def test_a_lease_is_given_what_is_kept_and_keeps_what_comes(
             await call.says(Reserve((300 * MIB,)))
             grant = await call.hears()
             assert isinstance(grant, Grant)
-            [shelf] = store.shelves
+            [lease_cache] = store.lease_caches
             assert store.served and store.peers == [str(call.head.key.peer)]
-            assert shelf.happened == ["handed over", 300 * MIB]
+            assert lease_cache.happened == ["handed over", 300 * MIB]
             spec = it.bench.children[0].spec
             assert spec is not None
             argv = list(spec.argv)
@@ -115,12 +115,12 @@ def test_a_lease_is_given_what_is_kept_and_keeps_what_comes(
             call.rpc(grant)
             await it.until(lambda: len(it.bench.inspectors) == 1)
             _miss(it.bench.inspectors[0])
-            assert shelf.happened[2:] == [(DIGEST, 0, b"w" * 16, True)]
+            assert lease_cache.happened[2:] == [(DIGEST, 0, b"w" * 16, True)]
             await call.says(Loaded())
-            await it.until(lambda: shelf.happened[-1] == "done")
+            await it.until(lambda: lease_cache.happened[-1] == "done")
             call.stream.write_eof()
             await call.is_over()
-            await it.until(lambda: shelf.happened[-1] == "closed")
+            await it.until(lambda: lease_cache.happened[-1] == "closed")
             assert it.worker.status.store == store.status
 
     run(main())
@@ -139,7 +139,7 @@ def _miss(inspector: object) -> None:
     say(talk.set_tensor(talk.A, b"w" * 16))
 
 
-def test_a_lease_that_is_not_made_leaves_no_shelf(tmp_path: Path, store: FakeStore) -> None:
+def test_a_lease_that_is_not_made_leaves_no_lease_cache(tmp_path: Path, store: FakeStore) -> None:
     async def main() -> None:
         async with scene(tmp_path, store=store) as it:
             for wanted in (None, 1 << 50):
@@ -150,7 +150,7 @@ def test_a_lease_that_is_not_made_leaves_no_shelf(tmp_path: Path, store: FakeSto
                 else:
                     await call.says(Reserve((wanted,)))
                 await call.is_over()
-                await it.until(lambda: store.shelves[-1].happened[-1] == "closed")
+                await it.until(lambda: store.lease_caches[-1].happened[-1] == "closed")
             store.fails = True
             call = it.call()
             await call.says(ACQUIRE)
