@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from meshd.base import log
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerStatus
-from meshd.role.head.worker_backoff import Standings
+from meshd.role.head.worker_backoff import WorkerBackoff
 from meshd.wire.lease import Lost
 
 GIVEN_UP = "given_up"  # code of Lost, in the head's own words
@@ -55,22 +55,22 @@ class Blame:
     def _of_now(self) -> dict[PeerId, str]:
         return self.failed if self.loaded_at is None else self._left
 
-    def tell(self, standings: Standings, workers: Iterable[PeerStatus], now: float) -> None:
+    def tell(self, backoff: WorkerBackoff, workers: Iterable[PeerStatus], now: float) -> None:
         """What is remembered of it."""
         for one, other in self._pairs:
-            standings.part(one, other)
+            backoff.part(one, other)
         lasted = now - self.loaded_at if self.loaded_at is not None else 0.0
         for worker in workers:
             peer = worker.peer
             if peer in self.failed:
-                standings.failed(worker, self.failed[peer], now)
+                backoff.failed(worker, self.failed[peer], now)
             if peer in self._given_up:
-                standings.hung(worker, self._given_up[peer], now)
+                backoff.hung(worker, self._given_up[peer], now)
             elif peer in self._left:
-                standings.ended(worker, self._left[peer], now, lasted=lasted)
+                backoff.ended(worker, self._left[peer], now, lasted=lasted)
             elif peer in self._in_doubt:
-                standings.ended(worker, self._in_doubt[peer], now, lasted=lasted, in_doubt=True)
+                backoff.ended(worker, self._in_doubt[peer], now, lasted=lasted, in_doubt=True)
             else:
                 continue
-            if (why := standings.unsteady(peer, now)) is not None:
+            if (why := backoff.unsteady(peer, now)) is not None:
                 LOG.warning("worker_unsteady", peer=peer.short, name=worker.name, why=why)

@@ -61,7 +61,7 @@ class Serve:
         self._failures = 0
         self._roster = Roster(runtime.mesh, least=options.min_workers)
         own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
-        self._history = RunHistory(own, self._roster.standings)
+        self._history = RunHistory(own, self._roster.backoff)
         self._restarts = 0  # of llama-server, those that nobody asked for
         self._why_restarted = ""  # the last of them
         self._server_failures = 0  # in a row
@@ -236,7 +236,7 @@ class Serve:
         self._loaded = LoadedModel()
         self._restarts += run.started and not self._was_stopped(run)
         now = asyncio.get_running_loop().time()
-        run.blame.tell(self._roster.standings, workers, now)
+        run.blame.tell(self._roster.backoff, workers, now)
         if run.loaded:
             self._server_failures, self._server_died = 0, None
         elif run.server_died is not None:
@@ -254,7 +254,7 @@ class Serve:
         self._loaded = loaded
         self._failures = 0
         if self._run is not None:
-            self._roster.standings.worked(self._run.workers)
+            self._roster.backoff.worked(self._run.workers)
             self._roster.all_needed = False
             self._history.exclusions.worked(self._run.workers)
         self._tell(ModelState.READY, "; ".join([loaded.why, *self._left_out()]))

@@ -66,7 +66,7 @@ class HeadRun:
         self._on_progress = on_progress
         self._on_loaded = on_loaded
         self._lenders: list[Lender] = []
-        self._pushing = Pushing(allowed=options.push, are_apart=history.standings.are_apart)
+        self._pushing = Pushing(allowed=options.push, are_apart=history.backoff.are_apart)
         self._devices_in_use = DevicesInUse(history.exclusions)
         shape = read_llama_args(options.llama_args).shape(model.layers, tokens=options.ctx_size)
         self._operations = operations(model.file.headers, shape)

@@ -10,7 +10,7 @@ from meshd.model.weights_index import WeightsIndex
 from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
-from meshd.role.head.worker_backoff import Standings
+from meshd.role.head.worker_backoff import WorkerBackoff
 from meshd.store.interface import WeightsFile
 
 
@@ -33,7 +33,7 @@ class RunHistory:
     """What the runs of one model share: each adds what it has found out about workers and devices."""
 
     own_devices: OwnDevices
-    standings: Standings
+    backoff: WorkerBackoff
     exclusions: DeviceExclusions = field(default_factory=DeviceExclusions)
     late_before: set[PeerId] = field(default_factory=set)
     """Workers that were late the last time they were asked (ask_workers.py)."""

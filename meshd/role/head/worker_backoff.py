@@ -29,7 +29,7 @@ MOST_DOUBLINGS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class BadMark:
+class Failures:
     """Failures of one worker since `since`, when its connection began; `until`: left out, loop time.
 
     `forgiven`: failures before that were forgotten because it had reconnected.
@@ -43,7 +43,7 @@ class BadMark:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class EarlyEnds:
     """Leases in a row that a worker has ended too soon; left out `until`, loop time, and why."""
 
     count: int
@@ -51,33 +51,35 @@ class Ends:
     text: str
 
 
-M = TypeVar("M", BadMark, Ends)
+M = TypeVar("M", Failures, EarlyEnds)
 
 
-class Standings:
-    """The marks of a head's workers, by key."""
+class WorkerBackoff:
+    """Which of a head's workers are left out for a while, for what they have done; by key."""
 
     def __init__(self) -> None:
-        self._marks: dict[PeerId, BadMark] = {}
-        self._ends: dict[PeerId, Ends] = {}
+        self._failures: dict[PeerId, Failures] = {}
+        self._ends: dict[PeerId, EarlyEnds] = {}
         self._apart: dict[frozenset[PeerId], None] = {}
 
     def failed(self, worker: PeerStatus, why: str, now: float) -> None:
         """A load failed because of this worker."""
         mark = self._of(worker)
-        before = self._marks.get(worker.peer)
+        before = self._failures.get(worker.peer)
         failures = 1 + (mark.failures if mark is not None else 0)
         seconds = _doubled(FIRST_SECONDS, failures - TRIES, MOST_SECONDS)
         text = f"worker {worker.name} is left out for {seconds:.0f} s after {failures} tries: {why}"
         forgiven = before is not None and (before.forgiven or mark is None)
         _remember(
-            self._marks, worker.peer, BadMark(failures, worker.since, now + seconds, text, forgiven=forgiven)
+            self._failures,
+            worker.peer,
+            Failures(failures, worker.since, now + seconds, text, forgiven=forgiven),
         )
 
     def worked(self, peers: Iterable[PeerId]) -> None:
         """A load succeeded with these."""
         for peer in peers:
-            self._marks.pop(peer, None)
+            self._failures.pop(peer, None)
 
     def exclusion_reason(self, worker: PeerStatus, now: float) -> str | None:
         """Why this worker is left out now, or None."""
@@ -89,9 +91,9 @@ class Standings:
         marks = [mark for worker in workers if (mark := self._of(worker)) is not None and now < mark.until]
         return min((mark.until for mark in marks), default=None)
 
-    def _of(self, worker: PeerStatus) -> BadMark | None:
+    def _of(self, worker: PeerStatus) -> Failures | None:
         """A reconnect ends it, the first time."""
-        mark = self._marks.get(worker.peer)
+        mark = self._failures.get(worker.peer)
         return mark if mark is not None and (mark.forgiven or mark.since == worker.since) else None
 
     # Leases that end after the load.
@@ -121,7 +123,7 @@ class Standings:
     def _leave_out(self, worker: PeerStatus, count: int, why: str, now: float) -> None:
         seconds = _doubled(FIRST_END_SECONDS, count - ENDS, MOST_END_SECONDS)
         text = f"worker {worker.name} is left out for {seconds:.0f} s: {why}"
-        _remember(self._ends, worker.peer, Ends(count, now + seconds, text))
+        _remember(self._ends, worker.peer, EarlyEnds(count, now + seconds, text))
 
     def ends(self, peer: PeerId) -> int:
         """How many of its leases in a row have ended too soon."""

@@ -5,7 +5,7 @@ import asyncio
 from meshd.identity.membership import Role
 from meshd.identity.record import WORKER_ROLE
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
-from meshd.role.head.worker_backoff import Standings
+from meshd.role.head.worker_backoff import WorkerBackoff
 
 
 class Roster:
@@ -14,7 +14,7 @@ class Roster:
     def __init__(self, mesh: Mesh, *, least: int) -> None:
         self._mesh = mesh
         self._least = least
-        self.standings = Standings()
+        self.backoff = WorkerBackoff()
         self.all_needed = False
         """The model cannot be run without those that are left out while there are enough others."""
 
@@ -33,7 +33,7 @@ class Roster:
         missing = max(0, self._least - (len(able) - len(unsteady)))
         if self.all_needed:
             missing = len(unsteady)
-        best = sorted(unsteady, key=lambda peer: self.standings.ends(peer.peer))
+        best = sorted(unsteady, key=lambda peer: self.backoff.ends(peer.peer))
         spared = {peer.peer for peer in best[missing:]}
         return [peer for peer in able if peer.peer not in spared]
 
@@ -58,13 +58,13 @@ class Roster:
 
     def next_try(self) -> float | None:
         """When the first that is left out for good reason may be tried again, in loop time."""
-        return self.standings.next_try(self.connected(), asyncio.get_running_loop().time())
+        return self.backoff.next_try(self.connected(), asyncio.get_running_loop().time())
 
     def _exclusion_reason(self, peer: PeerStatus) -> str | None:
         member = self._mesh.member(peer.peer)
         if member is None or not member.may(Role.WORK):
             return f"{peer.name} cannot lend its devices (it lacks the role `work`)"
-        return self.standings.exclusion_reason(peer, asyncio.get_running_loop().time())
+        return self.backoff.exclusion_reason(peer, asyncio.get_running_loop().time())
 
     def _unsteady(self, peer: PeerStatus) -> str | None:
-        return self.standings.unsteady(peer.peer, asyncio.get_running_loop().time())
+        return self.backoff.unsteady(peer.peer, asyncio.get_running_loop().time())

@@ -71,7 +71,7 @@ class Attack:
 
 
 def ends(serve: Serve, *workers: Bench) -> list[int]:
-    return [serve._roster.standings.ends(worker.mesh.key.peer) for worker in workers]
+    return [serve._roster.backoff.ends(worker.mesh.key.peer) for worker in workers]
 
 
 def test_one_that_waits_for_the_others_tensor_and_goes_is_known_the_next_time(tmp_path: Path) -> None:

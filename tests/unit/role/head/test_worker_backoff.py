@@ -13,7 +13,7 @@ from meshd.role.head.worker_backoff import (
     MOST_SECONDS,
     STEADY_SECONDS,
     TRIES,
-    Standings,
+    WorkerBackoff,
 )
 
 from tests.unit.identity.cast import GUEST, WORKER
@@ -35,24 +35,24 @@ GOOD = replace(BAD, peer=GUEST.peer, name="good")
 
 
 def test_a_first_failure_costs_nothing_and_the_second_a_time_out() -> None:
-    standings = Standings()
-    standings.failed(BAD, "it crashed", 100.0)
-    assert standings.exclusion_reason(BAD, 100.0) is None
-    assert standings.next_try([BAD, GOOD], 100.0) is None
-    standings.failed(BAD, "it crashed", 110.0)
-    why = standings.exclusion_reason(BAD, 110.0) or ""
+    backoff = WorkerBackoff()
+    backoff.failed(BAD, "it crashed", 100.0)
+    assert backoff.exclusion_reason(BAD, 100.0) is None
+    assert backoff.next_try([BAD, GOOD], 100.0) is None
+    backoff.failed(BAD, "it crashed", 110.0)
+    why = backoff.exclusion_reason(BAD, 110.0) or ""
     assert "bad" in why and "30 s" in why and "2 tries" in why and "it crashed" in why
-    assert standings.exclusion_reason(GOOD, 110.0) is None
-    assert standings.next_try([BAD, GOOD], 110.0) == 110.0 + FIRST_SECONDS
-    assert standings.exclusion_reason(BAD, 110.0 + FIRST_SECONDS) is None
+    assert backoff.exclusion_reason(GOOD, 110.0) is None
+    assert backoff.next_try([BAD, GOOD], 110.0) == 110.0 + FIRST_SECONDS
+    assert backoff.exclusion_reason(BAD, 110.0 + FIRST_SECONDS) is None
 
 
 def test_after_the_time_out_one_failure_is_enough_for_a_longer_one() -> None:
-    standings = Standings()
+    backoff = WorkerBackoff()
     seconds = []
     for _ in range(TRIES + 40):
-        standings.failed(BAD, "again", 0.0)
-        if (until := standings.next_try([BAD], 0.0)) is not None:
+        backoff.failed(BAD, "again", 0.0)
+        if (until := backoff.next_try([BAD], 0.0)) is not None:
             seconds.append(until)
     assert seconds[:3] == [FIRST_SECONDS, 2 * FIRST_SECONDS, 4 * FIRST_SECONDS]
     assert max(seconds) == MOST_SECONDS
@@ -60,91 +60,89 @@ def test_after_the_time_out_one_failure_is_enough_for_a_longer_one() -> None:
 
 def test_reconnecting_and_working_wipe_the_slate() -> None:
     for forgive in ("reconnect", "work"):
-        standings = Standings()
+        backoff = WorkerBackoff()
         for _ in range(TRIES):
-            standings.failed(BAD, "it crashed", 0.0)
-        assert standings.exclusion_reason(BAD, 0.0)
+            backoff.failed(BAD, "it crashed", 0.0)
+        assert backoff.exclusion_reason(BAD, 0.0)
         now = BAD
         if forgive == "reconnect":
             now = replace(BAD, since=2.0)
         else:
-            standings.worked([BAD.peer])
-        assert standings.exclusion_reason(now, 0.0) is None
-        standings.failed(now, "it crashed", 0.0)
-        assert standings.exclusion_reason(now, 0.0) is None  # a first failure again
+            backoff.worked([BAD.peer])
+        assert backoff.exclusion_reason(now, 0.0) is None
+        backoff.failed(now, "it crashed", 0.0)
+        assert backoff.exclusion_reason(now, 0.0) is None  # a first failure again
 
 
 def test_who_reconnects_again_and_again_is_forgiven_once() -> None:
-    standings = Standings()
+    backoff = WorkerBackoff()
     for since in (1.0, 2.0):
         for _ in range(TRIES):
-            standings.failed(replace(BAD, since=since), "it crashed", 0.0)
-        assert standings.exclusion_reason(replace(BAD, since=since), 0.0)
-    assert standings.exclusion_reason(replace(BAD, since=3.0), 0.0), "not again"
-    standings.worked([BAD.peer])
-    assert standings.exclusion_reason(replace(BAD, since=3.0), 0.0) is None
+            backoff.failed(replace(BAD, since=since), "it crashed", 0.0)
+        assert backoff.exclusion_reason(replace(BAD, since=since), 0.0)
+    assert backoff.exclusion_reason(replace(BAD, since=3.0), 0.0), "not again"
+    backoff.worked([BAD.peer])
+    assert backoff.exclusion_reason(replace(BAD, since=3.0), 0.0) is None
 
 
 def test_leases_that_end_soon_after_the_load_cost_a_time_out_that_grows() -> None:
-    standings = Standings()
+    backoff = WorkerBackoff()
     lengths = []
     for number in range(1, ENDS + 10):
-        standings.ended(BAD, "it went", 0.0, lasted=STEADY_SECONDS - 1.0)
-        lengths.append(next(s for s in range(10_000) if standings.unsteady(BAD.peer, float(s)) is None))
-        assert standings.ends(BAD.peer) == number
+        backoff.ended(BAD, "it went", 0.0, lasted=STEADY_SECONDS - 1.0)
+        lengths.append(next(s for s in range(10_000) if backoff.unsteady(BAD.peer, float(s)) is None))
+        assert backoff.ends(BAD.peer) == number
     first = int(FIRST_END_SECONDS)
     assert lengths[: ENDS + 2] == [0] * (ENDS - 1) + [first, 2 * first, 4 * first]
     assert max(lengths) == MOST_END_SECONDS
 
 
 def test_a_lease_that_lasts_wipes_the_slate_and_a_reconnect_does_not() -> None:
-    standings = Standings()
+    backoff = WorkerBackoff()
     for number in range(ENDS):
-        standings.ended(replace(BAD, since=float(number)), "it went", 0.0, lasted=5.0)
-    why = standings.unsteady(BAD.peer, 0.0)
+        backoff.ended(replace(BAD, since=float(number)), "it went", 0.0, lasted=5.0)
+    why = backoff.unsteady(BAD.peer, 0.0)
     assert (
         why
         == "worker bad is left out for 60 s: it failed 3 times soon after loading, the last because it went"
     )
-    assert standings.unsteady(GOOD.peer, 0.0) is None
-    standings.ended(BAD, "it went", 1000.0, lasted=STEADY_SECONDS)
-    assert (standings.unsteady(BAD.peer, 1000.0), standings.ends(BAD.peer)) == (None, 0)
+    assert backoff.unsteady(GOOD.peer, 0.0) is None
+    backoff.ended(BAD, "it went", 1000.0, lasted=STEADY_SECONDS)
+    assert (backoff.unsteady(BAD.peer, 1000.0), backoff.ends(BAD.peer)) == (None, 0)
 
 
 def test_one_that_was_given_up_is_left_out_at_once() -> None:
-    standings = Standings()
-    standings.hung(BAD, "it does not answer", 0.0)
-    assert standings.unsteady(BAD.peer, FIRST_END_SECONDS - 1.0)
-    assert standings.unsteady(BAD.peer, FIRST_END_SECONDS) is None
-    standings.hung(BAD, "it does not answer", 100.0)
-    assert standings.unsteady(BAD.peer, 100.0 + 2 * FIRST_END_SECONDS - 1.0)
+    backoff = WorkerBackoff()
+    backoff.hung(BAD, "it does not answer", 0.0)
+    assert backoff.unsteady(BAD.peer, FIRST_END_SECONDS - 1.0)
+    assert backoff.unsteady(BAD.peer, FIRST_END_SECONDS) is None
+    backoff.hung(BAD, "it does not answer", 100.0)
+    assert backoff.unsteady(BAD.peer, 100.0 + 2 * FIRST_END_SECONDS - 1.0)
 
 
 def test_few_are_remembered() -> None:
-    standings = Standings()
+    backoff = WorkerBackoff()
     peers = [PeerId(number.to_bytes(32, "big")) for number in range(MARKED.most + 1)]
     for peer in peers:
-        standings.hung(replace(BAD, peer=peer), "it does not answer", 0.0)
-    assert standings.unsteady(peers[0], 0.0) is None
-    assert all(standings.unsteady(peer, 0.0) for peer in peers[1:])
+        backoff.hung(replace(BAD, peer=peer), "it does not answer", 0.0)
+    assert backoff.unsteady(peers[0], 0.0) is None
+    assert all(backoff.unsteady(peer, 0.0) for peer in peers[1:])
 
 
 def test_what_was_in_doubt_counts_for_both_and_hinders_nobody_who_is_needed() -> None:
-    standings = Standings()
+    backoff = WorkerBackoff()
     for worker in (BAD, GOOD):
         for _ in range(ENDS):
-            standings.ended(worker, "it went", 0.0, lasted=0.0, in_doubt=True)
-        assert "or a worker that it exchanges activations with" in (
-            standings.unsteady(worker.peer, 0.0) or ""
-        )
-        assert standings.exclusion_reason(worker, 0.0) is None
+            backoff.ended(worker, "it went", 0.0, lasted=0.0, in_doubt=True)
+        assert "or a worker that it exchanges activations with" in (backoff.unsteady(worker.peer, 0.0) or "")
+        assert backoff.exclusion_reason(worker, 0.0) is None
 
 
 def test_pairs_stay_apart_and_few_are_remembered() -> None:
-    standings = Standings()
+    backoff = WorkerBackoff()
     peers = [PeerId(number.to_bytes(32, "big")) for number in range(APART.most + 1)]
     for peer in peers:
-        standings.part(BAD.peer, peer)
-    assert not standings.are_apart(BAD.peer, peers[0])
-    assert standings.are_apart(BAD.peer, peers[1]) and standings.are_apart(peers[-1], BAD.peer)
-    assert not standings.are_apart(peers[1], peers[2])
+        backoff.part(BAD.peer, peer)
+    assert not backoff.are_apart(BAD.peer, peers[0])
+    assert backoff.are_apart(BAD.peer, peers[1]) and backoff.are_apart(peers[-1], BAD.peer)
+    assert not backoff.are_apart(peers[1], peers[2])

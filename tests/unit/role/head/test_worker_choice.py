@@ -24,7 +24,7 @@ class Scene:
         self.roster = Roster(head, least=least)
         for name, ends in (("bad", ENDS), ("worse", ENDS + 1)):
             for _ in range(ends):
-                self.roster.standings.ended(self.status(name), "it went", self.now, lasted=1.0)
+                self.roster.backoff.ended(self.status(name), "it went", self.now, lasted=1.0)
 
     def status(self, name: str) -> PeerStatus:
         return next(peer for peer in self.roster.connected() if peer.name == name)
@@ -66,7 +66,7 @@ def test_one_that_may_not_be_asked_at_all_is_no_other() -> None:
     async def main() -> None:
         async with scene(least=1) as it:
             for _ in range(TRIES):
-                it.roster.standings.failed(it.status("good"), "it crashed", it.now)
+                it.roster.backoff.failed(it.status("good"), "it crashed", it.now)
             assert it.asked() == ["bad"]
             assert [why.split()[1] for why in it.roster.left_out()] == ["good", "worse"]
         async with scene(least=1) as it:
