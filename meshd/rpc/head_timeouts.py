@@ -23,8 +23,8 @@ PASSING_RATE = 16 << 10  # bytes a second, either way: what passes faster than t
 READING_RATE = 1 << 20  # bytes a second that a worker reads of its own weights, at least
 
 
-class Company:
-    """The workers of one life of a model, and the tensors that they send each other.
+class HeadTimeouts:
+    """How long the workers of one life of a model are waited for; it knows what tensors they send each other.
 
     The head sees none of these pass. But a worker that answers has had all that it was to take before, and so
     another one has pushed it.
@@ -62,19 +62,19 @@ class Company:
 class _Taken(Arrived):
     """Tells who has taken what; what has only arrived the head cannot know."""
 
-    def __init__(self, company: Company) -> None:
+    def __init__(self, timeouts: HeadTimeouts) -> None:
         super().__init__()
-        self._company = company
+        self._timeouts = timeouts
 
     def take(self, token: int) -> None:
-        self._company.taken(token)
+        self._timeouts.taken(token)
 
 
 class HeadEnd:
     """One connection of llama-server, as the head's tunnel sees it. Implements tunnel.interface.Watched."""
 
-    def __init__(self, company: Company, clock: Callable[[], float]) -> None:
-        self.owed = Owed(DeviceCheck(), arrived=_Taken(company), graph_done=self._graph_done)
+    def __init__(self, timeouts: HeadTimeouts, clock: Callable[[], float]) -> None:
+        self.owed = Owed(DeviceCheck(), arrived=_Taken(timeouts), graph_done=self._graph_done)
         self._clock = clock
         self._began = clock()  # the step that it is at
         self._largest = -1  # steps with a graph that were done: bytes,
@@ -155,10 +155,10 @@ class HeadPatience:
     """With one worker, for the time of its lease."""
 
     def __init__(
-        self, peer: PeerId, company: Company, clock: Callable[[], float], *, load_limit: float
+        self, peer: PeerId, timeouts: HeadTimeouts, clock: Callable[[], float], *, load_limit: float
     ) -> None:
         self._peer = peer
-        self._company = company
+        self._timeouts = timeouts
         self._clock = clock
         self._load_limit = load_limit
         self._ends: list[HeadEnd] = []
@@ -171,16 +171,16 @@ class HeadPatience:
     @contextmanager
     def connection(self) -> Iterator[HeadEnd]:
         """One of llama-server, until the block is left."""
-        end = HeadEnd(self._company, self._clock)
+        end = HeadEnd(self._timeouts, self._clock)
         self._ends.append(end)
-        self._company.add(end.owed, self._peer)
+        self._timeouts.add(end.owed, self._peer)
         try:
             yield end
         finally:
             token = end.owed.waits_for
-            self.waited_for = self._company.pusher(token) if token is not None else None
+            self.waited_for = self._timeouts.pusher(token) if token is not None else None
             self._ends.remove(end)
-            self._company.remove(end.owed)
+            self._timeouts.remove(end.owed)
 
     def look(self, *, reachable: bool) -> str:
         """Why the worker is not borne with any more, or nothing; once a second, or so.

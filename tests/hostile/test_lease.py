@@ -13,9 +13,9 @@ from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
-from meshd.role.head.lease_client import Lender
+from meshd.role.head.lease_client import LeaseClient
 from meshd.role.interface import TunnelClient
-from meshd.rpc.head_timeouts import Company
+from meshd.rpc.head_timeouts import HeadTimeouts
 from meshd.rpc.protocol import SECRET_BYTES
 from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, WorkerOffer
 
@@ -61,31 +61,31 @@ def test_a_head_bears_any_worker(tmp_path: Path) -> None:
             stream.reset(rng.randrange(1 << 32), "enough")
 
     async def lease(bench: Bench, peer: PeerId) -> None:
-        lender = Lender(
+        client = LeaseClient(
             bench.mesh,
             bench.runtime.tunnels,
             peer=peer,
             name="w",
             client=TunnelClient(bench.runtime.tunnels.random(SECRET_BYTES)),
-            patience=Company(asyncio.get_running_loop().time, largest=0).patience(peer),
+            patience=HeadTimeouts(asyncio.get_running_loop().time, largest=0).patience(peer),
             on_progress=lambda _text: None,
         )
         stage = "asked"
         try:
-            offer = await lender.ask(ACQUIRE)
+            offer = await client.ask(ACQUIRE)
             stage = "offered"
             assert len({device.name for device in offer.devices}) == len(offer.devices)
-            await lender.reserve(tuple(device.free_bytes for device in offer.devices))
+            await client.reserve(tuple(device.free_bytes for device in offer.devices))
             stage = "reserved"
-            await lender.until_granted()
+            await client.until_granted()
             stage = "granted"
-            await lender.say_loaded()
+            await client.say_loaded()
             async with asyncio.timeout(200):
-                await lender.until_lost()
+                await client.until_lost()
             stage = "lost"
         finally:
             ends[stage] += 1
-            lender.release()
+            client.release()
 
     async def main() -> None:
         async with Owner() as owner:

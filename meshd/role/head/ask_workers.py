@@ -8,7 +8,7 @@ from meshd.base.errors import MeshdError, Refused
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.model.weights_index import WeightsIndex
-from meshd.role.head.lease_client import Lender
+from meshd.role.head.lease_client import LeaseClient
 from meshd.wire.lease import Acquire
 from meshd.wire.native import NativeVersion
 
@@ -27,63 +27,63 @@ class Asking:
 
     def __init__(
         self,
-        lenders: Sequence[Lender],
+        leases: Sequence[LeaseClient],
         *,
         min_offers: int,
         late_before: set[PeerId],
         blamed: dict[PeerId, str],
     ) -> None:
-        self._lenders = lenders
+        self._leases = leases
         self._min_offers = min_offers
         self._late_before = late_before
         self._blamed = blamed
 
-    async def ask(self, acquire: Acquire, refusals: list[MeshdError]) -> list[Lender]:
+    async def ask(self, acquire: Acquire, refusals: list[MeshdError]) -> list[LeaseClient]:
         """Those with an offer; why the others have none is added to `refusals`."""
         async with Owner() as owner:
             asked = [
-                owner.start(self._ask_one(lender, acquire, refusals), name=f"ask {lender.name}")
-                for lender in self._lenders
+                owner.start(self._ask_one(lease, acquire, refusals), name=f"ask {lease.name}")
+                for lease in self._leases
             ]
-            for lender in await self._late(asked):
-                refusals.append(self._leave_out(lender))
+            for lease in await self._late(asked):
+                refusals.append(self._leave_out(lease))
             owner.cancel()
-        for lender in self._lenders:
-            if lender.offer is not None:
-                self._late_before.discard(lender.peer)
-        return [lender for lender in self._lenders if lender.offer is not None]
+        for lease in self._leases:
+            if lease.offer is not None:
+                self._late_before.discard(lease.peer)
+        return [lease for lease in self._leases if lease.offer is not None]
 
-    async def _late(self, asked: Sequence[asyncio.Task[None]]) -> list[Lender]:
+    async def _late(self, asked: Sequence[asyncio.Task[None]]) -> list[LeaseClient]:
         """Those without an answer when it is time to plan."""
         waiting = {task for task in asked if not task.done()}
-        while waiting and sum(lender.offer is not None for lender in self._lenders) < self._min_offers:
+        while waiting and sum(lease.offer is not None for lease in self._leases) < self._min_offers:
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         since = asyncio.get_running_loop().time()
         while True:
-            late = [lender for lender, task in zip(self._lenders, asked, strict=True) if task in waiting]
-            first = any(lender.peer not in self._late_before for lender in late)
+            late = [lease for lease, task in zip(self._leases, asked, strict=True) if task in waiting]
+            first = any(lease.peer not in self._late_before for lease in late)
             left = since + (LATE_SECONDS if first else LATE_AGAIN_SECONDS) - asyncio.get_running_loop().time()
             if not late or left <= 0:
                 return late
             _, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
-    def _leave_out(self, lender: Lender) -> Refused:
-        error = Refused(f"{lender.name} is not ready yet: {lender.progress}", code=NOT_READY)
-        LOG.warning("worker_left_out", peer=lender.peer.short, name=lender.name, why=error.what)
-        self._late_before.add(lender.peer)
+    def _leave_out(self, lease: LeaseClient) -> Refused:
+        error = Refused(f"{lease.name} is not ready yet: {lease.progress}", code=NOT_READY)
+        LOG.warning("worker_left_out", peer=lease.peer.short, name=lease.name, why=error.what)
+        self._late_before.add(lease.peer)
         return error
 
-    async def _ask_one(self, lender: Lender, acquire: Acquire, refusals: list[MeshdError]) -> None:
+    async def _ask_one(self, lease: LeaseClient, acquire: Acquire, refusals: list[MeshdError]) -> None:
         try:
-            await lender.ask(acquire)
+            await lease.ask(acquire)
         except MeshdError as error:
-            LOG.warning("worker_left_out", peer=lender.peer.short, name=lender.name, why=error.what)
+            LOG.warning("worker_left_out", peer=lease.peer.short, name=lease.name, why=error.what)
             refusals.append(error)
             if not isinstance(error, Refused):  # it said nothing, or what makes no sense
-                self._blamed[lender.peer] = error.what
+                self._blamed[lease.peer] = error.what
         finally:
-            if lender.offer is None:
-                lender.release()
+            if lease.offer is None:
+                lease.release()
 
 
 def acquire_for(

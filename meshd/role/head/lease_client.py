@@ -50,8 +50,8 @@ def why_unfit(mine: NativeVersion, worker: PeerStatus) -> Refused | None:
     return error
 
 
-class Lender:
-    """One worker as this head uses it. `until_lost` runs after `until_granted`."""
+class LeaseClient:
+    """A head's lease of one worker. `until_lost` runs after `until_granted`."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Lender:
         """Another worker of ours may push to its rpc-server."""
         await self._tell(Admit(peer.raw))
 
-    async def introduce(self, number: int, other: "Lender") -> None:
+    async def introduce(self, number: int, other: "LeaseClient") -> None:
         """Its rpc-server may push to that of another worker of ours, by this number.
 
         What goes between the two is ours as well: compressed as we want it, if all three take it.

@@ -10,10 +10,10 @@ from meshd.base.tasks import Owner
 from meshd.model.split_values import Plan
 from meshd.model.weights_index import encode_index
 from meshd.process.interface import Child, ChildFailed, ChildSpec, ChildStatus
-from meshd.role.head.lease_client import Lender
+from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.load_report import WeightsReport
-from meshd.role.head.push_plan import Pushing
+from meshd.role.head.push_plan import PushPlan
 from meshd.role.head.run_input import ServedModel
 from meshd.role.head.stock_weights import OpenNamedWeights
 from meshd.role.interface import NativeBuild, Processes, Report, RolePaths
@@ -49,13 +49,13 @@ class LlamaServer:
         paths: RolePaths,
         *,
         model: ServedModel,
-        pushing: Pushing,
+        push_plan: PushPlan,
     ) -> None:
         self._native = native
         self._processes = processes
         self._paths = paths
         self._model = model
-        self._pushing = pushing
+        self._push_plan = push_plan
         self._child: Child | None = None
         self._outgoing = Outgoing()
         self._pipe: Report | None = None
@@ -83,7 +83,7 @@ class LlamaServer:
             raise MeshdError(f"the model file cannot be opened: {error.strerror}") from None
         return SavedWeights(self._weights, self.report.placed)
 
-    def start(self, plan: Plan, lenders: Sequence[Lender], owner: Owner) -> None:
+    def start(self, plan: Plan, leases: Sequence[LeaseClient], owner: Owner) -> None:
         """Begin to run it in tasks of `owner`. Raises MeshdError."""
         self._model.socket.unlink(missing_ok=True)
         try:
@@ -91,21 +91,21 @@ class LlamaServer:
         except OSError as error:
             raise MeshdError(f"llama-server cannot be started: {error.strerror}") from None
         self._outgoing.add(pipe.child_end)
-        child = self._processes.make_child(lambda: self._spec(plan, lenders, pipe), "llama-server")
+        child = self._processes.make_child(lambda: self._spec(plan, leases, pipe), "llama-server")
         self._child = child
         owner.start(child.serve(), name="llama-server")
         owner.start(self._read_report(pipe), name="llama-server report")
 
-    def _spec(self, plan: Plan, lenders: Sequence[Lender], pipe: Report) -> ChildSpec:
+    def _spec(self, plan: Plan, leases: Sequence[LeaseClient], pipe: Report) -> ChildSpec:
         model, options = self._model, self._model.options
         rest = read_llama_args(options.llama_args).rest
-        tunnels = [(lender.tunnel.endpoint, lender.client.secret) for lender in lenders if lender.tunnel]
+        tunnels = [(lease.tunnel.endpoint, lease.client.secret) for lease in leases if lease.tunnel]
         secrets = {endpoint: secret for endpoint, secret in tunnels if secret}
         weights = secrets_end = peers = -1
         if self._native.patched:
             weights = self._outgoing.add(self._processes.hand_over(encode_index(model.index)))
             secrets_end = self._outgoing.add(self._processes.hand_over(command_lines.secrets_text(secrets)))
-            if routes := self._pushing.text():
+            if routes := self._push_plan.text():
                 peers = self._outgoing.add(self._processes.hand_over(routes))
         head = command_lines.Head(
             model=str(model.file.paths[0]),
@@ -166,7 +166,7 @@ class LlamaServer:
             while True:
                 line = await pipe.line()
                 self.report.line(line)
-                self._pushing.line(line)
+                self._push_plan.line(line)
                 if line.startswith(LOST) and not self._lost.done():
                     endpoint, _, why = line.removeprefix(LOST).partition(" ")
                     name = self.report.names.get(endpoint, endpoint)

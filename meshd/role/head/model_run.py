@@ -17,10 +17,10 @@ from meshd.process.interface import ChildStatus
 from meshd.role.head.ask_workers import Asking, acquire_for, not_ready
 from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
-from meshd.role.head.lease_client import Lender, why_unfit
+from meshd.role.head.lease_client import LeaseClient, why_unfit
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.llama_server import LlamaServer, Over
-from meshd.role.head.push_plan import Pushing
+from meshd.role.head.push_plan import PushPlan
 from meshd.role.head.reservations import Reserving
 from meshd.role.head.run_end import End, LoadedModel, ServerDied
 from meshd.role.head.run_input import RunHistory, ServedModel
@@ -36,7 +36,7 @@ from meshd.role.head.split_plan import (
 from meshd.role.head.token_cost import TokenCost, crossed
 from meshd.role.head.unreachable import give_up
 from meshd.role.interface import RoleRuntime, TunnelClient
-from meshd.rpc.head_timeouts import Company
+from meshd.rpc.head_timeouts import HeadTimeouts
 from meshd.rpc.protocol import SECRET_BYTES
 from meshd.tunnel.interface import SavedWeights, TunnelStatus
 from meshd.wire.lease import RPC_SERVER_CRASHED, Lost
@@ -65,15 +65,15 @@ class HeadRun:
         self._options = options = model.options
         self._on_progress = on_progress
         self._on_loaded = on_loaded
-        self._lenders: list[Lender] = []
-        self._pushing = Pushing(allowed=options.push, are_apart=history.backoff.are_apart)
+        self._leases: list[LeaseClient] = []
+        self._push_plan = PushPlan(allowed=options.push, are_apart=history.backoff.are_apart)
         self._devices_in_use = DevicesInUse(history.exclusions)
         shape = read_llama_args(options.llama_args).shape(model.layers, tokens=options.ctx_size)
         self._operations = operations(model.file.headers, shape)
         native, processes, paths = runtime.native, runtime.processes, runtime.paths
-        self._server = LlamaServer(native, processes, paths, model=model, pushing=self._pushing)
+        self._server = LlamaServer(native, processes, paths, model=model, push_plan=self._push_plan)
         largest = max((tensor.size for tensor in model.index.tensors), default=0)
-        self._company = Company(asyncio.get_running_loop().time, largest=largest)
+        self._timeouts = HeadTimeouts(asyncio.get_running_loop().time, largest=largest)
         self.end = End()
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
         self.token_cost = TokenCost(lambda: crossed(runtime.mesh, self.workers))
@@ -90,18 +90,18 @@ class HeadRun:
     @property
     def workers(self) -> Sequence[PeerId]:
         """Those that take part."""
-        return [lender.peer for lender in self._lenders]
+        return [lease.peer for lease in self._leases]
 
     @property
     def loads(self) -> tuple[WorkerWeights, ...]:
         """How far the weights of each worker are; empty before llama-server is started."""
-        lenders, load_of = self._lenders if self.started else (), self._server.report.load_of
-        return tuple(load_of(x.name, self._weights_of(x.name), x.sent_bytes) for x in lenders)
+        leases, load_of = self._leases if self.started else (), self._server.report.load_of
+        return tuple(load_of(x.name, self._weights_of(x.name), x.sent_bytes) for x in leases)
 
     @property
     def tunnels(self) -> Sequence[TunnelStatus]:
         """One for each worker."""
-        return [lender.tunnel.status for lender in self._lenders if lender.tunnel is not None]
+        return [lease.tunnel.status for lease in self._leases if lease.tunnel is not None]
 
     async def run(self, workers: Sequence[PeerStatus]) -> str:
         """One life; returns why it ended, a lack of descriptors or disk included. Raises MeshdError."""
@@ -123,8 +123,8 @@ class HeadRun:
                     offers, reservations(plan, offers), self._server.report, owner
                 )
                 if self._runtime.native.patched:
-                    await self._pushing.introduce(plan, self._lenders)
-                self._server.start(plan, self._lenders, owner)
+                    await self._push_plan.introduce(plan, self._leases)
+                self._server.start(plan, self._leases, owner)
                 owner.start(self._run_server(plan, granted, began), name="load")
                 owner.start(give_up(self, self._runtime.mesh, self._options.grace), name="patience")
                 why = await self.end.why()
@@ -134,8 +134,8 @@ class HeadRun:
             raise first_error(group) from None
         finally:
             self._server.close()
-            for lender in self._lenders:
-                lender.release()
+            for lease in self._leases:
+                lease.release()
 
     # Asking and planning.
 
@@ -174,12 +174,12 @@ class HeadRun:
     def _release_idle(self, planned: Plan, used: Sequence[NodeOffer]) -> list[str]:
         """Send the workers home that the plan does not use; returns why, each."""
         reasons = []
-        for lender in list(self._lenders):
-            if all(item.node != lender.name for item in used):
-                reasons.append(why_idle(planned, lender.name))
-                LOG.warning("worker_left_out", peer=lender.peer.short, name=lender.name, why=reasons[-1])
-                lender.release()
-                self._lenders.remove(lender)
+        for lease in list(self._leases):
+            if all(item.node != lease.name for item in used):
+                reasons.append(why_idle(planned, lease.name))
+                LOG.warning("worker_left_out", peer=lease.peer.short, name=lease.name, why=reasons[-1])
+                lease.release()
+                self._leases.remove(lease)
         return reasons
 
     async def _ask(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> list[NodeOffer]:
@@ -187,21 +187,21 @@ class HeadRun:
         LOG.info("load_started", count=len(workers))
         asked = byte_format.in_number(len(workers), "worker")
         self._on_progress(f"asking {asked}" if workers else "planning")
-        self._make_lenders(workers, refusals)
+        self._make_leases(workers, refusals)
         asking = Asking(
-            self._lenders,
+            self._leases,
             min_offers=self._options.min_workers,
             late_before=self._history.late_before,
             blamed=self.blame.failed,
         )
         version, incarnation = self._runtime.native.version, self._options.incarnation
         acquire = acquire_for(self._model.alias, self._model.index, version, incarnation, self._operations)
-        self._lenders = await asking.ask(acquire, refusals)
-        if len(self._lenders) < self._options.min_workers and refusals:
+        self._leases = await asking.ask(acquire, refusals)
+        if len(self._leases) < self._options.min_workers and refusals:
             raise refusals[0]
         return self._offers(workers)
 
-    def _make_lenders(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> None:
+    def _make_leases(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> None:
         """One for each that runs a llama.cpp which fits ours, under names that tell all nodes apart."""
         options, native = self._options, self._runtime.native
         names = {options.node_id: options.node_name} | {str(one.peer): one.name for one in workers}
@@ -212,25 +212,25 @@ class HeadRun:
             if (unfit := why_unfit(native.version, worker)) is not None:
                 refusals.append(unfit)
                 continue
-            lender = Lender(
+            lease = LeaseClient(
                 self._runtime.mesh,
                 self._runtime.tunnels,
                 peer=worker.peer,
                 name=called[str(worker.peer)],
                 client=self._tunnel_client(saved),
-                patience=self._company.patience(worker.peer),
+                patience=self._timeouts.patience(worker.peer),
                 on_progress=self._on_progress,
             )
-            self._lenders.append(lender)
+            self._leases.append(lease)
 
     def _offers(self, workers: Sequence[PeerStatus]) -> list[NodeOffer]:
         paths = {status.peer: path_to(status.paths) for status in self._runtime.mesh.peers()}
         versions = {worker.peer: worker.native for worker in workers}
         offers = []
-        for lender in self._lenders:
-            assert lender.offer is not None
-            excluded = self._devices_in_use.offered(lender.peer, versions[lender.peer], lender.offer)
-            offers.append(NodeOffer(lender.name, lender.offer, paths.get(lender.peer), excluded))
+        for lease in self._leases:
+            assert lease.offer is not None
+            excluded = self._devices_in_use.offered(lease.peer, versions[lease.peer], lease.offer)
+            offers.append(NodeOffer(lease.name, lease.offer, paths.get(lease.peer), excluded))
         return offers
 
     def _tunnel_client(self, saved: SavedWeights | None) -> TunnelClient:
@@ -248,7 +248,7 @@ class HeadRun:
     def _reserving(self) -> Reserving:
         return Reserving(
             self._runtime.mesh,
-            self._lenders,
+            self._leases,
             devices_in_use=self._devices_in_use,
             blame=self.blame,
             on_progress=self._on_progress,
@@ -260,22 +260,22 @@ class HeadRun:
         self.started = True
         self._on_progress("loading the model")
 
-    def _lease_ended(self, lender: Lender, lost: Lost) -> None:
+    def _lease_ended(self, lease: LeaseClient, lost: Lost) -> None:
         if not self.loaded and lost.code == RPC_SERVER_CRASHED:
-            self._devices_in_use.crashed(lender.peer, lost.text)
+            self._devices_in_use.crashed(lease.peer, lost.text)
         if not self.loaded or not self.end.known:
-            self.blame.ended(lender.peer, lost)
-        self.end.say(f"worker {lender.name} is lost: {lost.text}")
+            self.blame.ended(lease.peer, lost)
+        self.end.say(f"worker {lease.name} is lost: {lost.text}")
 
     def _learn_unsupported(self) -> str:
         """What devices cannot compute, as llama-server reported: they are left out from now on."""
         reasons = []
         for endpoint, number, operation in self._server.report.unsupported:
-            lender = self._lender_at(endpoint)
+            lease = self._lease_at(endpoint)
             # an rpc-server of the LAN has no name here, and nothing to be left out of
             device = (
-                f"{lender.name} {self._devices_in_use.lacks(lender.peer, number, operation)}"
-                if lender
+                f"{lease.name} {self._devices_in_use.lacks(lease.peer, number, operation)}"
+                if lease
                 else endpoint
             )
             reasons.append(f"{device} cannot compute {operation}")
@@ -307,16 +307,16 @@ class HeadRun:
             if unsupported := self._learn_unsupported():
                 over = Over(unsupported, over.tail)
         known = self.end.known or (not self.loaded and self._devices_in_use.failed)
-        lender = self._lender_at(over.endpoint)
-        if not known and lender is not None:
-            others = self._pushing.others(lender.peer, lender.patience.waited_for)
-            self.blame.broke(lender.peer, over.why, others)
+        lease = self._lease_at(over.endpoint)
+        if not known and lease is not None:
+            others = self._push_plan.others(lease.peer, lease.patience.waited_for)
+            self.blame.broke(lease.peer, over.why, others)
         elif not known and not self.loaded:
             self.server_died = ServerDied(split_of(plan), over.tail)
         self.end.say(over.why)
 
-    def _lender_at(self, endpoint: str) -> Lender | None:
-        return next((lender for lender in self._lenders if endpoint and lender.endpoint == endpoint), None)
+    def _lease_at(self, endpoint: str) -> LeaseClient | None:
+        return next((lease for lease in self._leases if endpoint and lease.endpoint == endpoint), None)
 
     async def _load(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         report = self._server.report
@@ -336,15 +336,15 @@ class HeadRun:
         now = asyncio.get_running_loop().time()
         self.loaded = True
         self.blame.loaded_at = now
-        self._pushing.tell()
+        self._push_plan.tell()
         self._server.tell()
-        for lender in self._lenders:
-            await lender.say_loaded()
+        for lease in self._leases:
+            await lease.say_loaded()
         self._on_loaded(
             LoadedModel(
                 seconds=now - began,
                 why=plan.why,
-                split=self._pushing.parts(split_of(plan)),
+                split=self._push_plan.parts(split_of(plan)),
                 report=report,
             )
         )

@@ -11,7 +11,7 @@ from meshd.base import log
 from meshd.identity.keys import PeerId
 from meshd.model.split_values import Plan
 from meshd.model.status import SplitPart
-from meshd.role.head.lease_client import Lender
+from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.split_plan import followers
 from meshd.role.native import command_lines
 
@@ -26,8 +26,8 @@ Place = tuple[str, str]  # node and device
 class PushRoute:
     """From a worker to the one that has the layers behind its own; `number`: what RPC calls the latter."""
 
-    source: Lender
-    target: Lender
+    source: LeaseClient
+    target: LeaseClient
     number: int
 
     @property
@@ -36,8 +36,11 @@ class PushRoute:
         return self.source.endpoint, self.target.endpoint
 
 
-class Pushing:
-    """`introduce` once all leases are there; then `text` for llama-server, and `line` for what it reports."""
+class PushPlan:
+    """The push routes of one life of a model, and what came of each.
+
+    `introduce` once all leases are there; then `text` for llama-server, and `line` for what it reports.
+    """
 
     def __init__(self, *, allowed: bool, are_apart: Callable[[PeerId, PeerId], bool]) -> None:
         """`allowed`: the user wants it, and llama-server knows how. `are_apart`: these two may not."""
@@ -47,10 +50,10 @@ class Pushing:
         self._no_push_reasons: dict[Place, str] = {}
         self._reported: dict[Place, tuple[bool, str]] = {}  # by the ends of a route
 
-    async def introduce(self, plan: Plan, lenders: Sequence[Lender]) -> None:
+    async def introduce(self, plan: Plan, leases: Sequence[LeaseClient]) -> None:
         """Tell the workers of each other. One that is lost meanwhile is found out elsewhere."""
-        numbers = {lender.name: number for number, lender in enumerate(lenders)}
-        by_name = {lender.name: lender for lender in lenders}
+        numbers = {lease.name: number for number, lease in enumerate(leases)}
+        by_name = {lease.name: lease for lease in leases}
         for before, behind in followers(plan):
             place = behind.device.node, behind.device.name
             source, target = by_name.get(before.device.node), by_name.get(behind.device.node)
@@ -59,7 +62,7 @@ class Pushing:
             elif source is None or target is None:
                 plain = behind if target is None else before
                 self._no_push_reasons[place] = f"{plain.device.node} is a plain rpc-server"
-            elif stock := [lender.name for lender in (source, target) if not lender.can_push]:
+            elif stock := [lease.name for lease in (source, target) if not lease.can_push]:
                 self._no_push_reasons[place] = f"{stock[0]} does not support it"
             elif self._are_apart(source.peer, target.peer):
                 self._no_push_reasons[place] = APART

@@ -9,7 +9,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, PeerState
 from meshd.role.head.blame import GIVEN_UP, Blame
 from meshd.role.head.device_exclusions import DevicesInUse
-from meshd.role.head.lease_client import Lender
+from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.load_report import WeightsReport
 from meshd.role.head.split_plan import NodeOffer
 from meshd.rpc.hang_detector import LOOK_SECONDS
@@ -25,16 +25,16 @@ class Reserving:
     def __init__(
         self,
         mesh: Mesh,
-        lenders: Sequence[Lender],
+        leases: Sequence[LeaseClient],
         *,
         devices_in_use: DevicesInUse,
         blame: Blame,
         on_progress: Callable[[str], None],
         granted: Callable[[], None],
-        ended: Callable[[Lender, Lost], None],
+        ended: Callable[[LeaseClient, Lost], None],
     ) -> None:
         self._mesh = mesh
-        self._lenders = lenders
+        self._leases = leases
         self._devices_in_use = devices_in_use
         self._blame = blame
         self._on_progress = on_progress
@@ -52,50 +52,50 @@ class Reserving:
 
         Tunnels and leases live in tasks of `owner`; `report` learns whose tunnels they are. Raises Broken.
         """
-        if self._lenders:
-            names = ", ".join(lender.name for lender in self._lenders)
+        if self._leases:
+            names = ", ".join(lease.name for lease in self._leases)
             self._on_progress(f"starting the rpc-server of {names}")
         await self._reserve(offers, wanted)
         granted = owner.start(self._until_granted(owner), name="grants")
-        if any(lender.tunnel is None for lender in self._lenders):  # an old worker tells the id then
+        if any(lease.tunnel is None for lease in self._leases):  # an old worker tells the id then
             await asyncio.wait([granted])
-        for lender in self._lenders:
-            assert lender.tunnel is not None
-            report.names[lender.tunnel.endpoint] = lender.name
-            owner.start(lender.tunnel.serve(), name=f"tunnel {lender.name}")
-            owner.start(self._bear(lender), name=f"patience {lender.name}")
+        for lease in self._leases:
+            assert lease.tunnel is not None
+            report.names[lease.tunnel.endpoint] = lease.name
+            owner.start(lease.tunnel.serve(), name=f"tunnel {lease.name}")
+            owner.start(self._bear(lease), name=f"patience {lease.name}")
         return granted
 
     async def _reserve(self, offers: Sequence[NodeOffer], wanted: Sequence[tuple[int, ...]]) -> None:
         """Say to all what is wanted of each, and wait for no answer. Raises Broken."""
-        for lender, item, counts in zip(self._lenders, offers, wanted, strict=True):
-            self._devices_in_use.uses(lender.peer, item.offer.devices, counts)
+        for lease, item, counts in zip(self._leases, offers, wanted, strict=True):
+            self._devices_in_use.uses(lease.peer, item.offer.devices, counts)
             try:
-                await lender.reserve(counts)
+                await lease.reserve(counts)
             except MeshdError as error:
-                self._blame.failed[lender.peer] = error.what
+                self._blame.failed[lease.peer] = error.what
                 raise
 
     async def _until_granted(self, owner: Owner) -> None:
         """By all. Raises MeshdError when one refuses."""
         async with Owner() as waiting:
-            for lender in self._lenders:
-                waiting.start(self._until_one_granted(lender, owner), name=f"grant of {lender.name}")
+            for lease in self._leases:
+                waiting.start(self._until_one_granted(lease, owner), name=f"grant of {lease.name}")
         self._granted()
 
-    async def _until_one_granted(self, lender: Lender, owner: Owner) -> None:
+    async def _until_one_granted(self, lease: LeaseClient, owner: Owner) -> None:
         try:
-            await lender.until_granted()
+            await lease.until_granted()
         except MeshdError as error:
-            self._blame.failed[lender.peer] = error.what
+            self._blame.failed[lease.peer] = error.what
             raise
-        owner.start(self._watch(lender), name=f"lease {lender.name}")
+        owner.start(self._watch(lease), name=f"lease {lease.name}")
 
-    async def _bear(self, lender: Lender) -> None:
+    async def _bear(self, lease: LeaseClient) -> None:
         """Until it owes something for too long, whatever it says."""
         while True:
-            if why := lender.patience.look(reachable=self._is_reachable(lender.peer)):
-                self._ended(lender, Lost(GIVEN_UP, why))
+            if why := lease.patience.look(reachable=self._is_reachable(lease.peer)):
+                self._ended(lease, Lost(GIVEN_UP, why))
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -104,5 +104,5 @@ class Reserving:
             status.peer == peer and status.state is PeerState.CONNECTED for status in self._mesh.peers()
         )
 
-    async def _watch(self, lender: Lender) -> None:
-        self._ended(lender, await lender.until_lost())
+    async def _watch(self, lease: LeaseClient) -> None:
+        self._ended(lease, await lease.until_lost())

@@ -9,7 +9,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.identity.keys import PeerId
 from meshd.rpc import protocol as rpc
 from meshd.rpc.device_check import MOST_ALIGNMENT, DeviceCheck
-from meshd.rpc.head_timeouts import Company
+from meshd.rpc.head_timeouts import HeadTimeouts
 
 from tests.unit.rpc import talk
 
@@ -57,8 +57,8 @@ def test_without_a_table_nothing_is_held_back(first: bytes) -> None:
 
 
 def test_a_head_asks_it() -> None:
-    company = Company(lambda: 0.0, largest=1)
-    with company.patience(PeerId(bytes(32))).connection() as end:
+    timeouts = HeadTimeouts(lambda: 0.0, largest=1)
+    with timeouts.patience(PeerId(bytes(32))).connection() as end:
         end.from_peer(HELLO)
         with pytest.raises(RemoteProtocolError, match="alignment"):
             end.from_peer(talk.answer(device(3)))

@@ -14,9 +14,9 @@ from meshd.rpc.head_timeouts import (
     READING_RATE,
     TAKE_SECONDS,
     TIMES_LARGER,
-    Company,
     HeadEnd,
     HeadPatience,
+    HeadTimeouts,
 )
 
 from tests.unit.rpc import talk
@@ -37,10 +37,10 @@ class Scene:
 
     def __init__(self, names: str = "a") -> None:
         self.now = 1000.0
-        self.company = Company(lambda: self.now, largest=LARGEST)
+        self.timeouts = HeadTimeouts(lambda: self.now, largest=LARGEST)
         self.peers = {name: PeerId(name.encode() * 32) for name in names}
         self.workers: dict[str, HeadPatience] = {
-            n: self.company.patience(peer) for n, peer in self.peers.items()
+            n: self.timeouts.patience(peer) for n, peer in self.peers.items()
         }
         self.ends: dict[str, HeadEnd] = {}
         self.reachable = True
