@@ -17,7 +17,7 @@ CHALLENGE_SECONDS = 2.0  # an older incarnation that answers within this keeps t
 
 
 class Admission:
-    """Implements greeting.Parley; `replace` ends what there is with an older start of the peer."""
+    """Implements greeting.GreetingHandler; `replace` ends what there is with an older start of the peer."""
 
     def __init__(
         self, node: Node, holder: SessionHolder, links: PeerLinks, *, replace: Callable[[str], None]
@@ -29,11 +29,11 @@ class Admission:
         self._incarnation = b""
 
     def my_hello(self, theirs: Hello | None) -> Hello:
-        """See greeting.Parley."""
+        """See greeting.GreetingHandler."""
         return self._holder.hello(theirs)
 
     async def check_hello(self, theirs: Hello) -> None:
-        """See greeting.Parley: one identity lives in one place."""
+        """See greeting.GreetingHandler: one identity lives in one place."""
         if self._incarnation in (b"", theirs.incarnation):
             return
         remote = await self._links.first_answer(CHALLENGE_SECONDS)
@@ -62,15 +62,15 @@ class Admission:
             await turn_away(link, why)
 
     def ban_entries(self) -> Sequence[bytes]:
-        """See greeting.Parley."""
+        """See greeting.GreetingHandler."""
         return self._node.bans.entries()
 
     def learn_bans(self, entries: Sequence[bytes]) -> int:
-        """See greeting.Parley."""
+        """See greeting.GreetingHandler."""
         return self._node.learn_bans(entries)
 
     def check_banned(self, link: Link) -> None:
-        """See greeting.Parley."""
+        """See greeting.GreetingHandler."""
         why = self._node.why_banned(link.info.member)
         if why is not None:
             raise Refused(

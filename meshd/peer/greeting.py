@@ -22,7 +22,7 @@ GREETING_SECONDS = 10.0  # a few round trips, and the 2 s challenge of another p
 BANS_PER_MESSAGE = 12  # 4 KiB each at most, so that a message stays under MAX_CONTROL_BYTES
 
 
-class Parley(Protocol):
+class GreetingHandler(Protocol):
     """What a peer connection decides during a greeting. Both methods may raise Refused."""
 
     def my_hello(self, theirs: Hello | None) -> Hello:
@@ -63,7 +63,7 @@ class _GreetingWire:
 
 
 async def greet(
-    link: Link, parley: Parley, *, leader: bool, settle: Callable[[Hello, Hello], None]
+    link: Link, handler: GreetingHandler, *, leader: bool, settle: Callable[[Hello, Hello], None]
 ) -> tuple[Hello, bytes]:
     """Exchange greetings on `link`; returns the peer's Hello and bytes that already belong to the session.
 
@@ -74,7 +74,7 @@ async def greet(
     try:
         async with asyncio.timeout(GREETING_SECONDS):
             try:
-                theirs = await _exchange(wire, parley, leader=leader, settle=settle)
+                theirs = await _exchange(wire, handler, leader=leader, settle=settle)
             except ExceptionGroup as group:
                 raise first_error(group) from None
             except Refused as refusal:
@@ -97,27 +97,27 @@ async def turn_away(link: Link, refusal: Refused) -> NoReturn:
 
 
 async def _exchange(
-    wire: _GreetingWire, parley: Parley, *, leader: bool, settle: Callable[[Hello, Hello], None]
+    wire: _GreetingWire, handler: GreetingHandler, *, leader: bool, settle: Callable[[Hello, Hello], None]
 ) -> Hello:
     # Settling follows the decision without an await between: a second link's greeting that runs at
     # the same time must see the session that this one has chosen.
     if leader:
-        mine = parley.my_hello(None)
+        mine = handler.my_hello(None)
         await wire.send(mine)
         theirs = _hello(await wire.receive())
-        await parley.check_hello(theirs)
+        await handler.check_hello(theirs)
         settle(mine, theirs)
     else:
         theirs = _hello(await wire.receive())
-        await parley.check_hello(theirs)
-        mine = parley.my_hello(theirs)
+        await handler.check_hello(theirs)
+        mine = handler.my_hello(theirs)
         settle(mine, theirs)
         await wire.send(mine)
     if mine.bans_digest != theirs.bans_digest:
         async with Owner() as owner:  # at once in both directions: two full sets would block each other
-            owner.start(_send_bans(wire, parley.ban_entries()), name="send bans")
-            owner.start(_receive_bans(wire, parley, theirs.bans_count), name="receive bans")
-    parley.check_banned(wire.link)
+            owner.start(_send_bans(wire, handler.ban_entries()), name="send bans")
+            owner.start(_receive_bans(wire, handler, theirs.bans_count), name="receive bans")
+    handler.check_banned(wire.link)
     if leader:
         await wire.send(Go())
     elif not isinstance(await wire.receive(), Go):
@@ -131,7 +131,7 @@ async def _send_bans(wire: _GreetingWire, entries: Sequence[bytes]) -> None:
         await wire.send(Bans(tuple(part), last=index == len(parts) - 1))
 
 
-async def _receive_bans(wire: _GreetingWire, parley: Parley, announced: int) -> None:
+async def _receive_bans(wire: _GreetingWire, handler: GreetingHandler, announced: int) -> None:
     received = invalid = 0
     while True:
         message = await wire.receive()
@@ -140,7 +140,7 @@ async def _receive_bans(wire: _GreetingWire, parley: Parley, announced: int) -> 
         received += len(message.entries)
         if received > announced:
             raise RemoteProtocolError("greeting: more bans than announced", code="greeting")
-        invalid += parley.learn_bans(message.entries)
+        invalid += handler.learn_bans(message.entries)
         if invalid > GREETED_FAULTS.most:
             raise RemoteProtocolError("greeting: invalid bans", code="greeting")
         await asyncio.sleep(0)  # others have their turn

@@ -143,7 +143,7 @@ def test_a_relay_that_swaps_peers_gets_no_link() -> None:
 
 
 class _Silent:
-    """Ears of a man in the middle: keeps the rings."""
+    """What a man in the middle does with what a relay says: keeps the rings."""
 
     def __init__(self) -> None:
         self.rings: asyncio.Queue[Ring] = asyncio.Queue(8)
@@ -162,10 +162,10 @@ def test_a_man_in_the_middle_cannot_pass_a_proof_on() -> None:
         relay = home.start(kind=Swapping)
         assert isinstance(relay, Swapping)
         ann, bob = await home.parties(2)
-        middle, ears = home.mesh.node(), _Silent()
+        middle, handler = home.mesh.node(), _Silent()
         context = dialer_context()
         control = await ControlConnection.open(
-            home.hint, middle.now(), ears, context=context, environ={}, allow=trusted
+            home.hint, middle.now(), handler, context=context, environ={}, allow=trusted
         )
         async with Owner() as owner:
             owner.start(control.run(), name="middle")
@@ -175,7 +175,7 @@ def test_a_man_in_the_middle_cannot_pass_a_proof_on() -> None:
                 if client.who.peer == middle.peer.raw
             )
             dialling = owner.start(failure(ann, bob), name="dial")
-            ring = await ears.rings.get()
+            ring = await handler.rings.get()
             relay.instead = 0
             certificate = make_link_certificate()
             to_ann = await RelayPipe.open(home.hint, context, {}, trusted)

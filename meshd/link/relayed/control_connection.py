@@ -49,8 +49,8 @@ class RelayTrouble(Broken):
     """What is wrong is the relay, or the way to it, rather than the peer; the text names the relay."""
 
 
-class Ears(Protocol):
-    """Who hears what a relay says unasked. Must not raise."""
+class RelayHandler(Protocol):
+    """Takes what a relay says unasked. Must not raise."""
 
     def rung(self, control: "ControlConnection", ring: Ring) -> None: ...
     def mail(self, control: "ControlConnection", mail: Mail) -> None: ...
@@ -60,7 +60,7 @@ class ControlConnection:
     """Made by `open`; `run` reads until it breaks. Any number of tasks may call and post."""
 
     def __init__(
-        self, relay: RelayHint, pipe: RelayPipe, ears: Ears, *, leftover: bytes, allow: Allow
+        self, relay: RelayHint, pipe: RelayPipe, handler: RelayHandler, *, leftover: bytes, allow: Allow
     ) -> None:
         self.relay = relay
         self.allow = allow  # which addresses of the relay may be dialled
@@ -68,7 +68,7 @@ class ControlConnection:
         self.ready: Ready | None = None
         self.replaced = False
         self._pipe = pipe
-        self._ears = ears
+        self._handler = handler
         self._parser = LengthParser(limit=MAX_RELAY_MESSAGE_BYTES)
         self._parser.feed(leftover)
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
@@ -85,7 +85,7 @@ class ControlConnection:
         cls,
         relay: RelayHint,
         standing: Standing,
-        ears: Ears,
+        handler: RelayHandler,
         *,
         context: ssl.SSLContext,
         environ: Mapping[str, str],
@@ -98,7 +98,7 @@ class ControlConnection:
                 pipe, standing=standing, expect=relay.key, purpose=Purpose.RELAY, binding=pipe.binding()
             )
             pipe.widen()
-            control = cls(relay, pipe, ears, leftover=proven.leftover, allow=allow)
+            control = cls(relay, pipe, handler, leftover=proven.leftover, allow=allow)
             async with asyncio.timeout(ANSWER_SECONDS):
                 while control.ready is None:
                     await control._read()
@@ -260,9 +260,9 @@ class ControlConnection:
                 if waiting is not None and not waiting.done():
                     waiting.set_exception(Refused(text, code=code, hint=hint))
             case Ring():
-                self._ears.rung(self, message)
+                self._handler.rung(self, message)
             case Mail():
-                self._ears.mail(self, message)
+                self._handler.mail(self, message)
             case RelayPong():
                 return
 

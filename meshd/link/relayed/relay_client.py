@@ -206,7 +206,7 @@ class RelayClient:
             raise RelayTrouble(f"relay `{relay.place}` does not answer") from None
         return line.control
 
-    # --- Ears
+    # --- RelayHandler
 
     def rung(self, control: ControlConnection, ring: Ring) -> None:
         """Somebody calls."""

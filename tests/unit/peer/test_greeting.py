@@ -73,7 +73,7 @@ def ends(size: int = 64) -> tuple[FakeLink, FakeLink]:
 
 @dataclass
 class Side:
-    """A Parley that takes notes."""
+    """A GreetingHandler that takes notes."""
 
     hello: Hello = HELLO
     bans: tuple[bytes, ...] = ()
@@ -111,9 +111,9 @@ async def both(leader: Side, follower: Side, *, size: int = 64) -> list[BaseExce
     near, far = ends(size)
     results: list[BaseException | tuple[Hello, bytes]] = [Broken(""), Broken("")]
 
-    async def side(number: int, link: FakeLink, parley: Side, leads: bool) -> None:
+    async def side(number: int, link: FakeLink, handler: Side, leads: bool) -> None:
         try:
-            results[number] = await greet(link, parley, leader=leads, settle=parley.settle)
+            results[number] = await greet(link, handler, leader=leads, settle=handler.settle)
         except (Broken, EndOfStream, Refused, RemoteProtocolError) as error:
             results[number] = error
             await link.aclose()
