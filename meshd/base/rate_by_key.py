@@ -35,8 +35,8 @@ class Rates:
         return bucket.spend(amount, now)
 
 
-class Paces(Generic[K]):
-    """Unlike Rates it forgets nobody who owes: the caller bounds how many can."""
+class TokenBuckets(Generic[K]):
+    """A token bucket for each key. Unlike Rates, it forgets nobody who owes: the caller bounds how many."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
@@ -46,6 +46,6 @@ class Paces(Generic[K]):
     def of(self, key: K, now: float) -> TokenBucket:
         """The same one for as long as it owes something."""
         if key not in self._of and len(self._of) >= self._look_at:
-            self._of = {one: pace for one, pace in self._of.items() if not pace.full(now)}
+            self._of = {one: bucket for one, bucket in self._of.items() if not bucket.full(now)}
             self._look_at = max(MANY, 2 * len(self._of))
         return self._of.setdefault(key, self._rate.bucket(now))

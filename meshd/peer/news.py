@@ -26,7 +26,7 @@ from meshd.identity.revocation import digest_of
 from meshd.peer.interface import Book, Stream
 from meshd.peer.messages import MessageStream
 from meshd.peer.news_digest import NewsLedger
-from meshd.peer.news_limits import KNOWN_COST, NEW_BAN_COST, NEW_COST, Hearing, Hearings
+from meshd.peer.news_limits import KNOWN_COST, NEW_BAN_COST, NEW_COST, NewsLimits, NewsLimitsByMember
 from meshd.peer.news_outbox import BanItem, Item, LifeItem, NewsOutbox
 from meshd.peer.news_told import COMPARE_SECONDS, Told
 from meshd.peer.node import Node
@@ -53,7 +53,7 @@ class News:
         self._heard = heard
         self._outbox = NewsOutbox(me=node.peer, book=book, bans=node.bans, gossip=gossip)
         self._ledger = NewsLedger(me=node.peer, book=book, bans=node.bans, gossip=gossip)
-        self._hearings = Hearings()
+        self._limits = NewsLimitsByMember()
         self._marks: tuple[int, ...] = ()
         self._changed_at = 0.0
 
@@ -81,12 +81,12 @@ class News:
         messages, told = MessageStream(stream), Told()
         record = self._book.record(stream.peer)
         admitter = record.chain.admitter if record is not None else None
-        hearing = self._hearings.of(stream.peer, self._node.now(), admitter=admitter)
+        limits = self._limits.of(stream.peer, self._node.now(), admitter=admitter)
         try:
             async with Owner() as owner:
-                telling = self._tell(messages, stream.peer, told, hearing)
+                telling = self._tell(messages, stream.peer, told, limits)
                 owner.start(telling, name=f"news to {stream.peer.short}")
-                await self._listen(messages, stream.peer, told, hearing)
+                await self._listen(messages, stream.peer, told, limits)
                 owner.cancel()
         except* (Broken, EndOfStream):
             pass
@@ -99,7 +99,7 @@ class News:
 
     # Telling.
 
-    async def _tell(self, messages: MessageStream, peer: PeerId, told: Told, hearing: Hearing) -> None:
+    async def _tell(self, messages: MessageStream, peer: PeerId, told: Told, limits: NewsLimits) -> None:
         self._collect()
         mark = self._outbox.journal.mark  # what there is already is compared
         gossip_mark = self._gossip.journal.mark
@@ -113,28 +113,28 @@ class News:
                     await messages.send(message)
             told.look_at(self._gossip.journal.since(gossip_mark), self._gossip)
             gossip_mark = self._gossip.journal.mark
-            await self._refute(messages, peer, told, hearing)
-            await self._answer(messages, peer, told, hearing)
+            await self._refute(messages, peer, told, limits)
+            await self._answer(messages, peer, told, limits)
             if self._node.now() >= told.compared_at + told.pause and self._is_quiet():
                 await self._tell_digest(messages, told)
-            await self._until_changed(seen, told, hearing)
+            await self._until_changed(seen, told, limits)
 
-    async def _refute(self, messages: MessageStream, peer: PeerId, told: Told, hearing: Hearing) -> None:
+    async def _refute(self, messages: MessageStream, peer: PeerId, told: Told, limits: NewsLimits) -> None:
         """Tell of those of whom it said that they are away, and who live: at once, as it may believe it."""
-        while told.refuted and not hearing.rest(self._node.now()):
+        while told.refuted and not limits.rest(self._node.now()):
             subject = next(iter(told.refuted))
             del told.refuted[subject]
             for message in self._words(LifeItem(subject), peer, told):
-                hearing.answered(len(message), self._node.now())
+                limits.answered(len(message), self._node.now())
                 await messages.send(message)
 
-    async def _answer(self, messages: MessageStream, peer: PeerId, told: Told, hearing: Hearing) -> None:
+    async def _answer(self, messages: MessageStream, peer: PeerId, told: Told, limits: NewsLimits) -> None:
         """Tell what it seems to lack, as far as its share goes."""
         told.asked.reverse()
         asked, told.asked = told.asked, []
-        while asked and not hearing.rest(self._node.now()):
+        while asked and not limits.rest(self._node.now()):
             for message in self._words(asked.pop(), peer, told):
-                hearing.answered(len(message), self._node.now())
+                limits.answered(len(message), self._node.now())
                 await messages.send(message)
         if not told.asked:  # else it has compared again meanwhile
             told.asked = asked[::-1]
@@ -153,13 +153,13 @@ class News:
         told.compared_at = self._node.now()
         await messages.send(DigestNews(self._ledger.digest(self._node.host.record().sequence)).encode())
 
-    async def _until_changed(self, seen: int, told: Told, hearing: Hearing) -> None:
+    async def _until_changed(self, seen: int, told: Told, limits: NewsLimits) -> None:
         """Or until it is the turn of something that changed too often, or time to compare."""
         due = max(told.compared_at + told.pause, self._changed_at + QUIET_SECONDS)
         if self._outbox.due is not None:
             due = min(due, self._outbox.due)
         if told.asked or told.refuted:
-            due = min(due, self._node.now() + hearing.rest(self._node.now()))
+            due = min(due, self._node.now() + limits.rest(self._node.now()))
         try:
             async with asyncio.timeout_at(due):
                 await self._node.wait_changed(seen)
@@ -187,39 +187,39 @@ class News:
 
     # Listening.
 
-    async def _listen(self, messages: MessageStream, peer: PeerId, told: Told, hearing: Hearing) -> None:
+    async def _listen(self, messages: MessageStream, peer: PeerId, told: Told, limits: NewsLimits) -> None:
         while True:
             message = await messages.receive()
             try:
                 news = decode(message)
             except RemoteProtocolError as error:  # whole, so the next one can be read
-                hearing.fault(error.what)
+                limits.fault(error.what)
                 news = None
             match news:
                 case BanNews(ban=ban):
-                    await hearing.pause(self._learn_ban(ban, told, hearing))
+                    await limits.pause(self._learn_ban(ban, told, limits))
                 case RecordNews(record=raw):
-                    await hearing.pause(self._learn_record(raw, told, hearing))
+                    await limits.pause(self._learn_record(raw, told, limits))
                 case PresenceNews(entries=entries):
                     for at in range(0, len(entries), AT_ONCE):
                         part = entries[at : at + AT_ONCE]
-                        await hearing.pause(sum(self._learn_sign(raw, told, hearing) for raw in part))
+                        await limits.pause(sum(self._learn_sign(raw, told, limits) for raw in part))
                 case AwayNews(away=raw):
-                    await hearing.pause(self._learn_away(raw, peer, told, hearing))
+                    await limits.pause(self._learn_away(raw, peer, told, limits))
                 case DigestNews(digest=digest):
-                    await hearing.pause(KNOWN_COST)
-                    await self._compare(digest, messages, told, hearing)
+                    await limits.pause(KNOWN_COST)
+                    await self._compare(digest, messages, told, limits)
                 case BucketsNews(hashes=hashes):
-                    await hearing.pause(NEW_COST)
-                    if hearing.compares(self._node.now()):
+                    await limits.pause(NEW_COST)
+                    if limits.compares(self._node.now()):
                         told.asked = self._ledger.differing(hashes, self._node.host.record().sequence)
                         self._node.changed()
                 case None:
-                    await hearing.pause(KNOWN_COST)
+                    await limits.pause(KNOWN_COST)
 
-    async def _compare(self, digest: bytes, messages: MessageStream, told: Told, hearing: Hearing) -> None:
+    async def _compare(self, digest: bytes, messages: MessageStream, told: Told, limits: NewsLimits) -> None:
         """What the other side has told us last: is it what we have?"""
-        if not hearing.digests(self._node.now()):
+        if not limits.digests(self._node.now()):
             return  # before anything is computed
         own = self._node.host.record().sequence
         self._collect()
@@ -229,37 +229,37 @@ class News:
             if told.begun:
                 told.pause = min(2 * told.pause, MAX_COMPARE_SECONDS)
             answer = BucketsNews(self._ledger.buckets(own)).encode()
-            hearing.answered(len(answer), self._node.now())
+            limits.answered(len(answer), self._node.now())
             await messages.send(answer)
         told.begun = True
 
-    def _learn_ban(self, ban: bytes, told: Told, hearing: Hearing) -> float:
+    def _learn_ban(self, ban: bytes, told: Told, limits: NewsLimits) -> float:
         """Returns what it cost. Raises RemoteProtocolError when too many did not hold."""
         item = BanItem(digest_of(ban))
         if self._node.bans.entry(item.digest) is not None:
             told.hear(item, (0,))
             return KNOWN_COST
         if self._node.learn_bans([ban]):
-            hearing.fault("an invalid ban")
+            limits.fault("an invalid ban")
         told.hear(item, (0,))
         return NEW_BAN_COST
 
-    def _learn_record(self, raw: bytes, told: Told, hearing: Hearing) -> float:
+    def _learn_record(self, raw: bytes, told: Told, limits: NewsLimits) -> float:
         """As `_learn_ban`. A record of a node that is banned is no fault: the teller may not know yet."""
         try:
             record = PeerRecord.decode(raw)
         except RemoteProtocolError as error:
-            hearing.fault(error.what)
+            limits.fault(error.what)
             return NEW_COST
         try:
             with Contained(f"peer {record.peer.short}", "record"):
                 new = self._book.add(record)
         except Fault as error:
-            hearing.fault(error.what)  # the teller's: that the node itself signed it is not known
+            limits.fault(error.what)  # the teller's: that the node itself signed it is not known
             return NEW_COST
         except RemoteProtocolError as error:
             if error.code != "banned":
-                hearing.fault(error.what)
+                limits.fault(error.what)
             return NEW_COST
         told.hear(record.peer, (record.sequence,))
         if not new:
@@ -275,36 +275,36 @@ class News:
     def _blame(self, peer: PeerId, fault: Fault) -> None:
         self._node.faults.blame(peer, self._node.now(), fault.what)
 
-    def _learn_sign(self, raw: bytes, told: Told, hearing: Hearing) -> float:
+    def _learn_sign(self, raw: bytes, told: Told, limits: NewsLimits) -> float:
         """As `_learn_ban`."""
         try:
             sign = Presence.from_bytes(raw)
         except RemoteProtocolError as error:
-            hearing.fault(error.what)
+            limits.fault(error.what)
             return NEW_COST
         new = self._gossip.hear_sign(sign)
         told.hear_sign(sign.peer, sign.order)
-        return self._judge(new, hearing, "an invalid sign of life")
+        return self._judge(new, limits, "an invalid sign of life")
 
-    def _learn_away(self, raw: bytes, peer: PeerId, told: Told, hearing: Hearing) -> float:
+    def _learn_away(self, raw: bytes, peer: PeerId, told: Told, limits: NewsLimits) -> float:
         """As `_learn_ban`."""
         try:
             away = Away.from_bytes(raw)
         except RemoteProtocolError as error:
-            hearing.fault(error.what)
+            limits.fault(error.what)
             return NEW_COST
         new = self._gossip.hear_away(away, self._node.now(), teller=peer)
         refuted = bool(new) and self._gossip.refute(self._node.now())
         told.hear_away(away.peer, away.order, self._gossip)
         if refuted or told.refuted:
             self._node.changed()
-        return self._judge(new, hearing, "an invalid statement of absence")
+        return self._judge(new, limits, "an invalid statement of absence")
 
-    def _judge(self, new: bool | None, hearing: Hearing, fault: str) -> float:
+    def _judge(self, new: bool | None, limits: NewsLimits, fault: str) -> float:
         if new is None:
             return KNOWN_COST
         if new:
             self._node.changed()
         else:
-            hearing.fault(fault)
+            limits.fault(fault)
         return NEW_COST

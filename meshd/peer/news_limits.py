@@ -15,11 +15,11 @@ from meshd.base.peer_limits import (
     NEWS_CHECKS,
     NEWS_FAULTS,
 )
-from meshd.base.rate_by_key import Paces
+from meshd.base.rate_by_key import TokenBuckets
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Admitter
 
-Issuers = Paces[Admitter | PeerId]
+Issuers = TokenBuckets[Admitter | PeerId]
 
 NEW_COST = 1.0  # a statement whose signatures are checked
 NEW_BAN_COST = 5.0  # one that is written to the disk before it is acted on, too
@@ -29,8 +29,8 @@ MANY = 64  # members that are remembered before those that owe nothing are forgo
 LOG = log.get("peer")
 
 
-class Hearing:
-    """One member's."""
+class NewsLimits:
+    """What one member may tell, and be told, at a time."""
 
     def __init__(self, peer: PeerId, issuers: Issuers, now: float) -> None:
         self._peer = peer
@@ -74,24 +74,24 @@ class Hearing:
 
     def clear(self, now: float) -> bool:
         """Nothing is owed."""
-        paces = (self._checks, self._faults, self._compared, self._digests, self._answered)
-        return all(pace.full(now) for pace in paces)
+        buckets = (self._checks, self._faults, self._compared, self._digests, self._answered)
+        return all(bucket.full(now) for bucket in buckets)
 
 
-class Hearings:
-    """Those of all members that owe something."""
+class NewsLimitsByMember:
+    """The limits of all members that owe something."""
 
     def __init__(self) -> None:
-        self._of: dict[PeerId, Hearing] = {}
-        self._issuers: Issuers = Paces(ANSWERED_OF_ISSUER)
+        self._of: dict[PeerId, NewsLimits] = {}
+        self._issuers: Issuers = TokenBuckets(ANSWERED_OF_ISSUER)
 
-    def of(self, peer: PeerId, now: float, *, admitter: Admitter | None = None) -> Hearing:
+    def of(self, peer: PeerId, now: float, *, admitter: Admitter | None = None) -> NewsLimits:
         """The same one for as long as it owes something; `admitter`: who let it in, where that is known."""
         if len(self._of) >= MANY:
-            self._of = {one: hearing for one, hearing in self._of.items() if not hearing.clear(now)}
-        hearing = self._of.get(peer)
-        if hearing is None:
-            hearing = self._of[peer] = Hearing(peer, self._issuers, now)
+            self._of = {one: limits for one, limits in self._of.items() if not limits.clear(now)}
+        limits = self._of.get(peer)
+        if limits is None:
+            limits = self._of[peer] = NewsLimits(peer, self._issuers, now)
         if admitter is not None:
-            hearing.issuer = admitter
-        return hearing
+            limits.issuer = admitter
+        return limits

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from meshd.base.change_journal import Journal
 from meshd.base.peer_limits import LIVES_OF_ONE, NEWS_OF_ONE, SIGNS_OF_ONE
-from meshd.base.rate_by_key import Paces
+from meshd.base.rate_by_key import TokenBuckets
 from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
 from meshd.identity.revocation import RevocationSet
@@ -48,9 +48,9 @@ class NewsOutbox:
         self.journal: Journal[Item] = Journal()
         self._book_mark = self._bans_mark = self._gossip_mark = self._turns_mark = 0
         self._own = -1
-        self._news: Paces[PeerId] = Paces(NEWS_OF_ONE)
-        self._turns: Paces[PeerId] = Paces(LIVES_OF_ONE)
-        self._signs: Paces[PeerId] = Paces(SIGNS_OF_ONE)
+        self._news: TokenBuckets[PeerId] = TokenBuckets(NEWS_OF_ONE)
+        self._turns: TokenBuckets[PeerId] = TokenBuckets(LIVES_OF_ONE)
+        self._signs: TokenBuckets[PeerId] = TokenBuckets(SIGNS_OF_ONE)
         self._held: dict[Item, float] = {}  # whose turn comes when
         self._held_signs: dict[Item, float] = {}
 

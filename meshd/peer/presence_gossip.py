@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from meshd.base.change_journal import Journal
 from meshd.base.peer_limits import AWAY_OF_ISSUER, AWAY_OF_ONE, AWAY_OF_SUBJECT, REFUTATIONS
-from meshd.base.rate_by_key import Paces
+from meshd.base.rate_by_key import TokenBuckets
 from meshd.base.token_bucket import TokenBucket
 from meshd.identity.away import Away
 from meshd.identity.keys import KeyPair, MeshId, PeerId
@@ -52,9 +52,9 @@ class PresenceGossip:
         self._of: dict[PeerId, _MemberLife] = {}
         self.journal: Journal[PeerId] = Journal()  # of whom something was heard last
         self.turns: Journal[PeerId] = Journal()  # who was said to be away, or is so no more
-        self._reporters: Paces[PeerId] = Paces(AWAY_OF_ONE)
-        self._issuers: Paces[Admitter] = Paces(AWAY_OF_ISSUER)
-        self._accusations: Paces[tuple[Admitter, PeerId]] = Paces(AWAY_OF_SUBJECT)
+        self._reporters: TokenBuckets[PeerId] = TokenBuckets(AWAY_OF_ONE)
+        self._issuers: TokenBuckets[Admitter] = TokenBuckets(AWAY_OF_ISSUER)
+        self._accusations: TokenBuckets[tuple[Admitter, PeerId]] = TokenBuckets(AWAY_OF_SUBJECT)
         self._refutations = REFUTATIONS.bucket(0.0)
         self._accused = False
 
@@ -130,13 +130,13 @@ class PresenceGossip:
             return self._hear_of_us(away, self._signer.mesh)
         if self.statements(away.peer)[1] is not None:
             return None
-        paces = self._paces_of(away, reporter.chain.admitter, now)
-        if not all(pace.has(1, now) for pace in paces):
+        buckets = self._buckets_of(away, reporter.chain.admitter, now)
+        if not all(bucket.has(1, now) for bucket in buckets):
             return None
         if not away.holds(self._signer.mesh):
             return False
-        for pace in paces:  # not before it is known to be the reporter's word
-            pace.spend(1, now)
+        for bucket in buckets:  # not before it is known to be the reporter's word
+            bucket.spend(1, now)
         self._keep(away, now)
         return True
 
@@ -145,7 +145,7 @@ class PresenceGossip:
         self._accused = away.holds(mesh)
         return self._accused
 
-    def _paces_of(self, away: Away, admitter: Admitter, now: float) -> tuple[TokenBucket, ...]:
+    def _buckets_of(self, away: Away, admitter: Admitter, now: float) -> tuple[TokenBucket, ...]:
         """All that it counts for: the reporter may have any number of keys, but not of admitters."""
         return (
             self._reporters.of(away.reporter, now),

@@ -225,25 +225,25 @@ class Flood:
         words = list(itertools.islice(self._words(), 3700))
         streams = list(self.teller.streams())
         before, said = self.meter.sent, self._checked(nodes)
-        heard = [_hearing(node, self.node) for node in nodes]
+        heard = [_checked_of(node, self.node) for node in nodes]
         floods = [self.node.world.owner.start(self._tell(stream, words), name="flood") for stream in streams]
         await asyncio.sleep(FLOOD_SECONDS)
         for flood in floods:
             flood.cancel()
-        near = max(_hearing(node, self.node) - had for node, had in zip(nodes, heard, strict=True))
+        near = max(_checked_of(node, self.node) - had for node, had in zip(nodes, heard, strict=True))
         others = (self._checked(nodes) - said) / len(nodes)
         told = 2 * (self.meter.sent - before - self.sent) / len(nodes)
         return near / FLOOD_SECONDS, others / FLOOD_SECONDS, told / FLOOD_SECONDS
 
     def _checked(self, nodes: Sequence[WorldNode]) -> float:
         """By all, of what others than the flooder told them."""
-        hearings = (node.mesh._news._hearings._of for node in nodes)
-        return sum(one.checked for of in hearings for peer, one in of.items() if peer != self.node.peer)
+        all_limits = (node.mesh._news._limits._of for node in nodes)
+        return sum(one.checked for of in all_limits for peer, one in of.items() if peer != self.node.peer)
 
 
-def _hearing(node: WorldNode, teller: WorldNode) -> float:
-    hearing = node.mesh._news._hearings._of.get(teller.peer)
-    return hearing.checked if hearing is not None else 0.0
+def _checked_of(node: WorldNode, teller: WorldNode) -> float:
+    limits = node.mesh._news._limits._of.get(teller.peer)
+    return limits.checked if limits is not None else 0.0
 
 
 async def measure(count: int) -> Row:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from meshd.base.peer_limits import ANSWERED, ANSWERED_OF_ISSUER, DIGESTS, INVITER_RECORDS
 from meshd.peer import news_digest as ledger_module
-from meshd.peer import news_limits as hearing_module
+from meshd.peer import news_limits as limits_module
 from meshd.wire.news import BUCKET_BYTES, BUCKETS, BucketsNews, DigestNews
 
 from tests.sim.gossip import Inviter
@@ -66,13 +66,13 @@ def test_a_large_answer_is_told_in_its_turn(monkeypatch: pytest.MonkeyPatch, sha
             await asyncio.sleep(1)  # told as what is new, to both
             slow = replace(ANSWERED if share == "ANSWERED" else ANSWERED_OF_ISSUER, per_second=1000)
             slow = replace(slow, burst=size / 4)
-            hearing = victim.mesh._news._hearings.of(hostile.peer, 0)
+            limits = victim.mesh._news._limits.of(hostile.peer, 0)
             if share == "ANSWERED":
-                hearing._answered = slow.bucket(asyncio.get_running_loop().time())
+                limits._answered = slow.bucket(asyncio.get_running_loop().time())
             else:
-                hearing._issuers._rate = slow
-                hearing._issuers._of.clear()
-                assert hearing.issuer == hostile.chain.admitter
+                limits._issuers._rate = slow
+                limits._issuers._of.clear()
+                assert limits.issuer == hostile.chain.admitter
             before = teller.heard_bytes
             await teller.tell(victim, [NOTHING])
             await asyncio.sleep(10)
@@ -93,10 +93,10 @@ def _sequence(node: WorldNode, of: WorldNode) -> int:
 
 
 def test_the_shares_are_those_of_the_table() -> None:
-    hearing = hearing_module.Hearings().of(Inviter(World()).key.peer, 0.0)
-    hearing.answered(int(ANSWERED.burst), 0.0)
-    assert hearing.rest(0.0) == 0
-    hearing.answered(int(ANSWERED.per_second), 0.0)
-    assert hearing.rest(0.0) > 0
-    assert hearing.rest(1.0) == 0
-    assert hearing.clear(0.0) is False
+    limits = limits_module.NewsLimitsByMember().of(Inviter(World()).key.peer, 0.0)
+    limits.answered(int(ANSWERED.burst), 0.0)
+    assert limits.rest(0.0) == 0
+    limits.answered(int(ANSWERED.per_second), 0.0)
+    assert limits.rest(0.0) > 0
+    assert limits.rest(1.0) == 0
+    assert limits.clear(0.0) is False

@@ -178,22 +178,22 @@ def test_records_are_checked_at_a_pace_and_others_have_their_turns() -> None:
 
             async def watch() -> None:
                 nonlocal turns, most, before
-                hearing = victim.mesh._news._hearings.of(teller._node.peer, 0)
+                limits = victim.mesh._news._limits.of(teller._node.peer, 0)
                 while True:
                     turns += 1
-                    most, before = max(most, int(hearing.checked - before)), int(hearing.checked)
+                    most, before = max(most, int(limits.checked - before)), int(limits.checked)
                     await asyncio.sleep(0)
                     if turns % 100 == 0:  # the clock goes on when all wait
                         await asyncio.sleep(0.01)
-                        before = int(hearing.checked)
+                        before = int(limits.checked)
 
             began = asyncio.get_running_loop().time()
             watching = world.owner.start(watch(), name="watch")
             await teller.tell(victim, (RecordNews(record.encode()).encode() for record in records))
-            hearing = victim.mesh._news._hearings.of(teller._node.peer, 0)
+            limits = victim.mesh._news._limits.of(teller._node.peer, 0)
             took = asyncio.get_running_loop().time() - began
             watching.cancel()
-            assert hearing.checked <= NEWS_CHECKS.burst + NEWS_CHECKS.per_second * took + 1
+            assert limits.checked <= NEWS_CHECKS.burst + NEWS_CHECKS.per_second * took + 1
             assert most <= 3, "between two turns of another task"
             await asyncio.sleep(30)
             kept = {record.peer for record in victim.book.records()}

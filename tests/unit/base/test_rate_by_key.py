@@ -1,7 +1,7 @@
 """A bucket for each, and a bounded number of them."""
 
 from meshd.base.peer_limits import Rate
-from meshd.base.rate_by_key import MANY, Paces, Rates
+from meshd.base.rate_by_key import MANY, Rates, TokenBuckets
 
 SLOW = Rate("things", 1.0, 3.0, "peer", "no more")
 VERY_SLOW = Rate("things", 0.1, 2, "peer", "not done")
@@ -24,11 +24,11 @@ def test_of_too_many_the_one_silent_longest_is_forgotten() -> None:
 
 
 def test_whoever_owes_is_remembered_however_many_come() -> None:
-    paces: Paces[int] = Paces(VERY_SLOW)
+    buckets: TokenBuckets[int] = TokenBuckets(VERY_SLOW)
     for _ in range(2):
-        assert paces.of(-1, 100).spend(1, 100)
+        assert buckets.of(-1, 100).spend(1, 100)
     for number in range(20 * MANY):
-        paces.of(number, 100)
-    assert not paces.of(-1, 100).spend(1, 100)
-    assert len(paces._of) <= 2 * MANY
-    assert paces.of(-1, 110).spend(1, 110)
+        buckets.of(number, 100)
+    assert not buckets.of(-1, 100).spend(1, 100)
+    assert len(buckets._of) <= 2 * MANY
+    assert buckets.of(-1, 110).spend(1, 110)

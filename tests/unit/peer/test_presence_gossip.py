@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.peer_limits import AWAY_OF_ISSUER, AWAY_OF_ONE, AWAY_OF_SUBJECT, REFUTATIONS
-from meshd.base.rate_by_key import Paces
+from meshd.base.rate_by_key import TokenBuckets
 from meshd.identity.away import Away
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Chain
@@ -206,8 +206,8 @@ def test_all_come_to_the_same_whatever_the_order(seed: int) -> None:
         rng = random.Random(seed + shift)
         for _ in range(4):
             for one in rng.sample(STATEMENTS, len(STATEMENTS)):
-                there._reporters, there._issuers = Paces(AWAY_OF_ONE), Paces(AWAY_OF_ISSUER)
-                there._accusations = Paces(AWAY_OF_SUBJECT)
+                there._reporters, there._issuers = TokenBuckets(AWAY_OF_ONE), TokenBuckets(AWAY_OF_ISSUER)
+                there._accusations = TokenBuckets(AWAY_OF_SUBJECT)
                 if isinstance(one, Away):
                     there.hear_away(one, 100, teller=ADMIN.peer)
                 else:
