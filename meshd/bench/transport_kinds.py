@@ -22,7 +22,7 @@ from meshd.identity.proof import Credentials
 from meshd.link.interface import Dialer, Link, Listener
 from meshd.link.quic.dial import QuicDialer
 from meshd.link.quic.listen import QuicListener
-from meshd.link.secure.handshake import Standing
+from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.link.tcp.dial import TcpDialer
 from meshd.link.tcp.listen import TcpListener
@@ -71,7 +71,7 @@ def _mesh() -> tuple[MeshId, KeyPair, KeyPair, KeyPair]:
     return MeshId.of(root.peer), root, near, far
 
 
-def _standing(place: BenchPlace) -> tuple[Callable[[], Standing], PeerId]:
+def _handshake(place: BenchPlace) -> tuple[Callable[[], HandshakeContext], PeerId]:
     """What this side shows, and who the other is."""
     mesh, root, near, far = _mesh()
     own, other = (near, far) if place.is_near else (far, near)
@@ -85,8 +85,8 @@ def _standing(place: BenchPlace) -> tuple[Callable[[], Standing], PeerId]:
         issued_at=0,
     )
     chain = Chain((certificate,), root.peer)
-    standing = Standing(credentials=Credentials(own, chain), mesh=mesh)
-    return lambda: standing, other.peer
+    handshake = HandshakeContext(credentials=Credentials(own, chain), mesh=mesh)
+    return lambda: handshake, other.peer
 
 
 class _TalkSignals:
@@ -130,8 +130,8 @@ async def _dialled(dialer: Dialer, peer: PeerId, candidates: Sequence[Candidate]
 
 @asynccontextmanager
 async def webrtc(place: BenchPlace) -> AsyncIterator[BenchPipe]:
-    standing, other = _standing(place)
-    links = WebRtcLinks(standing, _TalkSignals(place.talk, other), hosts=lambda: [place.host])
+    handshake, other = _handshake(place)
+    links = WebRtcLinks(handshake, _TalkSignals(place.talk, other), hosts=lambda: [place.host])
     if not place.is_near:
         async with _accepted(links) as link:
             yield link
@@ -149,13 +149,13 @@ async def webrtc(place: BenchPlace) -> AsyncIterator[BenchPipe]:
 
 @asynccontextmanager
 async def tcp(place: BenchPlace) -> AsyncIterator[BenchPipe]:
-    standing, other = _standing(place)
+    handshake, other = _handshake(place)
     if place.is_near:
         port = int(await place.talk.receive())
-        async with _dialled(TcpDialer(standing), other, [Candidate(place.far_host, port)]) as link:
+        async with _dialled(TcpDialer(handshake), other, [Candidate(place.far_host, port)]) as link:
             yield link
     else:
-        listener = TcpListener(standing, host=place.host)
+        listener = TcpListener(handshake, host=place.host)
         listener.open()
         await place.talk.send(str(listener.port).encode())
         async with _accepted(listener) as link:
@@ -164,14 +164,14 @@ async def tcp(place: BenchPlace) -> AsyncIterator[BenchPipe]:
 
 @asynccontextmanager
 async def quic(place: BenchPlace) -> AsyncIterator[BenchPipe]:
-    standing, other = _standing(place)
+    handshake, other = _handshake(place)
     if place.is_near:
         port = int(await place.talk.receive())
         where = [Candidate(place.far_host, port, "udp")]
-        async with _dialled(QuicDialer(standing), other, where) as link:
+        async with _dialled(QuicDialer(handshake), other, where) as link:
             yield link
     else:
-        listener = QuicListener(standing, host=place.host)
+        listener = QuicListener(handshake, host=place.host)
         listener.open()
         await place.talk.send(str(listener.port).encode())
         async with _accepted(listener) as link:

@@ -19,7 +19,7 @@ from meshd.link.net.happy_eyeballs import closest
 from meshd.link.net.reflexive_port import ReflexivePort
 from meshd.link.quic import dial as quic
 from meshd.link.relayed import through_relay
-from meshd.link.secure.handshake import Standing
+from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.secure.joining import Joining
 from meshd.link.tcp import dial as tcp
 from meshd.rendezvous.join_or_found import Enrolment, Entered, JoinOptions
@@ -77,19 +77,19 @@ class InviterDialers:
         self._keys = keys
         self._config = config
         self._mesh_port = mesh_port
-        self._standing = Standing(credentials=Credentials(key, None), mesh=invite.mesh)
+        self._handshake = HandshakeContext(credentials=Credentials(key, None), mesh=invite.mesh)
 
     async def tcp(self, places: Sequence[Dialable]) -> Joining:
         """See JoinTransports."""
         return await tcp.dial_join(
-            places, standing=self._standing, inviter=self._invite.inviter, join=self._keys
+            places, handshake=self._handshake, inviter=self._invite.inviter, join=self._keys
         )
 
     async def quic(self, places: Sequence[Dialable]) -> Joining:
         """From the mesh's own port: see reply_join.py."""
         return await quic.dial_join(
             places,
-            standing=self._standing,
+            handshake=self._handshake,
             inviter=self._invite.inviter,
             join=self._keys,
             ports=self._mesh_port.dial_port,
@@ -99,7 +99,7 @@ class InviterDialers:
         """See JoinTransports."""
         return await through_relay.dial_join(
             relays,
-            standing=self._standing,
+            handshake=self._handshake,
             inviter=self._invite.inviter,
             join=self._keys,
             environ=os.environ,

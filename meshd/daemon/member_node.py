@@ -19,7 +19,7 @@ from meshd.identity.record import PeerRecord
 from meshd.link.interface import MayDial
 from meshd.link.net import local_addresses
 from meshd.link.secure.caller_rates import Callers
-from meshd.link.secure.handshake import Standing
+from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.secure.joining import Joining
 from meshd.mux.config import NodeBudget
 from meshd.mux.upload import Upload
@@ -150,14 +150,14 @@ class MemberNode:
             owner.start(write_again(self._home.keeping), name="disk")
             if self._first_pipe is not None:
                 pipe, peer = self._first_pipe, f"peer {self._first_pipe.peer.short}"
-                staying = self.local.stay(pipe, lambda: pipe.stay(self.standing(), dialled=True))
+                staying = self.local.stay(pipe, lambda: pipe.stay(self.handshake(), dialled=True))
                 owner.start_for(peer, staying, name="stay")
 
     # TransportUser.
 
-    def standing(self) -> Standing:
+    def handshake(self) -> HandshakeContext:
         """What links show and check, as of now."""
-        return Standing(
+        return HandshakeContext(
             credentials=Credentials(self._key, self.membership.chain),
             mesh=self.membership.mesh,
             why_banned=self.bans.why_banned,

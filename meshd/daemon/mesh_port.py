@@ -16,7 +16,7 @@ from meshd.identity.keystore import PORT_BLOB, Home
 from meshd.link.net.one_port import PortTaken
 from meshd.link.quic.listen import QuicListener
 from meshd.link.quic.sockets import DialPort, SharedPort
-from meshd.link.secure.handshake import Standing
+from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.secure.joining import Joining
 from meshd.link.tcp.listen import TcpListener
 from meshd.link.udp.batch_socket import Origin
@@ -30,7 +30,7 @@ LOG = log.get("daemon")
 class PortMember(Protocol):
     """The member that answers at a mesh port."""
 
-    def standing(self) -> Standing:
+    def handshake(self) -> HandshakeContext:
         """What its links show and check, as of now."""
         ...
 
@@ -106,10 +106,10 @@ class MeshPort:
     def _make(self, host: str, port: int) -> TcpListener:
         return TcpListener(self._as_member, host=host, port=port, on_joiner=self._admit)
 
-    def _as_member(self) -> Standing:
+    def _as_member(self) -> HandshakeContext:
         if self._member is None:
             raise LocalProtocolError("a link arrived before this node was a member")
-        return self._member.standing()
+        return self._member.handshake()
 
     async def _admit(self, joining: Joining) -> bool:
         return self._member is not None and await self._member.admit(joining)

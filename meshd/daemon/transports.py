@@ -114,7 +114,7 @@ class Transports:
         self.addresses = Places(book, look=self._look, local_only=local_only)
         self.relay_client = RelayClient(
             self.relays,
-            user.standing,
+            user.handshake,
             relays_of=self.addresses.relays_of,
             allow=self.addresses.of_relay,
             issuer_of=self.addresses.issuer_of,
@@ -132,7 +132,7 @@ class Transports:
             punch=self.reflexive.punch if self._asks_outside else None,
             wall_clock=node.wall_clock,
         )
-        self.members = MemberRelayLinks(user.standing, passes_on=not links.no_relaying)
+        self.members = MemberRelayLinks(user.handshake, passes_on=not links.no_relaying)
         self.dialers: list[Dialer] = []
         self._listeners: list[Listener] = []
         self._searching: PortPredictionLinks | None = None
@@ -154,7 +154,7 @@ class Transports:
         if LinkKind.WEBRTC in kinds:
             self._use(
                 WebRtcLinks(
-                    self._user.standing,
+                    self._user.handshake,
                     self.signals.topic("webrtc"),
                     self._udp_servers,
                     hosts=self._hosts,
@@ -162,16 +162,16 @@ class Transports:
                 )
             )
         if LinkKind.RELAY in kinds:
-            self._use(RelayLinks(self.relay_client, self._user.standing, on_joiner=self._user.admit))
+            self._use(RelayLinks(self.relay_client, self._user.handshake, on_joiner=self._user.admit))
             self._use(self.members)
 
     def _use_tcp(self) -> None:
-        self.dialers.append(TcpDialer(self._user.standing))
+        self.dialers.append(TcpDialer(self._user.handshake))
         self._listeners.append(self._mesh_port.listener)
         addresses = self.addresses
         self._use(
             PunchLinks(
-                self._user.standing,
+                self._user.handshake,
                 self.signals.topic("punch"),
                 servers=lambda: addresses.tcp_servers(self._relay_places, self._stun),
                 worth=lambda peer: worth_trying(self.network_state.facts(), addresses.facts_of(peer)),
@@ -181,15 +181,15 @@ class Transports:
         )
 
     def _use_quic(self) -> None:
-        standing, may_dial = self._user.standing, self.addresses.may_dial
-        self.dialers.append(QuicDialer(standing, ports=self._mesh_port.dial_port))
+        handshake, may_dial = self._user.handshake, self.addresses.may_dial
+        self.dialers.append(QuicDialer(handshake, ports=self._mesh_port.dial_port))
         if self._mesh_port.quic is not None:
             self._listeners.append(self._mesh_port.quic)
         topic = self.signals.topic("quic")
-        self._use(QuicOverIce(standing, topic, self._udp_servers, hosts=self._hosts, may_dial=may_dial))
+        self._use(QuicOverIce(handshake, topic, self._udp_servers, hosts=self._hosts, may_dial=may_dial))
         if not self._mesh_port.local_only:
             self._searching = PortPredictionLinks(
-                standing,
+                handshake,
                 self.signals.topic("birthday"),
                 servers=lambda: self._udp_servers,
                 facts=self.network_state.facts,

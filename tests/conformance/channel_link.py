@@ -15,7 +15,13 @@ from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Purpose
 from meshd.link.interface import Link, LinkKind, Signals, Transport
-from meshd.link.secure.handshake import ProvenLink, Standing, dial_error, prove_accepted, prove_dialled
+from meshd.link.secure.handshake import (
+    HandshakeContext,
+    ProvenLink,
+    dial_error,
+    prove_accepted,
+    prove_dialled,
+)
 from meshd.wire.address import Candidate
 
 from tests.conformance.data_channel import MAX_MESSAGE_BYTES, DataChannel, Fabric
@@ -146,10 +152,10 @@ class ChannelEndpoint:
 
     kind = LinkKind.WEBRTC
 
-    def __init__(self, signals: Signals, fabric: Fabric, standing: Callable[[], Standing]) -> None:
+    def __init__(self, signals: Signals, fabric: Fabric, handshake: Callable[[], HandshakeContext]) -> None:
         self.signals = signals
         self.fabric = fabric
-        self.standing = standing
+        self.handshake = handshake
         self.fingerprint = secrets.token_bytes(32)
         self.offers: asyncio.Queue[tuple[PeerId, bytes]] = asyncio.Queue(64)
         self.answers: dict[bytes, asyncio.Future[bytes]] = {}
@@ -182,7 +188,7 @@ class ChannelDialer:
                 pipe = ChannelPipe(channel)
                 proven = await prove_dialled(
                     pipe,
-                    standing=self._endpoint.standing(),
+                    handshake=self._endpoint.handshake(),
                     expect=peer,
                     purpose=Purpose.MEMBER,
                     binding=hashlib.sha256(fingerprint).digest(),
@@ -237,7 +243,7 @@ class ChannelListener:
         try:
             await endpoint.signals.send(peer, _ANSWER + attempt + endpoint.fingerprint)
             binding = hashlib.sha256(endpoint.fingerprint).digest()
-            proven = await prove_accepted(pipe, standing=endpoint.standing(), binding=binding)
+            proven = await prove_accepted(pipe, handshake=endpoint.handshake(), binding=binding)
             await accept(ProvenLink(pipe, proven.leftover, info_of(proven, kind=self.kind, dialled=False)))
         except (MeshdError, TimeoutError):
             return  # ends this link only

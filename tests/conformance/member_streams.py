@@ -79,9 +79,9 @@ class Crowd:
         ours = MemoryStream(up, wire, peer, metadata)
         theirs = MemoryStream(down, wire, node.peer, metadata)
         handler, allow = self._services[peer, service]
-        chain = node.standing.credentials.chain
+        chain = node.handshake.credentials.chain
         assert chain is not None
-        why = allow(check_chain(chain, node.standing.mesh, node.peer), metadata)
+        why = allow(check_chain(chain, node.handshake.mesh, node.peer), metadata)
         if isinstance(why, str):
             ours.refused = Refused(why, code="refused")
             return ours

@@ -11,9 +11,9 @@ from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, Transport
 from meshd.link.secure.handshake import (
+    HandshakeContext,
     ProvenLink,
     RawPipe,
-    Standing,
     dial_error,
     member_of,
     prove_accepted,
@@ -166,9 +166,9 @@ class MemoryDialer:
     kind = LinkKind.TCP
     path = "loopback"
 
-    def __init__(self, net: MemoryNet, standing: Callable[[], Standing]) -> None:
+    def __init__(self, net: MemoryNet, handshake: Callable[[], HandshakeContext]) -> None:
         self._net = net
-        self._standing = standing
+        self._handshake = handshake
 
     async def dial(self, peer: PeerId, candidates: Sequence[Candidate]) -> Link:
         listener = self._net.listeners.get(candidates[0]) if candidates else None
@@ -179,7 +179,7 @@ class MemoryDialer:
         binding = binding_of(candidates[0])
         try:
             proven = await prove_dialled(
-                near, standing=self._standing(), expect=peer, purpose=Purpose.MEMBER, binding=binding
+                near, handshake=self._handshake(), expect=peer, purpose=Purpose.MEMBER, binding=binding
             )
         except (MeshdError, OSError) as error:
             await near.aclose()
@@ -198,9 +198,9 @@ class MemoryListener:
     kind = LinkKind.TCP
     path = "loopback"
 
-    def __init__(self, net: MemoryNet, standing: Callable[[], Standing], place: Candidate) -> None:
+    def __init__(self, net: MemoryNet, handshake: Callable[[], HandshakeContext], place: Candidate) -> None:
         self._net = net
-        self._standing = standing
+        self._handshake = handshake
         self._place = place
 
     def candidates(self) -> Sequence[Candidate]:
@@ -221,7 +221,7 @@ class MemoryListener:
     async def _welcome(self, pipe: RawPipe, accept: Callable[[Link], Awaitable[None]]) -> None:
         try:
             binding = binding_of(self._place)
-            proven = await prove_accepted(pipe, standing=self._standing(), binding=binding)
+            proven = await prove_accepted(pipe, handshake=self._handshake(), binding=binding)
             info = info_of(proven, kind=self.kind, dialled=False, path=self.path)
             await accept(ProvenLink(pipe, proven.leftover, info))
         except (MeshdError, TimeoutError):

@@ -7,7 +7,7 @@ from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.membership import Chain, Role, issue
 from meshd.identity.proof import Credentials
-from meshd.link.secure.handshake import Standing
+from meshd.link.secure.handshake import HandshakeContext
 
 _seeds = itertools.count(1)
 
@@ -19,18 +19,18 @@ def fresh_key() -> KeyPair:
 
 @dataclass
 class Node:
-    """A node whose standing a test may change at any time."""
+    """A node whose handshake context a test may change at any time."""
 
     key: KeyPair
-    standing: Standing
+    handshake: HandshakeContext
 
     @property
     def peer(self) -> PeerId:
         return self.key.peer
 
-    def now(self) -> Standing:
+    def now(self) -> HandshakeContext:
         """What dialers and listeners ask for."""
-        return self.standing
+        return self.handshake
 
     def ban(self, other: PeerId) -> None:
         """Refuse `other` from here on."""
@@ -38,11 +38,11 @@ class Node:
         def why(chain: Chain) -> str | None:
             return "it was banned by a test" if chain.leaf.node == other else None
 
-        self.standing = replace(self.standing, why_banned=why)
+        self.handshake = replace(self.handshake, why_banned=why)
 
     def invite(self, keys: JoinKeys) -> None:
         """Know this invite."""
-        self.standing = replace(self.standing, invites={keys.invite_id: keys}.get)
+        self.handshake = replace(self.handshake, invites={keys.invite_id: keys}.get)
 
 
 class TestMesh:
@@ -72,9 +72,9 @@ class TestMesh:
             issued_at=0,
         )
         chain = Chain((certificate,), self.root.peer)
-        node.standing = replace(node.standing, credentials=Credentials(node.key, chain))
+        node.handshake = replace(node.handshake, credentials=Credentials(node.key, chain))
 
     def stranger(self) -> Node:
         """A node that knows of the mesh and is no member."""
         key = fresh_key()
-        return Node(key, Standing(credentials=Credentials(key, None), mesh=self.mesh))
+        return Node(key, HandshakeContext(credentials=Credentials(key, None), mesh=self.mesh))

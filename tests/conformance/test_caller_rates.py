@@ -55,7 +55,7 @@ class _Frozen(Callers):
 
 def _guarded(node: Node) -> Callers:
     callers = _Frozen()
-    node.standing = replace(node.standing, callers=callers)
+    node.handshake = replace(node.handshake, callers=callers)
     return callers
 
 

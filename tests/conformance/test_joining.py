@@ -52,7 +52,7 @@ async def inviting(
         async with serving(listener) as (accepted, _):
             place = Candidate(LOOPBACK, listener.port, "tcp" if kind is LinkKind.TCP else "udp")
             yield (
-                lambda guest: dial(trusted([place]), standing=guest.now(), inviter=far.peer, join=KEYS),
+                lambda guest: dial(trusted([place]), handshake=guest.now(), inviter=far.peer, join=KEYS),
                 accepted,
             )
     finally:
@@ -74,7 +74,7 @@ async def _by_relay(far: Node, on_joiner: OnJoiner) -> AsyncIterator[tuple[Dial,
                 await until(lambda: server.board.boxes == 1)
                 yield (
                     lambda guest: through_relay.dial_join(
-                        [hint], standing=guest.now(), inviter=far.peer, join=KEYS, environ={}
+                        [hint], handshake=guest.now(), inviter=far.peer, join=KEYS, environ={}
                     ),
                     accepted,
                 )

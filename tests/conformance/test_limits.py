@@ -193,7 +193,7 @@ def test_tls_12_is_not_spoken() -> None:
 def test_a_node_without_a_mesh_lets_nobody_in() -> None:
     async def work() -> None:
         async with house() as home:
-            home.far.standing = TestMesh().stranger().standing
+            home.far.handshake = TestMesh().stranger().handshake
             reader, writer = await home.tls()
             assert await reader.read() == b""
             writer.close()

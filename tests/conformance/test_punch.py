@@ -200,7 +200,7 @@ def test_a_node_without_a_mesh_answers_nobody(monkeypatch: pytest.MonkeyPatch) -
 
     async def work() -> None:
         async with pair() as ends:
-            ends.high.standing = TestMesh().stranger().standing
+            ends.high.handshake = TestMesh().stranger().handshake
             error = await outcome(ends.low_links, ends.high.peer)
             assert isinstance(error, DialError)
             assert ends.high_accepted.empty()

@@ -171,8 +171,8 @@ def test_a_joiner_is_handed_over() -> None:
             return False
 
         async with listening(far, on_joiner=on_joiner) as (listener, accepted):
-            standing = mesh.stranger().standing
-            pipe = await dial_join(trusted(place(listener)), standing=standing, inviter=far.peer, join=keys)
+            handshake = mesh.stranger().handshake
+            pipe = await dial_join(trusted(place(listener)), handshake=handshake, inviter=far.peer, join=keys)
             await pipe.send([b"me"])
             assert await pipe.receive() == b"welcome me"
             await pipe.aclose()
@@ -268,7 +268,7 @@ def test_a_node_without_a_mesh_lets_nobody_in() -> None:
     async def work() -> None:
         mesh = TestMesh()
         near, far = mesh.node(), mesh.node()
-        far.standing = TestMesh().stranger().standing
+        far.handshake = TestMesh().stranger().handshake
         async with listening(far) as (listener, accepted):
             error = await failure(QuicDialer(near.now).dial(far.peer, trusted(place(listener))))
             assert isinstance(error, DialError)

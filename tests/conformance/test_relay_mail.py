@@ -25,7 +25,7 @@ def test_a_joiner_reaches_the_inviter_through_its_mailbox() -> None:
         await until(lambda: relay.board.boxes == 1)
         joiner = home.mesh.stranger()
         pipe = await dial_join(
-            [home.hint], standing=joiner.now(), inviter=ann.node.peer, join=KEYS, environ={}
+            [home.hint], handshake=joiner.now(), inviter=ann.node.peer, join=KEYS, environ={}
         )
         there = await ann.joiners.get()
         who = there.proven
@@ -61,9 +61,9 @@ def test_without_an_open_mailbox_nobody_joins() -> None:
         (ann,) = await home.parties(1)
         joiner = home.mesh.stranger()
         with pytest.raises(DialError, match="no such mailbox"):
-            await dial_join([home.hint], standing=joiner.now(), inviter=ann.node.peer, join=KEYS, environ={})
+            await dial_join([home.hint], handshake=joiner.now(), inviter=ann.node.peer, join=KEYS, environ={})
         with pytest.raises(DialError, match="names no relay"):
-            await dial_join([], standing=joiner.now(), inviter=ann.node.peer, join=KEYS, environ={})
+            await dial_join([], handshake=joiner.now(), inviter=ann.node.peer, join=KEYS, environ={})
 
     in_house(work)
 
@@ -77,7 +77,7 @@ def test_a_joining_circuit_carries_little() -> None:
         await until(lambda: relay.board.boxes == 1)
         joiner = home.mesh.stranger()
         pipe = await dial_join(
-            [home.hint], standing=joiner.now(), inviter=ann.node.peer, join=KEYS, environ={}
+            [home.hint], handshake=joiner.now(), inviter=ann.node.peer, join=KEYS, environ={}
         )
         there = await ann.joiners.get()
         with pytest.raises(Broken):

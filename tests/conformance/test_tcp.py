@@ -225,7 +225,7 @@ def test_a_man_in_the_middle_cannot_pass_the_proof_on() -> None:
             assert error.code == "signature"
             guest = mesh.stranger()
             error = await failure(
-                dial_join(trusted(there), standing=guest.standing, inviter=far.peer, join=keys)
+                dial_join(trusted(there), handshake=guest.handshake, inviter=far.peer, join=keys)
             )
             assert isinstance(error, Refused)
             assert error.code == "signature"
@@ -234,7 +234,7 @@ def test_a_man_in_the_middle_cannot_pass_the_proof_on() -> None:
             # the same dials without somebody in between
             here = [Candidate(LOOPBACK, listener.port)]
             await (await TcpDialer(near.now).dial(far.peer, trusted(here))).aclose()
-            joining = await dial_join(trusted(here), standing=guest.standing, inviter=far.peer, join=keys)
+            joining = await dial_join(trusted(here), handshake=guest.handshake, inviter=far.peer, join=keys)
             await joining.aclose()
 
     run(work())
@@ -247,7 +247,7 @@ def test_a_listener_with_another_key_is_found_out() -> None:
         mesh = TestMesh()
         near, far = mesh.node(), mesh.node()
         from meshd.identity.proof import Credentials
-        from meshd.link.secure.handshake import Standing
+        from meshd.link.secure.handshake import HandshakeContext
 
         class Impostor:
             """Far's public half with a key of its own."""
@@ -255,8 +255,8 @@ def test_a_listener_with_another_key_is_found_out() -> None:
             peer = far.peer
             sign = mesh.node().key.sign
 
-        chain = far.standing.credentials.chain
-        fake = Standing(credentials=Credentials(Impostor(), chain), mesh=mesh.mesh)  # type: ignore[arg-type]
+        chain = far.handshake.credentials.chain
+        fake = HandshakeContext(credentials=Credentials(Impostor(), chain), mesh=mesh.mesh)  # type: ignore[arg-type]
         async with listening(Node(far.key, fake)) as (listener, _):
             error = await failure(
                 TcpDialer(near.now).dial(far.peer, trusted([Candidate(LOOPBACK, listener.port)]))
@@ -286,7 +286,7 @@ def test_joining(known: bool) -> None:
         listener.open()
         async with serving(listener):
             places = [Candidate(LOOPBACK, listener.port)]
-            joining = dial_join(trusted(places), standing=guest.standing, inviter=inviter.peer, join=keys)
+            joining = dial_join(trusted(places), handshake=guest.handshake, inviter=inviter.peer, join=keys)
             if not known:
                 error = await failure(joining)
                 assert isinstance(error, Refused)

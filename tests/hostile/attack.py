@@ -17,7 +17,7 @@ from meshd.base.tasks import Owner
 from meshd.config.tree import HostPort, LinksConfig
 from meshd.identity.keys import PeerId
 from meshd.link.interface import Link
-from meshd.link.secure.handshake import Standing
+from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.tcp.dial import TcpDialer
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
@@ -33,9 +33,9 @@ SERVICES = ("news", "signal", "onward", "tunnel", "lease", "rpc", "push")
 PACE = Pace(rest=0.0, away=1.0)
 
 
-def _dialling(standing: Standing, peer: PeerId, place: Candidate) -> Callable[[], Awaitable[Link]]:
+def _dialling(handshake: HandshakeContext, peer: PeerId, place: Candidate) -> Callable[[], Awaitable[Link]]:
     async def dial() -> Link:
-        return await TcpDialer(lambda: standing).dial(peer, trusted([place]))
+        return await TcpDialer(lambda: handshake).dial(peer, trusted([place]))
 
     return dial
 
@@ -45,13 +45,13 @@ async def _attack(home: Path, seed: int, seconds: float, names: list[str]) -> No
         listen=HostPort("127.0.0.1", 0), stun=(), no_mdns=True, no_portmap=True, kinds=("tcp",)
     )
     async with bare_node(home, token=os.environ["MESHD_JOIN"], name="mallory", links=links) as member:
-        targets, standing = [], member.standing()
+        targets, handshake = [], member.handshake()
         for name in names:
             peer = await connected(member, name)
             record = member.book.record(peer)
             assert record is not None
             place = next(one for one in record.candidates if one.proto == "tcp")
-            targets.append(Target(name, peer, lambda: SERVICES, _dialling(standing, peer, place)))
+            targets.append(Target(name, peer, lambda: SERVICES, _dialling(handshake, peer, place)))
         mallory = Mallory(
             member._key,
             member.membership.chain,

@@ -94,14 +94,14 @@ class Victim:
         node.host.may_dial = _may_dial
         self._relays = RelayClient(
             (),
-            node.standing,
+            node.handshake,
             relays_of=self._relays_of,
             allow=_named,
             environ={},
             rng=random.Random(f"relays of {node.name}").random,
         )
         rng = random.Random(f"members of {node.name}").random
-        self.members = MemberRelayLinks(node.standing, rng=rng)
+        self.members = MemberRelayLinks(node.handshake, rng=rng)
         self._dial_outside()
         self.tunnels = OwnTunnels(mesh=node.mesh, save=lambda _blob: None)
         self.bench = Bench(Net(owner).mesh(node.name), folder)
@@ -110,11 +110,11 @@ class Victim:
 
     def _dial_outside(self) -> None:
         node = self.node
-        relayed = RelayLinks(self._relays, node.standing)
-        tcp = _Tcp(node.dialer, Noted(TcpDialer(node.standing), node.name), node.world)
+        relayed = RelayLinks(self._relays, node.handshake)
+        tcp = _Tcp(node.dialer, Noted(TcpDialer(node.handshake), node.name), node.world)
         loop = asyncio.get_running_loop()
         assert isinstance(loop, OutsideLoop)
-        quic = Noted(QuicDialer(node.standing, ports=loop.udp_port), node.name)
+        quic = Noted(QuicDialer(node.handshake, ports=loop.udp_port), node.name)
         # visits to relays have a share of their own
         node.mesh._peers._dialers = (tcp, quic, relayed, self.members)
         for topic in TOPICS:
@@ -210,7 +210,7 @@ class Scene:
         async def dial() -> Link:
             net = MemoryNet()  # with a wire for this link alone, which goes with it
             net.listeners = {node.place: arrive}
-            return await MemoryDialer(net, hostile.standing).dial(node.peer, [node.place])
+            return await MemoryDialer(net, hostile.handshake).dial(node.peer, [node.place])
 
         def post(blob: bytes) -> bool:
             box = self.office.boxes[node.peer]

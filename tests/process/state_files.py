@@ -120,7 +120,7 @@ def _expose(scene: Scene) -> None:
 
 
 def _take_port(scene: Scene) -> None:
-    with closing(TcpListener(scene.member.standing, host="127.0.0.1")) as listener:
+    with closing(TcpListener(scene.member.handshake, host="127.0.0.1")) as listener:
         listener.open()
         _keep(scene.home, listener)
 

@@ -14,7 +14,7 @@ from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.membership import Chain
 from meshd.identity.proof import Credentials
 from meshd.link.interface import DialError, Link
-from meshd.link.secure.handshake import Standing
+from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.tcp.dial import TcpDialer
 from meshd.link.tcp.listen import TcpListener
 from meshd.wire.address import Candidate
@@ -43,7 +43,7 @@ async def serve_echo(node: Node) -> None:
 @contextlib.contextmanager
 def other_process(node: Node) -> "Iterator[tuple[subprocess.Popen[str], Candidate]]":
     """The echo in a process of its own; gone when the block ends."""
-    chain = node.standing.credentials.chain
+    chain = node.handshake.credentials.chain
     assert chain is not None
     argv = [sys.executable, "-m", __name__, node.key.seed.hex(), chain.encode().hex()]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as child:
@@ -124,5 +124,5 @@ def test_a_stopped_process_does_not_hold_up_closing_nor_dialling() -> None:
 if __name__ == "__main__":
     key = KeyPair.from_seed(bytes.fromhex(sys.argv[1]))
     shown = Chain.decode(bytes.fromhex(sys.argv[2]))
-    standing = Standing(credentials=Credentials(key, shown), mesh=MeshId.of(shown.root))
-    asyncio.run(serve_echo(Node(key, standing)))
+    handshake = HandshakeContext(credentials=Credentials(key, shown), mesh=MeshId.of(shown.root))
+    asyncio.run(serve_echo(Node(key, handshake)))

@@ -86,7 +86,7 @@ def test_circuits_for_one_member_are_counted_when_they_are_asked_for() -> None:
             follower.knows(third)
             third.start()
             await follower.sees(third, PeerState.CONNECTED)
-            links = MemberRelayLinks(follower.standing)
+            links = MemberRelayLinks(follower.handshake)
             links.attach(follower.mesh)
             assert follower.node.services[SERVICE].quiet, "the log has no line for each refusal"
             third.mesh.handle(SERVICE, hold, allow=lambda _member, _metadata: None)
@@ -133,13 +133,13 @@ def test_as_many_nodes_as_are_welcome_meet_one_through_the_same_member() -> None
             async def nobody(_link: Link) -> None:
                 raise AssertionError("these only call")
 
-            host = MemberRelayLinks(follower.standing)
+            host = MemberRelayLinks(follower.handshake)
             host.attach(follower.mesh)
             owner.start(host.serve(accept), name="host")
             callers = []
             for number in range(WELCOMED_BY_PEER.most + 1):
                 node = world.node(f"caller{number}")
-                links = MemberRelayLinks(node.standing)
+                links = MemberRelayLinks(node.handshake)
                 links.attach(Through(leader, node.peer, follower.peer))
                 owner.start(links.serve(nobody), name="caller")
                 callers.append(links)
@@ -169,7 +169,7 @@ def test_a_peer_has_few_links_at_once_those_that_say_nothing_included() -> None:
                 nonlocal ended
                 net = MemoryNet()
                 net.listeners = world.listeners
-                link = await MemoryDialer(net, leader.standing).dial(
+                link = await MemoryDialer(net, leader.handshake).dial(
                     follower.peer, [follower.places[LinkKind.TCP]]
                 )
                 with pytest.raises(MeshdError):

@@ -14,7 +14,7 @@ from meshd.identity.keys import PeerId
 from meshd.link.relayed import relay_client as relay_client_module
 from meshd.link.relayed.control_connection import ControlConnection
 from meshd.link.relayed.relay_client import RelayClient
-from meshd.link.secure.handshake import Standing
+from meshd.link.secure.handshake import HandshakeContext
 from meshd.wire.relay import Mail
 
 from tests.conformance.nodes import TestMesh, fresh_key
@@ -30,7 +30,7 @@ class Visitor:
         node = TestMesh().node()
 
         async def never(
-            relay: RelayHint, _standing: Standing, *_: object, **_words: object
+            relay: RelayHint, _handshake: HandshakeContext, *_: object, **_words: object
         ) -> ControlConnection:
             self.called.append(relay)
             await asyncio.Event().wait()

@@ -47,7 +47,7 @@ def test_members_that_say_nothing_do_not_keep_others_from_relaying() -> None:
         async with World() as world:
             anna, bert, honest = await crowd(world, 2 * MAX_ASKED, SERVICE)
             links = {
-                one.name: MemberRelayLinks(one.standing, rng=random.Random(0).random)
+                one.name: MemberRelayLinks(one.handshake, rng=random.Random(0).random)
                 for one in (anna, bert, honest)
             }
 

@@ -19,7 +19,7 @@ from meshd.identity.record import LEFT, PeerRecord
 from meshd.identity.revocation import RevocationSet, ban
 from meshd.link.interface import DialError, DialFailure, Link, LinkKind, MayDial, Transport
 from meshd.link.secure.caller_rates import Callers
-from meshd.link.secure.handshake import Standing
+from meshd.link.secure.handshake import HandshakeContext
 from meshd.mux.config import MuxConfig, NodeBudget
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.peer.mesh import PeerMesh
@@ -134,7 +134,7 @@ class WorldDialer:
         net = MemoryNet()
         net.wire = cable
         net.listeners = world.listeners
-        dialer = MemoryDialer(net, self._node.standing)
+        dialer = MemoryDialer(net, self._node.handshake)
         dialer.kind, dialer.path = self.kind, PATHS[self.kind]
         return await dialer.dial(peer, [place])
 
@@ -230,9 +230,9 @@ class WorldNode:
     def book_blob(self, blob: bytes | None) -> None:
         self._book_blob, self._book_is_new = blob, False
 
-    def standing(self) -> Standing:
+    def handshake(self) -> HandshakeContext:
         """What its links show and check."""
-        return Standing(
+        return HandshakeContext(
             credentials=Credentials(self.key, self.chain),
             mesh=self.world.root.mesh,
             why_banned=self.bans.why_banned,
@@ -322,7 +322,7 @@ class WorldNode:
             owner.start(self.mesh.serve(), name=f"mesh of {self.name}")
             owner.start(self.signals.serve(), name=f"signals of {self.name}")
             for kind in self.dialers:
-                listener = self._listeners[kind] = MemoryListener(net, self.standing, self.places[kind])
+                listener = self._listeners[kind] = MemoryListener(net, self.handshake, self.places[kind])
                 listener.kind, listener.path = kind, PATHS[kind]
                 owner.start(listener.serve(self.mesh.accept), name=f"listener of {self.name}")
 

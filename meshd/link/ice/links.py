@@ -44,8 +44,8 @@ from meshd.link.interface import (
 from meshd.link.net import local_addresses
 from meshd.link.net.stun import stun_server
 from meshd.link.secure.handshake import (
+    HandshakeContext,
     ProvenLink,
-    Standing,
     dial_error,
     member_of,
     prove_accepted,
@@ -108,7 +108,7 @@ class IceLinks(ABC):
 
     def __init__(
         self,
-        standing: Callable[[], Standing],
+        handshake: Callable[[], HandshakeContext],
         signals: Signals,
         stun: Sequence[str] = (),
         *,
@@ -117,7 +117,7 @@ class IceLinks(ABC):
         open_socket: OpenSocket = UdpSocket,
         may_dial: MayDial | None = None,
     ) -> None:
-        self._standing = standing
+        self._handshake = handshake
         self._may_dial = may_dial
         self._signals = signals
         self._stun = [stun_server(text) for text in stun]
@@ -170,7 +170,7 @@ class IceLinks(ABC):
                 pipe = await self._meet(attempt)
                 proven = await prove_dialled(
                     pipe,
-                    standing=self._standing(),
+                    handshake=self._handshake(),
                     expect=peer,
                     purpose=Purpose.MEMBER,
                     binding=attempt.session.binding,
@@ -329,7 +329,7 @@ class IceLinks(ABC):
 
     def _take_offer(self, peer: PeerId, offer: Offer, accept: Accept, owner: Owner) -> None:
         key = (peer, offer.attempt)
-        if key in self._seen or self._standing().credentials.chain is None:
+        if key in self._seen or self._handshake().credentials.chain is None:
             return
         if not self._begins.spend(peer, asyncio.get_running_loop().time()):
             return
@@ -358,7 +358,7 @@ class IceLinks(ABC):
                 attempt.answer.set_result(offer.terms)
                 pipe = await self._meet(attempt)
                 proven = await prove_accepted(
-                    pipe, standing=self._standing(), binding=attempt.session.binding
+                    pipe, handshake=self._handshake(), binding=attempt.session.binding
                 )
                 link = ProvenLink(pipe, proven.leftover, self._info(attempt, proven, dialled=False))
             pipe.widen()

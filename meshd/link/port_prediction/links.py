@@ -34,7 +34,7 @@ from meshd.link.port_prediction.sockets import LINGER_SECONDS, FoundPath, OpenPo
 from meshd.link.quic.dial import QuicDialer
 from meshd.link.quic.listen import QuicListener
 from meshd.link.quic.sockets import DialPort
-from meshd.link.secure.handshake import Standing, dial_error
+from meshd.link.secure.handshake import HandshakeContext, dial_error
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
 from meshd.wire.netfacts import NetFacts
@@ -72,7 +72,7 @@ class PortPredictionLinks:
 
     def __init__(
         self,
-        standing: Callable[[], Standing],
+        handshake: Callable[[], HandshakeContext],
         signals: Signals,
         *,
         servers: Callable[[], Sequence[str]],
@@ -80,7 +80,7 @@ class PortPredictionLinks:
         facts_of: Callable[[PeerId], NetFacts | None],
         may_dial: MayDial,
     ) -> None:
-        self._standing = standing
+        self._handshake = handshake
         self._servers = servers
         self._facts = facts
         self._facts_of = facts_of
@@ -89,7 +89,7 @@ class PortPredictionLinks:
         self._granted = Patience(GRANT_AGAIN)
         self._searches = 0
         self._talks: Talks[PortSearchMessage] = Talks(
-            standing().credentials.key.peer,
+            handshake().credentials.key.peer,
             signals,
             kind=LinkKind.QUIC,
             first=Ask,
@@ -176,7 +176,7 @@ class PortPredictionLinks:
             return DialPort(candidate, sock=sock)
 
         try:
-            dialer = QuicDialer(self._standing, ports=port, path="punched")
+            dialer = QuicDialer(self._handshake, ports=port, path="punched")
             return await dialer.dial(peer, [self._allowed(peer, place)])
         finally:
             if not taken:
@@ -201,7 +201,7 @@ class PortPredictionLinks:
     async def _search_theirs(self, talk: Talk[PortSearchMessage], ask: Ask) -> FoundPath:
         mine = self._facts()
         does = part(mine, ask.facts) if mine is not None else None
-        if mine is None or does is None or self._standing().credentials.chain is None:
+        if mine is None or does is None or self._handshake().credentials.chain is None:
             raise Broken("a port search makes no sense between these two networks")
         if self._searches >= MAX_SEARCHES:
             raise Broken("too many searches at once")
@@ -234,7 +234,7 @@ class PortPredictionLinks:
 
     async def _take_in(self, sock: socket.socket, place: Endpoint, peer: PeerId, accept: Accept) -> None:
         """Let the dialler's QUIC in over the path that was found, once."""
-        listener = QuicListener(self._standing, path="punched")
+        listener = QuicListener(self._handshake, path="punched")
         listener.adopt(sock)
         begun, over = asyncio.Event(), asyncio.Event()
 

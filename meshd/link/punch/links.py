@@ -21,8 +21,8 @@ from meshd.link.net.stun import resolve
 from meshd.link.punch.race import PunchRace, Side
 from meshd.link.punch.simultaneous_open import PunchGround, ground
 from meshd.link.secure.handshake import (
+    HandshakeContext,
     ProvenLink,
-    Standing,
     dial_error,
     member_of,
     prove_accepted,
@@ -56,7 +56,7 @@ class PunchLinks:
 
     def __init__(
         self,
-        standing: Callable[[], Standing],
+        handshake: Callable[[], HandshakeContext],
         signals: Signals,
         *,
         servers: Callable[[], Sequence[str]],
@@ -64,13 +64,13 @@ class PunchLinks:
         hosts: Sequence[str] | None = None,
         may_dial: MayDial | None = None,
     ) -> None:
-        self._standing = standing
+        self._handshake = handshake
         self._servers = servers
         self._worth = worth
         self._hosts = hosts
         self._may_dial = may_dial or local_addresses.by_interfaces(hosts)
         self._talks: Talks[Punching] = Talks(
-            standing().credentials.key.peer,
+            handshake().credentials.key.peer,
             signals,
             kind=LinkKind.TCP,
             first=Knock,
@@ -134,11 +134,15 @@ class PunchLinks:
             half_round_trip = (came_at - knocked_at - ready.waited_ms / 1000) / 2
             await talk.send(PunchGo(attempt=talk.id, candidates=mine.candidates))
             await asyncio.sleep(min(max(half_round_trip, 0.0), MOST_HEAD_START))
-            standing = self._standing()
+            handshake = self._handshake()
 
             async def prove(pipe: TcpPipe) -> Proven:
                 proven = await prove_dialled(
-                    pipe, standing=standing, expect=talk.peer, purpose=Purpose.MEMBER, binding=pipe.binding()
+                    pipe,
+                    handshake=handshake,
+                    expect=talk.peer,
+                    purpose=Purpose.MEMBER,
+                    binding=pipe.binding(),
                 )
                 member_of(proven)
                 return proven
@@ -170,8 +174,8 @@ class PunchLinks:
     async def _meet(self, talk: Talk[Punching]) -> Punched:
         loop = asyncio.get_running_loop()
         knocked_at = loop.time()
-        standing = self._standing()
-        if standing.credentials.chain is None:
+        handshake = self._handshake()
+        if handshake.credentials.chain is None:
             raise Broken("this node is not in a mesh")
         async with self._ground() as mine:
             waited = min(round((loop.time() - knocked_at) * 1000), MAX_WAITED_MS)
@@ -180,7 +184,7 @@ class PunchLinks:
 
             async def prove(pipe: TcpPipe) -> Proven:
                 binding = self._certificate.sha256
-                proven = await prove_accepted(pipe, standing=standing, binding=binding)
+                proven = await prove_accepted(pipe, handshake=handshake, binding=binding)
                 if member_of(proven).peer != talk.peer:
                     raise RemoteProtocolError("a different node connected", code="target")
                 return proven

@@ -21,8 +21,8 @@ from meshd.link.net.happy_eyeballs import dial_order, race
 from meshd.link.quic.pipe import QuicPipe
 from meshd.link.quic.sockets import DialPort, SharedPort
 from meshd.link.secure.handshake import (
+    HandshakeContext,
     ProvenLink,
-    Standing,
     dial_error,
     member_of,
     prove_dialled,
@@ -45,13 +45,13 @@ class QuicLink(ProvenLink):
 
 
 class QuicDialer:
-    """Makes QUIC links over plain UDP; `standing` is asked anew at each dial."""
+    """Makes QUIC links over plain UDP; `handshake` is asked anew at each dial."""
 
     transport = Transport.QUIC
 
     def __init__(
         self,
-        standing: Callable[[], Standing],
+        handshake: Callable[[], HandshakeContext],
         *,
         ports: Ports = DialPort,
         path: str = "",
@@ -62,7 +62,7 @@ class QuicDialer:
         `path`: what the path is called (LinkInfo), where the addresses do not tell.
         """
         self._path = path
-        self._standing = standing
+        self._handshake = handshake
         self._ports = ports
         self._idle_seconds = idle_seconds
 
@@ -73,7 +73,7 @@ class QuicDialer:
         """
         attempt = partial(
             _attempt,
-            standing=self._standing(),
+            handshake=self._handshake(),
             expect=peer,
             purpose=Purpose.MEMBER,
             idle=self._idle_seconds,
@@ -92,7 +92,7 @@ class QuicDialer:
 async def dial_join(
     candidates: Sequence[Dialable],
     *,
-    standing: Standing,
+    handshake: HandshakeContext,
     inviter: PeerId,
     join: JoinKeys,
     ports: Ports = DialPort,
@@ -100,7 +100,7 @@ async def dial_join(
     """Reach the inviter of a token and prove that we hold it, as tcp/dial.py does over TCP."""
     attempt = partial(
         _attempt,
-        standing=standing,
+        handshake=handshake,
         expect=inviter,
         purpose=Purpose.JOIN,
         join=join,
@@ -118,7 +118,7 @@ async def _attempt(
     made: list[QuicPipe],
     candidate: Dialable,
     *,
-    standing: Standing,
+    handshake: HandshakeContext,
     expect: PeerId,
     purpose: Purpose,
     idle: float,
@@ -145,7 +145,7 @@ async def _attempt(
                 await pipe.secure()
             port.report_errors(False)
             proven = await prove_dialled(
-                pipe, standing=standing, expect=expect, purpose=purpose, binding=pipe.binding(), join=join
+                pipe, handshake=handshake, expect=expect, purpose=purpose, binding=pipe.binding(), join=join
             )
             if purpose is Purpose.MEMBER:
                 member_of(proven)

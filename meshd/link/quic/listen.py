@@ -24,7 +24,7 @@ from meshd.link.quic.dial import IDLE_SECONDS, QuicLink, info_of, load
 from meshd.link.quic.pipe import QuicPipe
 from meshd.link.quic.sockets import DialPort, Door, SharedPort
 from meshd.link.secure.entrance import Accept, Arrival, Entrance
-from meshd.link.secure.handshake import PROOF_SECONDS, Standing
+from meshd.link.secure.handshake import PROOF_SECONDS, HandshakeContext
 from meshd.link.secure.joining import OnJoiner
 from meshd.link.udp.batch_socket import Origin, bind_udp
 from meshd.wire.address import Candidate
@@ -51,7 +51,7 @@ class QuicListener:
 
     def __init__(
         self,
-        standing: Callable[[], Standing],
+        handshake: Callable[[], HandshakeContext],
         *,
         host: str = "",
         port: int = 0,
@@ -66,7 +66,7 @@ class QuicListener:
         self._on_other = on_other
         self._path = path
         self._idle_seconds = idle_seconds
-        self._entrance = Entrance(standing, on_joiner=on_joiner, proof_seconds=proof_seconds)
+        self._entrance = Entrance(handshake, on_joiner=on_joiner, proof_seconds=proof_seconds)
         self._sockets: list[socket.socket] = []
         self._doors: list[Door] = []
         self._places: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from meshd.link.interface import MayDial, Signals, Transport
 from meshd.link.net import local_addresses
 from meshd.link.quic.dial import IDLE_SECONDS
 from meshd.link.quic.pipe import Engine, QuicPipe
-from meshd.link.secure.handshake import Standing
+from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.udp.batch_socket import ETHERNET_MTU, Address, Origin
 from meshd.link.udp.host_socket import OpenSocket, UdpSocket
 from meshd.wire.address import Candidate, CandidateKind
@@ -37,7 +37,7 @@ class QuicOverIce(IceLinks):
 
     def __init__(
         self,
-        standing: Callable[[], Standing],
+        handshake: Callable[[], HandshakeContext],
         signals: Signals,
         stun: Sequence[str] = (),
         *,
@@ -48,7 +48,7 @@ class QuicOverIce(IceLinks):
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         super().__init__(
-            standing, signals, stun, extra=extra, hosts=hosts, open_socket=open_socket, may_dial=may_dial
+            handshake, signals, stun, extra=extra, hosts=hosts, open_socket=open_socket, may_dial=may_dial
         )
         self._idle_seconds = idle_seconds
         self._certificate = make_link_certificate()

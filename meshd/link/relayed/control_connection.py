@@ -12,7 +12,7 @@ from meshd.identity.invite import RelayHint
 from meshd.identity.proof import Purpose
 from meshd.link.relayed.http_proxy import Allow
 from meshd.link.relayed.relay_pipe import RelayPipe
-from meshd.link.secure.handshake import Standing, prove_dialled
+from meshd.link.secure.handshake import HandshakeContext, prove_dialled
 from meshd.wire.lengths import LengthParser, framed
 from meshd.wire.relay import (
     MAX_RELAY_MESSAGE_BYTES,
@@ -84,7 +84,7 @@ class ControlConnection:
     async def open(
         cls,
         relay: RelayHint,
-        standing: Standing,
+        handshake: HandshakeContext,
         handler: RelayHandler,
         *,
         context: ssl.SSLContext,
@@ -95,7 +95,7 @@ class ControlConnection:
         pipe = await RelayPipe.open(relay, context, environ, allow)
         try:
             proven = await prove_dialled(
-                pipe, standing=standing, expect=relay.key, purpose=Purpose.RELAY, binding=pipe.binding()
+                pipe, handshake=handshake, expect=relay.key, purpose=Purpose.RELAY, binding=pipe.binding()
             )
             pipe.widen()
             control = cls(relay, pipe, handler, leftover=proven.leftover, allow=allow)

@@ -23,7 +23,7 @@ from meshd.identity.relay_url import relay_url
 from meshd.link.relayed.control_connection import ControlConnection, RelayTrouble
 from meshd.link.relayed.http_proxy import Allow
 from meshd.link.relayed.relay_line import Line, gives_way
-from meshd.link.secure.handshake import Standing
+from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.secure.tls import dialer_context
 from meshd.wire.dialable import trusted
 from meshd.wire.relay import MAX_BOX_SECONDS, MAX_MAIL_BYTES, Mail, Ring
@@ -68,7 +68,7 @@ class RelayClient:
     def __init__(
         self,
         relays: Sequence[RelayHint],
-        standing: Callable[[], Standing],
+        handshake: Callable[[], HandshakeContext],
         *,
         relays_of: Callable[[PeerId], Sequence[RelayHint]] = lambda _peer: (),
         allow: Allow = lambda _told: (),
@@ -77,7 +77,7 @@ class RelayClient:
         rng: Callable[[], float] = random.random,
     ) -> None:
         self.own = tuple(dict.fromkeys(relays))
-        self._standing = standing
+        self._handshake = handshake
         self._relays_of = relays_of
         self._allow = allow
         self._issuer_of = issuer_of
@@ -291,7 +291,7 @@ class RelayClient:
         try:
             control = await ControlConnection.open(
                 line.relay,
-                self._standing(),
+                self._handshake(),
                 self,
                 context=self.context,
                 environ=self.environ,

@@ -32,8 +32,8 @@ from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, Transport
 from meshd.link.relayed.stream_pipe import Bytes, StreamPipe
 from meshd.link.secure.handshake import (
+    HandshakeContext,
     ProvenLink,
-    Standing,
     dial_error,
     member_of,
     prove_accepted,
@@ -86,12 +86,12 @@ class MemberRelayLinks:
 
     def __init__(
         self,
-        standing: Callable[[], Standing],
+        handshake: Callable[[], HandshakeContext],
         *,
         passes_on: bool = True,
         rng: Callable[[], float] = random.random,
     ) -> None:
-        self._standing = standing
+        self._handshake = handshake
         self._passes_on = passes_on
         self._sessions: Sessions | None = None
         self._certificate = make_link_certificate()
@@ -169,7 +169,7 @@ class MemberRelayLinks:
                 await pipe.secure()
                 proven = await prove_dialled(
                     pipe,
-                    standing=self._standing(),
+                    handshake=self._handshake(),
                     expect=peer,
                     purpose=Purpose.MEMBER,
                     binding=pipe.binding(),
@@ -253,7 +253,7 @@ class MemberRelayLinks:
             async with asyncio.timeout(ATTEMPT_SECONDS):
                 await pipe.secure()
                 proven = await prove_accepted(
-                    pipe, standing=self._standing(), binding=self._certificate.sha256
+                    pipe, handshake=self._handshake(), binding=self._certificate.sha256
                 )
             if self._accept is not None and proven.purpose is Purpose.MEMBER:
                 await self._accept(self._link(pipe, proven, stream.peer, dialled=False))

@@ -27,8 +27,8 @@ from meshd.link.secure.caller_rates import Callers
 from meshd.link.secure.entrance import Accept, Entrance
 from meshd.link.secure.handshake import (
     PROOF_SECONDS,
+    HandshakeContext,
     ProvenLink,
-    Standing,
     dial_error,
     member_of,
     prove_accepted,
@@ -92,15 +92,15 @@ class RelayLinks:
     def __init__(
         self,
         client: RelayClient,
-        standing: Callable[[], Standing],
+        handshake: Callable[[], HandshakeContext],
         *,
         on_joiner: OnJoiner | None = None,
         proof_seconds: float = PROOF_SECONDS,
     ) -> None:
         self._client = client
-        self._standing = standing
+        self._handshake = handshake
         self._proof_seconds = proof_seconds
-        self._entrance = Entrance(standing, on_joiner=on_joiner, proof_seconds=proof_seconds)
+        self._entrance = Entrance(handshake, on_joiner=on_joiner, proof_seconds=proof_seconds)
         self._listening: ssl.SSLContext = listener_context(self._entrance.certificate)
         self._dialling = dialer_context()
 
@@ -174,7 +174,7 @@ class RelayLinks:
                     outer=self._client.context,
                     inner=self._dialling,
                     environ=self._client.environ,
-                    standing=self._standing(),
+                    handshake=self._handshake(),
                     expect=peer,
                     join=None,
                 )
@@ -195,13 +195,13 @@ class RelayLinks:
                 await pipe.enter(
                     ring.ticket, self._listening, server_side=True, relay_binding=control.binding
                 )
-                standing = self._standing()
-                if standing.credentials.chain is None:
+                handshake = self._handshake()
+                if handshake.credentials.chain is None:
                     return  # not a member of any mesh yet: nothing to prove, nobody to let in
-                callers = standing.callers
+                callers = handshake.callers
                 proven = await prove_accepted(
                     pipe,
-                    standing=standing,
+                    handshake=handshake,
                     binding=self._entrance.certificate.sha256,
                     seconds=self._proof_seconds,
                 )
@@ -229,7 +229,7 @@ def _caller(control: ControlConnection, ring: Ring) -> str:
 async def dial_join(
     relays: Sequence[RelayHint],
     *,
-    standing: Standing,
+    handshake: HandshakeContext,
     inviter: PeerId,
     join: JoinKeys,
     environ: Mapping[str, str],
@@ -241,7 +241,7 @@ async def dial_join(
     Raises Refused when the inviter said why not, else DialError.
     """
     starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = [
-        (at * STAGGER_SECONDS, partial(_attempt_join, relay, standing, inviter, join, environ))
+        (at * STAGGER_SECONDS, partial(_attempt_join, relay, handshake, inviter, join, environ))
         for at, relay in enumerate(tuple(dict.fromkeys(relays))[:MAX_RELAYS])
     ]
     if not starts:
@@ -265,13 +265,13 @@ class _Deaf:
 
 
 async def _attempt_join(
-    relay: RelayHint, standing: Standing, inviter: PeerId, join: JoinKeys, environ: Mapping[str, str]
+    relay: RelayHint, handshake: HandshakeContext, inviter: PeerId, join: JoinKeys, environ: Mapping[str, str]
 ) -> Reached:
     context = dialer_context()
     try:
         async with asyncio.timeout(ATTEMPT_SECONDS), Owner() as owner:
             control = await ControlConnection.open(
-                relay, standing, _Deaf(), context=context, environ=environ, allow=trusted
+                relay, handshake, _Deaf(), context=context, environ=environ, allow=trusted
             )
             owner.start(control.run(), name="relay control")
             try:
@@ -281,7 +281,7 @@ async def _attempt_join(
                     outer=context,
                     inner=dialer_context(),
                     environ=environ,
-                    standing=standing,
+                    handshake=handshake,
                     expect=inviter,
                     join=join,
                 )
@@ -302,7 +302,7 @@ async def _call(
     outer: ssl.SSLContext,
     inner: ssl.SSLContext,
     environ: Mapping[str, str],
-    standing: Standing,
+    handshake: HandshakeContext,
     expect: PeerId,
     join: JoinKeys | None,
 ) -> tuple[RelayPipe, Proven]:
@@ -314,7 +314,7 @@ async def _call(
         await pipe.enter(ticket, inner, server_side=False, relay_binding=control.binding)
         purpose = Purpose.MEMBER if join is None else Purpose.JOIN
         proven = await prove_dialled(
-            pipe, standing=standing, expect=expect, purpose=purpose, binding=pipe.binding(), join=join
+            pipe, handshake=handshake, expect=expect, purpose=purpose, binding=pipe.binding(), join=join
         )
         if join is None:
             member_of(proven)

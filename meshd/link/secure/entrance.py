@@ -16,7 +16,7 @@ from meshd.base.unproven_connections import UnprovenConnections
 from meshd.identity.certificate import make_link_certificate
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import Link
-from meshd.link.secure.handshake import RawPipe, Standing, present, prove_accepted
+from meshd.link.secure.handshake import HandshakeContext, RawPipe, present, prove_accepted
 from meshd.link.secure.joining import JoinDesk, Joining, OnJoiner
 
 _log = get("link")
@@ -54,17 +54,17 @@ class Entrance:
     """One of a listener. `certificate` is what its connections show, and what proofs are bound to."""
 
     def __init__(
-        self, standing: Callable[[], Standing], *, on_joiner: OnJoiner | None, proof_seconds: float
+        self, handshake: Callable[[], HandshakeContext], *, on_joiner: OnJoiner | None, proof_seconds: float
     ) -> None:
-        self._standing = standing
+        self._handshake = handshake
         self._proof_seconds = proof_seconds
         self.certificate = make_link_certificate()
         self.unproven = UnprovenConnections()
-        self._desk = JoinDesk(on_joiner, standing)
+        self._desk = JoinDesk(on_joiner, handshake)
 
     def hears(self, host: str, port: int = 0) -> bool:
         """Is anything from that address listened to? `port`: of UDP."""
-        callers = self._standing().callers
+        callers = self._handshake().callers
         return callers is None or callers.hears(host, asyncio.get_running_loop().time(), port)
 
     def arrive(self, arrival: Arrival, accept: Accept, owner: Owner, *, name: str) -> None:
@@ -88,22 +88,22 @@ class Entrance:
         pipe, host, port = arrival.pipe, arrival.host, arrival.port
         secured = False
         proven: Proven | None = None
-        standing = self._standing()
+        handshake = self._handshake()
         try:
             async with asyncio.timeout(self._proof_seconds):
                 await pipe.secure()
                 secured = True
-                standing = self._standing()
-                if standing.credentials.chain is None:
+                handshake = self._handshake()
+                if handshake.credentials.chain is None:
                     return  # not a member of any mesh yet: nothing to prove, nobody to let in
-                proven = await prove_accepted(pipe, standing=standing, binding=self.certificate.sha256)
+                proven = await prove_accepted(pipe, handshake=handshake, binding=self.certificate.sha256)
             self.unproven.leave(pipe)
             pipe.widen()
-            with present(standing, proven, host, port):
+            with present(handshake, proven, host, port):
                 await self.hand_over(pipe, proven, arrival.make_link, accept)
         except (MeshdError, TimeoutError) as error:
-            if proven is None and standing.callers is not None and arrival.blames(secured):
-                standing.callers.failed(host, asyncio.get_running_loop().time(), port)
+            if proven is None and handshake.callers is not None and arrival.blames(secured):
+                handshake.callers.failed(host, asyncio.get_running_loop().time(), port)
             _log.debug("link_ended", remote=pipe.remote, why=str(error) or "timed out")
         finally:
             await pipe.aclose()

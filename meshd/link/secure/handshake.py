@@ -65,8 +65,8 @@ def _no_invites(invite_id: bytes) -> JoinKeys | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What this node shows at a link's start, and what it checks the other side with, as of now."""
+class HandshakeContext:
+    """What this node shows in a handshake, and what it checks the other side with, as of now."""
 
     credentials: Credentials
     mesh: MeshId
@@ -119,7 +119,7 @@ class ProvenLink(ProvenPipe):
 async def prove_dialled(
     pipe: RawPipe,
     *,
-    standing: Standing,
+    handshake: HandshakeContext,
     expect: PeerId,
     purpose: Purpose,
     binding: bytes,
@@ -132,14 +132,14 @@ async def prove_dialled(
     speak our protocol), Broken, TimeoutError. The pipe stays the caller's to close.
     """
     proof = DialProof(
-        credentials=standing.credentials,
-        mesh=standing.mesh,
+        credentials=handshake.credentials,
+        mesh=handshake.mesh,
         expect=expect,
         purpose=purpose,
         binding=binding,
         nonce=secrets.token_bytes(_NONCE_BYTES),
         join=join,
-        why_banned=standing.why_banned,
+        why_banned=handshake.why_banned,
     )
     async with asyncio.timeout(seconds):
         await pipe.send([proof.start()])
@@ -147,18 +147,18 @@ async def prove_dialled(
 
 
 async def prove_accepted(
-    pipe: RawPipe, *, standing: Standing, binding: bytes, seconds: float = PROOF_SECONDS
+    pipe: RawPipe, *, handshake: HandshakeContext, binding: bytes, seconds: float = PROOF_SECONDS
 ) -> Proven:
     """Have the dialler prove who it is, and prove ourselves to it. Raises as `prove_dialled`."""
-    callers, now = standing.callers, asyncio.get_running_loop().time
+    callers, now = handshake.callers, asyncio.get_running_loop().time
     proof = ListenProof(
-        credentials=standing.credentials,
-        mesh=standing.mesh,
+        credentials=handshake.credentials,
+        mesh=handshake.mesh,
         binding=binding,
         nonce=secrets.token_bytes(_NONCE_BYTES),
-        invites=standing.invites,
-        why_banned=standing.why_banned,
-        why_node_banned=standing.why_node_banned,
+        invites=handshake.invites,
+        why_banned=handshake.why_banned,
+        why_node_banned=handshake.why_node_banned,
         refusal_reason=None if callers is None else lambda peer: callers.refusal_reason(peer, now()),
     )
     proven = await run_proof(pipe, proof, seconds=seconds)
@@ -168,9 +168,9 @@ async def prove_accepted(
 
 
 @contextlib.contextmanager
-def present(standing: Standing, proven: Proven, host: str, port: int = 0) -> Iterator[None]:
+def present(handshake: HandshakeContext, proven: Proven, host: str, port: int = 0) -> Iterator[None]:
     """While a caller that has proven itself is there: if a member, its place is known for an hour after."""
-    callers, now = standing.callers, asyncio.get_running_loop().time
+    callers, now = handshake.callers, asyncio.get_running_loop().time
     if callers is None or proven.purpose is not Purpose.MEMBER:
         yield
         return

@@ -16,9 +16,9 @@ from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import Link
 from meshd.link.secure.handshake import (
+    HandshakeContext,
     ProvenPipe,
     RawPipe,
-    Standing,
     member_of,
     prove_accepted,
     prove_dialled,
@@ -43,19 +43,19 @@ class Joining(ProvenPipe):
         """Who is at the other end."""
         return self.proven.peer
 
-    async def stay(self, standing: Standing, *, dialled: bool) -> Link:
+    async def stay(self, handshake: HandshakeContext, *, dialled: bool) -> Link:
         """A link between members, of the pipe as it is; the caller closes that when this fails.
 
         Raises Refused, RemoteProtocolError, Broken, TimeoutError.
         """
         if dialled:
             proven = await prove_dialled(
-                self, standing=standing, expect=self.peer, purpose=Purpose.MEMBER, binding=self._binding
+                self, handshake=handshake, expect=self.peer, purpose=Purpose.MEMBER, binding=self._binding
             )
         else:
             # how long a joiner needs until it speaks as a member is the desk's matter
             proven = await prove_accepted(
-                self, standing=standing, binding=self._binding, seconds=JOIN_SECONDS
+                self, handshake=handshake, binding=self._binding, seconds=JOIN_SECONDS
             )
         if proven.peer != self.peer or proven.purpose is not Purpose.MEMBER:
             raise RemoteProtocolError("a different node continues than the one that joined", code="purpose")
@@ -72,9 +72,9 @@ class JoinDesk:
     `on_joiner` answers one, and says whether it is a member now; without it all are turned away.
     """
 
-    def __init__(self, on_joiner: OnJoiner | None, standing: Callable[[], Standing]) -> None:
+    def __init__(self, on_joiner: OnJoiner | None, handshake: Callable[[], HandshakeContext]) -> None:
         self._on_joiner = on_joiner
-        self._standing = standing
+        self._handshake = handshake
         self._places = Slots(JOINING, JOINING_OF_KEY)  # each holds an invite, which may be in many hands
 
     async def admit(self, joining: Joining) -> Link | None:
@@ -86,6 +86,6 @@ class JoinDesk:
             async with asyncio.timeout(JOIN_SECONDS):
                 if not await self._on_joiner(joining):
                     return None
-                return await joining.stay(self._standing(), dialled=False)
+                return await joining.stay(self._handshake(), dialled=False)
         finally:
             release()

@@ -16,7 +16,7 @@ from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import LinkInfo, LinkKind, Transport
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import dial_order, race
-from meshd.link.secure.handshake import ProvenLink, Standing, dial_error, member_of, prove_dialled
+from meshd.link.secure.handshake import HandshakeContext, ProvenLink, dial_error, member_of, prove_dialled
 from meshd.link.secure.joining import Joining
 from meshd.link.secure.tls import dialer_context
 from meshd.link.tcp.connect import connect
@@ -35,12 +35,12 @@ class TcpLink(ProvenLink):
 
 
 class TcpDialer:
-    """Makes TCP links; `standing` is asked anew at each dial."""
+    """Makes TCP links; `handshake` is asked anew at each dial."""
 
     transport = Transport.TCP
 
-    def __init__(self, standing: Callable[[], Standing]) -> None:
-        self._standing = standing
+    def __init__(self, handshake: Callable[[], HandshakeContext]) -> None:
+        self._handshake = handshake
         self._context = dialer_context()
 
     async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> TcpLink:
@@ -48,9 +48,9 @@ class TcpDialer:
 
         Raises Refused when the peer said why not, else DialError with the failure that came closest.
         """
-        standing = self._standing()
+        handshake = self._handshake()
         attempt = partial(
-            _attempt, self._context, standing=standing, expect=peer, purpose=Purpose.MEMBER, join=None
+            _attempt, self._context, handshake=handshake, expect=peer, purpose=Purpose.MEMBER, join=None
         )
         pipe, proven = await race(dial_order(candidates, "tcp"), attempt, kind=LinkKind.TCP)
         try:
@@ -62,15 +62,15 @@ class TcpDialer:
 
 
 async def dial_join(
-    candidates: Sequence[Dialable], *, standing: Standing, inviter: PeerId, join: JoinKeys
+    candidates: Sequence[Dialable], *, handshake: HandshakeContext, inviter: PeerId, join: JoinKeys
 ) -> Joining:
     """Reach the inviter of a token and prove that we hold it; what is said then is rendezvous/join.py's.
 
-    `standing` has the key that asks and the token's mesh. The caller closes the pipe, or stays. Raises as
+    `handshake` has the key that asks and the token's mesh. The caller closes the pipe, or stays. Raises as
     `TcpDialer.dial`.
     """
     attempt = partial(
-        _attempt, dialer_context(), standing=standing, expect=inviter, purpose=Purpose.JOIN, join=join
+        _attempt, dialer_context(), handshake=handshake, expect=inviter, purpose=Purpose.JOIN, join=join
     )
     pipe, proven = await race(dial_order(candidates, "tcp"), attempt, kind=LinkKind.TCP)
     mapped = _is_mapped(pipe, candidates)
@@ -82,7 +82,7 @@ async def _attempt(
     made: list[TcpPipe],
     candidate: Dialable,
     *,
-    standing: Standing,
+    handshake: HandshakeContext,
     expect: PeerId,
     purpose: Purpose,
     join: JoinKeys | None,
@@ -99,7 +99,7 @@ async def _attempt(
                 await loop.create_connection(lambda: pipe, sock=sock)
             await pipe.secure()
             proven = await prove_dialled(
-                pipe, standing=standing, expect=expect, purpose=purpose, binding=pipe.binding(), join=join
+                pipe, handshake=handshake, expect=expect, purpose=purpose, binding=pipe.binding(), join=join
             )
             if purpose is Purpose.MEMBER:
                 member_of(proven)

@@ -16,7 +16,7 @@ from meshd.identity.proof import Proven
 from meshd.link.interface import LinkKind
 from meshd.link.net import local_addresses
 from meshd.link.secure.entrance import Accept, Arrival, Entrance
-from meshd.link.secure.handshake import PROOF_SECONDS, Standing
+from meshd.link.secure.handshake import PROOF_SECONDS, HandshakeContext
 from meshd.link.secure.joining import OnJoiner
 from meshd.link.secure.tls import listener_context
 from meshd.link.tcp.bind import accept_from, listen
@@ -35,7 +35,7 @@ class TcpListener:
 
     def __init__(
         self,
-        standing: Callable[[], Standing],
+        handshake: Callable[[], HandshakeContext],
         *,
         host: str = "",
         port: int = 0,
@@ -44,7 +44,7 @@ class TcpListener:
     ) -> None:
         self._host = host
         self._asked_port = port
-        self._entrance = Entrance(standing, on_joiner=on_joiner, proof_seconds=proof_seconds)
+        self._entrance = Entrance(handshake, on_joiner=on_joiner, proof_seconds=proof_seconds)
         self._context: ssl.SSLContext = listener_context(self._entrance.certificate)
         self._sockets: list[socket.socket] = []
         self._places: tuple[str, ...] = ()

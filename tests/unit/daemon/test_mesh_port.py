@@ -13,7 +13,7 @@ from meshd.identity.keystore import Home
 from meshd.identity.membership import Chain, issue
 from meshd.identity.proof import Credentials
 from meshd.link.net.one_port import PortTaken
-from meshd.link.secure.handshake import Standing
+from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.tcp.listen import TcpListener
 
 FIRST, LAST = DEFAULT_MESH_PORT, DEFAULT_MESH_PORT + MESH_PORT_TRIES - 1
@@ -107,12 +107,12 @@ def test_real_sockets_go_round_a_taken_port(home: Home) -> None:
         (issue(signer=root, mesh=mesh, node=root.peer, roles=(), serial=bytes(16), invite=b"", issued_at=0),),
         root.peer,
     )
-    standing = Standing(credentials=Credentials(root, chain), mesh=mesh)
+    handshake = HandshakeContext(credentials=Credentials(root, chain), mesh=mesh)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
         def make(host: str, port: int) -> TcpListener:
-            return TcpListener(lambda: standing, host=host, port=port)
+            return TcpListener(lambda: handshake, host=host, port=port)
 
         with pytest.raises(UserError, match=f"port `{port}` on `127.0.0.1` is taken by .*pid"):
             open_listener(make, asked=HostPort("127.0.0.1", port), home=home)

@@ -6,7 +6,7 @@ from pathlib import Path
 from meshd.base.peer_limits import LINKS
 from meshd.base.tasks import Owner
 from meshd.identity.proof import Credentials
-from meshd.link.secure.handshake import Standing
+from meshd.link.secure.handshake import HandshakeContext
 from meshd.link.tcp.dial import TcpDialer
 from meshd.wire.dialable import trusted
 
@@ -23,13 +23,13 @@ def test_silent_links_of_one_member_hold_few_descriptors(tmp_path: Path) -> None
             member = await guest.enter(token_of(victim))
             member.mesh_port.close()
             credentials = Credentials(guest.key, member.membership.chain)
-            standing = Standing(credentials=credentials, mesh=member.membership.mesh)
+            handshake = HandshakeContext(credentials=credentials, mesh=member.membership.mesh)
             places = trusted(victim.mesh_port.listener.candidates())
             before = open_files()
             async with Owner() as owner:
 
                 async def silent() -> None:
-                    link = await TcpDialer(lambda: standing).dial(founder.key.peer, places)
+                    link = await TcpDialer(lambda: handshake).dial(founder.key.peer, places)
                     try:
                         await asyncio.Event().wait()
                     finally:

@@ -69,7 +69,7 @@ class Scene:
         self.caller = mesh.node()
         self.host = mesh.node() if member else mesh.stranger()
         self.callers = Counted()
-        self.host.standing = replace(self.host.standing, callers=self.callers)
+        self.host.handshake = replace(self.host.handshake, callers=self.callers)
         self.entrance = Entrance(self.host.now, on_joiner=None, proof_seconds=SECONDS)
         self.links: list[Proven] = []
         self.there: MemoryPipe | None = None
@@ -85,7 +85,7 @@ class Scene:
         assert self.there is not None
         await prove_dialled(
             self.there,
-            standing=near.standing,
+            handshake=near.handshake,
             expect=self.host.peer,
             purpose=purpose,
             binding=self.entrance.certificate.sha256,

@@ -10,9 +10,9 @@ from meshd.base.tasks import Owner
 from meshd.identity.proof import ProofFailed, Proven, Purpose
 from meshd.link.interface import DialError, DialFailure, LinkKind
 from meshd.link.secure.handshake import (
+    HandshakeContext,
     ProvenPipe,
     RawPipe,
-    Standing,
     dial_error,
     member_of,
     prove_accepted,
@@ -58,7 +58,7 @@ async def meet(
     async def dial() -> Proven | MeshdError:
         try:
             return await prove_dialled(
-                left, standing=near.standing, expect=far.peer, purpose=Purpose.MEMBER, binding=binding
+                left, handshake=near.handshake, expect=far.peer, purpose=Purpose.MEMBER, binding=binding
             )
         except MeshdError as error:
             return error
@@ -67,7 +67,7 @@ async def meet(
 
     async def accept() -> Proven | MeshdError:
         try:
-            return await prove_accepted(right, standing=far.standing, binding=BINDING)
+            return await prove_accepted(right, handshake=far.handshake, binding=BINDING)
         except MeshdError as error:
             return error
         finally:
@@ -124,11 +124,11 @@ def test_silence_times_out_on_both_sides() -> None:
         near, far = mesh.node(), mesh.node()
         here, there = MemoryWire().pipes()
         with pytest.raises(TimeoutError):
-            await prove_accepted(there, standing=far.standing, binding=BINDING, seconds=0.01)
+            await prove_accepted(there, handshake=far.handshake, binding=BINDING, seconds=0.01)
         with pytest.raises(TimeoutError):
             await prove_dialled(
                 here,
-                standing=near.standing,
+                handshake=near.handshake,
                 expect=far.peer,
                 purpose=Purpose.MEMBER,
                 binding=BINDING,
@@ -146,7 +146,7 @@ def test_the_listener_takes_four_kibibytes(words: bytes) -> None:
         here, there = MemoryWire().pipes()
         await here.send([words])
         with pytest.raises(RemoteProtocolError):
-            await prove_accepted(there, standing=TestMesh().node().standing, binding=BINDING)
+            await prove_accepted(there, handshake=TestMesh().node().handshake, binding=BINDING)
 
     run(work())
 
@@ -158,7 +158,7 @@ def test_a_message_without_end_is_cut_at_four_kibibytes() -> None:
         here, there = MemoryWire().pipes()
         await here.send([MAGIC + b"\x10\x00" + b"x" * 4095])
         with pytest.raises(RemoteProtocolError):
-            await prove_accepted(Crumbs(there), standing=TestMesh().node().standing, binding=BINDING)
+            await prove_accepted(Crumbs(there), handshake=TestMesh().node().handshake, binding=BINDING)
 
     run(work())
 
@@ -169,7 +169,7 @@ def test_leaving_in_the_middle_is_broken() -> None:
         await here.send([MAGIC])
         await here.aclose()
         with pytest.raises(Broken):
-            await prove_accepted(there, standing=TestMesh().node().standing, binding=BINDING)
+            await prove_accepted(there, handshake=TestMesh().node().handshake, binding=BINDING)
 
     run(work())
 
@@ -226,6 +226,6 @@ def test_a_joiner_is_no_member() -> None:
         member_of(Proven(TestMesh().root.peer, Purpose.JOIN, None, b"i" * 8, b""))
 
 
-def test_a_standing_without_invites_knows_none() -> None:
-    standing: Standing = TestMesh().node().standing
-    assert standing.invites(b"i" * 8) is None
+def test_a_context_without_invites_knows_none() -> None:
+    handshake: HandshakeContext = TestMesh().node().handshake
+    assert handshake.invites(b"i" * 8) is None

@@ -32,16 +32,16 @@ def test_a_guest_whose_task_is_cancelled_before_its_first_step_is_hung_up_on() -
 
 
 def test_the_types_fit() -> None:
-    standing = TestMesh().node().now
-    dialer: Dialer = TcpDialer(standing)
-    listener: Listener = TcpListener(standing)
+    handshake = TestMesh().node().now
+    dialer: Dialer = TcpDialer(handshake)
+    listener: Listener = TcpListener(handshake)
     pipe: RawPipe = TcpPipe(dialer_context(), server_side=False)
     node = TestMesh().node()
-    chain = node.standing.credentials.chain
+    chain = node.handshake.credentials.chain
     assert chain is not None
     from meshd.identity.membership import check_chain
 
-    member = check_chain(chain, node.standing.mesh, node.peer)
+    member = check_chain(chain, node.handshake.mesh, node.peer)
     info = LinkInfo(LinkKind.TCP, node.peer, member, "a:1", "b:2", "lan", True, 0.0)
     link: Link = TcpLink(pipe, b"", info)
     assert TRANSPORTS[dialer.transport].kind == listener.kind == link.info.kind
