@@ -11,6 +11,8 @@ from meshd.base.byte_format import in_bytes
 
 
 class ModelState(StrEnum):
+    """What a head's model is at, from waiting for workers to serving."""
+
     WAITING = "waiting"
     LOADING = "loading"
     READY = "ready"

@@ -24,6 +24,8 @@ ReadyProbe = Callable[[], Awaitable[bool]]
 
 
 class ChildState(StrEnum):
+    """What a child process is at; lifecycle.py tells how it comes from one state to another."""
+
     STOPPED = "stopped"
     STARTING = "starting"
     READY = "ready"
@@ -71,6 +73,8 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChildStatus:
+    """What is known of a child process now."""
+
     name: str
     state: ChildState
     pid: int | None

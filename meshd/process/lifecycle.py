@@ -264,6 +264,8 @@ SIGNAL_HINTS: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """One row of the table: the step that an event causes in a state, and the states it may lead to."""
+
     step: Step
     leads_to: frozenset[ChildState]
 
