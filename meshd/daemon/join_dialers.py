@@ -119,12 +119,12 @@ class InviterDialers:
         )
         return dialable(found, source=Source.NEARBY, here=local_addresses.here()) if found else ()
 
-    def reply_port(self) -> "DoorwayReplyPort":
+    def reply_port(self) -> "MeshReplyPort":
         """See JoinTransports."""
-        return DoorwayReplyPort(self._mesh_port, self._config.links.stun)
+        return MeshReplyPort(self._mesh_port, self._config.links.stun)
 
 
-class DoorwayReplyPort:
+class MeshReplyPort:
     """Implements ReplyPort with the mesh's UDP port."""
 
     def __init__(self, mesh_port: MeshPort, stun: Sequence[str]) -> None:

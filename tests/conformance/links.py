@@ -30,7 +30,7 @@ from meshd.wire.dialable import trusted
 
 from tests.conformance.channel_link import ChannelDialer, ChannelEndpoint, ChannelListener
 from tests.conformance.data_channel import Fabric, Post
-from tests.conformance.member_streams import Crowd
+from tests.conformance.member_streams import StarMesh
 from tests.conformance.memory_link import MemoryDialer, MemoryListener, MemoryNet
 from tests.conformance.nodes import Node, TestMesh, fresh_key
 from tests.conformance.punched import Proxies, ThroughProxies, punching
@@ -286,13 +286,13 @@ class MemberRig:
         mesh = TestMesh()
         near, far, third = mesh.node(), mesh.node(), mesh.node()
         async with Owner() as owner:
-            crowd = Crowd(third, owner)
+            star = StarMesh(third, owner)
             here, there, between = (MemberRelayLinks(node.now) for node in (near, far, third))
             for links, node in ((here, near), (there, far), (between, third)):
-                links.attach(crowd.sessions(node))
+                links.attach(star.sessions(node))
             async with serving(here), serving(between), serving(there) as (accepted, stop):
                 await ticks(2)  # until they own something
-                yield Ends(near, far, here, there, (), crowd.wire, accepted, stop)
+                yield Ends(near, far, here, there, (), star.wire, accepted, stop)
             owner.cancel()
 
 

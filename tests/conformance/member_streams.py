@@ -46,8 +46,8 @@ class MemoryStream:
         self._wire.cut()
 
 
-class Crowd:
-    """Nodes that all have a direct link to the member, and to nobody else."""
+class StarMesh:
+    """A star: nodes that all have a direct link to the member, and to nobody else."""
 
     def __init__(self, member: Node, owner: Owner) -> None:
         self._member = member
@@ -56,10 +56,10 @@ class Crowd:
         self._services: dict[tuple[PeerId, str], tuple[Handler, Allow]] = {}
         self.wire = MemoryWire()  # of all streams with the first node that joined
 
-    def sessions(self, node: Node) -> "CrowdSessions":
+    def sessions(self, node: Node) -> "StarSessions":
         """Of one node."""
         self._nodes[node.peer] = node
-        return CrowdSessions(self, node)
+        return StarSessions(self, node)
 
     def direct(self, node: Node) -> Sequence[PeerId]:
         if node is self._member:
@@ -91,21 +91,21 @@ class Crowd:
         return ours
 
 
-class CrowdSessions:
+class StarSessions:
     """Implements member_relay.Sessions."""
 
-    def __init__(self, crowd: Crowd, node: Node) -> None:
-        self._crowd = crowd
+    def __init__(self, star: StarMesh, node: Node) -> None:
+        self._star = star
         self._node = node
 
     def direct(self) -> Sequence[PeerId]:
-        return self._crowd.direct(self._node)
+        return self._star.direct(self._node)
 
     def open_stream(self, peer: PeerId, service: str, *, metadata: Metadata, bulk: bool = False) -> Bytes:
-        return self._crowd.open(self._node, peer, service, metadata)
+        return self._star.open(self._node, peer, service, metadata)
 
     def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
-        self._crowd.handle(self._node, service, handler, allow)
+        self._star.handle(self._node, service, handler, allow)
 
 
 async def _handle(handler: Handler, stream: MemoryStream) -> None:

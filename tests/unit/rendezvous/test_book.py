@@ -34,7 +34,7 @@ from tests.unit.identity.cast import (
 HERE, THERE = Candidate("10.0.0.1", 7447), Candidate("10.0.0.2", 7447)
 
 
-class Shelf:
+class SavedBook:
     """A book, what it saved, and whom it does not trust."""
 
     def __init__(self) -> None:
@@ -91,190 +91,190 @@ def record(
 
 
 def test_the_higher_sequence_number_wins_and_is_kept() -> None:
-    shelf = Shelf()
-    assert shelf.book.add(record(WORKER, 5, HERE))
-    saves = shelf.saves
-    assert not shelf.book.add(record(WORKER, 5, THERE))
-    assert not shelf.book.add(record(WORKER, 4, THERE))
-    assert shelf.saves == saves
-    assert shelf.book.add(record(WORKER, 6, THERE))
-    for book in (shelf.book, shelf.again()):
+    saved = SavedBook()
+    assert saved.book.add(record(WORKER, 5, HERE))
+    saves = saved.saves
+    assert not saved.book.add(record(WORKER, 5, THERE))
+    assert not saved.book.add(record(WORKER, 4, THERE))
+    assert saved.saves == saves
+    assert saved.book.add(record(WORKER, 6, THERE))
+    for book in (saved.book, saved.again()):
         assert book.candidates(WORKER.peer) == (THERE,)
         kept = book.record(WORKER.peer)
         assert kept is not None and kept.sequence == 6
 
 
 def test_a_record_that_is_not_to_be_trusted_changes_nothing() -> None:
-    shelf = Shelf()
-    shelf.distrusted.add(WORKER.peer)
+    saved = SavedBook()
+    saved.distrusted.add(WORKER.peer)
     with pytest.raises(RemoteProtocolError, match="banned"):
-        shelf.book.add(record())
-    assert shelf.book.records() == ()
-    assert shelf.saves == 0
+        saved.book.add(record())
+    assert saved.book.records() == ()
+    assert saved.saves == 0
 
 
 def test_its_own_record_by_hearsay_is_left_alone() -> None:
-    shelf = Shelf()
-    assert not shelf.book.add(record(FOUNDER, 99, HERE, chain=FOUNDER_CHAIN))
-    shelf.book.hint(FOUNDER.peer, [HERE])
-    assert shelf.book.peers() == ()
+    saved = SavedBook()
+    assert not saved.book.add(record(FOUNDER, 99, HERE, chain=FOUNDER_CHAIN))
+    saved.book.hint(FOUNDER.peer, [HERE])
+    assert saved.book.peers() == ()
 
 
 def test_what_worked_is_tried_first_then_the_record_then_hints() -> None:
-    shelf = Shelf()
+    saved = SavedBook()
     token, worked = Candidate("192.168.1.5", 1), Candidate("192.168.1.6", 2)
-    shelf.book.hint(WORKER.peer, [token])
-    assert shelf.book.candidates(WORKER.peer) == (token,)
-    assert shelf.book.peers() == (WORKER.peer,)
-    shelf.book.add(record(WORKER, 1, HERE, THERE))
-    shelf.book.worked(WORKER.peer, worked.place)
-    for book in (shelf.book, shelf.again()):
+    saved.book.hint(WORKER.peer, [token])
+    assert saved.book.candidates(WORKER.peer) == (token,)
+    assert saved.book.peers() == (WORKER.peer,)
+    saved.book.add(record(WORKER, 1, HERE, THERE))
+    saved.book.worked(WORKER.peer, worked.place)
+    for book in (saved.book, saved.again()):
         assert book.candidates(WORKER.peer) == (worked, HERE, THERE, token)
-    shelf.book.worked(WORKER.peer, THERE.place)
-    assert shelf.book.candidates(WORKER.peer) == (THERE, HERE, worked, token)
+    saved.book.worked(WORKER.peer, THERE.place)
+    assert saved.book.candidates(WORKER.peer) == (THERE, HERE, worked, token)
 
 
 def test_what_worked_is_written_once() -> None:
-    shelf = Shelf()
-    shelf.book.worked(WORKER.peer, "10.0.0.9:1")
-    saves = shelf.saves
-    shelf.book.worked(WORKER.peer, "10.0.0.9:1")
-    shelf.book.worked(WORKER.peer, "memory")  # not an address
-    assert shelf.saves == saves == 1
+    saved = SavedBook()
+    saved.book.worked(WORKER.peer, "10.0.0.9:1")
+    saves = saved.saves
+    saved.book.worked(WORKER.peer, "10.0.0.9:1")
+    saved.book.worked(WORKER.peer, "memory")  # not an address
+    assert saved.saves == saves == 1
 
 
 def test_few_hints_are_kept() -> None:
-    shelf = Shelf()
+    saved = SavedBook()
     places = [Candidate(f"10.1.0.{number}", 1) for number in range(1, 9)]
     for place in places:
-        shelf.book.worked(WORKER.peer, place.place)
-    assert shelf.book.candidates(WORKER.peer) == tuple(reversed(places[-MAX_HINTS:]))
+        saved.book.worked(WORKER.peer, place.place)
+    assert saved.book.candidates(WORKER.peer) == tuple(reversed(places[-MAX_HINTS:]))
 
 
 def test_who_is_forgotten_is_gone_for_good() -> None:
-    shelf = Shelf()
-    shelf.book.add(record(WORKER, 1, HERE))
-    shelf.book.hint(WORKER.peer, [THERE])
-    shelf.book.hint(GUEST.peer, [THERE])
-    shelf.book.forget(WORKER.peer)
-    shelf.book.forget(GUEST.peer)
-    shelf.book.forget(GUEST.peer)
-    for book in (shelf.book, shelf.again()):
+    saved = SavedBook()
+    saved.book.add(record(WORKER, 1, HERE))
+    saved.book.hint(WORKER.peer, [THERE])
+    saved.book.hint(GUEST.peer, [THERE])
+    saved.book.forget(WORKER.peer)
+    saved.book.forget(GUEST.peer)
+    saved.book.forget(GUEST.peer)
+    for book in (saved.book, saved.again()):
         assert book.peers() == ()
         assert book.candidates(WORKER.peer) == ()
 
 
 def test_the_last_word_of_a_node_hides_it_and_is_passed_on() -> None:
-    shelf = Shelf()
-    shelf.book.add(record(WORKER, 1, HERE))
-    shelf.book.hint(WORKER.peer, [THERE])
-    assert shelf.book.add(record(WORKER, 2, left=True))
-    shelf.book.add(record(GUEST, 1, THERE, chain=GUEST_CHAIN))
-    shelf.book.forget(WORKER.peer)
-    for book in (shelf.book, shelf.again()):
+    saved = SavedBook()
+    saved.book.add(record(WORKER, 1, HERE))
+    saved.book.hint(WORKER.peer, [THERE])
+    assert saved.book.add(record(WORKER, 2, left=True))
+    saved.book.add(record(GUEST, 1, THERE, chain=GUEST_CHAIN))
+    saved.book.forget(WORKER.peer)
+    for book in (saved.book, saved.again()):
         assert book.peers() == (GUEST.peer,)
         assert book.record(WORKER.peer) is None
         assert book.candidates(WORKER.peer) == ()
         assert [one.peer for one in book.records()] == [GUEST.peer, WORKER.peer]
         assert not book.add(record(WORKER, 1, HERE))
-    assert shelf.book.add(record(WORKER, 3, HERE)), "it has joined again"
-    assert shelf.book.peers() == (WORKER.peer, GUEST.peer)
+    assert saved.book.add(record(WORKER, 3, HERE)), "it has joined again"
+    assert saved.book.peers() == (WORKER.peer, GUEST.peer)
 
 
 def test_who_is_forgotten_is_not_brought_back_by_the_same_record() -> None:
-    shelf = Shelf()
-    shelf.book.add(record(WORKER, 5, HERE))
-    shelf.book.forget(WORKER.peer)
-    assert not shelf.book.add(record(WORKER, 5, HERE))
-    assert shelf.book.add(record(WORKER, 6, HERE))
+    saved = SavedBook()
+    saved.book.add(record(WORKER, 5, HERE))
+    saved.book.forget(WORKER.peer)
+    assert not saved.book.add(record(WORKER, 5, HERE))
+    assert saved.book.add(record(WORKER, 6, HERE))
 
 
 def test_hints_above_the_limits_are_dropped_when_written_and_when_read() -> None:
-    shelf = Shelf()
+    saved = SavedBook()
     peers = [key(f"hint {number}").peer for number in range(MAX_PEERS + 3)]
     for peer in peers:
-        shelf.book.hint(peer, [HERE])
-    assert shelf.book.peers() == tuple(peers[3:])
+        saved.book.hint(peer, [HERE])
+    assert saved.book.peers() == tuple(peers[3:])
     many = [str(Candidate("10.0.0.1", port)) for port in range(1, 20)]
-    shelf.blob = pack(
+    saved.blob = pack(
         {"records": [], "hints": [{"peer": peer.raw, "at": many} for peer in peers]},
     )
-    book = shelf.again()
+    book = saved.again()
     assert book.peers() == tuple(peers[3:])
     assert len(book.candidates(peers[-1])) == MAX_HINTS
 
 
 def test_a_record_that_no_longer_holds_is_dropped_at_the_start() -> None:
-    shelf = Shelf()
-    shelf.book.add(record(WORKER, 1, HERE))
-    shelf.book.add(record(GUEST, 1, THERE, chain=GUEST_CHAIN))
-    shelf.distrusted.add(WORKER.peer)
-    book = shelf.again()
+    saved = SavedBook()
+    saved.book.add(record(WORKER, 1, HERE))
+    saved.book.add(record(GUEST, 1, THERE, chain=GUEST_CHAIN))
+    saved.distrusted.add(WORKER.peer)
+    book = saved.again()
     assert [kept.peer for kept in book.records()] == [GUEST.peer]
 
 
 def test_a_full_book_takes_no_new_member_but_news_of_old_ones() -> None:
-    shelf = Shelf()
+    saved = SavedBook()
     keys = [key(f"node {number}") for number in range(MAX_PEERS + 1)]
     chain_of = {one.peer: Chain((certificate(ROOT, one),), ROOT.peer) for one in keys}
     keys.sort(key=lambda one: chain_of[one.peer].place)  # the last would have to go
     chains = [chain_of[one.peer] for one in keys]
     for one, chain in zip(keys[:-1], chains, strict=False):
-        assert shelf.book.add(record(one, 1, HERE, chain=chain))
-        shelf.book.hint(one.peer, [THERE])
-    assert not shelf.book.add(record(keys[-1], 1, HERE, chain=chains[-1]))
-    assert shelf.book.add(record(keys[0], 2, HERE, chain=chains[0]))
+        assert saved.book.add(record(one, 1, HERE, chain=chain))
+        saved.book.hint(one.peer, [THERE])
+    assert not saved.book.add(record(keys[-1], 1, HERE, chain=chains[-1]))
+    assert saved.book.add(record(keys[0], 2, HERE, chain=chains[0]))
     gone, late = keys[5], keys[-1]
-    assert shelf.book.add(record(gone, 2, chain=chains[5], left=True))
-    assert shelf.book.add(record(late, 1, HERE, chain=chains[-1])), "in the place of one that has left"
+    assert saved.book.add(record(gone, 2, chain=chains[5], left=True))
+    assert saved.book.add(record(late, 1, HERE, chain=chains[-1])), "in the place of one that has left"
     for number in range(20):  # of members that have no record any more
-        shelf.book.hint(key(f"old {number}").peer, [HERE])
-    assert len(shelf.again().records()) == MAX_PEERS
+        saved.book.hint(key(f"old {number}").peer, [HERE])
+    assert len(saved.again().records()) == MAX_PEERS
 
 
 def test_no_book_is_an_empty_book() -> None:
-    assert Shelf().again().peers() == ()
+    assert SavedBook().again().peers() == ()
 
 
 @given(st.binary(max_size=300))
 def test_a_book_that_cannot_be_read_says_what_to_do(blob: bytes) -> None:
-    shelf = Shelf()
-    shelf.blob = blob
+    saved = SavedBook()
+    saved.blob = blob
     with pytest.raises(UserError, match="address book") as caught:
-        shelf.again()
+        saved.again()
     assert "`/home/me/book.blob`" in caught.value.what
 
 
 @given(st.data())
 def test_a_damaged_book_is_an_error_or_lacks_something(data: st.DataObject) -> None:
-    shelf = Shelf()
-    shelf.book.add(record(WORKER, 1, HERE))
-    shelf.book.hint(GUEST.peer, [THERE])
-    assert shelf.blob is not None
-    shelf.blob = data.draw(damaged(shelf.blob))
+    saved = SavedBook()
+    saved.book.add(record(WORKER, 1, HERE))
+    saved.book.hint(GUEST.peer, [THERE])
+    assert saved.blob is not None
+    saved.blob = data.draw(damaged(saved.blob))
     try:
-        book = shelf.again()
+        book = saved.again()
     except UserError:
         return
     assert len(book.records()) <= 1
 
 
 def test_where_a_peer_is_seen_is_tried_and_not_kept() -> None:
-    shelf = Shelf()
+    saved = SavedBook()
     seen = Candidate("10.0.0.9", 7447)
-    shelf.book.nearby(WORKER.peer, [seen])
-    assert shelf.book.candidates(WORKER.peer) == ()  # nobody that this book knows
-    shelf.book.hint(WORKER.peer, [HERE, THERE])
-    saves = shelf.saves
-    shelf.book.nearby(WORKER.peer, [seen])
-    assert shelf.book.candidates(WORKER.peer) == (HERE, seen, THERE)
-    assert shelf.saves == saves
-    assert shelf.again().candidates(WORKER.peer) == (HERE, THERE)
-    shelf.book.nearby(WORKER.peer, [])
-    assert shelf.book.candidates(WORKER.peer) == (HERE, THERE)
-    shelf.book.nearby(WORKER.peer, [seen])
-    shelf.book.forget(WORKER.peer)
-    assert shelf.book.candidates(WORKER.peer) == ()
+    saved.book.nearby(WORKER.peer, [seen])
+    assert saved.book.candidates(WORKER.peer) == ()  # nobody that this book knows
+    saved.book.hint(WORKER.peer, [HERE, THERE])
+    saves = saved.saves
+    saved.book.nearby(WORKER.peer, [seen])
+    assert saved.book.candidates(WORKER.peer) == (HERE, seen, THERE)
+    assert saved.saves == saves
+    assert saved.again().candidates(WORKER.peer) == (HERE, THERE)
+    saved.book.nearby(WORKER.peer, [])
+    assert saved.book.candidates(WORKER.peer) == (HERE, THERE)
+    saved.book.nearby(WORKER.peer, [seen])
+    saved.book.forget(WORKER.peer)
+    assert saved.book.candidates(WORKER.peer) == ()
 
 
 def _admitted(count: int, *, by: KeyPair, chain: Chain | None, name: str) -> list[PeerRecord]:
@@ -289,29 +289,29 @@ def _admitted(count: int, *, by: KeyPair, chain: Chain | None, name: str) -> lis
 
 
 def test_an_inviter_displaces_its_own_admissions_only() -> None:
-    shelf = Shelf()
+    saved = SavedBook()
     mine = _admitted(INVITER_RECORDS.most + 40, by=INVITER, chain=INVITER_CHAIN, name="sybil")
     honest = _admitted(20, by=ROOT, chain=None, name="honest")
     for one in (*honest[:10], *mine, *honest[10:]):
-        shelf.book.add(one)
-    kept = {one.peer for one in shelf.book.records()}
+        saved.book.add(one)
+    kept = {one.peer for one in saved.book.records()}
     assert {one.peer for one in honest} <= kept
     assert len(kept & {one.peer for one in mine}) == INVITER_RECORDS.most
-    other = Shelf()
+    other = SavedBook()
     for one in (*reversed(mine), *honest):
         other.book.add(one)
     assert {one.peer for one in other.book.records()} == kept, "whatever the order: else it never ends"
-    assert {one.peer for one in shelf.again().records()} == kept
+    assert {one.peer for one in saved.again().records()} == kept
 
 
 def test_in_a_full_book_the_largest_share_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(book_module, "MAX_PEERS", 60)
-    shelf = Shelf()
+    saved = SavedBook()
     mine = _admitted(80, by=INVITER, chain=INVITER_CHAIN, name="sybil")
     honest = _admitted(30, by=ROOT, chain=None, name="honest")
     for one in (*mine, *honest):
-        shelf.book.add(one)
-    kept = {one.peer for one in shelf.book.records()}
+        saved.book.add(one)
+    kept = {one.peer for one in saved.book.records()}
     assert len(kept) == 60 and {one.peer for one in honest} <= kept
 
 
@@ -329,34 +329,34 @@ def _bearers(count: int, name: str, *, most: int = 1) -> list[PeerRecord]:
 
 def test_keys_that_were_made_to_sort_first_push_out_no_others() -> None:
     """The inviter draws the serial when it has the key."""
-    shelf = Shelf()
+    saved = SavedBook()
     honest = _bearers(40, "honest")
     hostile = _bearers(INVITER_RECORDS.most, "hostile", most=8)
     for one in (*honest, *hostile):
-        shelf.book.add(one)
-    kept = {one.peer for one in shelf.book.records()}
+        saved.book.add(one)
+    kept = {one.peer for one in saved.book.records()}
     assert len(kept) == INVITER_RECORDS.most
     assert len(kept & {one.peer for one in honest}) > 20, "each has the same chance"
 
 
 def test_whoever_is_connected_stays_in_the_book() -> None:
-    shelf = Shelf()
+    saved = SavedBook()
     honest = _bearers(40, "honest")
-    shelf.book.spare(lambda peer: peer in {one.peer for one in honest[:10]})
+    saved.book.spare(lambda peer: peer in {one.peer for one in honest[:10]})
     for one in (*honest, *_bearers(3 * INVITER_RECORDS.most, "hostile")):
-        shelf.book.add(one)
-    kept = {one.peer for one in shelf.book.records()}
+        saved.book.add(one)
+    kept = {one.peer for one in saved.book.records()}
     assert len(kept) == INVITER_RECORDS.most
     assert {one.peer for one in honest[:10]} <= kept
     assert not {one.peer for one in honest} <= kept
 
 
 def test_the_journal_tells_whose_record_changed() -> None:
-    shelf = Shelf()
-    shelf.book.add(record(WORKER, 1, HERE))
-    mark = shelf.book.journal.mark
-    shelf.book.add(record(GUEST, 1, THERE, chain=GUEST_CHAIN))
-    shelf.book.add(record(WORKER, 2, HERE))
-    assert shelf.book.journal.since(mark) == [GUEST.peer, WORKER.peer]
-    shelf.book.forget(GUEST.peer)
-    assert shelf.book.journal.since(mark) == [WORKER.peer]
+    saved = SavedBook()
+    saved.book.add(record(WORKER, 1, HERE))
+    mark = saved.book.journal.mark
+    saved.book.add(record(GUEST, 1, THERE, chain=GUEST_CHAIN))
+    saved.book.add(record(WORKER, 2, HERE))
+    assert saved.book.journal.since(mark) == [GUEST.peer, WORKER.peer]
+    saved.book.forget(GUEST.peer)
+    assert saved.book.journal.since(mark) == [WORKER.peer]
