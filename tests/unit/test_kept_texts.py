@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import kept_texts
 from tests.e2e.kept_texts import kept_text
 
 
 def test_a_text_is_asked_for_once_until_something_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MESHD_SOAK", raising=False)
+    monkeypatch.setattr(kept_texts, "SOAK", False)
     program, model, cache = tmp_path / "program", tmp_path / "model", tmp_path / "cache"
     program.write_bytes(b"1")
     model.write_bytes(b"2")
@@ -27,5 +28,5 @@ def test_a_text_is_asked_for_once_until_something_differs(
     assert text() == "é2\r\n", "the program was built again"
     model.write_bytes(b"22")
     assert text() == "é3\r\n", "another model"
-    monkeypatch.setenv("MESHD_SOAK", "1")
+    monkeypatch.setattr(kept_texts, "SOAK", True)
     assert [text(), text()] == ["é4\r\n", "é5\r\n"]
