@@ -48,7 +48,7 @@ watch: $(INSTALLED) ## run the unit tests of what differs from the last commit, 
 
 check: $(INSTALLED) ## format, lint, types (Linux and macOS), layers
 	$(BIN)/ruff format --check
-	$(BIN)/clang-format --dry-run -Werror native/mesh/*.cpp native/mesh/*.h native/mesh/tests/* native/fuzz/mesh_*
+	$(BIN)/clang-format --dry-run -Werror native/mesh/*.cpp native/mesh/*.h native/mesh/tests/* native/fuzz/*.cpp native/fuzz/*.h
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin

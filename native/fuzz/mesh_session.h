@@ -1,35 +1,15 @@
 // One hostile head: frames of the mesh-server protocol, valid and damaged, given to an executor one after the other.
 #pragma once
 
+#include "dice.h"
 #include "executor.h"
+#include "mesh_echo.h"
 #include "operations.h"
+#include "totals.h"
 
-#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
-
-struct fuzz_totals {
-    uint64_t frames = 0;   // given
-    uint64_t graphs = 0;   // of them
-    uint64_t accepted = 0; // frames that were not refused
-    uint64_t valid = 0;    // frames without damage
-};
-
-// Neighbours 1 and 2, which push back whatever they get: to take what is not there is refused, not waited for
-class echo : public mesh::exchange {
-public:
-    std::vector<uint32_t> numbers() const override { return { 1, 2 }; }
-    void push(uint32_t number, uint64_t token, std::vector<uint8_t> data) override;
-    std::vector<uint8_t> take(uint32_t number, uint64_t token, uint32_t size) override;
-
-private:
-    struct piece {
-        uint64_t token;
-        std::vector<uint8_t> data;
-    };
-    std::deque<piece> pieces[2];
-};
 
 class mesh_session {
 public:

@@ -1,13 +1,15 @@
-"""A parsed source file, and what the rules report about it."""
+"""A source file, parsed where it is Python, and what the rules report about it."""
 
 import ast
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 ROOT = Path(__file__).resolve().parents[2]
+CPP = frozenset({".cpp", ".h"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,15 @@ class Source:
 
     @classmethod
     def of(cls, path: str, text: str) -> Self:
-        tree = ast.parse(text)
+        tree = ast.parse(text if path.endswith(".py") else "")  # C++ is known by its lines alone
         return cls(path, text, tree, tuple(ast.walk(tree)))
+
+    def first_words(self) -> str:
+        """What the file says of itself: its docstring, or its first comment."""
+        if self.path.endswith(".py"):
+            return ast.get_docstring(self.tree) or ""
+        comment = itertools.takewhile(lambda line: line.startswith("//"), self.text.splitlines())
+        return "\n".join(line.removeprefix("//").strip() for line in comment)
 
     def fault(self, node: ast.AST, rule: str, what: str) -> Fault:
         return Fault(self.path, getattr(node, "lineno", 1), rule, what)
@@ -73,3 +82,10 @@ def last_part(name: str) -> str:
 def sources(folder: str) -> tuple[Source, ...]:
     """All Python files below `folder` of the project."""
     return tuple(Source.read(path) for path in sorted((ROOT / folder).rglob("*.py")))
+
+
+@functools.cache
+def native_sources() -> tuple[Source, ...]:
+    """The C++ that is ours. What patches add to upstream's files is not."""
+    found = sorted((ROOT / "native").rglob("*"))
+    return tuple(Source.read(path) for path in found if path.suffix in CPP)

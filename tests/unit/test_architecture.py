@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.rules import behaviour, circles, contracts, names, purity, reach, shape
-from tests.rules.source import ROOT, Fault, Rule, Source, sources
+from tests.rules.source import ROOT, Fault, Rule, Source, native_sources, sources
 
 EVERYWHERE: tuple[Rule, ...] = (
     shape.file_length,
@@ -45,10 +45,14 @@ LATER = (
 # rule, where the sample pretends to lie, sample, line of the fault
 BAD: tuple[tuple[Rule, str, str, int], ...] = (
     (shape.file_length, "meshd/x.py", '"""x"""\n' * 451, 451),
-    (shape.file_length, "tests/x.py", '"""x"""\n' * 601, 601),
+    (shape.file_length, "tests/x.py", '"""x"""\n' * 451, 451),
+    (shape.file_length, "native/mesh/x.cpp", "// Made from x by y.\n" + "int i;\n" * 450, 451),
     (shape.long_for_a_reason, "meshd/x.py", '"""x"""\n' * 351, 1),
     (shape.long_for_a_reason, "meshd/x.py", f'"""x\n\n{WHY}\n"""\n', 1),
     (shape.long_for_a_reason, "meshd/x.py", '"""x\n\nOver 350 lines: \n"""\n' + "x = 1\n" * 350, 1),
+    (shape.long_for_a_reason, "native/fuzz/x.h", "// x\n" + "int i;\n" * 350, 1),
+    (shape.long_for_a_reason, "native/fuzz/x.h", f"// x\n\n// {WHY}\n" + "int i;\n" * 350, 1),
+    (shape.long_for_a_reason, "native/fuzz/x.h", f"// x\n// {WHY}\nint i;\n", 1),
     (shape.function_length, "meshd/x.py", BODY_OF_61, 1),
     (shape.docstring, "meshd/x.py", "import os\n", 1),
     (shape.name_says, "meshd/base/utils.py", "", 1),
@@ -111,7 +115,11 @@ BAD: tuple[tuple[Rule, str, str, int], ...] = (
 
 GOOD: tuple[tuple[Rule, str, str], ...] = (
     (shape.docstring, "meshd/x/__init__.py", ""),
-    (shape.file_length, "tests/x.py", '"""x"""\n' * 600),
+    (shape.file_length, "tests/x.py", '"""x"""\n' * 450),
+    (shape.file_length, "native/mesh/x.cpp", "int i;\n" * 450),
+    (shape.long_for_a_reason, "native/mesh/x.cpp", "int i;\n" * 350),
+    (shape.long_for_a_reason, "native/mesh/x.cpp", f"// x\n// {WHY}\n" + "int i;\n" * 350),
+    (shape.long_for_a_reason, "native/mesh/x.h", "// Made from x by y.\n" + "int i;\n" * 350),
     (shape.long_for_a_reason, "meshd/x.py", '"""x"""\n' * 350),
     (shape.long_for_a_reason, "meshd/x.py", f'"""x\n\n{WHY}\n"""\n' + "x = 1\n" * 350),
     (
@@ -152,6 +160,13 @@ def test_the_package_keeps_every_rule() -> None:
 def test_the_tests_keep_the_rules_of_shape() -> None:
     found = faults(EVERYWHERE, sources("tests"))
     assert not found, "\n" + "\n".join(map(str, found))
+
+
+def test_native_files_are_short_too() -> None:
+    found = faults((shape.file_length, shape.long_for_a_reason), native_sources())
+    assert not found, "\n" + "\n".join(map(str, found))
+    folders = {source.path.rpartition("/")[0] for source in native_sources()}
+    assert folders == {"native/mesh", "native/mesh/tests", "native/fuzz"}
 
 
 @pytest.mark.parametrize(("rule", "path", "text", "line"), BAD)

@@ -14,7 +14,7 @@ from meshd.role.worker.cycle import Worker, WorkerOptions
 from meshd.wire.lease import Acquire, OfferedDevice, Progress, Reserve, WorkerOffer, decode
 
 from tests.sim.loop import run
-from tests.unit.role.head.test_cycle import LITTLE, Scene, scene
+from tests.unit.role.head.scene import LITTLE, Scene, scene
 from tests.unit.role.rig import Bench
 from tests.unit.role.stubs import FakeFile
 

@@ -15,7 +15,7 @@ from meshd.wire.native import NativeVersion
 
 from tests.conformance.run import run as run_real
 from tests.sim.loop import run
-from tests.unit.role.head.test_cycle import Scene, scene
+from tests.unit.role.head.scene import Scene, scene
 from tests.unit.role.rig import cpu_lines
 from tests.unit.role.stubs import FakeFile
 

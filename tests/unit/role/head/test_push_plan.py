@@ -11,7 +11,7 @@ from meshd.peer.interface import PeerState
 from meshd.role.head.split_plan import HeadOptions
 
 from tests.sim.loop import run
-from tests.unit.role.head.test_cycle import Scene, scene
+from tests.unit.role.head.scene import Scene, scene
 from tests.unit.role.rig import COMPRESSED_VERSION
 from tests.unit.role.stubs import StubChild
 

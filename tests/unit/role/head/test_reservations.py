@@ -10,7 +10,7 @@ from meshd.process.interface import ChildFailed
 from meshd.wire.lease import WorkerOffer
 
 from tests.sim.loop import run
-from tests.unit.role.head.test_cycle import Scene, scene
+from tests.unit.role.head.scene import Scene, scene
 
 NAMES = ("anna", "bert", "carl", "dora")
 ONE_WAY = 0.5

@@ -1,0 +1,24 @@
+#include "mesh_echo.h"
+
+#include <stdexcept>
+
+using namespace mesh;
+
+void echo::push(uint32_t number, uint64_t token, std::vector<uint8_t> data) {
+    if (number != 1 && number != 2) {
+        throw bad_message("no such neighbour");
+    }
+    pieces[number - 1].push_back({ token, std::move(data) });
+}
+
+std::vector<uint8_t> echo::take(uint32_t number, uint64_t token, uint32_t size) {
+    if ((number != 1 && number != 2) || pieces[number - 1].empty()) {
+        throw bad_message("no such neighbour, or nothing from it");
+    }
+    piece first = std::move(pieces[number - 1].front());
+    pieces[number - 1].pop_front();
+    if (first.token != token || first.data.size() != size) {
+        throw std::runtime_error("something else");
+    }
+    return std::move(first.data);
+}

@@ -1,0 +1,142 @@
+// Frames of the hostile head about memory: allocated, filled, written, read, loaded, pushed and taken.
+#include "mesh_session.h"
+
+#include <algorithm>
+
+using namespace mesh;
+
+static constexpr uint32_t UNUSED = 1 << 20; // numbers of buffers that are in no undamaged frame
+
+void mesh_session::allocate() {
+    allocate_body body;
+    body.size = dice_.of<uint64_t>({ 128 * 1024, 256 * 1024, 512 * 1024 });
+    if (damaging && dice_.one_in(20)) {
+        // what is accepted for all that is not used
+        body.buffer = dice_.one_in(3) ? 0 : dice_.one_in(2) ? last_buffer : UNUSED + static_cast<uint32_t>(odd() >> 40);
+        body.device = static_cast<uint32_t>(odd());
+        valid = false;
+    } else {
+        body.buffer = ++last_buffer;
+        buffers.push_back({ body.buffer, body.size });
+    }
+    give(body, "allocate");
+}
+
+void mesh_session::memory() {
+    if (dice_.one_in(2) && buffers.size() > 1) {
+        free_body body;
+        body.buffer = buffers.back().number;
+        if (hurt()) {
+            body.buffer = UNUSED + static_cast<uint32_t>(odd() >> 40);
+            valid = false;
+        } else {
+            buffers.pop_back();
+        }
+        return give(body, "free");
+    }
+    const buffer where = some_buffer();
+    fill_body body;
+    body.buffer = where.number;
+    body.size = dice_.below(where.size);
+    body.offset = dice_.below(where.size - body.size);
+    if (hurt()) {
+        (dice_.one_in(2) ? body.offset : body.size) = odd();
+        valid = false;
+    }
+    give(body, "fill");
+}
+
+void mesh_session::data() {
+    const buffer from = some_buffer();
+    const buffer to = some_buffer();
+    const uint64_t size = dice_.below(4096);
+    const uint64_t first = dice_.below(from.size / 2 - size);
+    const uint64_t second = to.size / 2 + dice_.below(to.size / 2 - size);
+    const bool bad = hurt();
+    valid = !bad;
+    switch (dice_.below(3)) {
+    case 0: {
+        write_body body;
+        body.buffer = from.number;
+        body.offset = bad ? odd() : first;
+        std::vector<uint8_t> bytes(size);
+        std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<uint8_t>(dice_.next()); });
+        return give(body, "write", bytes);
+    }
+    case 1: {
+        read_body body;
+        body.buffer = from.number;
+        body.size = static_cast<uint32_t>(bad && dice_.one_in(2) ? odd() : size);
+        body.offset = bad ? odd() : first;
+        return give(body, "read");
+    }
+    default: {
+        copy_body body;
+        body.from_buffer = from.number;
+        body.to_buffer = to.number;
+        body.from_offset = bad && dice_.one_in(2) ? odd() : first;
+        body.to_offset = bad ? odd() : second;
+        body.size = bad && dice_.one_in(2) ? odd() : size;
+        return give(body, "copy");
+    }
+    }
+}
+
+void mesh_session::load() {
+    writer out;
+    for (int64_t n = dice_.within(1, 4); n > 0; n--) {
+        wire_load_entry entry;
+        entry.buffer = some_buffer().number;
+        entry.type = static_cast<uint32_t>(dice_.below(TYPE_COUNT));
+        entry.offset = dice_.below(1000);
+        entry.size = dice_.below(1000);
+        entry.put(out);
+    }
+    if (hurt()) {
+        damage(out.data);
+    }
+    give(load_body(), "load", out.data);
+}
+
+// Some pushes to one neighbour, and what comes back for it
+void mesh_session::pushes() {
+    std::deque<push_body> sent;
+    for (int64_t n = dice_.within(1, 4); n > 0; n--) {
+        const buffer from = some_buffer();
+        push_body body;
+        body.neighbour = 1;
+        body.buffer = from.number;
+        body.size = static_cast<uint32_t>(dice_.below(4096));
+        body.offset = dice_.below(from.size - body.size);
+        body.token = dice_.next();
+        if (hurt()) {
+            (dice_.one_in(2) ? body.buffer : body.size) = static_cast<uint32_t>(odd());
+            valid = false;
+        } else if (hurt()) {
+            body.offset = odd();
+            valid = false;
+        } else if (hurt()) {
+            body.neighbour = static_cast<uint32_t>(odd());
+            valid = false;
+        }
+        give(body, "push");
+        sent.push_back(body);
+    }
+    for (const auto & push : sent) {
+        const buffer to = some_buffer();
+        take_body body;
+        body.neighbour = push.neighbour;
+        body.buffer = to.number;
+        body.size = push.size;
+        body.offset = dice_.below(to.size - 4096);
+        body.token = push.token;
+        if (hurt()) {
+            (dice_.one_in(2) ? body.buffer : body.size) = static_cast<uint32_t>(odd());
+            valid = false;
+        } else if (hurt()) {
+            (dice_.one_in(2) ? body.offset : body.token) = odd();
+            valid = false;
+        }
+        give(body, "take");
+    }
+}

@@ -1,0 +1,98 @@
+"""A head with real workers between fakes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from meshd.base.tasks import Owner
+from meshd.model.status import ModelState
+from meshd.peer.interface import PeerState
+from meshd.role.head.cycle import Serve
+from meshd.role.head.split_plan import HeadOptions
+from meshd.role.worker.cycle import Worker, WorkerOptions
+
+from tests.unit.role.fake_mesh import NATIVE, FakeMesh, Net
+from tests.unit.role.rig import COMPRESSED_VERSION, Bench, cpu_lines
+from tests.unit.role.stubs import FakeFile, StubChild
+
+LITTLE = cpu_lines(free_mib=1)
+
+
+class Scene:
+    """A head and its workers."""
+
+    def __init__(self, net: Net, folder: Path, options: HeadOptions) -> None:
+        self.net, self.folder, self.options = net, folder, options
+        self.file: FakeFile = FakeFile()
+        self.workers: dict[str, Bench] = {}
+        self.roles: dict[str, Worker] = {}
+        self.task: asyncio.Task[None] | None = None
+        self.head()
+
+    def head(
+        self,
+        *,
+        file: FakeFile | None = None,
+        patched: bool = True,
+        compressed: int = COMPRESSED_VERSION,
+        always_compressed: bool = False,
+    ) -> None:
+        """The head, or another one before it is started."""
+        self.file = file or self.file
+        mesh = self.net.mesh("head", "serve")
+        self.bench = Bench(
+            mesh, self.folder, patched=patched, compressed=compressed, always_compressed=always_compressed
+        )
+        self.serve = Serve(self.bench.runtime, self.file, self.options)
+
+    def worker(
+        self,
+        name: str,
+        *,
+        pin: str = "pin",
+        there: bool = True,
+        patched: bool = True,
+        compressed: int = COMPRESSED_VERSION,
+    ) -> FakeMesh:
+        mesh = self.net.mesh(name)
+        bench = self.workers[name] = Bench(
+            mesh, self.folder, patched=patched, version=replace(NATIVE, pin=pin), compressed=compressed
+        )
+        role = self.roles[name] = Worker(bench.runtime, [], WorkerOptions())
+        self.net.owner.start(role.serve(), name=name)
+        mesh.say(PeerState.CONNECTED if there else PeerState.KNOWN)
+        return mesh
+
+    def start(self) -> None:
+        self.task = self.net.owner.start(self.serve.serve(), name="serve")
+
+    async def until(self, state: ModelState, why: str = "", *, seconds: float = 30) -> None:
+        """Virtual seconds; a state that passes in one turn of the loop is seen, too."""
+        async with asyncio.timeout(seconds):
+            while (  # noqa: ASYNC110 - nothing tells of it
+                self.serve.readiness.state is not state
+                or why.lower() not in self.serve.readiness.reason.lower()
+            ):
+                await asyncio.sleep(0.001)
+
+    @property
+    def llama(self) -> StubChild:
+        """The llama-server that runs now."""
+        return self.bench.children[-1]
+
+    def argument(self, name: str) -> str:
+        assert self.llama.spec is not None
+        argv = list(self.llama.spec.argv)
+        return argv[argv.index(name) + 1]
+
+
+@asynccontextmanager
+async def scene(folder: Path, **options: object) -> AsyncIterator[Scene]:
+    async with Owner() as owner:
+        made = HeadOptions(machine="m", incarnation=bytes(16), **options)  # type: ignore[arg-type]
+        try:
+            yield Scene(Net(owner), folder, made)
+        finally:
+            owner.cancel()

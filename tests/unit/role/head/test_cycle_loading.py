@@ -1,0 +1,102 @@
+"""While the head loads: how far each worker is, what came over the network, and whether it holds."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from meshd.gateway.interface import ReadyReport
+from meshd.model.status import ModelState
+
+from tests.sim.loop import run
+from tests.unit.role.head.scene import scene
+
+
+def test_what_came_over_the_network_is_in_the_status(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.worker("anna")
+            it.bench.ready = asyncio.get_running_loop().create_future()
+            it.start()
+            await it.until(ModelState.LOADING, "loading the model")
+            await asyncio.sleep(1)
+            endpoint = it.bench.tunnels[0].endpoint
+            it.llama.report(f"tensor {endpoint} local same 100 blk.0.attn_q.weight")
+            it.llama.report(f"tensor {endpoint} network other_bytes 7 blk.1.attn_q.weight")
+            it.llama.report("done")
+            await asyncio.sleep(1)
+            it.bench.ready.set_result(ReadyReport(True, "", 0.1))
+            await it.until(ModelState.READY)
+            model = it.serve.status.model
+            assert model is not None
+            assert (model.weights_local_bytes, model.weights_network_bytes) == (100, 7)
+            (tensor,) = model.tensors_from_network
+            assert (tensor.name, tensor.node, tensor.reason) == (
+                "blk.1.attn_q.weight",
+                "anna",
+                "other bytes",
+            )
+            assert model.bytes_per_token is None, "nobody has asked for anything yet"
+
+    run(main())
+
+
+def test_how_far_each_worker_is_shows_while_the_model_is_loaded(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.worker("anna")
+            it.worker("zoe")
+            it.bench.ready = asyncio.get_running_loop().create_future()
+            it.start()
+            await it.until(ModelState.LOADING, "loading the model; anna 0 B of")
+            anna, zoe = it.serve.readiness.workers
+            assert (anna.node, anna.share, zoe.node, zoe.share) == ("anna", 0, "zoe", 0)
+            assert it.serve.readiness.progress == 0
+            total = anna.total_bytes
+            assert total > 10 and zoe.total_bytes > 10
+            first = it.bench.tunnels[0]
+            it.llama.report(f"tensor {first.endpoint} local same {total - 10} blk.0.attn_q.weight")
+            it.llama.report(f"tensor {first.endpoint} network no_such_hash 10 blk.1.attn_q.weight")
+            await asyncio.sleep(1)
+            first.sent = 4
+            anna, zoe = it.serve.readiness.workers
+            assert (anna.local_bytes, anna.missing_bytes, anna.sent_bytes) == (total - 10, 10, 4)
+            assert zoe.share == 0
+            progress = it.serve.readiness.progress
+            assert progress is not None
+            assert progress == pytest.approx((total - 6) / (total + zoe.total_bytes))
+            assert "over the network" in it.serve.readiness.reason
+            first.sent = 10_000_000
+            assert it.serve.readiness.workers[0].share == 1, "what else goes through the tunnel is no weight"
+            it.bench.ready.set_result(ReadyReport(True, "", 0.1))
+            await it.until(ModelState.READY)
+            ready = it.serve.readiness
+            assert (ready.workers, ready.progress) == ((), None)
+            model = it.serve.status.model
+            assert model is not None
+            assert [load.node for load in model.workers] == ["anna", "zoe"]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        (ReadyReport(False, "no token came"), "no token came"),
+        (ReadyReport(True, ""), "was changed while it was loaded"),
+    ],
+)
+def test_a_load_that_does_not_hold_is_done_again(tmp_path: Path, report: ReadyReport, why: str) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.worker("anna")
+            it.bench.ready = asyncio.get_running_loop().create_future()
+            it.start()
+            await it.until(ModelState.LOADING, "loading the model")
+            it.file.unchanged = not report.ready
+            it.bench.ready.set_result(report)
+            await it.until(ModelState.LOADING, why)
+            it.file.unchanged = True
+            it.bench.ready = None
+            await it.until(ModelState.READY)
+
+    run(main())
