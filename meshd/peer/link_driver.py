@@ -1,7 +1,7 @@
 """One link under a session: a task that sends, a task that receives, until the link ends.
 
-Holds no state of the session: it moves bytes between `Session` and `Link`, and hands the events on. Who sends
-when, its task or whoever has something for it, is decided in send_turn.py.
+Holds no state of the session: it moves bytes between `Session` and `Link`, and hands the events on. Whether
+its task or a caller sends now is decided in send_turn.py.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """Who sends over one link now: a state and an event in, the next state and what to do out. Pure.
 
-Whoever has given the session something asks to send it, and so does, by way of it, whoever feeds the session
-with what a link has received: deep in calls of one another, and while the link's own task may be at work.
-This table says what each may do, so that nobody sends while the session is being fed, nobody sends within
-another one's sending, and nothing overtakes what a full link has not taken.
+A caller that has given the session data asks to send it. So does, indirectly, the code that feeds the session
+with what a link has received: deep in nested calls, and while the link's own task may be at work. This table
+says what each may do, so that nothing is sent while the session is being fed or within another send, and
+nothing overtakes what a full link has not taken.
 
 `step` has the rules. The driver (link_driver.py) looks up rows that are made of it once, by the number of a
 state in `TURNS`: each message asks several times, and so it costs no more than a flag.

@@ -117,8 +117,8 @@ class Enrolment(Generic[P]):
         self._note = note
 
     async def enter(self, token: str) -> Entered[P]:
-        """Find the membership, join if need be. Raises MeshdError; whoever is given a pipe closes it in the
-        end."""
+        """Find the membership, join if need be. Raises MeshdError. The caller closes the pipe, if it
+        gets one."""
         present = self._home.load_membership()
         if not token:
             if present is None:

@@ -9,27 +9,17 @@ import pytest
 from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.mesh_rig import CountedPair, Mesh, MeshServer
+from tests.e2e.mesh_server_scene import LONG, LOST, MARKS, found_build
 from tests.e2e.models import smollm2, stock_text
 from tests.e2e.random_models import MODELS, random_model
-from tests.native import build as native_build
 from tests.native.build import MeshBuild
 
-LOST = 86  # what a head ends with
-LONG = " ".join(f"The {number}th sentence is about the {number * 7}th thing." for number in range(25))
-pytestmark = [
-    pytest.mark.native,
-    pytest.mark.timeout(3000),  # the first test may have to build upstream's llama-server
-    pytest.mark.skipif(
-        native_build.find() is None, reason="native/mesh is not built: `python -m tests.native.build`"
-    ),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture
 def build() -> MeshBuild:
-    found = native_build.find()
-    assert found is not None
-    return found
+    return found_build()
 
 
 def test_the_native_tests_pass_under_sanitizers(build: MeshBuild) -> None:

@@ -11,52 +11,28 @@ from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.frozen import preloaded, skip_reason
 from tests.e2e.mesh_rig import Mesh
+from tests.e2e.mesh_server_scene import LOST, MARKS, found_build, lose
 from tests.e2e.models import smollm2, stock_text
-from tests.native import build as native_build
-from tests.native.build import MeshBuild
 
-LOST = 86  # what a head ends with
-MANY = 300  # tokens
 SLOW_DEADLINE = 300.0  # seconds, in which a worker gets 35 of a processor
-pytestmark = [
-    pytest.mark.native,
-    pytest.mark.timeout(3000),  # the first test may have to build upstream's llama-server
-    pytest.mark.skipif(
-        native_build.find() is None, reason="native/mesh is not built: `python -m tests.native.build`"
-    ),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture
 def mesh(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Mesh]:
     """Two workers that push; with the parameter "stands" the first one has the library of frozen.py."""
-    build = native_build.find()
-    assert build is not None
     library = None
     if getattr(request, "param", "") == "stands":
         if why := skip_reason():
             pytest.skip(why)
         library = preloaded(tmp_path)
-    with Mesh(
-        MeshBuild(build.folder), tmp_path, smollm2(), 2, weights=[smollm2()], push=True, preload=library
-    ) as made:
+    with Mesh(found_build(), tmp_path, smollm2(), 2, weights=[smollm2()], push=True, preload=library) as made:
         yield made
 
 
 def _lose(mesh: Mesh, happens: Callable[[], object]) -> list[str]:
-    """`happens` while an answer is on its way, and then the head ends: what it told its parent."""
-    came: list[str] = []
-
-    def told(text: str) -> None:
-        came.append(text)
-        if len(came) == 5:
-            happens()
-
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        mesh.head.stream(tokens=MANY, on_piece=told)
-    assert mesh.head.wait_end() == LOST
-    assert len(came) >= 5
-    assert stock_text(smollm2(), MANY).startswith("".join(came))
+    """As `lose`, and what the head told its parent."""
+    lose(mesh, happens)
     return _told(mesh)
 
 

@@ -1,9 +1,6 @@
 """native/mesh: what one worker computes for the next goes there, and not through the head."""
 
-import contextlib
-import http.client
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,31 +8,20 @@ from meshd.build.interface import LLAMA_SERVER
 from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.mesh_rig import CountedPair, Mesh, MeshHead, MeshServer
+from tests.e2e.mesh_server_scene import LONG, MARKS, found_build, lose
 from tests.e2e.models import smollm2, stock, stock_text
 from tests.e2e.native_rig import DEADLINE
 from tests.e2e.random_models import MODELS, random_model
-from tests.native import build as native_build
 from tests.native.build import MeshBuild
 
-LOST = 86  # what a head ends with
 STATE = 576 * 4  # bytes of a token between two layers of SmolLM2
 TOKENS = 24
-MANY = 200
-PROMPT = " ".join(f"The {number}th sentence is about the {number * 7}th thing." for number in range(25))
-pytestmark = [
-    pytest.mark.native,
-    pytest.mark.timeout(3000),  # the first test may have to build upstream's llama-server
-    pytest.mark.skipif(
-        native_build.find() is None, reason="native/mesh is not built: `python -m tests.native.build`"
-    ),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture
 def build() -> MeshBuild:
-    found = native_build.find()
-    assert found is not None
-    return found
+    return found_build()
 
 
 def _through_head(mesh: Mesh) -> int:
@@ -45,22 +31,6 @@ def _through_head(mesh: Mesh) -> int:
 
 def _pushed(mesh: Mesh) -> int:
     return sum(pair.bytes[wire.PUSHED] for pair in mesh.between.values())
-
-
-def _lose(mesh: Mesh, happens: Callable[[], object]) -> None:
-    """`happens` while an answer is on its way: what came of it is right, and then the head ends."""
-    came: list[str] = []
-
-    def told(text: str) -> None:
-        came.append(text)
-        if len(came) == 5:
-            happens()
-
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        mesh.head.stream(tokens=MANY, on_piece=told)
-    assert mesh.head.wait_end() == LOST
-    assert len(came) >= 5
-    assert stock_text(smollm2(), MANY).startswith("".join(came))
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -95,7 +65,7 @@ def test_every_kind_of_model_answers_as_one_node_does(build: MeshBuild, name: st
 def test_a_long_prompt_is_pipelined_and_answered_as_by_one_node(build: MeshBuild, tmp_path: Path) -> None:
     extra = ("-ub", "32")
     with Mesh(build, tmp_path, smollm2(), 3, weights=[smollm2()], extra=extra, push=True) as mesh:
-        assert mesh.head.complete(PROMPT) == stock_text(smollm2(), prompt=PROMPT, extra=extra)
+        assert mesh.head.complete(LONG) == stock_text(smollm2(), prompt=LONG, extra=extra)
 
 
 def test_a_pair_that_is_not_connected_goes_through_the_head(build: MeshBuild, tmp_path: Path) -> None:
@@ -115,7 +85,7 @@ def test_a_pair_that_is_not_connected_goes_through_the_head(build: MeshBuild, tm
 
 def test_a_cut_between_two_workers_ends_the_head_with_its_reason(build: MeshBuild, tmp_path: Path) -> None:
     with Mesh(build, tmp_path, smollm2(), 3, weights=[smollm2()], push=True) as mesh:
-        _lose(mesh, lambda: mesh.cut(1, 2))
+        lose(mesh, lambda: mesh.cut(1, 2))
         assert "mesh: lost MESH2: it says: lost neighbour 1: it ended" in mesh.head.output
 
 
@@ -124,14 +94,14 @@ def test_a_worker_that_is_killed_ends_the_head_and_no_token_is_wrong(
     build: MeshBuild, victim: int, tmp_path: Path
 ) -> None:
     with Mesh(build, tmp_path, smollm2(), 3, weights=[smollm2()], push=True) as mesh:
-        _lose(mesh, lambda: mesh.servers[victim].process.send_signal(signal.SIGKILL))
+        lose(mesh, lambda: mesh.servers[victim].process.send_signal(signal.SIGKILL))
         assert f"lost MESH{victim}: " in mesh.head.output or f"lost neighbour {victim}: " in mesh.head.output
 
 
 def test_a_neighbour_that_says_something_else_ends_the_head(build: MeshBuild, tmp_path: Path) -> None:
     """A frame between two of the workers' own."""
     with Mesh(build, tmp_path, smollm2(), 2, weights=[smollm2()], push=True) as mesh:
-        _lose(mesh, lambda: mesh.between[0, 1].insert(wire.HEADER.pack(8, wire.PUSHED, 0, 0) + bytes(8)))
+        lose(mesh, lambda: mesh.between[0, 1].insert(wire.HEADER.pack(8, wire.PUSHED, 0, 0) + bytes(8)))
         assert "lost neighbour 0: it pushed something else than the head says" in mesh.head.output
 
 

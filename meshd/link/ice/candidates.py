@@ -25,7 +25,7 @@ def path_of(local: str, remote: str, remote_kind: CandidateKind | None) -> str:
     """LinkInfo.path of a pair: `local` and `remote` are hosts, `remote_kind` is what they said of theirs.
 
     `mapped`: through a port that a router was asked for. `punched`: both sides sent through a NAT. A side
-    that has a public address of its own calls the path `public`, whichever side it is.
+    that itself has a public address calls the path `public`, whichever side it is.
     """
     path = path_between(local, remote)
     if path != "public":

@@ -1,7 +1,7 @@
 """What becomes of a connection that a listener has taken in, whatever carries it: a link, a joiner, nothing.
 
-Few wait here that have proven nothing, each for a bounded time (base/unproven_connections.py); whoever has
-proven itself is handed upward, and closed when it comes back from there.
+Few unauthenticated connections wait here, each for a bounded time (base/unproven_connections.py). One that
+has proven its identity is handed upward, and closed when it comes back from there.
 """
 
 import asyncio

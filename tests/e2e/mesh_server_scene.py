@@ -1,0 +1,46 @@
+"""What all tests of native/mesh in real processes begin with: the marks, the build, a loss in mid-answer."""
+
+import contextlib
+import http.client
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.mesh_rig import Mesh
+from tests.e2e.models import smollm2, stock_text
+from tests.native import build as native_build
+from tests.native.build import MeshBuild
+
+LOST = 86  # what a head ends with
+MANY = 300  # tokens of an answer in which something happens
+LONG = " ".join(f"The {number}th sentence is about the {number * 7}th thing." for number in range(25))
+MARKS = [
+    pytest.mark.native,
+    pytest.mark.timeout(3000),  # the first test may have to build upstream's llama-server
+    pytest.mark.skipif(
+        native_build.find() is None, reason="native/mesh is not built: `python -m tests.native.build`"
+    ),
+]
+
+
+def found_build() -> MeshBuild:
+    """The build that MARKS has seen to be there."""
+    found = native_build.find()
+    assert found is not None
+    return found
+
+
+def lose(mesh: Mesh, happens: Callable[[], object]) -> None:
+    """`happens` while an answer is on its way: what came of it is right, and then the head ends."""
+    came: list[str] = []
+
+    def on_piece(text: str) -> None:
+        came.append(text)
+        if len(came) == 5:
+            happens()
+
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        mesh.head.stream(tokens=MANY, on_piece=on_piece)
+    assert mesh.head.wait_end() == LOST
+    assert len(came) >= 5
+    assert stock_text(smollm2(), MANY).startswith("".join(came))
