@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--source", type=Path, metavar="DIR", help="upstream's tree, where pip has no network"
     )
-    parser.add_argument("--model", default="small,8b", metavar="LIST", help="random ones, smollm2, or files")
+    parser.add_argument("--model", default="small,8b", metavar="LIST", help="small, 8b, 70b (random weights), smollm2, or files")
     parser.add_argument("--devices", default="", metavar="LIST", help="such as CUDA0,CUDA1 (default: all)")
     parser.add_argument("--workers", default="2", metavar="N,…")
     parser.add_argument("--rtt", default="0,20,50", metavar="MS,…")

@@ -50,6 +50,7 @@ SHAPES = {
     "tiny": Shape(layers=4, width=256, inner=512, heads=2, kv_heads=1),  # 10 MB
     "small": Shape(layers=16, width=1024, inner=2816, heads=8, kv_heads=4),  # 140 MB
     "8b": Shape(layers=32, width=4096, inner=14_336, heads=32, kv_heads=8),  # 4.1 GB
+    "70b": Shape(layers=80, width=8192, inner=28_672, heads=64, kv_heads=8),  # 39 GB
 }
 
 
