@@ -31,7 +31,7 @@ from meshd.bench.figures import MESHD
 from meshd.bench.gpu_page import GpuRunFacts, page
 from meshd.bench.gpu_results import Found, decode, encode
 from meshd.bench.one_way_delay import measure_one_way
-from meshd.bench.random_model import random_model
+from meshd.bench.random_model import SHAPES, random_model
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import RPC_SERVER, BuildProgress, NativeInfo
 from meshd.build.native import build
@@ -106,7 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--source", type=Path, metavar="DIR", help="upstream's tree, where pip has no network"
     )
-    parser.add_argument("--model", default="small,8b", metavar="LIST", help="small, 8b, 70b (random weights), smollm2, or files")
+    parser.add_argument(
+        "--model", default="small,8b", metavar="LIST", help=f"{', '.join(SHAPES)} (random), smollm2, or files"
+    )
     parser.add_argument("--devices", default="", metavar="LIST", help="such as CUDA0,CUDA1 (default: all)")
     parser.add_argument("--workers", default="2", metavar="N,…")
     parser.add_argument("--rtt", default="0,20,50", metavar="MS,…")

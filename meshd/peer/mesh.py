@@ -248,12 +248,20 @@ class PeerMesh:
             LOG.info("peer_left", peer=record.peer.short, name=naming.shown(record.name))
             self._drop(record.peer, Code.NONE, "it has left the mesh")
             return
-        if not self._presence.large:  # else others may be next to us now: see _keep_sessions
-            self._presence.tick(self.reachable())
+        self._known_now(record.peer)
         entry = self._peers.wish(record.peer)
         if entry is not None:
             self._peers.name_from_record(entry.connection)
             entry.connector.told()
+
+    def _known_now(self, peer: PeerId) -> None:
+        """Its record is new. One that dialled us before we knew it is wanted from now on."""
+        if self._presence.large:  # others may be next to us now: see _keep_sessions
+            return
+        self._presence.tick(self.reachable())
+        entry = self._peers.get(peer)
+        if entry is not None:
+            entry.connector.wanted = self._presence.wants(peer)
 
     def _link_made(self, peer: PeerId, hello: Hello, _info: LinkInfo) -> None:
         """Raises RemoteProtocolError where the peer shows no good record: it would never be a member here."""
@@ -264,8 +272,8 @@ class PeerMesh:
             self._node.changed()
             if record.has_left:
                 self._drop(peer, Code.NONE, "it has left the mesh")
-            elif not self._presence.large:
-                self._presence.tick(self.reachable())
+            else:
+                self._known_now(peer)
         entry = self._peers.get(peer)
         if entry is None:
             return  # dropped while it greeted

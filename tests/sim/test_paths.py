@@ -100,6 +100,19 @@ def test_the_first_link_carries_and_better_ones_take_over() -> None:
     run(main())
 
 
+def test_a_member_that_dials_us_first_is_dialled_as_soon_as_its_record_is_known() -> None:
+    async def main() -> None:
+        async with World() as world:
+            leader, follower = pair = apart(world, kinds=(RELAY, WEBRTC))
+            follower.knows(leader)  # as one that has just joined at the leader
+            for node in pair:
+                serve_echo(node)
+                node.start()
+            assert await carried_by(pair, WEBRTC, seconds=1) < 0.5
+
+    run(main())
+
+
 def test_where_tcp_connects_at_once_the_heavy_kinds_are_never_begun() -> None:
     async def main() -> None:
         async with World() as world:
