@@ -277,8 +277,8 @@ def _help() -> str:
         "usage: meshd COMMAND [OPTIONS]",
         "",
         "examples:",
-        "  meshd worker > token.txt                           lend this machine; prints an invite token",
-        "  meshd serve --model model.gguf --join @token.txt   serve the model at http://127.0.0.1:8090/v1",
+        "  meshd worker                                  lend this machine; prints an invite token",
+        "  meshd serve --model model.gguf --join TOKEN   serve the model at http://127.0.0.1:8090/v1",
         "",
     ]
     for group in GROUPS:
