@@ -1,4 +1,4 @@
-"""The API of a serving node: an OpenAI-compatible proxy in front of llama-server.
+"""The API of a serving node: an OpenAI-compatible proxy in front of llama-server, and a chat page.
 
 The gateway reports true readiness, forwards streams unbuffered, checks keys and browser
 headers, and turns a lost upstream into an error event. It knows an Upstream, never the mesh.

@@ -14,6 +14,7 @@ from meshd.base.work_slots import Slots
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies, wants_stream
 from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, preflight_headers
+from meshd.gateway.chat_page import PageFile
 from meshd.gateway.client_connections import RequestGate, Visitor
 from meshd.gateway.events import StreamForm
 from meshd.gateway.failure import Failure, HttpRefusal
@@ -91,6 +92,7 @@ class Router:
         tally: Tally,
         max_requests: int,
         door: RequestGate,
+        page: Mapping[str, PageFile],
     ) -> None:
         self._upstream = upstream
         self._proxy = proxy
@@ -100,6 +102,7 @@ class Router:
         self._tally = tally
         self._max_requests = max_requests
         self._door = door
+        self._page = page
         self._requests = Slots(Share("", max_requests, "node", ""), _of_key(max_requests, keys))
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -135,11 +138,12 @@ class Router:
     async def _answer(self, request: web.BaseRequest, extra: dict[str, str]) -> web.StreamResponse:
         method = "GET" if request.method == "HEAD" else request.method
         path = request.path
-        if path in HEALTH_PATHS:
+        page_file = self._page.get(path)
+        if page_file is not None or path in HEALTH_PATHS:
             _demand_method(method, "GET")
             if not self._keys:
                 self._check_key(request)  # lets the connection stay
-            return self._health(extra)
+            return self._health(extra) if page_file is None else page_file.response(extra)
         key = self._check_key(request)
         own = self._own_answer(path)
         if own is not None:

@@ -13,6 +13,7 @@ from meshd.base.log import get
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies
 from meshd.gateway.browser import BrowserGuard, normal_host
+from meshd.gateway.chat_page import load_page
 from meshd.gateway.client_connections import DoorServer, RequestGate
 from meshd.gateway.interface import GatewayConfig, GatewayStatus, Upstream
 from meshd.gateway.listen import all_loopback, bind, resolve
@@ -67,13 +68,14 @@ class ApiPort:
 
 
 class Gateway:
-    """The OpenAI-compatible API of one serving node. `claimed`: its port, else bound by `serve`."""
+    """The API of one serving node, and its chat page. `claimed`: its port, else bound by `serve`."""
 
     def __init__(self, config: GatewayConfig, upstream: Upstream, claimed: ApiPort | None = None) -> None:
         self._config = config
         self._upstream = upstream
         self._claimed = claimed
         self._tally = Tally()
+        self._page = load_page()
         self._port = config.port if claimed is None else claimed.port
         self.started = asyncio.Event()
 
@@ -120,6 +122,7 @@ class Gateway:
             tally=self._tally,
             max_requests=config.max_requests,
             door=door,
+            page=self._page,
         )
         async with proxy:
             await self._run(router, proxy, door, claimed.sockets)

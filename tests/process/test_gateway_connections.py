@@ -86,12 +86,16 @@ def test_half_a_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("keys", [(), (KEY,)])
-def test_a_connection_that_was_let_in_stays(monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]) -> None:
-    """Also without keys, as on loopback."""
+@pytest.mark.parametrize(
+    ("path", "keys"), [("/v1/models", ()), ("/v1/models", (KEY,)), ("/health", ()), ("/chat.css", ())]
+)
+def test_a_connection_that_was_let_in_stays(
+    monkeypatch: pytest.MonkeyPatch, path: str, keys: tuple[str, ...]
+) -> None:
+    """Also without keys, as on loopback, and where a browser first reads the chat page on it."""
     monkeypatch.setattr(client_connections, "STRANGER_SECONDS", 0.3)
     monkeypatch.setattr(client_connections, "SWEEP_SECONDS", 0.1)
-    ask = f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+    ask = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
 
     async def scenario() -> None:
         config = GatewayConfig(port=0, api_keys=keys)
@@ -99,8 +103,9 @@ def test_a_connection_that_was_let_in_stays(monkeypatch: pytest.MonkeyPatch, key
             reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
             for _ in range(2):
                 writer.write(ask)
-                assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
-                await reader.readuntil(b"]}")
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200")
+                await reader.readexactly(int(head.partition(b"Content-Length: ")[2].split()[0]))
                 await asyncio.sleep(0.8)
             assert not reader.at_eof()
             writer.transport.abort()

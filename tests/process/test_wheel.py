@@ -87,6 +87,8 @@ def test_it_holds_what_a_native_build_needs_and_nothing_more(wheel: Path) -> Non
         patches | {"meshd/native/UPSTREAM.toml", "meshd/configs/meshd.example.toml", "meshd/py.typed"}
         <= names
     )
+    page = {f"meshd/gateway/page/{name}" for name in ("index.html", "chat.js", "chat.css")}
+    assert {name for name in names if name.startswith("meshd/gateway/page/")} == page
     tops = {name.partition("/")[0] for name in names}
     assert all(top == "meshd" or top.endswith(".dist-info") for top in tops)
 

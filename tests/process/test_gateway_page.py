@@ -1,0 +1,98 @@
+"""The chat page over real HTTP: its files, their headers, and who gets them."""
+
+import asyncio
+
+import pytest
+from meshd.gateway.chat_page import load_page
+from meshd.gateway.interface import GatewayConfig, Readiness
+from meshd.model.status import ModelState
+
+from tests.process.gateway_fake import says, world
+
+KEY = "k-0123456789abcdef"
+PATHS = {
+    "/": "text/html; charset=utf-8",
+    "/chat.js": "text/javascript; charset=utf-8",
+    "/chat.css": "text/css; charset=utf-8",
+}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+def ask(
+    path: str,
+    *,
+    method: str = "GET",
+    headers: dict[str, str] | None = None,
+    keys: tuple[str, ...] = (),
+    state: ModelState = ModelState.READY,
+) -> tuple[int, dict[str, str], bytes]:
+    """One request; llama-server must not hear of it."""
+
+    async def scenario() -> tuple[int, dict[str, str], bytes]:
+        async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=keys)) as here:
+            here.upstream.readiness = Readiness(state, "waiting for workers")
+            async with here.http.request(method, here.url + path, headers=headers) as answer:
+                body = await answer.read()
+            assert here.server.seen == []
+            return answer.status, dict(answer.headers), body
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+def test_each_file_is_served_with_strict_headers_and_without_a_key(path: str, keys: tuple[str, ...]) -> None:
+    status, headers, body = ask(path, keys=keys)
+    assert (status, headers["Content-Type"]) == (200, PATHS[path])
+    assert body == load_page()[path].body
+    assert {name: headers.get(name) for name in HEADERS} == HEADERS
+    assert headers["Server"] == "meshd"
+    assert "Access-Control-Allow-Origin" not in headers
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_head_has_the_headers_alone(path: str) -> None:
+    status, headers, body = ask(path, method="HEAD")
+    assert (status, body) == (200, b"")
+    assert headers["Content-Length"] == str(len(load_page()[path].body))
+    assert {name: headers.get(name) for name in HEADERS} == HEADERS
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_other_methods_are_refused(path: str, method: str) -> None:
+    status, headers, body = ask(path, method=method, keys=(KEY,))
+    assert (status, headers["Allow"]) == (405, "GET")
+    assert b"method_not_allowed" in body
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_guards_apply_to_it_as_to_every_path(path: str) -> None:
+    status, _, body = ask(path, headers={"Host": "evil.example"})
+    assert (status, b"host_not_allowed" in body) == (403, True)
+    status, _, body = ask(path, headers={"Origin": "http://evil.example"})
+    assert (status, b"origin_not_allowed" in body) == (403, True)
+    status, _, body = ask(path, headers={"Origin": "http://evil.example"}, method="OPTIONS")
+    assert status == 403
+
+
+@pytest.mark.parametrize("state", [ModelState.WAITING, ModelState.LOADING, ModelState.FAILED])
+def test_it_is_there_before_the_model_is(state: ModelState) -> None:
+    assert ask("/", state=state)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/index.html", "/chat", "/chat.js/", "/page/chat.js", "/chat_page.py", "//"]
+)
+def test_nothing_else_is_served(path: str) -> None:
+    status, _, body = ask(path)
+    assert (status, b"unknown_path" in body) == (404, True)
