@@ -86,6 +86,7 @@ WHOLE = (
     + delta(content="añ")
     + b": no connection to worker anna for 10 s\n\n"
     + delta(content="🙂\r\n: no comment\n\ndata: x")
+    + b'event: x\ndata: {"choices": [{"delta":\ndata:{"content": "!"}}]}\n\n'
     + last_chunk(7)
     + USAGE
     + DONE
@@ -108,7 +109,7 @@ def test_a_stream_reads_the_same_wherever_it_is_cut(cuts: list[list[bytes]]) -> 
     found = read(*cuts)
     assert len(found) == len(cuts)
     for it in found:
-        assert it["answer"]["text"] == it["shown"]["text"] == "añ🙂\r\n: no comment\n\ndata: x"
+        assert it["answer"]["text"] == it["shown"]["text"] == "añ🙂\r\n: no comment\n\ndata: x!"
         assert it["answer"]["thought"] == it["shown"]["thought"] == "höre"
         assert it["comments"] == ["keep-alive", "no connection to worker anna for 10 s"]
         assert (it["bad"], it["note"], it["failed"]) == (False, "6 tokens · 3.0 tokens/s", "")

@@ -196,7 +196,8 @@ class Page {
       end = await this.stream(turn, body, abort.signal);
     } catch (error) {
       const why = error instanceof TypeError ? "no connection to meshd" : error.message;
-      if (!abort.signal.aborted) end = { bad: true, note: `The answer was cut: ${why}.` };
+      const what = turn.answer.text || turn.answer.thought ? "The answer was cut" : "No answer";
+      if (!abort.signal.aborted) end = { bad: true, note: `${what}: ${why}.` };
     }
     this.running = null;
     this.showBusy(false);
