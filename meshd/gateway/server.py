@@ -99,7 +99,6 @@ class Gateway:
             ready=self._upstream.readiness.state is ModelState.READY,
             requests=self._tally.requests,
             tokens=self._tally.tokens,
-            active=self._tally.active,
         )
 
     async def serve(self) -> None:
