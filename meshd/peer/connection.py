@@ -1,6 +1,6 @@
 """The driver of one peer: links in, one durable session, streams out.
 
-`run_link` owns one link from its greeting to its end, in the task of whoever made or took it in;
+`run_link` owns one link from its greeting to its end, in the task that made or accepted it;
 `serve` owns the session's timers and the handlers of streams that the peer opens. What happens is handed on:
 to the links (links.py), the session (session_holder.py), what status shows (status_view.py). Whether a link
 may go on is decided in admission.py, which one carries data in path_selection.py.

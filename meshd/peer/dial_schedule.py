@@ -94,7 +94,7 @@ class _DialState:
     forced: bool = False  # runs whatever the wishes
     stale: bool = False  # begun before something changed
     refused: bool = (
-        False  # by whoever answered there, who need not be the peer: a matter of this transport alone
+        False  # by the node that answered there, maybe not the peer: it concerns this transport alone
     )
     failures: int = 0
     failed_at: float = 0.0
@@ -182,7 +182,7 @@ class DialSchedule:
         self._states[index].running = False
 
     def failed(self, index: int, now: float, draw: float, *, refused: bool = False) -> None:
-        """It ended without a link (`refused`: whoever is there wants none), or the link was short-lived.
+        """It ended without a link (`refused`: the node there wants none), or the link was short-lived.
 
         `draw` lies in [0, 1).
         """

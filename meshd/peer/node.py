@@ -151,7 +151,7 @@ class Node:
                         new.append(entry)
             except (RemoteProtocolError, Fault) as error:
                 invalid += 1
-                LOG.debug("ban_refused", why=error.what)  # who told it is named by whoever counts them
+                LOG.debug("ban_refused", why=error.what)  # the caller names the sender, and counts these
         if new:
             self.save_bans()
             self.on_bans(new)
@@ -169,7 +169,7 @@ class Node:
             LOG.warning("banned", peer=peer.short, why=what, hint=BANNED_HINT)
 
     def changed(self) -> None:
-        """Something about a peer changed: wake whoever waits in `wait_changed`."""
+        """Something about a peer changed: wake `wait_changed`."""
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()

@@ -114,7 +114,7 @@ class Mailroom(Generic[To]):
             self._drop(letter)
 
     def sweep(self, now: float) -> None:
-        """Drop what is too old."""
+        """Drop expired mail."""
         for to in list(self._waiting):
             self._drop_old(to, now)
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 
 class UdpProxy:
-    """Forwards datagrams between whoever sends to `port` and `target`, one socket for each sender."""
+    """Forwards datagrams between senders to `port` and `target`, one socket for each sender."""
 
     def __init__(self, host: str, target: int) -> None:
         self._loop = asyncio.get_running_loop()

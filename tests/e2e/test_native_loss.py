@@ -182,7 +182,7 @@ def test_an_end_point_where_nobody_listens_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_stood_still_goes_on(tmp_path: Path, reference: str) -> None:
-    """Nothing is lost by silence alone: whoever sees that it is a fault closes the connection."""
+    """Nothing is lost by silence alone: the process that detects a fault closes the connection."""
     with _split(tmp_path) as split:
         pieces = 0
         pid = split.workers[1].process.pid

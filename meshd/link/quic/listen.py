@@ -42,7 +42,7 @@ _WAITING_STRANGERS = 16  # first datagrams kept while the library is loaded, onc
 class QuicListener:
     """Takes in QUIC links on UDP. `open` first, then `serve` until cancelled, which closes it.
 
-    Whoever opens it calls `close` in the end: a `serve` that is cancelled before its first step does not.
+    Its opener calls `close` in the end: a `serve` that is cancelled before its first step does not.
     `host` empty: every address of this machine. Joiners are handed to `on_joiner` (link/secure/joining.py);
     without it they are turned away. Datagrams that are not QUIC's (a STUN message begins with two zero bits,
     RFC 9443) go to `on_other`, for which `send_other` answers. `path`: what the path is called (LinkInfo),

@@ -28,7 +28,7 @@ from meshd.wire.address import Candidate
 class TcpListener:
     """Takes in TCP links. `open` first, then `serve` until cancelled, which closes it.
 
-    Whoever opens it calls `close` in the end: a `serve` that is cancelled before its first step does not.
+    Its opener calls `close` in the end: a `serve` that is cancelled before its first step does not.
     `host` empty: every address of this machine. Joiners are handed to `on_joiner` (link/secure/joining.py);
     without it they are turned away.
     """
