@@ -25,7 +25,7 @@ _USUAL = {  # workers, round trips
     "ready": ("1,2,4", "0,20,50"),
 }
 MOST_WORKERS = 15  # llama.cpp takes 16 devices
-USAGE = """\
+_USAGE = """\
 meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N] [--compute-only]
                                       [--without push] [--svg FILE] [--json]
        meshd bench latency --proxy LISTEN:TARGET --ms N [--compute-only] [--count-rpc] [--json]
@@ -36,7 +36,7 @@ meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, and on what."""
-    parser.usage = USAGE
+    parser.usage = _USAGE
     parser.add_argument(
         "what",
         metavar=WHAT,

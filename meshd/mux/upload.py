@@ -14,7 +14,7 @@ _SHARE_TIME = 0.02  # what one session takes at once while others wait
 _LEAST_SHARE = 4 << 10  # bytes; a frame is not cut smaller
 _ABSENT = 0.25  # who does not come for so long after its time has lost its turn
 _SOON = 0.001
-_MOST_KNOWN = 512  # sessions whose count is remembered; a node has 256 peers
+_MOST_SESSIONS = 512  # sessions whose count is remembered; a node has 256 peers
 
 
 class Upload:
@@ -46,7 +46,7 @@ class Upload:
         self.spend_control(count, now)
         if who in self._given:
             self._given[who] += count
-        if len(self._given) > _MOST_KNOWN:
+        if len(self._given) > _MOST_SESSIONS:
             self._given = {one: given for one, given in self._given.items() if one in self._waiting}
 
     def spend_control(self, count: int, now: float) -> None:

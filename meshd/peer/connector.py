@@ -24,7 +24,7 @@ from meshd.peer.reasons import Failed, last_error
 from meshd.wire.dialable import Dialable, Source
 from meshd.wire.netfacts import CAPABILITY, NetFacts
 
-ATTEMPT_SECONDS = 30.0  # for a dialler that knows no end
+_ATTEMPT_SECONDS = 30.0  # for a dialler that knows no end
 LOG = log.get("peer")
 
 
@@ -178,7 +178,7 @@ class Connector:
         """Dial, and hand the link to a task of its own: giving up the attempt must not end it."""
         dialer, peer = self._dialers[index], self._connection.peer
         try:
-            async with asyncio.timeout(ATTEMPT_SECONDS):
+            async with asyncio.timeout(_ATTEMPT_SECONDS):
                 link = await contained(
                     dialer.dial(peer, self._affordable(index)),
                     source=self._source,
@@ -186,7 +186,7 @@ class Connector:
                     blame=self._connection.blame,
                 )
         except TimeoutError:
-            what = f"no link within {ATTEMPT_SECONDS:.0f} s"
+            what = f"no link within {_ATTEMPT_SECONDS:.0f} s"
             kind = TRANSPORTS[dialer.transport].kind
             self._fell_through(index, DialError(what, kind=kind, failure=DialFailure.TIMEOUT))
         except MeshdError as error:

@@ -35,8 +35,8 @@ from meshd.peer.suspend_detector import boot_seconds, watch_sleep
 from meshd.wire.hello import Hello
 from meshd.wire.news import NEWS_SERVICE
 
-LOOK_SECONDS = 2.0  # how often a large mesh is looked at
-IDLE_SECONDS = 60.0  # without a stream, until a session that neither end keeps is ended
+MESH_LOOK_SECONDS = 2.0  # how often a large mesh is looked at
+SESSION_IDLE_SECONDS = 60.0  # without a stream, until a session that neither end keeps is ended
 LOG = log.get("peer")
 
 
@@ -215,7 +215,7 @@ class PeerMesh:
     async def _keep_sessions(self) -> None:
         """In a large mesh: keep few sessions, and end those that nobody needs."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(MESH_LOOK_SECONDS)
             self._presence.tick(self.reachable())
             self._add_wanted()
             now = self._node.now()
@@ -225,7 +225,7 @@ class PeerMesh:
                     self._presence.demand(peer)
                 if entry.connector.wanted or entry.connection.in_use:
                     entry.used_at = now
-                elif now - entry.used_at < IDLE_SECONDS:
+                elif now - entry.used_at < SESSION_IDLE_SECONDS:
                     continue
                 elif not entry.connection.linked and not entry.connection.session_id:
                     self._peers.retire(peer, entry)
@@ -307,7 +307,7 @@ class PeerMesh:
             self._drop(peer, Code.NONE, "it has left the mesh")
 
     def bans_changed(self) -> None:
-        """Somebody is banned: close what is open with them, and tell the others."""
+        """A node is banned: close its sessions, and tell the others."""
         bans = self._node.bans
         for peer in dict.fromkeys([*self._peers, *self._book.peers()]):
             entry, record = self._peers.get(peer), self._book.record(peer)

@@ -24,8 +24,8 @@ from meshd.peer.interface import Book
 from meshd.peer.node import Node
 from meshd.peer.presence import MemberPresence
 
-AGAIN_SECONDS = 5.0  # after something failed that nobody foresaw, until a peer is looked after again
-FAREWELL_SECONDS = 3.0  # for the goodbye to a node that is dropped; then its links are cut
+_AGAIN_SECONDS = 5.0  # after something failed that nobody foresaw, until a peer is looked after again
+_FAREWELL_SECONDS = 3.0  # for the goodbye to a node that is dropped; then its links are cut
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
         return sum(not self._presence.keeps(other) for other in alike) < TABLED_ADMITTED.most
 
     def retire(self, peer: PeerId, entry: PeerEntry) -> None:
-        """Nothing is left with a member that nobody needs: what is known of it stands in the book."""
+        """Drop a member that nobody needs: its record stays in the book."""
         del self._peers[peer]
         entry.connector.stop()
         entry.gone.set()
@@ -152,7 +152,7 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
                 del self._peers[peer]
             with suppress(Fault), Contained(source, "connection", blame):
                 entry.connection.close(Code.NONE, "it failed here")  # the links that others own
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(_AGAIN_SECONDS)
             self.wish(peer)
 
     async def _one_life(self, entry: PeerEntry) -> None:
@@ -163,7 +163,7 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
             owner.start(entry.connector.serve(), name=f"connector {connection.peer.short}")
             await entry.gone.wait()
             try:
-                async with asyncio.timeout(FAREWELL_SECONDS):
+                async with asyncio.timeout(_FAREWELL_SECONDS):
                     seen = -1
                     while connection.linked:
                         seen = await self._node.wait_changed(seen)

@@ -41,7 +41,7 @@ from meshd.identity.signal_guard import SignalGuard, SignalVerdict
 from meshd.link.interface import Signals
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.peer.node import Node
-from meshd.peer.signal_routes import ROUTE_SECONDS, TO, Carriers, MailRoute, SignalRoutes, bounded
+from meshd.peer.signal_routes import ROUTE_SECONDS, SIGNAL_TO, Carriers, MailRoute, SignalRoutes, bounded
 from meshd.wire.signal import MAX_PAYLOAD_BYTES, MAX_SIGNAL_BYTES, SIGNAL_SERVICE, SignalBody
 
 STREAM_SECONDS = 10.0  # for a signal of 6 KiB to come in
@@ -95,7 +95,7 @@ class SignalService:
         carriers.handle(SIGNAL_SERVICE, self._take_stream, allow=self._allow, quiet=True)
 
     async def serve(self) -> None:
-        """Take the mail in, and own what is under way, until cancelled."""
+        """Take the mail in, and own running deliveries, until cancelled."""
         mail = self._mail
         await self._routes.serve(() if mail is None else (partial(self._take_mail, mail),))
 
@@ -131,7 +131,7 @@ class SignalService:
     # Receiving.
 
     def _allow(self, member: Member, metadata: Mapping[str, MetadataValue]) -> str | Release:
-        to = metadata.get(TO)
+        to = metadata.get(SIGNAL_TO)
         if to is not None and not self._routes.reaches(to):
             return "not connected to that node"
         return self._coming.take(member.peer, member.chain.admitter) or "too many signals at once"
@@ -156,7 +156,7 @@ class SignalService:
 
     async def _pass_on(self, signal: Signal, stream: Stream) -> None:
         """One hop, from the sender itself to a peer of ours."""
-        if signal.sender != stream.peer or stream.metadata.get(TO) != signal.to.raw:
+        if signal.sender != stream.peer or stream.metadata.get(SIGNAL_TO) != signal.to.raw:
             raise RemoteProtocolError("a signal from another sender is not forwarded", code="signal")
         if not self._forwarded.spend(signal.sender, self._node.now()):
             raise Refused("too many signals to forward", code="busy")
@@ -185,7 +185,7 @@ class SignalService:
         """
         sender, now = signal.sender, self._node.now()
         if not self._may_come(sender, by, now):
-            # `sender` has signed nothing yet: whoever brought it must not use up that node's lines
+            # `sender` has signed nothing yet: another node must not use up its log lines
             LOG.info("signal_dropped", node=sender.short, why="too many of them")
             return
         member = signal.verify(self._chain().leaf.mesh)

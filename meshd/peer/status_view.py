@@ -10,11 +10,10 @@ from meshd.base.errors import Refused
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
-from meshd.link.interface import LinkInfo
+from meshd.link.interface import RELAYED, LinkInfo
 from meshd.mux.events import Code
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.peer.node import Node
-from meshd.peer.path_selection import RELAYED
 from meshd.wire.hello import Hello
 from meshd.wire.native import NativeVersion, difference
 

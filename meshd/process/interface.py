@@ -19,6 +19,8 @@ from typing import Protocol
 
 from meshd.base.errors import MeshdError
 
+SHOWN_LINES = 3  # of a child's output, in the message that says how it ended
+
 ReadyProbe = Callable[[], Awaitable[bool]]
 """Asked again and again while STARTING; True means ready. Must not raise but for cancellation."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, UserError
-from meshd.base.listening_socket import listen_at, listen_in
+from meshd.base.listening_socket import NO_ROOM, NO_ROOM_SECONDS, listen_at, listen_in
 from meshd.base.port_holder import port_holder
 from meshd.base.tasks import Owner
 from meshd.base.unix_peer import allowed, peer_of
@@ -24,9 +24,7 @@ from meshd.tunnel.pump import Counter, Unwatched, pump
 from meshd.tunnel.stock_head import Saver
 
 SECRET_SECONDS = 5.0  # a client that is ours sends its secret at once
-MAX_CONNECTIONS = 64
-PAUSE_SECONDS = 1.0  # without a free descriptor: until something has been closed
-_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+MAX_CLIENTS = 64
 LOG = log.get("tunnel")
 
 
@@ -118,7 +116,7 @@ class Forward:
             async with Owner() as owner:
                 while True:
                     client = await self._accept()
-                    if self._streams >= MAX_CONNECTIONS:
+                    if self._streams >= MAX_CLIENTS:
                         LOG.warning("tunnel_full", service=self._service, count=self._streams)
                         client.close()
                         continue
@@ -138,10 +136,10 @@ class Forward:
             except ConnectionError:
                 continue  # it has gone away again
             except OSError as error:
-                if error.errno not in _NO_ROOM:
+                if error.errno not in NO_ROOM:
                     raise
-                LOG.warning("accept_paused", why=(error.strerror or "").lower(), seconds=PAUSE_SECONDS)
-                await asyncio.sleep(PAUSE_SECONDS)
+                LOG.warning("accept_paused", why=(error.strerror or "").lower(), seconds=NO_ROOM_SECONDS)
+                await asyncio.sleep(NO_ROOM_SECONDS)
                 continue
             return client
 

@@ -11,9 +11,8 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.wire.address import Candidate, pack_candidates, unpack_candidates
 from meshd.wire.limits import MAX_TEXT_BYTES
 from meshd.wire.message import Fields, Value, pack, plain, unpack
+from meshd.wire.signal import ATTEMPT_BYTES, MAX_PAYLOAD_BYTES
 
-ATTEMPT_BYTES = 16
-MAX_SIGNAL_BYTES = 4096  # as `Signals.send` takes
 MAX_PUNCH_CANDIDATES = 8  # of one side: three interfaces, two families, two mapped ones
 MAX_WAITED_MS = 10_000
 _PACKED_BYTES = 32 * 19
@@ -76,7 +75,7 @@ def _packed(candidates: tuple[Candidate, ...]) -> bytes:
 
 def decode(data: bytes) -> Punching:
     """Read a signal's payload. Raises RemoteProtocolError (code `message`)."""
-    fields = unpack(data, limit=MAX_SIGNAL_BYTES)
+    fields = unpack(data, limit=MAX_PAYLOAD_BYTES)
     attempt = fields.raw("a", exact=ATTEMPT_BYTES)
     match fields.text("t", most=16):
         case "knock":

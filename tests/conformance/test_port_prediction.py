@@ -202,7 +202,7 @@ def test_a_refusal_of_the_peer_is_told_as_such() -> None:
 
 
 def test_a_key_that_was_changed_on_the_way_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "SEARCH_SECONDS", 1.0)
+    monkeypatch.setattr(links, "_SEARCH_SECONDS", 1.0)
     monkeypatch.setattr(sockets, "LINGER_SECONDS", 0.05)
     monkeypatch.setattr(links, "ports_to_try", lambda opened, seed: iter(range(2000, 2050)))
 

@@ -153,7 +153,7 @@ def test_somebody_else_at_the_address_is_not_taken_for_the_peer(monkeypatch: pyt
 
 
 def test_a_peer_that_says_nothing_costs_two_rounds_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "READY_SECONDS", 0.05)
+    monkeypatch.setattr(links, "_READY_SECONDS", 0.05)
 
     async def work() -> None:
         async with pair() as ends:
@@ -195,7 +195,7 @@ def test_no_way_for_signals_is_told_at_once() -> None:
 
 
 def test_a_node_without_a_mesh_answers_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "READY_SECONDS", 0.1)
+    monkeypatch.setattr(links, "_READY_SECONDS", 0.1)
     monkeypatch.setattr(links, "ROUNDS", 1)
 
     async def work() -> None:
@@ -210,7 +210,7 @@ def test_a_node_without_a_mesh_answers_nobody(monkeypatch: pytest.MonkeyPatch) -
 
 def test_more_attempts_than_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ninth knock is told so, and noise does no harm."""
-    monkeypatch.setattr(links, "READY_SECONDS", 1.0)
+    monkeypatch.setattr(links, "_READY_SECONDS", 1.0)
 
     async def work() -> None:
         async with pair() as ends:

@@ -12,9 +12,9 @@ from meshd.portmap.interface import GatewayRoute, HomeRouter, NotMapped
 from meshd.portmap.natpmp import NatPmpRouter
 from meshd.portmap.pcp import PcpRouter
 from meshd.portmap.upnp import UpnpRouter
-from meshd.rendezvous.book import MAX_PEERS
+from meshd.rendezvous.book import MAX_BOOK_PEERS
 from meshd.rendezvous.mdns_neighbours import MAX_SEEN, Neighbours
-from meshd.rendezvous.mdns_text import NONCE_BYTES, Sign
+from meshd.rendezvous.mdns_text import MDNS_NONCE_BYTES, Sign
 from meshd.wire.portmap import Granted, Wish
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
 
@@ -248,7 +248,7 @@ def test_neighbours_tell_few_private_places_of_those_that_are_known() -> None:
     for number in range(5_000):
         who = rng.choice((FOUNDER, GUEST, STRANGER))
         text = Sign.of(
-            MESH, who.peer, nonce=rng.randbytes(NONCE_BYTES), udp_port=rng.randrange(1, 65536)
+            MESH, who.peer, nonce=rng.randbytes(MDNS_NONCE_BYTES), udp_port=rng.randrange(1, 65536)
         ).encode()
         if rng.random() < 0.5:
             text = flip(rng, text, ())
@@ -262,5 +262,5 @@ def test_neighbours_tell_few_private_places_of_those_that_are_known() -> None:
             assert peer in known
             assert all(one.is_private or one.is_link_local for one in candidates)
             assert not any(one.is_loopback for one in candidates)
-        assert len(neighbours._seen) <= MAX_SEEN <= MAX_PEERS * 4
+        assert len(neighbours._seen) <= MAX_SEEN <= MAX_BOOK_PEERS * 4
     assert 0 < refused < 5_000

@@ -115,7 +115,7 @@ def test_no_more_than_a_lease_may_have(tmp_path: Path) -> None:
 def test_what_the_disk_cannot_keep_up_with_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(content_store, "QUEUE_BYTES", len(A) + 4 * content_store.JOB_BYTES)
+    monkeypatch.setattr(content_store, "_QUEUE_BYTES", len(A) + 4 * content_store.JOB_BYTES)
 
     async def main() -> None:
         async with opened(tmp_path / "t") as store:
