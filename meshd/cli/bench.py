@@ -48,6 +48,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pairs", metavar="N", help="number of paired runs; for ready, runs per cell (default: 3)"
     )
+    _distance_arguments(parser)
+    _proxy_arguments(parser)
+    transport = parser.add_argument_group("transport")
+    transport.add_argument(
+        "--ways", metavar="LIST", help="links to measure, such as webrtc,aiortc (default: all)"
+    )
+    transport.add_argument(
+        "--only", choices=("loopback", "lines", "beside"), help="part to run (default: all three)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def _distance_arguments(parser: argparse.ArgumentParser) -> None:
     distance = parser.add_argument_group("load, nodes, latency and ready (which takes --workers and --rtt)")
     distance.add_argument(
         "--workers",
@@ -68,6 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also measure meshd without: push (activations straight from worker to worker)",
     )
     distance.add_argument("--svg", metavar="FILE", help="write a plot to this file")
+
+
+def _proxy_arguments(parser: argparse.ArgumentParser) -> None:
     alone = parser.add_argument_group("latency, as a proxy only")
     alone.add_argument(
         "--proxy", metavar="LISTEN:TARGET", help="run only the delaying proxy: two ports, or HOST:PORT each"
@@ -76,14 +92,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     alone.add_argument(
         "--count-rpc", action="store_true", help="count round trips and bytes of llama.cpp's RPC"
     )
-    transport = parser.add_argument_group("transport")
-    transport.add_argument(
-        "--ways", metavar="LIST", help="links to measure, such as webrtc,aiortc (default: all)"
-    )
-    transport.add_argument(
-        "--only", choices=("loopback", "lines", "beside"), help="part to run (default: all three)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
 def run(args: Arguments, out: Output) -> int:

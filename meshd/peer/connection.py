@@ -41,22 +41,30 @@ LOG = log.get("peer")
 class PeerConnection:
     """Everything this node has with one peer."""
 
-    def __init__(self, node: Node, peer: PeerId) -> None:
+    def __init__(
+        self,
+        node: Node,
+        peer: PeerId,
+        *,
+        on_links: Callable[[], None],
+        why_not_direct: Callable[[], str],
+    ) -> None:
+        """`on_links` is called when a link came, went, fell silent, or is used now."""
         self._node = node
         self.peer = peer
+        self._on_links = on_links
         self.leads = node.peer > peer  # this side decides which link carries data
         self._room = Slots(LINKS)
         self._links = PeerLinks(peer=peer, leads=self.leads, now=node.now)
         self._held = SessionHolder(node, peer, self._links, leads=self.leads, blame=self.blame)
         self._admission = Admission(node, self._held, self._links, replace=self._end_session)
-        self.view = StatusView(node, peer)
+        self.view = StatusView(node, peer, why_not_direct=why_not_direct)
         self._alarm = Alarm(self._ring)
         self._chosen_at = 0.0
         self._owner: Owner | None = None
         self._begun = asyncio.Event()
         self._fault: MeshdError | None = None
         self._contained = Contained(f"peer {peer.short}", "link", self.blame)
-        self.on_links: Callable[[], None] = lambda: None  # one came, went, fell silent, or is used now
         self._shown: tuple[Present, ...] = ()
 
     # What others ask.
@@ -271,7 +279,7 @@ class PeerConnection:
         self._look_again()
         self._set_alarm()
         self._node.changed()
-        self._node.on_link(self.peer, hello, link.info)
+        self._node.link_made(self.peer, hello, link.info)
 
     def _detach(self, driver: LinkDriver) -> None:
         happened = self._links.detach(driver)
@@ -299,7 +307,7 @@ class PeerConnection:
         present = self.present()
         if present != self._shown:
             self._shown = present
-            self.on_links()
+            self._on_links()
 
     # Events.
 
@@ -322,13 +330,13 @@ class PeerConnection:
                 case events.GoodbyeReceived(code=code, reason=reason):
                     self._end_session(reason or "the peer said goodbye")
                     self.view.said_goodbye(code, reason)
-                    self._node.on_goodbye(self.peer, code)
+                    self._node.said_goodbye(self.peer, code)
                 case events.SessionLost(reason=reason):
                     self._end_session(reason, PeerState.LOST)
                 case events.Switched(link_id=link_id):
                     if link_id is not None:
                         self.view.carried()
-                    self.on_links()
+                    self._on_links()
                     self._node.changed()
                 case _:
                     streams.feed(event, self.view.member)

@@ -41,7 +41,7 @@ LOG = log.get("peer")
 
 
 class PeerMesh:
-    """Implements `Mesh`. `serve` must run for anything to happen."""
+    """Implements `Mesh` and `NodeEvents`. `serve` must run for anything to happen."""
 
     def __init__(
         self,
@@ -63,9 +63,7 @@ class PeerMesh:
         self._roster = MemberRoster(node, book, self._presence, self._peers)
         self._news = News(node, book, self._presence.gossip, heard=self._heard)
         book.spare(self._peers.is_linked)
-        node.on_link = self._link_made
-        node.on_goodbye = self._said_goodbye
-        node.on_bans = lambda _entries: self.bans_changed()
+        node.subscribe(self)
         node.services[NEWS_SERVICE] = Service(self._news.talk, lambda _member, _metadata: None, once=True)
 
     # Mesh.
@@ -263,7 +261,7 @@ class PeerMesh:
         if entry is not None:
             entry.connector.wanted = self._presence.wants(peer)
 
-    def _link_made(self, peer: PeerId, hello: Hello, _info: LinkInfo) -> None:
+    def link_made(self, peer: PeerId, hello: Hello, _info: LinkInfo) -> None:
         """Raises RemoteProtocolError where the peer shows no good record: it would never be a member here."""
         record = PeerRecord.decode(hello.record)
         if record.peer != peer:
@@ -299,7 +297,7 @@ class PeerMesh:
             blame=connection.blame,
         )
 
-    def _said_goodbye(self, peer: PeerId, code: int) -> None:
+    def said_goodbye(self, peer: PeerId, code: int) -> None:
         if code != Code.IDLE:
             LOG.info("peer_left", peer=peer.short, code=code)
             self._presence.parted(peer)

@@ -84,14 +84,10 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
             return entry
         if self.owner is None or peer == self._node.peer or not self._has_room(peer, caller):
             return None
-        connection = PeerConnection(self._node, peer)
         connector = Connector(
-            node=self._node,
-            connection=connection,
-            book=self._book,
-            dialers=self._dialers,
-            rng=self._rng,
+            node=self._node, peer=peer, book=self._book, dialers=self._dialers, rng=self._rng
         )
+        connection = connector.connection
         entry = PeerEntry(connection, connector, admitter=caller, used_at=self._node.now())
         connector.wanted = self._presence.wants(peer)
         self.name_from_record(connection)

@@ -23,9 +23,11 @@ LOG = log.get("peer")
 class StatusView:
     """Of one peer, as long as there is a connection object for it."""
 
-    def __init__(self, node: Node, peer: PeerId) -> None:
+    def __init__(self, node: Node, peer: PeerId, *, why_not_direct: Callable[[], str]) -> None:
+        """`why_not_direct` is asked while the data is relayed."""
         self._node = node
         self._peer = peer
+        self._why_not_direct = why_not_direct
         self._state = PeerState.KNOWN
         self._since = node.now()
         self._native: NativeVersion | None = None
@@ -39,7 +41,6 @@ class StatusView:
         self.member: Member | None = None
         self.last_error = ""
         self.dialling = False
-        self.why_not_direct: Callable[[], str] = lambda: ""
 
     @property
     def label(self) -> str:
@@ -62,7 +63,7 @@ class StatusView:
             last_error=self.last_error,
             clock_offset=self._clock_offset,
             says_banned=self._says_banned,
-            why_not_direct=self.why_not_direct() if relayed else "",
+            why_not_direct=self._why_not_direct() if relayed else "",
             grace=grace,
             stopped=self._stopped,
         )
