@@ -7,7 +7,7 @@ may go on is decided in admission.py, which one carries data in path_selection.p
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
@@ -27,7 +27,7 @@ from meshd.peer.greeting import greet
 from meshd.peer.interface import MetadataValue, PathStatus, PeerState, PeerStatus
 from meshd.peer.link_driver import LinkDriver
 from meshd.peer.links import PeerLinks
-from meshd.peer.node import Node
+from meshd.peer.node import DiallingSide, Node
 from meshd.peer.session_holder import SessionHolder
 from meshd.peer.status_view import StatusView
 from meshd.peer.stream import MeshStream
@@ -41,24 +41,16 @@ LOG = log.get("peer")
 class PeerConnection:
     """Everything this node has with one peer."""
 
-    def __init__(
-        self,
-        node: Node,
-        peer: PeerId,
-        *,
-        on_links: Callable[[], None],
-        why_not_direct: Callable[[], str],
-    ) -> None:
-        """`on_links` is called when a link came, went, fell silent, or is used now."""
+    def __init__(self, node: Node, peer: PeerId, dialling: DiallingSide) -> None:
         self._node = node
         self.peer = peer
-        self._on_links = on_links
+        self._dialling = dialling
         self.leads = node.peer > peer  # this side decides which link carries data
         self._room = Slots(LINKS)
         self._links = PeerLinks(peer=peer, leads=self.leads, now=node.now)
         self._held = SessionHolder(node, peer, self._links, leads=self.leads, blame=self.blame)
         self._admission = Admission(node, self._held, self._links, replace=self._end_session)
-        self.view = StatusView(node, peer, why_not_direct=why_not_direct)
+        self.view = StatusView(node, peer, dialling)
         self._alarm = Alarm(self._ring)
         self._chosen_at = 0.0
         self._owner: Owner | None = None
@@ -307,7 +299,7 @@ class PeerConnection:
         present = self.present()
         if present != self._shown:
             self._shown = present
-            self._on_links()
+            self._dialling.links_changed()
 
     # Events.
 
@@ -336,7 +328,7 @@ class PeerConnection:
                 case events.Switched(link_id=link_id):
                     if link_id is not None:
                         self.view.carried()
-                    self._on_links()
+                    self._dialling.links_changed()
                     self._node.changed()
                 case _:
                     streams.feed(event, self.view.member)

@@ -30,7 +30,7 @@ LOG = log.get("peer")
 
 
 class Connector:
-    """The dialling side of one peer connection; of two `dialers` that are due the first begins first."""
+    """A DiallingSide, which makes its connection; of two `dialers` that are due the first begins first."""
 
     def __init__(
         self,
@@ -56,9 +56,7 @@ class Connector:
         self._wanted = True
         self._dials = DIALS.bucket(node.now())
         self._retries = RETRIES.bucket(node.now())
-        self.connection = PeerConnection(
-            node, peer, on_links=self._wake.set, why_not_direct=self._why_not_direct
-        )
+        self.connection = PeerConnection(node, peer, self)
 
     def poke(self, *, although_connected: bool = False) -> None:
         """Something changed (a record, a NAT; `although_connected`: our addresses, or we slept): dial now.
@@ -67,6 +65,10 @@ class Connector:
         """
         self._schedule.changed(self._facts(), again=although_connected)
         self._test = self._test or although_connected
+        self._wake.set()
+
+    def links_changed(self) -> None:
+        """See DiallingSide."""
         self._wake.set()
 
     def told(self) -> None:
@@ -91,8 +93,8 @@ class Connector:
         self._stopped = True
         self._wake.set()
 
-    def _why_not_direct(self) -> str:
-        """In one sentence, for a peer that is connected by a relay."""
+    def why_not_direct(self) -> str:
+        """See DiallingSide."""
         record = self._book.record(self.connection.peer)
         theirs = None
         if record is not None and CAPABILITY in record.capabilities:

@@ -76,6 +76,18 @@ class Service:
     once: bool = False
 
 
+class DiallingSide(Protocol):
+    """What dials one peer, as its connection sees it."""
+
+    def links_changed(self) -> None:
+        """A link came, went, fell silent, or is used now."""
+        ...
+
+    def why_not_direct(self) -> str:
+        """In one sentence, for a peer whose data is relayed."""
+        ...
+
+
 class NodeEvents(Protocol):
     """Is told what connections learn that concerns the whole mesh."""
 

@@ -3,7 +3,7 @@
 Written here alone, by what a connection and its connector tell; the links are asked for when it is shown.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from meshd.base import log
 from meshd.base.errors import Refused
@@ -13,7 +13,7 @@ from meshd.identity.membership import Member
 from meshd.link.interface import RELAYED, LinkInfo
 from meshd.mux.events import Code
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
-from meshd.peer.node import Node
+from meshd.peer.node import DiallingSide, Node
 from meshd.wire.hello import Hello
 from meshd.wire.native import NativeVersion, difference
 
@@ -23,11 +23,10 @@ LOG = log.get("peer")
 class StatusView:
     """Of one peer, as long as there is a connection object for it."""
 
-    def __init__(self, node: Node, peer: PeerId, *, why_not_direct: Callable[[], str]) -> None:
-        """`why_not_direct` is asked while the data is relayed."""
+    def __init__(self, node: Node, peer: PeerId, dialling: DiallingSide) -> None:
         self._node = node
         self._peer = peer
-        self._why_not_direct = why_not_direct
+        self._dialling = dialling
         self._state = PeerState.KNOWN
         self._since = node.now()
         self._native: NativeVersion | None = None
@@ -63,7 +62,7 @@ class StatusView:
             last_error=self.last_error,
             clock_offset=self._clock_offset,
             says_banned=self._says_banned,
-            why_not_direct=self._why_not_direct() if relayed else "",
+            why_not_direct=self._dialling.why_not_direct() if relayed else "",
             grace=grace,
             stopped=self._stopped,
         )

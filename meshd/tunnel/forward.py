@@ -76,6 +76,9 @@ class Forward:
         self._saver = Saver(saved) if saved is not None else None
         self._compresses = compresses
         self._greeting = greeting
+        self._open(listen)
+
+    def _open(self, listen: Target) -> None:
         self.host, self.port = "", 0
         self.path: Path | None = None
         if isinstance(listen, Path):
