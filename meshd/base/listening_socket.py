@@ -47,7 +47,7 @@ def listen_at(family: socket.AddressFamily, host: str, port: int) -> socket.sock
 def listen_in(folder: Path) -> tuple[socket.socket, Path]:
     """A unix socket that listens at a new path in `folder`, whose owner alone may enter that. It blocks.
 
-    It is not inheritable until it is passed; who closes it removes the file. Raises UserError.
+    It is not inheritable until it is passed; the closer removes the file. Raises UserError.
     """
     try:
         return _listen_in(folder)

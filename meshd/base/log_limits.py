@@ -1,6 +1,6 @@
 """How many log lines outsiders may cause, so that they cannot rotate other lines out of the log. Pure.
 
-A line that names a peer counts for the peer. One that names none (somebody who has proven nothing, a relay, a
+A line that names a peer counts for the peer. One that names none (an unproven connection, a relay, a
 client at a local port, this node itself) counts for its kind, so there is no line without a limit.
 
 The first lines about each peer come from a share of their own: peers that are talked about all the time

@@ -1,7 +1,7 @@
 """Signs of life: signed statements, small enough for all nodes of a large mesh to receive all of them. Pure.
 
 108 bytes: node, sequence number of its record, a count that goes up, signature. The pair (sequence, count)
-orders them; clocks do not. Who hears a new one knows that the node was there after the last one.
+orders them; clocks do not. A new one shows that the node was there after the last one.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """Limits a node's upload over all links together: a token bucket that sessions share fairly.
 
 Each session has a count of what it was given (self-clocked fair queueing: one that comes back begins where
-those are that waited meanwhile). Of those that wait, who was given least goes first; one that comes when
+those are that waited meanwhile). Of those that wait, the one given least goes first; one that comes when
 there is enough for all before it, and for itself, need not wait for them. So none starves another, a slow
 link waits for no fast one, and what one does not use the others get. Control frames are never held back: they
 count, and the data behind them waits a little longer for it.

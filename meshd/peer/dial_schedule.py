@@ -158,7 +158,7 @@ class DialSchedule:
         start = [index for at, index in later if at <= now]
         later = sorted(one for one in later if one[0] > now)
         if not linked and not start and not self.running and now >= self._held_until:
-            # Nothing is left to wait for: who has not failed yet need not hold back.
+            # Nothing is left to wait for: those that have not failed yet need not hold back.
             start = [index for _, index in later if not self._states[index].failures][:1]
         ahead = [at for at, index in later if index not in start]
         return DialPlan(tuple(start), tuple(drop), ahead[0] if ahead else None)

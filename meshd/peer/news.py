@@ -265,7 +265,7 @@ class News:
         if not new:
             return KNOWN_COST
         with (
-            suppress(Fault),  # counted for its signer: who told it may know no better
+            suppress(Fault),  # counted for its signer: the member that told it may know no better
             Contained(f"peer {record.peer.short}", "record", partial(self._blame, record.peer)),
         ):
             self._heard(record)

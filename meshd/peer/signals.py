@@ -1,7 +1,7 @@
 """Signals to peers by whatever route there is: a session with the peer, a member with one, a relay's mailbox.
 
-Every signal is signed by its sender and checked by its receiver alone (identity/signal.py); who passes one on
-reads no more than from whom and to whom.
+Every signal is signed by its sender and checked by its receiver alone (identity/signal.py); a node that
+passes one on reads no more than from whom and to whom.
 """
 
 import asyncio
@@ -202,7 +202,7 @@ class SignalService:
         LOG.info("signal_dropped", peer=sender.short, kind=signal.body.topic, why=why)
 
     def _may_come(self, sender: PeerId, by: Hashable, now: float) -> bool:
-        """Nothing is checked yet: who brings it may have made it up, at the cost of its own share."""
+        """Nothing is checked yet: its carrier may have made it up, at the cost of its own share."""
         return (
             self._senders.spend((sender, by), now)
             and self._issuers_in.spend((self._issuer_of(sender), by), now)
@@ -220,7 +220,7 @@ class SignalService:
             box.put(sender, body.payload, member.chain.admitter)
 
     def _tell(self, peer: PeerId, cookie: bytes) -> None:
-        """Our cookie, to who cannot know it: its next signals prove by it that they are new."""
+        """Our cookie, to a sender that lacks it: its next signals prove by it that they are new."""
         if self._told.spend(peer, self._node.now()):
             blob = self._signed(peer, "", b"", echo=cookie)
             self._routes.start(partial(self._routes.hand, peer, blob), peer)

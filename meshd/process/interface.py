@@ -83,7 +83,7 @@ class ChildStatus:
     restarts: int
     reason: str  # why it is in this state, in words; the last error
     tail: tuple[str, ...]  # last lines of output, filled when it failed
-    crash_loop: bool = False  # fails again and again: only somebody who changes something will help
+    crash_loop: bool = False  # fails again and again until something is changed
 
     @property
     def is_up(self) -> bool:

@@ -62,7 +62,7 @@ class _Senders(Generic[To]):
         return self._held.get(host, 0)
 
     def next_to_go(self) -> _KeptLetter[To]:
-        """The oldest of who holds most."""
+        """The oldest of the largest holder."""
         return self.next_of(max(self._held, key=self._held.__getitem__))
 
     def next_of(self, host: str) -> _KeptLetter[To]:

@@ -162,7 +162,7 @@ class _StunPort(asyncio.DatagramProtocol):
         """Somebody did not want an answer."""
 
     def pause_writing(self) -> None:
-        """Answers pile up: who asks now asks again."""
+        """Answers pile up: clients that ask now will ask again."""
         self._full = True
 
     def resume_writing(self) -> None:

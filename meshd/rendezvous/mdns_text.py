@@ -1,10 +1,11 @@
 """What a node says of itself by multicast DNS, and how members read it. Pure.
 
 The TXT record (RFC 6763, section 6) carries a fresh random nonce and two tags, hashes of the mesh and of the
-node with that nonce. Who knows the mesh id computes the same and recognises the mesh and the nodes that it
-knows; to anybody else the record is random bytes, others each time a node starts or comes into a network. So
-it links neither the members of a mesh, nor a node here with a node there. A node that was invited once knows
-the mesh id and recognises it for ever: the tags admit nobody, they only say where a dial is worth while.
+node with that nonce. A node that knows the mesh id computes the same and recognises the mesh and the nodes
+that it knows; to anybody else the record is random bytes, others each time a node starts or comes into a
+network. So it links neither the members of a mesh, nor a node here with a node there. A node that was invited
+once knows the mesh id and recognises it for ever: the tags admit nobody, they only say where a dial is worth
+while.
 
 A record of others is hostile until parsed: it may be made by anybody in the network, or copied from a member.
 """
@@ -45,7 +46,7 @@ class Sign:
         return cls(nonce, _mesh_tag(mesh, nonce), _node_tag(mesh, node, nonce), udp_port)
 
     def is_of_mesh(self, mesh: MeshId) -> bool:
-        """Whether somebody who knows this mesh id made it."""
+        """Whether its maker knows this mesh id."""
         return self.mesh_tag == _mesh_tag(mesh, self.nonce)
 
     def is_of_node(self, mesh: MeshId, node: PeerId) -> bool:

@@ -111,7 +111,7 @@ class Watch:
         self._looked = now
 
     def _at_work(self) -> Step | None:
-        """What it is at and owes to somebody who would take it."""
+        """What it is at, and owes to a client that would take it."""
         if any(connection.peer_waits_now for connection in self._connections()):
             return None
         greeted = [owed for owed in self._owed if owed.greeted]

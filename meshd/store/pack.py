@@ -124,7 +124,7 @@ def locked(path: Path, *, alone: bool) -> int | None:
 
 
 def remove(path: Path, descriptor: int) -> None:
-    """A pack that is held alone. Emptied, too: who has it open for nothing holds no room then."""
+    """A pack that is held alone. It is emptied, too: a process that still has it open then holds no room."""
     with suppress(OSError):
         path.unlink()
         os.ftruncate(descriptor, 0)

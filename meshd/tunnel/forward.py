@@ -56,10 +56,9 @@ class Forward:
         """`listen`: host and port, 0 for any free one; or a folder that this user alone may enter, for a unix
         socket in it. Raises UserError when it cannot be had.
 
-        `saved`: the client is a stock llama-server, and who watches changes nothing. `compresses` is asked
-        before each stream; the peer must be known to take compressed ones.
-        `greeting` is said to each client in the peer's place once its stream is open; who watches keeps back
-        what the peer says of the same.
+        `saved`: the client is a stock llama-server, and the inspector changes nothing. `compresses` is asked
+        before each stream; the peer must be known to take compressed ones. `greeting` is said to each client
+        in the peer's place once its stream is open; the inspector keeps back what the peer says of the same.
         """
         self._mesh = mesh
         self._peer = peer

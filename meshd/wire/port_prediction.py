@@ -2,7 +2,7 @@
 
 The side with such a NAT opens many ports towards the one port of the other side, which then tries ports until
 it has hit one of them (link/port_prediction/links.py). `Ask` begins; `OnePort` names the one port,
-`OpenedPorts` says that many are open. They travel as signals, so who sent them is known; the probes between
+`OpenedPorts` says that many are open. They travel as signals, so their sender is known; the probes between
 are sealed with `key`.
 """
 

@@ -1,8 +1,8 @@
 """What two nodes tell each other to open a way through both their NATs at the same moment.
 
 `Knock` begins an attempt, `PunchReady` says that the other side knows its addresses, `PunchGo` starts both:
-who gets it begins at once, who sent it begins half a round trip later. `No` ends an attempt. They travel as
-signals, so who sent them is known; what they say is still read with limits. Code of refusal: `message`.
+its receiver begins at once, its sender half a round trip later. `No` ends an attempt. They travel as
+signals, so their sender is known; what they say is still read with limits. Code of refusal: `message`.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Knock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PunchReady:
-    """`candidates` of who answers, and how long the answer took it, in ms (no part of the way)."""
+    """`candidates` of the answerer, and how long its answer took, in ms (no part of the path)."""
 
     attempt: bytes
     candidates: tuple[Candidate, ...]
@@ -36,7 +36,7 @@ class PunchReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PunchGo:
-    """`candidates` of who knocked: begin now."""
+    """`candidates` of the knocker: begin now."""
 
     attempt: bytes
     candidates: tuple[Candidate, ...]

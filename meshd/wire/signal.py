@@ -1,7 +1,7 @@
 """The body of a signal: a small message to a peer beside any link (offers, answers, times to begin).
 
-Signed as a whole by its sender (identity/signal.py), so that who passes it on can change nothing. The payload
-belongs to the kind of link that `topic` names.
+Signed as a whole by its sender (identity/signal.py), so that nodes that pass it on can change nothing. The
+payload belongs to the kind of link that `topic` names.
 """
 
 from dataclasses import dataclass

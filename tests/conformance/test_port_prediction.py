@@ -1,4 +1,4 @@
-"""A search for ports between two nodes of one machine: who asks for it, who gives way, what is left behind.
+"""A search for ports between two nodes of one machine: which side asks for it, which gives way, leftovers.
 
 Nothing filters here, so that openings come through at once; the odds are the matter of other tests.
 """

@@ -1,4 +1,4 @@
-"""Punched TCP between two nodes on one machine: who gives way, what is refused, what is left behind."""
+"""Punched TCP between two nodes on one machine: which side gives way, refusals, leftovers."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A UDP proxy that is a Wire: what is stalled or cut is lost, and nobody is told."""
+"""A UDP proxy that is a Wire: stalled or cut datagrams are lost, and nobody is told."""
 
 import asyncio
 import contextlib

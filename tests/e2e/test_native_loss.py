@@ -205,7 +205,7 @@ def _note_end(head: Head, error: str, loss: Loss) -> None:
 
 
 def _says_so(head: Head, line: Lossy, loss: Loss) -> None:
-    """It goes on answering, and says at once what is the matter."""
+    """It goes on answering, and reports the fault at once."""
     code = head.process.poll()
     loss.aborted = code is not None
     assert code is None, f"ended with {code}:\n{head.output[-2000:]}"

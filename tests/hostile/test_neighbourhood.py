@@ -1,4 +1,4 @@
-"""What is near: STUN servers, a home router and neighbours in the network, each of which answers anything."""
+"""STUN servers, a home router and neighbours in the network, each of which answers anything."""
 
 import asyncio
 import random

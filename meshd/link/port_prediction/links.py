@@ -51,7 +51,7 @@ from meshd.wire.port_prediction import (
 from meshd.wire.stun import Endpoint
 
 WORD_SECONDS = 4.0  # for the other side's word: its STUN takes 1.5 at most, the rest is the way
-_SEARCH_SECONDS = MOST_PROBES / PROBES_A_SECOND + LINGER_SECONDS + WORD_SECONDS  # of who holds ports open
+_SEARCH_SECONDS = MOST_PROBES / PROBES_A_SECOND + LINGER_SECONDS + WORD_SECONDS  # with ports held open
 LINK_SECONDS = 8.0  # from the path to the proof
 MAX_SEARCHES = SEARCHES.most
 

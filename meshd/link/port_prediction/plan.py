@@ -32,7 +32,7 @@ NEAR = 512  # ports on either side of the one that was seen: the usual blocks ha
 REPEATED_GUESSES = 2  # a guess is tried again: the port may have been opened after the first try
 
 _RETRY = Backoff(first=60.0, factor=3.0, most=3600.0)
-# For who asks us: a little sooner than an honest node asks again.
+# For nodes that ask us: a little sooner than an honest one asks again.
 GRANT_AGAIN = Backoff(first=45.0, factor=3.0, most=2700.0)
 
 

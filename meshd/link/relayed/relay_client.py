@@ -154,7 +154,7 @@ class RelayClient:
             raise Broken(f"cannot send through a relay: {why}")
 
     async def receive_mail(self) -> Letter:
-        """The next letter. Who sent it is the relay's word only: letters must be signed inside."""
+        """The next letter. Its sender is the relay's word only: letters must be signed inside."""
         while not self._mail:
             self._has_mail.clear()
             await self._has_mail.wait()

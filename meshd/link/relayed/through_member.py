@@ -1,7 +1,7 @@
 """Relayed links through another member: for two nodes that nothing connects but a third that has both.
 
 The third passes on the bytes of one stream to one of another. Inside, the two speak TLS with each other and
-run the same proof as on every link, so it can read nothing and stand in for nobody. Only members with a
+run the same proof as on every link, so it can read nothing and impersonate neither. Only members with a
 direct link pass on, and only to nodes they have a direct link to: nothing is relayed twice.
 """
 

@@ -26,7 +26,7 @@ UNFORESEEN = (
 
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
-    """What is logged; nothing was before."""
+    """The log lines; there were none before."""
     fault_boundary.forget()
     stream = io.StringIO()
     log.set_up(level="debug", stream=stream)

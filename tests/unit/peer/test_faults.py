@@ -51,7 +51,7 @@ def test_people_are_told_of_the_last_hour() -> None:
     assert faults.told(PEER, now + TOLD_MINUTES / 2 * minute) == (TOLD_MINUTES, "broken again 179")
     assert faults.told(PEER, now + TOLD_MINUTES * minute) == (0, "")
     assert faults.told(OTHER, now) == (0, "")
-    assert not faults.refuses(PEER, now), "what is against the rules ends a link, and no more"
+    assert not faults.refuses(PEER, now), "a protocol violation ends a link, and no more"
 
 
 def test_little_is_remembered_of_one() -> None:

@@ -46,7 +46,7 @@ class SavedBook:
 
     @property
     def blob(self) -> bytes | None:
-        """What is on the disk."""
+        """As read from the disk."""
         if self._is_old:
             self.blob = self.book.encode()
         return self._blob

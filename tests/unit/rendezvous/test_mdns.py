@@ -19,7 +19,7 @@ from tests.unit.identity.cast import FOUNDER, MESH, WORKER
 
 
 class FakeNetwork:
-    """Stands for a network: the test says what is heard there."""
+    """A network whose traffic the test decides."""
 
     made: list["FakeNetwork"]
     refuses: str = ""

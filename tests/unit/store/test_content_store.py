@@ -67,7 +67,7 @@ def test_what_is_not_what_it_was_named_is_not_kept_nor_is_what_follows(tmp_path:
 
 
 def test_one_content_for_two_places_is_kept_once_and_spoils_nothing(tmp_path: Path) -> None:
-    """A head may name what it likes: here, other sizes for one hash, to write over what is good."""
+    """A head may name what it likes: here, other sizes for one hash, to overwrite good tensors."""
 
     async def main() -> None:
         async with opened(tmp_path / "t") as store:

@@ -1,4 +1,4 @@
-"""What is exposed and opened: to bytes and back, limits, names."""
+"""Exposed services and tunnels: to bytes and back, limits, names."""
 
 import pytest
 from hypothesis import given

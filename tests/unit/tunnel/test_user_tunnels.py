@@ -1,4 +1,4 @@
-"""Tunnels of users: who is named gets in and nobody else, what is kept comes back, what ends ends at once."""
+"""Tunnels of users: only named nodes get in, kept ones come back, and closing is immediate."""
 
 import asyncio
 import socket
