@@ -24,7 +24,6 @@ _USUAL = {  # workers, round trips
     "latency": ("2", "0,5,10,20,30,50"),
     "ready": ("1,2,4", "0,20,50"),
 }
-MOST_WORKERS = 15  # llama.cpp takes 16 devices
 _USAGE = """\
 meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N] [--compute-only]
                                       [--without push] [--svg FILE] [--json]
@@ -131,9 +130,11 @@ def _rpc(args: Arguments, out: Output) -> int:
 
 def _cells(args: Arguments) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Workers and round trips."""
+    from meshd.model.llama_placement import MAX_SPLIT_DEVICES
+
     usual = _USUAL[args.what]
     workers = tuple(
-        number("--workers", part, 1, MOST_WORKERS) for part in (args.workers or usual[0]).split(",")
+        number("--workers", part, 1, MAX_SPLIT_DEVICES) for part in (args.workers or usual[0]).split(",")
     )
     return workers, milliseconds("--rtt", args.rtt or usual[1])
 
